@@ -9,13 +9,13 @@ use std::io::{IsTerminal as _, Read as _, Write as _};
 
 use anyhow::Context as _;
 
-use crate::domain::credentials::children::Listed;
-use crate::domain::credentials::guest_account::Refused;
+use crate::domain::credentials::children::ChildCandidate;
+use crate::domain::credentials::guest_account::RefusalReasons;
 use crate::domain::credentials::rancher_secret::{
-    AUTHORITY, Behind, Order, authority, report, unknown_authority,
+    AUTHORITY, AccountOptions, RancherSecretOptions, authority, report, unknown_authority,
 };
-use crate::domain::credentials::rotation::Target;
-use crate::domain::credentials::token::Token;
+use crate::domain::credentials::rotation::TargetState;
+use crate::domain::credentials::token::TokenText;
 use crate::rancher::{Error, Issued, Issuer, Secret, shown};
 
 const NOT_ACCEPTED: &str = "standard input: the API key is not accepted: it must be one that has not ended, is enabled and \
@@ -57,8 +57,8 @@ pub(super) struct RancherSecretArgs {
 }
 
 impl RancherSecretArgs {
-    fn behind(&self) -> Option<Behind<'_>> {
-        Some(Behind {
+    fn behind(&self) -> Option<AccountOptions<'_>> {
+        Some(AccountOptions {
             credential: self.cloud_credential.as_deref()?,
             server: self.server.as_deref(),
             vm_namespace: self.vm_namespace.as_deref(),
@@ -74,12 +74,12 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     let key = key()?;
     let RancherSecretArgs { url, ca_checksum, namespace, name, .. } = &args;
     let checksum = ca_checksum.as_deref();
-    let order = Order { url, checksum, namespace, name, key: &key };
+    let order = RancherSecretOptions { url, checksum, namespace, name, key: &key };
     let behind = args.behind();
     let mut faults = order.faults();
-    faults.extend(behind.iter().flat_map(Behind::faults));
+    faults.extend(behind.iter().flat_map(AccountOptions::faults));
     if !faults.is_empty() {
-        return Err(Refused(faults).into());
+        return Err(RefusalReasons(faults).into());
     }
     let authority = match checksum {
         Some(checksum) => Some(authority(shown_authority(url).await?, checksum).map_err(refused)?),
@@ -122,7 +122,7 @@ async fn reads(issuer: &Issuer, known: &Issued, credential: &str) -> Result<(), 
     let option = format!("--cloud-credential {credential:?}");
     match issuer.look(credential, known).await {
         Ok(sight) => match sight.target {
-            Target::Unfit(why) => Err(format!("{option}: {why}")),
+            TargetState::Unfit(why) => Err(format!("{option}: {why}")),
             _ => Ok(()),
         },
         Err(Error::Unauthorized) => Err(NOT_ACCEPTED.to_owned()),
@@ -131,23 +131,23 @@ async fn reads(issuer: &Issuer, known: &Issued, credential: &str) -> Result<(), 
 }
 
 /// The API key from standard input.
-fn key() -> anyhow::Result<Token> {
+fn key() -> anyhow::Result<TokenText> {
     let input = std::io::stdin();
     if input.is_terminal() {
         writeln!(std::io::stderr(), "API key (Bearer Token), then Enter and Ctrl-D:")?;
     }
     let mut text = String::with_capacity(LONGEST_KEY.into());
     let read = input.lock().take(LONGEST_KEY.into()).read_to_string(&mut text);
-    let key = Token::new(text);
+    let key = TokenText::new(text);
     read.context("standard input: must be the API key alone")?;
     Ok(key)
 }
 
 /// Report about the key: its user, its expiry, and the cloud credentials that it can see.
-async fn tried(issuer: &Issuer, known: &Issued, key: &Token) -> Result<String, Error> {
+async fn tried(issuer: &Issuer, known: &Issued, key: &TokenText) -> Result<String, Error> {
     let listed = issuer.credentials().await?;
-    let one = |one: crate::rancher::Listed| Listed { name: one.name, owner: one.creator };
-    let listed: Vec<Listed> = listed.into_iter().map(one).collect();
+    let one = |one: crate::rancher::Listed| ChildCandidate { name: one.name, owner: one.creator };
+    let listed: Vec<ChildCandidate> = listed.into_iter().map(one).collect();
     let life = issuer.life(key, known).await?;
     Ok(report(&known.user, life.says.expires, &listed))
 }
@@ -170,6 +170,6 @@ async fn why(args: &RancherSecretArgs, error: &Error) -> String {
     }
 }
 
-fn refused(why: String) -> Refused {
-    Refused(vec![why])
+fn refused(why: String) -> RefusalReasons {
+    RefusalReasons(vec![why])
 }

@@ -26,13 +26,13 @@ use super::credentials::{Raw, raw_within};
 use super::{CallError, call_within};
 use crate::api::TokenRotation;
 use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
-use crate::domain::credentials::guest_account::list::{Machine, Rotation, Survey};
-use crate::domain::credentials::guest_account::output::{Material, VIP};
+use crate::domain::credentials::guest_account::list::{AccountRotation, GuestObjects, GuestVm};
+use crate::domain::credentials::guest_account::output::{TokenMaterial, VIP};
 use crate::domain::credentials::guest_account::{
-    ANNOTATION_ACCOUNT, ANNOTATION_ACCOUNT_UID, ANNOTATION_GUEST, ANNOTATION_STANDS_IN, Account,
-    Binding, CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, Found, Guest, Kind,
-    LABEL_INVALID_SINCE, LABEL_LAST_USED, Object, Removal, SHARED_NAMESPACES, Subject, TOKEN_TYPE,
-    Taken, Token,
+    ANNOTATION_ACCOUNT, ANNOTATION_ACCOUNT_UID, ANNOTATION_GUEST, ANNOTATION_STANDS_IN,
+    BindingSubject, CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, ExistingObjects,
+    ForeignSecret, GuestCluster, KindAndName, LABEL_INVALID_SINCE, LABEL_LAST_USED, ObjectKind,
+    ObjectRemoval, SHARED_NAMESPACES, StoredAccount, StoredBinding, TOKEN_TYPE, TokenSecret,
 };
 
 /// Longest wait for an answer or a connection. Only a person waits for the command.
@@ -70,11 +70,11 @@ impl Credentials {
     }
 
     /// Accounts, bindings, tokens and rotations, in one namespace or in all.
-    pub async fn survey(&self, namespace: Option<&str>) -> anyhow::Result<Survey> {
+    pub async fn survey(&self, namespace: Option<&str>) -> anyhow::Result<GuestObjects> {
         let accounts = self.metadata::<ServiceAccount>(namespace, "").await?;
         let tokens = self.metadata::<Secret>(namespace, &format!("type={TOKEN_TYPE}")).await?;
         let place = |meta: &ObjectMeta| meta.namespace.clone().unwrap_or_default();
-        Ok(Survey {
+        Ok(GuestObjects {
             accounts: accounts
                 .into_iter()
                 .map(|m| ((place(&m), m.name.clone().unwrap_or_default()), account(&m)))
@@ -87,7 +87,7 @@ impl Credentials {
     }
 
     /// TokenRotations, in one namespace or in all. Empty where the cluster does not serve the kind.
-    async fn rotations(&self, namespace: Option<&str>) -> anyhow::Result<Vec<Rotation>> {
+    async fn rotations(&self, namespace: Option<&str>) -> anyhow::Result<Vec<AccountRotation>> {
         let all = scoped::<TokenRotation>(&self.client, namespace);
         let listed = async {
             loop {
@@ -108,10 +108,10 @@ impl Credentials {
     }
 
     /// VirtualMachines, in one namespace or in all.
-    pub async fn machines(&self, namespace: Option<&str>) -> anyhow::Result<Vec<Machine>> {
+    pub async fn machines(&self, namespace: Option<&str>) -> anyhow::Result<Vec<GuestVm>> {
         let machine = |meta: ObjectMeta| {
             let labels = meta.labels.unwrap_or_default();
-            Machine {
+            GuestVm {
                 namespace: meta.namespace.unwrap_or_default(),
                 name: meta.name.unwrap_or_default(),
                 cluster: labels.get(LABEL_GUEST_CLUSTER).cloned(),
@@ -123,7 +123,11 @@ impl Credentials {
     }
 
     /// Existing objects of one guest's credential. `names`: Secrets that may be of another type.
-    pub async fn found(&self, guest: &Guest, names: &[String]) -> anyhow::Result<Found> {
+    pub async fn found(
+        &self,
+        guest: &GuestCluster,
+        names: &[String],
+    ) -> anyhow::Result<ExistingObjects> {
         let mut found = self.survey(Some(&guest.namespace)).await?.found(guest);
         let roles = Api::<ClusterRole>::all(self.client.clone());
         for name in [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED] {
@@ -144,7 +148,7 @@ impl Credentials {
             let secret =
                 secret.with_context(|| format!("read Secret {}/{name}", guest.namespace))?;
             if let Some(secret) = secret {
-                let taken = Taken {
+                let taken = ForeignSecret {
                     uid: secret.uid().unwrap_or_default(),
                     version: secret.resource_version().unwrap_or_default(),
                     stands_for: secret.annotations().get(ANNOTATION_STANDS_IN).cloned(),
@@ -171,7 +175,7 @@ impl Credentials {
     }
 
     /// ClusterRoleBindings, and RoleBindings of the namespace and of the shared namespaces.
-    async fn bindings(&self, namespace: Option<&str>) -> anyhow::Result<Vec<Binding>> {
+    async fn bindings(&self, namespace: Option<&str>) -> anyhow::Result<Vec<StoredBinding>> {
         let all = Api::<ClusterRoleBinding>::all(self.client.clone());
         let list =
             call(all.list(&ListParams::default())).await.context("list ClusterRoleBindings")?;
@@ -194,7 +198,7 @@ impl Credentials {
     }
 
     /// Creates an object.
-    pub async fn create(&self, object: &Object, body: &Value) -> Result<(), CallError> {
+    pub async fn create(&self, object: &KindAndName, body: &Value) -> Result<(), CallError> {
         let bytes = named(object, body).to_string().into_bytes();
         let request = Request::new(place(object).0).create(&PostParams::default(), bytes);
         self.send(request).await
@@ -213,7 +217,12 @@ impl Credentials {
     }
 
     /// Creates a Secret with the content of another in its namespace.
-    pub async fn copy(&self, object: &Object, body: &Value, from: &str) -> Result<(), CallError> {
+    pub async fn copy(
+        &self,
+        object: &KindAndName,
+        body: &Value,
+        from: &str,
+    ) -> Result<(), CallError> {
         let namespace = object.namespace.as_deref().unwrap_or_default();
         let values = self.values(namespace, from).await?.ok_or(CallError::NotFound)?;
         let text = With { body: &named(object, body), data: &values }.text()?;
@@ -222,7 +231,7 @@ impl Credentials {
     }
 
     /// Deletes an object, if it has not changed since it was read.
-    pub async fn remove(&self, removal: &Removal) -> Result<(), CallError> {
+    pub async fn remove(&self, removal: &ObjectRemoval) -> Result<(), CallError> {
         let preconditions = Preconditions {
             uid: Some(removal.uid.clone()),
             resource_version: Some(removal.version.clone()),
@@ -244,7 +253,7 @@ impl Credentials {
     /// Use of the Secret's own token would be recorded on the Secret as the guest's use.
     pub async fn passing(
         &self,
-        guest: &Guest,
+        guest: &GuestCluster,
         (name, uid): (&str, &str),
     ) -> anyhow::Result<Zeroizing<String>> {
         let bound = json!({"apiVersion": "v1", "kind": "Secret", "name": name, "uid": uid});
@@ -257,13 +266,17 @@ impl Credentials {
             Request::new(list).create_subresource("token", &guest.cluster, &params, bytes);
         let answer = raw_within(PATIENCE, &self.client, request).await;
         let signed = answer.and_then(Raw::granted::<Signed>);
-        let Guest { namespace, cluster } = guest;
+        let GuestCluster { namespace, cluster } = guest;
         let why = || format!("request a token of ServiceAccount {namespace}/{cluster}");
         Ok(signed.with_context(why)?.status.token)
     }
 
     /// Token and authority of a token Secret. `None`: not yet there, or gone.
-    pub async fn material(&self, namespace: &str, name: &str) -> anyhow::Result<Option<Material>> {
+    pub async fn material(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> anyhow::Result<Option<TokenMaterial>> {
         let values = self.values(namespace, name).await;
         let values = values.with_context(|| format!("read Secret {namespace}/{name}"))?;
         let value = |key: &str| values.as_ref().and_then(|values| values.get(key));
@@ -275,7 +288,7 @@ impl Credentials {
             .map_err(|_| anyhow::anyhow!("Secret {namespace}/{name}: the token is not text"))?;
         let token = Zeroizing::new(token.to_owned());
         let authority = STANDARD.decode(authority.as_bytes()).unwrap_or_default();
-        Ok(Some(Material { token, authority }))
+        Ok(Some(TokenMaterial { token, authority }))
     }
 }
 
@@ -319,7 +332,7 @@ impl With<'_> {
 }
 
 /// The body with `apiVersion`, `kind` and name.
-fn named(object: &Object, body: &Value) -> Value {
+fn named(object: &KindAndName, body: &Value) -> Value {
     let mut body = body.clone();
     body["apiVersion"] = json!(place(object).1);
     body["kind"] = json!(format!("{:?}", object.kind));
@@ -328,17 +341,17 @@ fn named(object: &Object, body: &Value) -> Value {
 }
 
 /// API path of a kind's objects, and the `apiVersion`.
-fn place(object: &Object) -> (String, String) {
+fn place(object: &KindAndName) -> (String, String) {
     fn of<K: Resource<DynamicType = ()>>(namespace: Option<&str>) -> (String, String) {
         (K::url_path(&(), namespace), K::api_version(&()).into_owned())
     }
     let namespace = object.namespace.as_deref();
     match object.kind {
-        Kind::ServiceAccount => of::<ServiceAccount>(namespace),
-        Kind::Secret => of::<Secret>(namespace),
-        Kind::ClusterRole => of::<ClusterRole>(namespace),
-        Kind::RoleBinding => of::<RoleBinding>(namespace),
-        Kind::ClusterRoleBinding => of::<ClusterRoleBinding>(namespace),
+        ObjectKind::ServiceAccount => of::<ServiceAccount>(namespace),
+        ObjectKind::Secret => of::<Secret>(namespace),
+        ObjectKind::ClusterRole => of::<ClusterRole>(namespace),
+        ObjectKind::RoleBinding => of::<RoleBinding>(namespace),
+        ObjectKind::ClusterRoleBinding => of::<ClusterRoleBinding>(namespace),
     }
 }
 
@@ -356,9 +369,9 @@ fn created(meta: &ObjectMeta) -> i64 {
     meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-fn account(meta: &ObjectMeta) -> Account {
+fn account(meta: &ObjectMeta) -> StoredAccount {
     let annotations = meta.annotations.as_ref();
-    Account {
+    StoredAccount {
         uid: meta.uid.clone().unwrap_or_default(),
         version: meta.resource_version.clone().unwrap_or_default(),
         created: created(meta),
@@ -366,12 +379,12 @@ fn account(meta: &ObjectMeta) -> Account {
     }
 }
 
-fn token(meta: &ObjectMeta) -> Token {
+fn token(meta: &ObjectMeta) -> TokenSecret {
     let annotation = |key: &str| {
         meta.annotations.as_ref().and_then(|all| all.get(key)).cloned().unwrap_or_default()
     };
     let label = |key: &str| meta.labels.as_ref().and_then(|all| all.get(key)).cloned();
-    Token {
+    TokenSecret {
         name: meta.name.clone().unwrap_or_default(),
         account: (annotation(ANNOTATION_ACCOUNT), annotation(ANNOTATION_ACCOUNT_UID)),
         uid: meta.uid.clone().unwrap_or_default(),
@@ -394,23 +407,23 @@ fn has_code(error: &CallError, code: u16) -> bool {
     }
 }
 
-fn rotation(rotation: TokenRotation) -> Rotation {
+fn rotation(rotation: TokenRotation) -> AccountRotation {
     let source = rotation.spec.source.unwrap_or_default();
     let account = source.service_account_token.or(source.service_account_token_secret);
-    Rotation {
+    AccountRotation {
         namespace: rotation.metadata.namespace.unwrap_or_default(),
         name: rotation.metadata.name.unwrap_or_default(),
         account: account.map(|account| account.service_account_name),
     }
 }
 
-fn binding(meta: ObjectMeta, role: RoleRef, subjects: Option<Vec<FullSubject>>) -> Binding {
-    let subject = |s: FullSubject| Subject {
+fn binding(meta: ObjectMeta, role: RoleRef, subjects: Option<Vec<FullSubject>>) -> StoredBinding {
+    let subject = |s: FullSubject| BindingSubject {
         kind: s.kind,
         namespace: s.namespace.unwrap_or_default(),
         name: s.name,
     };
-    Binding {
+    StoredBinding {
         namespace: meta.namespace,
         name: meta.name.unwrap_or_default(),
         role: (role.kind, role.name),

@@ -26,10 +26,10 @@ use zeroize::Zeroizing;
 use super::guard::Guard;
 use super::{CALL_DEADLINE, CallError, call, call_within, informer};
 use crate::api::{ANNOTATION_RANCHER_URL, LABEL_ROTATION, TokenRotation};
-use crate::domain::credentials::kubeconfig::Reach;
+use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::Seconds;
-use crate::domain::credentials::rotation::target_secret::Content;
-use crate::domain::credentials::token::Token;
+use crate::domain::credentials::rotation::target_secret::SecretContent;
+use crate::domain::credentials::token::TokenText;
 use crate::metrics::Metrics;
 
 /// Clock of a server, from the last answer.
@@ -177,7 +177,7 @@ impl Credentials {
         namespace: &str,
         name: &str,
         key: &str,
-    ) -> Result<(Option<Content>, Clock), CallError> {
+    ) -> Result<(Option<SecretContent>, Clock), CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(list).get(name, &kube::api::GetParams::default());
         let answer = raw(&self.client, request).await?;
@@ -255,14 +255,14 @@ impl Credentials {
     }
 
     /// Server and authorities that this operator itself uses.
-    pub fn own_way(&self) -> Reach {
+    pub fn own_way(&self) -> ServerEndpoint {
         let mut pem = String::new();
         for certificate in self.config.root_cert.iter().flatten() {
             pem.push_str("-----BEGIN CERTIFICATE-----\n");
             pem.push_str(&STANDARD.encode(certificate));
             pem.push_str("\n-----END CERTIFICATE-----\n");
         }
-        Reach {
+        ServerEndpoint {
             server: self.config.cluster_url.to_string(),
             authority: Some(STANDARD.encode(pem)).filter(|text| !text.is_empty()),
             server_name: self.config.tls_server_name.clone(),
@@ -277,7 +277,7 @@ pub async fn contents(
     client: &Client,
     namespace: &str,
     name: Option<&str>,
-) -> Result<Vec<(String, String, Content)>, CallError> {
+) -> Result<Vec<(String, String, SecretContent)>, CallError> {
     let secrets = Request::new(Secret::url_path(&(), Some(namespace)));
     let request = match name {
         Some(name) => secrets.get(name, &kube::api::GetParams::default()),
@@ -295,14 +295,14 @@ pub async fn contents(
     Ok(found)
 }
 
-fn content(secret: &Value, key: &str) -> Content {
+fn content(secret: &Value, key: &str) -> SecretContent {
     let value = secret["data"][key].as_str().and_then(|text| STANDARD.decode(text).ok());
     let value = value.map(|bytes| {
         // A value that is not text is not a token; it counts as empty.
-        Token::new(String::from_utf8(bytes).unwrap_or_default())
+        TokenText::new(String::from_utf8(bytes).unwrap_or_default())
     });
     let version = secret["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
     let rancher_url = secret["metadata"]["annotations"][ANNOTATION_RANCHER_URL].as_str();
     let rancher_url = rancher_url.map(str::to_owned);
-    Content { version, value, immutable: secret["immutable"] == true, rancher_url }
+    SecretContent { version, value, immutable: secret["immutable"] == true, rancher_url }
 }

@@ -4,7 +4,7 @@
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::Maker;
-use crate::domain::credentials::rotation::Step;
+use crate::domain::credentials::rotation::RotationStep;
 
 /// TokenRotations, as the leader observes them.
 #[derive(Clone)]
@@ -40,7 +40,7 @@ impl Rotation {
             "Failed steps of the replacement of credentials",
             &["step"],
         )?;
-        for step in Step::ALL {
+        for step in RotationStep::ALL {
             let _ = failures.with_label_values(&[step.word()]);
         }
         Ok(Self {

@@ -12,7 +12,7 @@ use super::error::safe;
 use super::issuer::pem;
 use super::wire::Endpoint;
 use super::{Error, Trust};
-use crate::domain::credentials::kubeconfig::Reach;
+use crate::domain::credentials::kubeconfig::ServerEndpoint;
 
 /// Pause between two tries: the servers behind one URL accept a new token at different times.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
@@ -22,7 +22,7 @@ pub struct ApiServer(Endpoint);
 
 impl ApiServer {
     /// The server that a kubeconfig points to.
-    pub fn of(reach: &Reach) -> Result<Self, String> {
+    pub fn of(reach: &ServerEndpoint) -> Result<Self, String> {
         if let Some(fault) = reach.fault() {
             return Err(fault);
         }

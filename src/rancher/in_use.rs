@@ -1,18 +1,18 @@
 //! A token in use: whether Rancher still reports what was read before.
 
 use super::{Error, Issuer, Token};
-use crate::domain::credentials::rotation::Term;
+use crate::domain::credentials::rotation::CredentialTerm;
 
 impl Issuer {
     /// Whether the token differs from what was read before, or the key's user may not see it any
     /// more. Takes one call, which does not use the token itself.
-    pub async fn differs(&self, seen: &Term) -> bool {
+    pub async fn differs(&self, seen: &CredentialTerm) -> bool {
         let found = self.rancher().token(self.key(), &seen.id).await;
         differs(&found.map(|found| found.value), seen)
     }
 }
 
-fn differs(found: &Result<Option<Token>, Error>, seen: &Term) -> bool {
+fn differs(found: &Result<Option<Token>, Error>, seen: &CredentialTerm) -> bool {
     match found {
         Ok(Some(token)) => !token.enabled || token.ends != seen.expires,
         Ok(None) | Err(Error::Unauthorized | Error::Forbidden(_)) => true,
@@ -27,7 +27,8 @@ mod tests {
 
     #[test]
     fn what_is_gone_disabled_or_ends_at_another_time_differs_and_silence_does_not() {
-        let seen = Term { id: "token-abcde".to_owned(), expires: Some(900), kept_alive: false };
+        let seen =
+            CredentialTerm { id: "token-abcde".to_owned(), expires: Some(900), kept_alive: false };
         let token = |ends: Option<i64>, enabled: bool| Token {
             name: seen.id.clone(),
             user: "u-1".to_owned(),

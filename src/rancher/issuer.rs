@@ -2,9 +2,11 @@
 //! it again.
 
 use super::{Dated, Error, Listed, Order, Rancher, Secret, Token, TokenApi, TokenList, Trust};
-use crate::domain::credentials::kubeconfig::Reach;
-use crate::domain::credentials::rotation::{Held, Made, Seconds, Term};
-use crate::domain::credentials::token::{Says, Token as Value};
+use crate::domain::credentials::kubeconfig::ServerEndpoint;
+use crate::domain::credentials::rotation::{
+    CredentialTerm, MintedCredential, Seconds, TargetCredential,
+};
+use crate::domain::credentials::token::{TokenClaims, TokenText as Value};
 
 /// A Rancher, and the API key for the calls to it.
 #[derive(Clone, Debug)]
@@ -52,7 +54,7 @@ impl Fault {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Life {
     /// Name, time of issue and expiry of the token.
-    pub says: Says,
+    pub says: TokenClaims,
     /// Whether the token is accepted. `None`: unknown, because the key's user may not see the
     /// token.
     pub alive: Option<bool>,
@@ -62,10 +64,10 @@ pub struct Life {
 
 impl Life {
     /// The token as a target holds it.
-    pub fn held(self, token: &Value, in_cloud_credential: bool) -> Held {
-        let term = Term::of(token, &self.says, in_cloud_credential);
+    pub fn held(self, token: &Value, in_cloud_credential: bool) -> TargetCredential {
+        let term = CredentialTerm::of(token, &self.says, in_cloud_credential);
         let (is_unseen, is_missing) = (self.alive.is_none(), self.is_missing);
-        Held { hash: token.hash(), says: self.says, is_unseen, is_missing, term }
+        TargetCredential { hash: token.hash(), says: self.says, is_unseen, is_missing, term }
     }
 }
 
@@ -121,12 +123,13 @@ impl Issuer {
         name: &str,
         lifetime: Seconds,
         cluster: Option<&str>,
-    ) -> Result<(Value, Made), Error> {
+    ) -> Result<(Value, MintedCredential), Error> {
         let order = Order { lifetime, description: name, cluster };
         let minted = self.rancher.mint(&self.key, issued.api, order).await?.value;
         let value = Value::new(minted.secret.reveal().to_owned());
         let token = minted.token;
-        let made = Made { hash: value.hash(), issued: token.created, expires: token.ends };
+        let made =
+            MintedCredential { hash: value.hash(), issued: token.created, expires: token.ends };
         Ok((value, made))
     }
 
@@ -135,7 +138,7 @@ impl Issuer {
     pub async fn verify(
         &self,
         value: &Value,
-        reach: Option<&Reach>,
+        reach: Option<&ServerEndpoint>,
         cluster: Option<&str>,
     ) -> Result<(), Fault> {
         let name = value.says().name;
@@ -193,7 +196,7 @@ impl Issuer {
         }
         if issued.api == TokenApi::V3 && issued.is_own(&says.name) {
             // The token ended at or before now; the exact time is not known.
-            let says = Says { issued: now.map(|now| now - 1), expires: now, ..says };
+            let says = TokenClaims { issued: now.map(|now| now - 1), expires: now, ..says };
             return Ok(Life { says, alive: Some(false), is_missing: false });
         }
         let is_listed = issued.api == TokenApi::V3 && TokenApi::of(&says.name) == TokenApi::V3;
@@ -211,7 +214,7 @@ impl Issuer {
 
     /// The server that a kubeconfig points to. The kubeconfig's own authorities count, else those
     /// of the spec.
-    pub(super) fn place(&self, reach: &Reach) -> Result<Rancher, String> {
+    pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<Rancher, String> {
         let authority = match &reach.authority {
             None => self.authority.clone(),
             Some(encoded) => Some(pem(encoded)?),
@@ -249,7 +252,7 @@ fn life(token: &Token, now: Option<Seconds>) -> Life {
     let over = token.ends.is_some_and(|end| now.is_some_and(|now| end <= now));
     // A token that a plan made has the plan's name as its description.
     let name = if token.description.is_empty() { &token.name } else { &token.description };
-    let says = Says {
+    let says = TokenClaims {
         name: if is_name(name) { name.clone() } else { token.name.clone() },
         issued: Some(token.created),
         expires: if token.enabled { token.ends } else { now.or(token.ends) },

@@ -63,8 +63,8 @@ impl Secret {
     }
 }
 
-impl From<&crate::domain::credentials::token::Token> for Secret {
-    fn from(token: &crate::domain::credentials::token::Token) -> Self {
+impl From<&crate::domain::credentials::token::TokenText> for Secret {
+    fn from(token: &crate::domain::credentials::token::TokenText) -> Self {
         Self::new(token.reveal().to_owned())
     }
 }

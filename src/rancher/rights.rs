@@ -10,9 +10,9 @@ use tokio::time::timeout;
 
 use super::wire::{Ask, Endpoint};
 use super::{ACCESS_REVIEW, ApiServer, Error, Issuer, Rancher, Secret, parsed, plain};
-use crate::domain::credentials::kubeconfig::Reach;
-use crate::domain::credentials::node_driver::{RIGHTS, Right};
-use crate::domain::credentials::token::Token;
+use crate::domain::credentials::kubeconfig::ServerEndpoint;
+use crate::domain::credentials::node_driver::{DriverRight, RIGHTS};
+use crate::domain::credentials::token::TokenText;
 
 /// Most namespaces to review. With more, the rights in the others are unknown.
 const MOST_NAMESPACES: usize = 16;
@@ -36,7 +36,7 @@ pub enum Rights {
 impl Issuer {
     /// Whether the bearer of a token may do what Rancher's node driver must, at the server that
     /// `reach` names.
-    pub async fn rights(&self, value: &Token, reach: &Reach) -> Rights {
+    pub async fn rights(&self, value: &TokenText, reach: &ServerEndpoint) -> Rights {
         let place = match self.place(reach) {
             Ok(place) => place,
             Err(why) => return Rights::Unknown(why),
@@ -79,7 +79,7 @@ async fn lacks(
     server: &Endpoint,
     token: &str,
     namespace: Option<&str>,
-) -> Result<Option<Right>, Error> {
+) -> Result<Option<DriverRight>, Error> {
     for right in RIGHTS {
         let body = Some(plain(&right.review(namespace)));
         let ask = Ask { method: Method::POST, path: ACCESS_REVIEW, token, body };

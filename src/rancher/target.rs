@@ -3,15 +3,15 @@
 use super::issuer::{Issued, Issuer};
 use super::{Dated, Error, Secret, Stored};
 use crate::domain::credentials::cloud_credential::CloudCredential;
-use crate::domain::credentials::kubeconfig::Reach;
-use crate::domain::credentials::rotation::Target;
-use crate::domain::credentials::token::Token as Value;
+use crate::domain::credentials::kubeconfig::ServerEndpoint;
+use crate::domain::credentials::rotation::TargetState;
+use crate::domain::credentials::token::TokenText as Value;
 
 /// A cloud credential as it was read.
 #[derive(Debug)]
 pub struct Sight {
     /// The target, as the rotation's decisions use it.
-    pub target: Target,
+    pub target: TargetState,
     /// Server time, in seconds since the epoch. `None`: the server did not send it.
     pub now: Option<i64>,
     there: Option<There>,
@@ -32,7 +32,7 @@ impl Sight {
     }
 
     /// The server where the credential is used.
-    pub fn reach(&self) -> Option<&Reach> {
+    pub fn reach(&self) -> Option<&ServerEndpoint> {
         self.there.as_ref().map(|there| &there.credential.reach)
     }
 }
@@ -49,7 +49,7 @@ impl Issuer {
     pub async fn look(&self, name: &str, issued: &Issued) -> Result<Sight, Error> {
         let Dated { value, date } = self.rancher().stored(self.key(), name).await?;
         let now = date.or(issued.now);
-        let unfit = |why: String| Sight { target: Target::Unfit(why), now, there: None };
+        let unfit = |why: String| Sight { target: TargetState::Unfit(why), now, there: None };
         let Some(stored) = value else {
             return Ok(unfit("there is no cloud credential of that name".to_owned()));
         };
@@ -66,7 +66,7 @@ impl Issuer {
         };
         let alive = life.as_ref().map_or(Some(false), |life| life.alive);
         let holds = token.zip(life).map(|(token, life)| life.held(&token, true));
-        let target = Target::There {
+        let target = TargetState::There {
             version: stored.version.clone(),
             holds,
             beside: credential.beside(),
@@ -85,7 +85,7 @@ impl Issuer {
         sight: &Sight,
         token: &Value,
         keep: bool,
-        to: Option<&Reach>,
+        to: Option<&ServerEndpoint>,
     ) -> Result<(), Error> {
         let Some(there) = &sight.there else { return Ok(()) };
         let keep = keep && there.alive != Some(false);

@@ -18,10 +18,11 @@ use chrono::Utc;
 use clap::ValueEnum;
 
 use self::request::{Make, Request, Work};
-use crate::domain::credentials::guest_account::list::{Credential, table};
-use crate::domain::credentials::guest_account::output::{self, Form, Material};
+use crate::domain::credentials::guest_account::list::{GuestCredential, table};
+use crate::domain::credentials::guest_account::output::{self, OutputForm, TokenMaterial};
 use crate::domain::credentials::guest_account::{
-    self, Csi, Found, Guest, Refused, Removal, StandIn, Step, What, plan, revoke, wanted_token,
+    self, CreationStep, CsiAccess, ExistingObjects, GuestCluster, ObjectRemoval, RefusalReasons,
+    RevokeScope, StandIn, plan, revoke, wanted_token,
 };
 use crate::k8s::CallError;
 use crate::k8s::client;
@@ -152,7 +153,7 @@ impl Hand {
     }
 
     /// All credentials that the request covers.
-    async fn credentials(&self, request: &Request) -> anyhow::Result<Vec<Credential>> {
+    async fn credentials(&self, request: &Request) -> anyhow::Result<Vec<GuestCredential>> {
         let namespace = request.namespace.as_deref();
         let mut survey = self.api.survey(namespace).await?;
         match self.api.machines(namespace).await {
@@ -166,18 +167,18 @@ impl Hand {
         Ok(credentials)
     }
 
-    async fn make(&self, guest: &Guest, make: &Make) -> anyhow::Result<()> {
+    async fn make(&self, guest: &GuestCluster, make: &Make) -> anyhow::Result<()> {
         // Checks everything that can be refused before the first write.
         let server = match &make.server {
             Some(server) => server.clone(),
             None => output::default_server(self.api.vip().await?.as_deref()).map_err(refused)?,
         };
         let stamp = Utc::now().format("%Y%m%d%H%M%S%3f").to_string();
-        let names = [guest.token(), wanted_token(guest, &Found::default(), &stamp, true)];
+        let names = [guest.token(), wanted_token(guest, &ExistingObjects::default(), &stamp, true)];
         let found = self.api.found(guest, &names).await?;
         let token = wanted_token(guest, &found, &stamp, make.rotate);
         let csi = guest_account::csi(guest, &found, make.csi);
-        if csi == Csi::None && make.csi.is_none() {
+        if csi == CsiAccess::None && make.csi.is_none() {
             say("the guest has no rights for a CSI driver: --csi narrow grants them")?;
         }
         let found = self.complete(guest, csi, &token, &names, found).await?;
@@ -203,7 +204,8 @@ impl Hand {
                 print(&format!("would print the cloud config with the token of Secret {token}\n"))?;
             }
             Some(material) => {
-                let text = output::text(make.form, guest, &server, material, csi != Csi::None);
+                let text =
+                    output::text(make.form, guest, &server, material, csi != CsiAccess::None);
                 match &make.out {
                     Some(path) => {
                         file::write(path, &text)
@@ -223,12 +225,12 @@ impl Hand {
     /// Creates missing objects, and returns the resulting state.
     async fn complete(
         &self,
-        guest: &Guest,
-        csi: Csi,
+        guest: &GuestCluster,
+        csi: CsiAccess,
         token: &str,
         names: &[String],
-        mut found: Found,
-    ) -> anyhow::Result<Found> {
+        mut found: ExistingObjects,
+    ) -> anyhow::Result<ExistingObjects> {
         for _ in 0..ROUNDS {
             let steps = plan(guest, csi, token, &found)?;
             if self.dry_run {
@@ -242,7 +244,7 @@ impl Hand {
         bail!("other processes keep changing the same objects: try again later")
     }
 
-    async fn create(&self, step: &Step) -> anyhow::Result<()> {
+    async fn create(&self, step: &CreationStep) -> anyhow::Result<()> {
         match self.api.create(&step.object, &step.body).await {
             Ok(()) => say(&format!("created {}", step.object)),
             // Another process was faster: the next round handles its object.
@@ -254,7 +256,7 @@ impl Hand {
     }
 
     /// Waits until Kubernetes has filled the token Secret, and returns its content.
-    async fn filled(&self, guest: &Guest, token: &str) -> anyhow::Result<Material> {
+    async fn filled(&self, guest: &GuestCluster, token: &str) -> anyhow::Result<TokenMaterial> {
         let namespace = &guest.namespace;
         let filled = async {
             loop {
@@ -271,10 +273,15 @@ impl Hand {
         })?
     }
 
-    async fn revoke(&self, guest: &Guest, what: &What, kept: Option<&str>) -> anyhow::Result<()> {
+    async fn revoke(
+        &self,
+        guest: &GuestCluster,
+        what: &RevokeScope,
+        kept: Option<&str>,
+    ) -> anyhow::Result<()> {
         let names = [guest.token()];
         let plain = guest.token();
-        let mut first_is_gone = *what == What::Old;
+        let mut first_is_gone = *what == RevokeScope::Old;
         for _ in 0..ROUNDS {
             let found = self.api.found(guest, &names).await?;
             let revocation = revoke(guest, &found, what, kept)?;
@@ -289,7 +296,7 @@ impl Hand {
             if revocation.removals.is_empty() {
                 say("nothing to revoke")?;
             }
-            if !matches!(what, What::All | What::Gone) {
+            if !matches!(what, RevokeScope::All | RevokeScope::Gone) {
                 self.stand_in(guest, kept, first_is_gone).await?;
             }
             ensure!(revocation.left.is_empty(), "not removed: {}", revocation.left.join("\n"));
@@ -300,7 +307,7 @@ impl Hand {
 
     /// Removes an object. Returns whether it had changed meanwhile, so that the caller must read
     /// again.
-    async fn remove(&self, removal: &Removal) -> anyhow::Result<bool> {
+    async fn remove(&self, removal: &ObjectRemoval) -> anyhow::Result<bool> {
         if self.dry_run {
             print(&format!("would delete {}\n", removal.object))?;
             return Ok(false);
@@ -316,7 +323,11 @@ impl Hand {
         }
     }
 
-    async fn revoke_gone(&self, request: &Request, guest: Option<&Guest>) -> anyhow::Result<()> {
+    async fn revoke_gone(
+        &self,
+        request: &Request,
+        guest: Option<&GuestCluster>,
+    ) -> anyhow::Result<()> {
         let credentials = self.credentials(request).await?;
         if let (Some(guest), []) = (guest, &credentials[..]) {
             say(&format!("{}/{} has no credential", guest.namespace, guest.cluster))?;
@@ -324,7 +335,7 @@ impl Hand {
         let now = Utc::now().timestamp();
         let mut left = Vec::new();
         for credential in &credentials {
-            let Guest { namespace, cluster } = &credential.guest;
+            let GuestCluster { namespace, cluster } = &credential.guest;
             match credential.lives(now, request.unused_days) {
                 Some(why) if guest.is_some() => {
                     bail!(
@@ -333,7 +344,9 @@ impl Hand {
                 }
                 Some(_) => {}
                 None => {
-                    if let Err(error) = self.revoke(&credential.guest, &What::Gone, None).await {
+                    if let Err(error) =
+                        self.revoke(&credential.guest, &RevokeScope::Gone, None).await
+                    {
                         left.push(format!("{namespace}/{cluster}: {error:#}"));
                     }
                 }
@@ -344,7 +357,12 @@ impl Hand {
     }
 
     /// Corrects the Secret that stands in for a removed first token.
-    async fn stand_in(&self, guest: &Guest, kept: Option<&str>, make: bool) -> anyhow::Result<()> {
+    async fn stand_in(
+        &self,
+        guest: &GuestCluster,
+        kept: Option<&str>,
+        make: bool,
+    ) -> anyhow::Result<()> {
         for _ in 0..ROUNDS {
             let found = self.api.found(guest, &[guest.token()]).await?;
             let newest = found.valid(guest).last().map(|token| token.name.clone());
@@ -384,7 +402,12 @@ impl Hand {
 }
 
 /// Checks that the server in the cloud config accepts the token as the guest's account.
-async fn try_out(guest: &Guest, server: &str, authority: &[u8], token: &str) -> anyhow::Result<()> {
+async fn try_out(
+    guest: &GuestCluster,
+    server: &str,
+    authority: &[u8],
+    token: &str,
+) -> anyhow::Result<()> {
     let bearer = format!("system:serviceaccount:{}:{}", guest.namespace, guest.cluster);
     let tried = async {
         let authority = String::from_utf8_lossy(authority);
@@ -400,11 +423,11 @@ async fn try_out(guest: &Guest, server: &str, authority: &[u8], token: &str) -> 
     })
 }
 
-fn refused(why: String) -> Refused {
-    Refused(vec![why])
+fn refused(why: String) -> RefusalReasons {
+    RefusalReasons(vec![why])
 }
 
-fn would(steps: &[Step]) -> anyhow::Result<()> {
+fn would(steps: &[CreationStep]) -> anyhow::Result<()> {
     steps.iter().try_for_each(|step| print(&format!("would create {}\n", step.object)))
 }
 
@@ -417,7 +440,7 @@ fn say(text: &str) -> anyhow::Result<()> {
     writeln!(std::io::stderr(), "{text}").context("write to standard error")
 }
 
-impl From<Output> for Form {
+impl From<Output> for OutputForm {
     fn from(output: Output) -> Self {
         match output {
             Output::Kubeconfig => Self::Kubeconfig,
@@ -430,7 +453,7 @@ impl From<Output> for Form {
     }
 }
 
-impl From<CsiRights> for Csi {
+impl From<CsiRights> for CsiAccess {
     fn from(rights: CsiRights) -> Self {
         match rights {
             CsiRights::Harvester => Self::Harvester,

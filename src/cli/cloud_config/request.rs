@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use x509_parser::pem::Pem;
 
-use super::{CloudConfigArgs, Csi, Form, Guest, Refused, What, file};
+use super::{
+    CloudConfigArgs, CsiAccess, GuestCluster, OutputForm, RefusalReasons, RevokeScope, file,
+};
 use crate::domain::credentials::guest_account::{namespace_fault, output};
 
 /// Request of the user.
@@ -21,16 +23,16 @@ pub(super) struct Request {
 
 pub(super) enum Work {
     List,
-    Make(Guest, Box<Make>),
-    Revoke(Guest, What),
+    Make(GuestCluster, Box<Make>),
+    Revoke(GuestCluster, RevokeScope),
     /// Revokes the credentials of one guest, or of all guests that are gone.
-    RevokeGone(Option<Guest>),
+    RevokeGone(Option<GuestCluster>),
 }
 
 pub(super) struct Make {
     /// Rights of the CSI driver, if requested.
-    pub(super) csi: Option<Csi>,
-    pub(super) form: Form,
+    pub(super) csi: Option<CsiAccess>,
+    pub(super) form: OutputForm,
     pub(super) out: Option<PathBuf>,
     pub(super) server: Option<String>,
     /// Certificate authorities in PEM.
@@ -39,14 +41,14 @@ pub(super) struct Make {
     /// Whether the cloud config is tested before it is printed.
     pub(super) check: bool,
     /// Credentials to revoke after the new token is printed.
-    pub(super) revoke: Option<What>,
+    pub(super) revoke: Option<RevokeScope>,
 }
 
 /// Parses the options. `Err` names every fault, not only the first.
 pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
     let mut faults = Vec::new();
-    let what = args.revoke.as_deref().map(What::from);
-    let gone = what == Some(What::Gone);
+    let what = args.revoke.as_deref().map(RevokeScope::from);
+    let gone = what == Some(RevokeScope::Gone);
     let many = args.list || gone;
     let makes = !args.list && (what.is_none() || args.rotate);
 
@@ -64,11 +66,11 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
         "--all-namespaces: goes with --list and --revoke gone; a cloud config is of one --namespace",
     );
     refuse(
-        args.rotate && matches!(what, Some(What::All | What::Gone)),
+        args.rotate && matches!(what, Some(RevokeScope::All | RevokeScope::Gone)),
         "--rotate: --revoke all and --revoke gone delete the account, and a new token with it; use --revoke old",
     );
     refuse(
-        what == Some(What::Token(String::new())),
+        what == Some(RevokeScope::Token(String::new())),
         "--revoke: must be old, all, gone, or the name of a token Secret",
     );
     refuse(
@@ -95,19 +97,19 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
         faults.push(format!("--certificate-authority: {error:#}"));
     }
     if !faults.is_empty() {
-        return Err(Refused(faults).into());
+        return Err(RefusalReasons(faults).into());
     }
     let work = match (args.list, what, guest.clone()) {
         (true, ..) => Work::List,
-        (_, Some(What::Gone), guest) => Work::RevokeGone(guest),
+        (_, Some(RevokeScope::Gone), guest) => Work::RevokeGone(guest),
         (_, Some(what), Some(guest)) if !args.rotate => Work::Revoke(guest, what),
         (_, what, Some(guest)) => Work::Make(
             guest,
             Box::new(Make {
-                csi: args.csi.map(Csi::from),
+                csi: args.csi.map(CsiAccess::from),
                 form: args.output.into(),
                 out: args.out.clone(),
-                server: server.transpose().map_err(|why| Refused(vec![why]))?,
+                server: server.transpose().map_err(|why| RefusalReasons(vec![why]))?,
                 authority: authority.transpose()?,
                 rotate: args.rotate,
                 check: !args.skip_check,
@@ -126,7 +128,7 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
 }
 
 /// Parses the guest, if the options name one.
-fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option<Guest> {
+fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option<GuestCluster> {
     match (&args.namespace, args.all_namespaces) {
         (Some(_), true) => faults.push("--all-namespaces: --namespace is given as well".to_owned()),
         (None, false) => {
@@ -141,11 +143,11 @@ fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option
     match (&args.cluster, &args.namespace) {
         (Some(cluster), namespace) => {
             // Without --namespace, its own check would only repeat the fault above.
-            let guest = Guest::new(cluster, namespace.as_deref().unwrap_or("n"));
+            let guest = GuestCluster::new(cluster, namespace.as_deref().unwrap_or("n"));
             match guest {
                 Ok(guest) if namespace.is_some() => return Some(guest),
                 Ok(_) => {}
-                Err(Refused(more)) => faults.extend(more),
+                Err(RefusalReasons(more)) => faults.extend(more),
             }
         }
         (None, Some(namespace)) => faults.extend(namespace_fault(namespace)),

@@ -8,8 +8,10 @@ use super::InHand;
 use super::act::TRIED_WITHIN;
 use super::run::Run;
 use crate::api::{ServiceAccountToken, TokenRotation};
-use crate::domain::credentials::kubeconfig::Reach;
-use crate::domain::credentials::rotation::{Hand, Step, Unknown, status};
+use crate::domain::credentials::kubeconfig::ServerEndpoint;
+use crate::domain::credentials::rotation::{
+    RotationStep, UnknownReason, UnpublishedCredential, status,
+};
 use crate::k8s::CallError;
 use crate::rancher::{ApiServer, Rights};
 use kube::ResourceExt as _;
@@ -22,11 +24,11 @@ pub(super) fn of(rotation: &TokenRotation) -> Option<&ServiceAccountToken> {
 
 /// Reason why a target in a Rancher is unknown. An account's tokens are known, and revoked, without
 /// the Rancher; only to spare what the target holds, an answer is waited for.
-pub(super) fn unknown(rotation: &TokenRotation, reason: Unknown) -> Unknown {
+pub(super) fn unknown(rotation: &TokenRotation, reason: UnknownReason) -> UnknownReason {
     match reason {
         _ if of(rotation).is_none() => reason,
-        Unknown::Silent if !status::plan(rotation).revokes => reason,
-        _ => Unknown::TargetBarred,
+        UnknownReason::Silent if !status::plan(rotation).revokes => reason,
+        _ => UnknownReason::TargetBarred,
     }
 }
 
@@ -44,11 +46,16 @@ impl Run<'_> {
 
     /// Server of this cluster that a cloud credential is to lead to. `None`: the target stays with
     /// its own server.
-    pub(super) fn own_server(&self) -> Option<Reach> {
+    pub(super) fn own_server(&self) -> Option<ServerEndpoint> {
         let target = self.rotation.spec.target.cloud_credential.as_ref()?;
         let server = target.server.as_ref()?.trim_end_matches('/').to_owned();
         let own = self.keeper.ctx.credentials.own_way();
-        Some(Reach { server, authority: own.authority, server_name: None, insecure: false })
+        Some(ServerEndpoint {
+            server,
+            authority: own.authority,
+            server_name: None,
+            insecure: false,
+        })
     }
 
     /// Tests the credential in memory where it will be used.
@@ -71,9 +78,9 @@ impl Run<'_> {
             Err(why) => Some(why),
         };
         if let Some(why) = why {
-            return self.failed(Step::Verify, &hand.name, &why).await;
+            return self.failed(RotationStep::Verify, &hand.name, &why).await;
         }
-        let hand = Hand { verified: true, ..hand };
+        let hand = UnpublishedCredential { verified: true, ..hand };
         self.take(Some(InHand { hand, token: Some(token) }));
         Ok(())
     }

@@ -12,9 +12,10 @@ use super::run::Run;
 use super::{InHand, account};
 use crate::api::ANNOTATION_HASH;
 use crate::domain::credentials::rotation::{
-    Act, Change, Hand, Made, Step, Target, after_restart, decide,
+    MintedCredential, RecordChange, RotationAction, RotationStep, TargetState,
+    UnpublishedCredential, after_restart, decide,
 };
-use crate::domain::credentials::token::Token;
+use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
 use crate::k8s::write::At;
 
@@ -55,17 +56,18 @@ impl Run<'_> {
             writer.request_token(who, until, (name, &bond)).await?
         };
         let says = token.says();
-        let made = Made {
+        let made = MintedCredential {
             hash: token.hash(),
             issued: says.issued.unwrap_or(self.clock.now()),
             expires: says.expires,
         };
-        let hand = Hand { name: name.to_owned(), made: Some(made), verified: false };
+        let hand =
+            UnpublishedCredential { name: name.to_owned(), made: Some(made), verified: false };
         Ok(InHand { hand, token: Some(token) })
     }
 
     /// Reads the token that the cluster writes into a new Secret of an account, after a moment.
-    async fn stored(&self, name: &str) -> Result<Token, CallError> {
+    async fn stored(&self, name: &str) -> Result<TokenText, CallError> {
         for _ in 0..LOOKS {
             let namespace = self.namespace();
             let read = self.keeper.ctx.credentials.secret(&namespace, name, "token").await?;
@@ -89,7 +91,7 @@ impl Run<'_> {
         };
         let value = match self.read.with(&wants, &token, keep) {
             Ok(value) => value,
-            Err(why) => return self.failed(Step::Publish, &pending.name, &why).await,
+            Err(why) => return self.failed(RotationStep::Publish, &pending.name, &why).await,
         };
         let version = pending.publishing.unwrap_or_default().replaces;
         self.write_target(&pending.name, &version, &value).await
@@ -100,7 +102,7 @@ impl Run<'_> {
             return self.drop_there().await;
         };
         let Ok(Some(value)) = self.read.without_previous(&wants) else { return Ok(()) };
-        let Target::There { version, .. } = self.read.target.clone() else { return Ok(()) };
+        let TargetState::There { version, .. } = self.read.target.clone() else { return Ok(()) };
         self.write_target("", &version, &value).await
     }
 
@@ -109,14 +111,14 @@ impl Run<'_> {
         &mut self,
         name: &str,
         version: &str,
-        value: &Token,
+        value: &TokenText,
     ) -> Result<(), CallError> {
         let wants = self.rotation.spec.target.secret.clone().unwrap_or_default();
         let namespace = self.namespace();
         let at = At { namespace: &namespace, name: &wants.name, key: &wants.key, version };
         match self.keeper.ctx.writer.write_target(at, value).await {
             Ok(()) | Err(CallError::Conflict | CallError::NotFound) => self.look_again().await,
-            Err(error) => self.fail(Step::Publish, name, error).await,
+            Err(error) => self.fail(RotationStep::Publish, name, error).await,
         }
     }
 
@@ -135,18 +137,19 @@ impl Run<'_> {
                     let events = &self.keeper.ctx.events;
                     events.warning(self.rotation.object_ref(&()), "WorkloadMissing", note);
                 }
-                Err(error) => return self.fail(Step::Tell, &current.name, error).await,
+                Err(error) => return self.fail(RotationStep::Tell, &current.name, error).await,
             }
         }
         self.look_again().await?;
         let next = after_restart(&self.plan, &self.record, self.clock.now());
-        self.write(Change::Restarted, next).await
+        self.write(RecordChange::Restarted, next).await
     }
 
     /// Reads the target again, and revokes the credential if that is still the next step.
     pub(super) async fn revoke(&mut self, name: &str) -> Result<(), CallError> {
         self.look_again().await?;
-        if decide(&self.plan, &self.record, &self.seen()) != Act::Revoke(name.to_owned()) {
+        if decide(&self.plan, &self.record, &self.seen()) != RotationAction::Revoke(name.to_owned())
+        {
             return Ok(());
         }
         let namespace = self.namespace();
@@ -154,7 +157,7 @@ impl Run<'_> {
             self.keeper.ctx.writer.check_leadership()?;
             match self.revoke_there(name).await {
                 Ok(()) => Ok(()),
-                Err(why) => return self.failed(Step::Revoke, name, &why).await,
+                Err(why) => return self.failed(RotationStep::Revoke, name, &why).await,
             }
         } else {
             self.keeper.ctx.writer.delete_bond(&namespace, name).await
@@ -168,7 +171,7 @@ impl Run<'_> {
                 self.say("Revoked", format!("credential {name} does not work any more"));
                 Ok(())
             }
-            Err(error) => self.fail(Step::Revoke, name, error).await,
+            Err(error) => self.fail(RotationStep::Revoke, name, error).await,
         }
     }
 }

@@ -13,12 +13,12 @@ use kube::ResourceExt as _;
 use super::run::Run;
 use super::{Keeper, lock};
 use crate::api::{RancherServer, SecretTarget, TokenRotation};
-use crate::domain::credentials::children::Listed;
+use crate::domain::credentials::children::ChildCandidate;
 use crate::domain::credentials::rivals::{is_same, is_same_rancher};
-use crate::domain::credentials::rotation::inventory::{Census, Found};
-use crate::domain::credentials::rotation::status::Standing;
-use crate::domain::credentials::rotation::watched::Watched;
-use crate::domain::credentials::rotation::{Seconds, Target, due, status};
+use crate::domain::credentials::rotation::inventory::{CredentialInventory, CredentialReadResult};
+use crate::domain::credentials::rotation::status::ReadyReason;
+use crate::domain::credentials::rotation::watched::WatchedCredentials;
+use crate::domain::credentials::rotation::{Seconds, TargetState, due, status};
 use crate::rancher::{self, Error, Issued, Issuer};
 
 /// Maximum of contents read in one look; each takes up to three calls.
@@ -32,11 +32,11 @@ pub(super) const NOT_SEEN: &str =
 
 /// Known state of all cloud credentials.
 pub(super) struct All {
-    pub(super) watched: Watched,
+    pub(super) watched: WatchedCredentials,
     /// Number of credentials that were not read yet.
     pub(super) unread: usize,
     /// Every cloud credential that Rancher lists.
-    pub(super) listed: Vec<Listed>,
+    pub(super) listed: Vec<ChildCandidate>,
 }
 
 /// Lists all cloud credentials, and reads those whose last read is the oldest.
@@ -48,12 +48,15 @@ pub(super) async fn all(
     now: Seconds,
 ) -> Result<All, Error> {
     let found = issuer.credentials().await?;
-    let one = |one: &rancher::Listed| Listed { name: one.name.clone(), owner: one.creator.clone() };
+    let one = |one: &rancher::Listed| ChildCandidate {
+        name: one.name.clone(),
+        owner: one.creator.clone(),
+    };
     let listed = found.iter().map(one).collect();
     let uid = rotation.uid().unwrap_or_default();
     let before = || {
         let recorded = rotation.status.as_ref().map(|status| status.watched.clone());
-        Census::recorded(&recorded.unwrap_or_default())
+        CredentialInventory::recorded(&recorded.unwrap_or_default())
     };
     let next = {
         let mut censuses = lock(&keeper.censuses);
@@ -68,15 +71,17 @@ pub(super) async fn all(
         }
         let found = match issuer.look(&name, known).await {
             Ok(sight) => match sight.target {
-                Target::There { holds: Some(held), .. } if held.is_unseen => {
-                    Found::Nothing(NOT_SEEN.to_owned())
+                TargetState::There { holds: Some(held), .. } if held.is_unseen => {
+                    CredentialReadResult::Nothing(NOT_SEEN.to_owned())
                 }
-                Target::There { holds: Some(held), .. } => Found::Says(held.says),
-                Target::Unfit(why) => Found::Nothing(why),
-                _ => Found::Nothing("its current user has no token".to_owned()),
+                TargetState::There { holds: Some(held), .. } => {
+                    CredentialReadResult::Says(held.says)
+                }
+                TargetState::Unfit(why) => CredentialReadResult::Nothing(why),
+                _ => CredentialReadResult::Nothing("its current user has no token".to_owned()),
             },
             Err(Error::Unauthorized) => return Err(Error::Unauthorized),
-            Err(error) => Found::Nothing(error.to_string()),
+            Err(error) => CredentialReadResult::Nothing(error.to_string()),
         };
         if let Some(census) = lock(&keeper.censuses).get_mut(&uid) {
             census.read(&name, found, now);
@@ -90,7 +95,7 @@ pub(super) async fn all(
 
 impl Run<'_> {
     /// Standing of a TokenRotation that only watches, or that makes children.
-    pub(super) fn watches(&self) -> Standing {
+    pub(super) fn watches(&self) -> ReadyReason {
         let unread = self.side.as_ref().map_or(0, |side| side.unread);
         let watched = &self.read.watched;
         if watched.listed.is_empty() {
@@ -102,7 +107,7 @@ impl Run<'_> {
             } else {
                 "there is no cloud credential for Harvester that the API key's user may see"
             };
-            return Standing::Missing(why.to_owned());
+            return ReadyReason::Missing(why.to_owned());
         }
         if let Some(standing) = self.children_stand() {
             return standing;
@@ -115,7 +120,11 @@ impl Run<'_> {
             let unknown = watched.unknown();
             parts.push(format!("expiry unknown of {unknown}: see status.watched"));
         }
-        if parts.is_empty() { Standing::Watched } else { Standing::WatchedInPart(parts.join("; ")) }
+        if parts.is_empty() {
+            ReadyReason::Watched
+        } else {
+            ReadyReason::WatchedInPart(parts.join("; "))
+        }
     }
 }
 

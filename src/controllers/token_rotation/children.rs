@@ -16,16 +16,16 @@ use super::Keeper;
 use super::run::{LOOK_THERE, Run};
 use crate::api::{ConditionStatus, READY, TokenRotation};
 use crate::domain::credentials::children::{
-    Children, Seen, Superfluous, children, second, standing,
+    ChildRotations, ObservedRancher, SuperfluousChild, children, second, standing,
 };
 use crate::domain::credentials::rivals::{before, made_by};
-use crate::domain::credentials::rotation::Plan;
-use crate::domain::credentials::rotation::status::{self, Standing};
+use crate::domain::credentials::rotation::RotationPlan;
+use crate::domain::credentials::rotation::status::{self, ReadyReason};
 use crate::k8s::CallError;
 
 /// Children, and the reasons why some could not be made or changed, by their names.
 pub(super) struct Made {
-    children: Children,
+    children: ChildRotations,
     in_the_way: BTreeMap<String, String>,
 }
 
@@ -39,9 +39,9 @@ impl Made {
 impl Run<'_> {
     /// Plan of the rotation. If another one has precedence, this one revokes nothing: the other may
     /// have adopted the credential.
-    pub(super) fn planned(&self) -> Plan {
+    pub(super) fn planned(&self) -> RotationPlan {
         let plan = status::plan(&self.rotation);
-        Plan { revokes: plan.revokes && !self.is_second, ..plan }
+        RotationPlan { revokes: plan.revokes && !self.is_second, ..plan }
     }
 
     /// URL of the Rancher, if only the API key's Secret contains it.
@@ -77,7 +77,7 @@ impl Run<'_> {
         if self.plan.deleting.is_some() {
             return Ok(None);
         }
-        self.record(self.record.clone(), Some(&Standing::Second(second(first)))).await?;
+        self.record(self.record.clone(), Some(&ReadyReason::Second(second(first)))).await?;
         self.keeper.rests(&self.rotation, LOOK_THERE);
         Ok(Some(LOOK_THERE))
     }
@@ -93,7 +93,7 @@ impl Run<'_> {
         let others: Vec<&TokenRotation> = others.iter().map(AsRef::as_ref).collect();
         let children = children(
             &self.rotation,
-            &Seen {
+            &ObservedRancher {
                 url: &side.url,
                 user: &side.issued.user,
                 listed: &side.listed,
@@ -122,7 +122,7 @@ impl Run<'_> {
                 }
             }
         }
-        for Superfluous { name, uid, unlisted } in &children.superfluous {
+        for SuperfluousChild { name, uid, unlisted } in &children.superfluous {
             if let Some(credential) = unlisted
                 && !side.issuer.lacks(credential).await
             {
@@ -163,7 +163,7 @@ impl Run<'_> {
     }
 
     /// Standing of all cloud credentials, if they are replaced.
-    pub(super) fn children_stand(&self) -> Option<Standing> {
+    pub(super) fn children_stand(&self) -> Option<ReadyReason> {
         self.rotation.spec.source.as_ref()?;
         let Made { children, in_the_way } = self.children.as_ref()?;
         let others = self.others();
@@ -171,8 +171,8 @@ impl Run<'_> {
         let in_namespace: Vec<&TokenRotation> =
             others.into_iter().filter(|one| one.namespace() == self.rotation.namespace()).collect();
         Some(match standing(children, &in_namespace, in_the_way) {
-            (true, how) => Standing::Renewed(how),
-            (false, how) => Standing::RenewedInPart(how),
+            (true, how) => ReadyReason::Renewed(how),
+            (false, how) => ReadyReason::RenewedInPart(how),
         })
     }
 }

@@ -10,7 +10,7 @@ use super::look::Blind;
 use super::run::Run;
 use crate::api::ROTATION_FINALIZER;
 use crate::domain::credentials::rotation::left_behind;
-use crate::domain::credentials::rotation::status::Standing;
+use crate::domain::credentials::rotation::status::ReadyReason;
 use crate::k8s::CallError;
 
 impl Run<'_> {
@@ -70,7 +70,7 @@ impl Run<'_> {
             self.tell_what_is_left();
             self.finish().await?;
         } else {
-            self.record(self.record.clone(), Some(&Standing::NotAllowed)).await?;
+            self.record(self.record.clone(), Some(&ReadyReason::NotAllowed)).await?;
         }
         Ok(LOOK_AGAIN)
     }

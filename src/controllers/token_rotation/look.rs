@@ -5,16 +5,16 @@ use kube::ResourceExt as _;
 use super::rancher::{self, Side};
 use super::{Keeper, account};
 use crate::api::TokenRotation;
-use crate::domain::credentials::rotation::status::{self, Standing};
-use crate::domain::credentials::rotation::target_secret::{self, Read};
-use crate::domain::credentials::rotation::watched::Watched;
-use crate::domain::credentials::rotation::{Target, Unknown};
+use crate::domain::credentials::rotation::status::{self, ReadyReason};
+use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
+use crate::domain::credentials::rotation::watched::WatchedCredentials;
+use crate::domain::credentials::rotation::{TargetState, UnknownReason};
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
 
 /// Content of a target, the clock of the read, and the reason if the target could not be read.
 pub(super) struct Look {
-    pub(super) read: Read,
+    pub(super) read: TargetRead,
     pub(super) clock: Clock,
     pub(super) blind: Option<Blind>,
     pub(super) side: Option<Side>,
@@ -23,7 +23,7 @@ pub(super) struct Look {
 impl Look {
     /// Makes the result of a read that failed for the given reason.
     pub(super) fn blind(why: Blind) -> Self {
-        let read = Read::elsewhere(Target::Unknown, Watched::default());
+        let read = TargetRead::elsewhere(TargetState::Unknown, WatchedCredentials::default());
         Self { read, clock: Clock::local(), blind: Some(why), side: None }
     }
 }
@@ -32,9 +32,9 @@ impl Look {
 #[derive(Clone)]
 pub(super) struct Blind {
     pub(super) why: String,
-    pub(super) unknown: Unknown,
+    pub(super) unknown: UnknownReason,
     /// Standing that follows from the reason.
-    pub(super) standing: fn(String) -> Standing,
+    pub(super) standing: fn(String) -> ReadyReason,
     /// Whether the Rancher rejects the API key.
     pub(super) refused: bool,
 }
@@ -42,12 +42,22 @@ pub(super) struct Blind {
 impl Blind {
     /// Reason that concerns the target alone: it cannot be read or written.
     pub(super) fn target(why: String) -> Self {
-        Self { why, unknown: Unknown::TargetBarred, standing: Standing::Unreadable, refused: false }
+        Self {
+            why,
+            unknown: UnknownReason::TargetBarred,
+            standing: ReadyReason::Unreadable,
+            refused: false,
+        }
     }
 
     /// Neither the target nor the list of credentials can be read.
     pub(super) fn barred(why: String) -> Self {
-        Self { why, unknown: Unknown::Barred, standing: Standing::Unreadable, refused: false }
+        Self {
+            why,
+            unknown: UnknownReason::Barred,
+            standing: ReadyReason::Unreadable,
+            refused: false,
+        }
     }
 }
 

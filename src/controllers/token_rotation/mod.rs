@@ -34,10 +34,11 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use crate::api::{LABEL_ROTATION, READY, ROTATION_FINALIZER, TokenRotation};
-use crate::domain::credentials::rotation::inventory::Census;
+use crate::domain::credentials::rotation::inventory::CredentialInventory;
 use crate::domain::credentials::rotation::status::UNREADABLE;
 use crate::domain::credentials::rotation::{
-    Act, Change, Hand, Held, Seconds, Seen, Target, decide, expiry, status,
+    ObservedState, RecordChange, RotationAction, Seconds, TargetCredential, TargetState,
+    UnpublishedCredential, decide, expiry, status,
 };
 use crate::domain::credentials::token;
 use crate::domain::limits::backoff::backoff;
@@ -63,8 +64,8 @@ type Name = ObjectRef<TokenRotation>;
 /// Credential that only this process has. It is wiped from memory when it is dropped.
 #[derive(Clone, Default)]
 struct InHand {
-    hand: Hand,
-    token: Option<token::Token>,
+    hand: UnpublishedCredential,
+    token: Option<token::TokenText>,
 }
 
 struct Keeper {
@@ -73,7 +74,7 @@ struct Keeper {
     /// Credentials in memory, by the rotation's UID.
     hands: Mutex<HashMap<String, InHand>>,
     /// Known state of all cloud credentials, by the UID of the rotation that watches them.
-    censuses: Mutex<HashMap<String, Census>>,
+    censuses: Mutex<HashMap<String, CredentialInventory>>,
     /// TokenRotations that must be reconciled even if their record requires no step, for example
     /// because one of their Secrets has changed.
     touched: Mutex<HashSet<Name>>,
@@ -279,22 +280,23 @@ impl Keeper {
         let record = status::record(Some(status));
         let current = record.current.as_ref()?;
         let (name, expires) = (current.name.clone(), current.expires);
-        let says = token::Says { name, issued: None, expires };
-        let held = Held { hash: current.hash.clone(), says, ..Held::default() };
-        let target = Target::There {
+        let says = token::TokenClaims { name, issued: None, expires };
+        let held =
+            TargetCredential { hash: current.hash.clone(), says, ..TargetCredential::default() };
+        let target = TargetState::There {
             version: String::new(),
             holds: Some(held),
             beside: Vec::new(),
             kept: None,
         };
-        let seen = Seen { now, target, ..Seen::default() };
+        let seen = ObservedState { now, target, ..ObservedState::default() };
         match decide(&plan, &record, &seen) {
-            Act::Wait(until) => {
+            RotationAction::Wait(until) => {
                 let end = status.expires_at.as_deref().and_then(status::seconds);
                 Some(pause(&[until, expiry::alarm(&plan, &record, end), end], now))
             }
             // A rotation that only waits for its turn needs no call.
-            Act::Write(Change::Named, next) if !next.is_asked() => {
+            RotationAction::Write(RecordChange::Named, next) if !next.is_asked() => {
                 Some(self.turn(&ObjectRef::from_obj(rotation))).filter(|turn| !turn.is_zero())
             }
             _ => None,

@@ -12,7 +12,7 @@ use super::run::{LOOK_THERE, Run};
 use super::way::way;
 use super::{Keeper, lock};
 use crate::api::TokenRotation;
-use crate::domain::credentials::rotation::{Target, Term};
+use crate::domain::credentials::rotation::{CredentialTerm, TargetState};
 
 /// Pause between two probes.
 const EVERY: Duration = Duration::from_mins(1);
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Last observed state of a token, and the time of the next probe.
 pub(super) struct Probe {
-    term: Term,
+    term: CredentialTerm,
     at: Instant,
     /// Whether the last probe found another state.
     differs: bool,
@@ -38,10 +38,10 @@ impl Run<'_> {
             && self.side.is_some()
             && self.plan.source.is_some()
             && self.plan.deleting.is_none();
-        let Target::There { holds: Some(held), .. } = &self.read.target else { return None };
+        let TargetState::There { holds: Some(held), .. } = &self.read.target else { return None };
         // A token that has expired or was revoked is due without a probe.
         let now = self.clock.now();
-        let lives = |term: &Term| term.expires.is_none_or(|end| end > now);
+        let lives = |term: &CredentialTerm| term.expires.is_none_or(|end| end > now);
         let term = held.term.clone().filter(|term| is_used && lives(term))?;
         // The probe found a difference and the look found none: the API key's user may not see it.
         let is_hidden = before.is_some_and(|probe| probe.differs && probe.term == term);

@@ -11,13 +11,15 @@ use super::run::Run;
 use super::way::{Way, way};
 use super::{InHand, Keeper, account, census};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
-use crate::domain::credentials::children::Listed;
-use crate::domain::credentials::minter::{self, Gift};
-use crate::domain::credentials::rotation::status::Standing;
-use crate::domain::credentials::rotation::target_secret::{self, Read};
-use crate::domain::credentials::rotation::watched::{self, Watched};
-use crate::domain::credentials::rotation::{Hand, Step, Target, Unknown, status};
-use crate::domain::credentials::token::Token;
+use crate::domain::credentials::children::ChildCandidate;
+use crate::domain::credentials::minter::{self, TokenGrant};
+use crate::domain::credentials::rotation::status::ReadyReason;
+use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
+use crate::domain::credentials::rotation::watched::{self, WatchedCredentials};
+use crate::domain::credentials::rotation::{
+    RotationStep, TargetState, UnknownReason, UnpublishedCredential, status,
+};
+use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
 use crate::rancher::{Error, Issued, Issuer, Rights, Sight};
@@ -48,7 +50,7 @@ pub(super) struct Side {
     /// Number of cloud credentials that were not read yet.
     pub(super) unread: usize,
     /// All cloud credentials, if the target is all of them.
-    pub(super) listed: Vec<Listed>,
+    pub(super) listed: Vec<ChildCandidate>,
 }
 
 impl Side {
@@ -89,7 +91,8 @@ pub(super) async fn look(
             Ok(Look::blind(Blind { refused: true, ..Blind::barred(why) }))
         }
         Err(error) => {
-            let unknown = if error.may_be_done() { Unknown::Silent } else { Unknown::Barred };
+            let unknown =
+                if error.may_be_done() { UnknownReason::Silent } else { UnknownReason::Barred };
             let why = format!("Rancher: {error}");
             Ok(Look::blind(Blind { unknown, ..Blind::barred(why) }))
         }
@@ -109,7 +112,7 @@ fn refusal(
         return None;
     }
     let allowed = minted.allow_other_user == Some(true);
-    Gift { credential, owner: sight.owner()?, user, allowed }.fault()
+    TokenGrant { credential, owner: sight.owner()?, user, allowed }.fault()
 }
 
 async fn see(
@@ -143,7 +146,7 @@ async fn see(
             Err(error) => return Ok(Err(error)),
         };
         if let Some(why) = refusal(rotation, &credential.name, &seen, &side.issued.user) {
-            let blind = Blind { standing: Standing::MinterRefused, ..Blind::target(why) };
+            let blind = Blind { standing: ReadyReason::MinterRefused, ..Blind::target(why) };
             return Ok(Ok(Look { clock, side: Some(side), ..Look::blind(blind) }));
         }
         clock = heard(seen.now, clock);
@@ -174,13 +177,13 @@ async fn see(
         match census::all(keeper, rotation, &side.issuer, &side.issued, clock.now()).await {
             Ok(all) => {
                 (side.unread, side.listed) = (all.unread, all.listed);
-                let nothing = Target::There {
+                let nothing = TargetState::There {
                     version: String::new(),
                     holds: None,
                     beside: Vec::new(),
                     kept: None,
                 };
-                Read::elsewhere(nothing, all.watched)
+                TargetRead::elsewhere(nothing, all.watched)
             }
             Err(error) => return Ok(Err(error)),
         }
@@ -198,15 +201,17 @@ fn wanted(rotation: &TokenRotation) -> Option<&str> {
 }
 
 /// Converts an observed cloud credential into a read target.
-fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> Read {
+fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> TargetRead {
     let minted = rotation.spec.source.as_ref().is_some_and(|source| source.rancher_token.is_some());
     let unscoped = sight.reach().filter(|_| minted);
     let unscoped = unscoped.and_then(|to| minter::scope(wanted(rotation), &to.server).err());
     if let Some(why) = unscoped {
-        return Read::elsewhere(Target::Unfit(why), Watched::default());
+        return TargetRead::elsewhere(TargetState::Unfit(why), WatchedCredentials::default());
     }
     let held = match &sight.target {
-        Target::There { holds: Some(held), .. } if rotation.spec.source.is_none() => Some(held),
+        TargetState::There { holds: Some(held), .. } if rotation.spec.source.is_none() => {
+            Some(held)
+        }
         _ => None,
     };
     let listed = held.map(|held| WatchedCredential {
@@ -214,11 +219,11 @@ fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> 
         unknown: held.is_unseen.then(|| census::NOT_SEEN.to_owned()),
         ..watched::token("", &held.says)
     });
-    let mut watched = Watched::of(listed.into_iter().collect());
+    let mut watched = WatchedCredentials::of(listed.into_iter().collect());
     watched::steady(&mut watched, before(rotation), now);
-    let mut read = Read::elsewhere(sight.target.clone(), watched);
+    let mut read = TargetRead::elsewhere(sight.target.clone(), watched);
     read.reach = sight.reach().cloned();
-    if let (Some(_), Target::There { holds: Some(held), .. }) =
+    if let (Some(_), TargetState::There { holds: Some(held), .. }) =
         (account::of(rotation), &mut read.target)
     {
         // A person may have put it there, and the account's token is back at its time.
@@ -231,8 +236,8 @@ fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> 
 async fn ask(
     issuer: &Issuer,
     known: &Issued,
-    read: &mut Read,
-    token: Option<Token>,
+    read: &mut TargetRead,
+    token: Option<TokenText>,
 ) -> Result<(), Error> {
     let named = |name: &str| known.tokens.iter().find(|token| token.name == name);
     for one in &mut read.watched.listed {
@@ -240,7 +245,7 @@ async fn ask(
             one.expires_at = token.ends.map(status::time);
         }
     }
-    if let (Target::There { holds: Some(held), .. }, Some(token)) = (&mut read.target, token) {
+    if let (TargetState::There { holds: Some(held), .. }, Some(token)) = (&mut read.target, token) {
         let now = issuer.life(&token, known).await?.held(&token, false);
         let said = std::mem::replace(held, now).says;
         let same = |one: &&mut WatchedCredential| one.name == said.name && !said.name.is_empty();
@@ -250,7 +255,7 @@ async fn ask(
         }
     }
     let listed = std::mem::take(&mut read.watched.listed);
-    read.watched.listed = Watched::of(listed).listed;
+    read.watched.listed = WatchedCredentials::of(listed).listed;
     Ok(())
 }
 
@@ -277,11 +282,15 @@ impl Run<'_> {
         self.keeper.ctx.writer.check_leadership()?;
         match side.issuer.mint(&side.issued, name, self.plan.lifetime, scope.as_deref()).await {
             Ok((token, made)) => {
-                let hand = Hand { name: name.to_owned(), made: Some(made), verified: false };
+                let hand = UnpublishedCredential {
+                    name: name.to_owned(),
+                    made: Some(made),
+                    verified: false,
+                };
                 self.take(Some(InHand { hand, token: Some(token) }));
                 Ok(())
             }
-            Err(error) => self.failed(Step::Mint, name, &error.to_string()).await,
+            Err(error) => self.failed(RotationStep::Mint, name, &error.to_string()).await,
         }
     }
 
@@ -314,17 +323,17 @@ impl Run<'_> {
         };
         if tokio::time::timeout(TRIED_WITHIN, tries).await.unwrap_or(false) {
             if let Some(lacks) = self.lacks(&token).await {
-                return self.failed(Step::Verify, &hand.name, &lacks).await;
+                return self.failed(RotationStep::Verify, &hand.name, &lacks).await;
             }
-            let hand = Hand { verified: true, ..hand };
+            let hand = UnpublishedCredential { verified: true, ..hand };
             self.take(Some(InHand { hand, token: Some(token) }));
             return Ok(());
         }
-        self.failed(Step::Verify, &hand.name, &why).await
+        self.failed(RotationStep::Verify, &hand.name, &why).await
     }
 
     /// Rights that Rancher's node driver needs and the token lacks.
-    async fn lacks(&self, token: &Token) -> Option<String> {
+    async fn lacks(&self, token: &TokenText) -> Option<String> {
         let side = self.side.as_ref()?;
         self.credential()?;
         match side.issuer.rights(token, self.read.reach.as_ref()?).await {
@@ -363,7 +372,7 @@ impl Run<'_> {
         match written {
             Ok(()) | Err(Error::Conflict) => self.look_again().await,
             // The target is read before the next try at the latest.
-            Err(error) => self.failed(Step::Publish, name, &error.to_string()).await,
+            Err(error) => self.failed(RotationStep::Publish, name, &error.to_string()).await,
         }
     }
 

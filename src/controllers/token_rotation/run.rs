@@ -14,10 +14,11 @@ use super::look::{Blind, Look, look, named};
 use super::rancher::Side;
 use super::{InHand, Keeper, account, lock, pause};
 use crate::api::{ROTATION_FINALIZER, TokenRotation};
-use crate::domain::credentials::rotation::status::{self, Beside, Standing};
-use crate::domain::credentials::rotation::target_secret::Read;
+use crate::domain::credentials::rotation::status::{self, ReadyReason, StatusObservations};
+use crate::domain::credentials::rotation::target_secret::TargetRead;
 use crate::domain::credentials::rotation::{
-    Act, Change, Hand, Plan, Record, Seconds, Seen, Step, Target, decide, expiry, failed, of_two,
+    ObservedState, RecordChange, RotationAction, RotationPlan, RotationRecord, RotationStep,
+    Seconds, TargetState, UnpublishedCredential, decide, expiry, failed, of_two,
 };
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
@@ -38,9 +39,9 @@ const READ_ON: Duration = Duration::from_secs(5);
 pub(super) struct Run<'a> {
     pub(super) keeper: &'a Keeper,
     pub(super) rotation: TokenRotation,
-    pub(super) plan: Plan,
-    pub(super) record: Record,
-    pub(super) read: Read,
+    pub(super) plan: RotationPlan,
+    pub(super) record: RotationRecord,
+    pub(super) read: TargetRead,
     pub(super) existing: Vec<String>,
     pub(super) clock: Clock,
     pub(super) blind: Option<Blind>,
@@ -103,7 +104,7 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
     }
     if let Some(why) = unlisted {
         // Nothing is decided without the list of existing credentials.
-        run.record(run.record.clone(), Some(&Standing::Unreadable(why))).await?;
+        run.record(run.record.clone(), Some(&ReadyReason::Unreadable(why))).await?;
         return Ok(LOOK_AT_RIGHTS);
     }
     if let Some(pause) = run.yields().await? {
@@ -141,16 +142,16 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn seen(&self) -> Seen {
+    pub(super) fn seen(&self) -> ObservedState {
         let target = match &self.blind {
-            Some(_) => Target::Unknown,
+            Some(_) => TargetState::Unknown,
             None if self.is_second => of_two(&self.record, self.read.target.clone()),
             None => self.read.target.clone(),
         };
         let existing = Some(self.existing.clone());
         let hand = self.in_hand().map(|h| h.hand);
         let unknown = self.blind.as_ref().map(|blind| blind.unknown).unwrap_or_default();
-        Seen { now: self.clock.now(), target, existing, hand, unknown }
+        ObservedState { now: self.clock.now(), target, existing, hand, unknown }
     }
 
     pub(super) async fn look_again(&mut self) -> Result<(), CallError> {
@@ -181,8 +182,8 @@ impl Run<'_> {
     async fn step(&mut self) -> Result<Option<Duration>, CallError> {
         let act = decide(&self.plan, &self.record, &self.seen());
         match act {
-            Act::Write(change, next) => {
-                if change == Change::Named && !next.is_asked() {
+            RotationAction::Write(change, next) => {
+                if change == RecordChange::Named && !next.is_asked() {
                     let name = kube_runtime::reflector::ObjectRef::from_obj(&self.rotation);
                     let turn = self.keeper.turn(&name);
                     if !turn.is_zero() {
@@ -194,30 +195,30 @@ impl Run<'_> {
                 }
                 self.write(change, *next).await?;
             }
-            Act::Mint(name) if self.is_by_rancher() => self.mint_there(&name).await?,
-            Act::Mint(name) => match self.mint(&name).await {
+            RotationAction::Mint(name) if self.is_by_rancher() => self.mint_there(&name).await?,
+            RotationAction::Mint(name) => match self.mint(&name).await {
                 Ok(hand) => {
                     self.take(Some(hand));
                     self.existing.push(name);
                 }
                 Err(CallError::NotFound) => {
                     let why = self.no_account();
-                    self.failed(Step::Mint, &name, &why).await?;
+                    self.failed(RotationStep::Mint, &name, &why).await?;
                 }
-                Err(error) => self.fail(Step::Mint, &name, error).await?,
+                Err(error) => self.fail(RotationStep::Mint, &name, error).await?,
             },
-            Act::Verify if self.is_by_rancher() => self.verify_there().await?,
-            Act::Verify => self.verify().await?,
-            Act::Publish { keep } => self.publish(keep).await?,
-            Act::Tell => self.tell().await?,
-            Act::DropOld => self.drop_old().await?,
-            Act::Revoke(name) => self.revoke(&name).await?,
-            Act::Finish => {
+            RotationAction::Verify if self.is_by_rancher() => self.verify_there().await?,
+            RotationAction::Verify => self.verify().await?,
+            RotationAction::Publish { keep } => self.publish(keep).await?,
+            RotationAction::Tell => self.tell().await?,
+            RotationAction::DropOld => self.drop_old().await?,
+            RotationAction::Revoke(name) => self.revoke(&name).await?,
+            RotationAction::Finish => {
                 self.tell_what_is_left();
                 self.finish().await?;
                 return Ok(Some(super::LOOK_AGAIN));
             }
-            Act::Wait(until) => return self.rest(until).await.map(Some),
+            RotationAction::Wait(until) => return self.rest(until).await.map(Some),
         }
         Ok(None)
     }
@@ -225,11 +226,11 @@ impl Run<'_> {
     /// Writes the status, if it differs from the stored one.
     pub(super) async fn record(
         &mut self,
-        next: Record,
-        standing: Option<&Standing>,
+        next: RotationRecord,
+        standing: Option<&ReadyReason>,
     ) -> Result<(), CallError> {
         let now = self.clock.now();
-        let beside = Beside {
+        let beside = StatusObservations {
             watched: self.blind.is_none().then(|| self.read.watched.clone()),
             key: self.side.as_ref().and_then(|side| side.key.clone()),
             rancher_url: self.named_url(),
@@ -250,26 +251,33 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) async fn write(&mut self, change: Change, next: Record) -> Result<(), CallError> {
-        let standing = (change == Change::Published).then_some(Standing::Current);
+    pub(super) async fn write(
+        &mut self,
+        change: RecordChange,
+        next: RotationRecord,
+    ) -> Result<(), CallError> {
+        let standing = (change == RecordChange::Published).then_some(ReadyReason::Current);
         let before = self.record.clone();
         self.record(next, standing.as_ref()).await?;
         let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
         let metrics = &self.keeper.ctx.metrics.rotation;
         let current = self.record.current.clone().unwrap_or_default().name;
         match change {
-            Change::Named => {
+            RecordChange::Named => {
                 let name = self.record.pending.clone().unwrap_or_default().name;
                 tracing::debug!(namespace, rotation, credential = name, "credential is being made");
-                self.take(Some(InHand { hand: Hand { name, ..Hand::default() }, token: None }));
+                self.take(Some(InHand {
+                    hand: UnpublishedCredential { name, ..UnpublishedCredential::default() },
+                    token: None,
+                }));
             }
-            Change::Published => {
+            RecordChange::Published => {
                 self.take(None);
                 metrics.published.inc();
                 tracing::info!(namespace, rotation, credential = current, "credential published");
                 self.say("Published", format!("credential {current} is in the target"));
             }
-            Change::Adopted => {
+            RecordChange::Adopted => {
                 self.take(None);
                 tracing::info!(namespace, rotation, credential = current, "credential adopted");
                 if before.current.is_some() {
@@ -277,19 +285,19 @@ impl Run<'_> {
                     self.say("Adopted", note.to_owned());
                 }
             }
-            Change::Abandoned => {
+            RecordChange::Abandoned => {
                 if self.record.pending.is_none() {
                     self.take(None);
                 }
             }
-            Change::Found => {
+            RecordChange::Found => {
                 tracing::warn!(namespace, rotation, "found a credential that is not in the record");
             }
-            Change::Retimed => {
+            RecordChange::Retimed => {
                 let end = self.rotation.status.as_ref().and_then(|s| s.expires_at.clone());
                 tracing::info!(namespace, rotation, credential = current, end, "another end");
             }
-            Change::Restarted | Change::Publishing | Change::Revoked => {}
+            RecordChange::Restarted | RecordChange::Publishing | RecordChange::Revoked => {}
         }
         Ok(())
     }
@@ -301,7 +309,7 @@ impl Run<'_> {
     /// Records and reports a failed step, unless leadership was lost.
     pub(super) async fn fail(
         &mut self,
-        step: Step,
+        step: RotationStep,
         name: &str,
         error: CallError,
     ) -> Result<(), CallError> {
@@ -313,7 +321,7 @@ impl Run<'_> {
 
     pub(super) async fn failed(
         &mut self,
-        step: Step,
+        step: RotationStep,
         name: &str,
         why: &str,
     ) -> Result<(), CallError> {
@@ -336,7 +344,7 @@ impl Run<'_> {
         let reason = format!("{}Failed", step.word());
         let note = format!("credential {name}: {why}");
         self.keeper.ctx.events.warning(self.rotation.object_ref(&()), &reason, note);
-        self.record(next, Some(&Standing::Failed(step, why))).await
+        self.record(next, Some(&ReadyReason::Failed(step, why))).await
     }
 
     /// Records the standing. Returns the time until the next reconcile.
@@ -360,18 +368,18 @@ impl Run<'_> {
     }
 
     /// Standing of the rotation. `None`: it does not change until the failed step has succeeded.
-    fn standing(&self) -> Option<Standing> {
+    fn standing(&self) -> Option<ReadyReason> {
         let watches = self.plan.source.is_none();
         Some(match &self.read.target {
-            _ if self.plan.deleting.is_some() => Standing::Leaving(self.keeps_waiting()),
+            _ if self.plan.deleting.is_some() => ReadyReason::Leaving(self.keeps_waiting()),
             _ if let Some(blind) = &self.blind => (blind.standing)(blind.why.clone()),
-            Target::Unfit(why) => Standing::Unfit(why.clone()),
-            _ if self.plan.schedule.paused => Standing::Paused,
+            TargetState::Unfit(why) => ReadyReason::Unfit(why.clone()),
+            _ if self.plan.schedule.paused => ReadyReason::Paused,
             _ if watches => self.watches(),
             _ if self.record.has_failed() => return None,
-            _ if self.record.is_stuck() => Standing::NotRevoked,
-            _ if self.record.is_kept_alive() => Standing::KeptByRancher,
-            _ => Standing::Current,
+            _ if self.record.is_stuck() => ReadyReason::NotRevoked,
+            _ if self.record.is_kept_alive() => ReadyReason::KeptByRancher,
+            _ => ReadyReason::Current,
         })
     }
 }

@@ -5,9 +5,9 @@ use kube::ResourceExt as _;
 use super::Keeper;
 use super::look::Blind;
 use crate::api::{RancherServer, TokenRotation};
-use crate::domain::credentials::minter::Letter;
-use crate::domain::credentials::rotation::status::Standing;
-use crate::domain::credentials::token::Token;
+use crate::domain::credentials::minter::MinterSecret;
+use crate::domain::credentials::rotation::status::ReadyReason;
+use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
 use crate::rancher::{Issuer, Secret};
@@ -15,7 +15,7 @@ use crate::rancher::{Issuer, Secret};
 /// Client of a Rancher with the present API key, that key, and the URL.
 pub(super) struct Way {
     pub(super) issuer: Issuer,
-    pub(super) key: Token,
+    pub(super) key: TokenText,
     pub(super) url: String,
     /// Clock of this cluster's API server, from the read of the key.
     pub(super) clock: Clock,
@@ -44,7 +44,7 @@ pub(super) async fn way(
             wants.secret_name, wants.key
         ));
     };
-    let letter = Letter {
+    let letter = MinterSecret {
         secret: &wants.secret_name,
         named: secret.rancher_url.as_deref(),
         wanted: server.url.as_deref(),
@@ -53,7 +53,7 @@ pub(super) async fn way(
     let url = match letter.address() {
         Ok(url) => url,
         Err(why) => {
-            return Ok(Err(Blind { standing: Standing::MinterRefused, ..Blind::barred(why) }));
+            return Ok(Err(Blind { standing: ReadyReason::MinterRefused, ..Blind::barred(why) }));
         }
     };
     let authority = match authority(keeper, namespace, server).await? {

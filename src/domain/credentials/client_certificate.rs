@@ -6,11 +6,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use x509_parser::pem::Pem;
 
-use super::token::Says;
+use super::token::TokenClaims;
 
 /// Name and times of a client certificate: of the first one in `client-certificate-data`, which is
 /// the user's own.
-pub(super) fn says(data: &str) -> Option<Says> {
+pub(super) fn says(data: &str) -> Option<TokenClaims> {
     let plain: String = data.split_whitespace().collect();
     let pem = STANDARD.decode(plain).ok()?;
     let first =
@@ -18,7 +18,7 @@ pub(super) fn says(data: &str) -> Option<Says> {
     let certificate = first.parse_x509().ok()?;
     let name = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
     let validity = certificate.validity();
-    Some(Says {
+    Some(TokenClaims {
         name: name.unwrap_or_default().to_owned(),
         issued: Some(validity.not_before.timestamp()),
         expires: Some(validity.not_after.timestamp()),

@@ -1,7 +1,7 @@
 //! Credentials whose end is known: those of TokenRotations, and those in Secrets.
 
 use crate::credentials::rotation::status::{self, MINIMUM_LEFT};
-use crate::credentials::rotation::target_secret::{self, Content};
+use crate::credentials::rotation::target_secret::{self, SecretContent};
 use crate::credentials::rotation::{Seconds, due, expiry, watched};
 use api::{SecretTarget, TokenRotation, WatchedCredential};
 
@@ -58,7 +58,7 @@ pub fn of_secret(
     namespace: &str,
     name: &str,
     key: &str,
-    content: &Content,
+    content: &SecretContent,
     now: Seconds,
 ) -> Vec<Credential> {
     let target = SecretTarget { name: name.to_owned(), key: key.to_owned(), ..Default::default() };

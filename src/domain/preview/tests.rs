@@ -6,8 +6,8 @@ use serde_json::json;
 
 use super::unread::{Read, Why, section, sentences};
 use super::*;
-use crate::credentials::rotation::target_secret::Content;
-use crate::credentials::token::Token;
+use crate::credentials::rotation::target_secret::SecretContent;
+use crate::credentials::token::TokenText;
 use crate::forecast::{Stored, forecast};
 use crate::load_balancer::facts::{Project, Surroundings, facts as facts_of};
 use crate::network::Segment;
@@ -184,8 +184,10 @@ fn credentials_are_listed_by_their_end_and_a_renewed_one_once() {
         }))
         .unwrap()
     };
-    let content =
-        |text: &str| Content { value: Some(Token::new(text.to_owned())), ..Content::default() };
+    let content = |text: &str| SecretContent {
+        value: Some(TokenText::new(text.to_owned())),
+        ..SecretContent::default()
+    };
     let jwt = |end: i64| {
         use base64::Engine as _;
         let part = |value: Value| {

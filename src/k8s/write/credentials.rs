@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::Writer;
 use crate::api::{ANNOTATION_HASH, LABEL_ROTATION, TokenRotation, Workload, WorkloadKind};
 use crate::domain::admission::webhook_configuration::{MANAGED_BY, MANAGER};
-use crate::domain::credentials::token::{Token, hash};
+use crate::domain::credentials::token::{TokenText, hash};
 use crate::k8s::credentials::{Raw, raw};
 use crate::k8s::{CallError, call};
 
@@ -142,7 +142,7 @@ impl Writer {
         (namespace, account): (&str, &str),
         seconds: i64,
         (bond, uid): (&str, &str),
-    ) -> Result<Token, CallError> {
+    ) -> Result<TokenText, CallError> {
         self.check_leadership()?;
         let list = ServiceAccount::url_path(&(), Some(namespace));
         let request = json!({
@@ -159,11 +159,11 @@ impl Writer {
         let answer = raw(&self.client, request).await.and_then(Raw::granted::<Value>);
         let answer = self.count("TokenRequest", answer)?;
         let token = answer["status"]["token"].as_str().unwrap_or_default();
-        Ok(Token::new(token.to_owned()))
+        Ok(TokenText::new(token.to_owned()))
     }
 
     /// Writes a value into a Secret. Creates the Secret if it does not exist.
-    pub async fn write_target(&self, at: At<'_>, value: &Token) -> Result<(), CallError> {
+    pub async fn write_target(&self, at: At<'_>, value: &TokenText) -> Result<(), CallError> {
         let list = Secret::url_path(&(), Some(at.namespace));
         let text = value.reveal().as_bytes();
         let annotations = json!({ANNOTATION_HASH: hash(text)});

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::domain::credentials::guest_account::{Kind, Object, Removal};
+use harvester_guest_operator::domain::credentials::guest_account::{
+    KindAndName, ObjectKind, ObjectRemoval,
+};
 use harvester_guest_operator::k8s::CallError;
 use harvester_guest_operator::k8s::cloud_config::Credentials;
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -146,15 +148,15 @@ async fn only_what_was_seen_is_deleted() -> Result<()> {
     let accounts: Api<ServiceAccount> = Api::namespaced(harvester.client(), "guests");
     let account = accounts.get("blue").await?;
     let (namespace, name) = (Some("guests".to_owned()), "blue".to_owned());
-    let seen = Removal {
-        object: Object { kind: Kind::ServiceAccount, namespace, name },
+    let seen = ObjectRemoval {
+        object: KindAndName { kind: ObjectKind::ServiceAccount, namespace, name },
         uid: account.uid().unwrap_or_default(),
         version: account.resource_version().unwrap_or_default(),
     };
     let hand = Credentials::new(harvester.client());
     let another =
-        Removal { uid: "00000000-0000-4000-8000-000000000000".to_owned(), ..seen.clone() };
-    for removal in [another, Removal { version: "1".to_owned(), ..seen.clone() }] {
+        ObjectRemoval { uid: "00000000-0000-4000-8000-000000000000".to_owned(), ..seen.clone() };
+    for removal in [another, ObjectRemoval { version: "1".to_owned(), ..seen.clone() }] {
         let answer = hand.remove(&removal).await;
         ensure!(matches!(answer, Err(CallError::Conflict)), "{removal:?}: {answer:?}");
         ensure!(accounts.get_opt("blue").await?.is_some(), "{removal:?}");

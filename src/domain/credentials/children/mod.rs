@@ -23,7 +23,7 @@ const LONGEST_REASON: usize = 240;
 
 /// A cloud credential, as Rancher lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ChildCandidate {
     /// Name of the cloud credential's Secret.
     pub name: String,
     /// User who made the cloud credential.
@@ -32,13 +32,13 @@ pub struct Listed {
 
 /// Observed state of a Rancher and of other TokenRotations.
 #[derive(Clone, Debug)]
-pub struct Seen<'a> {
+pub struct ObservedRancher<'a> {
     /// URL of the Rancher.
     pub url: &'a str,
     /// User of the API key.
     pub user: &'a str,
     /// All cloud credentials that this user may read.
-    pub listed: &'a [Listed],
+    pub listed: &'a [ChildCandidate],
     /// Whether the API key ends. `None`: not known.
     pub key_ends: Option<bool>,
     /// Other TokenRotations that the operator may carry out.
@@ -47,7 +47,7 @@ pub struct Seen<'a> {
 
 /// Wanted children, and differences to the existing ones.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Children {
+pub struct ChildRotations {
     /// All children that must exist.
     pub wanted: Vec<TokenRotation>,
     /// Wanted children that do not exist.
@@ -55,14 +55,14 @@ pub struct Children {
     /// Wanted children that exist with another spec.
     pub changed: Vec<TokenRotation>,
     /// Existing children that must be deleted.
-    pub superfluous: Vec<Superfluous>,
+    pub superfluous: Vec<SuperfluousChild>,
     /// Credentials that are only watched, and the reasons.
     pub apart: Vec<(String, String)>,
 }
 
 /// A child that must be deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Superfluous {
+pub struct SuperfluousChild {
     /// Name of the child.
     pub name: String,
     /// UID of the child.
@@ -73,10 +73,10 @@ pub struct Superfluous {
 }
 
 /// Children of a TokenRotation for all cloud credentials, as they must be and as they are.
-pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
+pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRotations {
     let (mine, others): (Vec<_>, Vec<_>) =
         seen.others.iter().copied().partition(|other| is_child(other, parent));
-    let mut children = Children::default();
+    let mut children = ChildRotations::default();
     let mut wanted = BTreeMap::new();
     let mut want = |child: TokenRotation| -> Option<String> {
         let name = child.metadata.name.clone().unwrap_or_default();
@@ -118,7 +118,7 @@ pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
                 let is_listed = |name: &&String| seen.listed.iter().any(|one| one.name == **name);
                 let unlisted = credential.filter(|name| !is_listed(name)).cloned();
                 let uid = child.metadata.uid.clone().unwrap_or_default();
-                children.superfluous.push(Superfluous { name, uid, unlisted });
+                children.superfluous.push(SuperfluousChild { name, uid, unlisted });
             }
         }
     }
@@ -133,7 +133,7 @@ pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
 /// TokenRotations of the namespace. `in_the_way`: reasons why a child could not be made, by its
 /// name.
 pub fn standing(
-    children: &Children,
+    children: &ChildRotations,
     seen: &[&TokenRotation],
     in_the_way: &BTreeMap<String, String>,
 ) -> (bool, String) {

@@ -19,16 +19,23 @@ fn all() -> TokenRotation {
     .unwrap()
 }
 
-fn listed(all: &[(&str, &str)]) -> Vec<Listed> {
-    let one = |(name, owner): &(&str, &str)| Listed {
+fn listed(all: &[(&str, &str)]) -> Vec<ChildCandidate> {
+    let one = |(name, owner): &(&str, &str)| ChildCandidate {
         name: (*name).to_owned(),
         owner: (*owner).to_owned(),
     };
     all.iter().map(one).collect()
 }
 
-fn see(parent: &TokenRotation, listed: &[Listed], others: &[&TokenRotation]) -> Children {
-    children(parent, &Seen { url: URL, user: "u-1", listed, key_ends: Some(true), others })
+fn see(
+    parent: &TokenRotation,
+    listed: &[ChildCandidate],
+    others: &[&TokenRotation],
+) -> ChildRotations {
+    children(
+        parent,
+        &ObservedRancher { url: URL, user: "u-1", listed, key_ends: Some(true), others },
+    )
 }
 
 fn names(all: &[TokenRotation]) -> Vec<&str> {
@@ -36,7 +43,7 @@ fn names(all: &[TokenRotation]) -> Vec<&str> {
 }
 
 /// Missing children, with a creation time and UID like the API server's.
-fn born(children: &Children) -> Vec<TokenRotation> {
+fn born(children: &ChildRotations) -> Vec<TokenRotation> {
     let made = |(at, child): (usize, &TokenRotation)| {
         let mut child = child.clone();
         child.metadata.uid = Some(format!("child-{at}"));
@@ -96,13 +103,19 @@ fn each_credential_of_the_keys_user_has_one_and_the_key() {
     assert_eq!(names(&again.wanted), names(&found.wanted));
     // If the key's end is not known, nothing changes.
     let unknown = |others: &[&TokenRotation]| {
-        let seen = Seen { url: URL, user: "u-1", listed: &creds, key_ends: None, others };
+        let seen =
+            ObservedRancher { url: URL, user: "u-1", listed: &creds, key_ends: None, others };
         super::children(&parent, &seen)
     };
     assert_eq!((unknown(&others).superfluous, unknown(&[]).missing.len()), (Vec::new(), 2));
     // An API key without an end gets no child.
-    let seen =
-        Seen { url: URL, user: "u-1", listed: &creds, key_ends: Some(false), others: &others };
+    let seen = ObservedRancher {
+        url: URL,
+        user: "u-1",
+        listed: &creds,
+        key_ends: Some(false),
+        others: &others,
+    };
     let without = super::children(&parent, &seen);
     assert_eq!(without.superfluous.len(), 1);
     assert_eq!(without.superfluous[0].name, "rancher-api-key");
@@ -188,7 +201,7 @@ fn what_is_replaced_and_what_is_not_is_said() {
     assert!(!whole && said.contains("cc-a: no right"), "{said}");
 
     // The text is bounded for any number of credentials and any reasons.
-    let many: Vec<Listed> = (0..500)
+    let many: Vec<ChildCandidate> = (0..500)
         .flat_map(|n| listed(&[(&format!("cc-{n}"), "u-1"), (&format!("x-{n}"), "u-2")]))
         .collect();
     let (_, said) = standing(&see(&parent, &many, &[]), &[], &none);

@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use super::kubeconfig::{Kubeconfig, Reach, Unfit};
-use super::token::Token;
+use super::kubeconfig::{Kubeconfig, ServerEndpoint, Unfit};
+use super::token::TokenText;
 
 const CREATOR: &str = "field.cattle.io/creatorId";
 
@@ -19,7 +19,7 @@ pub struct CloudCredential {
     /// User of Rancher who made the credential, and may read it.
     pub owner: String,
     /// Server where its token is used.
-    pub reach: Reach,
+    pub reach: ServerEndpoint,
 }
 
 impl std::fmt::Debug for CloudCredential {
@@ -55,12 +55,12 @@ impl CloudCredential {
     }
 
     /// Token in use. `None`: there is none.
-    pub fn token(&self) -> Result<Option<Token>, Unfit> {
+    pub fn token(&self) -> Result<Option<TokenText>, Unfit> {
         self.config.token_of(&self.user)
     }
 
     /// Old token that is kept beside the one in use.
-    pub fn previous(&self) -> Option<Token> {
+    pub fn previous(&self) -> Option<TokenText> {
         self.config.previous(&self.user)
     }
 
@@ -72,7 +72,12 @@ impl CloudCredential {
 
     /// Content with another token. `keep`: the old one stays beside it. `to`: the token is for
     /// another server, so the kubeconfig is made anew.
-    pub fn with(&self, token: &Token, keep: bool, to: Option<&Reach>) -> Result<String, Unfit> {
+    pub fn with(
+        &self,
+        token: &TokenText,
+        keep: bool,
+        to: Option<&ServerEndpoint>,
+    ) -> Result<String, Unfit> {
         let Some(to) = to else { return self.config.with(&self.user, token, keep) };
         let old = self.token()?.filter(|old| keep && old.hash() != token.hash());
         Kubeconfig::made(to, token, old.as_ref())

@@ -27,8 +27,8 @@ fn read(content: &str) -> Result<CloudCredential, Unfit> {
     CloudCredential::read(&annotations, false, Some(content))
 }
 
-fn token(text: &str) -> Token {
-    Token::new(text.to_owned())
+fn token(text: &str) -> TokenText {
+    TokenText::new(text.to_owned())
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_token_is_exchanged_beside_the_old_one_or_without_it() {
 
 #[test]
 fn for_another_server_the_kubeconfig_is_made_anew() {
-    let to = Reach {
+    let to = ServerEndpoint {
         server: "https://192.168.5.10:6443".to_owned(),
         authority: Some("UEVN".to_owned()),
         server_name: None,

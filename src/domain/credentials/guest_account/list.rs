@@ -9,28 +9,28 @@ use std::collections::BTreeSet;
 use chrono::NaiveDate;
 
 use super::roles::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED};
-use super::{Account, Binding, Found, Guest, Token, too_much};
+use super::{ExistingObjects, GuestCluster, StoredAccount, StoredBinding, TokenSecret, too_much};
 
 const DAY: i64 = 24 * 60 * 60;
 
 /// Objects that were read, of one namespace or of all.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Survey {
+pub struct GuestObjects {
     /// ServiceAccounts, by namespace and name.
-    pub accounts: Vec<((String, String), Account)>,
+    pub accounts: Vec<((String, String), StoredAccount)>,
     /// RoleBindings and ClusterRoleBindings.
-    pub bindings: Vec<Binding>,
+    pub bindings: Vec<StoredBinding>,
     /// Token Secrets, by namespace.
-    pub tokens: Vec<(String, Token)>,
+    pub tokens: Vec<(String, TokenSecret)>,
     /// VMs. `None`: they could not be listed.
-    pub machines: Option<Vec<Machine>>,
+    pub machines: Option<Vec<GuestVm>>,
     /// TokenRotations, whatever their source is.
-    pub rotations: Vec<Rotation>,
+    pub rotations: Vec<AccountRotation>,
 }
 
 /// A TokenRotation, and the account for which it makes tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rotation {
+pub struct AccountRotation {
     /// Namespace of the TokenRotation and of the account.
     pub namespace: String,
     /// Name of the TokenRotation.
@@ -41,7 +41,7 @@ pub struct Rotation {
 
 /// A VM, as a possible node of a guest cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct GuestVm {
     /// Namespace of the VM.
     pub namespace: String,
     /// Name of the VM.
@@ -52,10 +52,10 @@ pub struct Machine {
     pub by_driver: bool,
 }
 
-impl Machine {
+impl GuestVm {
     /// Whether the VM is a node of the guest. Without a label, the name decides. It may match too
     /// many VMs, which does no harm: the guest then counts as alive.
-    fn is_node_of(&self, guest: &Guest) -> bool {
+    fn is_node_of(&self, guest: &GuestCluster) -> bool {
         self.namespace == guest.namespace
             && if let Some(cluster) = &self.cluster {
                 *cluster == guest.cluster
@@ -68,11 +68,11 @@ impl Machine {
 
 /// A guest's credential, as `--list` shows it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Credential {
+pub struct GuestCredential {
     /// Guest whose credential it is.
-    pub guest: Guest,
+    pub guest: GuestCluster,
     /// Existing objects of the credential.
-    pub found: Found,
+    pub found: ExistingObjects,
     /// Number of the guest's VMs. `None`: not known.
     pub machines: Option<usize>,
     /// Name of the TokenRotation that makes tokens of the guest's account. The use of those tokens
@@ -80,26 +80,26 @@ pub struct Credential {
     pub rotation: Option<String>,
 }
 
-impl Survey {
+impl GuestObjects {
     /// Existing objects of one guest's credential.
-    pub fn found(&self, guest: &Guest) -> Found {
+    pub fn found(&self, guest: &GuestCluster) -> ExistingObjects {
         let subject = guest.subject();
-        let matters = |binding: &&Binding| {
+        let matters = |binding: &&StoredBinding| {
             binding.subjects.contains(&subject) || binding.name.starts_with(&guest.binding())
         };
         let key = (guest.namespace.clone(), guest.cluster.clone());
         let in_namespace = self.tokens.iter().filter(|(ns, _)| *ns == guest.namespace);
-        Found {
+        ExistingObjects {
             account: self.accounts.iter().find(|(k, _)| *k == key).map(|(_, a)| a.clone()),
             bindings: self.bindings.iter().filter(matters).cloned().collect(),
             tokens: in_namespace.map(|(_, token)| token.clone()).collect(),
-            ..Found::default()
+            ..ExistingObjects::default()
         }
     }
 
     /// Name of the TokenRotation that makes tokens of the guest's account.
-    fn rotation(&self, guest: &Guest) -> Option<String> {
-        let is_of = |rotation: &&Rotation| {
+    fn rotation(&self, guest: &GuestCluster) -> Option<String> {
+        let is_of = |rotation: &&AccountRotation| {
             rotation.namespace == guest.namespace
                 && rotation.account.as_ref() == Some(&guest.cluster)
         };
@@ -107,13 +107,13 @@ impl Survey {
     }
 
     /// Number of VMs that are nodes of the guest.
-    fn machines(&self, guest: &Guest) -> Option<usize> {
+    fn machines(&self, guest: &GuestCluster) -> Option<usize> {
         let machines = self.machines.as_ref()?;
         Some(machines.iter().filter(|machine| machine.is_node_of(guest)).count())
     }
 
     /// All credentials, sorted by namespace and cluster. With `namespace`, only those in it.
-    pub fn credentials(&self, namespace: Option<&str>) -> Vec<Credential> {
+    pub fn credentials(&self, namespace: Option<&str>) -> Vec<GuestCredential> {
         let roles = [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED];
         let bound = self
             .bindings
@@ -130,8 +130,8 @@ impl Survey {
         names
             .into_iter()
             .filter(|(ns, _)| namespace.is_none_or(|wanted| wanted == ns))
-            .filter_map(|(ns, cluster)| Guest::new(&cluster, &ns).ok())
-            .map(|guest| Credential {
+            .filter_map(|(ns, cluster)| GuestCluster::new(&cluster, &ns).ok())
+            .map(|guest| GuestCredential {
                 found: self.found(&guest),
                 machines: self.machines(&guest),
                 rotation: self.rotation(&guest),
@@ -141,7 +141,7 @@ impl Survey {
     }
 }
 
-impl Credential {
+impl GuestCredential {
     /// Whole days since the account or a token was made, or a token was used. `None`: the account
     /// is gone.
     pub(super) fn quiet_days(&self, now: i64) -> Option<i64> {
@@ -161,7 +161,7 @@ fn day(text: &str) -> Option<i64> {
 }
 
 /// Table of `--list`.
-pub fn table(credentials: &[Credential], now: i64, unused_days: i64) -> String {
+pub fn table(credentials: &[GuestCredential], now: i64, unused_days: i64) -> String {
     let head = ["NAMESPACE", "CLUSTER", "TOKEN", "AGE", "LAST USED", "GUEST", "NOTES"];
     let mut rows = vec![head.map(str::to_owned)];
     for credential in credentials {
@@ -173,7 +173,7 @@ pub fn table(credentials: &[Credential], now: i64, unused_days: i64) -> String {
             (Some(machines), _) => format!("{machines} VMs"),
         };
         let row = |token: &str, age: String, used: &str, notes: Vec<String>| {
-            let Guest { namespace, cluster } = credential.guest.clone();
+            let GuestCluster { namespace, cluster } = credential.guest.clone();
             let notes = notes.join("; ");
             [namespace, cluster, token.to_owned(), age, used.to_owned(), guest.clone(), notes]
         };

@@ -21,8 +21,10 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 pub use name_placeholder::{StandIn, stand_in, stand_in_for};
-pub use revoke::{Removal, Revocation, What, revoke};
-pub use roles::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, Csi, SHARED_NAMESPACES, csi};
+pub use revoke::{ObjectRemoval, Revocation, RevokeScope, revoke};
+pub use roles::{
+    CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, CsiAccess, SHARED_NAMESPACES, csi,
+};
 
 /// Annotation of a ServiceAccount: name of the guest cluster for which it was made.
 pub const ANNOTATION_GUEST: &str = "credentials.harvesterhci.io/guest-cluster";
@@ -46,20 +48,20 @@ const LONGEST: usize = 63;
 /// Reasons for a refusal, each one a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("\n"))]
-pub struct Refused(pub Vec<String>);
+pub struct RefusalReasons(pub Vec<String>);
 
 /// A guest cluster and the namespace of its VMs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Guest {
+pub struct GuestCluster {
     /// Namespace of the guest's VMs and account.
     pub namespace: String,
     /// Name of the guest cluster and of its account.
     pub cluster: String,
 }
 
-impl Guest {
+impl GuestCluster {
     /// Checks both names.
-    pub fn new(cluster: &str, namespace: &str) -> Result<Self, Refused> {
+    pub fn new(cluster: &str, namespace: &str) -> Result<Self, RefusalReasons> {
         let mut faults: Vec<String> = namespace_fault(namespace).into_iter().collect();
         if !is_object_name(cluster) {
             let rule = "must be lower-case letters, digits, '-' and '.', as the name of a ServiceAccount is";
@@ -74,7 +76,7 @@ impl Guest {
         if faults.is_empty() {
             Ok(Self { namespace: namespace.to_owned(), cluster: cluster.to_owned() })
         } else {
-            Err(Refused(faults))
+            Err(RefusalReasons(faults))
         }
     }
 
@@ -88,8 +90,8 @@ impl Guest {
         safe_name(&[&self.cluster, "token"])
     }
 
-    fn subject(&self) -> Subject {
-        Subject {
+    fn subject(&self) -> BindingSubject {
+        BindingSubject {
             kind: "ServiceAccount".to_owned(),
             namespace: self.namespace.clone(),
             name: self.cluster.clone(),
@@ -136,7 +138,7 @@ fn safe_name(parts: &[&str]) -> String {
 /// Kinds of objects that belong to a guest's credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
-pub enum Kind {
+pub enum ObjectKind {
     ServiceAccount,
     Secret,
     ClusterRole,
@@ -146,16 +148,16 @@ pub enum Kind {
 
 /// Reference to an object by kind and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Object {
+pub struct KindAndName {
     /// Kind of the object.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Namespace of the object. `None`: the object is cluster-scoped.
     pub namespace: Option<String>,
     /// Name of the object.
     pub name: String,
 }
 
-impl fmt::Display for Object {
+impl fmt::Display for KindAndName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.namespace {
             Some(namespace) => write!(f, "{:?} {namespace}/{}", self.kind, self.name),
@@ -166,7 +168,7 @@ impl fmt::Display for Object {
 
 /// A ServiceAccount, as it was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Account {
+pub struct StoredAccount {
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.resourceVersion`.
@@ -180,7 +182,7 @@ pub struct Account {
 /// Subject of a binding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub struct Subject {
+pub struct BindingSubject {
     pub kind: String,
     pub namespace: String,
     pub name: String,
@@ -188,7 +190,7 @@ pub struct Subject {
 
 /// A RoleBinding or a ClusterRoleBinding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Binding {
+pub struct StoredBinding {
     /// Namespace of a RoleBinding. `None`: a ClusterRoleBinding.
     pub namespace: Option<String>,
     /// Name of the binding.
@@ -196,34 +198,34 @@ pub struct Binding {
     /// Kind and name of the role.
     pub role: (String, String),
     /// Subjects that get the role.
-    pub subjects: Vec<Subject>,
+    pub subjects: Vec<BindingSubject>,
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
 }
 
-impl Binding {
+impl StoredBinding {
     fn gives(&self, role: &str) -> bool {
         self.role.0 == "ClusterRole" && self.role.1 == role
     }
 
-    fn is_only(&self, subject: &Subject) -> bool {
+    fn is_only(&self, subject: &BindingSubject) -> bool {
         self.subjects.iter().eq([subject])
     }
 
-    fn object(&self) -> Object {
+    fn object(&self) -> KindAndName {
         let kind = match self.namespace {
-            Some(_) => Kind::RoleBinding,
-            None => Kind::ClusterRoleBinding,
+            Some(_) => ObjectKind::RoleBinding,
+            None => ObjectKind::ClusterRoleBinding,
         };
-        Object { kind, namespace: self.namespace.clone(), name: self.name.clone() }
+        KindAndName { kind, namespace: self.namespace.clone(), name: self.name.clone() }
     }
 }
 
 /// A token Secret, without its token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Token {
+pub struct TokenSecret {
     /// Name of the Secret.
     pub name: String,
     /// Name and UID of its account.
@@ -242,7 +244,7 @@ pub struct Token {
 
 /// A Secret of another type that has the name of a token Secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct ForeignSecret {
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.resourceVersion`.
@@ -253,24 +255,24 @@ pub struct Taken {
 
 /// Existing objects of a guest's credential.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Found {
+pub struct ExistingObjects {
     /// Rules of the relevant ClusterRoles that exist, by name.
     pub roles: BTreeMap<String, Value>,
     /// Existing namespaces of [`SHARED_NAMESPACES`].
     pub shared: BTreeSet<String>,
     /// Account of the guest.
-    pub account: Option<Account>,
+    pub account: Option<StoredAccount>,
     /// Relevant bindings: by role, by name or by subjects.
-    pub bindings: Vec<Binding>,
+    pub bindings: Vec<StoredBinding>,
     /// Token Secrets in the namespace, those of other accounts included.
-    pub tokens: Vec<Token>,
+    pub tokens: Vec<TokenSecret>,
     /// Other Secrets in the namespace that have a requested name.
-    pub taken: BTreeMap<String, Taken>,
+    pub taken: BTreeMap<String, ForeignSecret>,
 }
 
-impl Found {
+impl ExistingObjects {
     /// The guest's tokens that the API server accepts, the newest last.
-    pub fn valid(&self, guest: &Guest) -> Vec<&Token> {
+    pub fn valid(&self, guest: &GuestCluster) -> Vec<&TokenSecret> {
         let mut valid: Vec<_> =
             self.own(guest).into_iter().filter(|token| token.invalid_since.is_none()).collect();
         valid.sort_by_key(|token| (token.created, token.name.clone()));
@@ -279,26 +281,32 @@ impl Found {
 
     /// The guest's tokens. Those of an earlier account with its name are not among them: Kubernetes
     /// deletes them.
-    pub fn own(&self, guest: &Guest) -> Vec<&Token> {
+    pub fn own(&self, guest: &GuestCluster) -> Vec<&TokenSecret> {
         let Some(account) = &self.account else { return Vec::new() };
-        let is_own =
-            |token: &&Token| token.account.0 == guest.cluster && token.account.1 == account.uid;
+        let is_own = |token: &&TokenSecret| {
+            token.account.0 == guest.cluster && token.account.1 == account.uid
+        };
         self.tokens.iter().filter(is_own).collect()
     }
 }
 
 /// An object to create.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
+pub struct CreationStep {
     /// Reference to the object.
-    pub object: Object,
+    pub object: KindAndName,
     /// Content of the object.
     pub body: Value,
 }
 
 /// Name of the Secret whose token is handed out: the newest valid one, or a new one. `stamp` makes
 /// a name that was never used.
-pub fn wanted_token(guest: &Guest, found: &Found, stamp: &str, rotate: bool) -> String {
+pub fn wanted_token(
+    guest: &GuestCluster,
+    found: &ExistingObjects,
+    stamp: &str,
+    rotate: bool,
+) -> String {
     let fresh = || safe_name(&[&guest.cluster, "token", stamp]);
     if rotate {
         return fresh();
@@ -314,16 +322,21 @@ pub fn wanted_token(guest: &Guest, found: &Found, stamp: &str, rotate: bool) -> 
 
 /// Missing objects, in the order of their creation. Without an account, the later ones are only
 /// named, because their content needs the account's UID.
-pub fn plan(guest: &Guest, csi: Csi, token: &str, found: &Found) -> Result<Vec<Step>, Refused> {
+pub fn plan(
+    guest: &GuestCluster,
+    csi: CsiAccess,
+    token: &str,
+    found: &ExistingObjects,
+) -> Result<Vec<CreationStep>, RefusalReasons> {
     let mut faults = Vec::new();
     let mut steps = Vec::new();
-    let account = Object {
-        kind: Kind::ServiceAccount,
+    let account = KindAndName {
+        kind: ObjectKind::ServiceAccount,
         namespace: Some(guest.namespace.clone()),
         name: guest.cluster.clone(),
     };
     match &found.account {
-        None => steps.push(Step {
+        None => steps.push(CreationStep {
             body: json!({"metadata": {"annotations": {ANNOTATION_GUEST: guest.cluster}}}),
             object: account,
         }),
@@ -336,8 +349,8 @@ pub fn plan(guest: &Guest, csi: Csi, token: &str, found: &Found) -> Result<Vec<S
         Some(_) => {}
     }
     roles::plan(guest, csi, found, &mut steps, &mut faults);
-    let secret = Object {
-        kind: Kind::Secret,
+    let secret = KindAndName {
+        kind: ObjectKind::Secret,
         namespace: Some(guest.namespace.clone()),
         name: token.to_owned(),
     };
@@ -345,7 +358,7 @@ pub fn plan(guest: &Guest, csi: Csi, token: &str, found: &Found) -> Result<Vec<S
         None if found.taken.contains_key(token) => {
             faults.push(format!("{secret} is there and holds no ServiceAccount's token: it is not ours"));
         }
-        None => steps.push(Step { body: token_body(guest, found), object: secret }),
+        None => steps.push(CreationStep { body: token_body(guest, found), object: secret }),
         Some(there) if there.account.0 != guest.cluster => {
             faults.push(format!("{secret} is the token of ServiceAccount {:?}: it is not ours", there.account.0));
         }
@@ -355,18 +368,18 @@ pub fn plan(guest: &Guest, csi: Csi, token: &str, found: &Found) -> Result<Vec<S
         )),
         Some(_) => {}
     }
-    if faults.is_empty() { Ok(steps) } else { Err(Refused(faults)) }
+    if faults.is_empty() { Ok(steps) } else { Err(RefusalReasons(faults)) }
 }
 
 /// Whether the account is the guest's: its annotation says so, or it already has a guest's rights,
 /// like an account that the UI or Harvester's script made.
-fn is_guests(guest: &Guest, account: &Account, found: &Found) -> bool {
+fn is_guests(guest: &GuestCluster, account: &StoredAccount, found: &ExistingObjects) -> bool {
     let subject = guest.subject();
     account.made_for.as_deref() == Some(guest.cluster.as_str())
         || found.bindings.iter().any(|b| b.gives(CLOUD_PROVIDER) && b.subjects.contains(&subject))
 }
 
-fn token_body(guest: &Guest, found: &Found) -> Value {
+fn token_body(guest: &GuestCluster, found: &ExistingObjects) -> Value {
     let uid = found.account.as_ref().map(|account| account.uid.as_str()).unwrap_or_default();
     json!({
         "metadata": {
@@ -378,15 +391,15 @@ fn token_body(guest: &Guest, found: &Found) -> Value {
 }
 
 /// Owner reference to the account.
-fn owner(guest: &Guest, found: &Found) -> Value {
+fn owner(guest: &GuestCluster, found: &ExistingObjects) -> Value {
     let uid = found.account.as_ref().map(|account| account.uid.as_str()).unwrap_or_default();
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "name": guest.cluster, "uid": uid})
 }
 
 /// Sentences about rights that the guest has in all namespaces and does not need.
-pub fn too_much(guest: &Guest, found: &Found) -> Vec<String> {
+pub fn too_much(guest: &GuestCluster, found: &ExistingObjects) -> Vec<String> {
     let subject = guest.subject();
-    let say = |binding: &Binding| {
+    let say = |binding: &StoredBinding| {
         let object = binding.object();
         if binding.namespace.is_some() || !binding.subjects.contains(&subject) {
             None

@@ -7,30 +7,41 @@
 
 use serde_json::{Value, json};
 
-use super::{ANNOTATION_STANDS_IN, Found, Guest, Kind, Object, Removal, owner};
+use super::{
+    ANNOTATION_STANDS_IN, ExistingObjects, GuestCluster, KindAndName, ObjectKind, ObjectRemoval,
+    owner,
+};
 
 /// Change of the stand-in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StandIn {
     /// Existing stand-in, which holds another token and is to be deleted.
-    pub old: Option<Removal>,
+    pub old: Option<ObjectRemoval>,
     /// Name of the Secret whose content is copied. `None`: the stand-in is empty, and only takes
     /// the name.
     pub copies: Option<String>,
     /// Reference to the stand-in.
-    pub object: Object,
+    pub object: KindAndName,
 }
 
 /// Change of the stand-in that is needed. `None`: no change. `make`: a token with its name existed
 /// and is gone.
-pub fn stand_in(guest: &Guest, found: &Found, kept: Option<&str>, make: bool) -> Option<StandIn> {
+pub fn stand_in(
+    guest: &GuestCluster,
+    found: &ExistingObjects,
+    kept: Option<&str>,
+    make: bool,
+) -> Option<StandIn> {
     found.account.as_ref()?;
     let name = guest.token();
     if found.tokens.iter().any(|token| token.name == name) || kept == Some(name.as_str()) {
         return None;
     }
-    let object =
-        Object { kind: Kind::Secret, namespace: Some(guest.namespace.clone()), name: name.clone() };
+    let object = KindAndName {
+        kind: ObjectKind::Secret,
+        namespace: Some(guest.namespace.clone()),
+        name: name.clone(),
+    };
     let old = match found.taken.get(&name) {
         None if !make => return None,
         None => None,
@@ -41,14 +52,14 @@ pub fn stand_in(guest: &Guest, found: &Found, kept: Option<&str>, make: bool) ->
                 return None;
             }
             let (uid, version) = (taken.uid.clone(), taken.version.clone());
-            Some(Removal { object: object.clone(), uid, version })
+            Some(ObjectRemoval { object: object.clone(), uid, version })
         }
     };
     Some(StandIn { old, copies: kept.map(str::to_owned), object })
 }
 
 /// Content of the stand-in, without the copied data.
-pub fn stand_in_for(guest: &Guest, found: &Found, copies: Option<&str>) -> Value {
+pub fn stand_in_for(guest: &GuestCluster, found: &ExistingObjects, copies: Option<&str>) -> Value {
     json!({
         "metadata": {
             "annotations": {ANNOTATION_STANDS_IN: copies.unwrap_or_default()},

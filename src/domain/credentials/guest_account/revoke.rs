@@ -1,13 +1,16 @@
 //! Order of a revocation: first access, then rights elsewhere, the account, and last the binding
 //! that shows whose it was. After a crash the same request finds the rest.
 
-use super::list::Credential;
+use super::list::GuestCredential;
 use super::roles::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED};
-use super::{Binding, Found, Guest, Kind, Object, Refused, Subject, is_guests};
+use super::{
+    BindingSubject, ExistingObjects, GuestCluster, KindAndName, ObjectKind, RefusalReasons,
+    StoredBinding, is_guests,
+};
 
 /// Value of `--revoke`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum RevokeScope {
     /// All tokens but the newest.
     Old,
     /// The whole credential.
@@ -18,7 +21,7 @@ pub enum What {
     Token(String),
 }
 
-impl From<&str> for What {
+impl From<&str> for RevokeScope {
     fn from(text: &str) -> Self {
         match text {
             "old" => Self::Old,
@@ -31,9 +34,9 @@ impl From<&str> for What {
 
 /// An object to delete, as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Removal {
+pub struct ObjectRemoval {
     /// Reference to the object.
-    pub object: Object,
+    pub object: KindAndName,
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.resourceVersion`.
@@ -44,7 +47,7 @@ pub struct Removal {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocation {
     /// Objects to delete, in order.
-    pub removals: Vec<Removal>,
+    pub removals: Vec<ObjectRemoval>,
     /// Sentences about objects of the guest that stay, and why.
     pub left: Vec<String>,
 }
@@ -53,28 +56,32 @@ pub struct Revocation {
 /// used yet. Without it, the newest token stays, and `--revoke old` is refused if another one is in
 /// use and the newest is not.
 pub fn revoke(
-    guest: &Guest,
-    found: &Found,
-    what: &What,
+    guest: &GuestCluster,
+    found: &ExistingObjects,
+    what: &RevokeScope,
     kept: Option<&str>,
-) -> Result<Revocation, Refused> {
+) -> Result<Revocation, RefusalReasons> {
     match what {
-        What::Old => old(guest, found, kept),
-        What::Token(name) => one(guest, found, name),
-        What::All | What::Gone => all(guest, found),
+        RevokeScope::Old => old(guest, found, kept),
+        RevokeScope::Token(name) => one(guest, found, name),
+        RevokeScope::All | RevokeScope::Gone => all(guest, found),
     }
 }
 
-fn removal(guest: &Guest, token: &super::Token) -> Removal {
-    let object = Object {
-        kind: Kind::Secret,
+fn removal(guest: &GuestCluster, token: &super::TokenSecret) -> ObjectRemoval {
+    let object = KindAndName {
+        kind: ObjectKind::Secret,
         namespace: Some(guest.namespace.clone()),
         name: token.name.clone(),
     };
-    Removal { object, uid: token.uid.clone(), version: token.version.clone() }
+    ObjectRemoval { object, uid: token.uid.clone(), version: token.version.clone() }
 }
 
-fn old(guest: &Guest, found: &Found, kept: Option<&str>) -> Result<Revocation, Refused> {
+fn old(
+    guest: &GuestCluster,
+    found: &ExistingObjects,
+    kept: Option<&str>,
+) -> Result<Revocation, RefusalReasons> {
     let newest = found.valid(guest).last().copied();
     let stays = kept.or(newest.map(|token| token.name.as_str())).unwrap_or_default();
     let going: Vec<_> = found.own(guest).into_iter().filter(|token| token.name != stays).collect();
@@ -86,7 +93,7 @@ fn old(guest: &Guest, found: &Found, kept: Option<&str>) -> Result<Revocation, R
         && let (Some(newest), Some(used)) = (newest, used)
         && newest.last_used.is_none()
     {
-        return Err(Refused(vec![format!(
+        return Err(RefusalReasons(vec![format!(
             "--revoke old: {} was not used yet, and {} was used on {}: the guest would be cut off. Give \
              the guest its new cloud config first, or name the Secret: --revoke {}",
             newest.name,
@@ -99,12 +106,16 @@ fn old(guest: &Guest, found: &Found, kept: Option<&str>) -> Result<Revocation, R
     Ok(Revocation { removals, left: Vec::new() })
 }
 
-fn one(guest: &Guest, found: &Found, name: &str) -> Result<Revocation, Refused> {
+fn one(
+    guest: &GuestCluster,
+    found: &ExistingObjects,
+    name: &str,
+) -> Result<Revocation, RefusalReasons> {
     let own = found.own(guest);
     let Some(token) = own.iter().find(|token| token.name == name) else {
         let mut names: Vec<_> = own.iter().map(|token| token.name.as_str()).collect();
         names.sort_unstable();
-        return Err(Refused(vec![format!(
+        return Err(RefusalReasons(vec![format!(
             "--revoke {name:?}: must be old, all, gone, or a token Secret of {}/{}, which are: {}",
             guest.namespace,
             guest.cluster,
@@ -114,13 +125,13 @@ fn one(guest: &Guest, found: &Found, name: &str) -> Result<Revocation, Refused> 
     Ok(Revocation { removals: vec![removal(guest, token)], left: Vec::new() })
 }
 
-fn all(guest: &Guest, found: &Found) -> Result<Revocation, Refused> {
+fn all(guest: &GuestCluster, found: &ExistingObjects) -> Result<Revocation, RefusalReasons> {
     let mut revocation = Revocation::default();
     let account = found.account.as_ref();
     if let Some(account) = account
         && !is_guests(guest, account, found)
     {
-        return Err(Refused(vec![format!(
+        return Err(RefusalReasons(vec![format!(
             "ServiceAccount {}/{} exists, and nothing shows that it is a guest cluster's: it is not changed",
             guest.namespace, guest.cluster
         )]));
@@ -128,7 +139,7 @@ fn all(guest: &Guest, found: &Found) -> Result<Revocation, Refused> {
     revocation.removals.extend(found.own(guest).into_iter().map(|token| removal(guest, token)));
     let subject = guest.subject();
     let roles = [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED];
-    let of_guest = |binding: &&Binding| {
+    let of_guest = |binding: &&StoredBinding| {
         binding.subjects.contains(&subject) && roles.iter().any(|role| binding.gives(role))
     };
     // The widest rights first. The account goes before the binding that shows that it is the
@@ -139,24 +150,24 @@ fn all(guest: &Guest, found: &Found) -> Result<Revocation, Refused> {
     elsewhere.sort_by_key(|binding| binding.namespace.is_some());
     take(&subject, elsewhere, &mut revocation);
     if let Some(account) = account {
-        let object = Object {
-            kind: Kind::ServiceAccount,
+        let object = KindAndName {
+            kind: ObjectKind::ServiceAccount,
             namespace: Some(guest.namespace.clone()),
             name: guest.cluster.clone(),
         };
         let (uid, version) = (account.uid.clone(), account.version.clone());
-        revocation.removals.push(Removal { object, uid, version });
+        revocation.removals.push(ObjectRemoval { object, uid, version });
     }
     take(&subject, here, &mut revocation);
     Ok(revocation)
 }
 
-fn take(subject: &Subject, bindings: Vec<&Binding>, revocation: &mut Revocation) {
+fn take(subject: &BindingSubject, bindings: Vec<&StoredBinding>, revocation: &mut Revocation) {
     for binding in bindings {
         let object = binding.object();
         if binding.is_only(subject) {
             let (uid, version) = (binding.uid.clone(), binding.version.clone());
-            revocation.removals.push(Removal { object, uid, version });
+            revocation.removals.push(ObjectRemoval { object, uid, version });
         } else {
             let why = "has other subjects too: remove the guest from it by hand";
             revocation.left.push(format!("{object} {why}"));
@@ -164,7 +175,7 @@ fn take(subject: &Subject, bindings: Vec<&Binding>, revocation: &mut Revocation)
     }
 }
 
-impl Credential {
+impl GuestCredential {
     /// Reason why the guest does not count as gone. `None`: it does.
     pub fn lives(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {

@@ -7,7 +7,10 @@
 
 use serde_json::{Value, json};
 
-use super::{Binding, Found, Guest, Kind, Object, RBAC, Step, Subject, owner};
+use super::{
+    BindingSubject, CreationStep, ExistingObjects, GuestCluster, KindAndName, ObjectKind, RBAC,
+    StoredBinding, owner,
+};
 
 /// Harvester's ClusterRole for cloud providers.
 pub const CLOUD_PROVIDER: &str = "harvesterhci.io:cloudprovider";
@@ -22,7 +25,7 @@ pub const SHARED_NAMESPACES: [&str; 2] = ["harvester-system", "longhorn-system"]
 
 /// Rights of the guest's CSI driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Csi {
+pub enum CsiAccess {
     /// Harvester's role for the whole cluster, as Harvester itself gives it.
     Harvester,
     /// Harvester's role in the guest's namespace, and elsewhere only the necessary rights.
@@ -33,7 +36,7 @@ pub enum Csi {
 
 /// Rights of the guest's CSI driver: the requested ones, else those that the guest has. A new
 /// guest, or one whose creation was cut short, gets narrow rights: its token is made last.
-pub fn csi(guest: &Guest, found: &Found, asked: Option<Csi>) -> Csi {
+pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();
     let has = |role: &str, in_namespace: bool| {
         let mut bindings = found.bindings.iter();
@@ -46,19 +49,19 @@ pub fn csi(guest: &Guest, found: &Found, asked: Option<Csi>) -> Csi {
     let is_narrow = has(CSI_DRIVER, true) || has(CSI_CLUSTER, false) || has(CSI_SHARED, true);
     match asked {
         Some(csi) => csi,
-        None if has(CSI_DRIVER, false) => Csi::Harvester,
-        None if is_narrow || !has_had_token(guest, found) => Csi::Narrow,
-        None => Csi::None,
+        None if has(CSI_DRIVER, false) => CsiAccess::Harvester,
+        None if is_narrow || !has_had_token(guest, found) => CsiAccess::Narrow,
+        None => CsiAccess::None,
     }
 }
 
-fn has_had_token(guest: &Guest, found: &Found) -> bool {
+fn has_had_token(guest: &GuestCluster, found: &ExistingObjects) -> bool {
     let stand_in = found.taken.get(&guest.token());
     !found.own(guest).is_empty() || stand_in.is_some_and(|taken| taken.stands_for.is_some())
 }
 
 /// A binding that the guest needs.
-struct Wanted {
+struct WantedBinding {
     namespace: Option<String>,
     name: String,
     role: &'static str,
@@ -69,10 +72,10 @@ struct Wanted {
 }
 
 pub(super) fn plan(
-    guest: &Guest,
-    csi: Csi,
-    found: &Found,
-    steps: &mut Vec<Step>,
+    guest: &GuestCluster,
+    csi: CsiAccess,
+    found: &ExistingObjects,
+    steps: &mut Vec<CreationStep>,
     faults: &mut Vec<String>,
 ) {
     let wanted = wanted(guest, csi, found);
@@ -84,9 +87,10 @@ pub(super) fn plan(
     for (role, rules) in
         own_roles().into_iter().filter(|(r, _)| wanted.iter().any(|w| w.role == *r))
     {
-        let object = Object { kind: Kind::ClusterRole, namespace: None, name: role.to_owned() };
+        let object =
+            KindAndName { kind: ObjectKind::ClusterRole, namespace: None, name: role.to_owned() };
         match found.roles.get(role) {
-            None => steps.push(Step { object, body: json!({"rules": rules}) }),
+            None => steps.push(CreationStep { object, body: json!({"rules": rules}) }),
             Some(there) if *there != rules => faults.push(format!(
                 "--csi narrow: {object} is there with other rules: it is not ours. Delete it, or take --csi harvester"
             )),
@@ -94,7 +98,7 @@ pub(super) fn plan(
         }
     }
     for wanted in wanted {
-        let is = |b: &&Binding| b.namespace == wanted.namespace && b.name == wanted.name;
+        let is = |b: &&StoredBinding| b.namespace == wanted.namespace && b.name == wanted.name;
         match found.bindings.iter().find(is) {
             None => steps.push(step(guest, found, &wanted)),
             Some(there) => faults.extend(fault(guest, &wanted, there)),
@@ -115,10 +119,10 @@ fn missing(role: &str) -> String {
     }
 }
 
-fn wanted(guest: &Guest, csi: Csi, found: &Found) -> Vec<Wanted> {
+fn wanted(guest: &GuestCluster, csi: CsiAccess, found: &ExistingObjects) -> Vec<WantedBinding> {
     let here = Some(guest.namespace.clone());
     let name = guest.binding();
-    let mut all = vec![Wanted {
+    let mut all = vec![WantedBinding {
         namespace: here.clone(),
         name: name.clone(),
         role: CLOUD_PROVIDER,
@@ -126,26 +130,32 @@ fn wanted(guest: &Guest, csi: Csi, found: &Found) -> Vec<Wanted> {
         owned: true,
     }];
     match csi {
-        Csi::None => {}
+        CsiAccess::None => {}
         // The account cannot own a cluster-scoped object, and the garbage collector ignores such an
         // owner. But Harvester reads from it which guest the binding belongs to.
-        Csi::Harvester => {
-            all.push(Wanted { namespace: None, name, role: CSI_DRIVER, or: None, owned: true });
+        CsiAccess::Harvester => {
+            all.push(WantedBinding {
+                namespace: None,
+                name,
+                role: CSI_DRIVER,
+                or: None,
+                owned: true,
+            });
         }
-        Csi::Narrow => {
+        CsiAccess::Narrow => {
             // No account's name contains a colon, so this is no other guest's binding.
             let csi = format!("{}:csi", guest.binding());
             let or = Some(CSI_DRIVER);
-            all.push(Wanted {
+            all.push(WantedBinding {
                 namespace: here,
                 name: csi.clone(),
                 role: CSI_DRIVER,
                 or: None,
                 owned: true,
             });
-            all.push(Wanted { namespace: None, name, role: CSI_CLUSTER, or, owned: true });
+            all.push(WantedBinding { namespace: None, name, role: CSI_CLUSTER, or, owned: true });
             let shared = SHARED_NAMESPACES.into_iter().filter(|ns| found.shared.contains(*ns));
-            all.extend(shared.map(|namespace| Wanted {
+            all.extend(shared.map(|namespace| WantedBinding {
                 namespace: Some(namespace.to_owned()),
                 name: csi.clone(),
                 role: CSI_SHARED,
@@ -157,15 +167,19 @@ fn wanted(guest: &Guest, csi: Csi, found: &Found) -> Vec<Wanted> {
     all
 }
 
-fn step(guest: &Guest, found: &Found, wanted: &Wanted) -> Step {
+fn step(guest: &GuestCluster, found: &ExistingObjects, wanted: &WantedBinding) -> CreationStep {
     let subject = guest.subject();
     let owners = if wanted.owned { vec![owner(guest, found)] } else { Vec::new() };
     let kind = match wanted.namespace {
-        Some(_) => Kind::RoleBinding,
-        None => Kind::ClusterRoleBinding,
+        Some(_) => ObjectKind::RoleBinding,
+        None => ObjectKind::ClusterRoleBinding,
     };
-    Step {
-        object: Object { kind, namespace: wanted.namespace.clone(), name: wanted.name.clone() },
+    CreationStep {
+        object: KindAndName {
+            kind,
+            namespace: wanted.namespace.clone(),
+            name: wanted.name.clone(),
+        },
         body: json!({
             "metadata": {"ownerReferences": owners},
             "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": wanted.role},
@@ -174,7 +188,7 @@ fn step(guest: &Guest, found: &Found, wanted: &Wanted) -> Step {
     }
 }
 
-fn fault(guest: &Guest, wanted: &Wanted, there: &Binding) -> Option<String> {
+fn fault(guest: &GuestCluster, wanted: &WantedBinding, there: &StoredBinding) -> Option<String> {
     let object = there.object();
     if !there.is_only(&guest.subject()) {
         return Some(format!(
@@ -199,8 +213,8 @@ fn fault(guest: &Guest, wanted: &Wanted, there: &Binding) -> Option<String> {
     })
 }
 
-fn names(binding: &Binding) -> String {
-    let name = |s: &Subject| format!("{} {}/{}", s.kind, s.namespace, s.name);
+fn names(binding: &StoredBinding) -> String {
+    let name = |s: &BindingSubject| format!("{} {}/{}", s.kind, s.namespace, s.name);
     let names: Vec<_> = binding.subjects.iter().take(3).map(name).collect();
     if names.is_empty() { "no subject".to_owned() } else { names.join(", ") }
 }

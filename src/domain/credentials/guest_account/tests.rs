@@ -2,58 +2,62 @@
 
 use serde_json::json;
 
-use super::list::{Credential, Machine, Rotation, Survey, table};
+use super::list::{AccountRotation, GuestCredential, GuestObjects, GuestVm, table};
 use super::*;
 
-type Spoil = fn(&mut Found);
+type Spoil = fn(&mut ExistingObjects);
 
 const NOW: i64 = 1_800_000_000;
 const DAY: i64 = 24 * 60 * 60;
 
-fn guest() -> Guest {
-    Guest::new("blue", "guests").unwrap()
+fn guest() -> GuestCluster {
+    GuestCluster::new("blue", "guests").unwrap()
 }
 
-fn token(name: &str, created: i64) -> Token {
-    Token {
+fn token(name: &str, created: i64) -> TokenSecret {
+    TokenSecret {
         name: name.to_owned(),
         account: ("blue".to_owned(), "u1".to_owned()),
         uid: format!("uid of {name}"),
         version: "1".to_owned(),
         created,
-        ..Token::default()
+        ..TokenSecret::default()
     }
 }
 
-fn used(name: &str, created: i64, day: &str) -> Token {
-    Token { last_used: Some(day.to_owned()), ..token(name, created) }
+fn used(name: &str, created: i64, day: &str) -> TokenSecret {
+    TokenSecret { last_used: Some(day.to_owned()), ..token(name, created) }
 }
 
-fn binding(namespace: Option<&str>, name: &str, role: &str, accounts: &[&str]) -> Binding {
-    let subject = |name: &&str| Subject { name: (*name).to_owned(), ..guest().subject() };
-    Binding {
+fn binding(namespace: Option<&str>, name: &str, role: &str, accounts: &[&str]) -> StoredBinding {
+    let subject = |name: &&str| BindingSubject { name: (*name).to_owned(), ..guest().subject() };
+    StoredBinding {
         namespace: namespace.map(str::to_owned),
         name: name.to_owned(),
         role: ("ClusterRole".to_owned(), role.to_owned()),
         subjects: accounts.iter().map(subject).collect(),
-        ..Binding::default()
+        ..StoredBinding::default()
     }
 }
 
 /// A cluster with Harvester's roles and no objects of the guest.
-fn empty() -> Found {
+fn empty() -> ExistingObjects {
     let roles = [CLOUD_PROVIDER, CSI_DRIVER].map(|role| (role.to_owned(), json!([])));
-    Found {
+    ExistingObjects {
         roles: roles.into(),
         shared: ["harvester-system".to_owned()].into(),
-        ..Found::default()
+        ..ExistingObjects::default()
     }
 }
 
 /// All objects of a guest's credential.
-fn whole() -> Found {
-    Found {
-        account: Some(Account { uid: "u1".to_owned(), created: NOW, ..Account::default() }),
+fn whole() -> ExistingObjects {
+    ExistingObjects {
+        account: Some(StoredAccount {
+            uid: "u1".to_owned(),
+            created: NOW,
+            ..StoredAccount::default()
+        }),
         bindings: vec![
             binding(Some("guests"), "guests-blue", CLOUD_PROVIDER, &["blue"]),
             binding(None, "guests-blue", CSI_DRIVER, &["blue"]),
@@ -63,11 +67,11 @@ fn whole() -> Found {
     }
 }
 
-fn names(steps: &[Step]) -> Vec<String> {
+fn names(steps: &[CreationStep]) -> Vec<String> {
     steps.iter().map(|step| step.object.to_string()).collect()
 }
 
-fn said(result: Result<Vec<Step>, Refused>) -> String {
+fn said(result: Result<Vec<CreationStep>, RefusalReasons>) -> String {
     result.unwrap_err().to_string()
 }
 
@@ -80,17 +84,17 @@ fn names_are_harvesters() {
     let cut = format!("{}-{}", "c".repeat(35), "d".repeat(20));
     assert_eq!(safe_name(&[&n, &cut]), format!("{n}-{}-8996c1", "c".repeat(35)));
     for bad in ["", "B", "-a", "a-", "a_b", "a..b", "ä", "default", "a b", "a\n"] {
-        assert!(Guest::new(bad, "guests").is_err(), "{bad:?}");
+        assert!(GuestCluster::new(bad, "guests").is_err(), "{bad:?}");
     }
     for good in ["a", "rke2-guest-01", "harvester.cp", "0"] {
-        assert!(Guest::new(good, "guests").is_ok(), "{good}");
+        assert!(GuestCluster::new(good, "guests").is_ok(), "{good}");
     }
-    assert_eq!(Guest::new("A", "B").unwrap_err().0.len(), 2);
+    assert_eq!(GuestCluster::new("A", "B").unwrap_err().0.len(), 2);
 }
 
 #[test]
 fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
-    let all = plan(&guest(), Csi::Harvester, "blue-token", &empty()).unwrap();
+    let all = plan(&guest(), CsiAccess::Harvester, "blue-token", &empty()).unwrap();
     let expected = [
         "ServiceAccount guests/blue",
         "RoleBinding guests/guests-blue",
@@ -98,7 +102,7 @@ fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
         "Secret guests/blue-token",
     ];
     assert_eq!(names(&all), expected);
-    assert_eq!(plan(&guest(), Csi::Harvester, "blue-token", &whole()).unwrap(), []);
+    assert_eq!(plan(&guest(), CsiAccess::Harvester, "blue-token", &whole()).unwrap(), []);
     // Each object is made alone, if only it is missing.
     let spoils: [(Spoil, &str); 3] = [
         (|found| drop(found.bindings.remove(0)), expected[1]),
@@ -110,11 +114,11 @@ fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
         found.account.as_mut().unwrap().made_for = Some("blue".to_owned());
         spoil(&mut found);
         assert_eq!(
-            names(&plan(&guest(), Csi::Harvester, "blue-token", &found).unwrap()),
+            names(&plan(&guest(), CsiAccess::Harvester, "blue-token", &found).unwrap()),
             [missing]
         );
     }
-    let steps = plan(&guest(), Csi::Narrow, "blue-token", &empty()).unwrap();
+    let steps = plan(&guest(), CsiAccess::Narrow, "blue-token", &empty()).unwrap();
     assert_eq!(
         names(&steps),
         [
@@ -132,18 +136,19 @@ fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
     let owners =
         |at: usize| steps[at].body["metadata"]["ownerReferences"].as_array().unwrap().len();
     assert_eq!((owners(4), owners(5), owners(6)), (1, 1, 0));
-    let none = plan(&guest(), Csi::None, "blue-token", &empty()).unwrap();
+    let none = plan(&guest(), CsiAccess::None, "blue-token", &empty()).unwrap();
     assert_eq!(names(&none), [expected[0], expected[1], expected[3]]);
 }
 
 #[test]
 fn rights_of_a_csi_driver_stay_as_they_are_unless_others_are_asked_for() {
-    let of = |found: &Found| csi(&guest(), found, None);
-    for asked in [Csi::Harvester, Csi::Narrow, Csi::None] {
+    let of = |found: &ExistingObjects| csi(&guest(), found, None);
+    for asked in [CsiAccess::Harvester, CsiAccess::Narrow, CsiAccess::None] {
         assert_eq!(csi(&guest(), &whole(), Some(asked)), asked);
     }
-    assert_eq!((of(&empty()), of(&whole())), (Csi::Narrow, Csi::Harvester));
-    let with = |bindings: &[Binding]| Found { bindings: bindings.to_vec(), ..whole() };
+    assert_eq!((of(&empty()), of(&whole())), (CsiAccess::Narrow, CsiAccess::Harvester));
+    let with =
+        |bindings: &[StoredBinding]| ExistingObjects { bindings: bindings.to_vec(), ..whole() };
     let provider = || binding(Some("guests"), "guests-blue", CLOUD_PROVIDER, &["blue"]);
     for narrow in [
         binding(Some("guests"), "guests-blue:csi", CSI_DRIVER, &["blue"]),
@@ -151,17 +156,19 @@ fn rights_of_a_csi_driver_stay_as_they_are_unless_others_are_asked_for() {
         binding(Some("harvester-system"), "guests-blue:csi", CSI_SHARED, &["blue"]),
     ] {
         let both = binding(None, "guests-blue", CSI_DRIVER, &["blue"]);
-        assert_eq!(of(&with(&[provider(), narrow.clone()])), Csi::Narrow, "{narrow:?}");
-        assert_eq!(of(&with(&[narrow, both])), Csi::Harvester);
+        assert_eq!(of(&with(&[provider(), narrow.clone()])), CsiAccess::Narrow, "{narrow:?}");
+        assert_eq!(of(&with(&[narrow, both])), CsiAccess::Harvester);
     }
     // With a token, the guest was created without such rights; without one, its creation was cut short.
     let mut found = with(&[provider(), binding(None, "other", CSI_DRIVER, &["red"])]);
-    assert_eq!(of(&found), Csi::None);
+    assert_eq!(of(&found), CsiAccess::None);
     found.tokens.clear();
-    assert_eq!(of(&found), Csi::Narrow);
+    assert_eq!(of(&found), CsiAccess::Narrow);
     let stands_for = Some("blue-token-2".to_owned());
-    found.taken.insert("blue-token".into(), Taken { stands_for, ..Taken::default() });
-    assert_eq!(of(&found), Csi::None);
+    found
+        .taken
+        .insert("blue-token".into(), ForeignSecret { stands_for, ..ForeignSecret::default() });
+    assert_eq!(of(&found), CsiAccess::None);
 }
 
 #[test]
@@ -178,10 +185,10 @@ fn what_reaches_beyond_the_namespace_is_named() {
 
 #[test]
 fn foreign_objects_are_named() {
-    let with = |change: &dyn Fn(&mut Found)| {
+    let with = |change: &dyn Fn(&mut ExistingObjects)| {
         let mut found = whole();
         change(&mut found);
-        said(plan(&guest(), Csi::Harvester, "blue-token", &found))
+        said(plan(&guest(), CsiAccess::Harvester, "blue-token", &found))
     };
     let has = |said: String, words: &[&str]| {
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
@@ -198,28 +205,28 @@ fn foreign_objects_are_named() {
     );
     has(with(&|f| f.bindings[1].role.1 = CSI_CLUSTER.into()), &["--csi narrow"]);
     has(
-        with(&|f| f.bindings[1].subjects.push(Subject::default())),
+        with(&|f| f.bindings[1].subjects.push(BindingSubject::default())),
         &["ClusterRoleBinding", "alone"],
     );
     has(with(&|f| f.bindings[1].subjects.clear()), &["no subject", "--csi none"]);
     has(with(&|f| f.tokens[0].account.0 = "red".into()), &["Secret guests/blue-token", "red"]);
     has(with(&|f| f.tokens[0].account.1 = "u0".into()), &["Secret guests/blue-token", "earlier"]);
-    let taken = |f: &mut Found| {
+    let taken = |f: &mut ExistingObjects| {
         f.tokens.clear();
-        f.taken.insert("blue-token".into(), Taken::default());
+        f.taken.insert("blue-token".into(), ForeignSecret::default());
     };
     has(with(&taken), &["Secret guests/blue-token", "not ours"]);
     has(with(&|f| f.roles.clear()), &[CLOUD_PROVIDER, CSI_DRIVER, "--csi"]);
     // The UI's binding for the whole cluster is wider than narrow rights, and stays.
     let mut found = whole();
     found.roles.insert(CSI_SHARED.into(), json!([]));
-    let narrow = plan(&guest(), Csi::Narrow, "blue-token", &found);
+    let narrow = plan(&guest(), CsiAccess::Narrow, "blue-token", &found);
     has(said(narrow), &[CSI_SHARED, "other rules"]);
 }
 
 #[test]
 fn the_newest_valid_token_is_handed_out_and_no_name_comes_back() {
-    let wanted = |found: &Found| wanted_token(&guest(), found, "STAMP", false);
+    let wanted = |found: &ExistingObjects| wanted_token(&guest(), found, "STAMP", false);
     assert_eq!(wanted(&empty()), "blue-token");
     assert_eq!(wanted(&whole()), "blue-token");
     assert_eq!(wanted_token(&guest(), &whole(), "STAMP", true), "blue-token-STAMP");
@@ -233,15 +240,17 @@ fn the_newest_valid_token_is_handed_out_and_no_name_comes_back() {
     assert_eq!(wanted(&found), "blue-token-STAMP");
     found.tokens.clear();
     let stands_for = Some(String::new());
-    found.taken.insert("blue-token".into(), Taken { stands_for, ..Taken::default() });
+    found
+        .taken
+        .insert("blue-token".into(), ForeignSecret { stands_for, ..ForeignSecret::default() });
     assert_eq!(wanted(&found), "blue-token-STAMP");
     // A token of another account, or of an earlier one, is not the guest's.
     let mut found = whole();
     found.tokens[0].account.1 = "u0".to_owned();
-    assert_eq!(found.valid(&guest()), Vec::<&Token>::new());
+    assert_eq!(found.valid(&guest()), Vec::<&TokenSecret>::new());
 }
 
-fn going(found: &Found, what: &What, kept: Option<&str>) -> Vec<String> {
+fn going(found: &ExistingObjects, what: &RevokeScope, kept: Option<&str>) -> Vec<String> {
     let removals = revoke(&guest(), found, what, kept).unwrap().removals;
     removals.iter().map(|removal| removal.object.to_string()).collect()
 }
@@ -250,23 +259,27 @@ fn going(found: &Found, what: &What, kept: Option<&str>) -> Vec<String> {
 fn old_tokens_go_when_the_new_one_is_in_use() {
     let mut found = whole();
     found.tokens = vec![used("blue-token", NOW, "2027-01-15"), token("blue-token-2", NOW + 1)];
-    let refused = revoke(&guest(), &found, &What::Old, None).unwrap_err().to_string();
+    let refused = revoke(&guest(), &found, &RevokeScope::Old, None).unwrap_err().to_string();
     assert!(
         refused.contains("blue-token-2") && refused.contains("--revoke blue-token"),
         "{refused}"
     );
-    assert_eq!(going(&found, &What::Old, Some("blue-token-2")), ["Secret guests/blue-token"]);
-    assert_eq!(going(&found, &What::from("blue-token"), None), ["Secret guests/blue-token"]);
+    assert_eq!(
+        going(&found, &RevokeScope::Old, Some("blue-token-2")),
+        ["Secret guests/blue-token"]
+    );
+    assert_eq!(going(&found, &RevokeScope::from("blue-token"), None), ["Secret guests/blue-token"]);
     found.tokens[1].last_used = Some("2027-01-15".to_owned());
-    assert_eq!(going(&found, &What::Old, None), ["Secret guests/blue-token"]);
+    assert_eq!(going(&found, &RevokeScope::Old, None), ["Secret guests/blue-token"]);
     // Neither was used.
     found.tokens.iter_mut().for_each(|token| token.last_used = None);
-    assert_eq!(going(&found, &What::Old, None), ["Secret guests/blue-token"]);
+    assert_eq!(going(&found, &RevokeScope::Old, None), ["Secret guests/blue-token"]);
     found
         .tokens
-        .push(Token { account: ("red".into(), "u2".into()), ..token("red-token", NOW + 9) });
-    assert_eq!(going(&found, &What::Old, None), ["Secret guests/blue-token"]);
-    let other = revoke(&guest(), &found, &What::from("red-token"), None).unwrap_err().to_string();
+        .push(TokenSecret { account: ("red".into(), "u2".into()), ..token("red-token", NOW + 9) });
+    assert_eq!(going(&found, &RevokeScope::Old, None), ["Secret guests/blue-token"]);
+    let other =
+        revoke(&guest(), &found, &RevokeScope::from("red-token"), None).unwrap_err().to_string();
     assert!(other.contains("--revoke \"red-token\"") && other.contains("blue-token, blue-token-2"));
 }
 
@@ -285,26 +298,26 @@ fn access_goes_first_and_the_last_trace_last() {
         "ServiceAccount guests/blue",
         "RoleBinding guests/guests-blue",
     ];
-    assert_eq!(going(&found, &What::All, None), expected);
-    let left = revoke(&guest(), &found, &What::All, None).unwrap().left;
+    assert_eq!(going(&found, &RevokeScope::All, None), expected);
+    let left = revoke(&guest(), &found, &RevokeScope::All, None).unwrap().left;
     assert!(left.len() == 1 && left[0].contains("team"), "{left:?}");
     // After a run that ended early, the rest is still found.
     found.tokens.clear();
     found.bindings.retain(|b| b.namespace.as_deref() == Some("guests"));
-    assert_eq!(going(&found, &What::All, None), expected[4..]);
+    assert_eq!(going(&found, &RevokeScope::All, None), expected[4..]);
     found.account = None;
-    assert_eq!(going(&found, &What::All, None), expected[5..]);
+    assert_eq!(going(&found, &RevokeScope::All, None), expected[5..]);
     found.bindings.clear();
-    found.account = Some(Account::default());
+    found.account = Some(StoredAccount::default());
     assert!(
-        revoke(&guest(), &found, &What::All, None).is_err(),
+        revoke(&guest(), &found, &RevokeScope::All, None).is_err(),
         "an account that is not the guest's"
     );
 }
 
 #[test]
 fn a_stand_in_holds_the_name_of_a_first_token_that_is_gone() {
-    let of = |found: &Found, kept: Option<&str>, make| {
+    let of = |found: &ExistingObjects, kept: Option<&str>, make| {
         stand_in(&guest(), found, kept, make)
             .map(|s| (s.old.is_some(), s.copies.unwrap_or_default()))
     };
@@ -317,7 +330,9 @@ fn a_stand_in_holds_the_name_of_a_first_token_that_is_gone() {
     assert_eq!(of(&found, None, true), Some((false, String::new())));
     let mut holds = |what: Option<&str>| {
         let stands_for = what.map(str::to_owned);
-        found.taken.insert("blue-token".into(), Taken { stands_for, ..Taken::default() });
+        found
+            .taken
+            .insert("blue-token".into(), ForeignSecret { stands_for, ..ForeignSecret::default() });
         of(&found, Some("blue-token-3"), false)
     };
     assert_eq!(holds(Some("blue-token-3")), None);
@@ -327,14 +342,15 @@ fn a_stand_in_holds_the_name_of_a_first_token_that_is_gone() {
     assert_eq!(of(&found, None, true), None);
 }
 
-fn credential(machines: Option<usize>, found: Found) -> Credential {
-    Credential { guest: guest(), found, machines, rotation: None }
+fn credential(machines: Option<usize>, found: ExistingObjects) -> GuestCredential {
+    GuestCredential { guest: guest(), found, machines, rotation: None }
 }
 
 #[test]
 fn a_guest_is_gone_without_vms_and_without_use() {
-    let gone =
-        |machines, found: Found, days| credential(machines, found).lives(NOW, days).is_none();
+    let gone = |machines, found: ExistingObjects, days| {
+        credential(machines, found).lives(NOW, days).is_none()
+    };
     let aged = |created: i64, last_used: Option<&str>| {
         let mut found = whole();
         found.account.as_mut().unwrap().created = created;
@@ -357,7 +373,10 @@ fn a_guest_is_gone_without_vms_and_without_use() {
             && !gone(Some(0), aged(0, Some("2030-01-01")), 7)
     );
     assert!(gone(Some(0), aged(NOW, None), 0));
-    assert!(gone(Some(0), Found { account: None, ..aged(NOW, None) }, 7), "no token is valid");
+    assert!(
+        gone(Some(0), ExistingObjects { account: None, ..aged(NOW, None) }, 7),
+        "no token is valid"
+    );
     // The use of tokens that a TokenRotation makes is not recorded.
     let mut rotated = credential(Some(0), aged(0, None));
     rotated.rotation = Some("keeper".to_owned());
@@ -372,27 +391,27 @@ fn a_guest_is_gone_without_vms_and_without_use() {
 
 #[test]
 fn guests_are_known_by_their_vms() {
-    let vm = |name: &str, namespace: &str, cluster: Option<&str>, by_driver| Machine {
+    let vm = |name: &str, namespace: &str, cluster: Option<&str>, by_driver| GuestVm {
         namespace: namespace.into(),
         name: name.into(),
         cluster: cluster.map(str::to_owned),
         by_driver,
     };
-    let survey = |machines: Vec<Machine>| Survey {
+    let survey = |machines: Vec<GuestVm>| GuestObjects {
         bindings: whole().bindings,
         machines: Some(machines),
-        ..Survey::default()
+        ..GuestObjects::default()
     };
     let rotation = |namespace: &str, account: Option<&str>| {
         let namespace = namespace.to_owned();
         let name = "keeper".to_owned();
         let account = account.map(str::to_owned);
-        let rotations = vec![Rotation { namespace, name, account }];
-        Survey { rotations, ..survey(Vec::new()) }.credentials(None)[0].rotation.clone()
+        let rotations = vec![AccountRotation { namespace, name, account }];
+        GuestObjects { rotations, ..survey(Vec::new()) }.credentials(None)[0].rotation.clone()
     };
     assert_eq!(rotation("guests", Some("blue")).as_deref(), Some("keeper"));
     assert_eq!(rotation("other", Some("blue")).or(rotation("guests", Some("red"))), None);
-    let count = |machine: Machine| survey(vec![machine]).credentials(None)[0].machines;
+    let count = |machine: GuestVm| survey(vec![machine]).credentials(None)[0].machines;
     assert_eq!(count(vm("x", "guests", Some("blue"), false)), Some(1));
     assert_eq!(count(vm("blue-pool-1", "guests", None, true)), Some(1));
     assert_eq!(count(vm("blue-pool-1", "guests", Some("blue-2"), true)), Some(0));
@@ -401,12 +420,13 @@ fn guests_are_known_by_their_vms() {
     assert_eq!(count(vm("x", "other", Some("blue"), true)), Some(0));
     // An account without bindings is listed if its annotation names the guest, else not.
     let marked = |made_for: Option<&str>| {
-        let account = Account { made_for: made_for.map(str::to_owned), ..Account::default() };
+        let account =
+            StoredAccount { made_for: made_for.map(str::to_owned), ..StoredAccount::default() };
         let accounts = vec![(("guests".to_owned(), "blue".to_owned()), account)];
-        Survey { accounts, ..Survey::default() }.credentials(None).len()
+        GuestObjects { accounts, ..GuestObjects::default() }.credentials(None).len()
     };
     assert_eq!((marked(Some("blue")), marked(Some("red")), marked(None)), (1, 0, 0));
-    let survey = Survey { machines: None, ..survey(Vec::new()) };
+    let survey = GuestObjects { machines: None, ..survey(Vec::new()) };
     assert_eq!(survey.credentials(Some("guests"))[0].machines, None);
     assert_eq!(survey.credentials(Some("other")), []);
 }
@@ -416,11 +436,14 @@ fn the_table_says_what_there_is() {
     let mut found = whole();
     found.tokens = vec![
         used("blue-token", NOW - 40 * DAY, "2027-01-14"),
-        Token { invalid_since: Some("2027-01-01".into()), ..token("blue-token-1", NOW - 3 * 3600) },
+        TokenSecret {
+            invalid_since: Some("2027-01-01".into()),
+            ..token("blue-token-1", NOW - 3 * 3600)
+        },
         token("blue-token-2", NOW - 61),
     ];
     found.bindings.push(binding(None, "blue", CLOUD_PROVIDER, &["blue"]));
-    let left = Found { account: None, tokens: Vec::new(), ..whole() };
+    let left = ExistingObjects { account: None, tokens: Vec::new(), ..whole() };
     let mut over = credential(None, left);
     over.guest.cluster = "red".to_owned();
     let text = table(&[credential(Some(2), found), over], NOW, 7);

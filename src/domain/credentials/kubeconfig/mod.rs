@@ -8,7 +8,7 @@
 use serde_json::{Value, json};
 
 use super::client_certificate;
-use super::token::{Says, Token};
+use super::token::{TokenClaims, TokenText};
 
 /// Fields that a user entry must not have, because they are used instead of its token or beside it.
 const OTHER_WAYS: [&str; 8] = [
@@ -36,18 +36,18 @@ pub type Unfit = String;
 pub struct Kubeconfig(Value);
 
 /// Way in which a user authenticates.
-pub enum Way {
+pub enum AuthMethod {
     /// A token in the file.
-    Token(Token),
+    Token(TokenText),
     /// A certificate in the file: its name and times.
-    Certificate(Says),
+    Certificate(TokenClaims),
     /// A way whose end is not known: the reason.
     Unknown(String),
 }
 
 /// Server where a user's token is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reach {
+pub struct ServerEndpoint {
     /// URL of the API server.
     pub server: String,
     /// Certificates of the server's authority, PEM in base64. `None`: the system's authorities.
@@ -58,7 +58,7 @@ pub struct Reach {
     pub insecure: bool,
 }
 
-impl Reach {
+impl ServerEndpoint {
     /// Reason why no token may be sent to the server. `None`: it may.
     pub fn fault(&self) -> Option<Unfit> {
         let is_secure = self.server.get(..8).is_some_and(|s| s.eq_ignore_ascii_case("https://"));
@@ -90,19 +90,19 @@ impl Kubeconfig {
     }
 
     /// All tokens in the file, with their users.
-    pub fn tokens(&self) -> Vec<(String, Token)> {
+    pub fn tokens(&self) -> Vec<(String, TokenText)> {
         let users = self.0["users"].as_array().into_iter().flatten();
         users
             .filter_map(|entry| {
                 let token = entry["user"]["token"].as_str().filter(|token| !token.is_empty())?;
                 let user = entry["name"].as_str().unwrap_or_default();
-                Some((user.to_owned(), Token::new(token.to_owned())))
+                Some((user.to_owned(), TokenText::new(token.to_owned())))
             })
             .collect()
     }
 
     /// All ways to authenticate in the file, with their users.
-    pub fn ways(&self) -> Vec<(String, Way)> {
+    pub fn ways(&self) -> Vec<(String, AuthMethod)> {
         let users = self.0["users"].as_array().into_iter().flatten();
         users
             .flat_map(|entry| {
@@ -129,21 +129,21 @@ impl Kubeconfig {
     }
 
     /// Old token that is kept beside the user's own.
-    pub fn previous(&self, user: &str) -> Option<Token> {
+    pub fn previous(&self, user: &str) -> Option<TokenText> {
         let name = format!("{user}{PREVIOUS}");
         self.tokens().into_iter().find(|(user, _)| *user == name).map(|(_, token)| token)
     }
 
     /// Token of a user. `None`: the user has no token yet, and may get one.
-    pub fn token_of(&self, user: &str) -> Result<Option<Token>, Unfit> {
+    pub fn token_of(&self, user: &str) -> Result<Option<TokenText>, Unfit> {
         let entry = self.entry(user)?;
         let token = entry["user"]["token"].as_str().filter(|token| !token.trim().is_empty());
-        Ok(token.map(|token| Token::new(token.to_owned())))
+        Ok(token.map(|token| TokenText::new(token.to_owned())))
     }
 
     /// The same kubeconfig with another token for the user. `keep`: the old token stays in an entry
     /// of its own, so that an issuer that deletes unnamed tokens does not delete it.
-    pub fn with(&self, user: &str, token: &Token, keep: bool) -> Result<String, Unfit> {
+    pub fn with(&self, user: &str, token: &TokenText, keep: bool) -> Result<String, Unfit> {
         let old = self.token_of(user)?.filter(|old| keep && old.hash() != token.hash());
         let mut config = self.0.clone();
         let users = config["users"].as_array_mut().into_iter().flatten();
@@ -163,7 +163,11 @@ impl Kubeconfig {
 
     /// New kubeconfig for another server, with one context, and one user with this token. `kept`: old
     /// token that stays in an entry of its own.
-    pub fn made(to: &Reach, token: &Token, kept: Option<&Token>) -> Result<String, Unfit> {
+    pub fn made(
+        to: &ServerEndpoint,
+        token: &TokenText,
+        kept: Option<&TokenText>,
+    ) -> Result<String, Unfit> {
         let mut cluster = json!({"server": to.server});
         if let Some(authority) = &to.authority {
             cluster["certificate-authority-data"] = json!(authority);
@@ -194,7 +198,7 @@ impl Kubeconfig {
 
     /// Server where the user's token is used: from the current context if it is the user's, else
     /// from the user's first context.
-    pub fn reach(&self, user: &str) -> Result<Reach, Unfit> {
+    pub fn reach(&self, user: &str) -> Result<ServerEndpoint, Unfit> {
         self.entry(user)?;
         let contexts = || self.0["contexts"].as_array().into_iter().flatten();
         let theirs = |context: &&Value| context["context"]["user"] == user;
@@ -220,7 +224,7 @@ impl Kubeconfig {
                 ));
             }
         }
-        Ok(Reach {
+        Ok(ServerEndpoint {
             server: text("server").ok_or_else(|| "its cluster has no server".to_owned())?,
             authority: text("certificate-authority-data").filter(|data| !data.is_empty()),
             server_name: text("tls-server-name").filter(|name| !name.is_empty()),
@@ -246,17 +250,17 @@ impl Kubeconfig {
     }
 }
 
-fn ways(user: &Value) -> Vec<Way> {
+fn ways(user: &Value) -> Vec<AuthMethod> {
     let text = |field: &str| user[field].as_str().filter(|text| !text.is_empty());
     let mut ways = Vec::new();
     // A token file takes precedence over the token beside it.
     if let Some(token) = text("token").filter(|_| text("tokenFile").is_none()) {
-        ways.push(Way::Token(Token::new(token.to_owned())));
+        ways.push(AuthMethod::Token(TokenText::new(token.to_owned())));
     }
     if let Some(data) = text("client-certificate-data") {
         ways.push(client_certificate::says(data).map_or_else(
-            || Way::Unknown("its client-certificate-data is no certificate".to_owned()),
-            Way::Certificate,
+            || AuthMethod::Unknown("its client-certificate-data is no certificate".to_owned()),
+            AuthMethod::Certificate,
         ));
     }
     let is_there = |way: &&&str| !user[**way].is_null() && user[**way] != "";
@@ -264,7 +268,9 @@ fn ways(user: &Value) -> Vec<Way> {
     let path =
         |way: &&&str| **way == "client-certificate" && text("client-certificate-data").is_some();
     if let Some(way) = ELSEWHERE.iter().find(|way| is_there(way) && !path(way)) {
-        ways.push(Way::Unknown(format!("it authenticates by {way}: its end is not in the file")));
+        ways.push(AuthMethod::Unknown(format!(
+            "it authenticates by {way}: its end is not in the file"
+        )));
     }
     ways
 }

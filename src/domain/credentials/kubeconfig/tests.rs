@@ -34,12 +34,12 @@ fn parsed(text: &str) -> Kubeconfig {
     Kubeconfig::parse(text).unwrap()
 }
 
-fn token(text: &str) -> Token {
-    Token::new(text.to_owned())
+fn token(text: &str) -> TokenText {
+    TokenText::new(text.to_owned())
 }
 
 fn tokens(config: &Kubeconfig) -> Vec<(String, String)> {
-    let plain = |(user, token): (String, Token)| (user, token.reveal().to_owned());
+    let plain = |(user, token): (String, TokenText)| (user, token.reveal().to_owned());
     config.tokens().into_iter().map(plain).collect()
 }
 
@@ -159,7 +159,7 @@ proptest! {
 
 #[test]
 fn a_token_is_not_sent_to_unverified_servers_or_in_clear() {
-    let reach = |server: &str, insecure| Reach {
+    let reach = |server: &str, insecure| ServerEndpoint {
         server: server.to_owned(),
         authority: None,
         server_name: None,

@@ -12,7 +12,7 @@ const LONGEST_URL: usize = 200;
 
 /// Cloud credential that is to get a token of the API key's user.
 #[derive(Clone, Copy, Debug)]
-pub struct Gift<'a> {
+pub struct TokenGrant<'a> {
     /// Name of the cloud credential's Secret.
     pub credential: &'a str,
     /// User who made the cloud credential, and may read it.
@@ -23,7 +23,7 @@ pub struct Gift<'a> {
     pub allowed: bool,
 }
 
-impl Gift<'_> {
+impl TokenGrant<'_> {
     /// Reason why the cloud credential gets no token. `None`: it may get one.
     pub fn fault(&self) -> Option<Unfit> {
         let Self { credential, owner, user, allowed } = *self;
@@ -58,7 +58,7 @@ fn cluster(server: &str) -> Option<&str> {
 
 /// Secret with an API key, and the URLs that limit its use.
 #[derive(Clone, Copy, Debug)]
-pub struct Letter<'a> {
+pub struct MinterSecret<'a> {
     /// Name of the Secret.
     pub secret: &'a str,
     /// URL in the Secret's annotation.
@@ -69,7 +69,7 @@ pub struct Letter<'a> {
     pub first: Option<&'a str>,
 }
 
-impl Letter<'_> {
+impl MinterSecret<'_> {
     /// URL to which the API key may be sent, or the reason why there is none.
     pub fn address(&self) -> Result<String, Unfit> {
         let begin = format!("spec.rancher.minter: the Secret {:?}", self.secret);

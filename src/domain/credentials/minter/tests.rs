@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_token_of_another_user_is_given_only_if_the_spec_says_so() {
     let gift =
-        Gift { credential: "cc-abcde", owner: "u-owner", user: "user-admin", allowed: false };
+        TokenGrant { credential: "cc-abcde", owner: "u-owner", user: "user-admin", allowed: false };
     let why = gift.fault().unwrap();
     for part in [
         "spec.rancher.minter",
@@ -17,13 +17,13 @@ fn a_token_of_another_user_is_given_only_if_the_spec_says_so() {
     ] {
         assert!(why.contains(part), "{part}: {why}");
     }
-    assert_eq!(Gift { allowed: true, ..gift }.fault(), None);
+    assert_eq!(TokenGrant { allowed: true, ..gift }.fault(), None);
     for allowed in [false, true] {
-        assert_eq!(Gift { user: "u-owner", allowed, ..gift }.fault(), None);
+        assert_eq!(TokenGrant { user: "u-owner", allowed, ..gift }.fault(), None);
     }
     // A user whose ID begins like the owner's is another user, and so is one without an ID.
     for user in ["u-owner2", "U-OWNER", "u-owne", ""] {
-        assert!(Gift { user, ..gift }.fault().is_some(), "{user}");
+        assert!(TokenGrant { user, ..gift }.fault().is_some(), "{user}");
     }
 }
 
@@ -58,8 +58,8 @@ fn a_token_is_good_for_the_cluster_to_which_its_kubeconfig_leads() {
 
 const RANCHER: &str = "https://rancher.example.com";
 
-fn letter<'a>(named: Option<&'a str>, wanted: Option<&'a str>) -> Letter<'a> {
-    Letter { secret: "rancher", named, wanted, first: None }
+fn letter<'a>(named: Option<&'a str>, wanted: Option<&'a str>) -> MinterSecret<'a> {
+    MinterSecret { secret: "rancher", named, wanted, first: None }
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_secret_may_say_alone_where_its_api_key_goes() {
         (Some("https://rancher?x"), None, None),
         (Some("https://ran cher"), None, None),
     ] {
-        let found = Letter { first, ..letter(named, None) }.address();
+        let found = MinterSecret { first, ..letter(named, None) }.address();
         assert_eq!(found.as_deref().ok(), url, "{named:?} {first:?}");
         is_named(found.as_ref().err());
     }

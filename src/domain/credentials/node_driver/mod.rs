@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 /// A right that the driver needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Right {
+pub struct DriverRight {
     pub(super) verb: &'static str,
     pub(super) group: &'static str,
     /// Resource, with its subresource after a slash, if the right is for one.
@@ -20,12 +20,12 @@ pub struct Right {
     pub(super) name: Option<&'static str>,
 }
 
-const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> Right {
-    Right { verb, group, resource, name: None }
+const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> DriverRight {
+    DriverRight { verb, group, resource, name: None }
 }
 
 /// Rights that the driver needs. The ones that a mere reader lacks come first.
-pub const RIGHTS: [Right; 10] = [
+pub const RIGHTS: [DriverRight; 10] = [
     of("create", "kubevirt.io", "virtualmachines"),
     of("get", "kubevirt.io", "virtualmachines"),
     of("update", "kubevirt.io", "virtualmachines"),
@@ -40,15 +40,15 @@ pub const RIGHTS: [Right; 10] = [
 
 /// Rights to get what a machine's configuration names, in any namespace, and Harvester's version.
 /// The driver needs those of them that the configuration uses.
-pub const READS: [Right; 5] = [
+pub const READS: [DriverRight; 5] = [
     of("get", "harvesterhci.io", "virtualmachineimages"),
     of("get", "harvesterhci.io", "keypairs"),
     of("get", "k8s.cni.cncf.io", "network-attachment-definitions"),
     of("get", "storage.k8s.io", "storageclasses"),
-    Right { name: Some("server-version"), ..of("get", "harvesterhci.io", "settings") },
+    DriverRight { name: Some("server-version"), ..of("get", "harvesterhci.io", "settings") },
 ];
 
-impl Right {
+impl DriverRight {
     /// SelfSubjectAccessReview that asks the API server whether a token's user has the right.
     /// Without a namespace: in all namespaces.
     pub fn review(&self, namespace: Option<&str>) -> Value {
@@ -79,7 +79,7 @@ impl Right {
     }
 }
 
-impl fmt::Display for Right {
+impl fmt::Display for DriverRight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { verb, group, resource, .. } = self;
         let dot = if group.is_empty() { "" } else { "." };

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_right_is_asked_for_as_the_api_server_knows_it() {
-    let asked = |right: &Right| {
+    let asked = |right: &DriverRight| {
         let review = right.review(Some("team"));
         let of = |field: &str| {
             review["spec"]["resourceAttributes"][field].as_str().unwrap_or("none").to_owned()

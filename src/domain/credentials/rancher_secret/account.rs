@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::super::guest_account::{is_object_name, namespace_fault};
 use super::super::kubeconfig::Unfit;
 use super::super::minter::is_server;
-use super::super::node_driver::{READS, RIGHTS, Right};
+use super::super::node_driver::{DriverRight, READS, RIGHTS};
 use api::{
     CloudCredentialTarget, Minter, RancherServer, RancherToken, SecretTarget, ServiceAccountToken,
     Source, Target, TokenRotation, TokenRotationSpec,
@@ -26,7 +26,7 @@ const LONGEST: usize = 63;
 
 /// Options about a ServiceAccount behind a cloud credential.
 #[derive(Clone, Copy, Debug)]
-pub struct Behind<'a> {
+pub struct AccountOptions<'a> {
     /// Name of the cloud credential's Secret in Rancher.
     pub credential: &'a str,
     /// URL at which Rancher reaches this cluster.
@@ -41,7 +41,7 @@ pub struct Behind<'a> {
     pub secret: &'a str,
 }
 
-impl Behind<'_> {
+impl AccountOptions<'_> {
     /// Errors about the options, each with the option's name.
     pub fn faults(&self) -> Vec<Unfit> {
         let mut faults = Vec::new();
@@ -184,7 +184,7 @@ impl Behind<'_> {
 }
 
 /// Rules of a role with these rights: one for each resource.
-fn rules(rights: &[Right]) -> Vec<Value> {
+fn rules(rights: &[DriverRight]) -> Vec<Value> {
     let mut verbs: BTreeMap<(&str, &str, Option<&str>), Vec<&str>> = BTreeMap::new();
     for right in rights {
         verbs.entry((right.group, right.resource, right.name)).or_default().push(right.verb);

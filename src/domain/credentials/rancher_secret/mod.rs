@@ -5,19 +5,19 @@
 
 mod account;
 
-pub use account::Behind;
+pub use account::AccountOptions;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chrono::DateTime;
 use zeroize::Zeroizing;
 
-use super::children::Listed;
+use super::children::ChildCandidate;
 use super::guest_account::{is_object_name, namespace_fault};
 use super::kubeconfig::Unfit;
 use super::minter::is_server;
 use super::rotation::Seconds;
-use super::token::{Token, hash};
+use super::token::{TokenText, hash};
 use api::ANNOTATION_RANCHER_URL;
 
 /// Path on a Rancher where its authority is public.
@@ -25,7 +25,7 @@ pub const AUTHORITY: &str = "/cacerts";
 
 /// Options of `rancher-secret`, and the API key.
 #[derive(Clone, Debug)]
-pub struct Order<'a> {
+pub struct RancherSecretOptions<'a> {
     /// URL of the Rancher.
     pub url: &'a str,
     /// SHA-256 of the Rancher's authority, in hexadecimal. `None`: a public authority signs its
@@ -36,10 +36,10 @@ pub struct Order<'a> {
     /// Name of the Secret.
     pub name: &'a str,
     /// API key from standard input.
-    pub key: &'a Token,
+    pub key: &'a TokenText,
 }
 
-impl Order<'_> {
+impl RancherSecretOptions<'_> {
     /// Errors about the options and the key, each with the option's name.
     pub fn faults(&self) -> Vec<Unfit> {
         let mut faults = Vec::new();
@@ -124,7 +124,7 @@ pub fn unknown_authority(shown: &str) -> Unfit {
 
 /// Report about the key: its user, its end (`ends`, if it has one), and the cloud credentials for
 /// it.
-pub fn report(user: &str, ends: Option<Seconds>, listed: &[Listed]) -> String {
+pub fn report(user: &str, ends: Option<Seconds>, listed: &[ChildCandidate]) -> String {
     let own = listed.iter().filter(|one| one.owner == user).count();
     let others = listed.len() - own;
     let until = ends.and_then(|at| DateTime::from_timestamp(at, 0));

@@ -6,14 +6,14 @@ use serde_json::Value;
 const URL: &str = "https://rancher.example.com";
 const SUM: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
-fn token(text: &str) -> Token {
-    Token::new(text.to_owned())
+fn token(text: &str) -> TokenText {
+    TokenText::new(text.to_owned())
 }
 
 #[test]
 fn each_option_that_does_not_fit_is_named() {
     let key = token("token-abcde:secret");
-    let right = Order {
+    let right = RancherSecretOptions {
         url: URL,
         checksum: Some(SUM),
         namespace: "rancher-credentials",
@@ -21,33 +21,40 @@ fn each_option_that_does_not_fit_is_named() {
         key: &key,
     };
     assert_eq!(right.faults(), Vec::<String>::new());
-    assert!(Order { checksum: None, ..right.clone() }.faults().is_empty());
+    assert!(RancherSecretOptions { checksum: None, ..right.clone() }.faults().is_empty());
     let (ext, empty) = (token("ext/token-abcde:secret"), token(" \n"));
-    assert!(Order { key: &ext, ..right.clone() }.faults().is_empty());
+    assert!(RancherSecretOptions { key: &ext, ..right.clone() }.faults().is_empty());
     let (half, two) = (token("secret"), token("token-abcde:secret\ntoken-fghij:secret"));
     for (order, option) in [
-        (Order { url: "http://rancher", ..right.clone() }, "--url \"http://rancher\""),
-        (Order { url: "https://rancher/v3", ..right.clone() }, "--url"),
-        (Order { checksum: Some("9f86"), ..right.clone() }, "--ca-checksum \"9f86\""),
-        (Order { checksum: Some(""), ..right.clone() }, "--ca-checksum \"\""),
-        (Order { namespace: "a.b", ..right.clone() }, "--namespace \"a.b\""),
-        (Order { name: "Rancher", ..right.clone() }, "--name \"Rancher\""),
-        (Order { key: &empty, ..right.clone() }, "standard input"),
-        (Order { key: &half, ..right.clone() }, "standard input"),
-        (Order { key: &two, ..right.clone() }, "standard input"),
+        (
+            RancherSecretOptions { url: "http://rancher", ..right.clone() },
+            "--url \"http://rancher\"",
+        ),
+        (RancherSecretOptions { url: "https://rancher/v3", ..right.clone() }, "--url"),
+        (
+            RancherSecretOptions { checksum: Some("9f86"), ..right.clone() },
+            "--ca-checksum \"9f86\"",
+        ),
+        (RancherSecretOptions { checksum: Some(""), ..right.clone() }, "--ca-checksum \"\""),
+        (RancherSecretOptions { namespace: "a.b", ..right.clone() }, "--namespace \"a.b\""),
+        (RancherSecretOptions { name: "Rancher", ..right.clone() }, "--name \"Rancher\""),
+        (RancherSecretOptions { key: &empty, ..right.clone() }, "standard input"),
+        (RancherSecretOptions { key: &half, ..right.clone() }, "standard input"),
+        (RancherSecretOptions { key: &two, ..right.clone() }, "standard input"),
     ] {
         let faults = order.faults();
         assert!(faults.len() == 1 && faults[0].starts_with(option), "{option}: {faults:?}");
         assert!(faults[0].contains(": must be ") && !faults[0].contains("secret\""), "{faults:?}");
     }
-    let wrong = Order { url: "", checksum: Some("x"), namespace: "", name: "", key: &empty };
+    let wrong =
+        RancherSecretOptions { url: "", checksum: Some("x"), namespace: "", name: "", key: &empty };
     assert_eq!(wrong.faults().len(), 5);
 }
 
 #[test]
 fn the_secret_has_the_key_the_authority_and_the_url() {
     let key = token("token-abcde:secret\n");
-    let order = Order {
+    let order = RancherSecretOptions {
         url: "https://rancher.example.com/",
         checksum: None,
         namespace: "guests",
@@ -77,7 +84,7 @@ fn an_authority_is_taken_by_its_checksum_alone() {
 
 #[test]
 fn what_the_key_is_good_for_is_said() {
-    let one = |owner: &str| Listed { name: "cc-a".to_owned(), owner: owner.to_owned() };
+    let one = |owner: &str| ChildCandidate { name: "cc-a".to_owned(), owner: owner.to_owned() };
     let said = report("u-1", Some(1_800_000_000), &[one("u-1"), one("u-2"), one("u-1")]);
     for part in ["\"u-1\"", "ends on 2027-01-15 08:00:00 UTC", "made: 2;", "only watched: 1"] {
         assert!(said.contains(part), "{part}: {said}");
@@ -90,7 +97,7 @@ fn what_the_key_is_good_for_is_said() {
 
 #[test]
 fn each_option_about_an_account_is_named() {
-    let right = Behind {
+    let right = AccountOptions {
         credential: "cc-abcde",
         server: Some("https://192.168.5.10:6443"),
         vm_namespace: Some("guests"),
@@ -98,17 +105,20 @@ fn each_option_about_an_account_is_named() {
         namespace: "rancher-credentials",
         secret: "rancher",
     };
-    let existing = Behind { vm_namespace: None, account: Some("robot"), ..right };
+    let existing = AccountOptions { vm_namespace: None, account: Some("robot"), ..right };
     assert!(right.faults().is_empty() && existing.faults().is_empty());
     for (behind, option) in [
-        (Behind { credential: "CC", ..right }, "--cloud-credential \"CC\""),
-        (Behind { credential: "a.b", ..right }, "--cloud-credential"),
-        (Behind { server: None, ..right }, "--server"),
-        (Behind { server: Some("https://here/k8s"), ..right }, "--server \"https://here/k8s\""),
-        (Behind { vm_namespace: None, ..right }, "--vm-namespace"),
-        (Behind { vm_namespace: Some("A"), ..right }, "--vm-namespace \"A\""),
-        (Behind { account: Some("robot"), ..right }, "--vm-namespace"),
-        (Behind { account: Some("R"), ..existing }, "--service-account \"R\""),
+        (AccountOptions { credential: "CC", ..right }, "--cloud-credential \"CC\""),
+        (AccountOptions { credential: "a.b", ..right }, "--cloud-credential"),
+        (AccountOptions { server: None, ..right }, "--server"),
+        (
+            AccountOptions { server: Some("https://here/k8s"), ..right },
+            "--server \"https://here/k8s\"",
+        ),
+        (AccountOptions { vm_namespace: None, ..right }, "--vm-namespace"),
+        (AccountOptions { vm_namespace: Some("A"), ..right }, "--vm-namespace \"A\""),
+        (AccountOptions { account: Some("robot"), ..right }, "--vm-namespace"),
+        (AccountOptions { account: Some("R"), ..existing }, "--service-account \"R\""),
     ] {
         let faults = behind.faults();
         assert!(faults.len() == 1 && faults[0].starts_with(option), "{option}: {faults:?}");
@@ -117,7 +127,7 @@ fn each_option_about_an_account_is_named() {
 
 #[test]
 fn an_account_gets_the_drivers_rights_and_no_others() {
-    let behind = Behind {
+    let behind = AccountOptions {
         credential: "cc-abcde",
         server: Some("https://192.168.5.10:6443"),
         vm_namespace: Some("guests"),
@@ -144,7 +154,7 @@ fn an_account_gets_the_drivers_rights_and_no_others() {
     }
     assert_eq!(all[3]["metadata"]["namespace"], "guests");
     assert_eq!(all[3]["subjects"][0]["namespace"], "rancher-credentials");
-    let existing = Behind { vm_namespace: None, account: Some("robot"), ..behind };
+    let existing = AccountOptions { vm_namespace: None, account: Some("robot"), ..behind };
     let few = read(&existing.text(false));
     assert_eq!(few.len(), 1);
     let source = &few[0]["spec"]["source"]["serviceAccountToken"];

@@ -1,17 +1,20 @@
 //! Credentials that the target keeps beside the one in use, for an issuer that deletes what the
 //! target no longer names.
 
-use super::decide::Until;
-use super::{Act, Old, Plan, Record, Seconds, Seen, Target};
+use super::decide::EarliestTime;
+use super::{
+    ObservedState, RetiredCredential, RotationAction, RotationPlan, RotationRecord, Seconds,
+    TargetState,
+};
 
 /// Removes a kept credential of another maker from the target when its overlap is over. The
 /// operator does not revoke it.
 pub(super) fn drop_foreign(
-    plan: &Plan,
-    record: &Record,
-    seen: &Seen,
-    until: &mut Until,
-) -> Option<Act> {
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+    until: &mut EarliestTime,
+) -> Option<RotationAction> {
     let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
     if record.previous.iter().any(|old| is_of(old, kept)) {
         return None;
@@ -23,12 +26,16 @@ pub(super) fn drop_foreign(
         until.or(at);
         return None;
     }
-    Some(Act::DropOld)
+    Some(RotationAction::DropOld)
 }
 
 /// Time at which the place beside the credential in use is free for another one. `None`: it is free
 /// now, or the time is not known.
-pub(super) fn occupied_until(plan: &Plan, record: &Record, seen: &Seen) -> Option<Seconds> {
+pub(super) fn occupied_until(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+) -> Option<Seconds> {
     let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
     match record.previous.iter().find(|old| is_of(old, kept)) {
         Some(old) => old.after,
@@ -38,7 +45,7 @@ pub(super) fn occupied_until(plan: &Plan, record: &Record, seen: &Seen) -> Optio
 
 /// End of the overlap of a kept credential of another maker. `None`: another credential is pending,
 /// or none was published yet.
-pub(super) fn foreign_until(plan: &Plan, record: &Record) -> Option<Seconds> {
+pub(super) fn foreign_until(plan: &RotationPlan, record: &RotationRecord) -> Option<Seconds> {
     let published = record.last_rotation.filter(|_| record.pending.is_none())?;
     let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;
     Some(if leaked { published } else { published + plan.overlap + 1 })
@@ -47,18 +54,18 @@ pub(super) fn foreign_until(plan: &Plan, record: &Record) -> Option<Seconds> {
 /// Target as the second of two TokenRotations for one credential observes it. The kept credential
 /// belongs to the first one, unless the credential in use is the one that the second one published
 /// last.
-pub fn of_two(record: &Record, target: Target) -> Target {
-    let Target::There { version, holds, beside, kept } = target else { return target };
+pub fn of_two(record: &RotationRecord, target: TargetState) -> TargetState {
+    let TargetState::There { version, holds, beside, kept } = target else { return target };
     let current = record.current.as_ref().filter(|current| current.ours);
     let is_used = holds.as_ref().zip(current).is_some_and(|(held, ours)| held.hash == ours.hash);
-    Target::There { version, holds, beside, kept: kept.filter(|_| is_used) }
+    TargetState::There { version, holds, beside, kept: kept.filter(|_| is_used) }
 }
 
-pub(super) fn kept(seen: &Seen) -> Option<&String> {
-    let Target::There { kept, .. } = &seen.target else { return None };
+pub(super) fn kept(seen: &ObservedState) -> Option<&String> {
+    let TargetState::There { kept, .. } = &seen.target else { return None };
     kept.as_ref()
 }
 
-pub(super) fn is_of(old: &Old, hash: &String) -> bool {
+pub(super) fn is_of(old: &RetiredCredential, hash: &String) -> bool {
     old.hash.as_ref() == Some(hash)
 }

@@ -3,54 +3,63 @@
 use super::beside::{drop_foreign, is_of, kept, occupied_until};
 use super::strangers::{find, is_unseen, number};
 use super::{
-    Act, Change, Current, Hand, Held, IN_OTHER_HANDS, LOOK_AGAIN, Old, Pending, Plan, Publishing,
-    Record, Seconds, Seen, Step, Target, deletion, due, failed, term,
+    CurrentEntry, IN_OTHER_HANDS, LOOK_AGAIN, ObservedState, PendingEntry, PendingPublication,
+    RecordChange, RetiredCredential, RotationAction, RotationPlan, RotationRecord, RotationStep,
+    Seconds, TargetCredential, TargetState, UnpublishedCredential, deletion, due, failed, term,
 };
 
 /// Returns the next step.
-pub fn decide(plan: &Plan, record: &Record, seen: &Seen) -> Act {
+pub fn decide(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+) -> RotationAction {
     if plan.deleting.is_some() {
         return deletion::leave(plan, record, seen);
     }
     // Without a read of the target nothing is decided.
-    if matches!(seen.target, Target::Unknown) {
-        return Act::Wait(Some(seen.now + LOOK_AGAIN));
+    if matches!(seen.target, TargetState::Unknown) {
+        return RotationAction::Wait(Some(seen.now + LOOK_AGAIN));
     }
     if let Some(act) = settle(plan, record, seen) {
         return act;
     }
     if plan.schedule.paused {
-        return Act::Wait(None);
+        return RotationAction::Wait(None);
     }
-    let mut until = Until::default();
+    let mut until = EarliestTime::default();
     replace(plan, record, seen, &mut until)
         .or_else(|| tell(plan, record, seen, &mut until))
         .or_else(|| revoke(plan, record, seen, &mut until))
         .or_else(|| drop_foreign(plan, record, seen, &mut until))
-        .unwrap_or(Act::Wait(until.0))
+        .unwrap_or(RotationAction::Wait(until.0))
 }
 
 /// Earliest of several times.
 #[derive(Default)]
-pub(super) struct Until(pub(super) Option<Seconds>);
+pub(super) struct EarliestTime(pub(super) Option<Seconds>);
 
-impl Until {
+impl EarliestTime {
     pub(super) fn or(&mut self, at: Seconds) {
         self.0 = Some(self.0.map_or(at, |until| until.min(at)));
     }
 }
 
 /// Updates the record to what the target holds and to the credentials that exist.
-pub(super) fn settle(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
-    if let Target::There { holds: Some(held), .. } = &seen.target {
+pub(super) fn settle(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+) -> Option<RotationAction> {
+    if let TargetState::There { holds: Some(held), .. } = &seen.target {
         if is(record.publishing().map(|publishing| &publishing.made.hash), held) {
-            return Some(write(Change::Published, published(plan, record, seen.now)));
+            return Some(write(RecordChange::Published, published(plan, record, seen.now)));
         }
         if !record.current.as_ref().is_some_and(|current| is_same(plan, current, held)) {
-            return Some(write(Change::Adopted, adopted(plan, record, seen, held)));
+            return Some(write(RecordChange::Adopted, adopted(plan, record, seen, held)));
         }
         if let Some(next) = term::retimed(record, held, seen.now) {
-            return Some(write(Change::Retimed, next));
+            return Some(write(RecordChange::Retimed, next));
         }
     }
     find(plan, record, seen)
@@ -58,7 +67,7 @@ pub(super) fn settle(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
 
 /// Whether the target still holds the recorded credential. A credential that is only watched is
 /// compared by its name and expiry: it may be a password, and a hash in a status would reveal it.
-fn is_same(plan: &Plan, current: &Current, held: &Held) -> bool {
+fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential) -> bool {
     if plan.source.is_some() {
         return current.hash == held.hash;
     }
@@ -67,16 +76,16 @@ fn is_same(plan: &Plan, current: &Current, held: &Held) -> bool {
     current.name == held.says.name && ends_alike
 }
 
-fn is(hash: Option<&String>, held: &Held) -> bool {
+fn is(hash: Option<&String>, held: &TargetCredential) -> bool {
     hash.is_some_and(|hash| *hash == held.hash)
 }
 
-pub(super) fn write(change: Change, record: Record) -> Act {
-    Act::Write(change, Box::new(record))
+pub(super) fn write(change: RecordChange, record: RotationRecord) -> RotationAction {
+    RotationAction::Write(change, Box::new(record))
 }
 
-impl Record {
-    fn publishing(&self) -> Option<&Publishing> {
+impl RotationRecord {
+    fn publishing(&self) -> Option<&PendingPublication> {
         self.pending.as_ref()?.publishing.as_ref()
     }
 
@@ -88,10 +97,10 @@ impl Record {
 }
 
 /// Record after the pending credential was observed in the target.
-fn published(plan: &Plan, record: &Record, now: Seconds) -> Record {
+fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationRecord {
     let mut next = record.clone();
     let Some(pending) = next.pending.take() else { return next };
-    let Some(Publishing { made, .. }) = pending.publishing else { return next };
+    let Some(PendingPublication { made, .. }) = pending.publishing else { return next };
     // One second more, because times are cut to whole seconds.
     retire(&mut next, (!plan.tells).then_some(now + plan.overlap + 1));
     if pending.requests.leaked.is_some() {
@@ -103,7 +112,7 @@ fn published(plan: &Plan, record: &Record, now: Seconds) -> Record {
     if pending.requests.rotate.is_some() {
         next.done.rotate = pending.requests.rotate;
     }
-    next.current = Some(Current {
+    next.current = Some(CurrentEntry {
         name: pending.name,
         hash: made.hash,
         ours: true,
@@ -119,16 +128,21 @@ fn published(plan: &Plan, record: &Record, now: Seconds) -> Record {
 }
 
 /// Moves the current credential to those that are to be revoked, if the operator made it.
-fn retire(next: &mut Record, after: Option<Seconds>) {
+fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
         let (name, hash) = (old.name, Some(old.hash));
-        next.previous.push(Old { name, hash, after, ..Old::default() });
+        next.previous.push(RetiredCredential { name, hash, after, ..RetiredCredential::default() });
     }
 }
 
 /// Record after another party has changed the target: it holds a foreign credential, or an old one
 /// again.
-fn adopted(plan: &Plan, record: &Record, seen: &Seen, held: &Held) -> Record {
+fn adopted(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+    held: &TargetCredential,
+) -> RotationRecord {
     let mut next = record.clone();
     abandon(plan, &mut next, seen.now);
     let after = Some(seen.now + plan.overlap + 1);
@@ -145,7 +159,7 @@ fn adopted(plan: &Plan, record: &Record, seen: &Seen, held: &Held) -> Record {
     let made_here = |name: &&String| named(name) && number(plan, record, name).is_some();
     let lost = || seen.existing.iter().flatten().find(made_here).cloned();
     let ours = again.or_else(lost);
-    next.current = Some(Current {
+    next.current = Some(CurrentEntry {
         ours: ours.is_some(),
         name: ours.unwrap_or_else(|| held.says.name.clone()),
         hash: plan.source.map(|_| held.hash.clone()).unwrap_or_default(),
@@ -159,33 +173,38 @@ fn adopted(plan: &Plan, record: &Record, seen: &Seen, held: &Held) -> Record {
 
 /// Moves the pending credential to those that are to be revoked. If its publication was recorded,
 /// it may have been read, and the overlap applies.
-pub(super) fn abandon(plan: &Plan, next: &mut Record, now: Seconds) {
-    let Some(Pending { name, publishing, .. }) = next.pending.take() else { return };
+pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Seconds) {
+    let Some(PendingEntry { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
-        None => Old { name, after: Some(now), ..Old::default() },
-        Some(Publishing { made, replaces }) => Old {
+        None => RetiredCredential { name, after: Some(now), ..RetiredCredential::default() },
+        Some(PendingPublication { made, replaces }) => RetiredCredential {
             name,
             hash: Some(made.hash),
             after: Some(now + plan.overlap + 1),
             replaces: Some(replaces),
-            ..Old::default()
+            ..RetiredCredential::default()
         },
     });
 }
 
 /// Makes and publishes another credential, if that is due or requested.
-fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<Act> {
+fn replace(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+    until: &mut EarliestTime,
+) -> Option<RotationAction> {
     let (version, empty) = match &seen.target {
-        Target::Unknown => return None,
-        Target::Absent => ("", true),
+        TargetState::Unknown => return None,
+        TargetState::Absent => ("", true),
         // A pending credential that was not published is abandoned at once: no workload has read
         // it.
-        Target::Unfit(_) => {
+        TargetState::Unfit(_) => {
             until.or(seen.now + LOOK_AGAIN);
             let never_sent = record.pending.as_ref().is_some_and(|p| p.publishing.is_none());
             return never_sent.then(|| given_up(plan, record, seen.now));
         }
-        Target::There { version, holds, .. } => (version.as_str(), holds.is_none()),
+        TargetState::There { version, holds, .. } => (version.as_str(), holds.is_none()),
     };
     let retry = record.retry_after.filter(|retry| *retry > seen.now);
     if let Some(pending) = &record.pending {
@@ -229,7 +248,7 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
     next.serial += 1;
     let name = format!("{}-{}", plan.prefix, next.serial);
     let leaked = requests.leaked.is_some();
-    next.pending = Some(Pending { name, since: seen.now, requests, publishing: None });
+    next.pending = Some(PendingEntry { name, since: seen.now, requests, publishing: None });
     match occupied_until(plan, record, seen).filter(|at| {
         let ends = record.current.as_ref().and_then(|current| current.expires);
         !leaked && ends.is_none_or(|end| end > *at)
@@ -238,71 +257,82 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
             until.or(at);
             None
         }
-        Some(_) => Some(Act::DropOld),
-        None => Some(write(Change::Named, next)),
+        Some(_) => Some(RotationAction::DropOld),
+        None => Some(write(RecordChange::Named, next)),
     }
 }
 
 /// Whether the target still holds the credential of another kind that the first one replaces.
-fn takes_over(plan: &Plan, record: &Record) -> bool {
+fn takes_over(plan: &RotationPlan, record: &RotationRecord) -> bool {
     plan.source.is_some_and(|source| source.takes_over)
         && record.last_rotation.is_none()
         && record.current.as_ref().is_some_and(|current| !current.ours)
 }
 
-fn given_up(plan: &Plan, record: &Record, now: Seconds) -> Act {
+fn given_up(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationAction {
     let mut next = record.clone();
     abandon(plan, &mut next, now);
-    write(Change::Abandoned, next)
+    write(RecordChange::Abandoned, next)
 }
 
 /// Next step of the pending credential.
 fn go_on(
-    plan: &Plan,
-    record: &Record,
-    pending: &Pending,
-    hand: Option<&Hand>,
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    pending: &PendingEntry,
+    hand: Option<&UnpublishedCredential>,
     version: &str,
     now: Seconds,
-) -> Act {
+) -> RotationAction {
     let readable = plan.source.is_some_and(|source| source.readable);
     let made = match hand {
         // Another process that believes to lead may hold it in memory. If two abandon each other's
         // at once, neither ever publishes.
         None if !readable && now < pending.since + IN_OTHER_HANDS => {
-            return Act::Wait(Some(pending.since + IN_OTHER_HANDS));
+            return RotationAction::Wait(Some(pending.since + IN_OTHER_HANDS));
         }
         // The process that held it has ended, and the credential cannot be read again.
         None if !readable => return given_up(plan, record, now),
-        None | Some(Hand { made: None, .. }) => return Act::Mint(pending.name.clone()),
-        Some(Hand { made: Some(made), .. }) => made,
+        None | Some(UnpublishedCredential { made: None, .. }) => {
+            return RotationAction::Mint(pending.name.clone());
+        }
+        Some(UnpublishedCredential { made: Some(made), .. }) => made,
     };
     let end = made.expires.unwrap_or(made.issued + plan.presumed);
     if now - made.issued > (end - made.issued) / 2 {
         // The credential has waited for half of its life, or was granted a very short one.
-        return write(Change::Abandoned, failed(plan, record, Step::Mint, &pending.name, now));
+        return write(
+            RecordChange::Abandoned,
+            failed(plan, record, RotationStep::Mint, &pending.name, now),
+        );
     }
     if !hand.is_some_and(|hand| hand.verified) {
-        return Act::Verify;
+        return RotationAction::Verify;
     }
     let is_recorded = pending
         .publishing
         .as_ref()
         .is_some_and(|publishing| publishing.replaces == version && publishing.made == *made);
     if is_recorded {
-        return Act::Publish { keep: plan.source.is_some_and(|source| source.prunes) };
+        return RotationAction::Publish { keep: plan.source.is_some_and(|source| source.prunes) };
     }
     let mut next = record.clone();
     if let Some(pending) = &mut next.pending {
-        pending.publishing = Some(Publishing { made: made.clone(), replaces: version.to_owned() });
+        pending.publishing =
+            Some(PendingPublication { made: made.clone(), replaces: version.to_owned() });
     }
-    write(Change::Publishing, next)
+    write(RecordChange::Publishing, next)
 }
 
 /// Restarts workloads if that is not done yet, and begins the overlap of old credentials.
-fn tell(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<Act> {
+fn tell(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+    until: &mut EarliestTime,
+) -> Option<RotationAction> {
     let current = record.current.as_ref().filter(|current| current.ours)?;
-    let is_there = matches!(&seen.target, Target::There { holds: Some(_), .. });
+    let is_there = matches!(&seen.target, TargetState::There { holds: Some(_), .. });
     let is_done = record.restarted_for.as_ref() == Some(&current.name);
     if !is_there {
         return None;
@@ -312,18 +342,18 @@ fn tell(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<
             until.or(retry);
             return None;
         }
-        return Some(Act::Tell);
+        return Some(RotationAction::Tell);
     }
     // Workloads were restarted, or there are none to restart.
     record
         .previous
         .iter()
         .any(|old| old.after.is_none())
-        .then(|| write(Change::Restarted, after_restart(plan, record, seen.now)))
+        .then(|| write(RecordChange::Restarted, after_restart(plan, record, seen.now)))
 }
 
 /// Record after workloads were restarted for the credential in the target.
-pub fn after_restart(plan: &Plan, record: &Record, now: Seconds) -> Record {
+pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationRecord {
     let mut next = record.clone();
     if plan.tells {
         next.restarted_for = next.current.as_ref().map(|current| current.name.clone());
@@ -338,9 +368,14 @@ pub fn after_restart(plan: &Plan, record: &Record, now: Seconds) -> Record {
 }
 
 /// Revokes the first old credential whose overlap is over and that no reader can still receive.
-fn revoke(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<Act> {
+fn revoke(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+    until: &mut EarliestTime,
+) -> Option<RotationAction> {
     if let Some(next) = landed(plan, record, seen) {
-        return Some(write(Change::Abandoned, next));
+        return Some(write(RecordChange::Abandoned, next));
     }
     let prunes = plan.source.is_some_and(|source| source.prunes);
     for old in &record.previous {
@@ -353,7 +388,7 @@ fn revoke(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Optio
             Some(_) if prunes && kept(seen).is_some_and(|kept| is_of(old, kept)) => {
                 match record.retry_after.filter(|retry| *retry > seen.now) {
                     Some(retry) => until.or(retry),
-                    None => return Some(Act::DropOld),
+                    None => return Some(RotationAction::DropOld),
                 }
             }
             // A person put it there a second time, and the operator does not remove that.
@@ -366,9 +401,14 @@ fn revoke(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Optio
 
 /// Record without writes that can no longer arrive, because the target has another version now.
 /// They may have arrived before that and been read, so the overlap begins now.
-fn landed(plan: &Plan, record: &Record, seen: &Seen) -> Option<Record> {
-    let Target::There { version, .. } = &seen.target else { return None };
-    let is_over = |old: &Old| old.replaces.as_ref().is_some_and(|replaces| replaces != version);
+fn landed(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+) -> Option<RotationRecord> {
+    let TargetState::There { version, .. } = &seen.target else { return None };
+    let is_over =
+        |old: &RetiredCredential| old.replaces.as_ref().is_some_and(|replaces| replaces != version);
     if !record.previous.iter().any(is_over) {
         return None;
     }
@@ -381,33 +421,37 @@ fn landed(plan: &Plan, record: &Record, seen: &Seen) -> Option<Record> {
 }
 
 /// Revokes the credential, or records that it no longer exists.
-pub(super) fn gone(record: &Record, old: &Old, seen: &Seen) -> Act {
+pub(super) fn gone(
+    record: &RotationRecord,
+    old: &RetiredCredential,
+    seen: &ObservedState,
+) -> RotationAction {
     let is_there = seen.existing.as_ref().is_none_or(|all| all.contains(&old.name));
     if is_there {
-        return Act::Revoke(old.name.clone());
+        return RotationAction::Revoke(old.name.clone());
     }
     let mut next = record.clone();
     next.previous.retain(|other| other.name != old.name);
     if next.last_result.as_deref() == Some("Failed Revoke") {
         next.last_result = Some("Revoked".to_owned());
     }
-    write(Change::Revoked, next)
+    write(RecordChange::Revoked, next)
 }
 
 /// Whether the target holds the credential in a second place.
-pub(super) fn is_beside(old: &Old, seen: &Seen) -> bool {
-    let Target::There { beside, .. } = &seen.target else { return false };
+pub(super) fn is_beside(old: &RetiredCredential, seen: &ObservedState) -> bool {
+    let TargetState::There { beside, .. } = &seen.target else { return false };
     old.hash.as_ref().is_some_and(|hash| beside.contains(hash))
 }
 
 /// Whether the target neither holds the credential nor can come to hold it.
-pub(super) fn may_go(old: &Old, seen: &Seen) -> bool {
+pub(super) fn may_go(old: &RetiredCredential, seen: &ObservedState) -> bool {
     if old.hash.is_none() && old.replaces.is_none() {
         // The credential was never published.
         return true;
     }
     match &seen.target {
-        Target::There { holds, .. } => {
+        TargetState::There { holds, .. } => {
             let held = holds.as_ref().is_some_and(|held| is(old.hash.as_ref(), held));
             !held && holds.is_some() && old.replaces.is_none()
         }

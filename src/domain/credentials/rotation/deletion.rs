@@ -1,9 +1,12 @@
 //! Steps before the deletion of a TokenRotation completes.
 
 use super::beside::{drop_foreign, foreign_until};
-use super::decide::{Until, abandon, gone, is_beside, may_go, settle, write};
+use super::decide::{EarliestTime, abandon, gone, is_beside, may_go, settle, write};
 use super::strangers::find;
-use super::{Act, Change, Old, Plan, Record, SURELY_ANSWERED, Seconds, Seen, Target, Unknown};
+use super::{
+    ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan, RotationRecord,
+    SURELY_ANSWERED, Seconds, TargetState, UnknownReason,
+};
 
 /// Time that a deletion waits for missing answers and refused revocations. A Rancher that is
 /// started again or upgraded answers within that time.
@@ -11,7 +14,7 @@ const PATIENCE: Seconds = 15 * 60;
 
 /// Time at which a deletion completes, whatever is missing: [`PATIENCE`] after the overlaps that
 /// run. If none runs, or if the deletion revokes everything at once, after its request.
-pub(super) fn last(plan: &Plan, record: &Record) -> Seconds {
+pub(super) fn last(plan: &RotationPlan, record: &RotationRecord) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
     // The pause after a failed revocation is no overlap.
     let previous = record.previous.iter().filter(|old| old.failures == 0);
@@ -21,7 +24,7 @@ pub(super) fn last(plan: &Plan, record: &Record) -> Seconds {
 }
 
 /// Names of the credentials that a deletion was to revoke and has not.
-pub fn left_behind<'a>(plan: &Plan, record: &'a Record) -> Vec<&'a str> {
+pub fn left_behind<'a>(plan: &RotationPlan, record: &'a RotationRecord) -> Vec<&'a str> {
     let current = record.current.as_ref().filter(|current| plan.revokes && current.ours);
     let previous = record.previous.iter().map(|old| &old.name);
     let names = previous
@@ -32,16 +35,22 @@ pub fn left_behind<'a>(plan: &Plan, record: &'a Record) -> Vec<&'a str> {
 
 /// Next step of a deletion. The pending credential is revoked, and so are replaced ones after their
 /// overlap. The credential in the target is revoked only if the spec asks for it.
-pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
+pub(super) fn leave(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+) -> RotationAction {
     let last = last(plan, record);
     if seen.now >= last {
-        return Act::Finish;
+        return RotationAction::Finish;
     }
     match seen.unknown {
-        _ if seen.target != Target::Unknown => {}
-        Unknown::TargetBarred => {}
-        Unknown::Barred => return Act::Finish,
-        Unknown::Silent => return Act::Wait(Some(last.min(seen.now + super::LOOK_AGAIN))),
+        _ if seen.target != TargetState::Unknown => {}
+        UnknownReason::TargetBarred => {}
+        UnknownReason::Barred => return RotationAction::Finish,
+        UnknownReason::Silent => {
+            return RotationAction::Wait(Some(last.min(seen.now + super::LOOK_AGAIN)));
+        }
     }
     // With `revokes`, the credential in the target is not adopted, because it is revoked in any
     // case.
@@ -56,24 +65,29 @@ pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
         for old in next.previous.iter_mut().filter(|old| old.replaces.is_some()) {
             old.after = old.after.max(Some(answered));
         }
-        return write(Change::Abandoned, next);
+        return write(RecordChange::Abandoned, next);
     }
     if plan.revokes
         && let Some(current) = record.current.as_ref().filter(|current| current.ours)
     {
         let mut next = record.clone();
         let (name, hash) = (current.name.clone(), Some(current.hash.clone()));
-        next.previous.push(Old { name, hash, after: Some(seen.now), ..Old::default() });
+        next.previous.push(RetiredCredential {
+            name,
+            hash,
+            after: Some(seen.now),
+            ..RetiredCredential::default()
+        });
         next.current = None;
-        return write(Change::Abandoned, next);
+        return write(RecordChange::Abandoned, next);
     }
-    let mut until = Until::default();
+    let mut until = EarliestTime::default();
     if let Some(act) = drop_foreign(plan, record, seen, &mut until) {
         return act;
     }
     for old in &record.previous {
         // A target that is gone has no readers. A failed revocation is tried again after a pause.
-        let is_read = !plan.revokes && seen.target != Target::Absent;
+        let is_read = !plan.revokes && seen.target != TargetState::Absent;
         let after = old.after.filter(|_| is_read || old.failures > 0);
         match after {
             Some(after) if after > seen.now => until.or(after),
@@ -83,18 +97,18 @@ pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
             _ => until.or(seen.now + SURELY_ANSWERED),
         }
     }
-    until.0.map_or(Act::Finish, |until| Act::Wait(Some(until.min(last))))
+    until.0.map_or(RotationAction::Finish, |until| RotationAction::Wait(Some(until.min(last))))
 }
 
-fn is_held(old: &Old, seen: &Seen) -> bool {
-    let Target::There { holds: Some(held), .. } = &seen.target else { return false };
+fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {
+    let TargetState::There { holds: Some(held), .. } = &seen.target else { return false };
     old.hash.as_ref() == Some(&held.hash)
 }
 
 /// Whether a deletion may revoke the credential now. A write that was under way has been answered
 /// by its recorded time, so `replaces` does not count.
-fn may_leave(old: &Old, seen: &Seen) -> bool {
-    let answered = Old { replaces: None, ..old.clone() };
-    matches!(seen.target, Target::Absent | Target::Unfit(_) | Target::Unknown)
+fn may_leave(old: &RetiredCredential, seen: &ObservedState) -> bool {
+    let answered = RetiredCredential { replaces: None, ..old.clone() };
+    matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)
         || may_go(&answered, seen)
 }

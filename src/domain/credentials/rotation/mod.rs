@@ -25,7 +25,7 @@ pub mod watched;
 pub use beside::of_two;
 pub use decide::{after_restart, decide};
 pub use deletion::left_behind;
-pub use term::Term;
+pub use term::CredentialTerm;
 
 /// Seconds: a time since the epoch, by the clock of the issuer, or a duration.
 pub type Seconds = i64;
@@ -48,17 +48,17 @@ const SURELY_ANSWERED: Seconds = 120;
 
 /// Plan of a rotation: its spec, with defaults for unset fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct RotationPlan {
     /// Prefix of the names of new credentials. A dash and a number follow.
     pub prefix: String,
     /// Source of new credentials. `None`: the target is only watched.
-    pub source: Option<Issuer>,
+    pub source: Option<IssuerTraits>,
     /// Lifetime that is requested for new credentials, in seconds.
     pub lifetime: Seconds,
     /// Lifetime that is assumed for a credential without a known expiry, in seconds.
     pub presumed: Seconds,
     /// Schedule of the replacement.
-    pub schedule: schedule::Schedule,
+    pub schedule: schedule::ReplacementSchedule,
     /// Time for which the old credential stays valid beside the new one, in seconds.
     pub overlap: Seconds,
     /// Whether workloads are restarted for a new credential.
@@ -68,12 +68,12 @@ pub struct Plan {
     /// Time of the request to delete the TokenRotation, if there is one.
     pub deleting: Option<Seconds>,
     /// Requests in the annotations of the TokenRotation.
-    pub requests: Requests,
+    pub requests: RotationRequests,
 }
 
 /// Properties of the source and the target that change the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Issuer {
+pub struct IssuerTraits {
     /// Whether the maker of a credential can read it a second time.
     pub readable: bool,
     /// Whether the issuer deletes a credential that the target no longer names. If so, the target
@@ -86,7 +86,7 @@ pub struct Issuer {
 
 /// Requests by annotation. Each new value is a new request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Requests {
+pub struct RotationRequests {
     /// Value of the request to replace the credential now.
     pub rotate: Option<String>,
     /// Value of a report of a leak: replace the credential now, and revoke the old one as soon as
@@ -94,7 +94,7 @@ pub struct Requests {
     pub leaked: Option<String>,
 }
 
-impl Requests {
+impl RotationRequests {
     /// Requests that are not carried out yet.
     fn beyond(&self, done: &Self) -> Self {
         let new = |asked: &Option<String>, done: &Option<String>| {
@@ -110,19 +110,19 @@ impl Requests {
 
 /// Record of a rotation, as its status stores it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct RotationRecord {
     /// Number of the last credential that was named.
     pub serial: u64,
     /// Credential that the target was last observed to hold.
-    pub current: Option<Current>,
+    pub current: Option<CurrentEntry>,
     /// Credential that is being made or published.
-    pub pending: Option<Pending>,
+    pub pending: Option<PendingEntry>,
     /// Credentials that are to be revoked.
-    pub previous: Vec<Old>,
+    pub previous: Vec<RetiredCredential>,
     /// Name of the last credential for which the workloads were restarted.
     pub restarted_for: Option<String>,
     /// Requests that were carried out.
-    pub done: Requests,
+    pub done: RotationRequests,
     /// Failures in a row.
     pub failures: u32,
     /// Time of the next try.
@@ -135,7 +135,7 @@ pub struct Record {
 
 /// A credential in the target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Current {
+pub struct CurrentEntry {
     /// Name of the credential. May be empty if another party made it.
     pub name: String,
     /// SHA-256 of the credential. Empty for one that is only watched.
@@ -152,29 +152,29 @@ pub struct Current {
 
 /// A credential that is being made or published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pending {
+pub struct PendingEntry {
     /// Name of the credential.
     pub name: String,
     /// Time at which its name was recorded.
     pub since: Seconds,
     /// Requests that it fulfils. Empty: it was due.
-    pub requests: Requests,
+    pub requests: RotationRequests,
     /// Publication that may be under way: recorded before each attempt.
-    pub publishing: Option<Publishing>,
+    pub publishing: Option<PendingPublication>,
 }
 
 /// A publication that may be under way.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Publishing {
+pub struct PendingPublication {
     /// Credential that is published.
-    pub made: Made,
+    pub made: MintedCredential,
     /// Version of the target that it replaces. Empty: there is no target yet.
     pub replaces: String,
 }
 
 /// Hash and times of a credential that was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Made {
+pub struct MintedCredential {
     /// SHA-256 of the credential.
     pub hash: String,
     /// Time since which it is valid, by the issuer's clock.
@@ -185,7 +185,7 @@ pub struct Made {
 
 /// A credential that is to be revoked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Old {
+pub struct RetiredCredential {
     /// Name of the credential.
     pub name: String,
     /// SHA-256 of the credential. `None`: not known, because it was never published or was only
@@ -202,22 +202,22 @@ pub struct Old {
 
 /// State that is observed now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedState {
     /// Current time, by the clock of the issuer.
     pub now: Seconds,
     /// State of the target.
-    pub target: Target,
+    pub target: TargetState,
     /// Names of the credentials that the operator made and that still exist. `None`: not known.
     pub existing: Option<Vec<String>>,
     /// Credential that this process has in memory.
-    pub hand: Option<Hand>,
+    pub hand: Option<UnpublishedCredential>,
     /// Reason why the target is unknown.
-    pub unknown: Unknown,
+    pub unknown: UnknownReason,
 }
 
 /// Reason why a target is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unknown {
+pub enum UnknownReason {
     /// No answer came. One may come later.
     #[default]
     Silent,
@@ -230,7 +230,7 @@ pub enum Unknown {
 
 /// State of a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Target {
+pub enum TargetState {
     /// The target could not be read.
     #[default]
     Unknown,
@@ -244,7 +244,7 @@ pub enum Target {
         /// Version of the target (resourceVersion).
         version: String,
         /// Credential that the consumer would use.
-        holds: Option<Held>,
+        holds: Option<TargetCredential>,
         /// Hashes of all other credentials in the target.
         beside: Vec<String>,
         /// Hash of the replaced credential that the target keeps beside the one in use.
@@ -254,11 +254,11 @@ pub enum Target {
 
 /// A credential in a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct TargetCredential {
     /// SHA-256 of the credential.
     pub hash: String,
     /// Name and times of the credential.
-    pub says: super::token::Says,
+    pub says: super::token::TokenClaims,
     /// Whether only the name is known, and neither the validity nor the expiry.
     pub is_unseen: bool,
     /// Whether the credential is missing in the list of tokens that the issuer returned: it is
@@ -266,25 +266,25 @@ pub struct Held {
     pub is_missing: bool,
     /// State that the issuer gives now. `None`: the issuer was not asked, or does not know the
     /// credential.
-    pub term: Option<Term>,
+    pub term: Option<CredentialTerm>,
 }
 
 /// A credential that only this process has, in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hand {
+pub struct UnpublishedCredential {
     /// Name under which it was made, or is to be made.
     pub name: String,
     /// Hash and times. `None`: it is not made yet.
-    pub made: Option<Made>,
+    pub made: Option<MintedCredential>,
     /// Whether it was accepted where it will be used.
     pub verified: bool,
 }
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum RotationAction {
     /// Write this record, if no other process has written one meanwhile. The change is for people.
-    Write(Change, Box<Record>),
+    Write(RecordChange, Box<RotationRecord>),
     /// Make the credential with this name, or read it again where that is possible.
     Mint(String),
     /// Test the credential in memory where it will be used.
@@ -308,7 +308,7 @@ pub enum Act {
 
 /// Difference of a record to the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum RecordChange {
     /// A credential was named, and will be made.
     Named,
     /// A credential is about to be published.
@@ -331,7 +331,7 @@ pub enum Change {
 
 /// A step that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum RotationStep {
     /// Make a credential.
     Mint,
     /// Test it where it will be used.
@@ -344,7 +344,7 @@ pub enum Step {
     Revoke,
 }
 
-impl Step {
+impl RotationStep {
     /// Name of the step in statuses, Events and metrics.
     pub fn word(self) -> &'static str {
         match self {
@@ -360,7 +360,7 @@ impl Step {
     pub const ALL: [Self; 5] = [Self::Mint, Self::Verify, Self::Publish, Self::Tell, Self::Revoke];
 }
 
-impl Record {
+impl RotationRecord {
     /// Whether a step has failed and was not done since.
     pub fn has_failed(&self) -> bool {
         self.last_result.as_ref().is_some_and(|result| result.starts_with("Failed"))
@@ -384,10 +384,16 @@ impl Record {
 
 /// Record after a failed step. A failure to make or test abandons the pending credential. A failure
 /// to publish keeps it, because its write may still have succeeded.
-pub fn failed(plan: &Plan, record: &Record, step: Step, name: &str, now: Seconds) -> Record {
+pub fn failed(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    step: RotationStep,
+    name: &str,
+    now: Seconds,
+) -> RotationRecord {
     let mut next = record.clone();
     next.last_result = Some(format!("Failed {}", step.word()));
-    if step == Step::Revoke {
+    if step == RotationStep::Revoke {
         // The other credentials are revoked meanwhile.
         for old in next.previous.iter_mut().filter(|old| old.name == name) {
             old.failures = old.failures.saturating_add(1);
@@ -397,7 +403,7 @@ pub fn failed(plan: &Plan, record: &Record, step: Step, name: &str, now: Seconds
     }
     next.failures = next.failures.saturating_add(1);
     next.retry_after = Some(now + pause(next.failures).min(LAST_RETRY));
-    if matches!(step, Step::Mint | Step::Verify) {
+    if matches!(step, RotationStep::Mint | RotationStep::Verify) {
         decide::abandon(plan, &mut next, now);
     }
     next
@@ -410,7 +416,7 @@ fn pause(failures: u32) -> Seconds {
 
 /// Time at which the credential is replaced. `None`: there is none, or it is only watched or kept
 /// alive by its issuer.
-pub fn due(plan: &Plan, record: &Record) -> Option<schedule::Due> {
+pub fn due(plan: &RotationPlan, record: &RotationRecord) -> Option<schedule::ReplacementTimes> {
     let current = record.current.as_ref().filter(|current| !current.kept_alive)?;
     plan.source?;
     let end = current.expires.unwrap_or(current.issued + plan.presumed);

@@ -2,14 +2,21 @@
 //! unknown properties.
 
 use super::decide::write;
-use super::{Act, Change, Current, Old, Plan, Record, Seen, Target};
+use super::{
+    CurrentEntry, ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan,
+    RotationRecord, TargetState,
+};
 
 /// Largest distance of a number beyond the last one. A larger number is not ours: a party that may
 /// make credentials under such a name could otherwise use up all numbers.
 const FURTHEST_AHEAD: u64 = 1_000;
 
 /// Records a credential that exists and that no record names.
-pub(super) fn find(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
+pub(super) fn find(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+) -> Option<RotationAction> {
     let unknown = |name: &&String| !record.knows(name);
     let (found, number) = seen
         .existing
@@ -19,26 +26,26 @@ pub(super) fn find(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
         .find_map(|name| Some((name, number(plan, record, name)?)))?;
     let mut next = record.clone();
     // Its maker may have published it before the record was lost.
-    next.previous.push(Old {
+    next.previous.push(RetiredCredential {
         name: found.clone(),
         after: Some(seen.now + plan.overlap + 1),
-        ..Old::default()
+        ..RetiredCredential::default()
     });
     next.serial = next.serial.max(number);
-    Some(write(Change::Found, next))
+    Some(write(RecordChange::Found, next))
 }
 
 /// Number in the name of a credential that this plan made. `None`: the plan did not make it, or its
 /// number is so far ahead that another maker chose it.
-pub(super) fn number(plan: &Plan, record: &Record, name: &str) -> Option<u64> {
+pub(super) fn number(plan: &RotationPlan, record: &RotationRecord, name: &str) -> Option<u64> {
     let number = name.strip_prefix(&plan.prefix)?.strip_prefix('-')?;
     let number = number.parse().ok().filter(|read: &u64| read.to_string() == number)?;
     (1..=record.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)
 }
 
 /// Whether only the name of a foreign credential is known: it may end at any time.
-pub(super) fn is_unseen(record: &Record, seen: &Seen) -> bool {
-    let Target::There { holds: Some(held), .. } = &seen.target else { return false };
-    let known = |c: &Current| c.ours || c.expires.is_some() || c.kept_alive;
+pub(super) fn is_unseen(record: &RotationRecord, seen: &ObservedState) -> bool {
+    let TargetState::There { holds: Some(held), .. } = &seen.target else { return false };
+    let known = |c: &CurrentEntry| c.ours || c.expires.is_some() || c.kept_alive;
     held.is_unseen && !record.current.as_ref().is_some_and(known)
 }

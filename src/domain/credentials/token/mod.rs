@@ -1,6 +1,6 @@
 //! A token, and the claims in it, read without a request.
 //!
-//! Invariants: only [`Token::reveal`] shows the text, which is wiped from memory when it is
+//! Invariants: only [`TokenText::reveal`] shows the text, which is wiped from memory when it is
 //! dropped; a name is only read from the part that holds names, never from the secret part.
 
 use std::fmt::{self, Write as _};
@@ -22,9 +22,9 @@ const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];
 
 /// Secret text of a token.
 #[derive(Clone)]
-pub struct Token(Zeroizing<String>);
+pub struct TokenText(Zeroizing<String>);
 
-impl Token {
+impl TokenText {
     /// Stores the text without white space around it.
     pub fn new(text: String) -> Self {
         let text = Zeroizing::new(text);
@@ -42,12 +42,12 @@ impl Token {
     }
 
     /// Name and times that the token states. They are not verified.
-    pub fn says(&self) -> Says {
+    pub fn says(&self) -> TokenClaims {
         claims(&self.0).map_or_else(|| opaque(&self.0), |claims| of_claims(&claims))
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for TokenText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(…)")
     }
@@ -55,7 +55,7 @@ impl fmt::Debug for Token {
 
 /// Name and times of a token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Says {
+pub struct TokenClaims {
     /// Name of the token. Empty: it has none that may be reported.
     pub name: String,
     /// Time since which the token is valid.
@@ -81,7 +81,7 @@ fn claims(token: &str) -> Option<Value> {
     (parts.next().is_none() && claims.is_object()).then_some(claims)
 }
 
-fn of_claims(claims: &Value) -> Says {
+fn of_claims(claims: &Value) -> TokenClaims {
     let time = |claim: &str| {
         let at = claims[claim].as_i64()?;
         (0..=LAST_END).contains(&at).then_some(at)
@@ -93,16 +93,20 @@ fn of_claims(claims: &Value) -> Says {
         &ours["serviceaccount"]["name"],
     ];
     let name = name.into_iter().find_map(Value::as_str).filter(|name| is_name(name));
-    Says { name: name.unwrap_or_default().to_owned(), issued: time("iat"), expires: time("exp") }
+    TokenClaims {
+        name: name.unwrap_or_default().to_owned(),
+        issued: time("iat"),
+        expires: time("exp"),
+    }
 }
 
 /// Name of an opaque token. Rancher's tokens have the name before the colon and the secret after
 /// it.
-fn opaque(token: &str) -> Says {
+fn opaque(token: &str) -> TokenClaims {
     let name = token.split_once(':').map(|(name, _)| name);
     let name = name.filter(|name| RANCHER.iter().any(|prefix| name.starts_with(prefix)));
     let name = name.filter(|name| is_name(name.trim_start_matches("ext/")));
-    Says { name: name.unwrap_or_default().to_owned(), ..Says::default() }
+    TokenClaims { name: name.unwrap_or_default().to_owned(), ..TokenClaims::default() }
 }
 
 fn is_name(text: &str) -> bool {

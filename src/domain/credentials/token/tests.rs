@@ -5,9 +5,9 @@ use serde_json::json;
 
 use super::*;
 
-fn jwt(claims: &Value) -> Token {
+fn jwt(claims: &Value) -> TokenText {
     let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-    Token::new(format!("{}.{}.c2ln", part(&json!({"alg": "RS256"})), part(claims)))
+    TokenText::new(format!("{}.{}.c2ln", part(&json!({"alg": "RS256"})), part(claims)))
 }
 
 #[test]
@@ -16,12 +16,15 @@ fn a_signed_token_says_when_it_ends_and_what_it_is_bound_to() {
         "namespace": "default", "secret": {"name": "r-1a2b-7", "uid": "u"},
         "serviceaccount": {"name": "guest", "uid": "v"},
     }});
-    let says = Says { name: "r-1a2b-7".into(), issued: Some(100), expires: Some(700) };
+    let says = TokenClaims { name: "r-1a2b-7".into(), issued: Some(100), expires: Some(700) };
     assert_eq!(jwt(&bound).says(), says);
     let unbound = json!({"iat": 1, "exp": 2, "kubernetes.io": {"serviceaccount": {"name": "sa"}}});
     assert_eq!(jwt(&unbound).says().name, "sa");
     let stored = json!({"kubernetes.io/serviceaccount/secret.name": "guest-token"});
-    assert_eq!(jwt(&stored).says(), Says { name: "guest-token".into(), ..Says::default() });
+    assert_eq!(
+        jwt(&stored).says(),
+        TokenClaims { name: "guest-token".into(), ..TokenClaims::default() }
+    );
 }
 
 #[test]
@@ -37,7 +40,10 @@ fn of_a_ranchers_token_only_the_name_is_shown() {
         ("a.b.c", ""),
         ("....", ""),
     ] {
-        assert_eq!(Token::new(token.into()).says(), Says { name: name.into(), ..Says::default() });
+        assert_eq!(
+            TokenText::new(token.into()).says(),
+            TokenClaims { name: name.into(), ..TokenClaims::default() }
+        );
     }
 }
 
@@ -47,16 +53,16 @@ fn what_makes_no_sense_is_left_out() {
     for name in [json!("Not A Name"), json!("x".repeat(300)), json!(7), json!("a\nb")] {
         let claims =
             json!({"iat": -1, "exp": i64::MAX, "kubernetes.io": {"secret": {"name": name}}});
-        assert_eq!(jwt(&claims).says(), Says::default());
+        assert_eq!(jwt(&claims).says(), TokenClaims::default());
     }
-    assert_eq!(jwt(&json!([])).says(), Says::default());
+    assert_eq!(jwt(&json!([])).says(), TokenClaims::default());
 }
 
 #[test]
 fn nothing_shows_a_token_and_white_space_is_none_of_it() {
-    let token = Token::new("token-abcde:secret\n".into());
+    let token = TokenText::new("token-abcde:secret\n".into());
     assert!(!format!("{token:?} {:?}", Some(&token)).contains("secret"));
     assert_eq!(token.reveal(), "token-abcde:secret");
-    assert_eq!(token.hash(), Token::new("token-abcde:secret".into()).hash());
+    assert_eq!(token.hash(), TokenText::new("token-abcde:secret".into()).hash());
     assert_eq!(token.hash().len(), 64);
 }

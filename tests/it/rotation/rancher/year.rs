@@ -17,11 +17,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::future::try_join_all;
-use harvester_guest_operator::domain::credentials::rotation::schedule::Schedule;
+use harvester_guest_operator::domain::credentials::rotation::schedule::ReplacementSchedule;
 use harvester_guest_operator::domain::credentials::rotation::{
-    self, Act, Change, Hand, Plan, Record, Requests, Seen, Step, Target,
+    self, ObservedState, RecordChange, RotationAction, RotationPlan, RotationRecord,
+    RotationRequests, RotationStep, TargetState, UnpublishedCredential,
 };
-use harvester_guest_operator::domain::credentials::token::Token as Value;
+use harvester_guest_operator::domain::credentials::token::TokenText as Value;
 use harvester_guest_operator::rancher::{Error, Issued, Issuer, Rancher, Secret, Sight, Trust};
 use testbed::rancher::Version;
 use testbed::{Verdict, eventually};
@@ -184,28 +185,28 @@ enum Next {
 
 /// State of one rotation.
 struct Rotation {
-    plan: Plan,
+    plan: RotationPlan,
     place: Where,
-    record: Record,
-    hand: Option<(Hand, Option<Value>)>,
+    record: RotationRecord,
+    hand: Option<(UnpublishedCredential, Option<Value>)>,
     /// Memory of the replica that does not lead.
-    other: Option<(Hand, Option<Value>)>,
+    other: Option<(UnpublishedCredential, Option<Value>)>,
     steps: usize,
     acts: Vec<String>,
 }
 
 impl Rotation {
     fn new(prefix: &str, place: Where, lifetime: i64) -> Self {
-        let plan = Plan {
+        let plan = RotationPlan {
             prefix: prefix.to_owned(),
-            source: Some(rotation::Issuer {
+            source: Some(rotation::IssuerTraits {
                 readable: false,
                 prunes: place == Where::Credential,
                 takes_over: false,
             }),
             lifetime,
             presumed: lifetime,
-            schedule: Schedule {
+            schedule: ReplacementSchedule {
                 left_percent: 33,
                 minimum_left: 7 * DAY,
                 jitter_percent: 5,
@@ -216,9 +217,9 @@ impl Rotation {
             tells: false,
             revokes: false,
             deleting: None,
-            requests: Requests::default(),
+            requests: RotationRequests::default(),
         };
-        let record = Record::default();
+        let record = RotationRecord::default();
         Self { plan, place, record, hand: None, other: None, steps: 0, acts: Vec::new() }
     }
 
@@ -251,56 +252,63 @@ impl Rotation {
         let now = known.now.context("no date")?;
         let existing = Some(known.named(&self.plan.prefix));
         let hand = self.hand.as_ref().map(|(hand, _)| hand.clone());
-        let seen = Seen { now, target, existing, hand, ..Seen::default() };
+        let seen = ObservedState { now, target, existing, hand, ..ObservedState::default() };
         let act = rotation::decide(&self.plan, &self.record, &seen);
-        if !matches!(act, Act::Wait(_)) {
+        if !matches!(act, RotationAction::Wait(_)) {
             self.acts.push(format!("{now} {}", shown(&act)));
         }
-        let done: Result<(), (Step, String, String)> = match act {
-            Act::Wait(until) => return Ok(Next::Wait(until)),
-            Act::Write(change, record) => {
+        let done: Result<(), (RotationStep, String, String)> = match act {
+            RotationAction::Wait(until) => return Ok(Next::Wait(until)),
+            RotationAction::Write(change, record) => {
                 self.record = *record;
-                if change == Change::Named {
+                if change == RecordChange::Named {
                     let name = self.record.pending.as_ref().context("nothing named")?.name.clone();
-                    self.hand = Some((Hand { name, ..Hand::default() }, None));
+                    self.hand = Some((
+                        UnpublishedCredential { name, ..UnpublishedCredential::default() },
+                        None,
+                    ));
                 }
                 Ok(())
             }
-            Act::Mint(name) => match issuer.mint(&known, &name, self.plan.lifetime, None).await {
-                Ok((value, made)) => {
-                    let hand = Hand { name, made: Some(made), verified: false };
-                    self.hand = Some((hand, Some(value)));
-                    Ok(())
+            RotationAction::Mint(name) => {
+                match issuer.mint(&known, &name, self.plan.lifetime, None).await {
+                    Ok((value, made)) => {
+                        let hand =
+                            UnpublishedCredential { name, made: Some(made), verified: false };
+                        self.hand = Some((hand, Some(value)));
+                        Ok(())
+                    }
+                    Err(error) => Err((RotationStep::Mint, name, error.to_string())),
                 }
-                Err(error) => Err((Step::Mint, name, error.to_string())),
-            },
-            Act::Verify => {
+            }
+            RotationAction::Verify => {
                 let Some((hand, Some(value))) = &mut self.hand else { bail!("nothing in hand") };
                 let reach = sight.as_ref().and_then(|sight| sight.reach());
                 let tried = issuer.verify(value, reach, None).await;
                 hand.verified = tried.is_ok();
-                tried.map_err(|fault| (Step::Verify, hand.name.clone(), fault.why))
+                tried.map_err(|fault| (RotationStep::Verify, hand.name.clone(), fault.why))
             }
-            Act::Publish { keep } => {
+            RotationAction::Publish { keep } => {
                 let Some((hand, Some(value))) = &self.hand else { bail!("nothing in hand") };
                 if let Some(sight) = &sight {
                     let written = issuer.publish(&site.cc, sight, value, keep, None).await;
-                    written.map_err(|why| (Step::Publish, hand.name.clone(), why.to_string()))
+                    written
+                        .map_err(|why| (RotationStep::Publish, hand.name.clone(), why.to_string()))
                 } else {
                     site.key = value.clone();
                     Ok(())
                 }
             }
-            Act::DropOld => {
+            RotationAction::DropOld => {
                 let sight = sight.as_ref().context("nothing to drop it from")?;
                 let dropped = issuer.drop_old(&site.cc, sight).await;
-                dropped.map_err(|why| (Step::Publish, String::new(), why.to_string()))
+                dropped.map_err(|why| (RotationStep::Publish, String::new(), why.to_string()))
             }
-            Act::Revoke(name) => match issuer.revoke(&name).await {
+            RotationAction::Revoke(name) => match issuer.revoke(&name).await {
                 Ok(()) => Ok(()),
-                Err(error) => Err((Step::Revoke, name, error.to_string())),
+                Err(error) => Err((RotationStep::Revoke, name, error.to_string())),
             },
-            Act::Tell | Act::Finish => bail!("unexpected act {act:?}"),
+            RotationAction::Tell | RotationAction::Finish => bail!("unexpected act {act:?}"),
         };
         if let Err((step, name, why)) = done {
             self.acts.push(format!("{now} failed {step:?}: {why}"));
@@ -313,7 +321,7 @@ impl Rotation {
         &self,
         site: &Site,
         issuer: &Issuer,
-    ) -> Result<(Issued, Option<Sight>, Target), Error> {
+    ) -> Result<(Issued, Option<Sight>, TargetState), Error> {
         let known = issuer.issued().await?;
         let sight = match self.place {
             Where::Credential => Some(issuer.look(&site.cc, &known).await?),
@@ -323,7 +331,7 @@ impl Rotation {
             sight.target.clone()
         } else {
             let holds = Some(issuer.life(&site.key, &known).await?.held(&site.key, false));
-            Target::There { version: site.key.hash(), holds, beside: Vec::new(), kept: None }
+            TargetState::There { version: site.key.hash(), holds, beside: Vec::new(), kept: None }
         };
         Ok((known, sight, target))
     }
@@ -343,9 +351,9 @@ impl Rotation {
 }
 
 /// Describes an act in few words.
-fn shown(act: &Act) -> String {
+fn shown(act: &RotationAction) -> String {
     match act {
-        Act::Write(change, record) => format!("records {change:?} {}", record.serial),
+        RotationAction::Write(change, record) => format!("records {change:?} {}", record.serial),
         act => format!("{act:?}"),
     }
 }

@@ -10,7 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use zeroize::Zeroizing;
 
-use super::{Guest, safe_name};
+use super::{GuestCluster, safe_name};
 
 /// ConfigMap where Harvester records the address of its API server: namespace, name and key.
 pub const VIP: (&str, &str, &str) = ("harvester-system", "vip", "ip");
@@ -79,7 +79,7 @@ spec:
 
 /// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum OutputForm {
     /// Kubeconfig alone.
     Kubeconfig,
     /// Secret for the guest, which the charts of cloud provider and CSI driver mount.
@@ -95,7 +95,7 @@ pub enum Form {
 }
 
 /// Content of a token Secret.
-pub struct Material {
+pub struct TokenMaterial {
     /// Token of the account.
     pub token: Zeroizing<String>,
     /// Authority of the API server's certificate, in PEM.
@@ -105,25 +105,25 @@ pub struct Material {
 /// Text in the given form, wiped from memory when it is dropped. `driver`: the guest has a CSI
 /// driver.
 pub fn text(
-    form: Form,
-    guest: &Guest,
+    form: OutputForm,
+    guest: &GuestCluster,
     server: &str,
-    material: &Material,
+    material: &TokenMaterial,
     driver: bool,
 ) -> Zeroizing<String> {
     let config = kubeconfig(guest, server, material);
-    if form == Form::Kubeconfig {
+    if form == OutputForm::Kubeconfig {
         return config;
     }
     let encoded = Zeroizing::new(STANDARD.encode(config.as_bytes()));
     match form {
-        Form::Kubeconfig => config,
-        Form::Secret => joined(&[CHART_VALUES, SECRET, &encoded, "\n"]),
-        Form::HelmChartK3s => {
+        OutputForm::Kubeconfig => config,
+        OutputForm::Secret => joined(&[CHART_VALUES, SECRET, &encoded, "\n"]),
+        OutputForm::HelmChartK3s => {
             let driver = if driver { CSI_DRIVER } else { "" };
             joined(&[SECRET, &encoded, CLOUD_PROVIDER, &quoted(&guest.cluster), driver, "\n"])
         }
-        Form::RancherSecret => joined(&[
+        OutputForm::RancherSecret => joined(&[
             "apiVersion: v1\nkind: Secret\nmetadata:\n  name: ",
             &quoted(&safe_name(&["harvesterconfig", &guest.cluster])),
             "\n  namespace: fleet-default\n  annotations:\n    v2prov-secret-authorized-for-cluster: ",
@@ -133,13 +133,13 @@ pub fn text(
             &encoded,
             "\n",
         ]),
-        Form::CloudInitRke2 => cloud_init(&encoded, [RKE2_PATH, PATH]),
-        Form::CloudInitK3s => cloud_init(&encoded, [PATH, RKE2_PATH]),
+        OutputForm::CloudInitRke2 => cloud_init(&encoded, [RKE2_PATH, PATH]),
+        OutputForm::CloudInitK3s => cloud_init(&encoded, [PATH, RKE2_PATH]),
     }
 }
 
 /// Kubeconfig like Harvester's own: one entry of each kind, with the name `default`.
-fn kubeconfig(guest: &Guest, server: &str, material: &Material) -> Zeroizing<String> {
+fn kubeconfig(guest: &GuestCluster, server: &str, material: &TokenMaterial) -> Zeroizing<String> {
     let token = Zeroizing::new(quoted(&material.token));
     joined(&[
         "apiVersion: v1\nkind: Config\nclusters:\n- name: default\n  cluster:\n    server: ",

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::*;
 
-fn material() -> Material {
-    Material { token: "eyJ.a.b\"\n".to_owned().into(), authority: b"PEM".to_vec() }
+fn material() -> TokenMaterial {
+    TokenMaterial { token: "eyJ.a.b\"\n".to_owned().into(), authority: b"PEM".to_vec() }
 }
 
 const CONFIG: &str = r#"apiVersion: v1
@@ -31,16 +31,16 @@ users:
 #[test]
 fn texts_are_what_clients_read() {
     let of = |form| {
-        let guest = Guest::new("blue", "guests").unwrap();
+        let guest = GuestCluster::new("blue", "guests").unwrap();
         text(form, &guest, "https://192.168.7.10:6443", &material(), true)
     };
-    assert_eq!(*of(Form::Kubeconfig), CONFIG);
+    assert_eq!(*of(OutputForm::Kubeconfig), CONFIG);
     let read = |text: &str| serde_saphyr::from_str::<Value>(text).unwrap();
     assert_eq!(read(CONFIG)["users"][0]["user"]["token"], "eyJ.a.b\"\n");
     let decoded = |value: &Value| {
         String::from_utf8(STANDARD.decode(value.as_str().unwrap()).unwrap()).unwrap()
     };
-    assert_eq!(decoded(&read(&of(Form::Secret))["data"]["cloud-provider-config"]), CONFIG);
+    assert_eq!(decoded(&read(&of(OutputForm::Secret))["data"]["cloud-provider-config"]), CONFIG);
     let encoded = STANDARD.encode(CONFIG);
     let file = |path: &str| {
         format!(
@@ -52,13 +52,13 @@ fn texts_are_what_clients_read() {
         "/etc/kubernetes/cloud-config",
     );
     let golden = format!("#cloud-config\nwrite_files:\n{}{}", file(rke2), file(old));
-    assert_eq!(*of(Form::CloudInitRke2), golden);
+    assert_eq!(*of(OutputForm::CloudInitRke2), golden);
     let golden = format!("#cloud-config\nwrite_files:\n{}{}", file(old), file(rke2));
-    assert_eq!(*of(Form::CloudInitK3s), golden);
+    assert_eq!(*of(OutputForm::CloudInitK3s), golden);
     assert_eq!(decoded(&read(&golden)["write_files"][1]["content"]), CONFIG);
     // A name that YAML would read as another type.
-    let odd = Guest::new("true", "123").unwrap();
-    let secret = read(&text(Form::RancherSecret, &odd, "https://h", &material(), true));
+    let odd = GuestCluster::new("true", "123").unwrap();
+    let secret = read(&text(OutputForm::RancherSecret, &odd, "https://h", &material(), true));
     let annotations = &secret["metadata"]["annotations"];
     assert_eq!(annotations["v2prov-secret-authorized-for-cluster"], "true");
     assert_eq!(secret["metadata"]["name"], "harvesterconfig-true");
@@ -68,15 +68,15 @@ fn texts_are_what_clients_read() {
 
 #[test]
 fn charts_of_k3s_mount_the_secret_beside_them() {
-    let guest = Guest::new("123", "guests").unwrap();
+    let guest = GuestCluster::new("123", "guests").unwrap();
     let of = |driver| {
-        let all = text(Form::HelmChartK3s, &guest, "https://h", &material(), driver);
+        let all = text(OutputForm::HelmChartK3s, &guest, "https://h", &material(), driver);
         let read = |text| serde_saphyr::from_str::<Value>(text).unwrap();
         all.split("---\n").map(read).collect::<Vec<_>>()
     };
     let objects = of(true);
     let [secret, provider, driver] = &objects[..] else { panic!("{objects:?}") };
-    let alone = text(Form::Secret, &guest, "https://h", &material(), true);
+    let alone = text(OutputForm::Secret, &guest, "https://h", &material(), true);
     assert_eq!(*secret, serde_saphyr::from_str::<Value>(&alone).unwrap());
     let values = |chart: &Value| -> Value {
         serde_saphyr::from_str(chart["spec"]["valuesContent"].as_str().unwrap()).unwrap()

@@ -1,8 +1,8 @@
 //! Conditions about the end of a target's credentials and of the API key.
 
 use super::status::{seconds, time};
-use super::watched::Watched;
-use super::{Plan, Record, Seconds, due};
+use super::watched::WatchedCredentials;
+use super::{RotationPlan, RotationRecord, Seconds, due};
 use api::ApiKey;
 use api::ConditionStatus::{self, False, True};
 
@@ -15,7 +15,11 @@ pub const MINTER_EXPIRING: &str = "MinterExpiring";
 pub(super) type Says = (ConditionStatus, &'static str, String);
 
 /// Time from which the condition Expiring is True. `None`: no credential ends.
-pub fn alarm(plan: &Plan, record: &Record, ends: Option<Seconds>) -> Option<Seconds> {
+pub fn alarm(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    ends: Option<Seconds>,
+) -> Option<Seconds> {
     match due(plan, record) {
         Some(due) => Some(due.latest),
         None => ends.map(|end| end - plan.schedule.minimum_left),
@@ -24,9 +28,9 @@ pub fn alarm(plan: &Plan, record: &Record, ends: Option<Seconds>) -> Option<Seco
 
 /// Condition Expiring of the target's credentials. `ends`: the earliest end of them.
 pub(super) fn expiring(
-    plan: &Plan,
-    record: &Record,
-    watched: &Watched,
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    watched: &WatchedCredentials,
     ends: Option<Seconds>,
     now: Seconds,
 ) -> Says {
@@ -51,7 +55,7 @@ pub(super) fn expiring(
 /// Time from which the end of an API key is reported as near: the schedule's least remaining time
 /// before it, but at most half of the key's lifetime. For a key that a TokenRotation renews: its
 /// end. `None`: the key has no end.
-pub fn key_alarm(plan: &Plan, key: &ApiKey) -> Option<Seconds> {
+pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     let end = seconds(key.expires_at.as_deref()?)?;
     if key.renewed {
         return Some(end);
@@ -62,7 +66,7 @@ pub fn key_alarm(plan: &Plan, key: &ApiKey) -> Option<Seconds> {
 }
 
 /// Condition of an API key. `refused`: the Rancher does not accept the key, whatever its times.
-pub(super) fn minter(plan: &Plan, key: &ApiKey, refused: bool, now: Seconds) -> Says {
+pub(super) fn minter(plan: &RotationPlan, key: &ApiKey, refused: bool, now: Seconds) -> Says {
     let end = key.expires_at.as_deref().unwrap_or_default();
     let is_over = seconds(end).is_some_and(|end| end <= now);
     match key_alarm(plan, key) {

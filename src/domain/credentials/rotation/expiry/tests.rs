@@ -6,7 +6,7 @@ use api::{TokenRotation, TokenRotationSpec};
 
 const DAY: Seconds = 86_400;
 
-fn plan() -> Plan {
+fn plan() -> RotationPlan {
     let spec = serde_json::json!({"target": {"allCloudCredentials": {}}});
     let spec: TokenRotationSpec = serde_json::from_value(spec).unwrap();
     status::plan(&TokenRotation::new("all", spec))

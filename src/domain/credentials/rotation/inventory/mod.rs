@@ -6,30 +6,30 @@
 
 use std::collections::BTreeMap;
 
-use super::super::token::Says;
-use super::watched::{self, Watched};
+use super::super::token::TokenClaims;
+use super::watched::{self, WatchedCredentials};
 use super::{Seconds, status};
 use api::WatchedCredential;
 
 /// Result of reading a cloud credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum CredentialReadResult {
     /// Name and times of its token. The expiry may be unknown.
-    Says(Says),
+    Says(TokenClaims),
     /// Reason why its token is not known.
     Nothing(String),
 }
 
 /// Entries of all cloud credentials, by the name of their Secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Census {
-    known: BTreeMap<String, Entry>,
+pub struct CredentialInventory {
+    known: BTreeMap<String, InventoryEntry>,
     /// Number of reads so far.
     reads: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Entry {
+struct InventoryEntry {
     title: String,
     name: String,
     ends: Option<Seconds>,
@@ -38,11 +38,11 @@ struct Entry {
     read: Option<u64>,
 }
 
-impl Census {
+impl CredentialInventory {
     /// Census with the entries of a status, which may be another process's. None counts as read.
     pub fn recorded(before: &[WatchedCredential]) -> Self {
         let entry = |one: &WatchedCredential| {
-            let entry = Entry {
+            let entry = InventoryEntry {
                 title: one.title.clone().unwrap_or_default(),
                 name: one.name.clone(),
                 ends: watched::end(one),
@@ -59,25 +59,25 @@ impl Census {
         let mut before = std::mem::take(&mut self.known);
         for (name, title) in all {
             let entry = before.remove(&name).unwrap_or_default();
-            self.known.insert(name, Entry { title, ..entry });
+            self.known.insert(name, InventoryEntry { title, ..entry });
         }
     }
 
     /// Names of the credentials to read next, at most as many as given.
     pub fn next(&self, most: usize) -> Vec<String> {
-        let mut all: Vec<(&String, &Entry)> = self.known.iter().collect();
+        let mut all: Vec<(&String, &InventoryEntry)> = self.known.iter().collect();
         all.sort_by_key(|(_, entry)| entry.read);
         all.into_iter().take(most).map(|(name, _)| name.clone()).collect()
     }
 
     /// Stores the result of a read. The exact end of a dead credential is not known, so the end
     /// that was stored first stays.
-    pub fn read(&mut self, name: &str, found: Found, now: Seconds) {
+    pub fn read(&mut self, name: &str, found: CredentialReadResult, now: Seconds) {
         let Some(entry) = self.known.get_mut(name) else { return };
         self.reads += 1;
         entry.read = Some(self.reads);
         match found {
-            Found::Says(says) => {
+            CredentialReadResult::Says(says) => {
                 let name = watched::short(&says.name);
                 let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
                 let is_known = is_over(says.expires) && is_over(entry.ends) && entry.name == name;
@@ -87,7 +87,7 @@ impl Census {
                 entry.name = name;
                 entry.unknown = None;
             }
-            Found::Nothing(why) => entry.unknown = Some(watched::reason(&why)),
+            CredentialReadResult::Nothing(why) => entry.unknown = Some(watched::reason(&why)),
         }
     }
 
@@ -98,8 +98,8 @@ impl Census {
     }
 
     /// Credentials as a status lists them.
-    pub fn watched(&self, is_rotated: impl Fn(&str) -> bool) -> Watched {
-        let watched = |(name, entry): (&String, &Entry)| WatchedCredential {
+    pub fn watched(&self, is_rotated: impl Fn(&str) -> bool) -> WatchedCredentials {
+        let watched = |(name, entry): (&String, &InventoryEntry)| WatchedCredential {
             user: String::new(),
             name: entry.name.clone(),
             credential: Some(watched::short(name)),
@@ -108,7 +108,7 @@ impl Census {
             rotated: is_rotated(name),
             unknown: entry.unknown.clone(),
         };
-        Watched::of(self.known.iter().map(watched).collect())
+        WatchedCredentials::of(self.known.iter().map(watched).collect())
     }
 }
 

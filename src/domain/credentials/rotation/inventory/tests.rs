@@ -6,18 +6,22 @@ fn all(names: &[&str]) -> Vec<(String, String)> {
     names.iter().map(|name| ((*name).to_owned(), format!("title of {name}"))).collect()
 }
 
-fn ends(end: Seconds) -> Found {
-    Found::Says(Says { name: "token-a".into(), issued: None, expires: Some(end) })
+fn ends(end: Seconds) -> CredentialReadResult {
+    CredentialReadResult::Says(TokenClaims {
+        name: "token-a".into(),
+        issued: None,
+        expires: Some(end),
+    })
 }
 
-fn watched(census: &Census) -> Vec<(String, Option<Seconds>, Option<String>)> {
+fn watched(census: &CredentialInventory) -> Vec<(String, Option<Seconds>, Option<String>)> {
     let watched = census.watched(|_| false).listed.into_iter();
     watched.map(|one| (one.credential.clone().unwrap(), watched::end(&one), one.unknown)).collect()
 }
 
 #[test]
 fn each_is_read_in_its_turn() {
-    let mut census = Census::default();
+    let mut census = CredentialInventory::default();
     census.listed(all(&["a", "b", "c", "d", "e"]));
     let mut read = Vec::new();
     for _ in 0..5 {
@@ -34,12 +38,12 @@ fn each_is_read_in_its_turn() {
 
 #[test]
 fn what_is_gone_is_forgotten_and_what_is_not_read_stays_known() {
-    let mut census = Census::default();
+    let mut census = CredentialInventory::default();
     census.listed(all(&["a", "b"]));
     census.read("a", ends(900), 1);
     census.read("b", ends(800), 1);
     let recorded = census.watched(|name| name == "b").listed;
-    let mut census = Census::recorded(&recorded);
+    let mut census = CredentialInventory::recorded(&recorded);
     census.listed(all(&["b", "c"]));
     assert_eq!(watched(&census), [("b".into(), Some(800), None), ("c".into(), None, None)]);
     assert_eq!(census.count(), (2, 2), "read by another process only");
@@ -49,11 +53,11 @@ fn what_is_gone_is_forgotten_and_what_is_not_read_stays_known() {
 
 #[test]
 fn one_that_cannot_be_read_is_named_and_keeps_its_end() {
-    let mut census = Census::default();
+    let mut census = CredentialInventory::default();
     census.listed(all(&["a", "b"]));
     census.read("a", ends(900), 1);
-    census.read("a", Found::Nothing("it has no users".into()), 2);
-    census.read("b", Found::Nothing("not allowed".into()), 2);
+    census.read("a", CredentialReadResult::Nothing("it has no users".into()), 2);
+    census.read("b", CredentialReadResult::Nothing("not allowed".into()), 2);
     let expected = [
         ("a".into(), Some(900), Some("it has no users".into())),
         ("b".into(), None, Some("not allowed".into())),
@@ -65,22 +69,22 @@ fn one_that_cannot_be_read_is_named_and_keeps_its_end() {
 
 #[test]
 fn the_end_of_a_dead_one_is_set_once() {
-    let mut census = Census::default();
+    let mut census = CredentialInventory::default();
     census.listed(all(&["a"]));
     census.read("a", ends(100), 100);
     census.read("a", ends(200), 200);
     assert_eq!(watched(&census)[0].1, Some(100));
     census.read("a", ends(900), 300);
     assert_eq!(watched(&census)[0].1, Some(900), "it was made to last longer");
-    let other = Says { name: "token-b".into(), issued: None, expires: Some(400) };
+    let other = TokenClaims { name: "token-b".into(), issued: None, expires: Some(400) };
     census.read("a", ends(100), 350);
-    census.read("a", Found::Says(other), 400);
+    census.read("a", CredentialReadResult::Says(other), 400);
     assert_eq!(watched(&census)[0].1, Some(400), "another one by now");
 }
 
 #[test]
 fn a_replacing_rotation_is_reported() {
-    let mut census = Census::default();
+    let mut census = CredentialInventory::default();
     census.listed(all(&["a", "b"]));
     let watched = census.watched(|name| name == "a").listed;
     assert_eq!(watched.iter().map(|one| one.rotated).collect::<Vec<_>>(), [true, false]);

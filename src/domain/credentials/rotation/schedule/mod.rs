@@ -15,7 +15,7 @@ const EPOCH_DAY: Seconds = 3;
 
 /// Schedule of a spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Schedule {
+pub struct ReplacementSchedule {
     /// Share of the lifetime that is left at the replacement, in percent.
     pub left_percent: Seconds,
     /// Least time that is left at the replacement, up to half of the lifetime, in seconds.
@@ -23,14 +23,14 @@ pub struct Schedule {
     /// Largest advance by jitter, in percent of the lifetime.
     pub jitter_percent: Seconds,
     /// Window in which a replacement may begin, unless it comes too late. `None`: any time.
-    pub window: Option<Window>,
+    pub window: Option<MaintenanceWindow>,
     /// Whether the rotation is paused.
     pub paused: bool,
 }
 
 /// A maintenance window, in UTC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct MaintenanceWindow {
     /// Start of the window, in minutes after midnight.
     pub start: Seconds,
     /// Length of the window, in minutes.
@@ -41,7 +41,7 @@ pub struct Window {
 
 /// Times of a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Due {
+pub struct ReplacementTimes {
     /// Time at which the replacement is due.
     pub at: Seconds,
     /// Latest time for the replacement, whatever the window is. From then on, the condition
@@ -50,7 +50,12 @@ pub struct Due {
 }
 
 /// Times at which a credential is replaced. `seed` chooses its part of the jitter.
-pub fn due(schedule: &Schedule, issued: Seconds, end: Seconds, seed: &str) -> Due {
+pub fn due(
+    schedule: &ReplacementSchedule,
+    issued: Seconds,
+    end: Seconds,
+    seed: &str,
+) -> ReplacementTimes {
     let life = (end - issued).max(1);
     let margin = (life * schedule.left_percent / 100).max(schedule.minimum_left.min(life / 2));
     let jitter = share(life * schedule.jitter_percent / 100, seed);
@@ -58,11 +63,11 @@ pub fn due(schedule: &Schedule, issued: Seconds, end: Seconds, seed: &str) -> Du
     let at = (end - margin - jitter).max(first);
     let latest = (end - margin / 2).max(at);
     let opens = schedule.window.as_ref().map_or(at, |window| next_open(window, at));
-    Due { at: opens.min(latest), latest }
+    ReplacementTimes { at: opens.min(latest), latest }
 }
 
 /// First time, not before `from`, at which the window is open.
-fn next_open(window: &Window, from: Seconds) -> Seconds {
+fn next_open(window: &MaintenanceWindow, from: Seconds) -> Seconds {
     let today = from.div_euclid(DAY);
     // A window of yesterday may last until today, and each weekday comes within a week.
     (today - 1..=today + 7)

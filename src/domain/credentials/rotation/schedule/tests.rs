@@ -8,33 +8,40 @@ use super::*;
 const MONDAY: Seconds = 1_767_571_200;
 const HOUR: Seconds = 3_600;
 
-fn plain() -> Schedule {
-    Schedule { left_percent: 33, minimum_left: 0, jitter_percent: 0, window: None, paused: false }
+fn plain() -> ReplacementSchedule {
+    ReplacementSchedule {
+        left_percent: 33,
+        minimum_left: 0,
+        jitter_percent: 0,
+        window: None,
+        paused: false,
+    }
 }
 
-fn window(start: Seconds, minutes: Seconds, on: &[usize]) -> Window {
+fn window(start: Seconds, minutes: Seconds, on: &[usize]) -> MaintenanceWindow {
     let mut days = [on.is_empty(); 7];
     for day in on {
         days[*day] = true;
     }
-    Window { start, minutes, days }
+    MaintenanceWindow { start, minutes, days }
 }
 
 #[test]
 fn a_share_of_life_is_left_and_no_less_than_the_minimum() {
-    let at = |schedule: &Schedule, life| due(schedule, MONDAY, MONDAY + life, "").at - MONDAY;
+    let at =
+        |schedule: &ReplacementSchedule, life| due(schedule, MONDAY, MONDAY + life, "").at - MONDAY;
     assert_eq!(at(&plain(), 1_000), 670);
-    let week = Schedule { minimum_left: 7 * DAY, ..plain() };
+    let week = ReplacementSchedule { minimum_left: 7 * DAY, ..plain() };
     assert_eq!(at(&week, 30 * DAY), 30 * DAY * 67 / 100, "a third is more");
     assert_eq!(at(&week, 15 * DAY), 8 * DAY, "seven days are more");
     assert_eq!(at(&week, 600), 300, "half of it at most");
-    let eager = Schedule { left_percent: 99, jitter_percent: 50, ..plain() };
+    let eager = ReplacementSchedule { left_percent: 99, jitter_percent: 50, ..plain() };
     assert!(at(&eager, 600) >= 6, "not at once, or it would never end");
 }
 
 #[test]
 fn many_are_spread_and_each_stays_where_it_is() {
-    let spread = Schedule { jitter_percent: 10, ..plain() };
+    let spread = ReplacementSchedule { jitter_percent: 10, ..plain() };
     let at = |name: usize| due(&spread, MONDAY, MONDAY + 10_000, &format!("a/{name}")).at;
     let all: Vec<Seconds> = (0..2_000).map(|name| at(name) - MONDAY).collect();
     assert!(all.iter().all(|at| (5_700..=6_700).contains(at)));
@@ -48,8 +55,8 @@ fn many_are_spread_and_each_stays_where_it_is() {
 
 #[test]
 fn a_window_is_waited_for_unless_it_comes_too_late() {
-    let at = |window: Window, issued: Seconds, life: Seconds| {
-        let schedule = Schedule { window: Some(window), ..plain() };
+    let at = |window: MaintenanceWindow, issued: Seconds, life: Seconds| {
+        let schedule = ReplacementSchedule { window: Some(window), ..plain() };
         due(&schedule, issued, issued + life, "").at
     };
     // Due on Wednesday at 19:00, sixteen and a half hours later at the latest.
@@ -82,9 +89,9 @@ proptest! {
         with_window: bool,
         seed in "[a-z]{3}",
     ) {
-        let window = with_window.then_some(Window { start, minutes, days });
+        let window = with_window.then_some(MaintenanceWindow { start, minutes, days });
         let schedule =
-            Schedule { left_percent, minimum_left, jitter_percent, window, paused: false };
+            ReplacementSchedule { left_percent, minimum_left, jitter_percent, window, paused: false };
         let due = due(&schedule, issued, issued + life, &seed);
         prop_assert!(due.at > issued);
         prop_assert!(due.at <= due.latest);

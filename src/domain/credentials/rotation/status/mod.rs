@@ -8,10 +8,11 @@ use serde_json::{Map, Value};
 use super::super::token::hash;
 use super::deletion;
 use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring, minter};
-use super::schedule::{Schedule, Window};
-use super::watched::Watched;
+use super::schedule::{MaintenanceWindow, ReplacementSchedule};
+use super::watched::WatchedCredentials;
 use super::{
-    Current, Issuer, Made, Old, Pending, Plan, Publishing, Record, Requests, Seconds, Step, due,
+    CurrentEntry, IssuerTraits, MintedCredential, PendingEntry, PendingPublication,
+    RetiredCredential, RotationPlan, RotationRecord, RotationRequests, RotationStep, Seconds, due,
 };
 use crate::condition::with_condition;
 use api::ConditionStatus::{False, True};
@@ -42,7 +43,7 @@ const LONGEST_STEM: usize = 200;
 
 /// State of a rotation that has nothing to do at the moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum ReadyReason {
     /// The credential exists and is managed.
     Current,
     /// The credential exists, and its Rancher keeps it alive.
@@ -71,15 +72,19 @@ pub enum Standing {
     /// No credential exists that could be watched, as the text says.
     Missing(String),
     /// A step has failed, and will be tried again.
-    Failed(Step, String),
+    Failed(RotationStep, String),
     /// More old credentials than allowed could not be revoked.
     NotRevoked,
     /// A deletion waits. The text, if any, is the obstacle.
     Leaving(Option<String>),
 }
 
-impl Standing {
-    fn says(&self, plan: &Plan, record: &Record) -> (ConditionStatus, String, String) {
+impl ReadyReason {
+    fn says(
+        &self,
+        plan: &RotationPlan,
+        record: &RotationRecord,
+    ) -> (ConditionStatus, String, String) {
         let (status, reason, message) = match self {
             Self::Current => (True, "Current", String::new()),
             Self::KeptByRancher => {
@@ -126,7 +131,7 @@ impl Standing {
 }
 
 /// Plan of a rotation, from its spec and annotations.
-pub fn plan(rotation: &TokenRotation) -> Plan {
+pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     let spec = &rotation.spec;
     let wants = spec.schedule.clone().unwrap_or_default();
     // All cloud credentials are replaced by TokenRotations made for that, not by this one.
@@ -143,12 +148,12 @@ pub fn plan(rotation: &TokenRotation) -> Plan {
     // Rancher deletes a token that a cloud credential no longer names, and no other.
     let prunes = spec.target.cloud_credential.is_some();
     let takes_over = prunes && account.is_some();
-    Plan {
+    RotationPlan {
         prefix: prefix(rotation),
-        source: source.map(|_| Issuer { readable, prunes, takes_over }),
+        source: source.map(|_| IssuerTraits { readable, prunes, takes_over }),
         lifetime: lifetime.unwrap_or(minted.map_or(LIFETIME, |_| LONGEST)),
         presumed: lifetime.unwrap_or(LIFETIME),
-        schedule: Schedule {
+        schedule: ReplacementSchedule {
             left_percent: wants.renew_when_left_percent.unwrap_or(LEFT_PERCENT),
             minimum_left: wants.minimum_left_seconds.unwrap_or(MINIMUM_LEFT),
             jitter_percent: wants.jitter_percent.unwrap_or(JITTER_PERCENT),
@@ -159,7 +164,7 @@ pub fn plan(rotation: &TokenRotation) -> Plan {
         tells: spec.tell.is_some(),
         revokes: spec.on_delete == Some(OnDelete::Revoke),
         deleting: rotation.metadata.deletion_timestamp.as_ref().map(|time| time.0.as_second()),
-        requests: Requests {
+        requests: RotationRequests {
             rotate: request(ANNOTATION_ROTATE),
             leaked: request(ANNOTATION_LEAKED),
         },
@@ -180,14 +185,14 @@ fn prefix(rotation: &TokenRotation) -> String {
     format!("{}-{part}", stem.trim_end_matches(['-', '.']))
 }
 
-fn window(wants: &api::Window) -> Option<Window> {
+fn window(wants: &api::Window) -> Option<MaintenanceWindow> {
     let (hours, minutes) = wants.start.split_once(':')?;
     let start = hours.parse::<Seconds>().ok()? * 60 + minutes.parse::<Seconds>().ok()?;
     let mut days = [wants.days.is_empty(); 7];
     for day in &wants.days {
         days[*day as usize] = true;
     }
-    Some(Window { start, minutes: wants.duration_minutes, days })
+    Some(MaintenanceWindow { start, minutes: wants.duration_minutes, days })
 }
 
 /// Text of a time in RFC 3339, to the second.
@@ -203,13 +208,13 @@ pub fn seconds(text: &str) -> Option<Seconds> {
 
 /// Record that a status holds. A time that cannot be read becomes the epoch, so that the step that
 /// depends on it is due now.
-pub fn record(status: Option<&TokenRotationStatus>) -> Record {
-    let Some(status) = status else { return Record::default() };
+pub fn record(status: Option<&TokenRotationStatus>) -> RotationRecord {
+    let Some(status) = status else { return RotationRecord::default() };
     let at = |text: &String| seconds(text).unwrap_or_default();
     let maybe = |text: &Option<String>| text.as_ref().map(at);
-    Record {
+    RotationRecord {
         serial: u64::try_from(status.serial).unwrap_or_default(),
-        current: status.current.as_ref().map(|current| Current {
+        current: status.current.as_ref().map(|current| CurrentEntry {
             name: current.name.clone(),
             hash: current.hash.clone(),
             ours: current.ours,
@@ -217,15 +222,15 @@ pub fn record(status: Option<&TokenRotationStatus>) -> Record {
             expires: maybe(&current.expires_at),
             kept_alive: current.kept_by_rancher,
         }),
-        pending: status.pending.as_ref().map(|pending| Pending {
+        pending: status.pending.as_ref().map(|pending| PendingEntry {
             name: pending.name.clone(),
             since: at(&pending.since),
-            requests: Requests {
+            requests: RotationRequests {
                 rotate: pending.rotate_request.clone(),
                 leaked: pending.leak_report.clone(),
             },
-            publishing: pending.hash.clone().map(|hash| Publishing {
-                made: Made {
+            publishing: pending.hash.clone().map(|hash| PendingPublication {
+                made: MintedCredential {
                     hash,
                     issued: maybe(&pending.issued_at).unwrap_or_default(),
                     expires: maybe(&pending.expires_at),
@@ -236,7 +241,7 @@ pub fn record(status: Option<&TokenRotationStatus>) -> Record {
         previous: status
             .previous
             .iter()
-            .map(|old| Old {
+            .map(|old| RetiredCredential {
                 name: old.name.clone(),
                 hash: old.hash.clone(),
                 after: maybe(&old.revoke_after),
@@ -245,7 +250,7 @@ pub fn record(status: Option<&TokenRotationStatus>) -> Record {
             })
             .collect(),
         restarted_for: status.restarted_for.clone(),
-        done: Requests {
+        done: RotationRequests {
             rotate: status.rotate_request.clone(),
             leaked: status.leak_report.clone(),
         },
@@ -258,9 +263,9 @@ pub fn record(status: Option<&TokenRotationStatus>) -> Record {
 
 /// Observations outside the record. `None`: not observed now, and the status retains its value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Beside {
+pub struct StatusObservations {
     /// Credentials in a target that is only watched.
-    pub watched: Option<Watched>,
+    pub watched: Option<WatchedCredentials>,
     /// API key for the Rancher.
     pub key: Option<ApiKey>,
     /// URL of the Rancher, if the spec does not set it.
@@ -270,17 +275,17 @@ pub struct Beside {
 }
 
 /// Watched credentials that a status lists.
-pub fn watched(status: &TokenRotationStatus) -> Watched {
+pub fn watched(status: &TokenRotationStatus) -> WatchedCredentials {
     let beyond = usize::try_from(status.watched_beyond.unwrap_or_default()).unwrap_or_default();
-    Watched { listed: status.watched.clone(), beyond }
+    WatchedCredentials { listed: status.watched.clone(), beyond }
 }
 
 /// Status of a rotation. Without a standing, the condition Ready stays as it is.
 pub fn status(
     rotation: &TokenRotation,
-    record: &Record,
-    beside: &Beside,
-    standing: Option<&Standing>,
+    record: &RotationRecord,
+    beside: &StatusObservations,
+    standing: Option<&ReadyReason>,
     now: Seconds,
 ) -> TokenRotationStatus {
     let plan = plan(rotation);
@@ -344,7 +349,7 @@ fn set(
     }
 }
 
-fn recorded(record: &Record) -> TokenRotationStatus {
+fn recorded(record: &RotationRecord) -> TokenRotationStatus {
     let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     TokenRotationStatus {
         serial: signed(record.serial),
@@ -379,7 +384,7 @@ fn recorded(record: &Record) -> TokenRotationStatus {
     }
 }
 
-fn pending(pending: &Pending) -> PendingCredential {
+fn pending(pending: &PendingEntry) -> PendingCredential {
     let publishing = pending.publishing.as_ref();
     PendingCredential {
         name: pending.name.clone(),

@@ -28,11 +28,11 @@ fn rancher(token: &Value) -> Value {
     })
 }
 
-fn full() -> Record {
-    let made = Made { hash: "h".into(), issued: 50, expires: Some(650) };
-    Record {
+fn full() -> RotationRecord {
+    let made = MintedCredential { hash: "h".into(), issued: 50, expires: Some(650) };
+    RotationRecord {
         serial: 9,
-        current: Some(Current {
+        current: Some(CurrentEntry {
             name: "a-8".into(),
             hash: "g".into(),
             ours: true,
@@ -40,15 +40,15 @@ fn full() -> Record {
             expires: None,
             kept_alive: true,
         }),
-        pending: Some(Pending {
+        pending: Some(PendingEntry {
             name: "a-9".into(),
             since: 60,
-            requests: Requests { rotate: Some("1".into()), leaked: None },
-            publishing: Some(Publishing { made, replaces: String::new() }),
+            requests: RotationRequests { rotate: Some("1".into()), leaked: None },
+            publishing: Some(PendingPublication { made, replaces: String::new() }),
         }),
         previous: vec![
-            Old { name: "a-7".into(), failures: 4, ..Old::default() },
-            Old {
+            RetiredCredential { name: "a-7".into(), failures: 4, ..RetiredCredential::default() },
+            RetiredCredential {
                 name: "a-6".into(),
                 hash: Some("f".into()),
                 after: Some(70),
@@ -57,7 +57,7 @@ fn full() -> Record {
             },
         ],
         restarted_for: Some("a-8".into()),
-        done: Requests { rotate: None, leaked: Some("2".into()) },
+        done: RotationRequests { rotate: None, leaked: Some("2".into()) },
         failures: 3,
         retry_after: Some(80),
         last_rotation: Some(90),
@@ -67,14 +67,19 @@ fn full() -> Record {
 
 #[test]
 fn what_is_recorded_is_read_again() {
-    for kept in [full(), Record::default()] {
-        let written =
-            status(&rotation(account()), &kept, &Beside::default(), Some(&Standing::Current), 100);
+    for kept in [full(), RotationRecord::default()] {
+        let written = status(
+            &rotation(account()),
+            &kept,
+            &StatusObservations::default(),
+            Some(&ReadyReason::Current),
+            100,
+        );
         assert_eq!(record(Some(&written)), kept);
         let text = serde_json::to_string(&written).unwrap();
         assert_eq!(record(serde_json::from_str(&text).ok().as_ref()), kept);
     }
-    assert_eq!(record(None), Record::default());
+    assert_eq!(record(None), RotationRecord::default());
 }
 
 #[test]
@@ -104,7 +109,9 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
 fn every_target_is_named_in_one_word() {
     let named = |target| {
         let rotation = rotation(json!({"target": target}));
-        status(&rotation, &Record::default(), &Beside::default(), None, 0).target.unwrap()
+        status(&rotation, &RotationRecord::default(), &StatusObservations::default(), None, 0)
+            .target
+            .unwrap()
     };
     assert_eq!(named(json!({"secret": {"name": "guest", "key": "k"}})), "secret/guest");
     let credential = json!({"cloudCredential": {"name": "cc-abcde"}});
@@ -124,22 +131,25 @@ fn a_window_is_read_as_minutes_and_days() {
 
 #[test]
 fn a_near_end_is_reported_for_rotated_and_watched_credentials() {
-    let says = |rotation: &TokenRotation, record: &Record, watched: &[WatchedCredential], now| {
-        let watched = Some(Watched::of(watched.to_vec()));
-        let beside = Beside { rancher_url: None, watched, ..Beside::default() };
-        let status = status(rotation, record, &beside, Some(&Standing::Current), now);
-        let found = status.conditions.into_iter().find(|c| c.type_ == EXPIRING).unwrap();
-        found.reason.unwrap()
-    };
-    let current = Current { issued: 0, expires: Some(600), ours: true, ..Current::default() };
-    let record = Record { current: Some(current), ..Record::default() };
+    let says =
+        |rotation: &TokenRotation, record: &RotationRecord, watched: &[WatchedCredential], now| {
+            let watched = Some(WatchedCredentials::of(watched.to_vec()));
+            let beside =
+                StatusObservations { rancher_url: None, watched, ..StatusObservations::default() };
+            let status = status(rotation, record, &beside, Some(&ReadyReason::Current), now);
+            let found = status.conditions.into_iter().find(|c| c.type_ == EXPIRING).unwrap();
+            found.reason.unwrap()
+        };
+    let current =
+        CurrentEntry { issued: 0, expires: Some(600), ours: true, ..CurrentEntry::default() };
+    let record = RotationRecord { current: Some(current), ..RotationRecord::default() };
     let rotated = rotation(account());
     assert_eq!(says(&rotated, &record, &[], 449), "TimeLeft");
     assert_eq!(says(&rotated, &record, &[], 450), "Overdue");
     assert_eq!(says(&rotated, &record, &[], 600), "Expired");
     let watched = rotation(json!({"target": {"secret": {"name": "guest", "key": "token"}}}));
     let token = |end| WatchedCredential { expires_at: Some(time(end)), ..Default::default() };
-    let none = Record::default();
+    let none = RotationRecord::default();
     let (near, far) = (token(700_000), token(9_000_000));
     assert_eq!(says(&watched, &none, std::slice::from_ref(&far), 0), "TimeLeft");
     assert_eq!(says(&watched, &none, &[far, near], 100_000), "NotReplaced", "the first counts");
@@ -149,10 +159,17 @@ fn a_near_end_is_reported_for_rotated_and_watched_credentials() {
 /// A token that Rancher keeps alive is not due and has no end. The reason names Rancher.
 #[test]
 fn what_rancher_keeps_alive_is_shown_as_such() {
-    let current = Current { name: "kubeconfig-u-a".into(), kept_alive: true, ..Current::default() };
-    let record = Record { current: Some(current), ..Record::default() };
-    let standing = Some(&Standing::KeptByRancher);
-    let status = status(&rotation(rancher(&json!({}))), &record, &Beside::default(), standing, 50);
+    let current =
+        CurrentEntry { name: "kubeconfig-u-a".into(), kept_alive: true, ..CurrentEntry::default() };
+    let record = RotationRecord { current: Some(current), ..RotationRecord::default() };
+    let standing = Some(&ReadyReason::KeptByRancher);
+    let status = status(
+        &rotation(rancher(&json!({}))),
+        &record,
+        &StatusObservations::default(),
+        standing,
+        50,
+    );
     assert_eq!((&status.expires_at, &status.next_rotation), (&None, &None));
     assert!(status.current.is_some_and(|current| current.kept_by_rancher));
     let [ready, expiring] = &status.conditions[..] else { panic!("{:?}", status.conditions) };
@@ -175,26 +192,33 @@ fn what_is_watched_and_cannot_be_read_now_stays_listed() {
     };
     let rotated = WatchedCredential { rotated: true, ..one("cc-a", 100) };
     let all = (0..40).map(|n| one(&format!("cc-{n}"), 9_000_000 + n)).chain([rotated]);
-    let beside = Beside {
-        watched: Some(Watched::of(all.collect())),
+    let beside = StatusObservations {
+        watched: Some(WatchedCredentials::of(all.collect())),
         key: Some(ApiKey { name: "token-a".into(), ..ApiKey::default() }),
         refused: false,
         rancher_url: Some("https://a".into()),
     };
-    let first = status(&rotation, &Record::default(), &beside, Some(&Standing::Watched), 50);
+    let first =
+        status(&rotation, &RotationRecord::default(), &beside, Some(&ReadyReason::Watched), 50);
     assert_eq!(first.expires_at, Some(time(9_000_000)), "the other one is replaced");
     assert_eq!((first.watched.len(), first.watched_beyond), (32, Some(9)));
     assert_eq!(first.rancher_url.as_deref(), Some("https://a"));
     rotation.status = Some(first.clone());
-    let blind = Standing::Unreadable("Rancher: no answer".into());
-    let later = status(&rotation, &Record::default(), &Beside::default(), Some(&blind), 9_000_001);
+    let blind = ReadyReason::Unreadable("Rancher: no answer".into());
+    let later = status(
+        &rotation,
+        &RotationRecord::default(),
+        &StatusObservations::default(),
+        Some(&blind),
+        9_000_001,
+    );
     assert_eq!((&later.watched, later.watched_beyond), (&first.watched, Some(9)));
     assert_eq!(later.rancher_url, first.rancher_url);
     assert_eq!((&later.api_key, &later.expires_at), (&first.api_key, &first.expires_at));
     let said: Vec<_> = later.conditions.iter().filter_map(|c| c.reason.as_deref()).collect();
     assert_eq!(said, ["TargetUnreadable", "Expired", "NoEnd"]);
-    let refused = Beside { refused: true, ..Beside::default() };
-    let refused = status(&rotation, &Record::default(), &refused, Some(&blind), 60);
+    let refused = StatusObservations { refused: true, ..StatusObservations::default() };
+    let refused = status(&rotation, &RotationRecord::default(), &refused, Some(&blind), 60);
     assert_eq!(refused.conditions[2].reason.as_deref(), Some("NotAccepted"));
     let message = later.conditions[1].message.clone().unwrap_or_default();
     assert!(message.contains("cc-0 ended at") && message.contains("others"), "{message}");
@@ -203,9 +227,10 @@ fn what_is_watched_and_cannot_be_read_now_stays_listed() {
 #[test]
 fn without_a_standing_the_conditions_stay() {
     let mut rotation = rotation(account());
-    let failed = Standing::Failed(Step::Verify, "401".into());
-    rotation.status = Some(status(&rotation, &full(), &Beside::default(), Some(&failed), 1));
-    let later = status(&rotation, &full(), &Beside::default(), None, 2);
+    let failed = ReadyReason::Failed(RotationStep::Verify, "401".into());
+    rotation.status =
+        Some(status(&rotation, &full(), &StatusObservations::default(), Some(&failed), 1));
+    let later = status(&rotation, &full(), &StatusObservations::default(), None, 2);
     assert_eq!(later.conditions, rotation.status.unwrap().conditions);
     assert_eq!(later.conditions[0].reason.as_deref(), Some("VerifyFailed"));
 }

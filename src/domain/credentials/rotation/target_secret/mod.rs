@@ -3,19 +3,19 @@
 //! Invariant: a Secret is refused if a write would harm its other content. The text of the refusal
 //! contains nothing secret.
 
-use super::super::kubeconfig::{Kubeconfig, Reach, Unfit, Way};
-use super::super::token::Token;
-use super::watched::{self, Watched};
-use super::{Held, Target};
+use super::super::kubeconfig::{AuthMethod, Kubeconfig, ServerEndpoint, Unfit};
+use super::super::token::TokenText;
+use super::watched::{self, WatchedCredentials};
+use super::{TargetCredential, TargetState};
 use api::{SecretTarget, WatchedCredential};
 
 /// Fields of a Secret that matter here.
 #[derive(Clone, Debug, Default)]
-pub struct Content {
+pub struct SecretContent {
     /// Version of the Secret (resourceVersion).
     pub version: String,
     /// Value of the key.
-    pub value: Option<Token>,
+    pub value: Option<TokenText>,
     /// Whether the Secret is immutable.
     pub immutable: bool,
     /// URL of the Rancher to which the value may be sent, from the Secret's annotation.
@@ -23,51 +23,51 @@ pub struct Content {
 }
 
 /// A target after a read.
-pub struct Read {
+pub struct TargetRead {
     /// State of the target, for decisions.
-    pub target: Target,
+    pub target: TargetState,
     /// Credentials in the target, if it is only watched.
-    pub watched: Watched,
+    pub watched: WatchedCredentials,
     /// Kubeconfig to write back with another token.
     kubeconfig: Option<Kubeconfig>,
     /// Server where the token is used. `None`: the operator's own API server.
-    pub reach: Option<Reach>,
+    pub reach: Option<ServerEndpoint>,
 }
 
-impl Read {
+impl TargetRead {
     /// Read of a target that is no Secret of this cluster, or cannot be used.
-    pub fn elsewhere(target: Target, watched: Watched) -> Self {
+    pub fn elsewhere(target: TargetState, watched: WatchedCredentials) -> Self {
         Self { target, watched, kubeconfig: None, reach: None }
     }
 }
 
 /// Reads a target. `rotated`: the operator will write it.
-pub fn read(wants: &SecretTarget, rotated: bool, secret: Option<&Content>) -> Read {
-    let none = |target| Read::elsewhere(target, Watched::default());
+pub fn read(wants: &SecretTarget, rotated: bool, secret: Option<&SecretContent>) -> TargetRead {
+    let none = |target| TargetRead::elsewhere(target, WatchedCredentials::default());
     let Some(secret) = secret else {
         return none(match &wants.kubeconfig_user {
-            None if rotated => Target::Absent,
-            _ => Target::Unfit(format!("there is no Secret {:?}", wants.name)),
+            None if rotated => TargetState::Absent,
+            _ => TargetState::Unfit(format!("there is no Secret {:?}", wants.name)),
         });
     };
     if secret.immutable && rotated {
-        return none(Target::Unfit("it is immutable".to_owned()));
+        return none(TargetState::Unfit("it is immutable".to_owned()));
     }
     match with(wants, rotated, secret) {
         Ok(read) => read,
-        Err(why) => none(Target::Unfit(format!("key {:?}: {why}", wants.key))),
+        Err(why) => none(TargetState::Unfit(format!("key {:?}: {why}", wants.key))),
     }
 }
 
-fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, Unfit> {
-    let text = secret.value.as_ref().map(Token::reveal).filter(|text| !text.is_empty());
+fn with(wants: &SecretTarget, rotated: bool, secret: &SecretContent) -> Result<TargetRead, Unfit> {
+    let text = secret.value.as_ref().map(TokenText::reveal).filter(|text| !text.is_empty());
     let user = wants.kubeconfig_user.as_deref();
-    let there = |holds: Option<Token>, beside: Vec<String>| Target::There {
+    let there = |holds: Option<TokenText>, beside: Vec<String>| TargetState::There {
         version: secret.version.clone(),
-        holds: holds.map(|token| Held {
+        holds: holds.map(|token| TargetCredential {
             hash: token.hash(),
             says: token.says(),
-            ..Held::default()
+            ..TargetCredential::default()
         }),
         beside,
         kept: None,
@@ -81,7 +81,10 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
     let Some(config) = config else {
         let token = secret.value.clone().filter(|token| !token.reveal().is_empty());
         let watched = token.iter().map(|token| watched::token("", &token.says())).collect();
-        return Ok(Read::elsewhere(there(token, Vec::new()), Watched::of(watched)));
+        return Ok(TargetRead::elsewhere(
+            there(token, Vec::new()),
+            WatchedCredentials::of(watched),
+        ));
     };
     let all = config.tokens();
     if !rotated {
@@ -92,9 +95,9 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
         let held = all.iter().find(|(other, _)| user.is_none_or(|user| user == other));
         let target = there(held.map(|(_, token)| token.clone()), Vec::new());
         let watched = config.ways().iter().map(|(user, way)| credential(user, way)).collect();
-        return Ok(Read {
+        return Ok(TargetRead {
             target,
-            watched: Watched::of(watched),
+            watched: WatchedCredentials::of(watched),
             kubeconfig: Some(config),
             reach: None,
         });
@@ -110,20 +113,25 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
     }
     let beside = all.iter().filter(|(other, _)| other != user).map(|(_, token)| token.hash());
     let target = there(holds, beside.collect());
-    Ok(Read { target, watched: Watched::default(), kubeconfig: Some(config), reach: Some(reach) })
+    Ok(TargetRead {
+        target,
+        watched: WatchedCredentials::default(),
+        kubeconfig: Some(config),
+        reach: Some(reach),
+    })
 }
 
-fn credential(user: &str, way: &Way) -> WatchedCredential {
+fn credential(user: &str, way: &AuthMethod) -> WatchedCredential {
     match way {
-        Way::Token(token) => watched::token(user, &token.says()),
-        Way::Certificate(says) => watched::token(user, says),
-        Way::Unknown(why) => watched::unknown(user, why),
+        AuthMethod::Token(token) => watched::token(user, &token.says()),
+        AuthMethod::Certificate(says) => watched::token(user, says),
+        AuthMethod::Unknown(why) => watched::unknown(user, why),
     }
 }
 
-impl Read {
+impl TargetRead {
     /// Token that the named user uses, or the whole value if the spec names no user.
-    pub fn token(&self, wants: &SecretTarget, secret: Option<&Content>) -> Option<Token> {
+    pub fn token(&self, wants: &SecretTarget, secret: Option<&SecretContent>) -> Option<TokenText> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
             (Some(user), Some(config)) => config.token_of(user).ok().flatten(),
             (None, None) => secret?.value.clone().filter(|token| !token.reveal().is_empty()),
@@ -132,18 +140,23 @@ impl Read {
     }
 
     /// Value with another token in it. `keep`: the old token stays beside the new one.
-    pub fn with(&self, wants: &SecretTarget, token: &Token, keep: bool) -> Result<Token, Unfit> {
+    pub fn with(
+        &self,
+        wants: &SecretTarget,
+        token: &TokenText,
+        keep: bool,
+    ) -> Result<TokenText, Unfit> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
-            (Some(user), Some(config)) => config.with(user, token, keep).map(Token::new),
+            (Some(user), Some(config)) => config.with(user, token, keep).map(TokenText::new),
             (None, None) => Ok(token.clone()),
             _ => Err("it is no kubeconfig".to_owned()),
         }
     }
 
     /// Value without the kept token. `None`: no token is kept.
-    pub fn without_previous(&self, wants: &SecretTarget) -> Result<Option<Token>, Unfit> {
+    pub fn without_previous(&self, wants: &SecretTarget) -> Result<Option<TokenText>, Unfit> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
-            (Some(user), Some(config)) => Ok(config.without_previous(user)?.map(Token::new)),
+            (Some(user), Some(config)) => Ok(config.without_previous(user)?.map(TokenText::new)),
             _ => Ok(None),
         }
     }

@@ -7,33 +7,34 @@ fn wants(user: Option<&str>) -> SecretTarget {
     SecretTarget { name: "guest".into(), key: "k".into(), kubeconfig_user }
 }
 
-fn content(value: &str) -> Content {
-    let value = Some(Token::new(value.to_owned()));
-    Content { version: "7".into(), value, immutable: false, rancher_url: None }
+fn content(value: &str) -> SecretContent {
+    let value = Some(TokenText::new(value.to_owned()));
+    SecretContent { version: "7".into(), value, immutable: false, rancher_url: None }
 }
 
 const CONFIG: &str = "users: [{name: a, user: {token: one}}, {name: b, user: {token: two}}]
 clusters: [{name: c, cluster: {server: 'https://x'}}]
 contexts: [{name: d, context: {user: a, cluster: c}}]";
 
-fn why(wants: &SecretTarget, rotated: bool, secret: Option<&Content>) -> String {
+fn why(wants: &SecretTarget, rotated: bool, secret: Option<&SecretContent>) -> String {
     match read(wants, rotated, secret).target {
-        Target::Unfit(why) => why,
+        TargetState::Unfit(why) => why,
         other => panic!("{other:?}"),
     }
 }
 
 fn hash(token: &str) -> String {
-    Token::new(token.to_owned()).hash()
+    TokenText::new(token.to_owned()).hash()
 }
 
 #[test]
 fn a_token_alone_is_made_where_there_is_none_and_a_kubeconfig_is_not() {
-    assert_eq!(read(&wants(None), true, None).target, Target::Absent);
+    assert_eq!(read(&wants(None), true, None).target, TargetState::Absent);
     assert!(why(&wants(Some("a")), true, None).contains("no Secret \"guest\""));
     assert!(why(&wants(None), false, None).contains("no Secret"));
-    let empty = Content { value: None, ..content("") };
-    let Target::There { holds: None, version, .. } = read(&wants(None), true, Some(&empty)).target
+    let empty = SecretContent { value: None, ..content("") };
+    let TargetState::There { holds: None, version, .. } =
+        read(&wants(None), true, Some(&empty)).target
     else {
         panic!()
     };
@@ -44,12 +45,12 @@ fn a_token_alone_is_made_where_there_is_none_and_a_kubeconfig_is_not() {
 #[test]
 fn one_users_token_counts_and_the_others_are_known() {
     let seen = read(&wants(Some("a")), true, Some(&content(CONFIG)));
-    let Target::There { holds: Some(held), beside, .. } = &seen.target else { panic!() };
+    let TargetState::There { holds: Some(held), beside, .. } = &seen.target else { panic!() };
     assert_eq!((held.hash.as_str(), beside), (hash("one").as_str(), &vec![hash("two")]));
     assert_eq!(seen.reach.as_ref().unwrap().server, "https://x");
-    let new = seen.with(&wants(Some("a")), &Token::new("three".into()), true).unwrap();
+    let new = seen.with(&wants(Some("a")), &TokenText::new("three".into()), true).unwrap();
     let again = read(&wants(Some("a")), true, Some(&content(new.reveal())));
-    let Target::There { holds: Some(held), beside, .. } = &again.target else { panic!() };
+    let TargetState::There { holds: Some(held), beside, .. } = &again.target else { panic!() };
     assert_eq!((&held.hash, beside), (&hash("three"), &vec![hash("two"), hash("one")]));
     let dropped = again.without_previous(&wants(Some("a"))).unwrap().unwrap();
     assert!(!dropped.reveal().contains("one"));
@@ -62,7 +63,7 @@ fn what_would_do_harm_is_refused_and_not_repeated() {
     let said = why(&wants(Some("a")), true, Some(&content("secret")));
     assert!(said.contains("no kubeconfig") && !said.contains("secret"), "{said}");
     assert!(why(&wants(Some("b")), true, Some(&content(CONFIG))).contains("no context"));
-    let fixed = Content { immutable: true, ..content("x") };
+    let fixed = SecretContent { immutable: true, ..content("x") };
     assert!(why(&wants(None), true, Some(&fixed)).contains("immutable"));
     let exec = "users: [{name: a, user: {exec: {command: rancher}}}]";
     assert!(why(&wants(Some("a")), true, Some(&content(exec))).contains("exec"));
@@ -120,10 +121,10 @@ fn other_ways_to_authenticate_are_listed_by_user() {
     assert!(watched("odd")[0].contains("no certificate"));
     assert!(watched("nothing").is_empty());
     assert_eq!(seen.watched.unknown(), 5);
-    assert!(matches!(seen.target, Target::There { holds: Some(_), .. }), "{:?}", seen.target);
+    assert!(matches!(seen.target, TargetState::There { holds: Some(_), .. }), "{:?}", seen.target);
     assert!(!format!("{:?}", seen.watched).contains("secret"));
     // The user may be named. A user that does not exist is an error.
     let seen = read(&wants(Some("exec")), false, Some(&content(&config.to_string())));
-    assert!(matches!(seen.target, Target::There { holds: None, .. }), "{:?}", seen.target);
+    assert!(matches!(seen.target, TargetState::There { holds: None, .. }), "{:?}", seen.target);
     assert!(why(&wants(Some("x")), false, Some(&content(CONFIG))).contains("no user \"x\""));
 }

@@ -1,8 +1,8 @@
 //! State of the credential in use, as its issuer gives it at each read: the expiry may change while
 //! the credential stays the same.
 
-use super::super::token::{Says, Token};
-use super::{Held, Record, Seconds};
+use super::super::token::{TokenClaims, TokenText};
+use super::{RotationRecord, Seconds, TargetCredential};
 
 /// Prefixes of the tokens that Rancher 2.12 and later gives no end as long as a cloud credential
 /// names them.
@@ -10,7 +10,7 @@ const EXTENDED: [&str; 2] = ["kubeconfig-u-", "kubeconfig-user-"];
 
 /// State of a credential, as its issuer gives it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Term {
+pub struct CredentialTerm {
     /// Name of the credential at the issuer.
     pub id: String,
     /// Expiry. `None`: never.
@@ -19,11 +19,11 @@ pub struct Term {
     pub kept_alive: bool,
 }
 
-impl Term {
+impl CredentialTerm {
     /// State of a token by a Rancher's answer `word`. `None`: the answer does not contain it, or
     /// the token states its own times. A token that Rancher made itself, in a cloud credential and
     /// without an end, is kept alive, whichever version that Rancher is.
-    pub fn of(token: &Token, word: &Says, in_cloud_credential: bool) -> Option<Self> {
+    pub fn of(token: &TokenText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
         let own = token.says();
         if own.issued.is_some() || word.issued.is_none() {
             return None;
@@ -34,7 +34,7 @@ impl Term {
     }
 }
 
-impl Held {
+impl TargetCredential {
     /// Whether the issuer keeps the credential alive.
     pub(super) fn is_kept_alive(&self) -> bool {
         self.term.as_ref().is_some_and(|term| term.kept_alive)
@@ -42,13 +42,17 @@ impl Held {
 }
 
 /// Record with the present state of the credential in use. `None`: nothing has changed.
-pub(super) fn retimed(record: &Record, held: &Held, now: Seconds) -> Option<Record> {
+pub(super) fn retimed(
+    record: &RotationRecord,
+    held: &TargetCredential,
+    now: Seconds,
+) -> Option<RotationRecord> {
     let mut next = record.clone();
     let current = next.current.as_mut()?;
     // A credential that was readable before and is missing now is gone. Ours are found by their
     // names.
     let was_seen = !current.ours && (current.expires.is_some() || current.kept_alive);
-    let gone = (held.is_missing && was_seen).then(|| Term {
+    let gone = (held.is_missing && was_seen).then(|| CredentialTerm {
         id: String::new(),
         expires: Some(now),
         kept_alive: false,

@@ -1,19 +1,20 @@
 //! Tokens that Rancher keeps alive are not replaced; others are, in time.
 
 use super::super::{
-    Act, Change, Current, Plan, Requests, Seen, Step, Target, decide, due, expiry, failed, status,
+    CurrentEntry, ObservedState, RecordChange, RotationAction, RotationPlan, RotationRequests,
+    RotationStep, TargetState, decide, due, expiry, failed, status,
 };
 use super::*;
 
 const DAY: Seconds = 86_400;
 const NOW: Seconds = 1_000 * DAY;
 
-fn token(text: &str) -> Token {
-    Token::new(text.to_owned())
+fn token(text: &str) -> TokenText {
+    TokenText::new(text.to_owned())
 }
 
-fn says(expires: Option<Seconds>) -> Says {
-    Says { name: String::new(), issued: Some(NOW), expires }
+fn says(expires: Option<Seconds>) -> TokenClaims {
+    TokenClaims { name: String::new(), issued: Some(NOW), expires }
 }
 
 #[test]
@@ -27,7 +28,7 @@ fn what_rancher_keeps_alive_is_its_own_kind_without_an_end_in_a_cloud_credential
         ("token-abcde:s", None, true, false),
         ("ext/token-abcde:s", None, true, false),
     ] {
-        let term = Term::of(&token(text), &says(end), in_cloud_credential).unwrap();
+        let term = CredentialTerm::of(&token(text), &says(end), in_cloud_credential).unwrap();
         assert_eq!((term.kept_alive, term.expires), (kept, end), "{text} {end:?}");
         assert_eq!(Some(term.id.as_str()), text.strip_suffix(":s"));
     }
@@ -36,16 +37,16 @@ fn what_rancher_keeps_alive_is_its_own_kind_without_an_end_in_a_cloud_credential
 /// A token that Rancher's answer does not contain, such as another user's, may end at any time.
 #[test]
 fn silence_is_no_word_of_a_token_without_end() {
-    let unknown = Says { issued: None, ..says(None) };
-    assert_eq!(Term::of(&token("kubeconfig-u-abcdefghij:s"), &unknown, true), None);
+    let unknown = TokenClaims { issued: None, ..says(None) };
+    assert_eq!(CredentialTerm::of(&token("kubeconfig-u-abcdefghij:s"), &unknown, true), None);
     // {"exp":2000000000,"iat":1000000000}: the token states its own times, so it is not Rancher's.
     let signed = "eyJhbGciOiJSUzI1NiJ9.eyJleHAiOjIwMDAwMDAwMDAsImlhdCI6MTAwMDAwMDAwMH0.c2ln";
     let says = token(signed).says();
     assert!(says.issued.is_some());
-    assert_eq!(Term::of(&token(signed), &says, true), None);
+    assert_eq!(CredentialTerm::of(&token(signed), &says, true), None);
 }
 
-fn plan() -> Plan {
+fn plan() -> RotationPlan {
     let rotation = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "r", "namespace": "n", "uid": "u"},
         "spec": {
@@ -57,25 +58,35 @@ fn plan() -> Plan {
     status::plan(&rotation)
 }
 
-fn seen(now: Seconds, expires: Option<Seconds>, kept_alive: bool) -> Seen {
+fn seen(now: Seconds, expires: Option<Seconds>, kept_alive: bool) -> ObservedState {
     let id = "kubeconfig-u-abcdefghij".to_owned();
-    let held = Held {
+    let held = TargetCredential {
         hash: "ui".into(),
-        says: Says { name: id.clone(), issued: Some(NOW), expires },
-        term: Some(Term { id, expires, kept_alive }),
-        ..Held::default()
+        says: TokenClaims { name: id.clone(), issued: Some(NOW), expires },
+        term: Some(CredentialTerm { id, expires, kept_alive }),
+        ..TargetCredential::default()
     };
-    let target =
-        Target::There { version: "1".into(), holds: Some(held), beside: Vec::new(), kept: None };
-    Seen { now, target, existing: Some(Vec::new()), ..Seen::default() }
+    let target = TargetState::There {
+        version: "1".into(),
+        holds: Some(held),
+        beside: Vec::new(),
+        kept: None,
+    };
+    ObservedState { now, target, existing: Some(Vec::new()), ..ObservedState::default() }
 }
 
 /// Record and next act after an observation of the UI's token.
-fn after(plan: &Plan, record: &Record, seen: &Seen) -> (Record, Act) {
+fn after(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+) -> (RotationRecord, RotationAction) {
     let mut record = record.clone();
     loop {
         match decide(plan, &record, seen) {
-            Act::Write(Change::Adopted | Change::Retimed, next) => record = *next,
+            RotationAction::Write(RecordChange::Adopted | RecordChange::Retimed, next) => {
+                record = *next
+            }
             act => return (record, act),
         }
     }
@@ -84,24 +95,27 @@ fn after(plan: &Plan, record: &Record, seen: &Seen) -> (Record, Act) {
 #[test]
 fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_end() {
     let plan = plan();
-    let (record, act) = after(&plan, &Record::default(), &seen(NOW, None, true));
+    let (record, act) = after(&plan, &RotationRecord::default(), &seen(NOW, None, true));
     assert!(record.is_kept_alive());
-    assert_eq!((act, due(&plan, &record)), (Act::Wait(None), None));
+    assert_eq!((act, due(&plan, &record)), (RotationAction::Wait(None), None));
     assert_eq!(expiry::alarm(&plan, &record, None), None);
     // After ten years, nothing has changed.
     let later = NOW + 3_650 * DAY;
     let (record, act) = after(&plan, &record, &seen(later, None, true));
-    assert_eq!(act, Act::Wait(None));
+    assert_eq!(act, RotationAction::Wait(None));
     // Without Rancher keeping it alive, it is replaced in time, and an old one at once.
     let (soon, end) = (NOW + 5 * DAY, NOW + 95 * DAY);
     let (ends, act) = after(&plan, &record, &seen(soon, Some(end), false));
-    assert!(matches!(act, Act::Wait(Some(at)) if at > soon && at < end - 7 * DAY), "{act:?}");
+    assert!(
+        matches!(act, RotationAction::Wait(Some(at)) if at > soon && at < end - 7 * DAY),
+        "{act:?}"
+    );
     assert_eq!(ends.current.as_ref().and_then(|current| current.expires), Some(end));
     for (record, now, end) in
         [(&ends, end - 7 * DAY, end), (&record, later, later + 90 * DAY), (&record, later, later)]
     {
         let (_, act) = after(&plan, record, &seen(now, Some(end), false));
-        assert!(matches!(act, Act::Write(Change::Named, _)), "{act:?}");
+        assert!(matches!(act, RotationAction::Write(RecordChange::Named, _)), "{act:?}");
     }
 }
 
@@ -112,25 +126,27 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
     let plan = plan();
     let missing = || {
         let mut missing = seen(NOW + 1, None, false);
-        let Target::There { holds: Some(held), .. } = &mut missing.target else { unreachable!() };
-        *held = Held {
+        let TargetState::There { holds: Some(held), .. } = &mut missing.target else {
+            unreachable!()
+        };
+        *held = TargetCredential {
             hash: held.hash.clone(),
-            says: Says { name: held.says.name.clone(), ..Says::default() },
+            says: TokenClaims { name: held.says.name.clone(), ..TokenClaims::default() },
             is_unseen: true,
-            ..Held::default()
+            ..TargetCredential::default()
         };
         missing
     };
     for before in [seen(NOW, Some(NOW + 90 * DAY), false), seen(NOW, None, true)] {
-        let (record, _) = after(&plan, &Record::default(), &before);
+        let (record, _) = after(&plan, &RotationRecord::default(), &before);
         // The issuer's list could not be read: nothing follows.
         let (_, act) = after(&plan, &record, &missing());
-        assert!(matches!(act, Act::Wait(_)), "{act:?}");
+        assert!(matches!(act, RotationAction::Wait(_)), "{act:?}");
         let mut gone = missing();
-        let Target::There { holds: Some(held), .. } = &mut gone.target else { unreachable!() };
+        let TargetState::There { holds: Some(held), .. } = &mut gone.target else { unreachable!() };
         held.is_missing = true;
         let (record, act) = after(&plan, &record, &gone);
-        assert!(matches!(act, Act::Write(Change::Named, _)), "{act:?}");
+        assert!(matches!(act, RotationAction::Write(RecordChange::Named, _)), "{act:?}");
         let current = record.current.unwrap();
         assert_eq!((current.expires, current.kept_alive), (Some(NOW + 1), false));
     }
@@ -142,12 +158,12 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
 fn what_rancher_begins_to_keep_alive_is_left_alone_from_then_on() {
     let plan = plan();
     let soon = NOW + 30 * DAY;
-    let (record, act) = after(&plan, &Record::default(), &seen(NOW, Some(soon), false));
-    assert!(matches!(act, Act::Wait(Some(at)) if at < soon), "{act:?}");
+    let (record, act) = after(&plan, &RotationRecord::default(), &seen(NOW, Some(soon), false));
+    assert!(matches!(act, RotationAction::Wait(Some(at)) if at < soon), "{act:?}");
     let (record, act) = after(&plan, &record, &seen(NOW + 1, None, true));
-    assert_eq!((record.is_kept_alive(), act), (true, Act::Wait(None)));
+    assert_eq!((record.is_kept_alive(), act), (true, RotationAction::Wait(None)));
     let (_, act) = after(&plan, &record, &seen(soon, None, true));
-    assert_eq!(act, Act::Wait(None));
+    assert_eq!(act, RotationAction::Wait(None));
 }
 
 /// A rotation that was due before is neither continued nor reported.
@@ -156,43 +172,49 @@ fn what_was_due_before_rancher_kept_it_alive_is_given_up() {
     let plan = plan();
     let late = NOW + 25 * DAY;
     let before = seen(late, Some(NOW + 30 * DAY), false);
-    let (record, act) = after(&plan, &Record::default(), &before);
+    let (record, act) = after(&plan, &RotationRecord::default(), &before);
     let named = match act {
-        Act::Write(Change::Named, next) => *next,
+        RotationAction::Write(RecordChange::Named, next) => *next,
         act => panic!("{act:?}"),
     };
     let (kept, act) = after(&plan, &named, &seen(late, None, true));
-    assert!(kept.is_kept_alive() && matches!(act, Act::Write(Change::Abandoned, _)), "{act:?}");
-    let failed = failed(&plan, &record, Step::Mint, "", late);
+    assert!(
+        kept.is_kept_alive() && matches!(act, RotationAction::Write(RecordChange::Abandoned, _)),
+        "{act:?}"
+    );
+    let failed = failed(&plan, &record, RotationStep::Mint, "", late);
     assert!(failed.has_failed());
     let (kept, act) = after(&plan, &failed, &seen(late, None, true));
-    assert_eq!((kept.has_failed(), kept.retry_after, act), (false, None, Act::Wait(None)));
+    assert_eq!(
+        (kept.has_failed(), kept.retry_after, act),
+        (false, None, RotationAction::Wait(None))
+    );
 }
 
 #[test]
 fn what_rancher_keeps_alive_is_replaced_when_that_is_asked_for() {
-    let (record, _) = after(&plan(), &Record::default(), &seen(NOW, None, true));
+    let (record, _) = after(&plan(), &RotationRecord::default(), &seen(NOW, None, true));
     for requests in [
-        Requests { rotate: Some("1".into()), leaked: None },
-        Requests { rotate: None, leaked: Some("1".into()) },
+        RotationRequests { rotate: Some("1".into()), leaked: None },
+        RotationRequests { rotate: None, leaked: Some("1".into()) },
     ] {
-        let plan = Plan { requests, ..plan() };
+        let plan = RotationPlan { requests, ..plan() };
         let (_, act) = after(&plan, &record, &seen(NOW, None, true));
-        assert!(matches!(act, Act::Write(Change::Named, _)), "{act:?}");
+        assert!(matches!(act, RotationAction::Write(RecordChange::Named, _)), "{act:?}");
     }
 }
 
 /// A revoked token has another end at each read. Only the first one is recorded.
 #[test]
 fn a_dead_one_is_recorded_once() {
-    let plan = Plan { source: None, ..plan() };
-    let (record, _) = after(&plan, &Record::default(), &seen(NOW, None, true));
+    let plan = RotationPlan { source: None, ..plan() };
+    let (record, _) = after(&plan, &RotationRecord::default(), &seen(NOW, None, true));
     let (dead, _) = after(&plan, &record, &seen(NOW + 60, Some(NOW + 60), false));
     let end = dead.current.as_ref().and_then(|current| current.expires);
     assert_eq!(end, Some(NOW + 60));
     let (again, _) = after(&plan, &dead, &seen(NOW + 360, Some(NOW + 360), false));
     assert_eq!(again, dead);
-    let current = Current { expires: Some(NOW + 90), ..dead.current.clone().unwrap() };
-    let alive = Record { current: Some(current), ..dead.clone() };
+    let current = CurrentEntry { expires: Some(NOW + 90), ..dead.current.clone().unwrap() };
+    let alive = RotationRecord { current: Some(current), ..dead.clone() };
     assert_eq!(after(&plan, &dead, &seen(NOW + 61, Some(NOW + 90), false)).0, alive);
 }

@@ -10,10 +10,15 @@ mod strangers;
 #[test]
 fn a_revocation_that_fails_is_tried_ever_later_and_holds_nothing_else_up() {
     let plan = status::plan(&api::TokenRotation::default());
-    let old = |name: &str| Old { name: name.to_owned(), after: Some(7), ..Old::default() };
-    let mut record = Record { previous: vec![old("a"), old("b")], ..Record::default() };
+    let old = |name: &str| RetiredCredential {
+        name: name.to_owned(),
+        after: Some(7),
+        ..RetiredCredential::default()
+    };
+    let mut record =
+        RotationRecord { previous: vec![old("a"), old("b")], ..RotationRecord::default() };
     for pause in [5, 10, 20, 40, 80, 120, 120] {
-        record = failed(&plan, &record, Step::Revoke, "a", 100);
+        record = failed(&plan, &record, RotationStep::Revoke, "a", 100);
         assert_eq!(record.previous[0].after, Some(100 + pause));
     }
     assert_eq!(record.previous[1], old("b"));
@@ -21,7 +26,7 @@ fn a_revocation_that_fails_is_tried_ever_later_and_holds_nothing_else_up() {
 }
 
 /// Attempts in each of ten minutes, if a step fails every time from now on.
-fn attempts(mut record: Record, target: &Target, fails: Step) -> Vec<u32> {
+fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationStep) -> Vec<u32> {
     let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "r", "namespace": "n", "uid": "u"},
         "spec": {
@@ -31,46 +36,48 @@ fn attempts(mut record: Record, target: &Target, fails: Step) -> Vec<u32> {
         },
     }))
     .unwrap();
-    let plan = Plan { prefix: "r".into(), tells: true, ..status::plan(&rotation) };
+    let plan = RotationPlan { prefix: "r".into(), tells: true, ..status::plan(&rotation) };
     let names = record.previous.iter().map(|old| &old.name);
     let mut existing: Vec<String> =
         names.chain(record.current.as_ref().map(|current| &current.name)).cloned().collect();
-    let (mut now, mut minutes, mut hand) = (DAY, vec![0; 10], None::<Hand>);
+    let (mut now, mut minutes, mut hand) = (DAY, vec![0; 10], None::<UnpublishedCredential>);
     for _ in 0..10_000 {
         let Some(count) =
             usize::try_from((now - DAY) / 60).ok().and_then(|minute| minutes.get_mut(minute))
         else {
             return minutes;
         };
-        let seen = Seen {
+        let seen = ObservedState {
             now,
             target: target.clone(),
             existing: Some(existing.clone()),
             hand: hand.clone(),
-            ..Seen::default()
+            ..ObservedState::default()
         };
         let (step, name) = match decide(&plan, &record, &seen) {
-            Act::Wait(until) => {
+            RotationAction::Wait(until) => {
                 let next = now + LOOK_AGAIN;
                 now = until.filter(|at| *at > now).map_or(next, |until| until.min(next));
                 continue;
             }
-            Act::Write(change, next) => {
+            RotationAction::Write(change, next) => {
                 record = *next;
-                if change == Change::Named {
-                    hand = record
-                        .pending
-                        .as_ref()
-                        .map(|pending| Hand { name: pending.name.clone(), ..Hand::default() });
+                if change == RecordChange::Named {
+                    hand = record.pending.as_ref().map(|pending| UnpublishedCredential {
+                        name: pending.name.clone(),
+                        ..UnpublishedCredential::default()
+                    });
                 }
                 continue;
             }
-            Act::Mint(name) => (Step::Mint, name),
-            Act::Verify => (Step::Verify, String::new()),
-            Act::Publish { .. } | Act::DropOld => (Step::Publish, String::new()),
-            Act::Tell => (Step::Tell, String::new()),
-            Act::Revoke(name) => (Step::Revoke, name),
-            Act::Finish => panic!("nothing is deleted"),
+            RotationAction::Mint(name) => (RotationStep::Mint, name),
+            RotationAction::Verify => (RotationStep::Verify, String::new()),
+            RotationAction::Publish { .. } | RotationAction::DropOld => {
+                (RotationStep::Publish, String::new())
+            }
+            RotationAction::Tell => (RotationStep::Tell, String::new()),
+            RotationAction::Revoke(name) => (RotationStep::Revoke, name),
+            RotationAction::Finish => panic!("nothing is deleted"),
         };
         if step == fails {
             *count += 1;
@@ -78,16 +85,16 @@ fn attempts(mut record: Record, target: &Target, fails: Step) -> Vec<u32> {
             continue;
         }
         match (step, &mut hand) {
-            (Step::Mint, Some(hand)) => {
-                hand.made = Some(Made {
+            (RotationStep::Mint, Some(hand)) => {
+                hand.made = Some(MintedCredential {
                     hash: format!("hash of {name}"),
                     issued: now,
                     expires: Some(now + 30 * DAY),
                 });
                 existing.push(name);
             }
-            (Step::Verify, Some(hand)) => hand.verified = true,
-            (Step::Revoke, _) => existing.retain(|one| *one != name),
+            (RotationStep::Verify, Some(hand)) => hand.verified = true,
+            (RotationStep::Revoke, _) => existing.retain(|one| *one != name),
             _ => panic!("{step:?} is not reached by what fails at {fails:?}"),
         }
     }
@@ -99,51 +106,63 @@ const DAY: Seconds = 86_400;
 /// Attempts after the first minute: at most one a minute, whichever step fails.
 #[test]
 fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
-    let held = |hash: &str| Held { hash: hash.into(), ..Held::default() };
-    let there = |holds: Option<&str>, kept: Option<&str>| Target::There {
+    let held = |hash: &str| TargetCredential { hash: hash.into(), ..TargetCredential::default() };
+    let there = |holds: Option<&str>, kept: Option<&str>| TargetState::There {
         version: "1".into(),
         holds: holds.map(held),
         beside: kept.iter().map(|kept| (*kept).to_owned()).collect(),
         kept: kept.map(str::to_owned),
     };
-    let current = Current {
+    let current = CurrentEntry {
         name: "r-2".into(),
         hash: "h2".into(),
         ours: true,
         issued: DAY,
         expires: Some(31 * DAY),
-        ..Current::default()
+        ..CurrentEntry::default()
     };
-    let published = Record {
+    let published = RotationRecord {
         serial: 2,
         current: Some(current),
         restarted_for: Some("r-2".into()),
         last_rotation: Some(0),
-        ..Record::default()
+        ..RotationRecord::default()
     };
-    let old = Old { name: "r-1".into(), hash: Some("h1".into()), after: Some(1), ..Old::default() };
-    let with = |old: &Old| Record { previous: vec![old.clone()], ..published.clone() };
-    let rotate = |record: &Record| {
+    let old = RetiredCredential {
+        name: "r-1".into(),
+        hash: Some("h1".into()),
+        after: Some(1),
+        ..RetiredCredential::default()
+    };
+    let with = |old: &RetiredCredential| RotationRecord {
+        previous: vec![old.clone()],
+        ..published.clone()
+    };
+    let rotate = |record: &RotationRecord| {
         let mut record = record.clone();
         if let Some(current) = &mut record.current {
             (current.issued, current.expires) = (DAY - 100 * DAY, Some(DAY + 3_600));
         }
         record
     };
-    let new = || (Record::default(), there(None, None));
+    let new = || (RotationRecord::default(), there(None, None));
     for (what, (record, target), fails) in [
-        ("mint", new(), Step::Mint),
-        ("verify", new(), Step::Verify),
-        ("publish", new(), Step::Publish),
+        ("mint", new(), RotationStep::Mint),
+        ("verify", new(), RotationStep::Verify),
+        ("publish", new(), RotationStep::Publish),
         (
             "tell",
-            (Record { restarted_for: None, ..published.clone() }, there(Some("h2"), None)),
-            Step::Tell,
+            (RotationRecord { restarted_for: None, ..published.clone() }, there(Some("h2"), None)),
+            RotationStep::Tell,
         ),
-        ("revoke", (with(&old), there(Some("h2"), None)), Step::Revoke),
-        ("take out ours", (with(&old), there(Some("h2"), Some("h1"))), Step::Publish),
-        ("take out another's", (published.clone(), there(Some("h2"), Some("x"))), Step::Publish),
-        ("make room", (rotate(&published), there(Some("h2"), Some("x"))), Step::Publish),
+        ("revoke", (with(&old), there(Some("h2"), None)), RotationStep::Revoke),
+        ("take out ours", (with(&old), there(Some("h2"), Some("h1"))), RotationStep::Publish),
+        (
+            "take out another's",
+            (published.clone(), there(Some("h2"), Some("x"))),
+            RotationStep::Publish,
+        ),
+        ("make room", (rotate(&published), there(Some("h2"), Some("x"))), RotationStep::Publish),
     ] {
         let attempts = attempts(record, &target, fails);
         assert!(attempts[0] >= 2, "{what}: {attempts:?}");
@@ -155,38 +174,38 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
 /// no step is repeated.
 #[test]
 fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
-    let target = Target::There {
+    let target = TargetState::There {
         version: "1".into(),
-        holds: Some(Held { hash: "h2".into(), ..Held::default() }),
+        holds: Some(TargetCredential { hash: "h2".into(), ..TargetCredential::default() }),
         beside: vec!["h1".into()],
         kept: None,
     };
-    let record = Record {
+    let record = RotationRecord {
         serial: 2,
-        current: Some(Current {
+        current: Some(CurrentEntry {
             name: "r-2".into(),
             hash: "h2".into(),
             ours: true,
             issued: DAY,
             expires: Some(31 * DAY),
-            ..Current::default()
+            ..CurrentEntry::default()
         }),
         restarted_for: Some("r-2".into()),
-        previous: vec![Old {
+        previous: vec![RetiredCredential {
             name: "r-1".into(),
             hash: Some("h1".into()),
             after: Some(1),
-            ..Old::default()
+            ..RetiredCredential::default()
         }],
         last_rotation: Some(0),
-        ..Record::default()
+        ..RotationRecord::default()
     };
-    assert_eq!(attempts(record, &target, Step::Publish), [0; 10]);
+    assert_eq!(attempts(record, &target, RotationStep::Publish), [0; 10]);
 }
 
 /// A rotation whose deletion was requested a minute ago, with one credential in use and a replaced
 /// one that has 10 minutes left.
-fn leaving(revokes: bool) -> (Plan, Record) {
+fn leaving(revokes: bool) -> (RotationPlan, RotationRecord) {
     let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "r", "namespace": "n", "uid": "u"},
         "spec": {
@@ -196,29 +215,33 @@ fn leaving(revokes: bool) -> (Plan, Record) {
         },
     }))
     .unwrap();
-    let plan =
-        Plan { prefix: "r".into(), revokes, deleting: Some(DAY - 60), ..status::plan(&rotation) };
-    let current = Current {
+    let plan = RotationPlan {
+        prefix: "r".into(),
+        revokes,
+        deleting: Some(DAY - 60),
+        ..status::plan(&rotation)
+    };
+    let current = CurrentEntry {
         name: "r-2".into(),
         hash: "h2".into(),
         ours: true,
         issued: DAY,
         expires: Some(31 * DAY),
-        ..Current::default()
+        ..CurrentEntry::default()
     };
-    let old = Old {
+    let old = RetiredCredential {
         name: "r-1".into(),
         hash: Some("h1".into()),
         after: Some(DAY + 600),
-        ..Old::default()
+        ..RetiredCredential::default()
     };
-    let record = Record {
+    let record = RotationRecord {
         serial: 2,
         current: Some(current),
         restarted_for: Some("r-2".into()),
         previous: vec![old],
         last_rotation: Some(DAY - 100),
-        ..Record::default()
+        ..RotationRecord::default()
     };
     (plan, record)
 }
@@ -227,39 +250,41 @@ fn leaving(revokes: bool) -> (Plan, Record) {
 /// names of the credentials that are left.
 fn left(
     revokes: bool,
-    target: &Target,
-    unknown: Unknown,
+    target: &TargetState,
+    unknown: UnknownReason,
     refuses: bool,
 ) -> (Vec<(Seconds, String)>, Vec<String>) {
     let (plan, mut record) = leaving(revokes);
     let mut existing = vec!["r-1".to_owned(), "r-2".to_owned()];
     let (mut now, mut acts, mut target) = (DAY, Vec::new(), target.clone());
     for _ in 0..10_000 {
-        let seen = Seen {
+        let seen = ObservedState {
             now,
             target: target.clone(),
             existing: Some(existing.clone()),
             unknown,
-            ..Seen::default()
+            ..ObservedState::default()
         };
         let act = decide(&plan, &record, &seen);
         match act {
-            Act::Wait(until) => now = until.filter(|at| *at > now).unwrap_or(now + LOOK_AGAIN),
-            Act::Write(_, next) => record = *next,
-            Act::Revoke(name) if refuses => {
-                record = failed(&plan, &record, Step::Revoke, &name, now);
+            RotationAction::Wait(until) => {
+                now = until.filter(|at| *at > now).unwrap_or(now + LOOK_AGAIN)
             }
-            Act::Revoke(name) => {
+            RotationAction::Write(_, next) => record = *next,
+            RotationAction::Revoke(name) if refuses => {
+                record = failed(&plan, &record, RotationStep::Revoke, &name, now);
+            }
+            RotationAction::Revoke(name) => {
                 existing.retain(|one| *one != name);
                 acts.push((now - DAY, name));
             }
-            Act::DropOld => {
-                if let Target::There { kept, beside, .. } = &mut target {
+            RotationAction::DropOld => {
+                if let TargetState::There { kept, beside, .. } = &mut target {
                     (*kept, *beside) = (None, Vec::new());
                 }
                 acts.push((now - DAY, "taken out".to_owned()));
             }
-            Act::Finish => {
+            RotationAction::Finish => {
                 acts.push((now - DAY, "gone".to_owned()));
                 let left = left_behind(&plan, &record).into_iter().map(str::to_owned).collect();
                 return (acts, left);
@@ -274,16 +299,17 @@ fn left(
 /// left.
 #[test]
 fn a_deletion_ends_whatever_happens() {
-    let there = |kept: Option<&str>| Target::There {
+    let there = |kept: Option<&str>| TargetState::There {
         version: "1".into(),
-        holds: Some(Held { hash: "h2".into(), ..Held::default() }),
+        holds: Some(TargetCredential { hash: "h2".into(), ..TargetCredential::default() }),
         beside: kept.iter().map(|kept| (*kept).to_owned()).collect(),
         kept: kept.map(str::to_owned),
     };
     // A quarter of an hour after the request, of which a minute is over; or after the overlap of the
     // last publication.
     let (asked, last) = (900 - 60, 900 + 3_501);
-    let (silent, barred, only) = (Unknown::Silent, Unknown::Barred, Unknown::TargetBarred);
+    let (silent, barred, only) =
+        (UnknownReason::Silent, UnknownReason::Barred, UnknownReason::TargetBarred);
     for (what, revokes, target, unknown, refuses, acts, left_over) in [
         (
             "nothing in the way, kept",
@@ -303,22 +329,30 @@ fn a_deletion_ends_whatever_happens() {
             &[(0, "r-1"), (0, "r-2"), (0, "gone")],
             &[],
         ),
-        ("silence", false, Target::Unknown, silent, false, &[(last, "gone")], &["r-1"]),
+        ("silence", false, TargetState::Unknown, silent, false, &[(last, "gone")], &["r-1"]),
         (
             "silence, revoked",
             true,
-            Target::Unknown,
+            TargetState::Unknown,
             silent,
             false,
             &[(asked, "gone")],
             &["r-1", "r-2"],
         ),
-        ("no rights", true, Target::Unknown, barred, false, &[(0, "gone")], &["r-1", "r-2"]),
-        ("no target", false, Target::Unknown, only, false, &[(600, "r-1"), (600, "gone")], &[]),
+        ("no rights", true, TargetState::Unknown, barred, false, &[(0, "gone")], &["r-1", "r-2"]),
+        (
+            "no target",
+            false,
+            TargetState::Unknown,
+            only,
+            false,
+            &[(600, "r-1"), (600, "gone")],
+            &[],
+        ),
         (
             "no target, revoked",
             true,
-            Target::Unknown,
+            TargetState::Unknown,
             only,
             false,
             &[(0, "r-1"), (0, "r-2"), (0, "gone")],
@@ -357,15 +391,22 @@ fn a_deletion_ends_whatever_happens() {
 fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
     let (plan, record) = leaving(false);
     let asked = plan.deleting.unwrap();
-    let last = |record: &Record| deletion::last(&plan, record) - asked;
-    let idle =
-        Record { previous: Vec::new(), last_rotation: Some(DAY - 10 * 3_600), ..record.clone() };
+    let last = |record: &RotationRecord| deletion::last(&plan, record) - asked;
+    let idle = RotationRecord {
+        previous: Vec::new(),
+        last_rotation: Some(DAY - 10 * 3_600),
+        ..record.clone()
+    };
     assert_eq!(last(&idle), 900);
-    let restarting = Record { last_rotation: None, ..record.clone() };
+    let restarting = RotationRecord { last_rotation: None, ..record.clone() };
     assert_eq!(last(&restarting), 660 + 900);
     // A failed revocation is tried again after a pause, and the end stays.
     let mut refused = idle;
-    refused.previous.push(Old { failures: 3, after: Some(DAY + 1_000), ..Old::default() });
+    refused.previous.push(RetiredCredential {
+        failures: 3,
+        after: Some(DAY + 1_000),
+        ..RetiredCredential::default()
+    });
     assert_eq!(last(&refused), 900);
     // An end that is far away, by a clock that was wrong.
     let mut far = record;
@@ -379,18 +420,21 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
     let plan = status::plan(&TokenRotation::default());
     assert_eq!(plan.source, None);
     let see = |hash: &str, name: &str, expires: Option<Seconds>| {
-        let says = crate::credentials::token::Says { name: name.into(), issued: None, expires };
-        let held = Held { hash: hash.into(), says, ..Held::default() };
-        let target = Target::There {
+        let says =
+            crate::credentials::token::TokenClaims { name: name.into(), issued: None, expires };
+        let held = TargetCredential { hash: hash.into(), says, ..TargetCredential::default() };
+        let target = TargetState::There {
             version: "1".into(),
             holds: Some(held),
             beside: Vec::new(),
             kept: None,
         };
-        Seen { now: 100, target, ..Seen::default() }
+        ObservedState { now: 100, target, ..ObservedState::default() }
     };
     let first = see("secret", "token-1", Some(900));
-    let Act::Write(Change::Adopted, record) = decide(&plan, &Record::default(), &first) else {
+    let RotationAction::Write(RecordChange::Adopted, record) =
+        decide(&plan, &RotationRecord::default(), &first)
+    else {
         panic!("not adopted")
     };
     assert_eq!(record.current.as_ref().map(|current| current.hash.as_str()), Some(""));
@@ -400,9 +444,13 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
         (see("other", "token-2", Some(900)), true),
     ] {
         let act = decide(&plan, &record, &seen);
-        assert_eq!(matches!(act, Act::Write(Change::Adopted, _)), is_new, "{act:?}");
+        assert_eq!(
+            matches!(act, RotationAction::Write(RecordChange::Adopted, _)),
+            is_new,
+            "{act:?}"
+        );
     }
-    let beside = status::Beside::default();
+    let beside = status::StatusObservations::default();
     let said = status::status(&TokenRotation::default(), &record, &beside, None, 100);
     let said = serde_json::to_value(&said).unwrap();
     assert_eq!(said["current"].get("hash"), None, "{said}");
@@ -421,25 +469,43 @@ fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     }))
     .unwrap();
     let plan = status::plan(&rotation);
-    let term = Term { id: "kubeconfig-u-1".into(), expires: None, kept_alive: true };
-    let held = Held { hash: "theirs".into(), term: Some(term), ..Held::default() };
-    let target =
-        Target::There { version: "1".into(), holds: Some(held), beside: Vec::new(), kept: None };
-    let theirs =
-        Current { hash: "theirs".into(), issued: DAY, kept_alive: true, ..Current::default() };
-    let seen = Seen { now: 2 * DAY, target, existing: Some(Vec::new()), ..Seen::default() };
-    let first = Record { current: Some(theirs), ..Record::default() };
-    let Act::Write(Change::Named, named) = decide(&plan, &first, &seen) else {
+    let term = CredentialTerm { id: "kubeconfig-u-1".into(), expires: None, kept_alive: true };
+    let held =
+        TargetCredential { hash: "theirs".into(), term: Some(term), ..TargetCredential::default() };
+    let target = TargetState::There {
+        version: "1".into(),
+        holds: Some(held),
+        beside: Vec::new(),
+        kept: None,
+    };
+    let theirs = CurrentEntry {
+        hash: "theirs".into(),
+        issued: DAY,
+        kept_alive: true,
+        ..CurrentEntry::default()
+    };
+    let seen = ObservedState {
+        now: 2 * DAY,
+        target,
+        existing: Some(Vec::new()),
+        ..ObservedState::default()
+    };
+    let first = RotationRecord { current: Some(theirs), ..RotationRecord::default() };
+    let RotationAction::Write(RecordChange::Named, named) = decide(&plan, &first, &seen) else {
         panic!("{:?}", decide(&plan, &first, &seen))
     };
     // The pending one is not given up in favour of what Rancher keeps alive.
     let name = named.pending.clone().unwrap().name;
-    let hand = Some(Hand { name: name.clone(), ..Hand::default() });
-    assert_eq!(decide(&plan, &named, &Seen { hand, ..seen.clone() }), Act::Mint(name));
-    let later = Record { last_rotation: Some(DAY), ..first.clone() };
-    assert!(matches!(decide(&plan, &later, &seen), Act::Wait(_)));
+    let hand =
+        Some(UnpublishedCredential { name: name.clone(), ..UnpublishedCredential::default() });
+    assert_eq!(
+        decide(&plan, &named, &ObservedState { hand, ..seen.clone() }),
+        RotationAction::Mint(name)
+    );
+    let later = RotationRecord { last_rotation: Some(DAY), ..first.clone() };
+    assert!(matches!(decide(&plan, &later, &seen), RotationAction::Wait(_)));
     // A token of Rancher is made for what has an end, and at its time.
-    let minted = plan.source.map(|source| Issuer { takes_over: false, ..source });
-    let minted = Plan { source: minted, ..plan };
-    assert!(matches!(decide(&minted, &first, &seen), Act::Wait(_)));
+    let minted = plan.source.map(|source| IssuerTraits { takes_over: false, ..source });
+    let minted = RotationPlan { source: minted, ..plan };
+    assert!(matches!(decide(&minted, &first, &seen), RotationAction::Wait(_)));
 }

@@ -3,7 +3,7 @@
 
 use super::*;
 
-fn plan() -> Plan {
+fn plan() -> RotationPlan {
     let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "r", "namespace": "n", "uid": "u"},
         "spec": {
@@ -12,28 +12,28 @@ fn plan() -> Plan {
         },
     }))
     .unwrap();
-    Plan { prefix: "r".into(), ..status::plan(&rotation) }
+    RotationPlan { prefix: "r".into(), ..status::plan(&rotation) }
 }
 
-fn current(ours: bool, expires: Option<Seconds>) -> Record {
+fn current(ours: bool, expires: Option<Seconds>) -> RotationRecord {
     let (name, hash) = ("r-5".to_owned(), "h5".to_owned());
-    let current = Current { name, hash, ours, issued: DAY, expires, kept_alive: false };
-    Record { serial: 5, current: Some(current), ..Record::default() }
+    let current = CurrentEntry { name, hash, ours, issued: DAY, expires, kept_alive: false };
+    RotationRecord { serial: 5, current: Some(current), ..RotationRecord::default() }
 }
 
-fn holds(held: Held) -> Target {
-    Target::There { version: "1".into(), holds: Some(held), beside: Vec::new(), kept: None }
+fn holds(held: TargetCredential) -> TargetState {
+    TargetState::There { version: "1".into(), holds: Some(held), beside: Vec::new(), kept: None }
 }
 
-fn seen(target: Target, existing: &[&str]) -> Seen {
+fn seen(target: TargetState, existing: &[&str]) -> ObservedState {
     let existing = existing.iter().map(|name| (*name).to_owned()).collect();
-    Seen { now: DAY + 60, target, existing: Some(existing), ..Seen::default() }
+    ObservedState { now: DAY + 60, target, existing: Some(existing), ..ObservedState::default() }
 }
 
 #[test]
 fn a_number_far_ahead_of_ours_is_not_ours() {
     let record = current(true, Some(31 * DAY));
-    let held = || holds(Held { hash: "h5".into(), ..Held::default() });
+    let held = || holds(TargetCredential { hash: "h5".into(), ..TargetCredential::default() });
     for (name, serial) in [
         ("r-6", Some(6)),
         ("r-1", Some(5)),
@@ -50,8 +50,8 @@ fn a_number_far_ahead_of_ours_is_not_ours() {
         ("r", None),
     ] {
         let found = match decide(&plan(), &record, &seen(held(), &["r-5", name])) {
-            Act::Write(Change::Found, next) => Some(next.serial),
-            Act::Wait(_) => None,
+            RotationAction::Write(RecordChange::Found, next) => Some(next.serial),
+            RotationAction::Wait(_) => None,
             act => panic!("{name}: {act:?}"),
         };
         assert_eq!(found, serial, "{name}");
@@ -61,10 +61,12 @@ fn a_number_far_ahead_of_ours_is_not_ours() {
 #[test]
 fn a_foreign_credential_with_our_name_is_adopted_as_foreign() {
     for (name, is_ours) in [("r-7", true), ("r-9000", false)] {
-        let says = crate::credentials::token::Says { name: name.into(), ..Default::default() };
-        let target = holds(Held { hash: "x".into(), says, ..Held::default() });
+        let says =
+            crate::credentials::token::TokenClaims { name: name.into(), ..Default::default() };
+        let target =
+            holds(TargetCredential { hash: "x".into(), says, ..TargetCredential::default() });
         let act = decide(&plan(), &current(true, None), &seen(target, &["r-5", name]));
-        let Act::Write(Change::Adopted, next) = act else { panic!("{act:?}") };
+        let RotationAction::Write(RecordChange::Adopted, next) = act else { panic!("{act:?}") };
         assert_eq!(next.current.map(|current| current.ours), Some(is_ours), "{name}");
     }
 }
@@ -80,12 +82,13 @@ fn one_of_which_nothing_is_known_is_replaced_at_once() {
         (current(true, None), true, false),
         (current(true, end), true, false),
     ] {
-        let target = holds(Held { hash: "h5".into(), is_unseen, ..Held::default() });
+        let target =
+            holds(TargetCredential { hash: "h5".into(), is_unseen, ..TargetCredential::default() });
         let act = decide(&plan(), &record, &seen(target.clone(), &["r-5"]));
-        let named = matches!(act, Act::Write(Change::Named, _));
+        let named = matches!(act, RotationAction::Write(RecordChange::Named, _));
         assert_eq!(named, is_replaced, "{record:?} {is_unseen}: {act:?}");
         let mut plan = plan();
         plan.schedule.paused = true;
-        assert_eq!(decide(&plan, &record, &seen(target, &["r-5"])), Act::Wait(None));
+        assert_eq!(decide(&plan, &record, &seen(target, &["r-5"])), RotationAction::Wait(None));
     }
 }

@@ -3,7 +3,7 @@
 //! Invariants: the credentials that end soonest and are not replaced come first, so that a full
 //! status omits those that matter least; the number of omitted ones is reported.
 
-use super::super::token::Says;
+use super::super::token::TokenClaims;
 use super::{Seconds, status};
 use api::WatchedCredential;
 
@@ -16,14 +16,14 @@ const LONGEST_REASON: usize = 400;
 
 /// Watched credentials of a target, as a status lists them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Watched {
+pub struct WatchedCredentials {
     /// First credentials, in their order.
     pub listed: Vec<WatchedCredential>,
     /// Number of credentials that are not listed.
     pub beyond: usize,
 }
 
-impl Watched {
+impl WatchedCredentials {
     /// Lists the credentials of a target that matter most, and counts the rest.
     pub fn of(mut all: Vec<WatchedCredential>) -> Self {
         all.sort_by_key(rank);
@@ -89,7 +89,7 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
 
 /// Restores the ends of dead credentials from an earlier status: the exact end is not known, so the
 /// first reported one stays.
-pub fn steady(watched: &mut Watched, before: &[WatchedCredential], now: Seconds) {
+pub fn steady(watched: &mut WatchedCredentials, before: &[WatchedCredential], now: Seconds) {
     for one in watched.listed.iter_mut().filter(|one| end(one).is_some_and(|end| end <= now)) {
         let same = |old: &&WatchedCredential| {
             (&old.credential, &old.user, &old.name) == (&one.credential, &one.user, &one.name)
@@ -102,7 +102,7 @@ pub fn steady(watched: &mut Watched, before: &[WatchedCredential], now: Seconds)
 }
 
 /// Entry of a token.
-pub fn token(user: &str, says: &Says) -> WatchedCredential {
+pub fn token(user: &str, says: &TokenClaims) -> WatchedCredential {
     WatchedCredential {
         user: short(user),
         name: short(&says.name),

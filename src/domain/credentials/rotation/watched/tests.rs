@@ -10,7 +10,7 @@ fn one(credential: &str, end: Option<Seconds>) -> WatchedCredential {
     }
 }
 
-fn names(watched: &Watched) -> Vec<&str> {
+fn names(watched: &WatchedCredentials) -> Vec<&str> {
     watched.listed.iter().filter_map(|one| one.credential.as_deref()).collect()
 }
 
@@ -19,10 +19,11 @@ fn what_ends_soonest_without_replacement_is_listed_first() {
     let odd = WatchedCredential { unknown: Some("exec".into()), ..one("odd", None) };
     let rotated = WatchedCredential { rotated: true, ..one("rotated", Some(10)) };
     let all = vec![one("never", None), rotated, odd, one("late", Some(300)), one("soon", Some(20))];
-    let watched = Watched::of(all);
+    let watched = WatchedCredentials::of(all);
     assert_eq!(names(&watched), ["soon", "late", "odd", "rotated", "never"]);
     assert_eq!((watched.first_end(), watched.unknown(), watched.beyond), (Some(20), 1, 0));
-    let only = Watched::of(vec![WatchedCredential { rotated: true, ..one("a", Some(10)) }]);
+    let only =
+        WatchedCredentials::of(vec![WatchedCredential { rotated: true, ..one("a", Some(10)) }]);
     assert_eq!(only.first_end(), None, "it is replaced");
 }
 
@@ -30,7 +31,7 @@ fn what_ends_soonest_without_replacement_is_listed_first() {
 fn of_too_many_those_that_matter_least_are_left_out() {
     let far = (0..40).map(|n| one(&format!("far-{n}"), Some(1_000 + n)));
     let all: Vec<_> = far.chain([one("soon", Some(5)), one("never", None)]).collect();
-    let watched = Watched::of(all);
+    let watched = WatchedCredentials::of(all);
     assert_eq!((watched.listed.len(), watched.beyond), (32, 10));
     assert_eq!(names(&watched)[..2], ["soon", "far-0"]);
     assert!(!names(&watched).contains(&"never"));
@@ -39,11 +40,11 @@ fn of_too_many_those_that_matter_least_are_left_out() {
 #[test]
 fn those_that_end_by_then_are_named() {
     let titled = WatchedCredential { title: Some("prod".into()), ..one("cc-a", Some(0)) };
-    let user = token("admin", &Says { expires: Some(1), ..Says::default() });
-    let alone = token("", &Says { expires: Some(2), ..Says::default() });
+    let user = token("admin", &TokenClaims { expires: Some(1), ..TokenClaims::default() });
+    let alone = token("", &TokenClaims { expires: Some(2), ..TokenClaims::default() });
     let rotated = WatchedCredential { rotated: true, ..one("cc-r", Some(3)) };
     let all = vec![titled, user, alone, rotated, one("cc-x", Some(4)), one("cc-y", Some(5))];
-    let watched = Watched::of(all);
+    let watched = WatchedCredentials::of(all);
     assert_eq!(
         watched.ending_by(1, 0),
         "cloud credential cc-a (prod) ended at 1970-01-01T00:00:00Z, that of user \"admin\" ends at \
@@ -66,11 +67,11 @@ fn listed_credentials_fit_into_a_status() {
 #[test]
 fn the_end_of_a_dead_one_is_set_once() {
     for (before, now, expected) in [(Some(10), 20, 10), (Some(30), 20, 20), (None, 20, 20)] {
-        let mut watched = Watched::of(vec![one("cc-a", Some(20))]);
+        let mut watched = WatchedCredentials::of(vec![one("cc-a", Some(20))]);
         steady(&mut watched, &[one("cc-a", before), one("cc-b", Some(5))], now);
         assert_eq!(watched.first_end(), Some(expected));
     }
-    let mut watched = Watched::of(vec![one("cc-a", Some(20))]);
+    let mut watched = WatchedCredentials::of(vec![one("cc-a", Some(20))]);
     steady(&mut watched, &[one("cc-a", Some(10))], 19);
     assert_eq!(watched.first_end(), Some(20), "it is alive");
 }

@@ -5,8 +5,8 @@ mod answers;
 mod credentials;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use harvester_guest_operator::domain::credentials::kubeconfig::Reach;
-use harvester_guest_operator::domain::credentials::token::Token as Value;
+use harvester_guest_operator::domain::credentials::kubeconfig::ServerEndpoint;
+use harvester_guest_operator::domain::credentials::token::TokenText as Value;
 use harvester_guest_operator::rancher::{
     Error, Issuer, Order, Rancher, Rights, Secret, Token, TokenApi, Trust,
 };
@@ -178,7 +178,7 @@ async fn rights_of_a_token_are_enough_lacking_or_not_known() -> Result<()> {
     let site = Site::new(Version::V2_11).await?;
     let issuer = Issuer::new(site.there.url(), Some(site.there.ca_pem()), site.key.clone());
     let issuer = issuer.map_err(anyhow::Error::msg)?;
-    let reach = Reach {
+    let reach = ServerEndpoint {
         server: format!("{}/k8s/clusters/c-m-prod", site.there.url()),
         authority: None,
         server_name: None,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{OVERLAP, World, works};
-use crate::credentials::rotation::{Act, Seconds};
+use crate::credentials::rotation::{RotationAction, Seconds};
 
 impl World {
     pub(super) fn check(&mut self) -> Result<(), String> {
@@ -40,7 +40,10 @@ impl World {
             loop {
                 self.look(who);
                 let Some((record, _, seen)) = self.workers[who].looked.clone() else { break };
-                if matches!(self.decide(who, &record, &seen), Act::Wait(_) | Act::Finish) {
+                if matches!(
+                    self.decide(who, &record, &seen),
+                    RotationAction::Wait(_) | RotationAction::Finish
+                ) {
                     break;
                 }
                 acts += 1;

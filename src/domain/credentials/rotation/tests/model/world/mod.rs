@@ -5,9 +5,9 @@ mod person;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::credentials::rotation::schedule::Schedule;
+use crate::credentials::rotation::schedule::ReplacementSchedule;
 use crate::credentials::rotation::*;
-use crate::credentials::token::Says;
+use crate::credentials::token::TokenClaims;
 
 const LIFE: Seconds = 600;
 const OVERLAP: Seconds = 60;
@@ -89,8 +89,8 @@ struct Secret {
 #[derive(Clone, Debug, Default)]
 struct Worker {
     /// State that the worker has read and not acted on yet, with the version of the record.
-    looked: Option<(Record, u64, Seen)>,
-    hand: Option<Hand>,
+    looked: Option<(RotationRecord, u64, ObservedState)>,
+    hand: Option<UnpublishedCredential>,
     trouble: Option<Trouble>,
 }
 
@@ -103,12 +103,12 @@ enum Trouble {
 
 pub struct World {
     now: Seconds,
-    plan: Plan,
+    plan: RotationPlan,
     fault: Option<Fault>,
     credentials: BTreeMap<String, Credential>,
     secret: Option<Secret>,
     versions: u64,
-    record: Record,
+    record: RotationRecord,
     record_version: u64,
     workers: [Worker; 2],
     in_flight: Vec<(String, String, bool)>,
@@ -124,16 +124,16 @@ pub struct World {
 
 impl World {
     pub fn new(readable: bool, prunes: bool, tells: bool, fault: Option<Fault>) -> Self {
-        let schedule = Schedule {
+        let schedule = ReplacementSchedule {
             left_percent: 33,
             minimum_left: 0,
             jitter_percent: 5,
             window: None,
             paused: false,
         };
-        let plan = Plan {
+        let plan = RotationPlan {
             prefix: "r".into(),
-            source: Some(Issuer { readable, prunes, takes_over: prunes }),
+            source: Some(IssuerTraits { readable, prunes, takes_over: prunes }),
             lifetime: LIFE,
             presumed: LIFE,
             schedule,
@@ -141,7 +141,7 @@ impl World {
             tells,
             revokes: false,
             deleting: None,
-            requests: Requests::default(),
+            requests: RotationRequests::default(),
         };
         Self {
             now: 1_000_000,
@@ -150,7 +150,7 @@ impl World {
             credentials: BTreeMap::new(),
             secret: None,
             versions: 0,
-            record: Record::default(),
+            record: RotationRecord::default(),
             record_version: 0,
             workers: Default::default(),
             in_flight: Vec::new(),
@@ -209,20 +209,20 @@ impl World {
         }
     }
 
-    fn seen(&self, hand: Option<Hand>) -> Seen {
+    fn seen(&self, hand: Option<UnpublishedCredential>) -> ObservedState {
         let held = |hash: &String| {
             let credential = &self.credentials[hash];
-            let says = Says {
+            let says = TokenClaims {
                 name: credential.name.clone(),
                 issued: Some(credential.issued).filter(|_| credential.ours),
                 expires: credential.expires,
             };
-            Held { hash: hash.clone(), says, ..Held::default() }
+            TargetCredential { hash: hash.clone(), says, ..TargetCredential::default() }
         };
         let target = match &self.secret {
-            None => Target::Absent,
-            Some(secret) if secret.spoilt => Target::Unfit("spoilt".into()),
-            Some(secret) => Target::There {
+            None => TargetState::Absent,
+            Some(secret) if secret.spoilt => TargetState::Unfit("spoilt".into()),
+            Some(secret) => TargetState::There {
                 version: secret.version.to_string(),
                 holds: secret.token.as_ref().map(held),
                 beside: secret.beside.iter().cloned().collect(),
@@ -232,7 +232,7 @@ impl World {
         let names = self.credentials.values().filter(|c| c.ours && c.alive);
         let existing = names.map(|c| c.name.clone()).collect::<BTreeSet<_>>();
         let existing = (!self.has(Fault::NeverFind)).then(|| existing.into_iter().collect());
-        Seen { now: self.now, target, existing, hand, unknown: Unknown::Silent }
+        ObservedState { now: self.now, target, existing, hand, unknown: UnknownReason::Silent }
     }
 
     /// Reads the target before the record: the record may be newer than the target.
@@ -241,8 +241,8 @@ impl World {
         self.workers[who].looked = Some((self.record.clone(), self.record_version, seen));
     }
 
-    fn decide(&self, who: usize, record: &Record, seen: &Seen) -> Act {
-        let mut seen = Seen { hand: self.workers[who].hand.clone(), ..seen.clone() };
+    fn decide(&self, who: usize, record: &RotationRecord, seen: &ObservedState) -> RotationAction {
+        let mut seen = ObservedState { hand: self.workers[who].hand.clone(), ..seen.clone() };
         let mut record = record.clone();
         if self.has(Fault::PublishUnverified) {
             seen.hand.iter_mut().for_each(|hand| hand.verified = hand.made.is_some());
@@ -253,7 +253,7 @@ impl World {
         if self.has(Fault::ForgetFlight) {
             record.previous.iter_mut().for_each(|old| old.replaces = None);
         }
-        if let Target::There { holds: Some(held), .. } = &mut seen.target
+        if let TargetState::There { holds: Some(held), .. } = &mut seen.target
             && let Some(current) = &record.current
             && self.has(Fault::OverwriteForeign)
             && record.pending.as_ref().and_then(|p| p.publishing.as_ref()).map(|p| &p.made.hash)
@@ -261,7 +261,7 @@ impl World {
         {
             held.hash.clone_from(&current.hash);
         }
-        if let Target::There { holds: Some(held), .. } = &mut seen.target
+        if let TargetState::There { holds: Some(held), .. } = &mut seen.target
             && self.has(Fault::RevokeWhatIsHeld)
             && record.current.is_some()
             && record.previous.iter().any(|old| old.hash.as_ref() == Some(&held.hash))
@@ -280,40 +280,43 @@ impl World {
         seen.now = self.now;
         let act = self.decide(who, &record, &seen);
         let trouble = match act {
-            Act::Wait(_) | Act::Finish => None,
+            RotationAction::Wait(_) | RotationAction::Finish => None,
             _ => self.workers[who].trouble.take(),
         };
         let refused = trouble == Some(Trouble::Fail);
         let lost = trouble.is_some();
         let step = match &act {
-            Act::Mint(_) => Some(Step::Mint),
-            Act::Verify => Some(Step::Verify),
-            Act::Publish { .. } | Act::DropOld => Some(Step::Publish),
-            Act::Tell => Some(Step::Tell),
-            Act::Revoke(_) => Some(Step::Revoke),
+            RotationAction::Mint(_) => Some(RotationStep::Mint),
+            RotationAction::Verify => Some(RotationStep::Verify),
+            RotationAction::Publish { .. } | RotationAction::DropOld => Some(RotationStep::Publish),
+            RotationAction::Tell => Some(RotationStep::Tell),
+            RotationAction::Revoke(_) => Some(RotationStep::Revoke),
             _ => None,
         };
         if let Some(step) = step.filter(|_| refused) {
-            let name = if let Act::Revoke(name) = &act { name } else { "" };
+            let name = if let RotationAction::Revoke(name) = &act { name } else { "" };
             let next = failed(&self.plan, &record, step, name, self.now);
             self.write(who, version, next, &seen);
             return Ok(());
         }
         match act {
-            Act::Write(change, next) if !refused => {
-                if self.has(Fault::MintUnrecorded) && change == Change::Named {
+            RotationAction::Write(change, next) if !refused => {
+                if self.has(Fault::MintUnrecorded) && change == RecordChange::Named {
                     let name = next.pending.clone().unwrap_or_default().name;
                     self.workers[who].hand = Some(self.mint(&name)?);
                 }
                 let current = next.current.clone().unwrap_or_default();
                 let leak = next.done.leaked != record.done.leaked;
-                let named = (change == Change::Named).then(|| next.pending.clone()).flatten();
+                let named = (change == RecordChange::Named).then(|| next.pending.clone()).flatten();
                 if self.write(who, version, *next, &seen) && !lost {
                     if let Some(pending) = named {
-                        let hand = Hand { name: pending.name, ..Hand::default() };
+                        let hand = UnpublishedCredential {
+                            name: pending.name,
+                            ..UnpublishedCredential::default()
+                        };
                         self.workers[who].hand = Some(hand);
                     }
-                    self.published += u64::from(change == Change::Published);
+                    self.published += u64::from(change == RecordChange::Published);
                 }
                 if leak && self.record.current.as_ref() == Some(&current) {
                     // After a report of a leak, all earlier credentials count as leaked.
@@ -325,30 +328,36 @@ impl World {
                     self.workers[who].looked = None;
                 }
             }
-            Act::Mint(name) => {
+            RotationAction::Mint(name) => {
                 let hand = self.mint(&name)?;
                 self.workers[who].hand = (!lost).then_some(hand);
             }
-            Act::Verify => self.verify(who)?,
-            Act::Publish { keep } => self.publish(&record, keep, trouble)?,
-            Act::Tell => {
+            RotationAction::Verify => self.verify(who)?,
+            RotationAction::Publish { keep } => self.publish(&record, keep, trouble)?,
+            RotationAction::Tell => {
                 let next = after_restart(&self.plan, &record, self.now);
                 self.write(who, version, next, &seen);
             }
-            Act::DropOld => {
+            RotationAction::DropOld => {
                 if let Some(secret) = &mut self.secret {
                     self.versions += 1;
                     secret.version = self.versions;
                     secret.beside = None;
                 }
             }
-            Act::Revoke(name) => self.revoke(who, &name),
-            Act::Write(..) | Act::Wait(_) | Act::Finish => {}
+            RotationAction::Revoke(name) => self.revoke(who, &name),
+            RotationAction::Write(..) | RotationAction::Wait(_) | RotationAction::Finish => {}
         }
         Ok(())
     }
 
-    fn write(&mut self, who: usize, version: u64, next: Record, seen: &Seen) -> bool {
+    fn write(
+        &mut self,
+        who: usize,
+        version: u64,
+        next: RotationRecord,
+        seen: &ObservedState,
+    ) -> bool {
         if version != self.record_version {
             return false;
         }
@@ -360,7 +369,7 @@ impl World {
         true
     }
 
-    fn mint(&mut self, name: &str) -> Result<Hand, String> {
+    fn mint(&mut self, name: &str) -> Result<UnpublishedCredential, String> {
         if !self.named.contains(name) {
             return Err(format!("{name} is made without a recorded name"));
         }
@@ -382,8 +391,9 @@ impl World {
             issued: self.now,
             verified: false,
         });
-        let made = Made { hash, issued: credential.issued, expires: credential.expires };
-        Ok(Hand { name: name.to_owned(), made: Some(made), verified: false })
+        let made =
+            MintedCredential { hash, issued: credential.issued, expires: credential.expires };
+        Ok(UnpublishedCredential { name: name.to_owned(), made: Some(made), verified: false })
     }
 
     fn verify(&mut self, who: usize) -> Result<(), String> {
@@ -397,7 +407,7 @@ impl World {
 
     fn publish(
         &mut self,
-        record: &Record,
+        record: &RotationRecord,
         keep: bool,
         trouble: Option<Trouble>,
     ) -> Result<(), String> {
@@ -434,7 +444,7 @@ impl World {
     fn revoke(&mut self, who: usize, name: &str) {
         self.look(who);
         let Some((record, _, seen)) = self.workers[who].looked.clone() else { return };
-        if self.decide(who, &record, &seen) != Act::Revoke(name.to_owned()) {
+        if self.decide(who, &record, &seen) != RotationAction::Revoke(name.to_owned()) {
             return;
         }
         for credential in self.credentials.values_mut().filter(|c| c.name == name && c.ours) {
