@@ -15,7 +15,7 @@ use crate::domain::vm_backends::health::second_opinion::Place;
 use crate::http::operator::Operator;
 use crate::http::probes;
 use crate::k8s::client;
-use crate::k8s::credentials::Credentials;
+use crate::k8s::credentials::CredentialReader;
 use crate::k8s::events::Events;
 use crate::k8s::lease::{Keeper, Leadership};
 use crate::k8s::other_controller::Lookout;
@@ -61,7 +61,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let ctx = Context {
         writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
         events: Events::start(client.clone(), &me, metrics.clone()),
-        credentials: Credentials::new(client.clone(), way, metrics.clone()),
+        credentials: CredentialReader::new(client.clone(), way, metrics.clone()),
         credential_namespaces: Arc::new(super::namespaces(&args.credential_namespaces)),
         client,
         views,

@@ -16,7 +16,7 @@ use crate::domain::credentials::rancher_secret::{
 };
 use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::token::TokenText;
-use crate::rancher::{Error, Issued, Issuer, Secret, shown};
+use crate::rancher::{IssuedTokens, RancherError, RancherIssuer, SecretText, shown};
 
 const NOT_ACCEPTED: &str = "standard input: the API key is not accepted: it must be one that has not ended, is enabled and \
                             is not for one cluster only";
@@ -85,12 +85,12 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
         Some(checksum) => Some(authority(shown_authority(url).await?, checksum).map_err(refused)?),
         None => None,
     };
-    let issuer = Issuer::new(url, authority.as_deref(), Secret::from(&key));
+    let issuer = RancherIssuer::new(url, authority.as_deref(), SecretText::from(&key));
     let issuer = issuer.map_err(|why| refused(format!("--url {url:?}: {why}")))?;
     let known = match issuer.issued().await {
         Ok(known) => known,
         // A key that may only write the cloud credential is good enough for that.
-        Err(Error::Unauthorized) if behind.is_some() => Issued::unlisted(),
+        Err(RancherError::Unauthorized) if behind.is_some() => IssuedTokens::unlisted(),
         Err(error) => return Err(refused(why(&args, &error).await).into()),
     };
     let mut said = Vec::new();
@@ -118,14 +118,18 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
 }
 
 /// Checks that the key may read the cloud credential, and that a token can be put into it.
-async fn reads(issuer: &Issuer, known: &Issued, credential: &str) -> Result<(), String> {
+async fn reads(
+    issuer: &RancherIssuer,
+    known: &IssuedTokens,
+    credential: &str,
+) -> Result<(), String> {
     let option = format!("--cloud-credential {credential:?}");
     match issuer.look(credential, known).await {
         Ok(sight) => match sight.target {
             TargetState::Unfit(why) => Err(format!("{option}: {why}")),
             _ => Ok(()),
         },
-        Err(Error::Unauthorized) => Err(NOT_ACCEPTED.to_owned()),
+        Err(RancherError::Unauthorized) => Err(NOT_ACCEPTED.to_owned()),
         Err(error) => Err(format!("{option}: {error}")),
     }
 }
@@ -144,9 +148,16 @@ fn key() -> anyhow::Result<TokenText> {
 }
 
 /// Report about the key: its user, its expiry, and the cloud credentials that it can see.
-async fn tried(issuer: &Issuer, known: &Issued, key: &TokenText) -> Result<String, Error> {
+async fn tried(
+    issuer: &RancherIssuer,
+    known: &IssuedTokens,
+    key: &TokenText,
+) -> Result<String, RancherError> {
     let listed = issuer.credentials().await?;
-    let one = |one: crate::rancher::Listed| ChildCandidate { name: one.name, owner: one.creator };
+    let one = |one: crate::rancher::ListedCredential| ChildCandidate {
+        name: one.name,
+        owner: one.creator,
+    };
     let listed: Vec<ChildCandidate> = listed.into_iter().map(one).collect();
     let life = issuer.life(key, known).await?;
     Ok(report(&known.user, life.says.expires, &listed))
@@ -158,14 +169,16 @@ async fn shown_authority(url: &str) -> anyhow::Result<String> {
 }
 
 /// Reason why the key does not work.
-async fn why(args: &RancherSecretArgs, error: &Error) -> String {
+async fn why(args: &RancherSecretArgs, error: &RancherError) -> String {
     let url = &args.url;
     match error {
-        Error::Unauthorized => NOT_ACCEPTED.to_owned(),
-        Error::Silent(_) if args.ca_checksum.is_none() => match shown(url, AUTHORITY).await {
-            Ok(shown) if shown.contains("BEGIN CERTIFICATE") => unknown_authority(&shown),
-            _ => format!("--url {url:?}: {error}"),
-        },
+        RancherError::Unauthorized => NOT_ACCEPTED.to_owned(),
+        RancherError::Silent(_) if args.ca_checksum.is_none() => {
+            match shown(url, AUTHORITY).await {
+                Ok(shown) if shown.contains("BEGIN CERTIFICATE") => unknown_authority(&shown),
+                _ => format!("--url {url:?}: {error}"),
+            }
+        }
         error => format!("--url {url:?}: {error}"),
     }
 }

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::LoadBalancer;
-use crate::k8s::credentials::Credentials;
+use crate::k8s::credentials::CredentialReader;
 use crate::k8s::events::Events;
 use crate::k8s::views::{Signal, Views};
 use crate::k8s::write::Writer;
@@ -58,7 +58,7 @@ pub struct Context {
     /// Settings for the Deployments of DHCP agents. `None`: the operator makes none.
     pub agents: Option<Arc<dhcp_agent::Agents>>,
     /// Reader and writer of credentials.
-    pub credentials: Credentials,
+    pub credentials: CredentialReader,
     /// Namespaces in which credentials may be read and written, each with the only Secrets allowed
     /// there; an empty set allows all.
     pub credential_namespaces: Arc<BTreeMap<String, BTreeSet<String>>>,

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::credentials::{Raw, raw_within};
+use super::credentials::{RawAnswer, raw_within};
 use super::{CallError, call_within};
 use crate::api::TokenRotation;
 use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
@@ -42,11 +42,11 @@ pub const PATIENCE: Duration = Duration::from_mins(1);
 const MOMENT: Duration = Duration::from_millis(500);
 
 /// Client for accounts, rights and tokens of guest clusters.
-pub struct Credentials {
+pub struct GuestCredentials {
     client: Client,
 }
 
-impl Credentials {
+impl GuestCredentials {
     /// A client that sends nothing yet.
     pub fn new(client: Client) -> Self {
         Self { client }
@@ -209,7 +209,7 @@ impl Credentials {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(list).get(name, &GetParams::default());
         let answer = raw_within(PATIENCE, &self.client, request).await?;
-        match answer.granted::<Holds>() {
+        match answer.granted::<SecretFields>() {
             Ok(secret) => Ok(Some(secret.data.unwrap_or_default())),
             Err(CallError::NotFound) => Ok(None),
             Err(error) => Err(error),
@@ -225,7 +225,7 @@ impl Credentials {
     ) -> Result<(), CallError> {
         let namespace = object.namespace.as_deref().unwrap_or_default();
         let values = self.values(namespace, from).await?.ok_or(CallError::NotFound)?;
-        let text = With { body: &named(object, body), data: &values }.text()?;
+        let text = ObjectWithValues { body: &named(object, body), data: &values }.text()?;
         let request = Request::new(place(object).0).create(&PostParams::default(), text);
         self.send(request).await
     }
@@ -265,7 +265,7 @@ impl Credentials {
         let request =
             Request::new(list).create_subresource("token", &guest.cluster, &params, bytes);
         let answer = raw_within(PATIENCE, &self.client, request).await;
-        let signed = answer.and_then(Raw::granted::<Signed>);
+        let signed = answer.and_then(RawAnswer::granted::<TokenRequestFields>);
         let GuestCluster { namespace, cluster } = guest;
         let why = || format!("request a token of ServiceAccount {namespace}/{cluster}");
         Ok(signed.with_context(why)?.status.token)
@@ -297,14 +297,14 @@ type Values = BTreeMap<String, Zeroizing<String>>;
 
 /// The fields of a Secret that are read.
 #[derive(Deserialize)]
-struct Holds {
+struct SecretFields {
     #[serde(default)]
     data: Option<Values>,
 }
 
 /// The fields of a TokenRequest that are read.
 #[derive(Deserialize)]
-struct Signed {
+struct TokenRequestFields {
     status: SignedStatus,
 }
 
@@ -315,13 +315,13 @@ struct SignedStatus {
 
 /// An object with the values of a Secret.
 #[derive(Serialize)]
-struct With<'a> {
+struct ObjectWithValues<'a> {
     #[serde(flatten)]
     body: &'a Value,
     data: &'a Values,
 }
 
-impl With<'_> {
+impl ObjectWithValues<'_> {
     /// Serializes into one buffer: a buffer that grows leaves copies in memory.
     fn text(&self) -> Result<Vec<u8>, CallError> {
         let values = self.data.iter().map(|(key, value)| key.len() + value.len() + 16);

@@ -34,12 +34,12 @@ use crate::metrics::Metrics;
 
 /// Clock of a server, from the last answer.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
+pub struct ServerClock {
     said: Seconds,
     at: Instant,
 }
 
-impl Clock {
+impl ServerClock {
     /// Clock of this machine, for use without an answer's date.
     pub fn local() -> Self {
         Self { said: chrono::Utc::now().timestamp(), at: Instant::now() }
@@ -58,13 +58,13 @@ impl Clock {
 }
 
 /// An answer before it is parsed.
-pub(super) struct Raw {
+pub(super) struct RawAnswer {
     code: u16,
     date: Option<Seconds>,
     body: Zeroizing<Vec<u8>>,
 }
 
-impl Raw {
+impl RawAnswer {
     /// The parsed object. The error says why there is none.
     pub(super) fn granted<T: DeserializeOwned>(self) -> Result<T, CallError> {
         let answer = self.accepted()?;
@@ -88,8 +88,8 @@ impl Raw {
         CallError::from(kube::Error::Api(status.boxed()))
     }
 
-    fn clock(&self) -> Clock {
-        self.date.map_or_else(Clock::local, |said| Clock { said, at: Instant::now() })
+    fn clock(&self) -> ServerClock {
+        self.date.map_or_else(ServerClock::local, |said| ServerClock { said, at: Instant::now() })
     }
 }
 
@@ -97,7 +97,7 @@ impl Raw {
 pub(super) async fn raw(
     client: &Client,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
-) -> Result<Raw, CallError> {
+) -> Result<RawAnswer, CallError> {
     raw_within(CALL_DEADLINE, client, request).await
 }
 
@@ -106,7 +106,7 @@ pub(super) async fn raw_within(
     deadline: Duration,
     client: &Client,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
-) -> Result<Raw, CallError> {
+) -> Result<RawAnswer, CallError> {
     let request = request.map_err(|e| CallError::Other(Box::new(kube::Error::BuildRequest(e))))?;
     let answer = async {
         let answer = client.send(request.map(Body::from)).await?;
@@ -115,20 +115,20 @@ pub(super) async fn raw_within(
         let date = date.and_then(|date| DateTime::parse_from_rfc2822(date).ok());
         let body = answer.into_body().collect().await?.to_bytes();
         let (date, body) = (date.map(|date| date.timestamp()), Zeroizing::new(body.to_vec()));
-        Ok(Raw { code, date, body })
+        Ok(RawAnswer { code, date, body })
     };
     call_within(deadline, answer).await
 }
 
 /// Reads of credentials, each under the deadline of one call.
 #[derive(Clone)]
-pub struct Credentials {
+pub struct CredentialReader {
     client: Client,
     config: Config,
     metrics: Metrics,
 }
 
-impl Credentials {
+impl CredentialReader {
     /// A reader with this client's rights. `config` is the client's configuration.
     pub fn new(client: Client, config: Config, metrics: Metrics) -> Self {
         Self { client, config, metrics }
@@ -177,7 +177,7 @@ impl Credentials {
         namespace: &str,
         name: &str,
         key: &str,
-    ) -> Result<(Option<SecretContent>, Clock), CallError> {
+    ) -> Result<(Option<SecretContent>, ServerClock), CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(list).get(name, &kube::api::GetParams::default());
         let answer = raw(&self.client, request).await?;

@@ -10,15 +10,15 @@ use tokio::time::{sleep, timeout};
 use super::bearer::bearer;
 use super::error::safe;
 use super::issuer::pem;
-use super::wire::Endpoint;
-use super::{Error, Trust};
+use super::wire::ServerTarget;
+use super::{RancherError, TrustedRoots};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 
 /// Pause between two tries: the servers behind one URL accept a new token at different times.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
 /// An API server, or a proxied path to one.
-pub struct ApiServer(Endpoint);
+pub struct ApiServer(ServerTarget);
 
 impl ApiServer {
     /// The server that a kubeconfig points to.
@@ -27,17 +27,17 @@ impl ApiServer {
             return Err(fault);
         }
         let authority = reach.authority.as_deref().map(pem).transpose()?;
-        let trust = authority.as_deref().map_or(Trust::System, Trust::Pem);
+        let trust = authority.as_deref().map_or(TrustedRoots::System, TrustedRoots::Pem);
         Self::new(&reach.server, trust, reach.server_name.as_deref())
     }
 
     /// The server at a URL. The error says why the URL or the authorities cannot be used. `name`:
     /// the name in the server's certificate, if it differs from the URL's host.
-    pub fn new(url: &str, trust: Trust<'_>, name: Option<&str>) -> Result<Self, String> {
-        Endpoint::new(url, trust, name).map(Self)
+    pub fn new(url: &str, trust: TrustedRoots<'_>, name: Option<&str>) -> Result<Self, String> {
+        ServerTarget::new(url, trust, name).map(Self)
     }
 
-    pub(super) fn endpoint(&self) -> &Endpoint {
+    pub(super) fn endpoint(&self) -> &ServerTarget {
         &self.0
     }
 
@@ -45,7 +45,8 @@ impl ApiServer {
     /// and a denied review are retried. After two other faults, and at the deadline, the error is
     /// the last fault. A server that accepts the token and cannot name its user is a success.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
-        let mut why = Error::Silent(format!("not within {} s", within.as_secs())).to_string();
+        let mut why =
+            RancherError::Silent(format!("not within {} s", within.as_secs())).to_string();
         let asked = async {
             let mut faults = 0;
             while faults < 2 {
@@ -56,7 +57,10 @@ impl ApiServer {
                     }
                     Ok(_) => return true,
                     Err(error) => {
-                        let may_pass = matches!(error, Error::Unauthorized | Error::Forbidden(_));
+                        let may_pass = matches!(
+                            error,
+                            RancherError::Unauthorized | RancherError::Forbidden(_)
+                        );
                         faults += u8::from(!may_pass);
                         why = error.to_string();
                     }

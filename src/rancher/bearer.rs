@@ -8,14 +8,14 @@ use http::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::wire::{Answer, Ask, Endpoint};
-use super::{ACCESS_REVIEW, Dated, Error, parsed, plain};
+use super::wire::{ServerTarget, WireAnswer, WireRequest};
+use super::{ACCESS_REVIEW, DatedAnswer, RancherError, parsed, plain};
 
 const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
 /// User of a token, as the server authenticates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bearer {
+pub struct TokenBearer {
     /// ID of the user. `None`: the server accepts the token but cannot name its user. Before
     /// Kubernetes 1.28 the review is in beta, which is not served by default.
     pub user: Option<String>,
@@ -24,52 +24,63 @@ pub struct Bearer {
 }
 
 #[derive(Deserialize)]
-struct Review {
-    status: Status,
+struct TokenReview {
+    status: ReviewStatus,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
-    user_info: User,
+struct ReviewStatus {
+    user_info: UserInfo,
 }
 
 #[derive(Deserialize)]
-struct User {
+struct UserInfo {
     username: String,
     #[serde(default)]
     extra: BTreeMap<String, Vec<String>>,
 }
 
 /// Asks the server for the user of the token.
-pub(super) async fn bearer(there: &Endpoint, token: &str) -> Result<Dated<Bearer>, Error> {
+pub(super) async fn bearer(
+    there: &ServerTarget,
+    token: &str,
+) -> Result<DatedAnswer<TokenBearer>, RancherError> {
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     let answer = match post(there, token, REVIEW, &review).await {
-        Err(Error::NotFound(_)) => return accepted(there, token).await,
+        Err(RancherError::NotFound(_)) => return accepted(there, token).await,
         other => other?,
     };
-    let User { username, mut extra } = parsed::<Review>(&answer)?.status.user_info;
+    let UserInfo { username, mut extra } = parsed::<TokenReview>(&answer)?.status.user_info;
     if username == "system:anonymous" || username == "system:unauthenticated" {
-        return Err(Error::Unauthorized);
+        return Err(RancherError::Unauthorized);
     }
     let named = extra.remove("requesttokenid").and_then(|names| names.into_iter().next());
-    Ok(Dated { value: Bearer { user: Some(username), token: named }, date: answer.date })
+    Ok(DatedAnswer { value: TokenBearer { user: Some(username), token: named }, date: answer.date })
 }
 
 /// Asks only whether the token is accepted.
-async fn accepted(there: &Endpoint, token: &str) -> Result<Dated<Bearer>, Error> {
+async fn accepted(
+    there: &ServerTarget,
+    token: &str,
+) -> Result<DatedAnswer<TokenBearer>, RancherError> {
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
         "spec": {"nonResourceAttributes": {"path": "/api", "verb": "get"}},
     });
     let answer = post(there, token, ACCESS_REVIEW, &review).await?;
     if parsed::<Value>(&answer)?["status"]["allowed"].is_boolean() {
-        Ok(Dated { value: Bearer { user: None, token: None }, date: answer.date })
+        Ok(DatedAnswer { value: TokenBearer { user: None, token: None }, date: answer.date })
     } else {
-        Err(Error::Unreadable("it is not a review".to_owned()))
+        Err(RancherError::Unreadable("it is not a review".to_owned()))
     }
 }
 
-async fn post(there: &Endpoint, token: &str, path: &str, body: &Value) -> Result<Answer, Error> {
-    there.call(Ask { method: Method::POST, path, token, body: Some(plain(body)) }).await
+async fn post(
+    there: &ServerTarget,
+    token: &str,
+    path: &str,
+    body: &Value,
+) -> Result<WireAnswer, RancherError> {
+    there.call(WireRequest { method: Method::POST, path, token, body: Some(plain(body)) }).await
 }

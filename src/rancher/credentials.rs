@@ -12,9 +12,9 @@ use http::Method;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use super::error::Error;
-use super::wire::Answer;
-use super::{Dated, Rancher, Secret, parsed};
+use super::error::RancherError;
+use super::wire::WireAnswer;
+use super::{DatedAnswer, RancherClient, SecretText, parsed};
 
 const SECRETS: &str = "/k8s/clusters/local/api/v1/namespaces/cattle-global-data/secrets";
 /// Path of the list, with as many items as Rancher lists at once.
@@ -24,7 +24,7 @@ const NAMESPACE: &str = "cattle-global-data:";
 
 /// The Secret of a cloud credential.
 #[derive(Debug)]
-pub struct Stored {
+pub struct StoredCredential {
     /// The Secret's `resourceVersion`.
     pub version: String,
     /// Annotations of the Secret.
@@ -32,12 +32,12 @@ pub struct Stored {
     /// Whether it is being deleted.
     pub going: bool,
     /// The kubeconfig in it, as it is stored. `None`: the Secret is no credential for Harvester.
-    pub content: Option<Secret>,
+    pub content: Option<SecretText>,
 }
 
 /// A cloud credential for Harvester, as Rancher lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedCredential {
     /// The name of its Secret.
     pub name: String,
     /// Display name in Rancher's UI. Empty if Rancher has none.
@@ -47,15 +47,15 @@ pub struct Listed {
 }
 
 #[derive(Deserialize)]
-struct Form {
-    metadata: Metadata,
+struct SecretForm {
+    metadata: SecretMetadata,
     #[serde(default)]
     data: Option<BTreeMap<String, Zeroizing<String>>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Metadata {
+struct SecretMetadata {
     resource_version: String,
     #[serde(default)]
     annotations: Option<BTreeMap<String, String>>,
@@ -65,7 +65,7 @@ struct Metadata {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+struct CredentialRow {
     id: String,
     #[serde(default)]
     name: Option<String>,
@@ -76,8 +76,8 @@ struct Row {
 }
 
 #[derive(Deserialize)]
-struct List {
-    data: Vec<Option<Row>>,
+struct CredentialList {
+    data: Vec<Option<CredentialRow>>,
     #[serde(default)]
     pagination: Option<Pagination>,
 }
@@ -88,12 +88,16 @@ struct Pagination {
     partial: bool,
 }
 
-impl Rancher {
+impl RancherClient {
     /// The Secret of a credential. `None`: no Secret has this name.
-    pub async fn stored(&self, key: &Secret, name: &str) -> Result<Dated<Option<Stored>>, Error> {
+    pub async fn stored(
+        &self,
+        key: &SecretText,
+        name: &str,
+    ) -> Result<DatedAnswer<Option<StoredCredential>>, RancherError> {
         match self.send(key, Method::GET, &path(name)?, None).await {
-            Ok(answer) => Ok(Dated { value: Some(read(&answer)?), date: answer.date }),
-            Err(Error::NotFound(_)) => Ok(Dated { value: None, date: None }),
+            Ok(answer) => Ok(DatedAnswer { value: Some(read(&answer)?), date: answer.date }),
+            Err(RancherError::NotFound(_)) => Ok(DatedAnswer { value: None, date: None }),
             Err(error) => Err(error),
         }
     }
@@ -101,14 +105,14 @@ impl Rancher {
     /// Writes a content into a Secret, if the Secret has not changed since `was` was read.
     pub async fn write(
         &self,
-        key: &Secret,
+        key: &SecretText,
         name: &str,
-        was: &Stored,
-        content: &Secret,
-    ) -> Result<Stored, Error> {
+        was: &StoredCredential,
+        content: &SecretText,
+    ) -> Result<StoredCredential, RancherError> {
         if was.annotations.is_empty() {
             let message = "a Secret without annotations crashes Rancher's server".to_owned();
-            return Err(Error::Refused { status: 0, message });
+            return Err(RancherError::Refused { status: 0, message });
         }
         let encoded = Zeroizing::new(STANDARD.encode(content.reveal()));
         // Built as text, because a tree of JSON values would leave a copy in memory. Neither part
@@ -131,35 +135,38 @@ impl Rancher {
     }
 
     /// The credentials for Harvester that the key's user may see.
-    pub async fn credentials(&self, key: &Secret) -> Result<Dated<Vec<Listed>>, Error> {
+    pub async fn credentials(
+        &self,
+        key: &SecretText,
+    ) -> Result<DatedAnswer<Vec<ListedCredential>>, RancherError> {
         let answer = self.send(key, Method::GET, LIST, None).await?;
-        let list: List = parsed(&answer)?;
+        let list: CredentialList = parsed(&answer)?;
         if list.pagination.is_some_and(|pagination| pagination.partial) {
-            return Err(Error::Unreadable(
+            return Err(RancherError::Unreadable(
                 "there are more credentials than Rancher lists at once".to_owned(),
             ));
         }
         let rows = list.data.into_iter().flatten().filter(|row| row.config.is_some());
         let listed = rows.filter_map(|row| {
-            Some(Listed {
+            Some(ListedCredential {
                 name: row.id.strip_prefix(NAMESPACE)?.to_owned(),
                 title: row.name.unwrap_or_default(),
                 creator: row.creator_id.unwrap_or_default(),
             })
         });
-        Ok(Dated { value: listed.collect(), date: answer.date })
+        Ok(DatedAnswer { value: listed.collect(), date: answer.date })
     }
 }
 
-fn read(answer: &Answer) -> Result<Stored, Error> {
-    let form: Form = parsed(answer)?;
+fn read(answer: &WireAnswer) -> Result<StoredCredential, RancherError> {
+    let form: SecretForm = parsed(answer)?;
     let content = form.data.and_then(|mut data| data.remove(CONTENT)).map(|encoded| {
-        let odd = || Error::Unreadable("its content is no text in base64".to_owned());
+        let odd = || RancherError::Unreadable("its content is no text in base64".to_owned());
         let bytes = Zeroizing::new(STANDARD.decode(encoded.as_bytes()).map_err(|_| odd())?);
         let text = std::str::from_utf8(&bytes).map_err(|_| odd())?;
-        Ok(Secret(Zeroizing::new(text.to_owned())))
+        Ok(SecretText(Zeroizing::new(text.to_owned())))
     });
-    Ok(Stored {
+    Ok(StoredCredential {
         version: form.metadata.resource_version,
         annotations: form.metadata.annotations.unwrap_or_default(),
         going: form.metadata.deletion_timestamp.is_some(),
@@ -167,10 +174,10 @@ fn read(answer: &Answer) -> Result<Stored, Error> {
     })
 }
 
-fn path(name: &str) -> Result<String, Error> {
+fn path(name: &str) -> Result<String, RancherError> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if name.is_empty() || !name.chars().all(fits) {
-        return Err(Error::NotFound("that is no name of a cloud credential".to_owned()));
+        return Err(RancherError::NotFound("that is no name of a cloud credential".to_owned()));
     }
     Ok(format!("{SECRETS}/{name}"))
 }

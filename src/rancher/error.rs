@@ -15,7 +15,7 @@ const LONGEST_WORD: usize = 40;
 
 /// Reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum RancherError {
     /// No answer, or not in time. A write may have been done.
     #[error("no answer: {0}")]
     Silent(String),
@@ -44,7 +44,7 @@ pub enum Error {
     Unreadable(String),
 }
 
-impl Error {
+impl RancherError {
     /// Whether a write may have been done in spite of the error.
     pub fn may_be_done(&self) -> bool {
         match self {
@@ -179,29 +179,41 @@ mod tests {
         let stranger = br#"{"Message":"User \"system:unauthenticated\" cannot get"}"#;
         let known = br#"{"Message":"User \"u-abc\" cannot get"}"#;
         for (status, body, expected) in [
-            (401, &b"not authorized"[..], Error::Unauthorized),
-            (403, &stranger[..], Error::Unauthorized),
-            (403, &known[..], Error::Forbidden("User \"u-abc\" cannot get".to_owned())),
-            (404, &br#"{"message":"x"}"#[..], Error::NotFound("x".to_owned())),
+            (401, &b"not authorized"[..], RancherError::Unauthorized),
+            (403, &stranger[..], RancherError::Unauthorized),
+            (403, &known[..], RancherError::Forbidden("User \"u-abc\" cannot get".to_owned())),
+            (404, &br#"{"message":"x"}"#[..], RancherError::NotFound("x".to_owned())),
             (
                 404,
                 &b"<html>404 Not Found</html>"[..],
-                Error::Refused { status: 404, message: "the answer is not Rancher's".into() },
+                RancherError::Refused {
+                    status: 404,
+                    message: "the answer is not Rancher's".into(),
+                },
             ),
-            (409, &b""[..], Error::Conflict),
-            (502, &b"<html>"[..], Error::Refused { status: 502, message: String::new() }),
+            (409, &b""[..], RancherError::Conflict),
+            (502, &b"<html>"[..], RancherError::Refused { status: 502, message: String::new() }),
             (
                 503,
                 &b"service unavailable\n"[..],
-                Error::Refused { status: 503, message: "service unavailable".into() },
+                RancherError::Refused { status: 503, message: "service unavailable".into() },
             ),
-            (500, &br#"{"message":"y"}"#[..], Error::Refused { status: 500, message: "y".into() }),
+            (
+                500,
+                &br#"{"message":"y"}"#[..],
+                RancherError::Refused { status: 500, message: "y".into() },
+            ),
         ] {
-            assert_eq!(Error::of(status, body), expected, "{status}");
+            assert_eq!(RancherError::of(status, body), expected, "{status}");
         }
-        assert!(Error::of(500, b"").may_be_done() && Error::Silent(String::new()).may_be_done());
-        assert!(!Error::of(422, b"").may_be_done() && !Error::of(401, b"").may_be_done());
-        let Error::Refused { message, .. } = Error::of(302, b"") else { panic!() };
+        assert!(
+            RancherError::of(500, b"").may_be_done()
+                && RancherError::Silent(String::new()).may_be_done()
+        );
+        assert!(
+            !RancherError::of(422, b"").may_be_done() && !RancherError::of(401, b"").may_be_done()
+        );
+        let RancherError::Refused { message, .. } = RancherError::of(302, b"") else { panic!() };
         assert!(message.contains("not followed"));
     }
 }

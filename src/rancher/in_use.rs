@@ -1,9 +1,9 @@
 //! A token in use: whether Rancher still reports what was read before.
 
-use super::{Error, Issuer, Token};
+use super::{RancherError, RancherIssuer, RancherToken};
 use crate::domain::credentials::rotation::CredentialTerm;
 
-impl Issuer {
+impl RancherIssuer {
     /// Whether the token differs from what was read before, or the key's user may not see it any
     /// more. Takes one call, which does not use the token itself.
     pub async fn differs(&self, seen: &CredentialTerm) -> bool {
@@ -12,10 +12,10 @@ impl Issuer {
     }
 }
 
-fn differs(found: &Result<Option<Token>, Error>, seen: &CredentialTerm) -> bool {
+fn differs(found: &Result<Option<RancherToken>, RancherError>, seen: &CredentialTerm) -> bool {
     match found {
         Ok(Some(token)) => !token.enabled || token.ends != seen.expires,
-        Ok(None) | Err(Error::Unauthorized | Error::Forbidden(_)) => true,
+        Ok(None) | Err(RancherError::Unauthorized | RancherError::Forbidden(_)) => true,
         // Any other error proves no difference.
         Err(_) => false,
     }
@@ -29,7 +29,7 @@ mod tests {
     fn what_is_gone_disabled_or_ends_at_another_time_differs_and_silence_does_not() {
         let seen =
             CredentialTerm { id: "token-abcde".to_owned(), expires: Some(900), kept_alive: false };
-        let token = |ends: Option<i64>, enabled: bool| Token {
+        let token = |ends: Option<i64>, enabled: bool| RancherToken {
             name: seen.id.clone(),
             user: "u-1".to_owned(),
             description: String::new(),
@@ -38,17 +38,17 @@ mod tests {
             cluster: None,
             enabled,
         };
-        let refused = |status| Error::Refused { status, message: String::new() };
+        let refused = |status| RancherError::Refused { status, message: String::new() };
         for (found, other) in [
             (Ok(Some(token(Some(900), true))), false),
             (Ok(Some(token(Some(900), false))), true),
             (Ok(Some(token(Some(800), true))), true),
             (Ok(Some(token(None, true))), true),
             (Ok(None), true),
-            (Err(Error::Unauthorized), true),
-            (Err(Error::Forbidden(String::new())), true),
-            (Err(Error::Silent(String::new())), false),
-            (Err(Error::Unreadable(String::new())), false),
+            (Err(RancherError::Unauthorized), true),
+            (Err(RancherError::Forbidden(String::new())), true),
+            (Err(RancherError::Silent(String::new())), false),
+            (Err(RancherError::Unreadable(String::new())), false),
             (Err(refused(503)), false),
             (Err(refused(404)), false),
         ] {

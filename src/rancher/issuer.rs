@@ -1,7 +1,10 @@
 //! Tokens that a plan makes. The plan's name for a token is its description in Rancher, which finds
 //! it again.
 
-use super::{Dated, Error, Listed, Order, Rancher, Secret, Token, TokenApi, TokenList, Trust};
+use super::{
+    DatedAnswer, ListedCredential, RancherClient, RancherError, RancherToken, SecretText, TokenApi,
+    TokenList, TokenOrder, TrustedRoots,
+};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::{
     CredentialTerm, MintedCredential, Seconds, TargetCredential,
@@ -10,38 +13,38 @@ use crate::domain::credentials::token::{TokenClaims, TokenText as Value};
 
 /// A Rancher, and the API key for the calls to it.
 #[derive(Clone, Debug)]
-pub struct Issuer {
-    rancher: Rancher,
-    key: Secret,
+pub struct RancherIssuer {
+    rancher: RancherClient,
+    key: SecretText,
     /// Authorities from the spec, in PEM.
     authority: Option<String>,
 }
 
 /// The key's user and that user's tokens, as Rancher lists them.
 #[derive(Clone, Debug)]
-pub struct Issued {
+pub struct IssuedTokens {
     /// The API that lists the tokens, and makes new ones.
     pub api: TokenApi,
     /// ID of the key's user. Empty: Rancher does not list tokens to this key.
     pub user: String,
     /// Tokens of that user.
-    pub tokens: Vec<Token>,
+    pub tokens: Vec<RancherToken>,
     /// Server time, in seconds since the epoch. `None`: the server did not send it.
     pub now: Option<Seconds>,
 }
 
 /// Fault of a new token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct TokenFault {
     /// The fault, in words.
     pub why: String,
     /// Whether another try may succeed: a replica of Rancher may not know the token yet.
     pub may_pass: bool,
 }
 
-impl Fault {
-    fn of(what: &str, error: &Error) -> Self {
-        let may_pass = matches!(error, Error::Unauthorized | Error::Forbidden(_));
+impl TokenFault {
+    fn of(what: &str, error: &RancherError) -> Self {
+        let may_pass = matches!(error, RancherError::Unauthorized | RancherError::Forbidden(_));
         Self { why: format!("{what}: {error}"), may_pass }
     }
 
@@ -52,7 +55,7 @@ impl Fault {
 
 /// Whether a token works, as far as Rancher reports to the API key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Life {
+pub struct TokenLife {
     /// Name, time of issue and expiry of the token.
     pub says: TokenClaims,
     /// Whether the token is accepted. `None`: unknown, because the key's user may not see the
@@ -62,7 +65,7 @@ pub struct Life {
     pub is_missing: bool,
 }
 
-impl Life {
+impl TokenLife {
     /// The token as a target holds it.
     pub fn held(self, token: &Value, in_cloud_credential: bool) -> TargetCredential {
         let term = CredentialTerm::of(token, &self.says, in_cloud_credential);
@@ -71,60 +74,60 @@ impl Life {
     }
 }
 
-impl Issuer {
+impl RancherIssuer {
     /// An issuer for the Rancher at a URL. The error says why the URL or the authorities cannot be
     /// used.
-    pub fn new(url: &str, authority: Option<&str>, key: Secret) -> Result<Self, String> {
-        let trust = authority.map_or(Trust::System, Trust::Pem);
-        let rancher = Rancher::new(url, trust)?;
+    pub fn new(url: &str, authority: Option<&str>, key: SecretText) -> Result<Self, String> {
+        let trust = authority.map_or(TrustedRoots::System, TrustedRoots::Pem);
+        let rancher = RancherClient::new(url, trust)?;
         Ok(Self { rancher, key, authority: authority.map(str::to_owned) })
     }
 
-    pub(super) fn rancher(&self) -> &Rancher {
+    pub(super) fn rancher(&self) -> &RancherClient {
         &self.rancher
     }
 
-    pub(super) fn key(&self) -> &Secret {
+    pub(super) fn key(&self) -> &SecretText {
         &self.key
     }
 
     /// All tokens of the key's user.
-    pub async fn issued(&self) -> Result<Issued, Error> {
-        let Dated { value: TokenList { api, mut tokens }, date } =
+    pub async fn issued(&self) -> Result<IssuedTokens, RancherError> {
+        let DatedAnswer { value: TokenList { api, mut tokens }, date } =
             self.rancher.tokens(&self.key).await?;
         let user = self.user(api, &tokens).await?;
         // In ext.cattle.io an administrator sees the tokens of all users.
         tokens.retain(|token| token.user == user);
-        Ok(Issued { api, user, tokens, now: date })
+        Ok(IssuedTokens { api, user, tokens, now: date })
     }
 
     /// ID of the key's user: from the list, or else from a review. /v3 lists only the tokens of one
     /// user.
-    async fn user(&self, api: TokenApi, listed: &[Token]) -> Result<String, Error> {
+    async fn user(&self, api: TokenApi, listed: &[RancherToken]) -> Result<String, RancherError> {
         let name = Value::new(self.key.reveal().to_owned()).says().name;
-        let own = |token: &&Token| api == TokenApi::V3 || token.name == name;
+        let own = |token: &&RancherToken| api == TokenApi::V3 || token.name == name;
         if let Some(token) = listed.iter().find(own).filter(|token| !token.user.is_empty()) {
             return Ok(token.user.clone());
         }
         let bearer = self.rancher.behind("local").bearer(&self.key).await?.value;
         let why = "its own cluster must run Kubernetes 1.28 or later to name the API key's user";
-        bearer.user.ok_or_else(|| Error::NotFound(why.to_owned()))
+        bearer.user.ok_or_else(|| RancherError::NotFound(why.to_owned()))
     }
 
     /// The cloud credentials for Harvester that the key's user may see.
-    pub async fn credentials(&self) -> Result<Vec<Listed>, Error> {
+    pub async fn credentials(&self) -> Result<Vec<ListedCredential>, RancherError> {
         Ok(self.rancher.credentials(&self.key).await?.value)
     }
 
     /// Makes a token with this name as its description.
     pub async fn mint(
         &self,
-        issued: &Issued,
+        issued: &IssuedTokens,
         name: &str,
         lifetime: Seconds,
         cluster: Option<&str>,
-    ) -> Result<(Value, MintedCredential), Error> {
-        let order = Order { lifetime, description: name, cluster };
+    ) -> Result<(Value, MintedCredential), RancherError> {
+        let order = TokenOrder { lifetime, description: name, cluster };
         let minted = self.rancher.mint(&self.key, issued.api, order).await?.value;
         let value = Value::new(minted.secret.reveal().to_owned());
         let token = minted.token;
@@ -140,46 +143,50 @@ impl Issuer {
         value: &Value,
         reach: Option<&ServerEndpoint>,
         cluster: Option<&str>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), TokenFault> {
         let name = value.says().name;
-        let own = Secret::from(value);
+        let own = SecretText::from(value);
         let place = match (reach, cluster) {
-            (Some(reach), _) => self.place(reach).map_err(Fault::lasting)?,
+            (Some(reach), _) => self.place(reach).map_err(TokenFault::lasting)?,
             (None, cluster) => self.rancher.behind(cluster.unwrap_or("local")),
         };
         let bearer = place.bearer(&own).await;
         let bearer =
-            bearer.map_err(|e| Fault::of("the new token, where it will be used", &e))?.value;
+            bearer.map_err(|e| TokenFault::of("the new token, where it will be used", &e))?.value;
         if let Some(named) = bearer.token
             && named != name.trim_start_matches("ext/")
             && named != name
         {
             let why = "where the new token will be used, it is identified as another token";
-            return Err(Fault::lasting(why.to_owned()));
+            return Err(TokenFault::lasting(why.to_owned()));
         }
         // A token for a single cluster may not read itself.
         let key = if cluster.is_some() { &self.key } else { &own };
         match self.rancher.token(key, &name).await {
-            Ok(Dated { value: Some(_), .. }) => Ok(()),
+            Ok(DatedAnswer { value: Some(_), .. }) => Ok(()),
             Ok(_) => {
                 let why = "Rancher does not know the new token yet".to_owned();
-                Err(Fault { why, may_pass: true })
+                Err(TokenFault { why, may_pass: true })
             }
-            Err(error) => Err(Fault::of("the new token cannot be read", &error)),
+            Err(error) => Err(TokenFault::of("the new token cannot be read", &error)),
         }
     }
 
     /// State of a token that is in use somewhere, as Rancher reports it to the API key. The token
     /// itself is not sent: it may be another user's, and Rancher records each use as that user's.
-    pub async fn life(&self, value: &Value, issued: &Issued) -> Result<Life, Error> {
+    pub async fn life(
+        &self,
+        value: &Value,
+        issued: &IssuedTokens,
+    ) -> Result<TokenLife, RancherError> {
         let says = value.says();
         let now = issued.now;
         if says.expires.is_some() || says.name.is_empty() {
             // Another issuer's token: Rancher does not look it up, and its clock does not end it.
-            return Ok(Life { says, alive: Some(true), is_missing: false });
+            return Ok(TokenLife { says, alive: Some(true), is_missing: false });
         }
         if issued.user.is_empty() {
-            return Ok(Life { says, alive: None, is_missing: false });
+            return Ok(TokenLife { says, alive: None, is_missing: false });
         }
         if let Some(own) = issued.tokens.iter().find(|token| token.name == says.name) {
             return Ok(life(own, now));
@@ -187,9 +194,13 @@ impl Issuer {
         // /v3 shows no tokens of other users; an administrator may see one in ext.cattle.io.
         if [issued.api, TokenApi::of(&says.name)].contains(&TokenApi::Ext) {
             match self.rancher.token(&self.key, &says.name).await {
-                Ok(Dated { value: Some(token), date }) => return Ok(life(&token, date.or(now))),
-                Err(error @ (Error::Unauthorized | Error::Silent(_))) => return Err(error),
-                Ok(_) => return Ok(Life { says, alive: None, is_missing: true }),
+                Ok(DatedAnswer { value: Some(token), date }) => {
+                    return Ok(life(&token, date.or(now)));
+                }
+                Err(error @ (RancherError::Unauthorized | RancherError::Silent(_))) => {
+                    return Err(error);
+                }
+                Ok(_) => return Ok(TokenLife { says, alive: None, is_missing: true }),
                 // This API may be unavailable while the other one answers.
                 Err(_) => {}
             }
@@ -197,14 +208,14 @@ impl Issuer {
         if issued.api == TokenApi::V3 && issued.is_own(&says.name) {
             // The token ended at or before now; the exact time is not known.
             let says = TokenClaims { issued: now.map(|now| now - 1), expires: now, ..says };
-            return Ok(Life { says, alive: Some(false), is_missing: false });
+            return Ok(TokenLife { says, alive: Some(false), is_missing: false });
         }
         let is_listed = issued.api == TokenApi::V3 && TokenApi::of(&says.name) == TokenApi::V3;
-        Ok(Life { says, alive: None, is_missing: is_listed })
+        Ok(TokenLife { says, alive: None, is_missing: is_listed })
     }
 
     /// Revokes every token with this name as its description.
-    pub async fn revoke(&self, name: &str) -> Result<(), Error> {
+    pub async fn revoke(&self, name: &str) -> Result<(), RancherError> {
         let issued = self.issued().await?;
         for token in issued.tokens.iter().filter(|token| token.description == name) {
             self.rancher.revoke(&self.key, &token.name).await?;
@@ -214,17 +225,17 @@ impl Issuer {
 
     /// The server that a kubeconfig points to. The kubeconfig's own authorities count, else those
     /// of the spec.
-    pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<Rancher, String> {
+    pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<RancherClient, String> {
         let authority = match &reach.authority {
             None => self.authority.clone(),
             Some(encoded) => Some(pem(encoded)?),
         };
-        let trust = authority.as_deref().map_or(Trust::System, Trust::Pem);
+        let trust = authority.as_deref().map_or(TrustedRoots::System, TrustedRoots::Pem);
         self.rancher.cluster(&reach.server, trust, reach.server_name.as_deref())
     }
 }
 
-impl Issued {
+impl IssuedTokens {
     /// No tokens, because Rancher does not list any to this key.
     pub fn unlisted() -> Self {
         Self { api: TokenApi::V3, user: String::new(), tokens: Vec::new(), now: None }
@@ -232,7 +243,7 @@ impl Issued {
 
     /// Descriptions of the tokens that a plan with this prefix made: sorted, each once.
     pub fn named(&self, prefix: &str) -> Vec<String> {
-        let ours = |token: &&Token| number(&token.description, prefix).is_some();
+        let ours = |token: &&RancherToken| number(&token.description, prefix).is_some();
         let mut names: Vec<String> =
             self.tokens.iter().filter(ours).map(|token| token.description.clone()).collect();
         names.sort_unstable();
@@ -248,7 +259,7 @@ impl Issued {
     }
 }
 
-fn life(token: &Token, now: Option<Seconds>) -> Life {
+fn life(token: &RancherToken, now: Option<Seconds>) -> TokenLife {
     let over = token.ends.is_some_and(|end| now.is_some_and(|now| end <= now));
     // A token that a plan made has the plan's name as its description.
     let name = if token.description.is_empty() { &token.name } else { &token.description };
@@ -257,7 +268,7 @@ fn life(token: &Token, now: Option<Seconds>) -> Life {
         issued: Some(token.created),
         expires: if token.enabled { token.ends } else { now.or(token.ends) },
     };
-    Life { says, alive: Some(token.enabled && !over), is_missing: false }
+    TokenLife { says, alive: Some(token.enabled && !over), is_missing: false }
 }
 
 /// Whether the text is a name that a plan gave, and not a sentence.
@@ -286,7 +297,7 @@ mod tests {
     /// A token that an administrator has disabled is dead at once, whatever its expiry.
     #[test]
     fn a_token_lives_until_its_end_unless_it_is_disabled() {
-        let token = Token {
+        let token = RancherToken {
             name: "token-abcde".to_owned(),
             user: "u-1".to_owned(),
             description: String::new(),
@@ -295,7 +306,7 @@ mod tests {
             cluster: None,
             enabled: true,
         };
-        let disabled = Token { enabled: false, ..token.clone() };
+        let disabled = RancherToken { enabled: false, ..token.clone() };
         for (token, now, end, alive) in [
             (&token, Some(500), 900, true),
             (&token, Some(900), 900, false),

@@ -2,8 +2,8 @@
 //!
 //! Beside the prober, this is the only module that connects to anything but the API server, and it
 //! connects to the server that a spec names. Invariants: a call is sent once, bounded in time and
-//! size, over HTTPS, to no other host; a [`Secret`] reveals its text only by [`Secret::reveal`] and
-//! is wiped when it is dropped; an [`Error`] holds no secret.
+//! size, over HTTPS, to no other host; a [`SecretText`] reveals its text only by [`SecretText::reveal`] and
+//! is wiped when it is dropped; an [`RancherError`] holds no secret.
 
 mod api_server;
 mod bearer;
@@ -25,15 +25,15 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 pub use api_server::ApiServer;
-pub use bearer::Bearer;
-pub use credentials::{Listed, Stored};
-pub use error::Error;
-pub use issuer::{Fault, Issued, Issuer, Life};
-pub use rights::Rights;
-pub use target::Sight;
-pub use tokens::{Minted, Order, Token, TokenApi, TokenList};
-pub use trust::Trust;
-use wire::{Answer, Ask, Endpoint};
+pub use bearer::TokenBearer;
+pub use credentials::{ListedCredential, StoredCredential};
+pub use error::RancherError;
+pub use issuer::{IssuedTokens, RancherIssuer, TokenFault, TokenLife};
+pub use rights::TokenRights;
+pub use target::CloudCredentialView;
+pub use tokens::{MintedToken, RancherToken, TokenApi, TokenList, TokenOrder};
+pub use trust::TrustedRoots;
+use wire::{ServerTarget, WireAnswer, WireRequest};
 
 /// Path of a review that every account may request everywhere. An accepted token succeeds, another
 /// fails.
@@ -41,17 +41,17 @@ const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessrevi
 
 /// Reads what the Rancher at a URL serves without authentication below a path. The server's
 /// certificate is not verified: the caller must check the content.
-pub async fn shown(url: &str, path: &str) -> Result<String, Error> {
+pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     let answer = wire::shown(url, path).await?;
     let text = std::str::from_utf8(&answer.body);
-    text.map(str::to_owned).map_err(|_| Error::Unreadable("it is no text".to_owned()))
+    text.map(str::to_owned).map_err(|_| RancherError::Unreadable("it is no text".to_owned()))
 }
 
 /// A token, or a text that contains one.
 #[derive(Clone)]
-pub struct Secret(Zeroizing<String>);
+pub struct SecretText(Zeroizing<String>);
 
-impl Secret {
+impl SecretText {
     /// Wraps the text.
     pub fn new(text: String) -> Self {
         Self(Zeroizing::new(text))
@@ -63,13 +63,13 @@ impl Secret {
     }
 }
 
-impl From<&crate::domain::credentials::token::TokenText> for Secret {
+impl From<&crate::domain::credentials::token::TokenText> for SecretText {
     fn from(token: &crate::domain::credentials::token::TokenText) -> Self {
         Self::new(token.reveal().to_owned())
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(…)")
     }
@@ -77,7 +77,7 @@ impl fmt::Debug for Secret {
 
 /// An answer, with its date by the server's clock.
 #[derive(Clone, Debug)]
-pub struct Dated<T> {
+pub struct DatedAnswer<T> {
     /// The answer.
     pub value: T,
     /// Seconds since the epoch. `None`: the server did not send a date.
@@ -86,24 +86,29 @@ pub struct Dated<T> {
 
 /// A Rancher server, or one of the clusters behind it. Cheap to clone.
 #[derive(Clone)]
-pub struct Rancher(Endpoint);
+pub struct RancherClient(ServerTarget);
 
-impl fmt::Debug for Rancher {
+impl fmt::Debug for RancherClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Rancher")
     }
 }
 
-impl Rancher {
+impl RancherClient {
     /// The server at a URL. The error says why the URL or the authorities cannot be used.
-    pub fn new(url: &str, trust: Trust<'_>) -> Result<Self, String> {
-        Endpoint::new(url, trust, None).map(Self)
+    pub fn new(url: &str, trust: TrustedRoots<'_>) -> Result<Self, String> {
+        ServerTarget::new(url, trust, None).map(Self)
     }
 
     /// A cluster behind this server, at the URL that a kubeconfig names. A URL on another server is
     /// an error: that server would learn the token.
-    pub fn cluster(&self, url: &str, trust: Trust<'_>, name: Option<&str>) -> Result<Self, String> {
-        let there = Endpoint::new(url, trust, name)?;
+    pub fn cluster(
+        &self,
+        url: &str,
+        trust: TrustedRoots<'_>,
+        name: Option<&str>,
+    ) -> Result<Self, String> {
+        let there = ServerTarget::new(url, trust, name)?;
         if !there.is_at(&self.0) {
             return Err("its server is not this Rancher".to_owned());
         }
@@ -120,18 +125,21 @@ impl Rancher {
 
     /// Asks for the user of a token. Success proves that the token is accepted on this path; a
     /// request for the server's version would not, since servers answer it without authentication.
-    pub async fn bearer(&self, token: &Secret) -> Result<Dated<Bearer>, Error> {
+    pub async fn bearer(
+        &self,
+        token: &SecretText,
+    ) -> Result<DatedAnswer<TokenBearer>, RancherError> {
         bearer::bearer(&self.0, token.reveal()).await
     }
 
     async fn send(
         &self,
-        token: &Secret,
+        token: &SecretText,
         method: Method,
         path: &str,
         body: Option<(&'static str, Zeroizing<Vec<u8>>)>,
-    ) -> Result<Answer, Error> {
-        self.0.call(Ask { method, path, token: token.reveal(), body }).await
+    ) -> Result<WireAnswer, RancherError> {
+        self.0.call(WireRequest { method, path, token: token.reveal(), body }).await
     }
 }
 
@@ -140,10 +148,10 @@ fn plain(body: &Value) -> (&'static str, Zeroizing<Vec<u8>>) {
     ("application/json", Zeroizing::new(body.to_string().into_bytes()))
 }
 
-fn parsed<T: DeserializeOwned>(answer: &Answer) -> Result<T, Error> {
+fn parsed<T: DeserializeOwned>(answer: &WireAnswer) -> Result<T, RancherError> {
     serde_json::from_slice(&answer.body).map_err(|error| {
         // The position of the fault, not the text there.
         let at = format!("line {}, column {}", error.line(), error.column());
-        Error::Unreadable(format!("unexpected at {at}"))
+        RancherError::Unreadable(format!("unexpected at {at}"))
     })
 }

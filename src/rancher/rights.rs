@@ -1,6 +1,6 @@
 //! Rights of a token's bearer in the cluster to which a cloud credential leads.
 //!
-//! Invariant: a review that cannot be made gives [`Rights::Unknown`], not a refusal.
+//! Invariant: a review that cannot be made gives [`TokenRights::Unknown`], not a refusal.
 
 use std::time::Duration;
 
@@ -8,8 +8,10 @@ use http::Method;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::wire::{Ask, Endpoint};
-use super::{ACCESS_REVIEW, ApiServer, Error, Issuer, Rancher, Secret, parsed, plain};
+use super::wire::{ServerTarget, WireRequest};
+use super::{
+    ACCESS_REVIEW, ApiServer, RancherClient, RancherError, RancherIssuer, SecretText, parsed, plain,
+};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::node_driver::{DriverRight, RIGHTS};
 use crate::domain::credentials::token::TokenText;
@@ -24,7 +26,7 @@ const NAMESPACES: &str = "/v1/namespaces";
 
 /// Rights of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rights {
+pub enum TokenRights {
     /// All rights that are needed, cluster-wide or in one namespace.
     Enough,
     /// Some right is missing. The text names the missing rights.
@@ -33,20 +35,20 @@ pub enum Rights {
     Unknown(String),
 }
 
-impl Issuer {
+impl RancherIssuer {
     /// Whether the bearer of a token may do what Rancher's node driver must, at the server that
     /// `reach` names.
-    pub async fn rights(&self, value: &TokenText, reach: &ServerEndpoint) -> Rights {
+    pub async fn rights(&self, value: &TokenText, reach: &ServerEndpoint) -> TokenRights {
         let place = match self.place(reach) {
             Ok(place) => place,
-            Err(why) => return Rights::Unknown(why),
+            Err(why) => return TokenRights::Unknown(why),
         };
-        let token = Secret::from(value);
+        let token = SecretText::from(value);
         match timeout(ASKED_WITHIN, place.rights(&token)).await {
             Ok(Ok(rights)) => rights,
-            Ok(Err(error @ Error::Unauthorized)) => Rights::Lacking(error.to_string()),
-            Ok(Err(error)) => Rights::Unknown(error.to_string()),
-            Err(_) => Rights::Unknown(format!("not within {} s", ASKED_WITHIN.as_secs())),
+            Ok(Err(error @ RancherError::Unauthorized)) => TokenRights::Lacking(error.to_string()),
+            Ok(Err(error)) => TokenRights::Unknown(error.to_string()),
+            Err(_) => TokenRights::Unknown(format!("not within {} s", ASKED_WITHIN.as_secs())),
         }
     }
 }
@@ -54,70 +56,70 @@ impl Issuer {
 impl ApiServer {
     /// Whether the bearer of a token may do what Rancher's node driver must, in all namespaces or in
     /// one of those given. `account`: the ServiceAccount, for the message.
-    pub async fn rights(&self, token: &str, account: &str, namespaces: &[String]) -> Rights {
+    pub async fn rights(&self, token: &str, account: &str, namespaces: &[String]) -> TokenRights {
         let asked = async {
             let Some(lacking) = lacks(self.endpoint(), token, None).await? else {
-                return Ok(Rights::Enough);
+                return Ok(TokenRights::Enough);
             };
             for namespace in namespaces {
                 if lacks(self.endpoint(), token, Some(namespace)).await?.is_none() {
-                    return Ok(Rights::Enough);
+                    return Ok(TokenRights::Enough);
                 }
             }
-            Ok::<_, Error>(Rights::Lacking(lacking.account_lacks(account)))
+            Ok::<_, RancherError>(TokenRights::Lacking(lacking.account_lacks(account)))
         };
         match timeout(ASKED_WITHIN, asked).await {
             Ok(Ok(rights)) => rights,
-            Ok(Err(error)) => Rights::Unknown(error.to_string()),
-            Err(_) => Rights::Unknown(format!("not within {} s", ASKED_WITHIN.as_secs())),
+            Ok(Err(error)) => TokenRights::Unknown(error.to_string()),
+            Err(_) => TokenRights::Unknown(format!("not within {} s", ASKED_WITHIN.as_secs())),
         }
     }
 }
 
 /// The first right of the node driver that a token's bearer lacks.
 async fn lacks(
-    server: &Endpoint,
+    server: &ServerTarget,
     token: &str,
     namespace: Option<&str>,
-) -> Result<Option<DriverRight>, Error> {
+) -> Result<Option<DriverRight>, RancherError> {
     for right in RIGHTS {
         let body = Some(plain(&right.review(namespace)));
-        let ask = Ask { method: Method::POST, path: ACCESS_REVIEW, token, body };
+        let ask = WireRequest { method: Method::POST, path: ACCESS_REVIEW, token, body };
         let review: Value = parsed(&server.call(ask).await?)?;
         match review["status"]["allowed"].as_bool() {
             Some(true) => {}
             Some(false) => return Ok(Some(right)),
-            None => return Err(Error::Unreadable("it is not a review".to_owned())),
+            None => return Err(RancherError::Unreadable("it is not a review".to_owned())),
         }
     }
     Ok(None)
 }
 
-impl Rancher {
-    async fn rights(&self, token: &Secret) -> Result<Rights, Error> {
+impl RancherClient {
+    async fn rights(&self, token: &SecretText) -> Result<TokenRights, RancherError> {
         let Some(lacking) = lacks(&self.0, token.reveal(), None).await? else {
-            return Ok(Rights::Enough);
+            return Ok(TokenRights::Enough);
         };
         // Rights that are missing cluster-wide may exist in a namespace.
         let namespaces = self.namespaces(token).await?;
         for namespace in namespaces.iter().take(MOST_NAMESPACES) {
             if lacks(&self.0, token.reveal(), Some(namespace)).await?.is_none() {
-                return Ok(Rights::Enough);
+                return Ok(TokenRights::Enough);
             }
         }
         Ok(if namespaces.len() > MOST_NAMESPACES {
-            Rights::Unknown(format!("the user may see {} namespaces", namespaces.len()))
+            TokenRights::Unknown(format!("the user may see {} namespaces", namespaces.len()))
         } else {
-            Rights::Lacking(lacking.lacking())
+            TokenRights::Lacking(lacking.lacking())
         })
     }
 
     /// Names of the namespaces that the token's user may see.
-    async fn namespaces(&self, token: &Secret) -> Result<Vec<String>, Error> {
+    async fn namespaces(&self, token: &SecretText) -> Result<Vec<String>, RancherError> {
         let answer = self.send(token, Method::GET, NAMESPACES, None).await?;
         let list: Value = parsed(&answer)?;
         let all = list["data"].as_array();
-        let all = all.ok_or_else(|| Error::Unreadable("it is not a list".to_owned()))?;
+        let all = all.ok_or_else(|| RancherError::Unreadable("it is not a list".to_owned()))?;
         let name = |one: &Value| one["metadata"]["name"].as_str().map(str::to_owned);
         Ok(all.iter().filter_map(name).collect())
     }

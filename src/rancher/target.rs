@@ -1,7 +1,7 @@
 //! A cloud credential as the target of a rotation: its content, and how that is replaced.
 
-use super::issuer::{Issued, Issuer};
-use super::{Dated, Error, Secret, Stored};
+use super::issuer::{IssuedTokens, RancherIssuer};
+use super::{DatedAnswer, RancherError, SecretText, StoredCredential};
 use crate::domain::credentials::cloud_credential::CloudCredential;
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::TargetState;
@@ -9,23 +9,23 @@ use crate::domain::credentials::token::TokenText as Value;
 
 /// A cloud credential as it was read.
 #[derive(Debug)]
-pub struct Sight {
+pub struct CloudCredentialView {
     /// The target, as the rotation's decisions use it.
     pub target: TargetState,
     /// Server time, in seconds since the epoch. `None`: the server did not send it.
     pub now: Option<i64>,
-    there: Option<There>,
+    there: Option<ExistingCredential>,
 }
 
 #[derive(Debug)]
-struct There {
-    stored: Stored,
+struct ExistingCredential {
+    stored: StoredCredential,
     credential: CloudCredential,
     /// Whether the token in the credential is accepted. `None`: unknown.
     alive: Option<bool>,
 }
 
-impl Sight {
+impl CloudCredentialView {
     /// Rancher's user who created the credential, and may read it.
     pub fn owner(&self) -> Option<&str> {
         self.there.as_ref().map(|there| there.credential.owner.as_str())
@@ -37,23 +37,28 @@ impl Sight {
     }
 }
 
-impl Issuer {
+impl RancherIssuer {
     /// Whether Rancher reports that a cloud credential does not exist, or that the key's user may no
     /// longer read it.
     pub async fn lacks(&self, name: &str) -> bool {
         let stored = self.rancher().stored(self.key(), name).await;
-        matches!(stored, Ok(Dated { value: None, .. }) | Err(Error::Forbidden(_)))
+        matches!(stored, Ok(DatedAnswer { value: None, .. }) | Err(RancherError::Forbidden(_)))
     }
 
     /// Reads a cloud credential. An error says nothing about the credential's state.
-    pub async fn look(&self, name: &str, issued: &Issued) -> Result<Sight, Error> {
-        let Dated { value, date } = self.rancher().stored(self.key(), name).await?;
+    pub async fn look(
+        &self,
+        name: &str,
+        issued: &IssuedTokens,
+    ) -> Result<CloudCredentialView, RancherError> {
+        let DatedAnswer { value, date } = self.rancher().stored(self.key(), name).await?;
         let now = date.or(issued.now);
-        let unfit = |why: String| Sight { target: TargetState::Unfit(why), now, there: None };
+        let unfit =
+            |why: String| CloudCredentialView { target: TargetState::Unfit(why), now, there: None };
         let Some(stored) = value else {
             return Ok(unfit("there is no cloud credential of that name".to_owned()));
         };
-        let content = stored.content.as_ref().map(Secret::reveal);
+        let content = stored.content.as_ref().map(SecretText::reveal);
         let read = CloudCredential::read(&stored.annotations, stored.going, content)
             .and_then(|credential| credential.token().map(|token| (credential, token)));
         let (credential, token) = match read {
@@ -72,7 +77,11 @@ impl Issuer {
             beside: credential.beside(),
             kept: credential.previous().map(|kept| kept.hash()),
         };
-        Ok(Sight { target, now, there: Some(There { stored, credential, alive }) })
+        Ok(CloudCredentialView {
+            target,
+            now,
+            there: Some(ExistingCredential { stored, credential, alive }),
+        })
     }
 
     /// Writes a token into a credential, if the credential has not changed since it was read.
@@ -82,11 +91,11 @@ impl Issuer {
     pub async fn publish(
         &self,
         name: &str,
-        sight: &Sight,
+        sight: &CloudCredentialView,
         token: &Value,
         keep: bool,
         to: Option<&ServerEndpoint>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RancherError> {
         let Some(there) = &sight.there else { return Ok(()) };
         let keep = keep && there.alive != Some(false);
         let content = there.credential.with(token, keep, to).map_err(unfit)?;
@@ -94,7 +103,11 @@ impl Issuer {
     }
 
     /// Removes the retained old token.
-    pub async fn drop_old(&self, name: &str, sight: &Sight) -> Result<(), Error> {
+    pub async fn drop_old(
+        &self,
+        name: &str,
+        sight: &CloudCredentialView,
+    ) -> Result<(), RancherError> {
         let Some(there) = &sight.there else { return Ok(()) };
         match there.credential.without_previous().map_err(unfit)? {
             None => Ok(()),
@@ -102,12 +115,17 @@ impl Issuer {
         }
     }
 
-    async fn store(&self, name: &str, was: &Stored, content: String) -> Result<(), Error> {
-        let content = Secret::new(content);
+    async fn store(
+        &self,
+        name: &str,
+        was: &StoredCredential,
+        content: String,
+    ) -> Result<(), RancherError> {
+        let content = SecretText::new(content);
         self.rancher().write(self.key(), name, was, &content).await.map(drop)
     }
 }
 
-fn unfit(why: String) -> Error {
-    Error::Refused { status: 0, message: why }
+fn unfit(why: String) -> RancherError {
+    RancherError::Refused { status: 0, message: why }
 }

@@ -14,9 +14,9 @@ use serde::Deserialize;
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use super::error::{Error, safe};
-use super::wire::Answer;
-use super::{Dated, Rancher, Secret, parsed, plain};
+use super::error::{RancherError, safe};
+use super::wire::WireAnswer;
+use super::{DatedAnswer, RancherClient, SecretText, parsed, plain};
 
 const V3: &str = "/v3/tokens";
 const EXT: &str = "/apis/ext.cattle.io/v1/tokens";
@@ -44,12 +44,12 @@ pub struct TokenList {
     /// The API that lists the tokens, and makes new ones.
     pub api: TokenApi,
     /// All tokens in the list.
-    pub tokens: Vec<Token>,
+    pub tokens: Vec<RancherToken>,
 }
 
 /// A token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Token {
+pub struct RancherToken {
     /// Name of the token; in ext.cattle.io with the prefix `ext/`.
     pub name: String,
     /// ID of the token's user.
@@ -68,17 +68,17 @@ pub struct Token {
 
 /// A token that was just made.
 #[derive(Debug)]
-pub struct Minted {
+pub struct MintedToken {
     /// Fields of the new token.
-    pub token: Token,
+    pub token: RancherToken,
     /// The bearer token. Rancher returns it only once.
-    pub secret: Secret,
+    pub secret: SecretText,
 }
 
 /// A request for a new token.
 #[derive(Clone, Copy, Debug)]
-pub struct Order<'a> {
-    /// Lifetime in seconds. Rancher may grant less, which only [`Token::ends`] shows.
+pub struct TokenOrder<'a> {
+    /// Lifetime in seconds. Rancher may grant less, which only [`RancherToken::ends`] shows.
     pub lifetime: i64,
     /// Description, which finds the token again.
     pub description: &'a str,
@@ -112,22 +112,22 @@ struct OldList {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct NewForm {
-    metadata: Metadata,
-    spec: Spec,
+    metadata: TokenMetadata,
+    spec: TokenSpec,
     #[serde(default)]
-    status: Status,
+    status: TokenStatus,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Metadata {
+struct TokenMetadata {
     name: String,
     creation_timestamp: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Spec {
+struct TokenSpec {
     #[serde(default, rename = "userID")]
     user: String,
     #[serde(default)]
@@ -142,7 +142,7 @@ struct Spec {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+struct TokenStatus {
     #[serde(default)]
     value: Option<Zeroizing<String>>,
     #[serde(default)]
@@ -154,24 +154,28 @@ struct NewList {
     items: Vec<NewForm>,
 }
 
-impl Rancher {
+impl RancherClient {
     /// Makes a token for the user of the key, by the API that [`Self::tokens`] found.
     ///
     /// If the answer is lost, the token may exist all the same: [`Self::tokens`] lists it, and its
     /// description identifies it. Its secret is lost then.
     pub async fn mint(
         &self,
-        key: &Secret,
+        key: &SecretText,
         api: TokenApi,
-        order: Order<'_>,
-    ) -> Result<Dated<Minted>, Error> {
+        order: TokenOrder<'_>,
+    ) -> Result<DatedAnswer<MintedToken>, RancherError> {
         match api {
             TokenApi::V3 => self.mint_old(key, order).await,
             TokenApi::Ext => self.mint_new(key, order).await,
         }
     }
 
-    async fn mint_old(&self, key: &Secret, order: Order<'_>) -> Result<Dated<Minted>, Error> {
+    async fn mint_old(
+        &self,
+        key: &SecretText,
+        order: TokenOrder<'_>,
+    ) -> Result<DatedAnswer<MintedToken>, RancherError> {
         let body = json!({
             "type": "token", "ttl": order.lifetime * 1000, "description": order.description,
             "clusterId": order.cluster.unwrap_or_default(),
@@ -182,7 +186,11 @@ impl Rancher {
         minted(&answer, form.token()?, secret)
     }
 
-    async fn mint_new(&self, key: &Secret, order: Order<'_>) -> Result<Dated<Minted>, Error> {
+    async fn mint_new(
+        &self,
+        key: &SecretText,
+        order: TokenOrder<'_>,
+    ) -> Result<DatedAnswer<MintedToken>, RancherError> {
         let body = json!({
             "apiVersion": "ext.cattle.io/v1", "kind": "Token", "metadata": {},
             "spec": {
@@ -201,7 +209,7 @@ impl Rancher {
     }
 
     /// Tokens of the key's user. For an administrator: of all users, where /v3 is gone.
-    pub async fn tokens(&self, key: &Secret) -> Result<Dated<TokenList>, Error> {
+    pub async fn tokens(&self, key: &SecretText) -> Result<DatedAnswer<TokenList>, RancherError> {
         let answer = match self.send(key, Method::GET, V3, None).await {
             Ok(answer) => answer,
             Err(error) if is_gone(&error) => return self.tokens_new(key).await,
@@ -209,44 +217,48 @@ impl Rancher {
         };
         let forms = parsed::<OldList>(&answer)?.data.into_iter().flatten();
         let tokens = forms.map(OldForm::token).collect::<Result<_, _>>()?;
-        Ok(Dated { value: TokenList { api: TokenApi::V3, tokens }, date: answer.date })
+        Ok(DatedAnswer { value: TokenList { api: TokenApi::V3, tokens }, date: answer.date })
     }
 
-    async fn tokens_new(&self, key: &Secret) -> Result<Dated<TokenList>, Error> {
+    async fn tokens_new(&self, key: &SecretText) -> Result<DatedAnswer<TokenList>, RancherError> {
         let answer = self.send(key, Method::GET, EXT, None).await?;
         let forms = parsed::<NewList>(&answer)?.items.into_iter();
         let tokens = forms.map(NewForm::token).collect::<Result<_, _>>()?;
-        Ok(Dated { value: TokenList { api: TokenApi::Ext, tokens }, date: answer.date })
+        Ok(DatedAnswer { value: TokenList { api: TokenApi::Ext, tokens }, date: answer.date })
     }
 
     /// The token with this name, if the key's user may see it. A token may always read itself.
-    pub async fn token(&self, key: &Secret, name: &str) -> Result<Dated<Option<Token>>, Error> {
+    pub async fn token(
+        &self,
+        key: &SecretText,
+        name: &str,
+    ) -> Result<DatedAnswer<Option<RancherToken>>, RancherError> {
         let answer = match self.send(key, Method::GET, &path(name)?, None).await {
             Ok(answer) => answer,
-            Err(Error::NotFound(_)) => return Ok(Dated { value: None, date: None }),
+            Err(RancherError::NotFound(_)) => return Ok(DatedAnswer { value: None, date: None }),
             Err(error) => return Err(error),
         };
         let token = match TokenApi::of(name) {
             TokenApi::V3 => parsed::<OldForm>(&answer)?.token()?,
             TokenApi::Ext => parsed::<NewForm>(&answer)?.token()?,
         };
-        Ok(Dated { value: Some(token), date: answer.date })
+        Ok(DatedAnswer { value: Some(token), date: answer.date })
     }
 
     /// Revokes a token. False: no token of this name is visible to the key's user.
-    pub async fn revoke(&self, key: &Secret, name: &str) -> Result<bool, Error> {
+    pub async fn revoke(&self, key: &SecretText, name: &str) -> Result<bool, RancherError> {
         match self.send(key, Method::DELETE, &path(name)?, None).await {
             Ok(_) => Ok(true),
-            Err(Error::NotFound(_)) => Ok(false),
+            Err(RancherError::NotFound(_)) => Ok(false),
             Err(error) => Err(error),
         }
     }
 }
 
 impl OldForm {
-    fn token(self) -> Result<Token, Error> {
+    fn token(self) -> Result<RancherToken, RancherError> {
         let created = time(&self.created)?;
-        Ok(Token {
+        Ok(RancherToken {
             // 0 means for ever; less than 0 means expired at creation.
             ends: (self.ttl != 0).then(|| created + self.ttl.max(0) / 1000),
             name: self.id,
@@ -260,9 +272,9 @@ impl OldForm {
 }
 
 impl NewForm {
-    fn token(self) -> Result<Token, Error> {
+    fn token(self) -> Result<RancherToken, RancherError> {
         let created = time(&self.metadata.creation_timestamp)?;
-        Ok(Token {
+        Ok(RancherToken {
             // Here, less than 0 means for ever; Rancher replaces 0 before it stores the token.
             ends: (self.spec.ttl > 0).then(|| created + self.spec.ttl / 1000),
             name: format!("{EXT_PREFIX}{}", self.metadata.name),
@@ -276,34 +288,35 @@ impl NewForm {
 }
 
 fn minted(
-    answer: &Answer,
-    token: Token,
+    answer: &WireAnswer,
+    token: RancherToken,
     secret: Option<Zeroizing<String>>,
-) -> Result<Dated<Minted>, Error> {
-    let secret = secret.filter(|secret| !secret.is_empty()).map(Secret);
-    let secret = secret.ok_or_else(|| Error::Unreadable("it contains no token".to_owned()))?;
-    Ok(Dated { value: Minted { token, secret }, date: answer.date })
+) -> Result<DatedAnswer<MintedToken>, RancherError> {
+    let secret = secret.filter(|secret| !secret.is_empty()).map(SecretText);
+    let secret =
+        secret.ok_or_else(|| RancherError::Unreadable("it contains no token".to_owned()))?;
+    Ok(DatedAnswer { value: MintedToken { token, secret }, date: answer.date })
 }
 
 /// Whether the API itself is missing.
-fn is_gone(error: &Error) -> bool {
-    matches!(error, Error::NotFound(_) | Error::Refused { status: 405, .. })
+fn is_gone(error: &RancherError) -> bool {
+    matches!(error, RancherError::NotFound(_) | RancherError::Refused { status: 405, .. })
 }
 
-fn path(name: &str) -> Result<String, Error> {
+fn path(name: &str) -> Result<String, RancherError> {
     let (folder, name) = match name.strip_prefix(EXT_PREFIX) {
         Some(name) => (EXT, name),
         None => (V3, name),
     };
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
-        return Err(Error::NotFound(format!("{:?} is no name of a token", safe(name))));
+        return Err(RancherError::NotFound(format!("{:?} is no name of a token", safe(name))));
     }
     Ok(format!("{folder}/{name}"))
 }
 
-fn time(text: &str) -> Result<i64, Error> {
+fn time(text: &str) -> Result<i64, RancherError> {
     DateTime::parse_from_rfc3339(text)
         .map(|time| time.timestamp())
-        .map_err(|_| Error::Unreadable("it has no time of the token's creation".to_owned()))
+        .map_err(|_| RancherError::Unreadable("it has no time of the token's creation".to_owned()))
 }

@@ -9,7 +9,7 @@ use crate::tls;
 
 /// Certificate authorities that a server's certificate may come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust<'a> {
+pub enum TrustedRoots<'a> {
     /// The given authorities, in PEM.
     Pem(&'a str),
     /// The authorities that the system trusts.
@@ -17,10 +17,10 @@ pub enum Trust<'a> {
 }
 
 /// TLS settings for the given trust. The error says why the authorities cannot be used.
-pub(super) fn settings(trust: Trust<'_>) -> Result<ClientConfig, String> {
+pub(super) fn settings(trust: TrustedRoots<'_>) -> Result<ClientConfig, String> {
     match trust {
-        Trust::Pem(pem) => tls::trusting(pem),
-        Trust::System => {
+        TrustedRoots::Pem(pem) => tls::trusting(pem),
+        TrustedRoots::System => {
             tls::trusting_system().map_err(|why| format!("{why}: set the server's own"))
         }
     }

@@ -28,8 +28,8 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use zeroize::Zeroizing;
 
-use super::error::{Error, safe, unconnected};
-use super::trust::{Trust, settings};
+use super::error::{RancherError, safe, unconnected};
+use super::trust::{TrustedRoots, settings};
 use crate::tls;
 
 const CONNECT: Duration = Duration::from_secs(8);
@@ -42,7 +42,7 @@ const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION
 
 /// A server, as the target of calls. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Endpoint {
+pub(super) struct ServerTarget {
     host: String,
     port: u16,
     /// Prefix of every path, without a slash at its end.
@@ -53,7 +53,7 @@ pub(super) struct Endpoint {
 }
 
 /// A request.
-pub(super) struct Ask<'a> {
+pub(super) struct WireRequest<'a> {
     pub(super) method: Method,
     /// Path and query.
     pub(super) path: &'a str,
@@ -63,15 +63,19 @@ pub(super) struct Ask<'a> {
 }
 
 /// A successful answer.
-pub(super) struct Answer {
+pub(super) struct WireAnswer {
     /// Date by the server's clock, in seconds since the epoch. `None`: the server did not send one.
     pub(super) date: Option<i64>,
     pub(super) body: Zeroizing<Vec<u8>>,
 }
 
-impl Endpoint {
+impl ServerTarget {
     /// A server at a URL. The error says why the URL or the authorities cannot be used.
-    pub(super) fn new(url: &str, trust: Trust<'_>, name: Option<&str>) -> Result<Self, String> {
+    pub(super) fn new(
+        url: &str,
+        trust: TrustedRoots<'_>,
+        name: Option<&str>,
+    ) -> Result<Self, String> {
         Self::with(url, settings(trust)?, name)
     }
 
@@ -113,21 +117,21 @@ impl Endpoint {
     }
 
     /// Sends a request and reads the answer.
-    pub(super) async fn call(&self, ask: Ask<'_>) -> Result<Answer, Error> {
+    pub(super) async fn call(&self, ask: WireRequest<'_>) -> Result<WireAnswer, RancherError> {
         // The server would treat a header without a token as anonymous, not as a bad token.
         if ask.token.is_empty() {
-            return Err(Error::Unauthorized);
+            return Err(RancherError::Unauthorized);
         }
         self.within(ask).await
     }
 
-    async fn within(&self, ask: Ask<'_>) -> Result<Answer, Error> {
-        timeout(WHOLE, self.attempt(ask))
-            .await
-            .unwrap_or_else(|_| Err(Error::Silent(format!("not within {} s", WHOLE.as_secs()))))
+    async fn within(&self, ask: WireRequest<'_>) -> Result<WireAnswer, RancherError> {
+        timeout(WHOLE, self.attempt(ask)).await.unwrap_or_else(|_| {
+            Err(RancherError::Silent(format!("not within {} s", WHOLE.as_secs())))
+        })
     }
 
-    async fn attempt(&self, ask: Ask<'_>) -> Result<Answer, Error> {
+    async fn attempt(&self, ask: WireRequest<'_>) -> Result<WireAnswer, RancherError> {
         let request = self.request(ask)?;
         let connect = async {
             let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
@@ -137,7 +141,7 @@ impl Endpoint {
         let stream = timeout(CONNECT, connect)
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(|e| Error::Silent(unconnected(&e)))?;
+            .map_err(|e| RancherError::Silent(unconnected(&e)))?;
         let mut builder = http1::Builder::new();
         builder.max_buf_size(LONGEST_HEAD);
         let (mut sender, connection) =
@@ -148,9 +152,9 @@ impl Endpoint {
             let date = head.headers.get(DATE).and_then(seconds);
             let body = read(body).await?;
             if head.status.is_success() {
-                Ok(Answer { date, body })
+                Ok(WireAnswer { date, body })
             } else {
-                Err(Error::of(head.status.as_u16(), &body))
+                Err(RancherError::of(head.status.as_u16(), &body))
             }
         };
         match select(pin!(exchange), pin!(connection)).await {
@@ -160,14 +164,14 @@ impl Endpoint {
         }
     }
 
-    fn request(&self, ask: Ask<'_>) -> Result<Request<Full<Bytes>>, Error> {
-        let odd = |_| Error::Unauthorized;
+    fn request(&self, ask: WireRequest<'_>) -> Result<Request<Full<Bytes>>, RancherError> {
+        let odd = |_| RancherError::Unauthorized;
         let mut bearer =
             HeaderValue::try_from(Zeroizing::new(format!("Bearer {}", ask.token)).as_str())
                 .map_err(odd)?;
         bearer.set_sensitive(true);
         let path = format!("{}{}", self.prefix, ask.path);
-        let uri: Uri = path.parse().map_err(|_| Error::Refused {
+        let uri: Uri = path.parse().map_err(|_| RancherError::Refused {
             status: 0,
             message: "the path of the request is not valid".to_owned(),
         })?;
@@ -191,20 +195,22 @@ impl Endpoint {
 }
 
 /// Reads what a server at a URL shows without a token, whatever its certificate.
-pub(super) async fn shown(url: &str, path: &str) -> Result<Answer, Error> {
-    let unfit = |message| Error::Refused { status: 0, message };
-    let there = Endpoint::with(url, tls::unverified().map_err(unfit)?, None).map_err(unfit)?;
-    there.within(Ask { method: Method::GET, path, token: "", body: None }).await
+pub(super) async fn shown(url: &str, path: &str) -> Result<WireAnswer, RancherError> {
+    let unfit = |message| RancherError::Refused { status: 0, message };
+    let there = ServerTarget::with(url, tls::unverified().map_err(unfit)?, None).map_err(unfit)?;
+    there.within(WireRequest { method: Method::GET, path, token: "", body: None }).await
 }
 
-async fn read(mut body: Incoming) -> Result<Zeroizing<Vec<u8>>, Error> {
+async fn read(mut body: Incoming) -> Result<Zeroizing<Vec<u8>>, RancherError> {
     // Enough room for most answers from the start: a buffer that grows leaves copies in memory.
     let mut all = Zeroizing::new(Vec::with_capacity(32 * 1024));
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(broken)?;
         let Some(data) = frame.data_ref() else { continue };
         if all.len() + data.len() > LONGEST_BODY {
-            return Err(Error::Unreadable(format!("it is longer than {LONGEST_BODY} bytes")));
+            return Err(RancherError::Unreadable(format!(
+                "it is longer than {LONGEST_BODY} bytes"
+            )));
         }
         all.extend_from_slice(data);
     }
@@ -212,8 +218,8 @@ async fn read(mut body: Incoming) -> Result<Zeroizing<Vec<u8>>, Error> {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "an error is mapped by value")]
-fn broken(error: hyper::Error) -> Error {
-    Error::Silent(safe(&error.to_string()))
+fn broken(error: hyper::Error) -> RancherError {
+    RancherError::Silent(safe(&error.to_string()))
 }
 
 fn seconds(date: &HeaderValue) -> Option<i64> {
@@ -224,9 +230,9 @@ fn seconds(date: &HeaderValue) -> Option<i64> {
 mod tests {
     use super::*;
 
-    fn endpoint(url: &str) -> Result<Endpoint, String> {
+    fn endpoint(url: &str) -> Result<ServerTarget, String> {
         let authority = rcgen::generate_simple_self_signed(["x".to_owned()]).unwrap();
-        Endpoint::new(url, Trust::Pem(&authority.cert.pem()), None)
+        ServerTarget::new(url, TrustedRoots::Pem(&authority.cert.pem()), None)
     }
 
     #[test]
@@ -258,7 +264,7 @@ mod tests {
         }
         assert!(endpoint("https://A:443/x").unwrap().is_at(&endpoint("https://a").unwrap()));
         assert!(!endpoint("https://a:444").unwrap().is_at(&endpoint("https://a").unwrap()));
-        assert!(Endpoint::new("https://a", Trust::Pem("nothing"), None).is_err());
+        assert!(ServerTarget::new("https://a", TrustedRoots::Pem("nothing"), None).is_err());
     }
 
     #[test]
@@ -272,8 +278,8 @@ mod tests {
     async fn without_a_token_nothing_is_sent() {
         let closed = endpoint("https://127.0.0.1:1").unwrap();
         for token in ["", "a\nb"] {
-            let ask = Ask { method: Method::GET, path: "/", token, body: None };
-            assert_eq!(closed.call(ask).await.err(), Some(Error::Unauthorized));
+            let ask = WireRequest { method: Method::GET, path: "/", token, body: None };
+            assert_eq!(closed.call(ask).await.err(), Some(RancherError::Unauthorized));
         }
     }
 }

@@ -26,9 +26,9 @@ use crate::domain::credentials::guest_account::{
 };
 use crate::k8s::CallError;
 use crate::k8s::client;
-use crate::k8s::cloud_config::{Credentials, PATIENCE};
+use crate::k8s::cloud_config::{GuestCredentials, PATIENCE};
 use crate::metrics::Metrics;
-use crate::rancher::{ApiServer, Trust};
+use crate::rancher::{ApiServer, TrustedRoots};
 
 /// Most rounds of one task: each but the last ends with a write of this process or of another one.
 const ROUNDS: usize = 30;
@@ -125,7 +125,7 @@ pub(super) async fn run(args: CloudConfigArgs) -> anyhow::Result<()> {
     let request = request::read(&args)?;
     let metrics = Metrics::new()?;
     let client = client::connect_within(PATIENCE, args.kubeconfig.as_deref(), &metrics).await?;
-    let hand = Hand { api: Credentials::new(client), dry_run: request.dry_run };
+    let hand = Hand { api: GuestCredentials::new(client), dry_run: request.dry_run };
     if let Some(namespace) = &request.namespace {
         ensure!(
             hand.api.has_namespace(namespace).await?,
@@ -141,7 +141,7 @@ pub(super) async fn run(args: CloudConfigArgs) -> anyhow::Result<()> {
 }
 
 struct Hand {
-    api: Credentials,
+    api: GuestCredentials,
     dry_run: bool,
 }
 
@@ -411,7 +411,7 @@ async fn try_out(
     let bearer = format!("system:serviceaccount:{}:{}", guest.namespace, guest.cluster);
     let tried = async {
         let authority = String::from_utf8_lossy(authority);
-        let there = ApiServer::new(server, Trust::Pem(&authority), None)?;
+        let there = ApiServer::new(server, TrustedRoots::Pem(&authority), None)?;
         there.accepts(token, &bearer, CHECKED).await
     };
     tried.await.map_err(|why| {

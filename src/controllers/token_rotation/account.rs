@@ -6,14 +6,14 @@
 
 use super::InHand;
 use super::act::TRIED_WITHIN;
-use super::run::Run;
+use super::run::RotationRun;
 use crate::api::{ServiceAccountToken, TokenRotation};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::{
     RotationStep, UnknownReason, UnpublishedCredential, status,
 };
 use crate::k8s::CallError;
-use crate::rancher::{ApiServer, Rights};
+use crate::rancher::{ApiServer, TokenRights};
 use kube::ResourceExt as _;
 
 /// ServiceAccount whose tokens the spec asks for.
@@ -32,7 +32,7 @@ pub(super) fn unknown(rotation: &TokenRotation, reason: UnknownReason) -> Unknow
     }
 }
 
-impl Run<'_> {
+impl RotationRun<'_> {
     /// Whether a Rancher makes and revokes the credentials.
     pub(super) fn is_by_rancher(&self) -> bool {
         self.side.is_some() && of(&self.rotation).is_none()
@@ -98,9 +98,9 @@ impl Run<'_> {
         let namespaces = self.keeper.ctx.credentials.namespaces().await?;
         let account = account.replace(':', "/");
         Ok(match there.rights(token, &account, &namespaces).await {
-            Rights::Enough => None,
-            Rights::Lacking(why) => Some(why),
-            Rights::Unknown(why) => {
+            TokenRights::Enough => None,
+            TokenRights::Lacking(why) => Some(why),
+            TokenRights::Unknown(why) => {
                 self.say_rights_unknown(&why);
                 None
             }

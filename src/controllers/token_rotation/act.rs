@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 
-use super::run::Run;
+use super::run::RotationRun;
 use super::{InHand, account};
 use crate::api::ANNOTATION_HASH;
 use crate::domain::credentials::rotation::{
@@ -17,7 +17,7 @@ use crate::domain::credentials::rotation::{
 };
 use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
-use crate::k8s::write::At;
+use crate::k8s::write::SecretKeyRef;
 
 /// Reads of an account's Secret until it contains the token, and the pause between two reads.
 const LOOKS: u32 = 20;
@@ -26,7 +26,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 /// of the few workers is busy during the test.
 pub(super) const TRIED_WITHIN: Duration = Duration::from_secs(10);
 
-impl Run<'_> {
+impl RotationRun<'_> {
     /// Makes a credential with this name, or reads it again where that is possible.
     pub(super) async fn mint(&self, name: &str) -> Result<InHand, CallError> {
         let account = account::of(&self.rotation).ok_or(CallError::NotFound)?;
@@ -115,7 +115,8 @@ impl Run<'_> {
     ) -> Result<(), CallError> {
         let wants = self.rotation.spec.target.secret.clone().unwrap_or_default();
         let namespace = self.namespace();
-        let at = At { namespace: &namespace, name: &wants.name, key: &wants.key, version };
+        let at =
+            SecretKeyRef { namespace: &namespace, name: &wants.name, key: &wants.key, version };
         match self.keeper.ctx.writer.write_target(at, value).await {
             Ok(()) | Err(CallError::Conflict | CallError::NotFound) => self.look_again().await,
             Err(error) => self.fail(RotationStep::Publish, name, error).await,

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use kube::ResourceExt as _;
 
-use super::run::Run;
-use super::{Keeper, lock};
+use super::run::RotationRun;
+use super::{RotationContext, lock};
 use crate::api::{RancherServer, SecretTarget, TokenRotation};
 use crate::domain::credentials::children::ChildCandidate;
 use crate::domain::credentials::rivals::{is_same, is_same_rancher};
@@ -19,7 +19,7 @@ use crate::domain::credentials::rotation::inventory::{CredentialInventory, Crede
 use crate::domain::credentials::rotation::status::ReadyReason;
 use crate::domain::credentials::rotation::watched::WatchedCredentials;
 use crate::domain::credentials::rotation::{Seconds, TargetState, due, status};
-use crate::rancher::{self, Error, Issued, Issuer};
+use crate::rancher::{self, IssuedTokens, RancherError, RancherIssuer};
 
 /// Maximum of contents read in one look; each takes up to three calls.
 const MOST: usize = 16;
@@ -31,7 +31,7 @@ pub(super) const NOT_SEEN: &str =
     "the API key's user may not see the token in Rancher, so its validity and expiry are unknown";
 
 /// Known state of all cloud credentials.
-pub(super) struct All {
+pub(super) struct AllCredentials {
     pub(super) watched: WatchedCredentials,
     /// Number of credentials that were not read yet.
     pub(super) unread: usize,
@@ -41,14 +41,14 @@ pub(super) struct All {
 
 /// Lists all cloud credentials, and reads those whose last read is the oldest.
 pub(super) async fn all(
-    keeper: &Keeper,
+    keeper: &RotationContext,
     rotation: &TokenRotation,
-    issuer: &Issuer,
-    known: &Issued,
+    issuer: &RancherIssuer,
+    known: &IssuedTokens,
     now: Seconds,
-) -> Result<All, Error> {
+) -> Result<AllCredentials, RancherError> {
     let found = issuer.credentials().await?;
-    let one = |one: &rancher::Listed| ChildCandidate {
+    let one = |one: &rancher::ListedCredential| ChildCandidate {
         name: one.name.clone(),
         owner: one.creator.clone(),
     };
@@ -80,7 +80,7 @@ pub(super) async fn all(
                 TargetState::Unfit(why) => CredentialReadResult::Nothing(why),
                 _ => CredentialReadResult::Nothing("its current user has no token".to_owned()),
             },
-            Err(Error::Unauthorized) => return Err(Error::Unauthorized),
+            Err(RancherError::Unauthorized) => return Err(RancherError::Unauthorized),
             Err(error) => CredentialReadResult::Nothing(error.to_string()),
         };
         if let Some(census) = lock(&keeper.censuses).get_mut(&uid) {
@@ -90,10 +90,10 @@ pub(super) async fn all(
     let replaced = replaced(keeper, rotation);
     let census = lock(&keeper.censuses).get(&uid).cloned().unwrap_or_default();
     let (_, unread) = census.count();
-    Ok(All { watched: census.watched(|name| replaced.contains(name)), unread, listed })
+    Ok(AllCredentials { watched: census.watched(|name| replaced.contains(name)), unread, listed })
 }
 
-impl Run<'_> {
+impl RotationRun<'_> {
     /// Standing of a TokenRotation that only watches, or that makes children.
     pub(super) fn watches(&self) -> ReadyReason {
         let unread = self.side.as_ref().map_or(0, |side| side.unread);
@@ -129,7 +129,7 @@ impl Run<'_> {
 }
 
 /// Cloud credentials of the TokenRotation's Rancher that any TokenRotation replaces.
-fn replaced(keeper: &Keeper, rotation: &TokenRotation) -> HashSet<String> {
+fn replaced(keeper: &RotationContext, rotation: &TokenRotation) -> HashSet<String> {
     let all = keeper.store.state();
     let theirs =
         all.iter().filter(|other| is_same_rancher(other, rotation) && works(keeper, other));
@@ -140,7 +140,7 @@ fn replaced(keeper: &Keeper, rotation: &TokenRotation) -> HashSet<String> {
 
 /// Whether any TokenRotation renews the API key that this one uses.
 pub(super) fn is_renewed(
-    keeper: &Keeper,
+    keeper: &RotationContext,
     rotation: &TokenRotation,
     server: &RancherServer,
 ) -> bool {
@@ -155,7 +155,10 @@ pub(super) fn is_renewed(
 
 /// TokenRotations whose status depends on whether `other` replaces its credential: they watch all
 /// cloud credentials of its Rancher, use the API key that is its target, or have the same target.
-pub(super) fn who_tells_of(keeper: &Keeper, other: &TokenRotation) -> Vec<Arc<TokenRotation>> {
+pub(super) fn who_tells_of(
+    keeper: &RotationContext,
+    other: &TokenRotation,
+) -> Vec<Arc<TokenRotation>> {
     keeper.store.state_filter(|one| {
         let watches = one.spec.target.all_cloud_credentials.is_some()
             && other.spec.target.cloud_credential.is_some()
@@ -168,7 +171,7 @@ pub(super) fn who_tells_of(keeper: &Keeper, other: &TokenRotation) -> Vec<Arc<To
 }
 
 /// Whether a TokenRotation replaces the credential that it has observed.
-pub(super) fn works(keeper: &Keeper, rotation: &TokenRotation) -> bool {
+pub(super) fn works(keeper: &RotationContext, rotation: &TokenRotation) -> bool {
     let record = status::record(rotation.status.as_ref());
     keeper.is_allowed(&rotation.namespace().unwrap_or_default())
         && rotation.metadata.deletion_timestamp.is_none()

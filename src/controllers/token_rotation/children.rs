@@ -12,8 +12,8 @@ use kube::ResourceExt as _;
 use kube_runtime::reflector::ObjectRef;
 use serde_json::{Value, json};
 
-use super::Keeper;
-use super::run::{LOOK_THERE, Run};
+use super::RotationContext;
+use super::run::{LOOK_THERE, RotationRun};
 use crate::api::{ConditionStatus, READY, TokenRotation};
 use crate::domain::credentials::children::{
     ChildRotations, ObservedRancher, SuperfluousChild, children, second, standing,
@@ -24,19 +24,19 @@ use crate::domain::credentials::rotation::status::{self, ReadyReason};
 use crate::k8s::CallError;
 
 /// Children, and the reasons why some could not be made or changed, by their names.
-pub(super) struct Made {
+pub(super) struct AppliedChildren {
     children: ChildRotations,
     in_the_way: BTreeMap<String, String>,
 }
 
-impl Made {
+impl AppliedChildren {
     /// Whether a child could not be made or changed.
     pub(super) fn is_hindered(&self) -> bool {
         !self.in_the_way.is_empty()
     }
 }
 
-impl Run<'_> {
+impl RotationRun<'_> {
     /// Plan of the rotation. If another one has precedence, this one revokes nothing: the other may
     /// have adopted the credential.
     pub(super) fn planned(&self) -> RotationPlan {
@@ -136,7 +136,7 @@ impl Run<'_> {
                 Err(error) => return Err(error),
             }
         }
-        self.children = Some(Made { children, in_the_way });
+        self.children = Some(AppliedChildren { children, in_the_way });
         Ok(())
     }
 
@@ -165,7 +165,7 @@ impl Run<'_> {
     /// Standing of all cloud credentials, if they are replaced.
     pub(super) fn children_stand(&self) -> Option<ReadyReason> {
         self.rotation.spec.source.as_ref()?;
-        let Made { children, in_the_way } = self.children.as_ref()?;
+        let AppliedChildren { children, in_the_way } = self.children.as_ref()?;
         let others = self.others();
         let others: Vec<&TokenRotation> = others.iter().map(AsRef::as_ref).collect();
         let in_namespace: Vec<&TokenRotation> =
@@ -188,7 +188,10 @@ pub(super) fn stands_alike(before: Option<&TokenRotation>, after: &TokenRotation
 }
 
 /// TokenRotation that has made this child, if it still exists.
-pub(super) fn parent(keeper: &Keeper, child: &TokenRotation) -> Option<Arc<TokenRotation>> {
+pub(super) fn parent(
+    keeper: &RotationContext,
+    child: &TokenRotation,
+) -> Option<Arc<TokenRotation>> {
     let owner = made_by(child)?;
     let namespace = child.namespace().unwrap_or_default();
     let parent = keeper.store.get(&ObjectRef::new(&owner.name).within(&namespace))?;

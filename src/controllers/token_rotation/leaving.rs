@@ -6,14 +6,14 @@ use kube::{Resource as _, ResourceExt as _};
 use serde_json::json;
 
 use super::LOOK_AGAIN;
-use super::look::Blind;
-use super::run::Run;
+use super::look::BlindReason;
+use super::run::RotationRun;
 use crate::api::ROTATION_FINALIZER;
 use crate::domain::credentials::rotation::left_behind;
 use crate::domain::credentials::rotation::status::ReadyReason;
 use crate::k8s::CallError;
 
-impl Run<'_> {
+impl RotationRun<'_> {
     /// Reports the credentials that a deletion does not revoke.
     pub(super) fn tell_what_is_left(&self) {
         let left = left_behind(&self.plan, &self.record).join(", ");
@@ -66,7 +66,7 @@ impl Run<'_> {
     pub(super) async fn not_allowed(&mut self) -> Result<Duration, CallError> {
         if self.plan.deleting.is_some() {
             let why = "the operator has no rights in this namespace";
-            self.blind = Some(Blind::barred(why.to_owned()));
+            self.blind = Some(BlindReason::barred(why.to_owned()));
             self.tell_what_is_left();
             self.finish().await?;
         } else {

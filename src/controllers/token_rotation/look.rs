@@ -2,35 +2,35 @@
 
 use kube::ResourceExt as _;
 
-use super::rancher::{self, Side};
-use super::{Keeper, account};
+use super::rancher::{self, RancherSession};
+use super::{RotationContext, account};
 use crate::api::TokenRotation;
 use crate::domain::credentials::rotation::status::{self, ReadyReason};
 use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
 use crate::domain::credentials::rotation::watched::WatchedCredentials;
 use crate::domain::credentials::rotation::{TargetState, UnknownReason};
 use crate::k8s::CallError;
-use crate::k8s::credentials::Clock;
+use crate::k8s::credentials::ServerClock;
 
 /// Content of a target, the clock of the read, and the reason if the target could not be read.
-pub(super) struct Look {
+pub(super) struct TargetSnapshot {
     pub(super) read: TargetRead,
-    pub(super) clock: Clock,
-    pub(super) blind: Option<Blind>,
-    pub(super) side: Option<Side>,
+    pub(super) clock: ServerClock,
+    pub(super) blind: Option<BlindReason>,
+    pub(super) side: Option<RancherSession>,
 }
 
-impl Look {
+impl TargetSnapshot {
     /// Makes the result of a read that failed for the given reason.
-    pub(super) fn blind(why: Blind) -> Self {
+    pub(super) fn blind(why: BlindReason) -> Self {
         let read = TargetRead::elsewhere(TargetState::Unknown, WatchedCredentials::default());
-        Self { read, clock: Clock::local(), blind: Some(why), side: None }
+        Self { read, clock: ServerClock::local(), blind: Some(why), side: None }
     }
 }
 
 /// Reason why a target cannot be read, or may not be written.
 #[derive(Clone)]
-pub(super) struct Blind {
+pub(super) struct BlindReason {
     pub(super) why: String,
     pub(super) unknown: UnknownReason,
     /// Standing that follows from the reason.
@@ -39,7 +39,7 @@ pub(super) struct Blind {
     pub(super) refused: bool,
 }
 
-impl Blind {
+impl BlindReason {
     /// Reason that concerns the target alone: it cannot be read or written.
     pub(super) fn target(why: String) -> Self {
         Self {
@@ -62,13 +62,16 @@ impl Blind {
 }
 
 /// Names of the tokens that were made for the TokenRotation in Rancher.
-pub(super) fn named(rotation: &TokenRotation, side: Option<&Side>) -> Vec<String> {
+pub(super) fn named(rotation: &TokenRotation, side: Option<&RancherSession>) -> Vec<String> {
     let prefix = status::plan(rotation).prefix;
     side.map(|side| side.issued.named(&prefix)).unwrap_or_default()
 }
 
 /// Reads the target that the spec names.
-pub(super) async fn look(keeper: &Keeper, rotation: &TokenRotation) -> Result<Look, CallError> {
+pub(super) async fn look(
+    keeper: &RotationContext,
+    rotation: &TokenRotation,
+) -> Result<TargetSnapshot, CallError> {
     let namespace = rotation.namespace().unwrap_or_default();
     if let Some(server) = &rotation.spec.rancher {
         let mut look = rancher::look(keeper, rotation, server).await?;
@@ -87,10 +90,10 @@ pub(super) async fn look(keeper: &Keeper, rotation: &TokenRotation) -> Result<Lo
             Err(error) => match error.refusal() {
                 Some(why) => {
                     let read = target_secret::read(wants, rotated, None);
-                    (read, Clock::local(), Some(Blind::target(why.to_owned())))
+                    (read, ServerClock::local(), Some(BlindReason::target(why.to_owned())))
                 }
                 None => return Err(error),
             },
         };
-    Ok(Look { read, clock, blind, side: None })
+    Ok(TargetSnapshot { read, clock, blind, side: None })
 }

@@ -43,7 +43,7 @@ use crate::domain::credentials::rotation::{
 use crate::domain::credentials::token;
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
-use crate::k8s::credentials::Clock;
+use crate::k8s::credentials::ServerClock;
 use crate::k8s::guard::Guard;
 
 /// Maximum of concurrent reconciles.
@@ -68,7 +68,7 @@ struct InHand {
     token: Option<token::TokenText>,
 }
 
-struct Keeper {
+struct RotationContext {
     ctx: Context,
     store: Store<TokenRotation>,
     /// Credentials in memory, by the rotation's UID.
@@ -78,12 +78,12 @@ struct Keeper {
     /// TokenRotations that must be reconciled even if their record requires no step, for example
     /// because one of their Secrets has changed.
     touched: Mutex<HashSet<Name>>,
-    clock: Mutex<Option<Clock>>,
+    clock: Mutex<Option<ServerClock>>,
     /// Time of each waiting rotation's turn, and the earliest time for the next turn.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: Mutex<HashMap<Name, u32>>,
     /// Probes of the tokens in use in Ranchers.
-    probes: Mutex<HashMap<Name, probe::Probe>>,
+    probes: Mutex<HashMap<Name, probe::TokenProbe>>,
     /// Version of each rotation after its reconcile, and the time until which it needs no other
     /// one.
     resting: Mutex<HashMap<Name, (u64, Instant)>>,
@@ -98,7 +98,7 @@ pub(super) async fn run(ctx: Context) {
     let writer = Writer::<TokenRotation>::default();
     let store = writer.as_reader();
     let (wake, woken) = mpsc::unbounded_channel::<Name>();
-    let keeper = Arc::new(Keeper {
+    let keeper = Arc::new(RotationContext {
         ctx: ctx.clone(),
         store: store.clone(),
         hands: Mutex::default(),
@@ -134,7 +134,7 @@ pub(super) async fn run(ctx: Context) {
 }
 
 async fn watch(
-    keeper: Arc<Keeper>,
+    keeper: Arc<RotationContext>,
     mut writer: Writer<TokenRotation>,
     wake: mpsc::UnboundedSender<Name>,
 ) {
@@ -207,7 +207,7 @@ async fn watch(
 
 /// Enqueues the TokenRotations that depend on a Secret whenever the Secret changes.
 async fn watch_secrets(
-    keeper: Arc<Keeper>,
+    keeper: Arc<RotationContext>,
     namespace: &str,
     name: Option<&str>,
     wake: mpsc::UnboundedSender<Name>,
@@ -252,7 +252,7 @@ async fn watch_secrets(
     keeper.ctx.credentials.watch_secrets(namespace, name, on_event).await;
 }
 
-impl Keeper {
+impl RotationContext {
     fn is_allowed(&self, namespace: &str) -> bool {
         self.ctx.credential_namespaces.contains_key(namespace)
     }
@@ -361,7 +361,7 @@ fn pause(times: &[Option<Seconds>], now: Seconds) -> Duration {
 
 async fn look_after(
     rotation: Arc<TokenRotation>,
-    keeper: Arc<Keeper>,
+    keeper: Arc<RotationContext>,
 ) -> Result<Action, CallError> {
     let name = ObjectRef::from_obj(rotation.as_ref());
     let is_touched = lock(&keeper.touched).remove(&name);
@@ -386,7 +386,7 @@ async fn look_after(
 }
 
 #[allow(clippy::needless_pass_by_value)] // The signature is the library's.
-fn retry(rotation: Arc<TokenRotation>, error: &CallError, keeper: Arc<Keeper>) -> Action {
+fn retry(rotation: Arc<TokenRotation>, error: &CallError, keeper: Arc<RotationContext>) -> Action {
     if matches!(error, CallError::NotLeader) {
         return Action::await_change();
     }

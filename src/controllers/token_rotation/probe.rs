@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use kube_runtime::reflector::ObjectRef;
 
-use super::run::{LOOK_THERE, Run};
+use super::run::{LOOK_THERE, RotationRun};
 use super::way::way;
-use super::{Keeper, lock};
+use super::{RotationContext, lock};
 use crate::api::TokenRotation;
 use crate::domain::credentials::rotation::{CredentialTerm, TargetState};
 
@@ -20,14 +20,14 @@ const EVERY: Duration = Duration::from_mins(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Last observed state of a token, and the time of the next probe.
-pub(super) struct Probe {
+pub(super) struct TokenProbe {
     term: CredentialTerm,
     at: Instant,
     /// Whether the last probe found another state.
     differs: bool,
 }
 
-impl Run<'_> {
+impl RotationRun<'_> {
     /// Schedules the next probe of the token in use, if its issuer knows it. Returns the time until
     /// then.
     pub(super) fn arm(&self) -> Option<Duration> {
@@ -46,14 +46,14 @@ impl Run<'_> {
         // The probe found a difference and the look found none: the API key's user may not see it.
         let is_hidden = before.is_some_and(|probe| probe.differs && probe.term == term);
         let pause = if is_hidden { LOOK_THERE } else { EVERY };
-        probes.insert(name, Probe { term, at: Instant::now() + pause, differs: false });
+        probes.insert(name, TokenProbe { term, at: Instant::now() + pause, differs: false });
         Some(pause)
     }
 }
 
 /// Probes the token in use, if that is due. Returns the time until the next probe. `None`: the
 /// state of the token has changed.
-pub(super) async fn probe(keeper: &Keeper, rotation: &TokenRotation) -> Option<Duration> {
+pub(super) async fn probe(keeper: &RotationContext, rotation: &TokenRotation) -> Option<Duration> {
     let name = ObjectRef::from_obj(rotation);
     let term = {
         let mut probes = lock(&keeper.probes);

@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use super::act::TRIED_WITHIN;
-use super::look::{Blind, Look};
-use super::run::Run;
-use super::way::{Way, way};
-use super::{InHand, Keeper, account, census};
+use super::look::{BlindReason, TargetSnapshot};
+use super::run::RotationRun;
+use super::way::{RancherAccess, way};
+use super::{InHand, RotationContext, account, census};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
 use crate::domain::credentials::children::ChildCandidate;
 use crate::domain::credentials::minter::{self, TokenGrant};
@@ -21,8 +21,8 @@ use crate::domain::credentials::rotation::{
 };
 use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
-use crate::k8s::credentials::Clock;
-use crate::rancher::{Error, Issued, Issuer, Rights, Sight};
+use crate::k8s::credentials::ServerClock;
+use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIssuer, TokenRights};
 use kube::ResourceExt as _;
 
 /// Pauses before the tests of a new token. Other replicas of Rancher know it a moment later than
@@ -39,10 +39,10 @@ const BETWEEN_TRIES_THERE: [Duration; 5] = [
 const MOST_FAULTS: u8 = 2;
 
 /// State read from a Rancher.
-pub(super) struct Side {
-    pub(super) issuer: Issuer,
-    pub(super) issued: Issued,
-    sight: Option<Sight>,
+pub(super) struct RancherSession {
+    pub(super) issuer: RancherIssuer,
+    pub(super) issued: IssuedTokens,
+    sight: Option<CloudCredentialView>,
     /// Name and times of the API key, if known.
     pub(super) key: Option<ApiKey>,
     /// URL of the Rancher.
@@ -53,22 +53,22 @@ pub(super) struct Side {
     pub(super) listed: Vec<ChildCandidate>,
 }
 
-impl Side {
-    fn new(issuer: Issuer, known: Issued, url: String) -> Self {
+impl RancherSession {
+    fn new(issuer: RancherIssuer, known: IssuedTokens, url: String) -> Self {
         Self { issuer, issued: known, sight: None, key: None, url, unread: 0, listed: Vec::new() }
     }
 }
 
 /// Reads the API key, the tokens of its user in Rancher, and the target.
 pub(super) async fn look(
-    keeper: &Keeper,
+    keeper: &RotationContext,
     rotation: &TokenRotation,
     server: &RancherServer,
-) -> Result<Look, CallError> {
+) -> Result<TargetSnapshot, CallError> {
     let namespace = rotation.namespace().unwrap_or_default();
     let way = match way(keeper, rotation, server).await? {
         Ok(way) => way,
-        Err(blind) => return Ok(Look::blind(blind)),
+        Err(blind) => return Ok(TargetSnapshot::blind(blind)),
     };
     let key = way.key.clone();
     let seen = see(keeper, rotation, &namespace, way).await?;
@@ -85,16 +85,16 @@ pub(super) async fn look(
             }
             Ok(look)
         }
-        Err(Error::Unauthorized) => {
+        Err(RancherError::Unauthorized) => {
             let why = "spec.rancher.minter: the API key is not accepted: it is expired, deleted, disabled or for one cluster only";
             let why = why.to_owned();
-            Ok(Look::blind(Blind { refused: true, ..Blind::barred(why) }))
+            Ok(TargetSnapshot::blind(BlindReason { refused: true, ..BlindReason::barred(why) }))
         }
         Err(error) => {
             let unknown =
                 if error.may_be_done() { UnknownReason::Silent } else { UnknownReason::Barred };
             let why = format!("Rancher: {error}");
-            Ok(Look::blind(Blind { unknown, ..Blind::barred(why) }))
+            Ok(TargetSnapshot::blind(BlindReason { unknown, ..BlindReason::barred(why) }))
         }
     }
 }
@@ -103,7 +103,7 @@ pub(super) async fn look(
 fn refusal(
     rotation: &TokenRotation,
     credential: &str,
-    sight: &Sight,
+    sight: &CloudCredentialView,
     user: &str,
 ) -> Option<String> {
     let minted = rotation.spec.source.as_ref()?.rancher_token.as_ref()?;
@@ -116,38 +116,43 @@ fn refusal(
 }
 
 async fn see(
-    keeper: &Keeper,
+    keeper: &RotationContext,
     rotation: &TokenRotation,
     namespace: &str,
-    Way { issuer, url, clock, .. }: Way,
-) -> Result<Result<Look, Error>, CallError> {
+    RancherAccess { issuer, url, clock, .. }: RancherAccess,
+) -> Result<Result<TargetSnapshot, RancherError>, CallError> {
     let from_account = account::of(rotation).is_some();
     let known = match issuer.issued().await {
         Ok(known) => known,
         // They are not needed: the key must only be allowed to write the cloud credential.
-        Err(_) if from_account => Issued::unlisted(),
+        Err(_) if from_account => IssuedTokens::unlisted(),
         Err(error) => return Ok(Err(error)),
     };
     // Time is the issuer's, which for an account is this cluster's API server.
     let heard = |now: Option<i64>, before| match now {
-        Some(now) if !from_account => Clock::heard(now),
+        Some(now) if !from_account => ServerClock::heard(now),
         _ => before,
     };
-    let mut clock = heard(known.now, if from_account { clock } else { Clock::local() });
+    let mut clock = heard(known.now, if from_account { clock } else { ServerClock::local() });
     let target = &rotation.spec.target;
-    let mut side = Side::new(issuer, known, url);
+    let mut side = RancherSession::new(issuer, known, url);
     let read = if let Some(credential) = &target.cloud_credential {
         let seen = match side.issuer.look(&credential.name, &side.issued).await {
             Ok(seen) => seen,
-            Err(error @ (Error::Forbidden(_) | Error::NotFound(_))) => {
-                let look = Look::blind(Blind::target(format!("Rancher: {error}")));
-                return Ok(Ok(Look { clock, side: Some(side), ..look }));
+            Err(error @ (RancherError::Forbidden(_) | RancherError::NotFound(_))) => {
+                let look = TargetSnapshot::blind(BlindReason::target(format!("Rancher: {error}")));
+                return Ok(Ok(TargetSnapshot { clock, side: Some(side), ..look }));
             }
             Err(error) => return Ok(Err(error)),
         };
         if let Some(why) = refusal(rotation, &credential.name, &seen, &side.issued.user) {
-            let blind = Blind { standing: ReadyReason::MinterRefused, ..Blind::target(why) };
-            return Ok(Ok(Look { clock, side: Some(side), ..Look::blind(blind) }));
+            let blind =
+                BlindReason { standing: ReadyReason::MinterRefused, ..BlindReason::target(why) };
+            return Ok(Ok(TargetSnapshot {
+                clock,
+                side: Some(side),
+                ..TargetSnapshot::blind(blind)
+            }));
         }
         clock = heard(seen.now, clock);
         let read = read_there(rotation, &credential.name, &seen, clock.now());
@@ -159,8 +164,10 @@ async fn see(
             Ok((secret, _)) => secret,
             Err(error) => match error.refusal() {
                 Some(why) => {
-                    let look = Look::blind(Blind::target(format!("spec.target.secret: {why}")));
-                    return Ok(Ok(Look { clock, side: Some(side), ..look }));
+                    let look = TargetSnapshot::blind(BlindReason::target(format!(
+                        "spec.target.secret: {why}"
+                    )));
+                    return Ok(Ok(TargetSnapshot { clock, side: Some(side), ..look }));
                 }
                 None => return Err(error),
             },
@@ -188,7 +195,7 @@ async fn see(
             Err(error) => return Ok(Err(error)),
         }
     };
-    Ok(Ok(Look { read, clock, blind: None, side: Some(side) }))
+    Ok(Ok(TargetSnapshot { read, clock, blind: None, side: Some(side) }))
 }
 
 fn before(rotation: &TokenRotation) -> &[WatchedCredential] {
@@ -201,7 +208,12 @@ fn wanted(rotation: &TokenRotation) -> Option<&str> {
 }
 
 /// Converts an observed cloud credential into a read target.
-fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> TargetRead {
+fn read_there(
+    rotation: &TokenRotation,
+    name: &str,
+    sight: &CloudCredentialView,
+    now: i64,
+) -> TargetRead {
     let minted = rotation.spec.source.as_ref().is_some_and(|source| source.rancher_token.is_some());
     let unscoped = sight.reach().filter(|_| minted);
     let unscoped = unscoped.and_then(|to| minter::scope(wanted(rotation), &to.server).err());
@@ -234,11 +246,11 @@ fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> 
 
 /// Adds facts from Rancher that a Secret's tokens do not contain: expiry and validity.
 async fn ask(
-    issuer: &Issuer,
-    known: &Issued,
+    issuer: &RancherIssuer,
+    known: &IssuedTokens,
     read: &mut TargetRead,
     token: Option<TokenText>,
-) -> Result<(), Error> {
+) -> Result<(), RancherError> {
     let named = |name: &str| known.tokens.iter().find(|token| token.name == name);
     for one in &mut read.watched.listed {
         if let Some(token) = named(&one.name) {
@@ -259,7 +271,7 @@ async fn ask(
     Ok(())
 }
 
-impl Run<'_> {
+impl RotationRun<'_> {
     /// Cluster to which a new token is limited. `None`: it is not limited to one.
     fn scope(&self) -> Option<String> {
         let wanted = wanted(&self.rotation);
@@ -337,9 +349,9 @@ impl Run<'_> {
         let side = self.side.as_ref()?;
         self.credential()?;
         match side.issuer.rights(token, self.read.reach.as_ref()?).await {
-            Rights::Enough => None,
-            Rights::Lacking(why) => Some(why),
-            Rights::Unknown(why) => {
+            TokenRights::Enough => None,
+            TokenRights::Lacking(why) => Some(why),
+            TokenRights::Unknown(why) => {
                 self.say_rights_unknown(&why);
                 None
             }
@@ -368,15 +380,19 @@ impl Run<'_> {
         self.written("", written).await
     }
 
-    async fn written(&mut self, name: &str, written: Result<(), Error>) -> Result<(), CallError> {
+    async fn written(
+        &mut self,
+        name: &str,
+        written: Result<(), RancherError>,
+    ) -> Result<(), CallError> {
         match written {
-            Ok(()) | Err(Error::Conflict) => self.look_again().await,
+            Ok(()) | Err(RancherError::Conflict) => self.look_again().await,
             // The target is read before the next try at the latest.
             Err(error) => self.failed(RotationStep::Publish, name, &error.to_string()).await,
         }
     }
 
-    fn there(&self) -> Option<(&Side, &Sight, String)> {
+    fn there(&self) -> Option<(&RancherSession, &CloudCredentialView, String)> {
         let side = self.side.as_ref()?;
         Some((side, side.sight.as_ref()?, self.credential()?))
     }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 
-use super::children::Made;
-use super::look::{Blind, Look, look, named};
-use super::rancher::Side;
-use super::{InHand, Keeper, account, lock, pause};
+use super::children::AppliedChildren;
+use super::look::{BlindReason, TargetSnapshot, look, named};
+use super::rancher::RancherSession;
+use super::{InHand, RotationContext, account, lock, pause};
 use crate::api::{ROTATION_FINALIZER, TokenRotation};
 use crate::domain::credentials::rotation::status::{self, ReadyReason, StatusObservations};
 use crate::domain::credentials::rotation::target_secret::TargetRead;
@@ -21,7 +21,7 @@ use crate::domain::credentials::rotation::{
     Seconds, TargetState, UnpublishedCredential, decide, expiry, failed, of_two,
 };
 use crate::k8s::CallError;
-use crate::k8s::credentials::Clock;
+use crate::k8s::credentials::ServerClock;
 
 /// Maximum of steps in a row; more of them are a fault.
 const MOST_STEPS: usize = 64;
@@ -36,33 +36,36 @@ pub(super) const LOOK_THERE: Duration = Duration::from_mins(5);
 /// Pause before the next look while some cloud credentials were not read yet.
 const READ_ON: Duration = Duration::from_secs(5);
 
-pub(super) struct Run<'a> {
-    pub(super) keeper: &'a Keeper,
+pub(super) struct RotationRun<'a> {
+    pub(super) keeper: &'a RotationContext,
     pub(super) rotation: TokenRotation,
     pub(super) plan: RotationPlan,
     pub(super) record: RotationRecord,
     pub(super) read: TargetRead,
     pub(super) existing: Vec<String>,
-    pub(super) clock: Clock,
-    pub(super) blind: Option<Blind>,
+    pub(super) clock: ServerClock,
+    pub(super) blind: Option<BlindReason>,
     /// State read from the Rancher, if the spec names one.
-    pub(super) side: Option<Side>,
+    pub(super) side: Option<RancherSession>,
     /// Whether another TokenRotation for the same credential has precedence.
     pub(super) is_second: bool,
     /// Children of a TokenRotation for all cloud credentials.
-    pub(super) children: Option<Made>,
+    pub(super) children: Option<AppliedChildren>,
 }
 
 /// Runs steps until there is nothing to do. Returns the time until the next reconcile.
-pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duration, CallError> {
+pub(super) async fn run(
+    keeper: &RotationContext,
+    seen: &TokenRotation,
+) -> Result<Duration, CallError> {
     let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
     let credentials = &keeper.ctx.credentials;
     let allowed = keeper.is_allowed(&namespace);
-    let Look { read, clock, mut blind, side } = if allowed {
+    let TargetSnapshot { read, clock, mut blind, side } = if allowed {
         look(keeper, seen).await?
     } else {
         // Nothing is read without rights, so the time is the local clock's.
-        Look::blind(Blind::barred(String::new()))
+        TargetSnapshot::blind(BlindReason::barred(String::new()))
     };
     let Some(rotation) = credentials.rotation(&namespace, &name).await? else {
         return Ok(super::LOOK_AGAIN);
@@ -83,10 +86,10 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
     }
     let (plan, record) = (status::plan(&rotation), status::record(rotation.status.as_ref()));
     if plan.deleting.is_some() {
-        blind = unlisted.take().map(Blind::barred).or(blind);
+        blind = unlisted.take().map(BlindReason::barred).or(blind);
     }
     let (is_second, children) = (false, None);
-    let mut run = Run {
+    let mut run = RotationRun {
         keeper,
         rotation,
         plan,
@@ -121,7 +124,7 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
     Ok(GO_ON)
 }
 
-impl Run<'_> {
+impl RotationRun<'_> {
     pub(super) fn namespace(&self) -> String {
         self.rotation.namespace().unwrap_or_default()
     }
@@ -155,7 +158,7 @@ impl Run<'_> {
     }
 
     pub(super) async fn look_again(&mut self) -> Result<(), CallError> {
-        let Look { read, clock, blind, side } = look(self.keeper, &self.rotation).await?;
+        let TargetSnapshot { read, clock, blind, side } = look(self.keeper, &self.rotation).await?;
         if account::of(&self.rotation).is_none() && self.rotation.spec.rancher.is_some() {
             self.existing = named(&self.rotation, side.as_ref());
         }
@@ -358,7 +361,7 @@ impl Run<'_> {
         // A change in a Rancher produces no event.
         let most = match &self.side {
             Some(side) if side.unread > 0 => READ_ON,
-            _ if self.children.as_ref().is_some_and(Made::is_hindered) => LOOK_AT_RIGHTS,
+            _ if self.children.as_ref().is_some_and(AppliedChildren::is_hindered) => LOOK_AT_RIGHTS,
             _ if self.rotation.spec.rancher.is_some() => LOOK_THERE,
             _ => pause,
         };

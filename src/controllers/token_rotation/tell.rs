@@ -7,10 +7,10 @@ use kube::ResourceExt as _;
 use prometheus::IntGaugeVec;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{Context, Keeper, lock};
+use super::{Context, RotationContext, lock};
 use crate::api::{ConditionStatus, READY, TokenRotation};
 use crate::domain::credentials::rotation::{Seconds, due, expiry, status, watched};
-use crate::k8s::credentials::Clock;
+use crate::k8s::credentials::ServerClock;
 
 /// Interval of updates: the passage of time produces no event.
 const EVERY: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ type Rows = BTreeMap<Vec<String>, i64>;
 
 /// Values of all gauges.
 #[derive(Default)]
-struct Sheet {
+struct GaugeValues {
     ends: Rows,
     overdue: Rows,
     watched_ends: Rows,
@@ -31,18 +31,18 @@ struct Sheet {
 }
 
 /// Updates the gauges until dropped.
-pub(super) async fn tell(keeper: &Keeper) {
+pub(super) async fn tell(keeper: &RotationContext) {
     // Removes the series at the end of the term.
-    let _series = Series(&keeper.ctx);
+    let _series = RotationSeries(&keeper.ctx);
     let gauges = &keeper.ctx.metrics.rotation;
-    let mut known = Sheet::default();
+    let mut known = GaugeValues::default();
     let mut tick = interval(EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
         // Time of the API server, once a response has contained it.
-        let now = lock(&keeper.clock).unwrap_or_else(Clock::local).now();
-        let mut sheet = Sheet::default();
+        let now = lock(&keeper.clock).unwrap_or_else(ServerClock::local).now();
+        let mut sheet = GaugeValues::default();
         keeper.store.state().iter().for_each(|rotation| note(&mut sheet, rotation, now));
         for (gauge, before, rows) in [
             (&gauges.ends, &known.ends, &sheet.ends),
@@ -73,7 +73,7 @@ fn texts(labels: &[String]) -> Vec<&str> {
 }
 
 /// Adds the values of one TokenRotation.
-fn note(sheet: &mut Sheet, rotation: &TokenRotation, now: Seconds) {
+fn note(sheet: &mut GaugeValues, rotation: &TokenRotation, now: Seconds) {
     let plan = status::plan(rotation);
     let said = rotation.status.clone().unwrap_or_default();
     let record = status::record(rotation.status.as_ref());
@@ -121,9 +121,9 @@ fn reason(rotation: &TokenRotation) -> String {
     ready.and_then(|ready| ready.reason.clone()).unwrap_or_else(|| "New".to_owned())
 }
 
-struct Series<'a>(&'a Context);
+struct RotationSeries<'a>(&'a Context);
 
-impl Drop for Series<'_> {
+impl Drop for RotationSeries<'_> {
     fn drop(&mut self) {
         self.0.metrics.rotation.reset();
     }

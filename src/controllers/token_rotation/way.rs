@@ -2,33 +2,33 @@
 
 use kube::ResourceExt as _;
 
-use super::Keeper;
-use super::look::Blind;
+use super::RotationContext;
+use super::look::BlindReason;
 use crate::api::{RancherServer, TokenRotation};
 use crate::domain::credentials::minter::MinterSecret;
 use crate::domain::credentials::rotation::status::ReadyReason;
 use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
-use crate::k8s::credentials::Clock;
-use crate::rancher::{Issuer, Secret};
+use crate::k8s::credentials::ServerClock;
+use crate::rancher::{RancherIssuer, SecretText};
 
 /// Client of a Rancher with the present API key, that key, and the URL.
-pub(super) struct Way {
-    pub(super) issuer: Issuer,
+pub(super) struct RancherAccess {
+    pub(super) issuer: RancherIssuer,
     pub(super) key: TokenText,
     pub(super) url: String,
     /// Clock of this cluster's API server, from the read of the key.
-    pub(super) clock: Clock,
+    pub(super) clock: ServerClock,
 }
 
 /// Client of the Rancher that a spec names, or the reason why it cannot be called.
 pub(super) async fn way(
-    keeper: &Keeper,
+    keeper: &RotationContext,
     rotation: &TokenRotation,
     server: &RancherServer,
-) -> Result<Result<Way, Blind>, CallError> {
+) -> Result<Result<RancherAccess, BlindReason>, CallError> {
     let namespace = &rotation.namespace().unwrap_or_default();
-    let barred = |why: String| Ok(Err(Blind::barred(why)));
+    let barred = |why: String| Ok(Err(BlindReason::barred(why)));
     let (wants, credentials) = (&server.minter, &keeper.ctx.credentials);
     let read = credentials.secret(namespace, &wants.secret_name, &wants.key).await;
     let (secret, clock) = match read {
@@ -53,15 +53,18 @@ pub(super) async fn way(
     let url = match letter.address() {
         Ok(url) => url,
         Err(why) => {
-            return Ok(Err(Blind { standing: ReadyReason::MinterRefused, ..Blind::barred(why) }));
+            return Ok(Err(BlindReason {
+                standing: ReadyReason::MinterRefused,
+                ..BlindReason::barred(why)
+            }));
         }
     };
     let authority = match authority(keeper, namespace, server).await? {
         Ok(authority) => authority,
         Err(why) => return barred(why),
     };
-    match Issuer::new(&url, authority.as_deref(), Secret::from(&key)) {
-        Ok(issuer) => Ok(Ok(Way { issuer, key, url, clock })),
+    match RancherIssuer::new(&url, authority.as_deref(), SecretText::from(&key)) {
+        Ok(issuer) => Ok(Ok(RancherAccess { issuer, key, url, clock })),
         Err(why) => barred(format!("spec.rancher: {why}")),
     }
 }
@@ -71,7 +74,7 @@ const AUTHORITY_KEY: &str = "ca.crt";
 
 /// Certificate authorities of the spec, else of the API key's Secret; or why they cannot be read.
 async fn authority(
-    keeper: &Keeper,
+    keeper: &RotationContext,
     namespace: &str,
     server: &RancherServer,
 ) -> Result<Result<Option<String>, String>, CallError> {

@@ -18,7 +18,7 @@ use super::Writer;
 use crate::api::{ANNOTATION_HASH, LABEL_ROTATION, TokenRotation, Workload, WorkloadKind};
 use crate::domain::admission::webhook_configuration::{MANAGED_BY, MANAGER};
 use crate::domain::credentials::token::{TokenText, hash};
-use crate::k8s::credentials::{Raw, raw};
+use crate::k8s::credentials::{RawAnswer, raw};
 use crate::k8s::{CallError, call};
 
 const ROTATION: &str = "TokenRotation";
@@ -26,7 +26,7 @@ const SECRET: &str = "Secret";
 
 /// Place where a value is written.
 #[derive(Clone, Copy, Debug)]
-pub struct At<'a> {
+pub struct SecretKeyRef<'a> {
     /// Namespace of the Secret.
     pub namespace: &'a str,
     /// Name of the Secret.
@@ -156,14 +156,18 @@ impl Writer {
         let text = request.to_string().into_bytes();
         let request =
             Request::new(list).create_subresource("token", account, &PostParams::default(), text);
-        let answer = raw(&self.client, request).await.and_then(Raw::granted::<Value>);
+        let answer = raw(&self.client, request).await.and_then(RawAnswer::granted::<Value>);
         let answer = self.count("TokenRequest", answer)?;
         let token = answer["status"]["token"].as_str().unwrap_or_default();
         Ok(TokenText::new(token.to_owned()))
     }
 
     /// Writes a value into a Secret. Creates the Secret if it does not exist.
-    pub async fn write_target(&self, at: At<'_>, value: &TokenText) -> Result<(), CallError> {
+    pub async fn write_target(
+        &self,
+        at: SecretKeyRef<'_>,
+        value: &TokenText,
+    ) -> Result<(), CallError> {
         let list = Secret::url_path(&(), Some(at.namespace));
         let text = value.reveal().as_bytes();
         let annotations = json!({ANNOTATION_HASH: hash(text)});

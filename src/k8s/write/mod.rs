@@ -10,7 +10,7 @@ mod records;
 mod serving;
 mod setup;
 
-pub use credentials::At;
+pub use credentials::SecretKeyRef;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -279,7 +279,7 @@ mod tests {
         let client = Client::try_from(nowhere).unwrap();
         let writer = Writer::new(client, Arc::default(), Metrics::new().unwrap());
         let status = IPPoolStatus::default();
-        let at = At { namespace: "ns", name: "s", key: "k", version: "1" };
+        let at = SecretKeyRef { namespace: "ns", name: "s", key: "k", version: "1" };
         let workload = Workload { kind: WorkloadKind::DaemonSet, name: "d".to_owned() };
         let answers = [
             writer.patch_lb("ns", "lb", &json!({})).await.err(),

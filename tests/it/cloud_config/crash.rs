@@ -9,7 +9,7 @@ use harvester_guest_operator::domain::credentials::guest_account::{
     KindAndName, ObjectKind, ObjectRemoval,
 };
 use harvester_guest_operator::k8s::CallError;
-use harvester_guest_operator::k8s::cloud_config::Credentials;
+use harvester_guest_operator::k8s::cloud_config::GuestCredentials;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::{Api, ResourceExt as _};
@@ -153,7 +153,7 @@ async fn only_what_was_seen_is_deleted() -> Result<()> {
         uid: account.uid().unwrap_or_default(),
         version: account.resource_version().unwrap_or_default(),
     };
-    let hand = Credentials::new(harvester.client());
+    let hand = GuestCredentials::new(harvester.client());
     let another =
         ObjectRemoval { uid: "00000000-0000-4000-8000-000000000000".to_owned(), ..seen.clone() };
     for removal in [another, ObjectRemoval { version: "1".to_owned(), ..seen.clone() }] {
@@ -170,7 +170,7 @@ async fn only_what_was_seen_is_deleted() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_filled_yet_has_no_token() -> Result<()> {
     let harvester = Harvester::start().await?;
-    let hand = Credentials::new(harvester.client());
+    let hand = GuestCredentials::new(harvester.client());
     let put = async |data: Value| {
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "stringData": data,
             "metadata": {"name": "slow", "namespace": "guests"}});

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::{ANNOTATION_RANCHER_URL, TokenRotation};
-use harvester_guest_operator::rancher::{Rancher, Secret, Trust};
+use harvester_guest_operator::rancher::{RancherClient, SecretText, TrustedRoots};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::eventually;
@@ -118,11 +118,11 @@ impl Site {
 
     /// Uses a token as Rancher's driver does.
     async fn uses(&self, token: &str) -> Result<()> {
-        let trust = Trust::Pem(self.there.ca_pem());
-        let client = Rancher::new(self.there.url(), trust).map_err(anyhow::Error::msg)?;
+        let trust = TrustedRoots::Pem(self.there.ca_pem());
+        let client = RancherClient::new(self.there.url(), trust).map_err(anyhow::Error::msg)?;
         let url = format!("{}/k8s/clusters/c-m-prod", self.there.url());
         let cluster = client.cluster(&url, trust, None).map_err(anyhow::Error::msg)?;
-        cluster.bearer(&Secret::new(token.to_owned())).await?;
+        cluster.bearer(&SecretText::new(token.to_owned())).await?;
         Ok(())
     }
 

@@ -23,7 +23,10 @@ use harvester_guest_operator::domain::credentials::rotation::{
     RotationRequests, RotationStep, TargetState, UnpublishedCredential,
 };
 use harvester_guest_operator::domain::credentials::token::TokenText as Value;
-use harvester_guest_operator::rancher::{Error, Issued, Issuer, Rancher, Secret, Sight, Trust};
+use harvester_guest_operator::rancher::{
+    CloudCredentialView, IssuedTokens, RancherClient, RancherError, RancherIssuer, SecretText,
+    TrustedRoots,
+};
 use testbed::rancher::Version;
 use testbed::{Verdict, eventually};
 
@@ -138,8 +141,8 @@ impl Site {
         .await
     }
 
-    fn issuer(&self) -> Result<Issuer> {
-        Issuer::new(self.there.url(), Some(self.there.ca_pem()), Secret::from(&self.key))
+    fn issuer(&self) -> Result<RancherIssuer> {
+        RancherIssuer::new(self.there.url(), Some(self.there.ca_pem()), SecretText::from(&self.key))
             .map_err(anyhow::Error::msg)
     }
 
@@ -152,13 +155,13 @@ impl Site {
 
     /// Uses a token as Rancher's driver does.
     async fn uses(&self, token: &str) -> Result<()> {
-        let trust = Trust::Pem(self.there.ca_pem());
-        let client = Rancher::new(self.there.url(), trust).map_err(anyhow::Error::msg)?;
+        let trust = TrustedRoots::Pem(self.there.ca_pem());
+        let client = RancherClient::new(self.there.url(), trust).map_err(anyhow::Error::msg)?;
         let url = format!("{}/k8s/clusters/c-m-prod", self.there.url());
         let cluster = client.cluster(&url, trust, None).map_err(anyhow::Error::msg)?;
         // A fault on the way is not the token's.
         let was_calm = self.weather.is_calm.swap(true, Ordering::Relaxed);
-        let used = cluster.bearer(&Secret::new(token.to_owned())).await;
+        let used = cluster.bearer(&SecretText::new(token.to_owned())).await;
         self.weather.calm(was_calm);
         used?;
         Ok(())
@@ -243,7 +246,7 @@ impl Rotation {
         let issuer = site.issuer()?;
         let (known, sight, target) = match self.observe(site, &issuer).await {
             Ok(seen) => seen,
-            Err(Error::Unauthorized) => bail!("the API key is refused: {:#?}", self.acts),
+            Err(RancherError::Unauthorized) => bail!("the API key is refused: {:#?}", self.acts),
             Err(error) => {
                 self.acts.push(format!("not read: {error}"));
                 return Ok(Next::Unread);
@@ -320,8 +323,8 @@ impl Rotation {
     async fn observe(
         &self,
         site: &Site,
-        issuer: &Issuer,
-    ) -> Result<(Issued, Option<Sight>, TargetState), Error> {
+        issuer: &RancherIssuer,
+    ) -> Result<(IssuedTokens, Option<CloudCredentialView>, TargetState), RancherError> {
         let known = issuer.issued().await?;
         let sight = match self.place {
             Where::Credential => Some(issuer.look(&site.cc, &known).await?),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::rancher::{Error, Rancher, TokenApi, Trust};
+use harvester_guest_operator::rancher::{RancherClient, RancherError, TokenApi, TrustedRoots};
 use testbed::Verdict;
 use testbed::rancher::Version;
 
@@ -29,7 +29,10 @@ async fn what_is_not_known_is_not_taken_for_none() -> Result<()> {
         ];
         for answer in answers {
             let error = answer.err().context("an HTML page passed as an answer")?;
-            ensure!(matches!(error, Error::Refused { status, .. } if status == code), "{error:?}");
+            ensure!(
+                matches!(error, RancherError::Refused { status, .. } if status == code),
+                "{error:?}"
+            );
         }
     }
     site.there.clear_rule();
@@ -37,7 +40,7 @@ async fn what_is_not_known_is_not_taken_for_none() -> Result<()> {
     assert_eq!(site.find("uid-1").await?, [made]);
     site.there.retire_v3_tokens();
     let error = site.client.tokens(&site.key).await.err().context("there is no list")?;
-    ensure!(matches!(error, Error::Refused { status: 503, .. }), "{error:?}");
+    ensure!(matches!(error, RancherError::Refused { status: 503, .. }), "{error:?}");
     Ok(())
 }
 
@@ -67,7 +70,7 @@ async fn a_lost_answer_leaves_a_token_that_is_found() -> Result<()> {
         .await
         .err()
         .context("answered")?;
-    assert_eq!(failed, Error::Refused { status: 500, message: "no".to_owned() });
+    assert_eq!(failed, RancherError::Refused { status: 500, message: "no".to_owned() });
     assert!(failed.may_be_done());
     assert_eq!(site.find("uid-1").await?.len(), 1);
     Ok(())
@@ -79,14 +82,17 @@ async fn an_untrusted_server_receives_nothing() -> Result<()> {
     let other = testbed::Authority::new("other")?;
     let other = other.pem();
     // The system's authorities do not include the test's.
-    for trust in [Trust::Pem(&other), Trust::System] {
-        let Ok(client) = Rancher::new(site.there.url(), trust) else { continue };
+    for trust in [TrustedRoots::Pem(&other), TrustedRoots::System] {
+        let Ok(client) = RancherClient::new(site.there.url(), trust) else { continue };
         let error = client
             .mint(&site.key, TokenApi::V3, order("x"))
             .await
             .err()
             .context("it was trusted")?;
-        assert!(matches!(&error, Error::Silent(why) if why.contains("certificate")), "{error}");
+        assert!(
+            matches!(&error, RancherError::Silent(why) if why.contains("certificate")),
+            "{error}"
+        );
     }
     assert!(site.there.calls().is_empty());
     Ok(())
@@ -122,7 +128,7 @@ async fn odd_answers_are_bounded_and_give_nothing_away() -> Result<()> {
     refuse(500, "x".repeat(9 << 20));
     let long =
         site.client.mint(&site.key, TokenApi::V3, order("x")).await.err().context("it was read")?;
-    assert!(matches!(long, Error::Unreadable(_)), "{long}");
+    assert!(matches!(long, RancherError::Unreadable(_)), "{long}");
     site.there.clear_rule();
 
     let made = site.client.mint(&site.key, TokenApi::V3, order("x")).await?;
@@ -145,13 +151,13 @@ async fn a_server_that_says_nothing_is_not_waited_for_without_end() -> Result<()
     site.there.stop();
     let down =
         site.client.mint(&site.key, TokenApi::V3, order("x")).await.err().context("it is down")?;
-    assert!(matches!(down, Error::Silent(_)), "{down}");
+    assert!(matches!(down, RancherError::Silent(_)), "{down}");
     site.there.restart();
     site.there.set_rule(|_| Verdict::Hang);
     let hung =
         tokio::time::timeout(SOON, site.client.mint(&site.key, TokenApi::V3, order("x"))).await?;
     let hung = hung.err().context("it hangs")?;
-    assert!(matches!(&hung, Error::Silent(why) if why.contains("not within")), "{hung}");
+    assert!(matches!(&hung, RancherError::Silent(why) if why.contains("not within")), "{hung}");
     site.there.set_rule(|_| Verdict::Delay(Duration::from_millis(500)));
     site.client.mint(&site.key, TokenApi::V3, order("x")).await?;
     Ok(())

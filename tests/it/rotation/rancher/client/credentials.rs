@@ -1,7 +1,7 @@
 //! Cloud credentials: their list, and the Secret that holds one.
 
 use anyhow::{Context as _, Result};
-use harvester_guest_operator::rancher::{Error, Secret};
+use harvester_guest_operator::rancher::{RancherError, SecretText};
 use serde_json::json;
 use testbed::eventually;
 use testbed::rancher::Version;
@@ -26,17 +26,17 @@ async fn a_credentials_content_is_written_as_it_was_read_or_not_at_all() -> Resu
     assert_eq!(was.annotations["field.cattle.io/creatorId"], site.user);
 
     // The final newline must survive a patch, and so must a letter that JSON would escape.
-    let next = Secret::new(format!("{}\n# \"ü\"\n", content.reveal()));
+    let next = SecretText::new(format!("{}\n# \"ü\"\n", content.reveal()));
     let now = site.client.write(&site.key, &cc, &was, &next).await?;
     assert_ne!(now.version, was.version);
     assert_eq!(now.content.as_ref().context("no content")?.reveal(), next.reveal());
     assert_eq!(site.there.content(&cc), next.reveal());
     assert_eq!(now.annotations["field.cattle.io/name"], "prod", "the rest is unchanged");
     let late = site.client.write(&site.key, &cc, &was, &next).await.err();
-    assert_eq!(late, Some(Error::Conflict));
+    assert_eq!(late, Some(RancherError::Conflict));
 
     assert!(site.client.stored(&site.key, "cc-nope").await.is_err(), "403: it may not ask");
-    let admin = Secret::new(site.there.api_key(&site.there.user(true), 0, ""));
+    let admin = SecretText::new(site.there.api_key(&site.there.user(true), 0, ""));
     assert!(site.client.stored(&admin, "cc-nope").await?.value.is_none());
     assert!(site.client.stored(&admin, "../secrets").await.is_err());
     Ok(())
@@ -48,10 +48,10 @@ async fn a_secret_without_annotations_is_never_written() -> Result<()> {
     let site = Site::new(Version::V2_8).await?;
     let cc = site.credential()?;
     site.there.edit_secret(&cc, |secret| secret["metadata"]["annotations"] = json!({}));
-    let admin = Secret::new(site.there.api_key(&site.there.user(true), 0, ""));
+    let admin = SecretText::new(site.there.api_key(&site.there.user(true), 0, ""));
     let was = site.client.stored(&admin, &cc).await?.value.context("not there")?;
     site.there.reset();
-    let refused = site.client.write(&admin, &cc, &was, &Secret::new("x".to_owned())).await;
+    let refused = site.client.write(&admin, &cc, &was, &SecretText::new("x".to_owned())).await;
     assert!(refused.is_err_and(|error| error.to_string().contains("without annotations")));
     assert!(site.there.calls().is_empty(), "nothing was sent");
     Ok(())
@@ -70,7 +70,7 @@ async fn credentials_are_listed_as_the_user_may_see_them() -> Result<()> {
     });
     let other = site.there.user(false);
     for (user, expected) in [(&site.user, 1), (&other, 0), (&site.there.user(true), 1)] {
-        let key = Secret::new(site.there.api_key(user, 0, ""));
+        let key = SecretText::new(site.there.api_key(user, 0, ""));
         let listed = site.client.credentials(&key).await?.value;
         assert_eq!(listed.len(), expected);
         for one in listed {
@@ -83,6 +83,9 @@ async fn credentials_are_listed_as_the_user_may_see_them() -> Result<()> {
     // A list that was cut off would omit some.
     site.there.list_at_most(1);
     let cut = site.client.credentials(&site.key).await.err().context("it is cut off")?;
-    assert!(matches!(&cut, Error::Unreadable(why) if why.contains("lists at once")), "{cut}");
+    assert!(
+        matches!(&cut, RancherError::Unreadable(why) if why.contains("lists at once")),
+        "{cut}"
+    );
     Ok(())
 }

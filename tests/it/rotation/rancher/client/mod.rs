@@ -8,7 +8,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use harvester_guest_operator::domain::credentials::kubeconfig::ServerEndpoint;
 use harvester_guest_operator::domain::credentials::token::TokenText as Value;
 use harvester_guest_operator::rancher::{
-    Error, Issuer, Order, Rancher, Rights, Secret, Token, TokenApi, Trust,
+    RancherClient, RancherError, RancherIssuer, RancherToken, SecretText, TokenApi, TokenOrder,
+    TokenRights, TrustedRoots,
 };
 use testbed::Verdict;
 use testbed::rancher::{Role, Version};
@@ -18,9 +19,9 @@ const DAY: i64 = 86_400;
 /// Stand-in for Rancher, with a user, the user's API key, and a client.
 struct Site {
     there: testbed::Rancher,
-    client: Rancher,
+    client: RancherClient,
     user: String,
-    key: Secret,
+    key: SecretText,
 }
 
 impl Site {
@@ -28,20 +29,20 @@ impl Site {
         let there = testbed::Rancher::start(version).await?;
         let user = there.user(false);
         there.cluster("c-m-prod", "prod", &[&user]);
-        let key = Secret::new(there.api_key(&user, 0, "key"));
-        let client =
-            Rancher::new(there.url(), Trust::Pem(there.ca_pem())).map_err(anyhow::Error::msg)?;
+        let key = SecretText::new(there.api_key(&user, 0, "key"));
+        let client = RancherClient::new(there.url(), TrustedRoots::Pem(there.ca_pem()))
+            .map_err(anyhow::Error::msg)?;
         Ok(Self { there, client, user, key })
     }
 
     /// Client for a cluster, at the URL that a consumer of the credential uses.
-    fn cluster(&self, id: &str) -> Result<Rancher> {
+    fn cluster(&self, id: &str) -> Result<RancherClient> {
         let url = format!("{}/k8s/clusters/{id}", self.there.url());
-        let cluster = self.client.cluster(&url, Trust::Pem(self.there.ca_pem()), None);
+        let cluster = self.client.cluster(&url, TrustedRoots::Pem(self.there.ca_pem()), None);
         cluster.map_err(anyhow::Error::msg)
     }
 
-    async fn find(&self, description: &str) -> Result<Vec<Token>, Error> {
+    async fn find(&self, description: &str) -> Result<Vec<RancherToken>, RancherError> {
         let mut all = self.client.tokens(&self.key).await?.value.tokens;
         all.retain(|token| token.description == description);
         Ok(all)
@@ -53,11 +54,11 @@ impl Site {
     }
 }
 
-fn order(description: &str) -> Order<'_> {
-    Order { lifetime: 30 * DAY, description, cluster: None }
+fn order(description: &str) -> TokenOrder<'_> {
+    TokenOrder { lifetime: 30 * DAY, description, cluster: None }
 }
 
-fn name(secret: &Secret) -> &str {
+fn name(secret: &SecretText) -> &str {
     secret.reveal().split(':').next().unwrap_or_default()
 }
 
@@ -99,9 +100,9 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
             assert!(!site.client.revoke(&site.key, &made.token.name).await?, "it is gone");
             assert_eq!(site.client.token(&site.key, &made.token.name).await?.value, None);
             let dead = site.cluster("c-m-prod")?.bearer(&made.secret).await.err();
-            assert_eq!(dead, Some(Error::Unauthorized));
+            assert_eq!(dead, Some(RancherError::Unauthorized));
             let dead = site.client.mint(&made.secret, api, order("x")).await.err();
-            assert_eq!(dead, Some(Error::Unauthorized));
+            assert_eq!(dead, Some(RancherError::Unauthorized));
         }
     }
     Ok(())
@@ -111,7 +112,7 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_token_by_that_name_is_revoked() -> Result<()> {
     let site = Site::new(Version::Main).await?;
-    let issuer = Issuer::new(site.there.url(), Some(site.there.ca_pem()), site.key.clone());
+    let issuer = RancherIssuer::new(site.there.url(), Some(site.there.ca_pem()), site.key.clone());
     let issuer = issuer.map_err(anyhow::Error::msg)?;
     for name in ["guest-1", "guest-10", "a-guest-1"] {
         issuer.mint(&issuer.issued().await?, name, 30 * DAY, None).await?;
@@ -140,7 +141,8 @@ async fn tokens_of_others_are_neither_counted_nor_revoked_nor_sent_anywhere() ->
             site.there.api_key(&site.user, 0, "guest-1"),
             site.there.ext_key(&site.user, 0, "guest-1"),
         ];
-        let issuer = Issuer::new(site.there.url(), Some(site.there.ca_pem()), Secret::new(key));
+        let issuer =
+            RancherIssuer::new(site.there.url(), Some(site.there.ca_pem()), SecretText::new(key));
         let issuer = issuer.map_err(anyhow::Error::msg)?;
         issuer.mint(&issuer.issued().await?, "guest-1", DAY, None).await?;
         let known = issuer.issued().await?;
@@ -176,7 +178,7 @@ async fn tokens_of_others_are_neither_counted_nor_revoked_nor_sent_anywhere() ->
 #[tokio::test(flavor = "multi_thread")]
 async fn rights_of_a_token_are_enough_lacking_or_not_known() -> Result<()> {
     let site = Site::new(Version::V2_11).await?;
-    let issuer = Issuer::new(site.there.url(), Some(site.there.ca_pem()), site.key.clone());
+    let issuer = RancherIssuer::new(site.there.url(), Some(site.there.ca_pem()), site.key.clone());
     let issuer = issuer.map_err(anyhow::Error::msg)?;
     let reach = ServerEndpoint {
         server: format!("{}/k8s/clusters/c-m-prod", site.there.url()),
@@ -190,12 +192,14 @@ async fn rights_of_a_token_are_enough_lacking_or_not_known() -> Result<()> {
         let namespaces = namespaces.iter().map(|name| (*name).to_owned()).collect();
         site.there.role("c-m-prod", &site.user, Role { writes, namespaces });
     };
-    assert_eq!(issuer.rights(&token, &reach).await, Rights::Enough);
+    assert_eq!(issuer.rights(&token, &reach).await, TokenRights::Enough);
     role(true, &["kube-system", "team"]);
-    assert_eq!(issuer.rights(&token, &reach).await, Rights::Enough);
+    assert_eq!(issuer.rights(&token, &reach).await, TokenRights::Enough);
     for namespaces in [&[][..], &["team"], &["none that there is"]] {
         role(namespaces == ["none that there is"], namespaces);
-        let Rights::Lacking(why) = issuer.rights(&token, &reach).await else { bail!("enough") };
+        let TokenRights::Lacking(why) = issuer.rights(&token, &reach).await else {
+            bail!("enough")
+        };
         ensure!(why.contains("may not create virtualmachines.kubevirt.io"), "{why}");
     }
     for code in [403, 404, 503] {
@@ -206,25 +210,25 @@ async fn rights_of_a_token_are_enough_lacking_or_not_known() -> Result<()> {
                 if call.path.ends_with(path) { refusal } else { Verdict::Pass }
             });
             let rights = issuer.rights(&token, &reach).await;
-            ensure!(matches!(rights, Rights::Unknown(_)), "{code} {path}: {rights:?}");
+            ensure!(matches!(rights, TokenRights::Unknown(_)), "{code} {path}: {rights:?}");
         }
     }
     site.there.clear_rule();
     site.there.agent("c-m-prod", false);
     let rights = issuer.rights(&token, &reach).await;
-    ensure!(matches!(rights, Rights::Unknown(_)), "{rights:?}");
+    ensure!(matches!(rights, TokenRights::Unknown(_)), "{rights:?}");
     // A token that is not accepted lacks the rights.
     site.there.agent("c-m-prod", true);
     issuer.revoke("guest-1").await?;
     let rights = issuer.rights(&token, &reach).await;
-    ensure!(matches!(rights, Rights::Lacking(_)), "{rights:?}");
+    ensure!(matches!(rights, TokenRights::Lacking(_)), "{rights:?}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_granted_lifetime_is_read_from_creation_and_expiry() -> Result<()> {
     let site = Site::new(Version::Main).await?;
-    let lives = |lifetime| Order { lifetime, description: "", cluster: Some("c-m-prod") };
+    let lives = |lifetime| TokenOrder { lifetime, description: "", cluster: Some("c-m-prod") };
     for (max, asked, granted) in [
         ("129600", 30 * DAY, Some(30 * DAY)),
         ("129600", 365 * DAY, Some(90 * DAY)),
@@ -253,27 +257,30 @@ async fn the_granted_lifetime_is_read_from_creation_and_expiry() -> Result<()> {
 async fn only_a_review_tells_a_dead_token_on_the_way_to_a_cluster() -> Result<()> {
     let site = Site::new(Version::Main).await?;
     let stranger = site.there.user(false);
-    let other = Secret::new(site.there.api_key(&stranger, 0, ""));
-    let dead = Secret::new(site.there.api_key(&site.user, 0, ""));
+    let other = SecretText::new(site.there.api_key(&stranger, 0, ""));
+    let dead = SecretText::new(site.there.api_key(&site.user, 0, ""));
     site.there.delete_token(name(&dead));
-    let ask = async |cluster: &str, token: &Secret| -> Result<_> {
+    let ask = async |cluster: &str, token: &SecretText| -> Result<_> {
         Ok(site.cluster(cluster)?.bearer(token).await.map(|bearer| bearer.value))
     };
     let alive = ask("c-m-prod", &site.key).await??;
     assert_eq!(alive.token.as_deref(), Some(name(&site.key)));
-    assert_eq!(ask("c-m-prod", &dead).await?, Err(Error::Unauthorized));
-    assert_eq!(ask("c-nope", &dead).await?, Err(Error::Unauthorized));
-    assert_eq!(ask("c-m-prod", &Secret::new(String::new())).await?, Err(Error::Unauthorized));
+    assert_eq!(ask("c-m-prod", &dead).await?, Err(RancherError::Unauthorized));
+    assert_eq!(ask("c-nope", &dead).await?, Err(RancherError::Unauthorized));
+    assert_eq!(
+        ask("c-m-prod", &SecretText::new(String::new())).await?,
+        Err(RancherError::Unauthorized)
+    );
     let refused = ask("c-m-prod", &other).await?;
     assert!(
-        matches!(&refused, Err(Error::Forbidden(why)) if why.contains(&stranger)),
+        matches!(&refused, Err(RancherError::Forbidden(why)) if why.contains(&stranger)),
         "{refused:?}"
     );
     site.there.agent("c-m-prod", false);
     let away = ask("c-m-prod", &site.key).await?;
-    assert!(matches!(away, Err(Error::Refused { status: 503, .. })), "{away:?}");
+    assert!(matches!(away, Err(RancherError::Refused { status: 503, .. })), "{away:?}");
 
-    let trust = Trust::Pem(site.there.ca_pem());
+    let trust = TrustedRoots::Pem(site.there.ca_pem());
     for url in ["https://127.0.0.1:1/k8s/clusters/c-m-prod", site.there.url(), "http://127.0.0.1"] {
         assert!(site.client.cluster(url, trust, None).is_err(), "{url}");
     }
