@@ -9,12 +9,12 @@ use std::collections::{HashSet, VecDeque};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
-use super::links::{Links, name};
+use super::links::{KernelLinks, name};
 use crate::domain::dhcp::Mac;
 
 /// Job for the task.
 #[derive(Clone, Debug)]
-pub(super) enum Job {
+pub(super) enum LinkJob {
     /// Make a lease's link on that interface.
     Make { parent: u32, mac: Mac, lease: String },
     /// Remove a lease's link.
@@ -26,7 +26,7 @@ pub(super) enum Job {
 
 /// Outcome of a job.
 #[derive(Clone, Debug)]
-pub(super) enum Done {
+pub(super) enum JobOutcome {
     Made(Mac),
     /// The link could not be made; with the error.
     Failed(Mac, String),
@@ -34,33 +34,37 @@ pub(super) enum Done {
 }
 
 /// Handle of the task: accepts jobs and reports their outcomes. Dropping it ends the task.
-pub(super) struct Hands {
-    jobs: UnboundedSender<Job>,
-    pub(super) done: UnboundedReceiver<Done>,
+pub(super) struct LinkWorker {
+    jobs: UnboundedSender<LinkJob>,
+    pub(super) done: UnboundedReceiver<JobOutcome>,
     task: JoinHandle<()>,
 }
 
-impl Hands {
-    pub(super) fn start(links: Links) -> Self {
+impl LinkWorker {
+    pub(super) fn start(links: KernelLinks) -> Self {
         let (jobs, queue) = unbounded_channel();
         let (tell, done) = unbounded_channel();
         let task = tokio::spawn(work(links, queue, tell));
         Self { jobs, done, task }
     }
 
-    pub(super) fn ask(&self, job: Job) {
+    pub(super) fn ask(&self, job: LinkJob) {
         // Only the end of the term ends the task.
         let _ = self.jobs.send(job);
     }
 }
 
-impl Drop for Hands {
+impl Drop for LinkWorker {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn work(links: Links, mut queue: UnboundedReceiver<Job>, tell: UnboundedSender<Done>) {
+async fn work(
+    links: KernelLinks,
+    mut queue: UnboundedReceiver<LinkJob>,
+    tell: UnboundedSender<JobOutcome>,
+) {
     let mut later: VecDeque<Mac> = VecDeque::new();
     loop {
         let job = match queue.try_recv() {
@@ -77,12 +81,12 @@ async fn work(links: Links, mut queue: UnboundedReceiver<Job>, tell: UnboundedSe
             },
         };
         let (parent, mac, lease) = match job {
-            Job::Make { parent, mac, lease } => (parent, mac, lease),
-            Job::ClearAllBut(needed) => {
+            LinkJob::Make { parent, mac, lease } => (parent, mac, lease),
+            LinkJob::ClearAllBut(needed) => {
                 clear(&links, &needed).await;
                 continue;
             }
-            Job::Remove(mac) => {
+            LinkJob::Remove(mac) => {
                 later.push_back(mac);
                 continue;
             }
@@ -93,15 +97,15 @@ async fn work(links: Links, mut queue: UnboundedReceiver<Job>, tell: UnboundedSe
             remove(&links, mac, &tell).await;
         }
         let done = match links.make(parent, mac, &lease).await {
-            Ok(()) => Done::Made(mac),
-            Err(error) => Done::Failed(mac, error.to_string()),
+            Ok(()) => JobOutcome::Made(mac),
+            Err(error) => JobOutcome::Failed(mac, error.to_string()),
         };
         let _ = tell.send(done);
     }
 }
 
 /// Links that could not be removed go with the network namespace, or the next agent finds them.
-async fn clear(links: &Links, needed: &HashSet<String>) {
+async fn clear(links: &KernelLinks, needed: &HashSet<String>) {
     match links.remove_all_but(needed).await {
         Ok(removed) if removed.is_empty() => {}
         Ok(removed) => tracing::info!(?removed, "removed links of an earlier agent"),
@@ -109,11 +113,11 @@ async fn clear(links: &Links, needed: &HashSet<String>) {
     }
 }
 
-async fn remove(links: &Links, mac: Mac, tell: &UnboundedSender<Done>) {
+async fn remove(links: &KernelLinks, mac: Mac, tell: &UnboundedSender<JobOutcome>) {
     let link = name(mac);
     if let Err(error) = links.remove(&link).await {
         // The link goes with the network namespace, or the next agent finds it.
         tracing::warn!(link, %error, "cannot remove a link");
     }
-    let _ = tell.send(Done::Removed(mac));
+    let _ = tell.send(JobOutcome::Removed(mac));
 }

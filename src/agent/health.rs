@@ -4,25 +4,25 @@
 
 use std::sync::Arc;
 
-use super::Standing;
+use super::ExpiryGauge;
 use crate::http::probes::Process;
 use crate::k8s::lease::Leadership;
 use crate::metrics::{Dhcp, Metrics};
 
 /// Inputs of the health and metrics answers.
 #[derive(Clone)]
-pub struct Health {
+pub struct AgentHealth {
     /// The process's metrics.
     pub metrics: Metrics,
     /// Metrics of the process's DHCP leases.
     pub dhcp: Dhcp,
     /// State of the leases that is computed on each request for metrics.
-    pub standing: Arc<Standing>,
+    pub standing: Arc<ExpiryGauge>,
     /// Leadership: whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,
 }
 
-impl Process for Health {
+impl Process for AgentHealth {
     fn metrics(&self) -> &Metrics {
         self.standing.show(&self.dhcp, self.leadership.is_current());
         &self.metrics

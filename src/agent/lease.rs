@@ -9,7 +9,8 @@ use kube::{Resource as _, ResourceExt as _};
 use super::clock;
 use crate::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus};
 use crate::domain::dhcp::{
-    Client, ClientId, Identity, Listening, Mac, Moment, Options, Record, State, former, held,
+    ClientId, ClientIdentity, ClientOptions, ClientState, DhcpClient, LeaseRecord, Mac, Moment,
+    OpenSockets, former, held,
 };
 
 /// State of a lease's link.
@@ -27,7 +28,7 @@ pub(super) enum LinkState {
 
 /// State of one lease.
 #[allow(clippy::struct_excessive_bools, reason = "each can be so or not at any time")]
-pub(super) struct Lease {
+pub(super) struct ManagedLease {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) uid: String,
@@ -38,20 +39,20 @@ pub(super) struct Lease {
     pub(super) leaving: bool,
     /// Whether the record is gone, for whatever reason.
     pub(super) gone: bool,
-    pub(super) identity: Identity,
+    pub(super) identity: ClientIdentity,
     /// Address requested first, before any was leased.
     wish: Option<Ipv4Addr>,
     /// Whether the client always asks servers to broadcast their answers.
     broadcast: bool,
     /// DHCP client; set once the link exists.
-    pub(super) client: Option<Client>,
+    pub(super) client: Option<DhcpClient>,
     pub(super) link: LinkState,
     /// Number of failed attempts to make the link.
     pub(super) failures: u32,
     /// Status as stored in the record.
     pub(super) stored: DHCPLeaseStatus,
     /// Next write of the record; taken when the write starts.
-    pub(super) pending: Option<Pending>,
+    pub(super) pending: Option<PendingWrite>,
     pub(super) writing: bool,
     /// Time of the next try after a failure.
     pub(super) retry: Option<Duration>,
@@ -62,26 +63,26 @@ pub(super) struct Lease {
     /// Whether the client has finished.
     pub(super) done: bool,
     /// Client state under which the metrics count the lease.
-    pub(super) counted: Option<State>,
-    pub(super) listening: Listening,
+    pub(super) counted: Option<ClientState>,
+    pub(super) listening: OpenSockets,
 }
 
 /// Pending write of a record.
 #[derive(Clone, Debug)]
-pub(super) enum Pending {
+pub(super) enum PendingWrite {
     /// Record that the client asked to store.
-    Record(Record),
+    Record(LeaseRecord),
     /// Report that the link could not be made.
     LinkFailed(String),
     /// Removal of the agent's finalizer.
     Finish,
 }
 
-impl Lease {
+impl ManagedLease {
     /// Parses a record. `Err` names the invalid field value.
     pub(super) fn read(record: DHCPLease) -> Result<Self, String> {
         let spec = &record.spec;
-        let identity = Identity {
+        let identity = ClientIdentity {
             mac: spec.mac_address.parse::<Mac>().map_err(|error| error.to_string())?,
             client_id: Some(&spec.client_id)
                 .filter(|id| !id.is_empty())
@@ -113,7 +114,7 @@ impl Lease {
             deadline: None,
             done: false,
             counted: None,
-            listening: Listening::Nothing,
+            listening: OpenSockets::Nothing,
         })
     }
 
@@ -133,14 +134,19 @@ impl Lease {
     }
 
     /// Creates the client. It resumes the lease that the record holds, if any.
-    pub(super) fn begin(&mut self, mut options: Options, seed: u64, at: Moment) -> &mut Client {
+    pub(super) fn begin(
+        &mut self,
+        mut options: ClientOptions,
+        seed: u64,
+        at: Moment,
+    ) -> &mut DhcpClient {
         options.wish = self.wish;
         options.broadcast |= self.broadcast;
         let identity = self.identity.clone();
         let client = if let Some(held) = held(&self.stored, at.wall) {
-            Client::resume(identity, options, held, seed, at.now)
+            DhcpClient::resume(identity, options, held, seed, at.now)
         } else {
-            let client = Client::new(identity, options, seed, at.now);
+            let client = DhcpClient::new(identity, options, seed, at.now);
             match former(&self.stored) {
                 Some(announced) => client.remembering(announced),
                 None => client,

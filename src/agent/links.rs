@@ -40,25 +40,25 @@ type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAd
 
 /// Access to the kernel's links, by netlink.
 #[derive(Clone, Debug)]
-pub(super) struct Links {
+pub(super) struct KernelLinks {
     handle: Handle,
     /// Prefix of the alias of each link of this network.
     mark: String,
 }
 
 /// Link notifications of the kernel.
-pub(super) struct Changes {
+pub(super) struct LinkChanges {
     messages: Messages,
-    links: Links,
+    links: KernelLinks,
     /// List of all links that is under way after the kernel dropped a notification for want of
-    /// buffer space. It survives a dropped [`Changes::next`]: it takes longer the more links there
+    /// buffer space. It survives a dropped [`LinkChanges::next`]: it takes longer the more links there
     /// are.
-    look: Option<BoxFuture<'static, Result<Vec<Link>, Error>>>,
+    look: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
 }
 
 /// State of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct KernelLink {
     pub(super) index: u32,
     pub(super) name: String,
     pub(super) mac: Option<Mac>,
@@ -76,28 +76,28 @@ pub(super) struct Link {
 
 /// Change of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum LinkChange {
     /// The link is new or has changed.
-    Is(Link),
+    Is(KernelLink),
     /// The link was removed.
-    Gone(Link),
+    Gone(KernelLink),
     /// Notifications were lost; these are all links that exist now.
-    All(Vec<Link>),
+    All(Vec<KernelLink>),
 }
 
-impl Links {
+impl KernelLinks {
     /// Connects to netlink. Notifications start now.
-    pub(super) fn connect(network: &str) -> io::Result<(Self, Changes)> {
+    pub(super) fn connect(network: &str) -> io::Result<(Self, LinkChanges)> {
         let (connection, _, messages) = new_multicast_connection(&[MulticastGroup::Link])?;
         tokio::spawn(connection);
         let (connection, handle, _) = new_connection()?;
         tokio::spawn(connection);
         let links = Self { handle, mark: agent_name(network) };
-        Ok((links.clone(), Changes { messages, links, look: None }))
+        Ok((links.clone(), LinkChanges { messages, links, look: None }))
     }
 
     /// Lists all links.
-    pub(super) async fn all(&self) -> Result<Vec<Link>, Error> {
+    pub(super) async fn all(&self) -> Result<Vec<KernelLink>, Error> {
         self.handle.link().get().execute().map_ok(read).try_collect().await
     }
 
@@ -105,7 +105,7 @@ impl Links {
     ///
     /// A link without an alias belongs to an agent that crashed before it set one; its name proves
     /// that an agent made it. Agents of earlier versions made links in mode `private`.
-    pub(super) fn is_ours(&self, link: &Link) -> bool {
+    pub(super) fn is_ours(&self, link: &KernelLink) -> bool {
         let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
         let unmarked = link.alias.is_empty() && made;
         link.alias.split(' ').next() == Some(&self.mark)
@@ -174,9 +174,9 @@ impl Links {
     ) -> Result<Vec<String>, Error> {
         let all = self.all().await?;
         let taken: HashSet<u32> = all.iter().map(|link| link.group).collect();
-        let stays = |link: &Link| link.ready && needed.contains(&link.name);
+        let stays = |link: &KernelLink| link.ready && needed.contains(&link.name);
         let left = all.into_iter().filter(|link| self.is_ours(link) && !stays(link));
-        let left: Vec<Link> = left.collect();
+        let left: Vec<KernelLink> = left.collect();
         let free = (FIRST_GROUP..u32::MAX).find(|group| !taken.contains(group));
         let Some(group) = free.filter(|_| !left.is_empty()) else { return Ok(Vec::new()) };
         for link in &left {
@@ -191,7 +191,7 @@ impl Links {
     }
 
     /// Reads the link with this name.
-    pub(super) async fn by_name(&self, name: &str) -> Result<Option<Link>, Error> {
+    pub(super) async fn by_name(&self, name: &str) -> Result<Option<KernelLink>, Error> {
         let mut found = self.handle.link().get().match_name(name.to_owned()).execute();
         match found.try_next().await {
             Ok(link) => Ok(link.map(read)),
@@ -209,15 +209,15 @@ impl Links {
     }
 }
 
-impl Changes {
+impl LinkChanges {
     /// Next change, or `None` when the kernel sends no more notifications. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Option<Change> {
+    pub(super) async fn next(&mut self) -> Option<LinkChange> {
         loop {
             if let Some(look) = &mut self.look {
                 let all = look.await;
                 self.look = None;
                 match all {
-                    Ok(all) => return Some(Change::All(all)),
+                    Ok(all) => return Some(LinkChange::All(all)),
                     Err(error) => {
                         tracing::warn!(%error, "cannot list links");
                         return None;
@@ -226,10 +226,10 @@ impl Changes {
             }
             match self.messages.next().await?.0.payload {
                 NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
-                    return Some(Change::Is(read(link)));
+                    return Some(LinkChange::Is(read(link)));
                 }
                 NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) => {
-                    return Some(Change::Gone(read(link)));
+                    return Some(LinkChange::Gone(read(link)));
                 }
                 NetlinkPayload::Overrun(_) => {
                     let links = self.links.clone();
@@ -259,9 +259,9 @@ fn is(error: &Error, code: i32) -> bool {
         if message.code.is_some_and(|found| found.get() == code))
 }
 
-fn read(message: LinkMessage) -> Link {
+fn read(message: LinkMessage) -> KernelLink {
     let flags = message.header.flags;
-    let mut link = Link {
+    let mut link = KernelLink {
         index: message.header.index,
         name: String::new(),
         mac: None,
@@ -311,9 +311,9 @@ mod tests {
     /// A busy agent drops the future of `next` each time that another event comes first.
     #[tokio::test]
     async fn a_look_at_all_links_goes_on_while_there_is_other_work() {
-        let (links, _) = Links::connect("default/lan").unwrap();
+        let (links, _) = KernelLinks::connect("default/lan").unwrap();
         let (tell, messages) = unbounded();
-        let mut changes = Changes { messages, links, look: None };
+        let mut changes = LinkChanges { messages, links, look: None };
         let lost = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::Overrun(vec![]));
         tell.unbounded_send((lost, SocketAddr::new(0, 0))).unwrap();
         let change = async {
@@ -325,7 +325,7 @@ mod tests {
             }
         };
         let change = tokio::time::timeout(Duration::from_secs(30), change).await.unwrap();
-        let Some(Change::All(all)) = change else { panic!("{change:?}") };
+        let Some(LinkChange::All(all)) = change else { panic!("{change:?}") };
         assert!(all.iter().any(|link| link.name == "lo"), "{all:?}");
     }
 }

@@ -26,19 +26,19 @@ use std::time::Duration;
 use anyhow::Context as _;
 use ipnet::Ipv4Net;
 
-pub use self::health::Health;
-use self::links::Links;
-use self::term::Term;
-use crate::domain::dhcp::Probe;
+pub use self::health::AgentHealth;
+use self::links::KernelLinks;
+use self::term::AgentTerm;
+use crate::domain::dhcp::ProbeTiming;
 use crate::k8s::events::Events;
 use crate::k8s::lease::Leadership;
-use crate::k8s::records::Records;
+use crate::k8s::records::RecordClient;
 use crate::k8s::write::Writer;
 use crate::metrics::Dhcp;
 
 /// Configuration of one agent.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct AgentSettings {
     /// `namespace/name` of the NetworkAttachmentDefinition.
     pub network: String,
     /// Name of the interface on the network.
@@ -46,7 +46,7 @@ pub struct Settings {
     /// Name of this agent in records.
     pub me: String,
     /// ARP probe of a newly granted address.
-    pub probe: Probe,
+    pub probe: ProbeTiming,
     /// Subnets whose addresses may be leased. Empty: any address.
     pub subnets: Arc<[Ipv4Net]>,
     /// Whether an address stays in use after its lease has expired without an answer.
@@ -57,11 +57,11 @@ pub struct Settings {
 
 /// Agent of one network, with its dependencies.
 #[derive(Clone)]
-pub struct Agent {
+pub struct DhcpAgent {
     /// Configuration.
-    pub settings: Settings,
+    pub settings: AgentSettings,
     /// Reader of DHCPLeases.
-    pub records: Records,
+    pub records: RecordClient,
     /// Writer of DHCPLeases; it writes only while this process is leader.
     pub writer: Writer,
     /// Leadership: whether this process holds the network's Lease.
@@ -71,17 +71,17 @@ pub struct Agent {
     /// Metrics of the leases.
     pub dhcp: Dhcp,
     /// State of the leases that is computed on each request for metrics.
-    pub standing: Arc<Standing>,
+    pub standing: Arc<ExpiryGauge>,
 }
 
 /// State of the leases that is computed on each request for metrics.
 #[derive(Debug, Default)]
-pub struct Standing {
+pub struct ExpiryGauge {
     /// Earliest expiry of a lease, on the agent's clock in milliseconds; 0 for never.
     first_expiry: AtomicU64,
 }
 
-impl Standing {
+impl ExpiryGauge {
     /// Updates the metrics.
     pub fn show(&self, dhcp: &Dhcp, speaks: bool) {
         let end = Duration::from_millis(self.first_expiry.load(Ordering::Relaxed));
@@ -107,17 +107,17 @@ pub fn check(interface: &str) -> anyhow::Result<()> {
     wire::may_open(interface).with_context(|| format!("--interface {interface}"))
 }
 
-impl Agent {
+impl DhcpAgent {
     /// Runs one term. Returns only on an error.
     pub async fn term(&self) -> anyhow::Result<()> {
-        let result = Term::begin(self).await?.run().await;
+        let result = AgentTerm::begin(self).await?.run().await;
         self.standing.set(None);
         result
     }
 
     /// Removes the links that this agent made for the network. Called before the agent exits.
     pub async fn clear(&self) -> anyhow::Result<()> {
-        let (links, _changes) = Links::connect(&self.settings.network)?;
+        let (links, _changes) = KernelLinks::connect(&self.settings.network)?;
         links.remove_all_but(&HashSet::new()).await?;
         Ok(())
     }

@@ -1,11 +1,11 @@
 //! Reports a client's events as metrics, logs and Kubernetes Events.
 
-use super::Agent;
-use super::lease::Lease;
-use crate::domain::dhcp::{Event, Record, Trouble, reason};
+use super::DhcpAgent;
+use super::lease::ManagedLease;
+use crate::domain::dhcp::{ClientEvent, ClientTrouble, LeaseRecord, reason};
 
 /// Counts, logs and publishes an event of a lease.
-pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
+pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent) {
     let dhcp = &agent.dhcp;
     let record = lease.title();
     let normal = |word: &str, note: String| {
@@ -17,41 +17,41 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
         agent.events.warning(lease.reference(), word, note);
     };
     match event {
-        Event::Offered { server, address } => {
+        ClientEvent::Offered { server, address } => {
             tracing::debug!(record, %server, %address, "offered");
         }
-        Event::Unusable { server, address, why } => {
+        ClientEvent::Unusable { server, address, why } => {
             tracing::debug!(record, %server, %address, %why, "offer is unusable");
         }
-        Event::Acquired { address, server, took } => {
+        ClientEvent::Acquired { address, server, took } => {
             dhcp.acquire_seconds.observe(took.as_secs_f64());
             normal("AddressLeased", format!("{address} is leased from {server}"));
         }
-        Event::Renewed { server, took } => {
+        ClientEvent::Renewed { server, took } => {
             dhcp.renew_seconds.observe(took.as_secs_f64());
             tracing::debug!(record, %server, "renewed");
         }
-        Event::ServerChanged { from, to } => {
+        ClientEvent::ServerChanged { from, to } => {
             normal("ServerChanged", format!("{to} extended the lease instead of {from}"));
         }
-        Event::Lost { address, how } => {
+        ClientEvent::Lost { address, how } => {
             warning("AddressLost", format!("{address} is lost: {how:?}"));
         }
-        Event::Nak { server, heeded } => {
+        ClientEvent::Nak { server, heeded } => {
             dhcp.naks.inc();
             tracing::info!(record, %server, heeded, "refused");
         }
-        Event::Declined { address, by, .. } => {
+        ClientEvent::Declined { address, by, .. } => {
             dhcp.declines.inc();
             warning("AddressInUse", format!("{address} was declined: {by} uses it"));
         }
-        Event::StillAnnounced { address, by } => {
+        ClientEvent::StillAnnounced { address, by } => {
             warning(
                 "StillAnnounced",
                 format!("{address} is no longer leased, and {by} still announces it"),
             );
         }
-        Event::NotReleased { address, by } => {
+        ClientEvent::NotReleased { address, by } => {
             warning(
                 "NotReleased",
                 format!(
@@ -59,18 +59,18 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
                 ),
             );
         }
-        Event::Undisputed => tracing::debug!(record, "undisputed"),
-        Event::Retry => dhcp.retries.inc(),
-        Event::Released { address } => {
+        ClientEvent::Undisputed => tracing::debug!(record, "undisputed"),
+        ClientEvent::Retry => dhcp.retries.inc(),
+        ClientEvent::Released { address } => {
             normal("AddressReleased", format!("{address} was released"));
         }
-        Event::Duplicate { from } => {
+        ClientEvent::Duplicate { from } => {
             warning(
                 "DuplicateClient",
                 format!("{from} sends DHCP with the hardware address {}", lease.identity.mac),
             );
         }
-        Event::Ignored(why) => {
+        ClientEvent::Ignored(why) => {
             dhcp.frames_dropped.inc();
             tracing::debug!(record, ?why, "ignored a frame");
         }
@@ -78,15 +78,15 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
 }
 
 /// Reports what keeps an address from use as a warning, unless [`event`] reports it already.
-pub(super) fn trouble(agent: &Agent, lease: &Lease, record: &Record) {
-    let is_event = |trouble: &Trouble| {
+pub(super) fn trouble(agent: &DhcpAgent, lease: &ManagedLease, record: &LeaseRecord) {
+    let is_event = |trouble: &ClientTrouble| {
         matches!(
             trouble,
-            Trouble::AddressInUse(_)
-                | Trouble::TooManyInUse(_)
-                | Trouble::Taken(_)
-                | Trouble::Expired
-                | Trouble::Changed
+            ClientTrouble::AddressInUse(_)
+                | ClientTrouble::TooManyInUse(_)
+                | ClientTrouble::Taken(_)
+                | ClientTrouble::Expired
+                | ClientTrouble::Changed
         )
     };
     if let Some(trouble) = record.trouble.as_ref().filter(|trouble| !is_event(trouble)) {

@@ -27,7 +27,7 @@ const QUEUE: usize = 1 << 20;
 
 /// Frames that the filter accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Hearing {
+pub(super) enum FrameFilter {
     /// No frame: the socket is closed.
     #[default]
     Nothing,
@@ -39,30 +39,30 @@ pub(super) enum Hearing {
 
 /// The socket, while it is open.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(super) struct PacketSocket {
     interface: String,
-    hearing: Hearing,
+    hearing: FrameFilter,
     socket: Option<UnixDatagram>,
 }
 
-impl Wire {
+impl PacketSocket {
     /// Creates a closed socket.
     pub(super) fn new(interface: &str) -> Self {
-        Self { interface: interface.to_owned(), hearing: Hearing::Nothing, socket: None }
+        Self { interface: interface.to_owned(), hearing: FrameFilter::Nothing, socket: None }
     }
 
     /// Frames that the filter accepts now.
-    pub(super) fn hearing(&self) -> Hearing {
+    pub(super) fn hearing(&self) -> FrameFilter {
         self.hearing
     }
 
     /// Accepts these frames from now on, and none that came before.
-    pub(super) fn listen(&mut self, hearing: Hearing) -> io::Result<()> {
+    pub(super) fn listen(&mut self, hearing: FrameFilter) -> io::Result<()> {
         if hearing == self.hearing {
             return Ok(());
         }
         match (&self.socket, hearing) {
-            (_, Hearing::Nothing) => self.socket = None,
+            (_, FrameFilter::Nothing) => self.socket = None,
             (Some(socket), _) => SockRef::from(socket).attach_filter(&filter(hearing))?,
             (None, _) => self.socket = Some(open(&self.interface, hearing)?),
         }
@@ -73,7 +73,7 @@ impl Wire {
     /// Closes the socket: its interface was replaced or is gone.
     pub(super) fn close(&mut self) {
         self.socket = None;
-        self.hearing = Hearing::Nothing;
+        self.hearing = FrameFilter::Nothing;
     }
 
     /// Sends a whole frame, or fails at once.
@@ -109,10 +109,10 @@ impl Wire {
 
 /// Checks that this process may open a packet socket; without one it cannot lease.
 pub(super) fn may_open(interface: &str) -> io::Result<()> {
-    open(interface, Hearing::Dhcp).map(drop)
+    open(interface, FrameFilter::Dhcp).map(drop)
 }
 
-fn open(interface: &str, hearing: Hearing) -> io::Result<UnixDatagram> {
+fn open(interface: &str, hearing: FrameFilter) -> io::Result<UnixDatagram> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(EVERYTHING)))?;
     // Drops every frame until the real filter is attached: until then frames of any interface
     // arrive.
@@ -142,7 +142,7 @@ fn open(interface: &str, hearing: Hearing) -> io::Result<UnixDatagram> {
 
 /// Filter program of the client, for all clients, behind a test of the frame's direction: frames
 /// that this machine sends are dropped.
-fn filter(hearing: Hearing) -> Vec<SockFilter> {
+fn filter(hearing: FrameFilter) -> Vec<SockFilter> {
     const LOAD_BYTE: u16 = 0x30;
     const JUMP_EQUAL: u16 = 0x15;
     /// Offset of the packet type in the kernel's ancillary data of a frame.
@@ -153,7 +153,7 @@ fn filter(hearing: Hearing) -> Vec<SockFilter> {
         SockFilter::new(JUMP_EQUAL, 0, 1, OUTGOING),
         SockFilter::new(RETURN, 0, 0, 0),
     ];
-    let rest = dhcp::filter(None, hearing == Hearing::DhcpAndArp);
+    let rest = dhcp::filter(None, hearing == FrameFilter::DhcpAndArp);
     let rest = rest.iter().map(|op| SockFilter::new(op.code, op.jt, op.jf, op.k));
     incoming.into_iter().chain(rest).collect()
 }
@@ -180,10 +180,10 @@ mod tests {
             eprintln!("skipped: no right to open packet sockets (CAP_NET_RAW)");
             return;
         }
-        let (mut wire, mut other) = (Wire::new("lo"), Wire::new("lo"));
-        other.listen(Hearing::Dhcp).unwrap();
+        let (mut wire, mut other) = (PacketSocket::new("lo"), PacketSocket::new("lo"));
+        other.listen(FrameFilter::Dhcp).unwrap();
         for _ in 0..3 {
-            wire.listen(Hearing::Dhcp).unwrap();
+            wire.listen(FrameFilter::Dhcp).unwrap();
             let sent = [frame(1), frame(2), frame(3)];
             for (from, frame) in [&wire, &other, &other].into_iter().zip(&sent) {
                 from.send(frame).unwrap();
@@ -199,7 +199,7 @@ mod tests {
             };
             tokio::time::timeout(Duration::from_mins(1), last).await.unwrap();
             assert_eq!(heard, sent);
-            wire.listen(Hearing::Nothing).unwrap();
+            wire.listen(FrameFilter::Nothing).unwrap();
         }
     }
 }

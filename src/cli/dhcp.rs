@@ -6,9 +6,9 @@ use anyhow::{Context as _, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
 
 use super::admission::AdmissionArgs;
-use crate::controllers::dhcp_agent::Agents;
+use crate::controllers::dhcp_agent::AgentOptions;
 use crate::domain::dhcp::{ClientIdForm, NoForm};
-use crate::domain::dhcp_lease::Networks;
+use crate::domain::dhcp_lease::DhcpNetworks;
 
 /// Options of DHCP networks.
 #[derive(Clone, Debug, clap::Args)]
@@ -61,7 +61,7 @@ impl DhcpArgs {
     }
 
     /// Settings for the agents' Deployments; `None` if the operator makes none.
-    pub(super) fn agents(&self, admission: &AdmissionArgs) -> anyhow::Result<Option<Agents>> {
+    pub(super) fn agents(&self, admission: &AdmissionArgs) -> anyhow::Result<Option<AgentOptions>> {
         let Some(text) = self.agent.as_deref().filter(|text| !text.is_empty()) else {
             return Ok(None);
         };
@@ -74,7 +74,7 @@ impl DhcpArgs {
             containers.is_some_and(|pod| pod.containers.len() == 1),
             "--dhcp-agent: spec.template.spec.containers must have one entry"
         );
-        Ok(Some(Agents {
+        Ok(Some(AgentOptions {
             namespace: admission.namespace.clone(),
             template: serde_json::to_value(&template)?,
             owner: admission.admission_owner.clone(),
@@ -82,17 +82,17 @@ impl DhcpArgs {
     }
 
     /// Networks on which the host leases.
-    pub(super) fn networks(&self) -> Networks {
+    pub(super) fn networks(&self) -> DhcpNetworks {
         self.networks.networks()
     }
 }
 
 impl NetworkArgs {
     /// Networks on which the host leases.
-    pub(super) fn networks(&self) -> Networks {
+    pub(super) fn networks(&self) -> DhcpNetworks {
         let is_given = |name: &&String| !name.is_empty();
         let listed = self.networks.iter().filter(|(name, _)| is_given(&name)).cloned();
-        Networks {
+        DhcpNetworks {
             listed: listed.collect(),
             namespaces: self.namespaces.iter().filter(is_given).cloned().collect(),
             default: self.default_network.clone(),

@@ -14,14 +14,14 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::controller::identity;
 use super::logs::Logs;
-use crate::agent::{self, Agent, Health, Settings, Standing};
-use crate::domain::dhcp::{Probe, agent_name};
+use crate::agent::{self, AgentHealth, AgentSettings, DhcpAgent, ExpiryGauge};
+use crate::domain::dhcp::{ProbeTiming, agent_name};
 use crate::domain::leader_election::Pace;
 use crate::http::probes;
 use crate::k8s::client;
 use crate::k8s::events::Events;
 use crate::k8s::lease::{Claim, Keeper, Leadership};
-use crate::k8s::records::Records;
+use crate::k8s::records::RecordClient;
 use crate::k8s::write::Writer;
 use crate::metrics::Metrics;
 
@@ -107,8 +107,8 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     let keepers = client::through(way.clone(), &metrics)?;
     let client = client::through(way, &metrics)?;
     let leadership = Arc::new(Leadership::default());
-    let standing = Arc::new(Standing::default());
-    let shown = Health {
+    let standing = Arc::new(ExpiryGauge::default());
+    let shown = AgentHealth {
         metrics: metrics.clone(),
         dhcp: dhcp.clone(),
         standing: standing.clone(),
@@ -121,15 +121,15 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
 
     let pace = Pace::new(CLAIM_SECONDS);
     let keeper = Keeper::new(keepers, (&args.namespace, &lease), me.clone(), pace);
-    let agent = Agent {
-        settings: Settings {
+    let agent = DhcpAgent {
+        settings: AgentSettings {
             network: args.network,
             interface: args.interface,
             me: me.clone(),
             probe: match args.arp_probe {
-                ArpProbe::Quick => Probe::QUICK,
-                ArpProbe::Standard => Probe::RFC_5227,
-                ArpProbe::Off => Probe::OFF,
+                ArpProbe::Quick => ProbeTiming::QUICK,
+                ArpProbe::Standard => ProbeTiming::RFC_5227,
+                ArpProbe::Off => ProbeTiming::OFF,
             },
             subnets: args.subnets.into(),
             keep: args.on_lease_loss == OnLeaseLoss::Keep,
@@ -137,7 +137,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
         },
         writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
         events: Events::start(client.clone(), &me, metrics.clone()),
-        records: Records::new(client, metrics),
+        records: RecordClient::new(client, metrics),
         leadership: leadership.clone(),
         dhcp,
         standing,
@@ -169,7 +169,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
 }
 
 /// Runs one term after the other. Sets `spoke` when the first begins.
-async fn terms(agent: &Agent, spoke: &AtomicBool) -> anyhow::Result<()> {
+async fn terms(agent: &DhcpAgent, spoke: &AtomicBool) -> anyhow::Result<()> {
     let mut leading = agent.leadership.subscribe();
     loop {
         leading.wait_for(|leads| *leads).await?;

@@ -20,9 +20,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::Context;
 use crate::api::ANNOTATION_DHCP_STATUS;
 use crate::domain::dhcp::{AGENT_PREFIX, agent_name};
-use crate::domain::dhcp_lease::Agent;
-use crate::domain::dhcp_lease::agent_deployment::{self, Plan, Stored};
-use crate::domain::dhcp_lease::network_status::{self, Facts};
+use crate::domain::dhcp_lease::WantedAgent;
+use crate::domain::dhcp_lease::agent_deployment::{self, DeploymentChange, StoredDeployment};
+use crate::domain::dhcp_lease::network_status::{self, AgentFacts};
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::views::AgentNetwork;
 use crate::k8s::{CallError, call, informer};
@@ -34,7 +34,7 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins
 
 /// Settings for the agents' Deployments.
 #[derive(Clone, Debug)]
-pub struct Agents {
+pub struct AgentOptions {
     /// Namespace of the Deployments: the operator's own.
     pub namespace: String,
     /// Template of all agents' Deployments.
@@ -46,31 +46,31 @@ pub struct Agents {
 /// Makes and removes agents until dropped.
 pub(super) async fn run(ctx: Context) {
     let Some(agents) = ctx.agents.clone() else { return std::future::pending().await };
-    let keeper = Keeper { ctx, agents: &agents, seen: Mutex::default() };
+    let keeper = DeploymentKeeper { ctx, agents: &agents, seen: Mutex::default() };
     tokio::select! {
         () = keeper.watch() => {}
         () = keeper.keep() => {}
     }
 }
 
-struct Keeper<'a> {
+struct DeploymentKeeper<'a> {
     ctx: Context,
-    agents: &'a Agents,
-    seen: Mutex<Seen>,
+    agents: &'a AgentOptions,
+    seen: Mutex<ObservedDeployments>,
 }
 
 /// Deployments with the name of an agent, as observed.
 #[derive(Default)]
-struct Seen {
+struct ObservedDeployments {
     listed: bool,
-    deployments: HashMap<String, Stored>,
+    deployments: HashMap<String, StoredDeployment>,
 }
 
 /// Failed writes by name: their number, and the time of the next try.
 #[derive(Default)]
-struct Failures(HashMap<String, (u32, Instant)>);
+struct WriteFailures(HashMap<String, (u32, Instant)>);
 
-impl Failures {
+impl WriteFailures {
     fn may_try(&self, name: &str) -> bool {
         self.0.get(name).is_none_or(|(_, again)| *again <= Instant::now())
     }
@@ -91,8 +91,8 @@ impl Failures {
     }
 }
 
-impl Keeper<'_> {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+impl DeploymentKeeper<'_> {
+    fn seen(&self) -> MutexGuard<'_, ObservedDeployments> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -118,7 +118,7 @@ impl Keeper<'_> {
 
     async fn keep(&self) {
         let owner = self.owner().await;
-        let mut failures = Failures::default();
+        let mut failures = WriteFailures::default();
         let mut reported = HashMap::new();
         let mut tick = tokio::time::interval(EVERY);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -135,9 +135,9 @@ impl Keeper<'_> {
             for network in &networks {
                 let name = agent_name(&network.name);
                 let options = match network.agent {
-                    Agent::Ours => Some(agent_deployment::options(&network.declaration)),
-                    Agent::Faulty(_) => self.options(&network.name),
-                    Agent::None | Agent::Others | Agent::Refused(_) => continue,
+                    WantedAgent::Ours => Some(agent_deployment::options(&network.declaration)),
+                    WantedAgent::Faulty(_) => self.options(&network.name),
+                    WantedAgent::None | WantedAgent::Others | WantedAgent::Refused(_) => continue,
                 };
                 // Without known options the Deployment is not changed.
                 wanted.remove(&name);
@@ -174,10 +174,10 @@ impl Keeper<'_> {
     fn networks(&self) -> Vec<AgentNetwork> {
         let mut networks = self.ctx.views.agent_networks();
         let seen = self.seen();
-        for network in networks.iter_mut().filter(|network| network.agent == Agent::Ours) {
+        for network in networks.iter_mut().filter(|network| network.agent == WantedAgent::Ours) {
             let name = agent_name(&network.name);
             if seen.deployments.get(&name).is_some_and(|stored| !stored.ours) {
-                network.agent = Agent::Refused(format!(
+                network.agent = WantedAgent::Refused(format!(
                     "Deployment {}/{name} is not the operator's: remove it",
                     self.agents.namespace
                 ));
@@ -198,7 +198,9 @@ impl Keeper<'_> {
                 && reported.insert(network.name.clone(), why.to_owned()).is_none()
             {
                 let what = match (&network.agent, self.options(&network.name)) {
-                    (Agent::Faulty(_), Some(_)) => "the DHCP agent retains its current options",
+                    (WantedAgent::Faulty(_), Some(_)) => {
+                        "the DHCP agent retains its current options"
+                    }
                     _ => "no DHCP agent is made",
                 };
                 tracing::warn!(network = network.name, why, "{what}");
@@ -213,7 +215,7 @@ impl Keeper<'_> {
         let views = &self.ctx.views;
         let label = agent_deployment::node_label(&network.declaration.cluster_network);
         let stored = self.seen().deployments.get(&agent_name(&network.name)).cloned();
-        let facts = Facts {
+        let facts = AgentFacts {
             network: &network.name,
             namespace: &self.agents.namespace,
             agent: &network.agent,
@@ -238,15 +240,15 @@ impl Keeper<'_> {
         let stored = self.seen().deployments.get(name).cloned();
         let (writer, namespace) = (&self.ctx.writer, &self.agents.namespace);
         let written = match (agent_deployment::plan(wanted, stored.as_ref()), stored) {
-            (Plan::Create(object), _) => {
+            (DeploymentChange::Create(object), _) => {
                 tracing::info!(name, "DHCP agent created");
                 writer.create_deployment(namespace, &object).await?
             }
-            (Plan::Replace(object), Some(_)) => {
+            (DeploymentChange::Replace(object), Some(_)) => {
                 tracing::info!(name, "DHCP agent corrected");
                 writer.replace_deployment(namespace, name, &object).await?
             }
-            (Plan::Delete, Some(stored)) => {
+            (DeploymentChange::Delete, Some(stored)) => {
                 tracing::info!(name, "DHCP agent removed");
                 return writer
                     .delete_deployment(namespace, name, &stored.uid, &stored.version)
@@ -282,8 +284,8 @@ impl Keeper<'_> {
 }
 
 /// Parses a Deployment that has the name of an agent.
-fn read(deployment: &Deployment) -> Option<(String, Stored)> {
+fn read(deployment: &Deployment) -> Option<(String, StoredDeployment)> {
     let name = deployment.name_any();
     let object = serde_json::to_value(deployment).ok()?;
-    name.starts_with(AGENT_PREFIX).then(|| (name, Stored::read(&object)))
+    name.starts_with(AGENT_PREFIX).then(|| (name, StoredDeployment::read(&object)))
 }

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::dhcp_lease::{self, Keeping};
+use crate::domain::dhcp_lease::{self, RetentionStep};
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};
@@ -30,12 +30,12 @@ const LAST_RETRY: Duration = Duration::from_secs(30);
 const AGENTS_EVERY: Duration = Duration::from_secs(1);
 
 /// Handle that enqueues records.
-pub(super) struct Records {
+pub(super) struct RecordQueue {
     views: Views,
     wake: mpsc::UnboundedSender<ObjectRef<DHCPLease>>,
 }
 
-impl Records {
+impl RecordQueue {
     /// Enqueues the record of the LoadBalancer with that name, if there is one.
     pub(super) fn look(&self, name: &str, namespace: Option<&str>) {
         let record = ObjectRef::new(name).within(namespace.unwrap_or_default());
@@ -45,23 +45,23 @@ impl Records {
     }
 }
 
-struct Keeper {
+struct DhcpLeaseContext {
     ctx: Context,
     failures: Mutex<HashMap<ObjectRef<DHCPLease>, u32>>,
 }
 
 /// Reconciles records until dropped.
-pub(super) fn keeper(ctx: Context) -> (Records, impl Future<Output = ()>) {
+pub(super) fn keeper(ctx: Context) -> (RecordQueue, impl Future<Output = ()>) {
     let (wake, woken) = mpsc::unbounded_channel();
     for record in ctx.views.records.state() {
         let _ = wake.send(ObjectRef::from_obj(record.as_ref()));
     }
     let store = ctx.views.records.clone();
-    let records = Records { views: ctx.views.clone(), wake };
+    let records = RecordQueue { views: ctx.views.clone(), wake };
     let woken = futures::stream::unfold(woken, |mut woken| async move {
         woken.recv().await.map(|record| (record, woken))
     });
-    let keeper = Arc::new(Keeper { ctx, failures: Mutex::default() });
+    let keeper = Arc::new(DhcpLeaseContext { ctx, failures: Mutex::default() });
     let run = Controller::for_stream(futures::stream::pending(), store)
         .reconcile_on(woken)
         .run(keep, retry, keeper)
@@ -69,20 +69,20 @@ pub(super) fn keeper(ctx: Context) -> (Records, impl Future<Output = ()>) {
     (records, run)
 }
 
-async fn keep(record: Arc<DHCPLease>, keeper: Arc<Keeper>) -> Result<Action, CallError> {
+async fn keep(record: Arc<DHCPLease>, keeper: Arc<DhcpLeaseContext>) -> Result<Action, CallError> {
     let views = &keeper.ctx.views;
     let lb = views.load_balancers.get(&crate::k8s::views::lb_of(&record));
     if !lb.as_ref().map_or(views.leasing_synced(), |lb| views.leasing_synced_for(lb)) {
         return Ok(Action::requeue(AGENTS_EVERY));
     }
     let done = match decide(&record, lb.as_deref(), &keeper.ctx) {
-        Keeping::Nothing => None,
-        Keeping::Later(pause) => Some(pause + Duration::from_millis(10)),
+        RetentionStep::Nothing => None,
+        RetentionStep::Later(pause) => Some(pause + Duration::from_millis(10)),
         seen => {
             let now = Box::pin(current(&record, &keeper.ctx)).await?;
             match decide(&record, now.as_ref(), &keeper.ctx) {
-                Keeping::Nothing => None,
-                Keeping::Later(pause) => Some(pause),
+                RetentionStep::Nothing => None,
+                RetentionStep::Later(pause) => Some(pause),
                 now if std::mem::discriminant(&now) == std::mem::discriminant(&seen) => {
                     Box::pin(carry_out(&record, now, &keeper.ctx)).await?;
                     None
@@ -97,7 +97,7 @@ async fn keep(record: Arc<DHCPLease>, keeper: Arc<Keeper>) -> Result<Action, Cal
     Ok(done.map_or_else(Action::await_change, Action::requeue))
 }
 
-fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Keeping {
+fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> RetentionStep {
     let network = lb.map(|lb| ctx.views.leasing_network(lb));
     let agent = ctx.views.agent_serves(&record.spec.network);
     dhcp_lease::keep(
@@ -121,21 +121,25 @@ async fn current(record: &DHCPLease, ctx: &Context) -> Result<Option<LoadBalance
     }
 }
 
-async fn carry_out(record: &DHCPLease, what: Keeping, ctx: &Context) -> Result<(), CallError> {
+async fn carry_out(
+    record: &DHCPLease,
+    what: RetentionStep,
+    ctx: &Context,
+) -> Result<(), CallError> {
     let name = record.name_any();
     let namespace = record.namespace().unwrap_or_default();
     let done = match what {
-        Keeping::Nothing | Keeping::Later(_) => return Ok(()),
-        Keeping::Leave(at) => {
+        RetentionStep::Nothing | RetentionStep::Later(_) => return Ok(()),
+        RetentionStep::Leave(at) => {
             tracing::info!(namespace, name, %at, "leased address is reserved for its LoadBalancer until then");
             let patch = dhcp_lease::release_after(record, Some(at));
             ctx.writer.patch_record(record, &patch).await.map(drop)
         }
-        Keeping::Delete => {
+        RetentionStep::Delete => {
             tracing::info!(namespace, name, "leased address is to be released");
             ctx.writer.delete_record(record).await
         }
-        Keeping::Forget => {
+        RetentionStep::Forget => {
             let Some(patch) = dhcp_lease::without_finalizer(record) else { return Ok(()) };
             let forgotten = ctx.writer.patch_record(record, &patch).await.map(drop);
             if forgotten.is_ok() {
@@ -161,7 +165,7 @@ async fn carry_out(record: &DHCPLease, what: Keeping, ctx: &Context) -> Result<(
 }
 
 #[allow(clippy::needless_pass_by_value)] // The signature is the library's.
-fn retry(record: Arc<DHCPLease>, error: &CallError, keeper: Arc<Keeper>) -> Action {
+fn retry(record: Arc<DHCPLease>, error: &CallError, keeper: Arc<DhcpLeaseContext>) -> Action {
     if matches!(error, CallError::NotLeader) {
         return Action::await_change();
     }
@@ -180,14 +184,14 @@ fn retry(record: Arc<DHCPLease>, error: &CallError, keeper: Arc<Keeper>) -> Acti
     Action::requeue(backoff(failures, FIRST_RETRY, LAST_RETRY, jitter))
 }
 
-fn forget(keeper: &Keeper, record: &DHCPLease) {
+fn forget(keeper: &DhcpLeaseContext, record: &DHCPLease) {
     let mut failures = keeper.failures.lock().unwrap_or_else(PoisonError::into_inner);
     failures.remove(&ObjectRef::from_obj(record));
 }
 
 /// Last observed state of a network.
 #[derive(Clone, Copy, Default, PartialEq)]
-struct Network {
+struct NetworkState {
     serves: bool,
     overdue: i64,
 }
@@ -196,8 +200,8 @@ struct Network {
 /// went.
 pub(super) async fn agents(ctx: Context) {
     // The series are removed at the end of the term.
-    let _series = Series(&ctx);
-    let mut known: BTreeMap<String, Network> = BTreeMap::new();
+    let _series = LeasingSeries(&ctx);
+    let mut known: BTreeMap<String, NetworkState> = BTreeMap::new();
     let mut tick = tokio::time::interval(AGENTS_EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -227,8 +231,8 @@ pub(super) async fn agents(ctx: Context) {
     }
 }
 
-fn count(ctx: &Context) -> BTreeMap<String, Network> {
-    let mut networks: BTreeMap<String, Network> = BTreeMap::new();
+fn count(ctx: &Context) -> BTreeMap<String, NetworkState> {
+    let mut networks: BTreeMap<String, NetworkState> = BTreeMap::new();
     let mut states: BTreeMap<String, i64> = BTreeMap::new();
     let now = Utc::now().fixed_offset();
     for record in ctx.views.records.state() {
@@ -251,9 +255,9 @@ fn count(ctx: &Context) -> BTreeMap<String, Network> {
     networks
 }
 
-struct Series<'a>(&'a Context);
+struct LeasingSeries<'a>(&'a Context);
 
-impl Drop for Series<'_> {
+impl Drop for LeasingSeries<'_> {
     fn drop(&mut self) {
         self.0.metrics.leasing.records.reset();
         self.0.metrics.leasing.agents.reset();

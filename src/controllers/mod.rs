@@ -56,7 +56,7 @@ pub struct Context {
     /// Whether a CRD whose form has replaced the operator's is put back.
     pub repair_crds: bool,
     /// Settings for the Deployments of DHCP agents. `None`: the operator makes none.
-    pub agents: Option<Arc<dhcp_agent::Agents>>,
+    pub agents: Option<Arc<dhcp_agent::AgentOptions>>,
     /// Reader and writer of credentials.
     pub credentials: CredentialReader,
     /// Namespaces in which credentials may be read and written, each with the only Secrets allowed

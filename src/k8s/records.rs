@@ -15,7 +15,7 @@ const PAGE: u32 = 100;
 
 /// An event of the watch.
 #[derive(Clone, Debug)]
-pub enum Seen {
+pub enum RecordEvent {
     /// A list begins: a record that it does not contain is gone.
     Begins,
     /// The present state of a record of the network.
@@ -30,32 +30,33 @@ pub enum Seen {
 
 /// Client for a network's records.
 #[derive(Clone)]
-pub struct Records {
+pub struct RecordClient {
     client: Client,
     metrics: Metrics,
 }
 
-impl Records {
+impl RecordClient {
     /// A client with these rights.
     pub fn new(client: Client, metrics: Metrics) -> Self {
         Self { client, metrics }
     }
 
     /// Watches the network's records until dropped. Records of other networks are skipped.
-    pub async fn watch(self, network: String, tell: UnboundedSender<Seen>) {
+    pub async fn watch(self, network: String, tell: UnboundedSender<RecordEvent>) {
         let api = Api::<Guard<DHCPLease>>::all(self.client);
         let config = Config::default().page_size(PAGE);
         let metrics = self.metrics;
         let on_event = |event: Event<Guard<DHCPLease>>| {
             let seen = match event {
-                Event::Init => Some(Seen::Begins),
-                Event::InitDone => Some(Seen::Complete),
+                Event::Init => Some(RecordEvent::Begins),
+                Event::InitDone => Some(RecordEvent::Complete),
                 Event::InitApply(record) | Event::Apply(record) => {
                     readable(record, &network, &metrics)
                 }
-                Event::Delete(record) => {
-                    Some(Seen::Gone(record.namespace().unwrap_or_default(), record.name_any()))
-                }
+                Event::Delete(record) => Some(RecordEvent::Gone(
+                    record.namespace().unwrap_or_default(),
+                    record.name_any(),
+                )),
             };
             // Without a receiver the term is over, and this watch is about to be dropped.
             seen.map(|seen| tell.send(seen));
@@ -74,11 +75,11 @@ impl Records {
     }
 }
 
-fn readable(record: Guard<DHCPLease>, network: &str, metrics: &Metrics) -> Option<Seen> {
+fn readable(record: Guard<DHCPLease>, network: &str, metrics: &Metrics) -> Option<RecordEvent> {
     match record.0 {
         Ok(mut record) if record.spec.network == network => {
             record.metadata.managed_fields = None;
-            Some(Seen::Is(Box::new(record)))
+            Some(RecordEvent::Is(Box::new(record)))
         }
         Ok(_) => None,
         Err(misfit) => {
@@ -89,7 +90,7 @@ fn readable(record: Guard<DHCPLease>, network: &str, metrics: &Metrics) -> Optio
                 "this DHCPLease cannot be read"
             );
             let ObjectMeta { namespace, name, .. } = misfit.metadata;
-            Some(Seen::Unreadable(namespace.unwrap_or_default(), name.unwrap_or_default()))
+            Some(RecordEvent::Unreadable(namespace.unwrap_or_default(), name.unwrap_or_default()))
         }
     }
 }

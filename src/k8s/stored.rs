@@ -16,7 +16,7 @@ use super::trimmed::{self, Trimmed};
 use super::views::Views;
 use super::{CallError, call};
 use crate::api::{ANNOTATION_IMPORTED, DHCP_ADDRESS, IPPool, LoadBalancer};
-use crate::domain::dhcp_lease::Networks;
+use crate::domain::dhcp_lease::DhcpNetworks;
 use crate::domain::forecast::Stored;
 use crate::domain::load_balancer::facts;
 use crate::domain::pools::kube_vip_import::{self, Known};
@@ -51,7 +51,7 @@ pub async fn read(
     client: &Client,
     refusals: &Refusals,
     namespace: &str,
-    dhcp: Networks,
+    dhcp: DhcpNetworks,
     metrics: &Metrics,
 ) -> anyhow::Result<Reading> {
     let mut unreadable = Vec::new();

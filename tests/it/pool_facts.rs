@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use harvester_guest_operator::domain::admission::{Answer, Operation, Request};
-use harvester_guest_operator::domain::dhcp_lease::Networks;
+use harvester_guest_operator::domain::dhcp_lease::DhcpNetworks;
 use harvester_guest_operator::http::admission::{Admission, Stage};
 use harvester_guest_operator::k8s::read::Reader;
 use harvester_guest_operator::k8s::views::Views;
@@ -51,8 +51,12 @@ fn refusal(answer: &Answer) -> String {
 async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Result<()> {
     let cluster = Cluster::start().await?;
     let _operator = cluster.operator().await?;
-    let views =
-        Views::start(&cluster.client, "harvester-system", Networks::default(), &Metrics::new()?);
+    let views = Views::start(
+        &cluster.client,
+        "harvester-system",
+        DhcpNetworks::default(),
+        &Metrics::new()?,
+    );
     let at = Admission {
         reader: Reader::new(cluster.client.clone()),
         views: views.clone(),
@@ -121,8 +125,12 @@ async fn among_a_hundred_pools_the_one_in_the_way_is_named() -> Result<()> {
         let ranges = json!({"ranges": [range(n, 10, 19), range(n, 30, 39), range(n, 50, 59)]});
         cluster.pool_with(&format!("pool-{n:02}"), ranges).await?;
     }
-    let views =
-        Views::start(&cluster.client, "harvester-system", Networks::default(), &Metrics::new()?);
+    let views = Views::start(
+        &cluster.client,
+        "harvester-system",
+        DhcpNetworks::default(),
+        &Metrics::new()?,
+    );
     let at = Admission {
         reader: Reader::new(cluster.client.clone()),
         views: views.clone(),

@@ -2,40 +2,40 @@
 
 use std::time::Duration;
 
-use super::super::lease::Pending;
-use super::super::wire::Hearing;
+use super::super::lease::PendingWrite;
+use super::super::wire::FrameFilter;
 use super::super::{clock, tell};
-use super::Term;
-use crate::domain::dhcp::{Client, Event, Listening, Mac, Out, state};
+use super::AgentTerm;
+use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets, state};
 use crate::k8s::lease::Claim;
 
 /// Time for which the socket stays open, or accepts ARP, after the need ends. The next exchange is
 /// often near.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
-impl Term<'_> {
+impl AgentTerm<'_> {
     /// Executes the outputs of a client.
-    pub(super) fn act(&mut self, mac: Mac, said: Vec<Out>) {
+    pub(super) fn act(&mut self, mac: Mac, said: Vec<ClientAction>) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let mut frames = Vec::new();
         let proxy = self.disputes.proxy();
         for out in said {
             match out {
-                Out::Send(frame) => frames.push(frame),
-                Out::Record(record) => {
+                ClientAction::Send(frame) => frames.push(frame),
+                ClientAction::Record(record) => {
                     tell::trouble(self.agent, lease, &record);
-                    lease.pending = Some(Pending::Record(record));
+                    lease.pending = Some(PendingWrite::Record(record));
                     self.queue.push_back(mac);
                     self.stale = true;
                 }
-                Out::Event(event) => {
+                ClientAction::Event(event) => {
                     tell::event(self.agent, lease, &event);
                     match event {
-                        Event::Declined { address, by, server } => {
+                        ClientEvent::Declined { address, by, server } => {
                             self.disputes.note(address, by, server);
                         }
-                        Event::Undisputed => self.disputes.clear(),
-                        Event::Duplicate { .. } => {
+                        ClientEvent::Undisputed => self.disputes.clear(),
+                        ClientEvent::Duplicate { .. } => {
                             let silent = *self.claim.borrow() == Claim::Silent;
                             if silent && !std::mem::replace(&mut self.yields, true) {
                                 tracing::warn!("another agent is active: this one renews nothing");
@@ -44,7 +44,7 @@ impl Term<'_> {
                         _ => {}
                     }
                 }
-                Out::Done => lease.done = true,
+                ClientAction::Done => lease.done = true,
             }
         }
         if proxy != self.disputes.proxy() {
@@ -77,7 +77,7 @@ impl Term<'_> {
         if let Some(deadline) = deadline {
             self.timers.insert((deadline, mac));
         }
-        let counted = client.filter(|_| !lease.done).map(Client::state);
+        let counted = client.filter(|_| !lease.done).map(DhcpClient::state);
         if counted != lease.counted {
             let gauge =
                 |of| self.agent.dhcp.leases.with_label_values(&[format!("{:?}", state(of))]);
@@ -89,12 +89,12 @@ impl Term<'_> {
             }
             lease.counted = counted;
         }
-        let listening = client.map_or(Listening::Nothing, Client::listening);
+        let listening = client.map_or(OpenSockets::Nothing, DhcpClient::listening);
         if listening != lease.listening {
             let before = std::mem::replace(&mut lease.listening, listening);
-            self.asking -= usize::from(before != Listening::Nothing);
-            self.asking += usize::from(listening != Listening::Nothing);
-            if listening == Listening::DhcpAndArp {
+            self.asking -= usize::from(before != OpenSockets::Nothing);
+            self.asking += usize::from(listening != OpenSockets::Nothing);
+            if listening == OpenSockets::DhcpAndArp {
                 self.probing.insert(mac);
             } else {
                 self.probing.remove(&mac);
@@ -107,9 +107,9 @@ impl Term<'_> {
     /// `less`.
     pub(super) fn listen(&mut self, less: bool) {
         let needed = match (self.asking, self.probing.is_empty()) {
-            (_, false) => Hearing::DhcpAndArp,
-            (0, true) => Hearing::Nothing,
-            (_, true) => Hearing::Dhcp,
+            (_, false) => FrameFilter::DhcpAndArp,
+            (0, true) => FrameFilter::Nothing,
+            (_, true) => FrameFilter::Dhcp,
         };
         if needed >= self.wire.hearing() || less {
             if let Err(error) = self.wire.listen(needed) {
@@ -131,15 +131,15 @@ impl Term<'_> {
         let renews = || {
             let client = self.leases.get(&mac).and_then(|lease| lease.client.as_ref());
             let silent = *self.claim.borrow() == Claim::Silent;
-            silent && !self.yields && client.is_some_and(Client::renews)
+            silent && !self.yields && client.is_some_and(DhcpClient::renews)
         };
         if !leads && !renews() {
             tracing::debug!("frame not sent: this agent is not the leader");
             return;
         }
         // A RELEASE has no answer, so the socket may be closed.
-        if self.wire.hearing() == Hearing::Nothing {
-            if let Err(error) = self.wire.listen(Hearing::Dhcp) {
+        if self.wire.hearing() == FrameFilter::Nothing {
+            if let Err(error) = self.wire.listen(FrameFilter::Dhcp) {
                 tracing::debug!(%error, "frame not sent");
                 return;
             }

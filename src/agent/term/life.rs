@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use kube::ResourceExt as _;
 
-use super::super::hands::Job;
-use super::super::lease::{Lease, LinkState, Pending, moment};
+use super::super::hands::LinkJob;
+use super::super::lease::{LinkState, ManagedLease, PendingWrite, moment};
 use super::super::{clock, links};
-use super::Term;
+use super::AgentTerm;
 use crate::api::DHCPLease;
-use crate::domain::dhcp::{Mac, Options, phase, start_within};
-use crate::k8s::records::Seen;
+use crate::domain::dhcp::{ClientOptions, Mac, phase, start_within};
+use crate::k8s::records::RecordEvent;
 
 /// Share of each lease in the time over which the clients spread their first requests after a
 /// restart.
@@ -24,24 +24,24 @@ const A_FEW: usize = 10;
 const LINK_PAUSE: Duration = Duration::from_millis(500);
 const LINK_LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-impl Term<'_> {
+impl AgentTerm<'_> {
     /// Handles an event of the watch on DHCPLeases.
-    pub(super) fn seen(&mut self, seen: Seen) {
+    pub(super) fn seen(&mut self, seen: RecordEvent) {
         match seen {
-            Seen::Begins => self.list = Some(HashSet::new()),
-            Seen::Is(record) => self.is(record),
-            Seen::Unreadable(namespace, name) => {
+            RecordEvent::Begins => self.list = Some(HashSet::new()),
+            RecordEvent::Is(record) => self.is(record),
+            RecordEvent::Unreadable(namespace, name) => {
                 let mac = self.names.get(&(namespace, name));
                 if let (Some(mac), Some(list)) = (mac, &mut self.list) {
                     list.insert(*mac);
                 }
             }
-            Seen::Gone(namespace, name) => {
+            RecordEvent::Gone(namespace, name) => {
                 if let Some(mac) = self.names.get(&(namespace, name)).copied() {
                     self.vanish(mac);
                 }
             }
-            Seen::Complete => self.listed(),
+            RecordEvent::Complete => self.listed(),
         }
     }
 
@@ -57,7 +57,7 @@ impl Term<'_> {
         }
         self.complete = true;
         tracing::info!(leases = self.leases.len(), "records loaded");
-        self.hands.ask(Job::ClearAllBut(named.iter().map(|mac| links::name(*mac)).collect()));
+        self.hands.ask(LinkJob::ClearAllBut(named.iter().map(|mac| links::name(*mac)).collect()));
         for mac in named {
             self.take_up(mac);
         }
@@ -82,7 +82,7 @@ impl Term<'_> {
             }
             return;
         }
-        let lease = match Lease::read(*record) {
+        let lease = match ManagedLease::read(*record) {
             Ok(lease) => lease,
             Err(error) => {
                 tracing::warn!(record = key.1, error, "invalid record");
@@ -112,7 +112,7 @@ impl Term<'_> {
             return self.leave(mac);
         }
         if let Some(parent) = &self.parent {
-            self.hands.ask(Job::Make { parent: parent.index, mac, lease: lease.title() });
+            self.hands.ask(LinkJob::Make { parent: parent.index, mac, lease: lease.title() });
         } else {
             let why = format!("there is no interface {}", self.agent.settings.interface);
             self.not_linked(mac, why, clock::now());
@@ -132,7 +132,7 @@ impl Term<'_> {
         }
         lease.failures += 1;
         if lease.pending.is_none() {
-            lease.pending = Some(Pending::LinkFailed(why));
+            lease.pending = Some(PendingWrite::LinkFailed(why));
             self.queue.push_back(mac);
         }
         self.attend(mac);
@@ -153,11 +153,11 @@ impl Term<'_> {
         self.act(mac, said);
     }
 
-    fn options(&mut self) -> Options {
+    fn options(&mut self) -> ClientOptions {
         self.begun = self.begun.wrapping_add(1);
         let all = u32::try_from(self.leases.len()).unwrap_or(u32::MAX);
         let without = self.leases.values().filter(|lease| !lease.holds()).count();
-        Options {
+        ClientOptions {
             probe: self.agent.settings.probe,
             start_within: start_within(without.saturating_sub(A_FEW)),
             resume_within: RESUME_EACH.saturating_mul(all).min(RESUME_LONGEST),
@@ -166,7 +166,7 @@ impl Term<'_> {
             keep: self.agent.settings.keep,
             broadcast: self.agent.settings.broadcast,
             proxy: self.disputes.proxy(),
-            ..Options::default()
+            ..ClientOptions::default()
         }
     }
 
@@ -245,12 +245,12 @@ impl Term<'_> {
         match lease.link {
             LinkState::Making | LinkState::There => {
                 lease.link = LinkState::Removing;
-                self.hands.ask(Job::Remove(mac));
+                self.hands.ask(LinkJob::Remove(mac));
             }
             LinkState::Removing => {}
             LinkState::Gone if lease.gone => self.forget(mac),
             LinkState::Gone => {
-                lease.pending = Some(Pending::Finish);
+                lease.pending = Some(PendingWrite::Finish);
                 self.queue.push_back(mac);
             }
         }

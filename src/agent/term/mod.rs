@@ -1,7 +1,7 @@
 //! Term of the agent: a single loop waits for all events and handles them one at a time.
 //!
 //! Events are frames, records, links, writes and deadlines. Each goes to the clients that it
-//! concerns, and the outputs of these clients are executed at once ([`Term::act`]). No handler
+//! concerns, and the outputs of these clients are executed at once ([`AgentTerm::act`]). No handler
 //! blocks.
 
 mod act;
@@ -19,16 +19,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use self::act::EASE;
-use self::paper::Written;
-use super::hands::{Done, Hands, Job};
-use super::lease::{Lease, LinkState};
-use super::links::{Change, Changes, Link, Links, name};
-use super::wire::Wire;
-use super::{Agent, clock};
+use self::paper::WriteOutcome;
+use super::hands::{JobOutcome, LinkJob, LinkWorker};
+use super::lease::{LinkState, ManagedLease};
+use super::links::{KernelLink, KernelLinks, LinkChange, LinkChanges, name};
+use super::wire::PacketSocket;
+use super::{DhcpAgent, clock};
 use crate::api::DHCPLease;
-use crate::domain::dhcp::{Bucket, Disputes, Mac, owner_of};
+use crate::domain::dhcp::{AddressDisputes, Mac, TokenBucket, owner_of};
 use crate::k8s::lease::Claim;
-use crate::k8s::records::Seen;
+use crate::k8s::records::RecordEvent;
 
 /// Longest sleep. A sleep does not count time while the machine is suspended; the clock does.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
@@ -38,9 +38,9 @@ const MOST_FRAMES: usize = 256;
 const LONGEST_FRAME: usize = 2048;
 
 /// State of a term.
-pub(super) struct Term<'a> {
-    agent: &'a Agent,
-    leases: HashMap<Mac, Lease>,
+pub(super) struct AgentTerm<'a> {
+    agent: &'a DhcpAgent,
+    leases: HashMap<Mac, ManagedLease>,
     names: HashMap<(String, String), Mac>,
     /// New records with the hardware address of a lease that has not ended yet.
     successors: HashMap<Mac, Box<DHCPLease>>,
@@ -49,24 +49,24 @@ pub(super) struct Term<'a> {
     list: Option<HashSet<Mac>>,
     /// Whether a list has been complete.
     complete: bool,
-    records: UnboundedReceiver<Seen>,
-    wire: Wire,
+    records: UnboundedReceiver<RecordEvent>,
+    wire: PacketSocket,
     /// Leases whose client waits for ARP.
     probing: BTreeSet<Mac>,
     /// Number of clients that wait for DHCP or ARP.
     asking: usize,
     /// Time from which the socket may accept fewer frames.
     ease: Option<Duration>,
-    changes: Changes,
-    hands: Hands,
+    changes: LinkChanges,
+    hands: LinkWorker,
     /// The network's interface.
-    parent: Option<Link>,
+    parent: Option<KernelLink>,
     /// Leases whose record is to be written.
     queue: VecDeque<Mac>,
-    writes: JoinSet<Written>,
-    releases: Bucket,
+    writes: JoinSet<WriteOutcome>,
+    releases: TokenBucket,
     /// Stations that dispute addresses that the servers granted.
-    disputes: Disputes,
+    disputes: AddressDisputes,
     /// Number of clients started so far.
     begun: u32,
     seeds: RandomState,
@@ -79,10 +79,10 @@ pub(super) struct Term<'a> {
     _watch: JoinSet<()>,
 }
 
-impl<'a> Term<'a> {
-    pub(super) async fn begin(agent: &'a Agent) -> anyhow::Result<Self> {
+impl<'a> AgentTerm<'a> {
+    pub(super) async fn begin(agent: &'a DhcpAgent) -> anyhow::Result<Self> {
         let settings = &agent.settings;
-        let (links, changes) = Links::connect(&settings.network)?;
+        let (links, changes) = KernelLinks::connect(&settings.network)?;
         let all = links.all().await?;
         let parent = all.into_iter().find(|link| link.name == settings.interface);
         let (tell, records) = unbounded_channel();
@@ -102,17 +102,17 @@ impl<'a> Term<'a> {
             list: None,
             complete: false,
             records,
-            wire: Wire::new(&settings.interface),
+            wire: PacketSocket::new(&settings.interface),
             probing: BTreeSet::new(),
             asking: 0,
             ease: None,
             changes,
-            hands: Hands::start(links),
+            hands: LinkWorker::start(links),
             parent,
             queue: VecDeque::new(),
             writes: JoinSet::new(),
-            releases: Bucket::for_releases(),
-            disputes: Disputes::default(),
+            releases: TokenBucket::for_releases(),
+            disputes: AddressDisputes::default(),
             begun: 0,
             seeds: RandomState::new(),
             claim: agent.leadership.claim(),
@@ -222,10 +222,10 @@ impl<'a> Term<'a> {
     }
 
     /// Handles a change of a link.
-    fn changed(&mut self, change: Change) {
+    fn changed(&mut self, change: LinkChange) {
         let interface = &self.agent.settings.interface;
         match change {
-            Change::Is(link) if link.name == *interface => {
+            LinkChange::Is(link) if link.name == *interface => {
                 let before = self.parent.replace(link.clone());
                 if before.as_ref().is_none_or(|before| before.index != link.index) {
                     tracing::info!(interface, "the interface is available");
@@ -238,14 +238,16 @@ impl<'a> Term<'a> {
                     self.carry(link.carries);
                 }
             }
-            Change::Gone(link) if self.parent.as_ref().is_some_and(|p| p.index == link.index) => {
+            LinkChange::Gone(link)
+                if self.parent.as_ref().is_some_and(|p| p.index == link.index) =>
+            {
                 self.orphaned();
             }
-            Change::Gone(link) => {
+            LinkChange::Gone(link) => {
                 let Some(mac) = link.mac.filter(|mac| link.name == name(*mac)) else { return };
                 self.unlinked(mac);
             }
-            Change::All(links) => {
+            LinkChange::All(links) => {
                 tracing::warn!(
                     interface,
                     links = links.len(),
@@ -256,7 +258,7 @@ impl<'a> Term<'a> {
                     .filter_map(|link| link.mac.filter(|mac| link.name == name(*mac)))
                     .collect();
                 match links.into_iter().find(|link| link.name == *interface) {
-                    Some(parent) => self.changed(Change::Is(parent)),
+                    Some(parent) => self.changed(LinkChange::Is(parent)),
                     None if self.parent.is_some() => self.orphaned(),
                     None => {}
                 }
@@ -265,7 +267,7 @@ impl<'a> Term<'a> {
                     self.unlinked(mac);
                 }
             }
-            Change::Is(_) => {}
+            LinkChange::Is(_) => {}
         }
     }
 
@@ -286,7 +288,7 @@ impl<'a> Term<'a> {
         {
             tracing::warn!(record = lease.title(), "the link is gone and will be made again");
             lease.link = LinkState::Making;
-            self.hands.ask(Job::Make { parent: parent.index, mac, lease: lease.title() });
+            self.hands.ask(LinkJob::Make { parent: parent.index, mac, lease: lease.title() });
         }
     }
 
@@ -295,7 +297,7 @@ impl<'a> Term<'a> {
         for (mac, lease) in &mut self.leases {
             if matches!(lease.link, LinkState::There | LinkState::Making) {
                 lease.link = LinkState::Making;
-                self.hands.ask(Job::Make { parent, mac: *mac, lease: lease.title() });
+                self.hands.ask(LinkJob::Make { parent, mac: *mac, lease: lease.title() });
             }
         }
     }
@@ -314,10 +316,10 @@ impl<'a> Term<'a> {
     }
 
     /// Handles the outcome of a link job.
-    fn linked(&mut self, done: Done) {
+    fn linked(&mut self, done: JobOutcome) {
         let now = clock::now();
         match done {
-            Done::Made(mac) => {
+            JobOutcome::Made(mac) => {
                 let Some(lease) = self.leases.get_mut(&mac) else { return };
                 if lease.link == LinkState::Making {
                     lease.link = LinkState::There;
@@ -325,8 +327,8 @@ impl<'a> Term<'a> {
                     self.start(mac);
                 }
             }
-            Done::Failed(mac, why) => self.not_linked(mac, why, now),
-            Done::Removed(mac) => {
+            JobOutcome::Failed(mac, why) => self.not_linked(mac, why, now),
+            JobOutcome::Removed(mac) => {
                 if let Some(lease) = self.leases.get_mut(&mac)
                     && lease.link == LinkState::Removing
                 {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::super::clock;
-use super::super::lease::{Pending, moment};
-use super::Term;
+use super::super::lease::{PendingWrite, moment};
+use super::AgentTerm;
 use crate::api::{DHCPLease, DHCPLeaseStatus};
 use crate::domain::dhcp::{Mac, link_failed, report, status_patch};
 use crate::k8s::CallError;
@@ -15,27 +15,27 @@ const MOST: usize = 8;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Outcome of a write.
-pub(super) struct Written {
+pub(super) struct WriteOutcome {
     mac: Mac,
     uid: String,
-    what: Pending,
+    what: PendingWrite,
     /// New resourceVersion; `None` after the finalizer was removed.
     outcome: Result<Option<String>, CallError>,
     status: DHCPLeaseStatus,
     /// Current record, read after a write that failed with 409 or 404.
-    fresh: Fresh,
+    fresh: RereadRecord,
 }
 
 /// Record that was read after a write failed with 409, or with 404, which may be about the record,
 /// or only about its status where the CRD has no such subresource.
-enum Fresh {
+enum RereadRecord {
     /// The record was not read, or could not be read.
     Unread,
     Gone,
     Is(Box<DHCPLease>),
 }
 
-impl Term<'_> {
+impl AgentTerm<'_> {
     /// Starts writes, up to the limit.
     pub(super) fn write_some(&mut self) {
         while self.writes.len() < MOST {
@@ -52,9 +52,9 @@ impl Term<'_> {
         let Some(what) = lease.pending.take() else { return };
         let me = &self.agent.settings.me;
         let status = match &what {
-            Pending::Record(record) => report(record, moment(), me, &lease.stored),
-            Pending::LinkFailed(why) => link_failed(why, moment(), &lease.stored),
-            Pending::Finish => DHCPLeaseStatus::default(),
+            PendingWrite::Record(record) => report(record, moment(), me, &lease.stored),
+            PendingWrite::LinkFailed(why) => link_failed(why, moment(), &lease.stored),
+            PendingWrite::Finish => DHCPLeaseStatus::default(),
         };
         lease.writing = true;
         let (writer, records) = (self.agent.writer.clone(), self.agent.records.clone());
@@ -64,7 +64,7 @@ impl Term<'_> {
         let finalizers = lease.other_finalizers();
         self.writes.spawn(async move {
             let outcome = match &what {
-                Pending::Finish => {
+                PendingWrite::Finish => {
                     let done = writer.finish_record(&namespace, &name, &version, &finalizers);
                     done.await.map(|()| None)
                 }
@@ -75,20 +75,20 @@ impl Term<'_> {
             let fresh = match &outcome {
                 Err(CallError::Conflict | CallError::NotFound) => {
                     match records.read(&namespace, &name).await {
-                        Ok(Some(record)) => Fresh::Is(Box::new(record)),
-                        Ok(None) => Fresh::Gone,
-                        Err(_) => Fresh::Unread,
+                        Ok(Some(record)) => RereadRecord::Is(Box::new(record)),
+                        Ok(None) => RereadRecord::Gone,
+                        Err(_) => RereadRecord::Unread,
                     }
                 }
-                _ => Fresh::Unread,
+                _ => RereadRecord::Unread,
             };
-            Written { mac, uid, what, outcome, status, fresh }
+            WriteOutcome { mac, uid, what, outcome, status, fresh }
         });
     }
 
     /// Handles the outcome of a write.
-    pub(super) fn written(&mut self, written: Written) {
-        let Written { mac, uid, what, outcome, status, fresh } = written;
+    pub(super) fn written(&mut self, written: WriteOutcome) {
+        let WriteOutcome { mac, uid, what, outcome, status, fresh } = written;
         let Some(lease) = self.leases.get_mut(&mac).filter(|lease| lease.uid == uid) else {
             return;
         };
@@ -99,7 +99,7 @@ impl Term<'_> {
                 lease.version = version;
                 lease.stored = status;
                 self.stale = true;
-                let Pending::Record(record) = what else { return self.again(mac) };
+                let PendingWrite::Record(record) = what else { return self.again(mac) };
                 if let Some(client) = &mut lease.client {
                     let said = client.recorded(record.serial, clock::now());
                     self.act(mac, said);
@@ -107,7 +107,7 @@ impl Term<'_> {
                 return self.again(mac);
             }
             Err(error @ (CallError::Conflict | CallError::NotFound)) => match fresh {
-                Fresh::Is(record) if record.metadata.uid.as_deref() == Some(&uid) => {
+                RereadRecord::Is(record) if record.metadata.uid.as_deref() == Some(&uid) => {
                     lease.update(&record);
                     lease.stored = record.status.unwrap_or_default();
                     lease.pending.get_or_insert(what.clone());
@@ -119,8 +119,8 @@ impl Term<'_> {
                     }
                     tracing::warn!(%mac, "the record exists, but its status subresource does not");
                 }
-                Fresh::Is(_) | Fresh::Gone => return self.vanish(mac),
-                Fresh::Unread => {}
+                RereadRecord::Is(_) | RereadRecord::Gone => return self.vanish(mac),
+                RereadRecord::Unread => {}
             },
             Err(CallError::NotLeader) => {}
             Err(error) => {

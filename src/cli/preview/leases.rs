@@ -4,7 +4,7 @@
 use chrono::Utc;
 
 use crate::api::LoadBalancer;
-use crate::domain::dhcp_lease::{self, Seen, Step};
+use crate::domain::dhcp_lease::{self, LeasingFacts, LeasingStep};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::Finding;
 use crate::domain::preview::Change;
@@ -27,7 +27,7 @@ pub(super) fn decide(views: &Views, lb: &LoadBalancer) -> Option<(Finding, Optio
     let of = record.as_ref().map_or(&network, |record| &record.spec.network);
     let fault = views.network_fault(&network);
     let now = Utc::now().fixed_offset();
-    let seen = Seen {
+    let seen = LeasingFacts {
         lb,
         network: &network,
         record: record.as_deref(),
@@ -40,10 +40,10 @@ pub(super) fn decide(views: &Views, lb: &LoadBalancer) -> Option<(Finding, Optio
     };
     let wait = |why: NoLease| Finding::Host(Err(why));
     Some(match dhcp_lease::step(&seen) {
-        Step::Guest(why) => (Finding::Guest(why), None),
-        Step::Wait(why) => (wait(why), None),
-        Step::Take(lease) => (Finding::Host(views.unless_in_the_way(lb, lease)), None),
-        Step::Create => {
+        LeasingStep::Guest(why) => (Finding::Guest(why), None),
+        LeasingStep::Wait(why) => (wait(why), None),
+        LeasingStep::Take(lease) => (Finding::Host(views.unless_in_the_way(lb, lease)), None),
+        LeasingStep::Create => {
             let form = views.client_id_form(&network);
             match dhcp_lease::record(lb, &cluster, &network, form) {
                 Err(fault) => (wait(NoLease::Annotation(fault.text())), None),
@@ -58,11 +58,11 @@ pub(super) fn decide(views: &Views, lb: &LoadBalancer) -> Option<(Finding, Optio
                 }
             }
         }
-        Step::Adopt(patch) => {
+        LeasingStep::Adopt(patch) => {
             let change = Change::patch("LoadBalancer", &name, &patch);
             (wait(NoLease::TakingOver { network }), Some(change))
         }
-        Step::Keep => {
+        LeasingStep::Keep => {
             let record = record.as_deref()?;
             let patch = dhcp_lease::release_after(record, None);
             let change = Change::patch("DHCPLease", &name, &patch);

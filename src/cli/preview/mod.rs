@@ -17,7 +17,7 @@ use super::Reach;
 use super::dhcp::NetworkArgs;
 use crate::api::LoadBalancer;
 use crate::domain::dhcp::agent_name;
-use crate::domain::dhcp_lease::Agent;
+use crate::domain::dhcp_lease::WantedAgent;
 use crate::domain::forecast::{Forecast, forecast};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::Finding;
@@ -95,7 +95,7 @@ async fn plan(client: &Client, reading: &Reading, namespace: &str) -> Preview {
         plan.changes.push(Change::new("VirtualMachineInstance", &vm, what));
     }
     for network in reading.views.agent_networks() {
-        if network.agent == Agent::Ours && reading.views.agent_of(&network.name).is_none() {
+        if network.agent == WantedAgent::Ours && reading.views.agent_of(&network.name).is_none() {
             let agent = format!("{namespace}/{}", agent_name(&network.name));
             let what = format!("created: DHCP agent of network {}", network.name);
             plan.changes.push(Change::new("Deployment", &agent, what));

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use kube::Client;
 
 use super::Reach;
-use crate::domain::dhcp_lease::Networks;
+use crate::domain::dhcp_lease::DhcpNetworks;
 use crate::domain::forecast::forecast;
 use crate::domain::preview::unread;
 use crate::domain::takeover::report;
@@ -97,7 +97,7 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     }
     say(&report::situation(&state))?;
     if direction != Direction::Undo {
-        let (namespace, dhcp) = (&args.controller.0, Networks::default());
+        let (namespace, dhcp) = (&args.controller.0, DhcpNetworks::default());
         let read = stored::read(&reader, &refusals, namespace, dhcp, &metrics);
         let reading = Box::pin(read).await?;
         let forecast = forecast(&reading.stored);

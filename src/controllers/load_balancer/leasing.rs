@@ -12,7 +12,7 @@ use kube::{Api, Resource, ResourceExt};
 
 use super::{Context, Error};
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::dhcp_lease::{self, Lease, Seen, Step};
+use crate::domain::dhcp_lease::{self, LeasedAddress, LeasingFacts, LeasingStep};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::Finding;
 use crate::domain::reason::{self, NoLease};
@@ -47,7 +47,7 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
     for _ in 0..REPETITIONS {
         let where_ = record.as_ref().map_or(&network, |record| &record.spec.network);
         let fault = views.network_fault(&network);
-        let seen = Seen {
+        let seen = LeasingFacts {
             lb,
             network: &network,
             record: record.as_ref(),
@@ -59,16 +59,16 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
             now: Utc::now().fixed_offset(),
         };
         let written = match dhcp_lease::step(&seen) {
-            Step::Guest(why) => return Ok(Some(Finding::Guest(why))),
-            Step::Wait(why) => return Ok(Some(Finding::Host(Err(why)))),
-            Step::Take(lease) => {
+            LeasingStep::Guest(why) => return Ok(Some(Finding::Guest(why))),
+            LeasingStep::Wait(why) => return Ok(Some(Finding::Host(Err(why)))),
+            LeasingStep::Take(lease) => {
                 // A view may be older than the end of the lease.
                 if fresh || facts::leased(lb) == Some(lease.ip) {
                     return Ok(Some(Finding::Host(views.unless_in_the_way(lb, lease))));
                 }
                 None
             }
-            Step::Create => {
+            LeasingStep::Create => {
                 let form = views.client_id_form(&network);
                 let new = match dhcp_lease::record(lb, &cluster, &network, form) {
                     Ok(new) => new,
@@ -82,7 +82,7 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
                     Err(why) => return Ok(Some(Finding::Host(Err(why)))),
                 }
             }
-            Step::Adopt(patch) => {
+            LeasingStep::Adopt(patch) => {
                 // The event of this write triggers the next reconcile, with the new annotations.
                 let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
                 let write = ctx.shared.writer.patch_lb(&namespace, &name, &patch);
@@ -91,7 +91,7 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
                     Err(error) => return Err(error.into()),
                 }
             }
-            Step::Keep => {
+            LeasingStep::Keep => {
                 let Some(record) = &record else { return Ok(None) };
                 let patch = dhcp_lease::release_after(record, None);
                 Some(Box::pin(ctx.shared.writer.patch_record(record, &patch)).await)
@@ -189,14 +189,14 @@ fn early(ctx: &Context) -> Duration {
 /// published before.
 pub(super) fn published(
     lb: &LoadBalancer,
-    lease: Result<&Lease, &NoLease>,
+    lease: Result<&LeasedAddress, &NoLease>,
     before: Option<&str>,
     ctx: &Context,
 ) {
     let shared = &ctx.shared;
     let (object, name) = (lb.object_ref(&()), facts::name(lb));
     match lease {
-        Ok(Lease { ip, network, .. }) => {
+        Ok(LeasedAddress { ip, network, .. }) => {
             shared.metrics.addressed(&lb.uid().unwrap_or_default());
             let ip = ip.to_string();
             match before {

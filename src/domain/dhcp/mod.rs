@@ -20,13 +20,17 @@ pub use crate::dhcp_lease::agent_name::{AGENT_PREFIX, agent_name};
 pub use crate::dhcp_lease::status::{
     Moment, former, held, link_failed, reason, report, state, status_patch,
 };
-pub use client::jitter::{Bucket, phase, start_within};
-pub use client::offer_check::Unusable;
-pub use client::output::{Event, Ignored, Lost, Out, Record, State, Trouble};
-pub use client::{Announced, Client, Held, Listening, Options, Probe};
-pub use disputes::Disputes;
-pub use identity::{ClientId, ClientIdForm, Identity, NoForm};
-pub use lease::Lease;
+pub use client::jitter::{TokenBucket, phase, start_within};
+pub use client::offer_check::OfferFault;
+pub use client::output::{
+    ClientAction, ClientEvent, ClientState, ClientTrouble, IgnoreReason, LeaseRecord, LossCause,
+};
+pub use client::{
+    AnnouncedAddress, ClientOptions, DhcpClient, OpenSockets, ProbeTiming, RecordedLease,
+};
+pub use disputes::AddressDisputes;
+pub use identity::{ClientId, ClientIdForm, ClientIdentity, NoForm};
+pub use lease::GrantedLease;
 pub use mac::Mac;
-pub use wire::bpf::{Op, filter, nothing};
+pub use wire::bpf::{BpfInstruction, filter, nothing};
 pub use wire::ethernet::owner_of;

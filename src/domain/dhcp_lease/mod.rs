@@ -25,18 +25,18 @@ use chrono::{DateTime, FixedOffset, TimeDelta};
 use ipnet::Ipv4Net;
 use serde_json::{Value, json};
 
-use crate::dhcp::{ClientIdForm, Identity};
+use crate::dhcp::{ClientIdForm, ClientIdentity};
 use crate::load_balancer::facts;
 use crate::reason::{LEASE_LOST, NoLease};
 use crate::vm_backends::service;
-pub use address_conflict::{Other, Pool, World, obstacle};
+pub use address_conflict::{AddressUses, OtherHolder, PoolSegment, obstacle};
 use api::{
     ANNOTATION_DHCP, DHCP_FINALIZER, DHCPLease, DHCPLeaseSpec, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
     LeaseState, LoadBalancer, OnLeaseLoss, READY,
 };
-pub use networks::{Agent, Declaration, Form, Networks};
-pub use requested_identity::{ASKING, Asked, Fault, asked};
-pub use retention::{Keeping, keep, without_finalizer};
+pub use networks::{DhcpDeclaration, DhcpNetworks, NetworkForm, WantedAgent};
+pub use requested_identity::{ASKING, AnnotationFault, RequestedIdentity, asked};
+pub use retention::{RetentionStep, keep, without_finalizer};
 pub use takeover::{AGAIN as TAKEOVER_AGAIN, is_possible as may_be_taken_over, needs_service};
 
 /// Possible difference between the clocks of two machines when a Lease is judged as abandoned.
@@ -44,7 +44,7 @@ const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
 
 /// Party that leases the address, from the annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum LeasingParty {
     /// The host leases, by the network's agent.
     Host,
     /// The announcer of the address leases it.
@@ -53,7 +53,7 @@ pub enum Choice {
 
 /// Next step for a LoadBalancer whose address comes from a DHCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum LeasingStep {
     /// The announcer leases the address. The text contains the reason, if that was decided now.
     Guest(Option<String>),
     /// Create the record: the host leases, and there is none yet.
@@ -65,12 +65,12 @@ pub enum Step {
     /// Wait: there is no address that may be published.
     Wait(NoLease),
     /// Publish this address, unless it conflicts with another object.
-    Take(Lease),
+    Take(LeasedAddress),
 }
 
 /// Leased address, with its subnet and network.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lease {
+pub struct LeasedAddress {
     /// Leased IP address.
     pub ip: Ipv4Addr,
     /// Mask of the subnet, if the server sent one.
@@ -83,7 +83,7 @@ pub struct Lease {
 
 /// Facts that decide about a step.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
+pub struct LeasingFacts<'a> {
     /// LoadBalancer, which is not being deleted.
     pub lb: &'a LoadBalancer,
     /// Network of the LoadBalancer, `namespace/name`; empty for none.
@@ -108,7 +108,7 @@ pub struct Seen<'a> {
 
 /// Lease of a network's agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holding {
+pub struct AgentLease {
     /// Holder of the Lease; empty if there is none.
     pub holder: String,
     /// Time for which each renewal is valid.
@@ -122,13 +122,13 @@ pub struct Holding {
 }
 
 /// Whether the agent is active, if its last change of the Lease was observed `silent_for` ago.
-pub fn serves(holding: &Holding, silent_for: Duration) -> bool {
+pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
 
 /// Whether a Lease that is observed for the first time was clearly abandoned by a holder that died.
 /// Otherwise its whole duration must pass first.
-pub fn is_left_behind(holding: &Holding, now: DateTime<FixedOffset>) -> bool {
+pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = TimeDelta::from_std(holding.duration).unwrap_or(TimeDelta::MAX);
     let end = |renewed: DateTime<FixedOffset>| {
         renewed.checked_add_signed(lasts)?.checked_add_signed(CLOCKS_APART)
@@ -137,12 +137,12 @@ pub fn is_left_behind(holding: &Holding, now: DateTime<FixedOffset>) -> bool {
 }
 
 /// Party that is to lease, from the annotation. An error: the annotation has another value.
-pub fn choice(lb: &LoadBalancer) -> Result<Option<Choice>, String> {
+pub fn choice(lb: &LoadBalancer) -> Result<Option<LeasingParty>, String> {
     let annotations = lb.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(ANNOTATION_DHCP)).map(String::as_str) {
         None | Some("") => Ok(None),
-        Some("host") => Ok(Some(Choice::Host)),
-        Some("guest") => Ok(Some(Choice::Guest)),
+        Some("host") => Ok(Some(LeasingParty::Host)),
+        Some("guest") => Ok(Some(LeasingParty::Guest)),
         Some(other) => {
             Err(format!("{other:?} must be host or guest: it chooses who leases the IPv4 address"))
         }
@@ -150,13 +150,13 @@ pub fn choice(lb: &LoadBalancer) -> Result<Option<Choice>, String> {
 }
 
 /// Decides on the next step.
-pub fn step(seen: &Seen<'_>) -> Step {
-    let Seen { lb, network, record, declared, fault, serving, .. } = *seen;
+pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
+    let LeasingFacts { lb, network, record, declared, fault, serving, .. } = *seen;
     let leased = facts::leased(lb);
     let choice = choice(lb);
-    if choice == Ok(Some(Choice::Guest)) && leased.is_none() {
+    if choice == Ok(Some(LeasingParty::Guest)) && leased.is_none() {
         let why = format!("by the annotation {ANNOTATION_DHCP}, the announcer leases the address");
-        return Step::Guest(Some(why).filter(|_| !facts::has_address(lb)));
+        return LeasingStep::Guest(Some(why).filter(|_| !facts::has_address(lb)));
     }
     let is_guests = is_guests(lb);
     if let Some(record) = record.filter(|record| !is_guests || record.spec.release_after.is_none())
@@ -168,31 +168,31 @@ pub fn step(seen: &Seen<'_>) -> Step {
     }
     let host = match choice {
         // An earlier choice, and a lease that exists, are kept.
-        Ok(choice) => choice == Some(Choice::Host) || leased.is_some(),
+        Ok(choice) => choice == Some(LeasingParty::Host) || leased.is_some(),
         Err(fault) => {
             let fault = format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}");
-            return Step::Wait(NoLease::Annotation(fault));
+            return LeasingStep::Wait(NoLease::Annotation(fault));
         }
     };
     if let Some(fault) = asked(lb).err().filter(|_| declared || host) {
-        return Step::Wait(NoLease::Annotation(fault.text()));
+        return LeasingStep::Wait(NoLease::Annotation(fault.text()));
     }
     if let Some(why) = takeover::waits(seen) {
-        return Step::Wait(why);
+        return LeasingStep::Wait(why);
     }
     if let Some(fault) = fault {
-        return Step::Wait(NoLease::NetworkFault {
+        return LeasingStep::Wait(NoLease::NetworkFault {
             network: network.to_owned(),
             fault: fault.to_owned(),
         });
     }
     if declared && serving {
-        return Step::Create;
+        return LeasingStep::Create;
     }
     if declared || host {
-        return Step::Wait(NoLease::NoAgent { network: network.to_owned(), declared });
+        return LeasingStep::Wait(NoLease::NoAgent { network: network.to_owned(), declared });
     }
-    Step::Guest(Some(if network.is_empty() {
+    LeasingStep::Guest(Some(if network.is_empty() {
         "no network is named, so no agent can lease: the announcer leases the address".to_owned()
     } else {
         format!(
@@ -202,28 +202,28 @@ pub fn step(seen: &Seen<'_>) -> Step {
 }
 
 /// Decides on the next step with a record: the host leases.
-fn with(record: &DHCPLease, seen: &Seen<'_>) -> Step {
-    let Seen { lb, network, declared, serving, early, now, .. } = *seen;
+fn with(record: &DHCPLease, seen: &LeasingFacts<'_>) -> LeasingStep {
+    let LeasingFacts { lb, network, declared, serving, early, now, .. } = *seen;
     if record.metadata.deletion_timestamp.is_some() {
-        return Step::Wait(NoLease::Returning);
+        return LeasingStep::Wait(NoLease::Returning);
     }
     if has_moved(record, lb, network) {
-        return Step::Wait(NoLease::OtherNetwork { network: record.spec.network.clone() });
+        return LeasingStep::Wait(NoLease::OtherNetwork { network: record.spec.network.clone() });
     }
     if is_anothers(record, lb) {
-        return Step::Wait(NoLease::OtherIdentity);
+        return LeasingStep::Wait(NoLease::OtherIdentity);
     }
     if record.spec.release_after.is_some() {
-        return Step::Keep;
+        return LeasingStep::Keep;
     }
-    let published = |lease: &Lease| early && facts::leased(lb) == Some(lease.ip);
+    let published = |lease: &LeasedAddress| early && facts::leased(lb) == Some(lease.ip);
     if let Some(lease) = usable(record, now).or_else(|| recorded(record).filter(published)) {
-        return Step::Take(lease);
+        return LeasingStep::Take(lease);
     }
     let said = record.status.iter().flat_map(|status| &status.conditions);
     let said = said.clone().find(|c| c.type_ == READY).and_then(|ready| ready.message.clone());
     let network = record.spec.network.clone();
-    Step::Wait(if was_lost(record, lb) {
+    LeasingStep::Wait(if was_lost(record, lb) {
         NoLease::Lost { network, said, agent: serving }
     } else if serving {
         NoLease::Pending { network, said }
@@ -259,7 +259,7 @@ fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
 }
 
 /// Address of a record that may be used at `now`.
-pub fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<Lease> {
+pub fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<LeasedAddress> {
     let good = |end| end > now || keeps(record);
     recorded(record).filter(|_| ends(record).is_none_or(good))
 }
@@ -270,7 +270,7 @@ pub fn keeps(record: &DHCPLease) -> bool {
 }
 
 /// Address of a record, whether its lease is over at this time or not.
-fn recorded(record: &DHCPLease) -> Option<Lease> {
+fn recorded(record: &DHCPLease) -> Option<LeasedAddress> {
     let status = record.status.as_ref()?;
     let over = matches!(status.state, Some(LeaseState::Lost | LeaseState::Released));
     let ip: Ipv4Addr = status.address.as_ref()?.parse().ok()?;
@@ -281,7 +281,7 @@ fn recorded(record: &DHCPLease) -> Option<Lease> {
     let subnet = length.and_then(|length| Ipv4Net::new(ip, length).ok());
     let gateway = status.gateway.as_ref().and_then(|gateway| gateway.parse().ok());
     let network = record.spec.network.clone();
-    Some(Lease { ip, mask: subnet.map(|subnet| subnet.netmask()), gateway, network })
+    Some(LeasedAddress { ip, mask: subnet.map(|subnet| subnet.netmask()), gateway, network })
 }
 
 /// Whether the address can be one host's. The agent checks more.
@@ -314,11 +314,12 @@ pub fn record(
     cluster: &str,
     network: &str,
     form: ClientIdForm,
-) -> Result<DHCPLease, Fault> {
+) -> Result<DHCPLease, AnnotationFault> {
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     let (namespace, name) = (part(&lb.metadata.namespace), part(&lb.metadata.name));
     let asked = asked(lb)?;
-    let identity = asked.identity(Identity::derive(cluster, network, &namespace, &name), form);
+    let identity =
+        asked.identity(ClientIdentity::derive(cluster, network, &namespace, &name), form);
     let spec = DHCPLeaseSpec {
         network: network.to_owned(),
         mac_address: identity.mac.to_string(),

@@ -5,13 +5,13 @@ use std::time::Duration;
 use chrono::{DateTime, FixedOffset};
 use serde_json::{Value, json};
 
-use super::{Seen, Step, ends, has_moved, is_anothers, step, time};
+use super::{LeasingFacts, LeasingStep, ends, has_moved, is_anothers, step, time};
 use crate::load_balancer::facts;
 use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 
 /// Next action on a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Keeping {
+pub enum RetentionStep {
     /// Do nothing: its LoadBalancer has it, or its agent must release it.
     Nothing,
     /// Check again after this time.
@@ -34,28 +34,28 @@ pub fn keep(
     agent: bool,
     grace: Duration,
     now: DateTime<FixedOffset>,
-) -> Keeping {
+) -> RetentionStep {
     if record.metadata.deletion_timestamp.is_some() {
         return match ends(record) {
-            _ if agent || without_finalizer(record).is_none() => Keeping::Nothing,
+            _ if agent || without_finalizer(record).is_none() => RetentionStep::Nothing,
             Some(end) if end > now => later(end, now),
             // A lease without an end: only an agent can give it back.
-            None if has_address(record) => Keeping::Nothing,
-            _ => Keeping::Forget,
+            None if has_address(record) => RetentionStep::Nothing,
+            _ => RetentionStep::Forget,
         };
     }
     match lb {
         // Its release is decided with its Service and its finalizer.
-        Some(lb) if facts::is_leaving(lb) => return Keeping::Nothing,
-        Some(lb) if wants(record, lb, network, now) => return Keeping::Nothing,
+        Some(lb) if facts::is_leaving(lb) => return RetentionStep::Nothing,
+        Some(lb) if wants(record, lb, network, now) => return RetentionStep::Nothing,
         // The LoadBalancer exists and does not use the record: no later one will.
-        Some(_) => return Keeping::Delete,
+        Some(_) => return RetentionStep::Delete,
         None => {}
     }
     match record.spec.release_after.as_deref().map(time) {
-        None => Keeping::Leave(now + grace),
+        None => RetentionStep::Leave(now + grace),
         Some(Some(at)) if at > now => later(at, now),
-        Some(_) => Keeping::Delete,
+        Some(_) => RetentionStep::Delete,
     }
 }
 
@@ -64,12 +64,12 @@ fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<Fix
     let moved = has_moved(record, lb, network) || is_anothers(record, lb);
     let record = Some(record);
     let (declared, fault, serving, service, early) = (true, None, true, None, false);
-    let seen = Seen { lb, network, record, declared, fault, serving, service, early, now };
-    !facts::wants_pool(lb) && !moved && !matches!(step(&seen), Step::Guest(_))
+    let seen = LeasingFacts { lb, network, record, declared, fault, serving, service, early, now };
+    !facts::wants_pool(lb) && !moved && !matches!(step(&seen), LeasingStep::Guest(_))
 }
 
-fn later(at: DateTime<FixedOffset>, now: DateTime<FixedOffset>) -> Keeping {
-    Keeping::Later((at - now).to_std().unwrap_or_default())
+fn later(at: DateTime<FixedOffset>, now: DateTime<FixedOffset>) -> RetentionStep {
+    RetentionStep::Later((at - now).to_std().unwrap_or_default())
 }
 
 fn has_address(record: &DHCPLease) -> bool {

@@ -53,22 +53,26 @@ fn status(record: &mut DHCPLease) -> &mut DHCPLeaseStatus {
 }
 
 /// Facts for a LoadBalancer on a declared network.
-fn seen<'a>(lb: &'a LoadBalancer, record: Option<&'a DHCPLease>, serving: bool) -> Seen<'a> {
+fn seen<'a>(
+    lb: &'a LoadBalancer,
+    record: Option<&'a DHCPLease>,
+    serving: bool,
+) -> LeasingFacts<'a> {
     let (network, declared, fault) = (NETWORK, true, None);
     let (service, early, now) = (None, false, at(0));
-    Seen { lb, network, record, declared, fault, serving, service, early, now }
+    LeasingFacts { lb, network, record, declared, fault, serving, service, early, now }
 }
 
-fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
+fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> LeasingStep {
     step(&seen(lb, record, serving))
 }
 
-fn undeclared(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
-    step(&Seen { declared: false, ..seen(lb, record, serving) })
+fn undeclared(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> LeasingStep {
+    step(&LeasingFacts { declared: false, ..seen(lb, record, serving) })
 }
 
-fn waits(step: &Step) -> &'static str {
-    let Step::Wait(why) = step else { panic!("{step:?}") };
+fn waits(step: &LeasingStep) -> &'static str {
+    let LeasingStep::Wait(why) = step else { panic!("{step:?}") };
     assert!(crate::reason::is_ours(why.reason()));
     why.reason()
 }
@@ -78,47 +82,47 @@ fn waits(step: &Step) -> &'static str {
 fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     const FAULT: &str = "metadata.annotations[x]: \"y\" must be z";
     let faulty = |lb: &LoadBalancer, record: Option<&DHCPLease>, serving| {
-        step(&Seen { fault: Some(FAULT), ..seen(lb, record, serving) })
+        step(&LeasingFacts { fault: Some(FAULT), ..seen(lb, record, serving) })
     };
     for serving in [true, false] {
         for choice in ["", "host"] {
             let step = faulty(&chosen(choice), None, serving);
             assert_eq!(waits(&step), "DHCPNetworkInvalid");
-            let Step::Wait(why) = step else { panic!() };
+            let LeasingStep::Wait(why) = step else { panic!() };
             assert!(why.message().contains(FAULT) && why.message().contains(NETWORK), "{why:?}");
         }
         let held = leased(Some("10.7.0.9"));
         let published = publishing(lb(), "10.7.0.9");
-        assert!(matches!(faulty(&published, Some(&held), serving), Step::Take(_)));
-        assert!(matches!(faulty(&chosen("guest"), None, serving), Step::Guest(Some(_))));
-        assert_eq!(faulty(&publishing(lb(), "0.0.0.0"), None, serving), Step::Guest(None));
+        assert!(matches!(faulty(&published, Some(&held), serving), LeasingStep::Take(_)));
+        assert!(matches!(faulty(&chosen("guest"), None, serving), LeasingStep::Guest(Some(_))));
+        assert_eq!(faulty(&publishing(lb(), "0.0.0.0"), None, serving), LeasingStep::Guest(None));
     }
     let mut left = leased(Some("10.7.0.9"));
     left.spec.release_after = Some(at(60).to_rfc3339());
-    assert_eq!(faulty(&lb(), Some(&left), true), Step::Keep);
+    assert_eq!(faulty(&lb(), Some(&left), true), LeasingStep::Keep);
 }
 
 /// An absent agent delays an address, and an active one declares no network.
 #[test]
 fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
     for choice in ["", "host"] {
-        assert_eq!(said(&chosen(choice), None, true), Step::Create, "{choice}");
+        assert_eq!(said(&chosen(choice), None, true), LeasingStep::Create, "{choice}");
         assert_eq!(waits(&said(&chosen(choice), None, false)), "NoDHCPAgent", "{choice}");
     }
     for serving in [true, false] {
-        let Step::Guest(Some(why)) = undeclared(&lb(), None, serving) else { panic!() };
+        let LeasingStep::Guest(Some(why)) = undeclared(&lb(), None, serving) else { panic!() };
         assert!(why.contains(NETWORK) && why.contains(ANNOTATION_DHCP), "{why}");
         let hosts = undeclared(&chosen("host"), None, serving);
         assert_eq!(waits(&hosts), "NoDHCPAgent");
-        let Step::Wait(why) = hosts else { panic!() };
+        let LeasingStep::Wait(why) = hosts else { panic!() };
         assert!(why.message().contains(&format!("{ANNOTATION_DHCP}=host")), "{why:?}");
         // The host leases for every record, on any network.
         let record = leased(Some("10.7.0.9"));
-        assert!(matches!(undeclared(&lb(), Some(&record), serving), Step::Take(_)));
+        assert!(matches!(undeclared(&lb(), Some(&record), serving), LeasingStep::Take(_)));
         let guests = publishing(lb(), "0.0.0.0");
-        assert_eq!(said(&guests, None, serving), Step::Guest(None), "it stays the guest's");
+        assert_eq!(said(&guests, None, serving), LeasingStep::Guest(None), "it stays the guest's");
     }
-    let nowhere = Seen {
+    let nowhere = LeasingFacts {
         lb: &lb(),
         network: "",
         record: None,
@@ -129,16 +133,19 @@ fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
         early: false,
         now: at(0),
     };
-    assert!(matches!(step(&nowhere), Step::Guest(Some(_))), "no network has no agent");
+    assert!(matches!(step(&nowhere), LeasingStep::Guest(Some(_))), "no network has no agent");
 }
 
 #[test]
 fn the_annotation_chooses() {
-    assert!(matches!(said(&chosen("guest"), None, true), Step::Guest(Some(_))));
-    assert!(matches!(said(&chosen("guest"), Some(&leased(None)), true), Step::Guest(Some(_))));
+    assert!(matches!(said(&chosen("guest"), None, true), LeasingStep::Guest(Some(_))));
+    assert!(matches!(
+        said(&chosen("guest"), Some(&leased(None)), true),
+        LeasingStep::Guest(Some(_))
+    ));
     assert_eq!(waits(&said(&chosen("host"), None, false)), "NoDHCPAgent");
-    assert_eq!(said(&chosen("host"), None, true), Step::Create);
-    assert_eq!(said(&chosen(""), None, true), Step::Create);
+    assert_eq!(said(&chosen("host"), None, true), LeasingStep::Create);
+    assert_eq!(said(&chosen(""), None, true), LeasingStep::Create);
     for wrong in ["Host", "ipv6", "true"] {
         assert_eq!(waits(&said(&chosen(wrong), None, true)), "InvalidAnnotation");
         assert!(choice(&chosen(wrong)).unwrap_err().contains(wrong));
@@ -150,26 +157,28 @@ fn the_annotation_chooses() {
 fn the_party_that_leases_goes_on() {
     for choice in ["", "guest", "nonsense"] {
         let guests = publishing(chosen(choice), "0.0.0.0");
-        assert_eq!(said(&guests, None, true), Step::Guest(None), "{choice}");
+        assert_eq!(said(&guests, None, true), LeasingStep::Guest(None), "{choice}");
     }
     for choice in ["", "guest", "host", "nonsense"] {
         let hosts = publishing(chosen(choice), "10.7.0.9");
         let step = said(&hosts, Some(&leased(Some("10.7.0.9"))), false);
-        assert!(matches!(step, Step::Take(_)), "{choice}: {step:?}");
+        assert!(matches!(step, LeasingStep::Take(_)), "{choice}: {step:?}");
     }
     // Without agent and record, the announcer does not begin to lease.
     assert_eq!(waits(&said(&publishing(lb(), "10.7.0.9"), None, false)), "NoDHCPAgent");
     // A record whose release is scheduled does not count for the guest; any other record decides.
     let mut left = leased(Some("10.7.0.9"));
     let guests = publishing(lb(), "0.0.0.0");
-    assert!(matches!(said(&guests, Some(&left), true), Step::Take(_)), "an edited status");
+    assert!(matches!(said(&guests, Some(&left), true), LeasingStep::Take(_)), "an edited status");
     left.spec.release_after = Some(at(60).to_rfc3339());
-    assert_eq!(said(&guests, Some(&left), true), Step::Guest(None));
+    assert_eq!(said(&guests, Some(&left), true), LeasingStep::Guest(None));
 }
 
 #[test]
 fn an_address_is_taken_while_it_may_be_used() {
-    let Step::Take(lease) = said(&lb(), Some(&leased(Some("10.7.0.9"))), true) else { panic!() };
+    let LeasingStep::Take(lease) = said(&lb(), Some(&leased(Some("10.7.0.9"))), true) else {
+        panic!()
+    };
     assert_eq!(lease.mask, Some("255.255.255.0".parse().unwrap()));
     assert_eq!(lease.gateway, Some("10.7.0.1".parse().unwrap()));
     let changed = |change: &dyn Fn(&mut DHCPLeaseStatus)| {
@@ -177,9 +186,9 @@ fn an_address_is_taken_while_it_may_be_used() {
         change(status(&mut record));
         said(&lb(), Some(&record), true)
     };
-    assert!(matches!(changed(&|s| s.expires_at = None), Step::Take(_)), "for ever");
+    assert!(matches!(changed(&|s| s.expires_at = None), LeasingStep::Take(_)), "for ever");
     for state in [LeaseState::Renewing, LeaseState::Rebinding, LeaseState::Rebooting] {
-        assert!(matches!(changed(&|s| s.state = Some(state)), Step::Take(_)), "{state:?}");
+        assert!(matches!(changed(&|s| s.state = Some(state)), LeasingStep::Take(_)), "{state:?}");
     }
     let bad: [&dyn Fn(&mut DHCPLeaseStatus); 8] = [
         &|s| s.expires_at = Some(at(0).to_rfc3339()),
@@ -207,16 +216,16 @@ fn a_record_of_another_client_goes_first() {
     let record = leased(Some("10.7.0.9"));
     let kept = |lb: &LoadBalancer| keep(&record, Some(lb), NETWORK, true, Duration::ZERO, at(0));
     let fresh = asking(lb(), "02:00:00:00:00:01");
-    let Step::Wait(why) = said(&fresh, Some(&record), true) else { panic!("taken") };
+    let LeasingStep::Wait(why) = said(&fresh, Some(&record), true) else { panic!("taken") };
     assert_eq!((why.clone(), why.reason()), (NoLease::OtherIdentity, "DHCPReturning"));
-    assert_eq!(kept(&fresh), Keeping::Delete);
+    assert_eq!(kept(&fresh), RetentionStep::Delete);
     let has = publishing(fresh, "10.7.0.9");
-    assert!(matches!(said(&has, Some(&record), true), Step::Take(_)));
-    assert_eq!(kept(&has), Keeping::Nothing);
+    assert!(matches!(said(&has, Some(&record), true), LeasingStep::Take(_)));
+    assert_eq!(kept(&has), RetentionStep::Nothing);
     // An invalid annotation takes nothing away, and creates nothing.
     let wrong = asking(lb(), "nonsense");
-    assert!(matches!(said(&wrong, Some(&record), true), Step::Take(_)));
-    assert_eq!(kept(&wrong), Keeping::Nothing);
+    assert!(matches!(said(&wrong, Some(&record), true), LeasingStep::Take(_)));
+    assert_eq!(kept(&wrong), RetentionStep::Nothing);
     assert_eq!(waits(&said(&wrong, None, true)), "InvalidAnnotation");
 }
 
@@ -227,7 +236,7 @@ fn a_young_term_takes_no_published_address_for_ended() {
     status(&mut record).expires_at = Some(at(-60).to_rfc3339());
     let early = |lb: &LoadBalancer, record: &DHCPLease, early| {
         let record = Some(record);
-        step(&Seen {
+        step(&LeasingFacts {
             lb,
             network: NETWORK,
             record,
@@ -240,7 +249,7 @@ fn a_young_term_takes_no_published_address_for_ended() {
         })
     };
     let published = publishing(lb(), "10.7.0.9");
-    assert!(matches!(early(&published, &record, true), Step::Take(_)));
+    assert!(matches!(early(&published, &record, true), LeasingStep::Take(_)));
     assert_eq!(waits(&early(&published, &record, false)), "DHCPLeaseLost");
     assert_eq!(waits(&early(&lb(), &record, true)), "NoDHCPAgent", "it was not published");
     assert_eq!(waits(&early(&publishing(lb(), "10.7.0.8"), &record, true)), "DHCPLeaseLost");
@@ -255,7 +264,7 @@ fn what_was_lost_is_not_just_late() {
     assert_eq!(waits(&said(&lb(), Some(&none), true)), "DHCPPending");
     assert_eq!(waits(&said(&lb(), Some(&none), false)), "NoDHCPAgent");
     let mut lost = publishing(lb(), "10.7.0.9");
-    let Step::Wait(why) = said(&lost, Some(&none), true) else { panic!() };
+    let LeasingStep::Wait(why) = said(&lost, Some(&none), true) else { panic!() };
     assert_eq!(why.reason(), "DHCPLeaseLost");
     let status = lost.status.as_mut().unwrap();
     status.allocated_address = None;
@@ -265,16 +274,16 @@ fn what_was_lost_is_not_just_late() {
         ..Condition::default()
     }];
     assert_eq!(waits(&said(&lost, Some(&none), true)), "DHCPLeaseLost");
-    assert!(matches!(said(&lost, Some(&leased(Some("10.7.0.9"))), true), Step::Take(_)));
+    assert!(matches!(said(&lost, Some(&leased(Some("10.7.0.9"))), true), LeasingStep::Take(_)));
 }
 
 #[test]
 fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
     let mut record = leased(Some("10.7.0.9"));
     record.spec.release_after = Some(at(60).to_rfc3339());
-    assert_eq!(said(&lb(), Some(&record), true), Step::Keep);
+    assert_eq!(said(&lb(), Some(&record), true), LeasingStep::Keep);
     assert_eq!(release_after(&record, None)["spec"]["releaseAfter"], Value::Null);
-    let elsewhere = Seen {
+    let elsewhere = LeasingFacts {
         lb: &lb(),
         network: "default/other",
         record: Some(&record),
@@ -288,7 +297,7 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
     assert_eq!(waits(&step(&elsewhere)), "DHCPReturning");
     let published = publishing(lb(), "10.7.0.9");
     record.spec.release_after = None;
-    let moved = Seen {
+    let moved = LeasingFacts {
         lb: &published,
         network: "default/other",
         record: Some(&record),
@@ -299,7 +308,7 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
         early: false,
         now: at(0),
     };
-    assert!(matches!(step(&moved), Step::Take(_)), "an address in use stays");
+    assert!(matches!(step(&moved), LeasingStep::Take(_)), "an address in use stays");
     record.metadata.deletion_timestamp = deletion();
     assert_eq!(waits(&said(&published, Some(&record), true)), "DHCPReturning");
 }
@@ -310,25 +319,29 @@ fn deletion<T: serde::de::DeserializeOwned>() -> Option<T> {
 
 const GRACE: Duration = Duration::from_mins(2);
 
-fn kept(record: &DHCPLease, lb: Option<&LoadBalancer>, agent: bool) -> Keeping {
+fn kept(record: &DHCPLease, lb: Option<&LoadBalancer>, agent: bool) -> RetentionStep {
     keep(record, lb, NETWORK, agent, GRACE, at(0))
 }
 
 #[test]
 fn a_record_without_a_load_balancer_is_kept_for_a_while() {
     let mut record = leased(Some("10.7.0.9"));
-    assert_eq!(kept(&record, Some(&lb()), true), Keeping::Nothing);
-    assert_eq!(kept(&record, None, true), Keeping::Leave(at(120)));
+    assert_eq!(kept(&record, Some(&lb()), true), RetentionStep::Nothing);
+    assert_eq!(kept(&record, None, true), RetentionStep::Leave(at(120)));
     record.spec.release_after = Some(at(30).to_rfc3339());
-    assert_eq!(kept(&record, None, true), Keeping::Later(Duration::from_secs(30)));
-    assert_eq!(kept(&record, Some(&lb()), true), Keeping::Nothing, "it is back");
+    assert_eq!(kept(&record, None, true), RetentionStep::Later(Duration::from_secs(30)));
+    assert_eq!(kept(&record, Some(&lb()), true), RetentionStep::Nothing, "it is back");
     record.spec.release_after = Some(at(0).to_rfc3339());
-    assert_eq!(kept(&record, None, true), Keeping::Delete);
-    assert_eq!(kept(&record, Some(&lb()), true), Keeping::Nothing, "back at the last moment");
+    assert_eq!(kept(&record, None, true), RetentionStep::Delete);
+    assert_eq!(kept(&record, Some(&lb()), true), RetentionStep::Nothing, "back at the last moment");
     let mut leaving = lb();
     leaving.metadata.deletion_timestamp = deletion();
     leaving.metadata.finalizers = Some(vec![LB_FINALIZER.to_owned()]);
-    assert_eq!(kept(&record, Some(&leaving), true), Keeping::Nothing, "its Service goes first");
+    assert_eq!(
+        kept(&record, Some(&leaving), true),
+        RetentionStep::Nothing,
+        "its Service goes first"
+    );
 }
 
 #[test]
@@ -337,45 +350,49 @@ fn a_load_balancer_that_does_without_leaves_its_record_at_once() {
     let mut pool = lb();
     pool.spec.ipam = None;
     for lb in [chosen("guest"), pool] {
-        assert_eq!(kept(&record, Some(&lb), true), Keeping::Delete);
+        assert_eq!(kept(&record, Some(&lb), true), RetentionStep::Delete);
     }
     let mut leaving = chosen("guest");
     leaving.metadata.deletion_timestamp = deletion();
     leaving.metadata.finalizers = Some(vec![LB_FINALIZER.to_owned()]);
-    assert_eq!(kept(&record, Some(&leaving), true), Keeping::Nothing, "its Service goes first");
+    assert_eq!(
+        kept(&record, Some(&leaving), true),
+        RetentionStep::Nothing,
+        "its Service goes first"
+    );
     let mut left = record.clone();
     left.spec.release_after = Some(at(60).to_rfc3339());
     for record in [&record, &left] {
         let elsewhere = keep(record, Some(&lb()), "default/other", true, GRACE, at(0));
-        assert_eq!(elsewhere, Keeping::Delete, "it need not wait for its time");
+        assert_eq!(elsewhere, RetentionStep::Delete, "it need not wait for its time");
     }
     let elsewhere =
         keep(&record, Some(&publishing(lb(), "10.7.0.9")), "default/other", true, GRACE, at(0));
-    assert_eq!(elsewhere, Keeping::Nothing);
+    assert_eq!(elsewhere, RetentionStep::Nothing);
 }
 
 #[test]
 fn a_deleted_record_is_its_agents_or_over_by_the_clock() {
     let mut record = leased(Some("10.7.0.9"));
     record.metadata.deletion_timestamp = deletion();
-    assert_eq!(kept(&record, None, true), Keeping::Nothing);
-    assert_eq!(kept(&record, None, false), Keeping::Later(Duration::from_hours(1)));
+    assert_eq!(kept(&record, None, true), RetentionStep::Nothing);
+    assert_eq!(kept(&record, None, false), RetentionStep::Later(Duration::from_hours(1)));
     status(&mut record).expires_at = None;
-    assert_eq!(kept(&record, None, false), Keeping::Nothing, "for ever");
+    assert_eq!(kept(&record, None, false), RetentionStep::Nothing, "for ever");
     status(&mut record).expires_at = Some(at(0).to_rfc3339());
-    assert_eq!(kept(&record, None, false), Keeping::Forget);
-    assert_eq!(kept(&record, None, true), Keeping::Nothing);
+    assert_eq!(kept(&record, None, false), RetentionStep::Forget);
+    assert_eq!(kept(&record, None, true), RetentionStep::Nothing);
     record.status = None;
-    assert_eq!(kept(&record, None, false), Keeping::Forget, "it never had an address");
+    assert_eq!(kept(&record, None, false), RetentionStep::Forget, "it never had an address");
     let patch = without_finalizer(&record).unwrap();
     assert_eq!(patch["metadata"]["finalizers"], json!([]));
     record.metadata.finalizers = Some(vec!["other".into()]);
-    assert_eq!(kept(&record, None, false), Keeping::Nothing);
+    assert_eq!(kept(&record, None, false), RetentionStep::Nothing);
 }
 
 #[test]
 fn an_agent_is_there_while_its_lease_is_renewed() {
-    let held = Holding {
+    let held = AgentLease {
         holder: "agent".into(),
         duration: Duration::from_secs(15),
         acquired: None,
@@ -384,10 +401,10 @@ fn an_agent_is_there_while_its_lease_is_renewed() {
     };
     assert!(serves(&held, Duration::from_secs(14)));
     assert!(!serves(&held, Duration::from_secs(15)));
-    assert!(!serves(&Holding { holder: String::new(), ..held.clone() }, Duration::ZERO));
+    assert!(!serves(&AgentLease { holder: String::new(), ..held.clone() }, Duration::ZERO));
     assert!(!is_left_behind(&held, at(75)), "clocks may be a minute apart");
     assert!(is_left_behind(&held, at(76)));
-    assert!(!is_left_behind(&Holding { renewed: None, ..held }, at(1_000_000)));
+    assert!(!is_left_behind(&AgentLease { renewed: None, ..held }, at(1_000_000)));
 }
 
 /// A kept address stays published, but counts as over once its record is deleted.
@@ -401,7 +418,7 @@ fn a_kept_address_is_usable_after_its_end() {
     assert!(keeps(&record));
     record.metadata.deletion_timestamp = deletion();
     let forgotten = keep(&record, None, NETWORK, false, GRACE, after);
-    assert_eq!(forgotten, Keeping::Forget);
+    assert_eq!(forgotten, RetentionStep::Forget);
     status(&mut record).state = Some(LeaseState::Lost);
     assert_eq!(usable(&record, after), None, "another host has it");
 }
@@ -424,7 +441,8 @@ fn a_record_has_its_identity_before_the_first_request() {
     assert_eq!(record.metadata.name.as_deref(), Some("web"));
     assert_eq!(record.metadata.namespace.as_deref(), Some("default"));
     assert_eq!(record.metadata.finalizers.as_deref(), Some(&[DHCP_FINALIZER.to_owned()][..]));
-    let Identity { mac, client_id, .. } = Identity::derive("cluster", NETWORK, "default", "web");
+    let ClientIdentity { mac, client_id, .. } =
+        ClientIdentity::derive("cluster", NETWORK, "default", "web");
     assert_eq!(record.spec.mac_address, mac.to_string());
     assert_eq!(record.spec.client_id, client_id.unwrap().to_string());
     assert_eq!((record.spec.network.as_str(), record.spec.hostname.as_str()), (NETWORK, "web"));

@@ -22,19 +22,19 @@ use kube_runtime::watcher::{Config, Event};
 use super::{Informer, LEASING, Part, Signal, Views, lock};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp::{AGENT_PREFIX, ClientIdForm, agent_name};
-use crate::domain::dhcp_lease::{self, Declaration, Holding};
+use crate::domain::dhcp_lease::{self, AgentLease, DhcpDeclaration};
 use crate::domain::load_balancer::facts;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
 /// An agent's Lease, as last observed.
-pub(super) struct Agent {
-    holding: Holding,
+pub(super) struct ObservedAgent {
+    holding: AgentLease,
     /// Time when this renewal was observed. `None`: the Lease was abandoned already.
     since: Option<Instant>,
 }
 
-impl Agent {
+impl ObservedAgent {
     fn serves(&self, now: Instant) -> bool {
         self.since.is_some_and(|since| dhcp_lease::serves(&self.holding, now - since))
     }
@@ -46,9 +46,9 @@ pub struct AgentNetwork {
     /// `namespace/name` of the network.
     pub name: String,
     /// Kind of the network's agent: who makes it, if it has one.
-    pub agent: dhcp_lease::Agent,
+    pub agent: dhcp_lease::WantedAgent,
     /// DHCP settings of the network, from its annotations.
-    pub declaration: Declaration,
+    pub declaration: DhcpDeclaration,
     /// Agent status in the network's annotation; empty for none.
     pub status: String,
     /// Whether the operator may write networks in this namespace.
@@ -116,7 +116,9 @@ impl Views {
             may_declare: self.dhcp.may_declare(name),
             reference: (*known.reference).clone(),
         });
-        agents.filter(|of| of.agent != dhcp_lease::Agent::None || !of.status.is_empty()).collect()
+        agents
+            .filter(|of| of.agent != dhcp_lease::WantedAgent::None || !of.status.is_empty())
+            .collect()
     }
 
     /// Holder of the agent's Lease, if it serves the network, and when it acquired the Lease by its
@@ -297,16 +299,20 @@ fn see(views: &Views, lease: &Lease) {
     let holder = holding.holder.clone();
     let now = Instant::now();
     let before = {
-        let mut agents: std::sync::MutexGuard<'_, HashMap<String, Agent>> = lock(&views.agents);
+        let mut agents: std::sync::MutexGuard<'_, HashMap<String, ObservedAgent>> =
+            lock(&views.agents);
         match agents.get_mut(&name) {
             Some(known) if known.holding == holding => return,
             Some(known) => {
-                let before = std::mem::replace(known, Agent { holding, since: Some(now) });
+                let before = std::mem::replace(known, ObservedAgent { holding, since: Some(now) });
                 before.holding.holder
             }
             None => {
                 let left = dhcp_lease::is_left_behind(&holding, Utc::now().fixed_offset());
-                agents.insert(name.clone(), Agent { holding, since: Some(now).filter(|_| !left) });
+                agents.insert(
+                    name.clone(),
+                    ObservedAgent { holding, since: Some(now).filter(|_| !left) },
+                );
                 String::new()
             }
         }
@@ -316,10 +322,10 @@ fn see(views: &Views, lease: &Lease) {
     }
 }
 
-fn holding(lease: &Lease) -> Holding {
+fn holding(lease: &Lease) -> AgentLease {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).unwrap_or(0);
-    Holding {
+    AgentLease {
         holder: spec.holder_identity.unwrap_or_default(),
         duration: Duration::from_secs(seconds),
         acquired: spec.acquire_time.and_then(moment),

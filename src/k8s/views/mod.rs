@@ -124,10 +124,10 @@ pub struct Views {
     /// UID of the namespace kube-system.
     cluster: Arc<Mutex<Option<String>>>,
     /// The Leases of networks' agents, by name.
-    agents: Arc<Mutex<HashMap<String, leases::Agent>>>,
+    agents: Arc<Mutex<HashMap<String, leases::ObservedAgent>>>,
     /// Networks on which the host leases by the operator's options, besides
     /// NetworkAttachmentDefinitions.
-    dhcp: Arc<dhcp_lease::Networks>,
+    dhcp: Arc<dhcp_lease::DhcpNetworks>,
     removals: Arc<Mutex<Removals>>,
     vms: Arc<Mutex<LabelIndex>>,
     /// Whether the cluster does not serve VirtualMachineInstances.
@@ -186,7 +186,7 @@ impl Views {
     pub fn start(
         client: &Client,
         namespace: &str,
-        dhcp: dhcp_lease::Networks,
+        dhcp: dhcp_lease::DhcpNetworks,
         metrics: &Metrics,
     ) -> Self {
         let writer = Writer::<LoadBalancer>::default();

@@ -15,7 +15,7 @@ use crate::api::{
     ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_STATUS, ANNOTATION_DHCP_SUBNETS,
     ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_CLUSTER_NETWORK, LABEL_VLAN,
 };
-use crate::domain::dhcp_lease::{Declaration, Form};
+use crate::domain::dhcp_lease::{DhcpDeclaration, NetworkForm};
 use crate::domain::load_balancer::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
 use crate::domain::network::Attachment;
 use crate::domain::vm_backends::backend_address::NetworkRange;
@@ -142,14 +142,14 @@ pub(super) struct Network {
     /// Address range of the network. `None`: unknown.
     pub(super) range: Option<NetworkRange>,
     /// DHCP settings of the network, from its annotations.
-    pub(super) declaration: Declaration,
+    pub(super) declaration: DhcpDeclaration,
     /// Agent status in the network's annotation; empty for none.
     pub(super) status: String,
     /// Reference to the network with its resourceVersion, for Events and writes.
     pub(super) reference: Box<ObjectReference>,
 }
 
-fn declaration(known: Option<&Network>) -> Option<&Declaration> {
+fn declaration(known: Option<&Network>) -> Option<&DhcpDeclaration> {
     known.map(|known| &known.declaration)
 }
 
@@ -166,7 +166,7 @@ fn known(network: &NetworkAttachmentDefinition) -> Network {
     if cluster_network.is_empty() {
         bridge.strip_suffix(BRIDGE).unwrap_or_default().clone_into(&mut cluster_network);
     }
-    let declaration = Declaration {
+    let declaration = DhcpDeclaration {
         annotation: text(network.annotations(), ANNOTATION_DHCP),
         form: form(network),
         // A cut text would be another subnet, so it is replaced by a fixed one.
@@ -188,12 +188,12 @@ fn known(network: &NetworkAttachmentDefinition) -> Network {
 }
 
 /// Form of a network's configuration, for an agent that attaches to it.
-fn form(network: &NetworkAttachmentDefinition) -> Form {
+fn form(network: &NetworkAttachmentDefinition) -> NetworkForm {
     match serde_json::from_str::<Plugin>(&network.spec.config) {
-        Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => Form::Other,
-        Ok(plugin) if plugin.vlan_trunk.is_empty() => Form::Bridge,
-        Ok(_) => Form::Trunk,
-        Err(_) => Form::Other,
+        Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => NetworkForm::Other,
+        Ok(plugin) if plugin.vlan_trunk.is_empty() => NetworkForm::Bridge,
+        Ok(_) => NetworkForm::Trunk,
+        Err(_) => NetworkForm::Other,
     }
 }
 

@@ -4,13 +4,17 @@ use kube::{Resource, ResourceExt};
 
 use super::Views;
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::dhcp_lease::{self, Lease, Other, Pool, World};
+use crate::domain::dhcp_lease::{self, AddressUses, LeasedAddress, OtherHolder, PoolSegment};
 use crate::domain::load_balancer::facts;
 use crate::domain::reason::NoLease;
 
 impl Views {
     /// The leased address, or why it must not be published: another object has it.
-    pub fn unless_in_the_way(&self, lb: &LoadBalancer, lease: Lease) -> Result<Lease, NoLease> {
+    pub fn unless_in_the_way(
+        &self,
+        lb: &LoadBalancer,
+        lease: LeasedAddress,
+    ) -> Result<LeasedAddress, NoLease> {
         match dhcp_lease::obstacle(&lease, &world(self, lb, &lease)) {
             Some(why) => Err(NoLease::Unusable(why)),
             None => Ok(lease),
@@ -19,7 +23,7 @@ impl Views {
 }
 
 /// Observed objects that can conflict with a leased address.
-fn world(views: &Views, lb: &LoadBalancer, lease: &Lease) -> World {
+fn world(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> AddressUses {
     let address = lease.ip.to_string();
     let age = |meta: &kube::core::ObjectMeta| {
         let created = meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
@@ -33,7 +37,7 @@ fn world(views: &Views, lb: &LoadBalancer, lease: &Lease) -> World {
         allocated.and_then(|a| a.ip.as_ref()) == Some(&address) && facts::name(other) != mine.1
     };
     let published = views.load_balancers.state_filter(has_it);
-    let mut others: Vec<Other> = published
+    let mut others: Vec<OtherHolder> = published
         .iter()
         .map(|other| {
             let claim = facts::published(other);
@@ -44,7 +48,7 @@ fn world(views: &Views, lb: &LoadBalancer, lease: &Lease) -> World {
                 (None, Some(record)) => Some(record.spec.network.clone()),
                 (None, None) => Some(facts::requirement(other, &views.around(other)).network),
             };
-            Other {
+            OtherHolder {
                 segment: network.map(|network| views.segment(&network)),
                 by_pool: claim.is_some(),
                 publishes: true,
@@ -57,17 +61,17 @@ fn world(views: &Views, lb: &LoadBalancer, lease: &Lease) -> World {
         status.and_then(|status| status.address.as_ref()) == Some(&address)
             && facts::name(lb) != name_of(record)
     });
-    others.extend(recorded.iter().map(|record| Other {
+    others.extend(recorded.iter().map(|record| OtherHolder {
         segment: Some(views.segment(&record.spec.network)),
         by_pool: false,
         publishes: false,
         older: older(record.meta()),
     }));
-    World {
+    AddressUses {
         segment: views.segment(&lease.network),
         pools: pools
             .into_iter()
-            .map(|facts| Pool { segment: views.segment(facts.selector.network()), facts })
+            .map(|facts| PoolSegment { segment: views.segment(facts.selector.network()), facts })
             .collect(),
         others,
         reserved: views.infrastructure.reservations(lease.ip.into()),

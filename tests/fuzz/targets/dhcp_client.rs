@@ -9,12 +9,12 @@ mod wire;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use harvester_guest_operator::domain::dhcp::{Client, Out};
+use harvester_guest_operator::domain::dhcp::{DhcpClient, ClientAction};
 use libfuzzer_sys::fuzz_target;
 
 /// The client, and the state of its keeper.
 struct Keeper {
-    client: Client,
+    client: DhcpClient,
     now: Duration,
     xid: u32,
     /// Number and address of the last record.
@@ -25,12 +25,12 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn takes(&mut self, out: &[Out]) {
+    fn takes(&mut self, out: &[ClientAction]) {
         self.xid = wire::xid(out).unwrap_or(self.xid);
-        assert!(out.iter().filter(|out| matches!(out, Out::Send(_))).count() <= 2);
+        assert!(out.iter().filter(|out| matches!(out, ClientAction::Send(_))).count() <= 2);
         for out in out {
             match out {
-                Out::Record(record) => {
+                ClientAction::Record(record) => {
                     assert!(record.serial > self.record.0);
                     self.record = (record.serial, record.lease.as_ref().map(|l| l.address));
                     // An address that a record removes is gone for its keeper at once.
@@ -38,9 +38,9 @@ impl Keeper {
                         self.written = None;
                     }
                 }
-                Out::Done => self.done = true,
-                Out::Send(_) => assert!(!self.done, "it is done, and sends"),
-                Out::Event(_) => {}
+                ClientAction::Done => self.done = true,
+                ClientAction::Send(_) => assert!(!self.done, "it is done, and sends"),
+                ClientAction::Event(_) => {}
             }
         }
         wire::is_sound(&self.client);

@@ -9,13 +9,13 @@ use std::net::Ipv4Addr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use harvester_guest_operator::domain::dhcp::{Client, Out, owner_of};
+use harvester_guest_operator::domain::dhcp::{DhcpClient, ClientAction, owner_of};
 use libfuzzer_sys::fuzz_target;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 20);
 
 /// A client in each state in which it receives, and the transaction id that it waits for.
-static CLIENTS: LazyLock<Vec<(Client, u32)>> = LazyLock::new(|| {
+static CLIENTS: LazyLock<Vec<(DhcpClient, u32)>> = LazyLock::new(|| {
     let mut all = Vec::new();
     let mut client = wire::client();
     let mut now = Duration::ZERO;
@@ -33,7 +33,7 @@ static CLIENTS: LazyLock<Vec<(Client, u32)>> = LazyLock::new(|| {
         now = client.deadline().unwrap();
         let out = client.due(now);
         for out in &out {
-            if let Out::Record(record) = out {
+            if let ClientAction::Record(record) = out {
                 client.recorded(record.serial, now);
             }
         }
@@ -61,7 +61,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = owner_of(&frame);
         let now = client.deadline().unwrap().saturating_sub(Duration::from_millis(1));
         let out = client.heard(&frame, now);
-        assert!(out.iter().filter(|out| matches!(out, Out::Send(_))).count() <= 1);
+        assert!(out.iter().filter(|out| matches!(out, ClientAction::Send(_))).count() <= 1);
         assert!(client.deadline().is_some());
         wire::is_sound(&client);
     }

@@ -5,25 +5,25 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use harvester_guest_operator::domain::dhcp::{
-    Client, Identity, Mac, Options, Out, Probe, owner_of,
+    DhcpClient, ClientIdentity, Mac, ClientOptions, ClientAction, ProbeTiming, owner_of,
 };
 
 pub const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const STATION: [u8; 6] = [2, 0, 0, 0, 0, 0xfe];
 
-pub fn identity() -> Identity {
-    Identity::derive("cluster", "default/net", "default", "web")
+pub fn identity() -> ClientIdentity {
+    ClientIdentity::derive("cluster", "default/net", "default", "web")
 }
 
-pub fn client() -> Client {
-    let options = Options { probe: Probe::QUICK, ..Options::default() };
-    Client::new(identity(), options, 7, Duration::ZERO)
+pub fn client() -> DhcpClient {
+    let options = ClientOptions { probe: ProbeTiming::QUICK, ..ClientOptions::default() };
+    DhcpClient::new(identity(), options, 7, Duration::ZERO)
 }
 
 /// Transaction id of the last message among these, if one is DHCP.
-pub fn xid(out: &[Out]) -> Option<u32> {
+pub fn xid(out: &[ClientAction]) -> Option<u32> {
     let frames = out.iter().rev().filter_map(|out| match out {
-        Out::Send(frame) if owner_of(frame).is_some() => frame.get(46..50),
+        ClientAction::Send(frame) if owner_of(frame).is_some() => frame.get(46..50),
         _ => None,
     });
     frames.map(|xid| u32::from_be_bytes(xid.try_into().unwrap())).next()
@@ -76,7 +76,7 @@ pub fn frame(message: &[u8]) -> Vec<u8> {
 }
 
 /// Checks the invariants of a usable lease.
-pub fn is_sound(client: &Client) {
+pub fn is_sound(client: &DhcpClient) {
     let Some(lease) = client.lease() else { return };
     let [first, ..] = lease.address.octets();
     assert!(first != 0 && first != 127 && first < 224, "{lease:?}");

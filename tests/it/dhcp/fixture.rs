@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::{
     ANNOTATION_NETWORK, DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus,
 };
-use harvester_guest_operator::domain::dhcp::{Identity, agent_name};
+use harvester_guest_operator::domain::dhcp::{ClientIdentity, agent_name};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -180,14 +180,14 @@ impl Site {
     }
 
     /// Creates the record of a LoadBalancer, as the operator would.
-    pub(crate) async fn lease(&self, name: &str) -> Result<Identity> {
+    pub(crate) async fn lease(&self, name: &str) -> Result<ClientIdentity> {
         let identity = identity(name);
         self.records().create(&PostParams::default(), &record(name, &identity)?).await?;
         Ok(identity)
     }
 
     /// Creates record number `n` of many.
-    pub(crate) async fn lease_at(&self, n: usize) -> Result<Identity> {
+    pub(crate) async fn lease_at(&self, n: usize) -> Result<ClientIdentity> {
         self.lease(&format!("lb-{n}")).await
     }
 
@@ -250,7 +250,7 @@ impl Site {
     }
 
     /// Waits until exactly these leases have a link.
-    pub(crate) async fn linked(&self, leases: &[&Identity]) -> Result<()> {
+    pub(crate) async fn linked(&self, leases: &[&ClientIdentity]) -> Result<()> {
         let mut wanted: Vec<String> = leases.iter().map(|identity| link(identity)).collect();
         wanted.sort();
         eventually(SOON, "link for each lease", async || {
@@ -268,17 +268,17 @@ impl Site {
 }
 
 /// Identity of a record's holder for a server.
-pub(crate) fn identity(name: &str) -> Identity {
-    Identity::derive("cluster", NETWORK, "default", name)
+pub(crate) fn identity(name: &str) -> ClientIdentity {
+    ClientIdentity::derive("cluster", NETWORK, "default", name)
 }
 
 /// Name of a lease's link.
-pub(crate) fn link(identity: &Identity) -> String {
+pub(crate) fn link(identity: &ClientIdentity) -> String {
     format!("lb{}", identity.mac.to_string().replace(':', ""))
 }
 
 /// The record of a LoadBalancer, as the operator would create it.
-pub(crate) fn record(name: &str, identity: &Identity) -> Result<DHCPLease> {
+pub(crate) fn record(name: &str, identity: &ClientIdentity) -> Result<DHCPLease> {
     Ok(serde_json::from_value(json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1alpha1",
         "kind": "DHCPLease",

@@ -84,7 +84,7 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
         found.push(Refusal { field, message });
     }
     if !facts::wants_pool(lb)
-        && let Err(dhcp_lease::Fault { field, message }) = dhcp_lease::asked(lb)
+        && let Err(dhcp_lease::AnnotationFault { field, message }) = dhcp_lease::asked(lb)
     {
         found.push(Refusal { field, message });
     }

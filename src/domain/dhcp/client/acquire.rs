@@ -3,18 +3,18 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::wire::message::{Kind, Reply, Say};
-use super::super::{Event, Ignored, Lease, Mac, Trouble, Unusable};
+use super::super::wire::message::{MessageKind, ReplyKind, ServerReply};
+use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason, Mac, OfferFault};
 use super::offer_check;
 use super::probe::Probing;
-use super::speak::Exchange;
-use super::{Client, Phase};
+use super::speak::MessageExchange;
+use super::{ClientPhase, DhcpClient};
 
 /// Time for which an offer waits for a preferred one.
 const OFFER_WAIT: Duration = Duration::from_millis(250);
 /// Offers that are compared at most.
 const MOST_OFFERS: usize = 8;
-/// DISCOVERs without an offer before [`Trouble::NoOffer`] is reported.
+/// DISCOVERs without an offer before [`ClientTrouble::NoOffer`] is reported.
 const SILENT_TRIES: u32 = 3;
 /// REQUESTs for one offer at most, over about a minute.
 const MOST_REQUESTS: u32 = 4;
@@ -29,7 +29,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 /// State after DISCOVER was sent.
 #[derive(Clone, Debug)]
 pub struct Selecting {
-    pub exchange: Exchange,
+    pub exchange: MessageExchange,
     offers: Vec<Offer>,
     /// Time at which one of the offers is taken.
     choose: Option<Duration>,
@@ -53,11 +53,11 @@ pub struct Offer {
 /// State after REQUEST was sent.
 #[derive(Clone, Debug)]
 pub struct Requesting {
-    pub exchange: Exchange,
+    pub exchange: MessageExchange,
     offer: Offer,
 }
 
-impl Client {
+impl DhcpClient {
     /// Address that the client asks for: the former one, or the one from the options.
     fn wish(&self) -> Option<Offer> {
         let former = self.former.filter(|former| former.wanted);
@@ -69,13 +69,14 @@ impl Client {
     pub(super) fn discover(&mut self) {
         let exchange = self.exchange();
         let wish = self.wish().map(|wish| wish.address);
-        self.say_to_all(Say::Discover(wish), &exchange);
+        self.say_to_all(MessageKind::Discover(wish), &exchange);
         let offers = Vec::new();
-        self.phase = Phase::Selecting(Selecting { exchange, offers, choose: None, useless: false });
+        self.phase =
+            ClientPhase::Selecting(Selecting { exchange, offers, choose: None, useless: false });
     }
 
     pub(super) fn selecting_due(&mut self) {
-        let Phase::Selecting(selecting) = &self.phase else { return };
+        let ClientPhase::Selecting(selecting) = &self.phase else { return };
         let mut selecting = selecting.clone();
         if selecting.choose.is_some_and(|choose| choose <= self.now) {
             return self.take_best(&selecting);
@@ -83,33 +84,37 @@ impl Client {
         self.again(&mut selecting.exchange);
         selecting.exchange.secs = self.secs();
         let wish = self.wish().map(|wish| wish.address);
-        self.say_to_all(Say::Discover(wish), &selecting.exchange);
+        self.say_to_all(MessageKind::Discover(wish), &selecting.exchange);
         let useless = std::mem::take(&mut selecting.useless);
         let silent = selecting.exchange.tries >= SILENT_TRIES && !useless;
-        self.phase = Phase::Selecting(selecting);
+        self.phase = ClientPhase::Selecting(selecting);
         if silent {
-            self.tell(Trouble::NoOffer);
+            self.tell(ClientTrouble::NoOffer);
         }
     }
 
-    pub(super) fn selecting_heard(&mut self, reply: &Reply) {
-        let Phase::Selecting(selecting) = &mut self.phase else { return };
-        if reply.kind != Kind::Offer || reply.xid != selecting.exchange.xid {
-            return self.ignore(Ignored::Unasked);
+    pub(super) fn selecting_heard(&mut self, reply: &ServerReply) {
+        let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
+        if reply.kind != ReplyKind::Offer || reply.xid != selecting.exchange.xid {
+            return self.ignore(IgnoreReason::Unasked);
         }
         if let Err(why) = self.judge(reply) {
-            let Phase::Selecting(selecting) = &mut self.phase else { return };
+            let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
             // Once for each DISCOVER: a flood of offers must not flood the record.
             if !std::mem::replace(&mut selecting.useless, true) {
-                self.tell(Trouble::Unusable { address: reply.address, server: reply.server, why });
+                self.tell(ClientTrouble::Unusable {
+                    address: reply.address,
+                    server: reply.server,
+                    why,
+                });
             }
             return;
         }
         let offer = Offer { address: reply.address, server: reply.server };
-        self.event(Event::Offered { server: reply.server, address: reply.address });
+        self.event(ClientEvent::Offered { server: reply.server, address: reply.address });
         let wish = self.wish();
         let choose = self.now + OFFER_WAIT;
-        let Phase::Selecting(selecting) = &mut self.phase else { return };
+        let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
         if selecting.offers.len() < MOST_OFFERS && !selecting.offers.contains(&offer) {
             selecting.offers.push(offer);
         }
@@ -130,46 +135,47 @@ impl Client {
         let Some(offer) = selecting.offers.iter().min_by_key(dislike).copied() else { return };
         let next = self.now + self.patience(1);
         // With the xid and the time of the DISCOVER that was answered.
-        let exchange = Exchange { first: self.now, tries: 1, next, ..selecting.exchange };
-        self.say_to_all(Say::Select(offer.address, offer.server), &exchange);
-        self.phase = Phase::Requesting(Requesting { exchange, offer });
+        let exchange = MessageExchange { first: self.now, tries: 1, next, ..selecting.exchange };
+        self.say_to_all(MessageKind::Select(offer.address, offer.server), &exchange);
+        self.phase = ClientPhase::Requesting(Requesting { exchange, offer });
     }
 
     pub(super) fn requesting_due(&mut self) {
-        let Phase::Requesting(requesting) = &self.phase else { return };
+        let ClientPhase::Requesting(requesting) = &self.phase else { return };
         let mut requesting = requesting.clone();
         if requesting.exchange.tries >= MOST_REQUESTS {
             return self.discover();
         }
         self.again(&mut requesting.exchange);
         let Offer { address, server } = requesting.offer;
-        self.say_to_all(Say::Select(address, server), &requesting.exchange);
-        self.phase = Phase::Requesting(requesting);
+        self.say_to_all(MessageKind::Select(address, server), &requesting.exchange);
+        self.phase = ClientPhase::Requesting(requesting);
     }
 
-    pub(super) fn requesting_heard(&mut self, reply: &Reply, from: Mac) {
-        let Phase::Requesting(requesting) = &self.phase else { return };
+    pub(super) fn requesting_heard(&mut self, reply: &ServerReply, from: Mac) {
+        let ClientPhase::Requesting(requesting) = &self.phase else { return };
         let requesting = requesting.clone();
-        if reply.xid != requesting.exchange.xid || reply.kind == Kind::Offer {
-            return self.ignore(Ignored::Unasked);
+        if reply.xid != requesting.exchange.xid || reply.kind == ReplyKind::Offer {
+            return self.ignore(IgnoreReason::Unasked);
         }
         if reply.server != requesting.offer.server {
-            return self.ignore(Ignored::OtherServer);
+            return self.ignore(IgnoreReason::OtherServer);
         }
-        if reply.kind == Kind::Nak {
-            self.event(Event::Nak { server: reply.server, heeded: true });
-            return self.refused(Trouble::Refused);
+        if reply.kind == ReplyKind::Nak {
+            self.event(ClientEvent::Nak { server: reply.server, heeded: true });
+            return self.refused(ClientTrouble::Refused);
         }
         if reply.address != requesting.offer.address {
-            return self.ignore(Ignored::Unasked);
+            return self.ignore(IgnoreReason::Unasked);
         }
         if let Err(why) = self.judge(reply) {
             let pause = self.pause_after_refusal();
-            self.phase = Phase::Waiting(self.now + pause);
+            self.phase = ClientPhase::Waiting(self.now + pause);
             let (address, server) = (reply.address, reply.server);
-            return self.tell(Trouble::Unusable { address, server, why });
+            return self.tell(ClientTrouble::Unusable { address, server, why });
         }
-        let lease = Lease::from_reply(reply, from, requesting.exchange.first, self.options.phase);
+        let lease =
+            GrantedLease::from_reply(reply, from, requesting.exchange.first, self.options.phase);
         if lease.is_over(self.now) {
             return self.discover();
         }
@@ -178,35 +184,35 @@ impl Client {
 
     /// Handles a grant to a client without an address: probes the address, unless it may still be
     /// ours.
-    pub(super) fn granted(&mut self, lease: Lease) {
+    pub(super) fn granted(&mut self, lease: GrantedLease) {
         let may_be_ours = self
             .former
             .is_some_and(|former| former.address == lease.address && self.now < former.ours_until);
         if may_be_ours || self.options.probe.count == 0 {
             self.acquired(lease);
         } else {
-            self.phase = Phase::Probing(Probing::of(lease, self));
+            self.phase = ClientPhase::Probing(Probing::of(lease, self));
         }
     }
 
     /// Holds the granted address, which no other host has.
-    pub(super) fn acquired(&mut self, lease: Lease) {
+    pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);
         let took = self.now.saturating_sub(self.began);
-        self.event(Event::Acquired { address, server, took });
+        self.event(ClientEvent::Acquired { address, server, took });
     }
 
     /// Checks whether the offer or grant can be used.
-    pub(super) fn judge(&mut self, reply: &Reply) -> Result<(), Unusable> {
+    pub(super) fn judge(&mut self, reply: &ServerReply) -> Result<(), OfferFault> {
         offer_check::judge(reply, &self.options.subnets).inspect_err(|why| {
             let (server, address, why) = (reply.server, reply.address, *why);
-            self.event(Event::Unusable { server, address, why });
+            self.event(ClientEvent::Unusable { server, address, why });
         })
     }
 
     /// Handles the refusal of an address that the server had offered.
-    fn refused(&mut self, trouble: Trouble) {
+    fn refused(&mut self, trouble: ClientTrouble) {
         let pause = self.pause_after_refusal();
         if self.naks >= MOST_WISHES {
             self.options.wish = None;
@@ -214,7 +220,7 @@ impl Client {
                 former.wanted = false;
             }
         }
-        self.phase = Phase::Waiting(self.now + pause);
+        self.phase = ClientPhase::Waiting(self.now + pause);
         // The first refusal is normal for one of two clients that ask at the same moment.
         if self.naks > 1 {
             self.tell(trouble);

@@ -12,9 +12,9 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::wire::arp::Arp;
-use super::super::{Event, Mac};
-use super::Client;
+use super::super::wire::arp::ArpPacket;
+use super::super::{ClientEvent, Mac};
+use super::DhcpClient;
 
 /// Stations that are stored at most: an announcer moves between nodes.
 const MOST_STATIONS: usize = 4;
@@ -30,14 +30,14 @@ const MOST_SILENT: u32 = 3;
 
 /// An address, and the stations that answered for it while it was held.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Announced {
+pub struct AnnouncedAddress {
     /// IP address that they announce.
     pub address: Ipv4Addr,
     /// Announcing stations, the one that was stored last first.
     pub by: Vec<Mac>,
 }
 
-impl Announced {
+impl AnnouncedAddress {
     pub(super) fn new(address: Ipv4Addr) -> Self {
         Self { address, by: Vec::new() }
     }
@@ -55,7 +55,7 @@ impl Announced {
 
 /// Subject of the questions about an address.
 #[derive(Clone, Debug)]
-pub enum Subject {
+pub enum InquirySubject {
     /// A leased address: which station announces it.
     Leased,
     /// An address that is kept after its lease has ended: whether another host has it. The stations
@@ -67,9 +67,9 @@ pub enum Subject {
 
 /// Questions about one address.
 #[derive(Clone, Debug)]
-pub struct Look {
-    about: Announced,
-    subject: Subject,
+pub struct AddressInquiry {
+    about: AnnouncedAddress,
+    subject: InquirySubject,
     /// Whether the question was sent and its time to answer is not over.
     pub waits: bool,
     /// Questions in a row that no station answered; for a kept address, that another host also
@@ -78,8 +78,8 @@ pub struct Look {
     pub next: Duration,
 }
 
-impl Look {
-    pub(super) fn new(about: Announced, subject: Subject, next: Duration) -> Self {
+impl AddressInquiry {
+    pub(super) fn new(about: AnnouncedAddress, subject: InquirySubject, next: Duration) -> Self {
         Self { about, subject, waits: false, tally: 0, next }
     }
 
@@ -92,7 +92,7 @@ impl Look {
     }
 }
 
-impl Client {
+impl DhcpClient {
     /// Whether a station still announces an address that was lost.
     pub const fn is_still_announced(&self) -> bool {
         self.still.is_some()
@@ -106,9 +106,9 @@ impl Client {
     /// confirmed.
     pub(super) fn look_for_announcer(&mut self, pause: Duration) {
         let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
-        if self.look.as_ref().is_none_or(|look| !matches!(look.subject, Subject::Lost)) {
+        if self.look.as_ref().is_none_or(|look| !matches!(look.subject, InquirySubject::Lost)) {
             let next = self.now + pause + self.dice.below(ANSWER);
-            self.look = Some(Look::new(about, Subject::Leased, next));
+            self.look = Some(AddressInquiry::new(about, InquirySubject::Leased, next));
         }
     }
 
@@ -124,7 +124,7 @@ impl Client {
         let next = self.now + LOOK_AGAIN;
         self.look = announced
             .filter(|_| self.asks_by_arp())
-            .map(|about| Look::new(about, Subject::Lost, next));
+            .map(|about| AddressInquiry::new(about, InquirySubject::Lost, next));
     }
 
     pub(super) fn look_due(&mut self) {
@@ -136,12 +136,12 @@ impl Client {
             return;
         }
         match &mut look.subject {
-            Subject::Leased => return,
-            Subject::Kept(stations) => {
+            InquirySubject::Leased => return,
+            InquirySubject::Kept(stations) => {
                 let stations = std::mem::take(stations);
                 return self.kept_answered(look, &stations);
             }
-            Subject::Lost => {
+            InquirySubject::Lost => {
                 look.tally += 1;
                 if look.tally >= MOST_SILENT {
                     return self.no_longer_announced();
@@ -151,7 +151,7 @@ impl Client {
         self.look_again(look);
     }
 
-    pub(super) fn look_again(&mut self, mut look: Look) {
+    pub(super) fn look_again(&mut self, mut look: AddressInquiry) {
         (look.waits, look.next) = (false, self.now + LOOK_AGAIN);
         self.look = Some(look);
     }
@@ -163,35 +163,35 @@ impl Client {
     }
 
     /// Handles an ARP frame. Returns whether it answers the open question.
-    pub(super) fn look_heard(&mut self, arp: Arp) -> bool {
+    pub(super) fn look_heard(&mut self, arp: ArpPacket) -> bool {
         let ours = self.identity.mac;
-        let answers = |look: &&mut Look| {
+        let answers = |look: &&mut AddressInquiry| {
             look.waits && arp.sender_ip == look.about.address && arp.sender != ours
         };
         let Some(look) = self.look.as_mut().filter(answers) else { return false };
         let (address, by) = (look.about.address, arp.sender);
         let is_announcer = look.is_announcer(by);
         match &mut look.subject {
-            Subject::Leased => {
+            InquirySubject::Leased => {
                 self.look = None;
                 if self.announced.as_mut().is_some_and(|announced| announced.note(by)) {
                     self.record(self.trouble);
                 }
             }
-            Subject::Kept(_) if self.options.proxy == Some(by) => {}
-            Subject::Kept(stations) => {
+            InquirySubject::Kept(_) if self.options.proxy == Some(by) => {}
+            InquirySubject::Kept(stations) => {
                 if stations.len() < MOST_STATIONS && !stations.contains(&by) {
                     stations.push(by);
                 }
             }
-            Subject::Lost if is_announcer => {
+            InquirySubject::Lost if is_announcer => {
                 (look.waits, look.tally, look.next) = (false, 0, self.now + LOOK_AGAIN);
                 if self.still.replace((address, by)) != Some((address, by)) {
-                    self.event(Event::StillAnnounced { address, by });
+                    self.event(ClientEvent::StillAnnounced { address, by });
                     self.record(self.trouble);
                 }
             }
-            Subject::Lost => {}
+            InquirySubject::Lost => {}
         }
         true
     }

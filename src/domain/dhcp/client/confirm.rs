@@ -9,10 +9,10 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::wire::ethernet::Way;
-use super::super::wire::message::{Kind, Reply, Say};
-use super::super::{Event, Ignored, Lease, Lost, Mac, Trouble};
-use super::{Client, Phase};
+use super::super::wire::ethernet::FrameAddresses;
+use super::super::wire::message::{MessageKind, ReplyKind, ServerReply};
+use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason, LossCause, Mac};
+use super::{ClientPhase, DhcpClient};
 
 /// Questions to the lease's server alone before all servers are asked.
 const ALONE: u32 = 2;
@@ -29,7 +29,7 @@ const REMEMBERED: usize = 4;
 
 /// A question that was asked.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct ConfirmAttempt {
     xid: u32,
     at: Duration,
     /// Server whose offer was taken; `None`: any server may answer.
@@ -45,7 +45,7 @@ pub struct Confirming {
     tries: u32,
     /// Number of questions to all.
     broadcasts: u32,
-    asked: Vec<Asked>,
+    asked: Vec<ConfirmAttempt>,
     /// The xid of the DISCOVER that was sent in addition.
     search: Option<u32>,
     pub next: Duration,
@@ -76,7 +76,7 @@ impl Confirming {
         self.search == Some(xid) || self.asked.iter().any(|asked| asked.xid == xid)
     }
 
-    fn remember(&mut self, asked: Asked) {
+    fn remember(&mut self, asked: ConfirmAttempt) {
         if self.asked.len() == REMEMBERED {
             self.asked.remove(0);
         }
@@ -84,21 +84,21 @@ impl Confirming {
     }
 }
 
-impl Client {
+impl DhcpClient {
     pub(super) fn confirm(&mut self, confirming: Confirming) {
-        self.phase = Phase::Confirming(confirming);
+        self.phase = ClientPhase::Confirming(confirming);
         self.confirming_due();
     }
 
     pub(super) fn confirming_due(&mut self) {
-        let (Phase::Confirming(confirming), Some(lease)) = (&self.phase, &self.held) else {
+        let (ClientPhase::Confirming(confirming), Some(lease)) = (&self.phase, &self.held) else {
             return;
         };
         let (mut confirming, lease) = (confirming.clone(), lease.clone());
         if confirming.restart && confirming.tries >= AFTER_RESTART {
             confirming.restart = false;
             if self.now < lease.renew {
-                self.phase = Phase::Bound;
+                self.phase = ClientPhase::Bound;
                 return;
             }
         }
@@ -107,17 +107,17 @@ impl Client {
         let secs = secs.unwrap_or(u16::MAX);
         let xid = self.dice.word();
         let alone = confirming.tries < ALONE && !rebinding && lease.is_server_near();
-        let all = Way::to_all(self.identity.mac);
+        let all = FrameAddresses::to_all(self.identity.mac);
         let way = if alone { self.way_to_server(&lease) } else { all };
-        self.say(Say::Confirm(lease.address), xid, secs, way);
-        confirming.remember(Asked { xid, at: self.now, server: None });
+        self.say(MessageKind::Confirm(lease.address), xid, secs, way);
+        confirming.remember(ConfirmAttempt { xid, at: self.now, server: None });
         if confirming.tries > 0 {
-            self.event(Event::Retry);
+            self.event(ClientEvent::Retry);
         }
         if !alone && rebinding && confirming.broadcasts > 0 {
             // A server without the lease does not answer, but may offer the same address.
             let search = self.dice.word();
-            self.say(Say::Discover(Some(lease.address)), search, secs, all);
+            self.say(MessageKind::Discover(Some(lease.address)), search, secs, all);
             confirming.search = Some(search);
         }
         confirming.tries += 1;
@@ -128,33 +128,33 @@ impl Client {
             lease.ask_again(self.now)
         };
         let restart = confirming.restart;
-        self.phase = Phase::Confirming(confirming);
+        self.phase = ClientPhase::Confirming(confirming);
         if rebinding && !restart {
-            self.tell(if self.kept { Trouble::Kept } else { Trouble::ServerSilent });
+            self.tell(if self.kept { ClientTrouble::Kept } else { ClientTrouble::ServerSilent });
         }
     }
 
-    pub(super) fn confirming_heard(&mut self, reply: &Reply, from: Mac) {
-        let (Phase::Confirming(confirming), Some(lease)) = (&self.phase, &self.held) else {
+    pub(super) fn confirming_heard(&mut self, reply: &ServerReply, from: Mac) {
+        let (ClientPhase::Confirming(confirming), Some(lease)) = (&self.phase, &self.held) else {
             return;
         };
         let (confirming, lease) = (confirming.clone(), lease.clone());
-        if reply.kind == Kind::Offer {
+        if reply.kind == ReplyKind::Offer {
             return self.offered_besides(reply, confirming, &lease);
         }
         let Some(asked) = confirming.asked.iter().find(|asked| asked.xid == reply.xid) else {
-            return self.ignore(Ignored::Unasked);
+            return self.ignore(IgnoreReason::Unasked);
         };
         let own = reply.server == lease.server;
         let chosen = asked.server == Some(reply.server);
         let rebinding = lease.may_rebind(self.now);
-        if reply.kind == Kind::Nak {
+        if reply.kind == ReplyKind::Nak {
             let late = rebinding || lease.expires.is_none();
             let heeded = own || (late && confirming.broadcasts >= BEFORE_OTHERS_REFUSE);
-            self.event(Event::Nak { server: reply.server, heeded });
+            self.event(ClientEvent::Nak { server: reply.server, heeded });
             if heeded {
                 let pause = self.pause_after_refusal();
-                self.lose(Lost::Nak, Trouble::Refused, pause);
+                self.lose(LossCause::Nak, ClientTrouble::Refused, pause);
             }
             return;
         }
@@ -164,7 +164,7 @@ impl Client {
             None => own || others,
         };
         if !may {
-            return self.ignore(Ignored::OtherServer);
+            return self.ignore(IgnoreReason::OtherServer);
         }
         if self.judge(reply).is_ok() {
             self.confirmed(reply, from, asked.at, &confirming, &lease);
@@ -173,49 +173,58 @@ impl Client {
 
     fn confirmed(
         &mut self,
-        reply: &Reply,
+        reply: &ServerReply,
         from: Mac,
         asked: Duration,
         confirming: &Confirming,
-        former: &Lease,
+        former: &GrantedLease,
     ) {
-        let mut lease = Lease::from_reply(reply, from, asked, self.options.phase);
+        let mut lease = GrantedLease::from_reply(reply, from, asked, self.options.phase);
         if lease.is_over(self.now) {
-            return self.ignore(Ignored::Unasked);
+            return self.ignore(IgnoreReason::Unasked);
         }
         if lease.address != former.address {
-            self.lose(Lost::Changed, Trouble::Changed, Duration::ZERO);
+            self.lose(LossCause::Changed, ClientTrouble::Changed, Duration::ZERO);
             return self.granted(lease);
         }
         lease.obtained = former.obtained;
         self.hold(lease, false);
         let took = self.now.saturating_sub(confirming.began);
-        self.event(Event::Renewed { server: reply.server, took });
+        self.event(ClientEvent::Renewed { server: reply.server, took });
         if reply.server != former.server {
-            self.event(Event::ServerChanged { from: former.server, to: reply.server });
+            self.event(ClientEvent::ServerChanged { from: former.server, to: reply.server });
         }
     }
 
     /// Handles an offer to the DISCOVER that was sent in addition. Only the same address is of use
     /// while there is one. If the lease has ended and its own server offers another address, that
     /// server may grant the old one to others, so it is lost.
-    fn offered_besides(&mut self, reply: &Reply, mut confirming: Confirming, lease: &Lease) {
+    fn offered_besides(
+        &mut self,
+        reply: &ServerReply,
+        mut confirming: Confirming,
+        lease: &GrantedLease,
+    ) {
         if confirming.search != Some(reply.xid) {
-            return self.ignore(Ignored::Unasked);
+            return self.ignore(IgnoreReason::Unasked);
         }
         if self.kept && reply.server == lease.server && reply.address != lease.address {
-            return self.lose(Lost::Changed, Trouble::Changed, Duration::ZERO);
+            return self.lose(LossCause::Changed, ClientTrouble::Changed, Duration::ZERO);
         }
         if reply.address != lease.address || self.judge(reply).is_err() {
-            return self.ignore(Ignored::Unasked);
+            return self.ignore(IgnoreReason::Unasked);
         }
-        self.event(Event::Offered { server: reply.server, address: reply.address });
+        self.event(ClientEvent::Offered { server: reply.server, address: reply.address });
         let secs = u16::try_from(self.now.saturating_sub(confirming.began).as_secs());
-        let all = Way::to_all(self.identity.mac);
-        let say = Say::Select(reply.address, reply.server);
+        let all = FrameAddresses::to_all(self.identity.mac);
+        let say = MessageKind::Select(reply.address, reply.server);
         self.say(say, reply.xid, secs.unwrap_or(u16::MAX), all);
-        confirming.remember(Asked { xid: reply.xid, at: self.now, server: Some(reply.server) });
+        confirming.remember(ConfirmAttempt {
+            xid: reply.xid,
+            at: self.now,
+            server: Some(reply.server),
+        });
         confirming.search = None;
-        self.phase = Phase::Confirming(confirming);
+        self.phase = ClientPhase::Confirming(confirming);
     }
 }

@@ -3,12 +3,12 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::lease::Times;
-use super::super::{Lease, Mac};
+use super::super::lease::LeaseTimes;
+use super::super::{GrantedLease, Mac};
 
 /// Lease of an earlier process, from the durable record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct RecordedLease {
     /// Leased IP address.
     pub address: Ipv4Addr,
     /// Length of the prefix of the address's subnet.
@@ -32,18 +32,18 @@ pub struct Held {
     pub left: Duration,
 }
 
-impl Held {
+impl RecordedLease {
     /// Converts to a lease on the client's clock. `left`: rest of the lease time; `None`: without
     /// end.
-    pub(super) fn lease(self, now: Duration, left: Option<Duration>) -> Lease {
-        let times = Times::of(self.seconds.unwrap_or(u32::MAX), None, None);
+    pub(super) fn lease(self, now: Duration, left: Option<Duration>) -> GrantedLease {
+        let times = LeaseTimes::of(self.seconds.unwrap_or(u32::MAX), None, None);
         let expires = left.map(|left| now + left);
         // Zero if the time is before the clock's start: then it is due already.
         let since = |time: Duration| match (expires, times.end) {
             (Some(expires), Some(end)) => (expires + time).saturating_sub(end),
             _ => now + time,
         };
-        Lease {
+        GrantedLease {
             address: self.address,
             prefix: self.prefix,
             gateway: self.gateway,

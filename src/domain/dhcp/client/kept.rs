@@ -7,36 +7,36 @@
 //! is lost when a server refuses it, or when the lease's own server offers another. Invariant: the
 //! address is lost two questions after two hosts have it.
 
-use super::super::{Lost, Mac, Trouble};
-use super::announcing::{Announced, Look, Subject};
-use super::{Client, part};
+use super::super::{ClientTrouble, LossCause, Mac};
+use super::announcing::{AddressInquiry, AnnouncedAddress, InquirySubject};
+use super::{DhcpClient, part};
 
 /// Number of questions in a row, answered by two stations, that show that another host has the
 /// address. An announcer that moves to another node causes one such question.
 const MOST_DOUBLE: u32 = 2;
 
-impl Client {
+impl DhcpClient {
     /// Keeps the address of a lease that has ended.
     pub(super) fn keep(&mut self) {
         let Some(lease) = &self.held else { return };
         self.kept = true;
-        let about = self.announced.clone().unwrap_or_else(|| Announced::new(lease.address));
+        let about = self.announced.clone().unwrap_or_else(|| AnnouncedAddress::new(lease.address));
         let now = self.now;
-        let ask = |about| Look::new(about, Subject::Kept(Vec::new()), now);
+        let ask = |about| AddressInquiry::new(about, InquirySubject::Kept(Vec::new()), now);
         self.look = self.asks_by_arp().then(|| ask(about));
-        self.record(Some(Trouble::Kept));
+        self.record(Some(ClientTrouble::Kept));
     }
 
     /// Judges the stations that answered for the kept address. A single one may be its announcer,
     /// moved.
-    pub(super) fn kept_answered(&mut self, mut look: Look, stations: &[Mac]) {
+    pub(super) fn kept_answered(&mut self, mut look: AddressInquiry, stations: &[Mac]) {
         let is_strange = |station: &&Mac| !look.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();
         look.tally = stranger.map_or(0, |_| look.tally + 1);
         match stranger {
             Some(station) if look.tally >= MOST_DOUBLE => {
                 let pause = part(self.options.phase, self.options.start_within);
-                self.lose(Lost::Taken, Trouble::Taken(station), pause);
+                self.lose(LossCause::Taken, ClientTrouble::Taken(station), pause);
             }
             _ => self.look_again(look),
         }

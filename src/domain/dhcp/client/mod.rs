@@ -3,7 +3,7 @@
 //!
 //! Invariants: the client sends only while its link is up; it sends only messages that were due,
 //! so that a flood of frames makes no flood; on any input, a lease that is over is given up
-//! first; a fresh address may be used only after its record was written ([`Client::recorded`]).
+//! first; a fresh address may be used only after its record was written ([`DhcpClient::recorded`]).
 //!
 //! Times are offsets on one clock that cannot be set and runs on while the host sleeps
 //! (`CLOCK_BOOTTIME`); if it seems to run backwards, it counts as stopped.
@@ -24,19 +24,22 @@ mod speak;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::wire::ethernet::{self, Frame};
-use super::wire::message::{self, Unread};
-use super::{Event, Identity, Ignored, Lease, Lost, Mac, Out, Record, State, Trouble};
-pub use announcing::Announced;
-pub use held::Held;
-use jitter::{Dice, part};
-pub use options::{Listening, Options, Probe};
+use super::wire::ethernet::{self, FrameContent};
+use super::wire::message::{self, MessageFault};
+use super::{
+    ClientAction, ClientEvent, ClientIdentity, ClientState, ClientTrouble, GrantedLease,
+    IgnoreReason, LeaseRecord, LossCause, Mac,
+};
+pub use announcing::AnnouncedAddress;
+pub use held::RecordedLease;
+use jitter::{JitterRng, part};
+pub use options::{ClientOptions, OpenSockets, ProbeTiming};
 
 use acquire::{Requesting, Selecting};
-use announcing::Look;
+use announcing::AddressInquiry;
 use confirm::Confirming;
 use probe::Probing;
-use releasing::Parting;
+use releasing::PendingRelease;
 
 /// Time after the loss of an address for which our announcer may still announce it. Until then the
 /// address is not probed: the answer would be from our own announcer.
@@ -44,7 +47,7 @@ const STILL_OURS: Duration = Duration::from_mins(5);
 
 /// Phase of the protocol. A lease is held or not, independently of it.
 #[derive(Clone, Debug)]
-enum Phase {
+enum ClientPhase {
     /// Idle until this time, then a DISCOVER.
     Waiting(Duration),
     Selecting(Selecting),
@@ -54,14 +57,14 @@ enum Phase {
     Bound,
     Confirming(Confirming),
     /// The address is to be given back, unless a station has it.
-    Parting(Parting),
+    Parting(PendingRelease),
     /// The address was given back. With a time: the RELEASE is sent once more then.
-    Released(Option<(Duration, Lease)>),
+    Released(Option<(Duration, GrantedLease)>),
 }
 
 /// Address that was held before.
 #[derive(Clone, Copy, Debug)]
-struct Former {
+struct FormerAddress {
     address: Ipv4Addr,
     server: Ipv4Addr,
     /// Time until which our announcer may still announce the address.
@@ -72,21 +75,21 @@ struct Former {
 
 /// The client of one lease.
 #[derive(Clone, Debug)]
-pub struct Client {
-    identity: Identity,
-    options: Options,
-    dice: Dice,
+pub struct DhcpClient {
+    identity: ClientIdentity,
+    options: ClientOptions,
+    dice: JitterRng,
     now: Duration,
     up: bool,
-    phase: Phase,
-    held: Option<Lease>,
+    phase: ClientPhase,
+    held: Option<GrantedLease>,
     /// Serial of the record that must be written before the held address may be used.
     awaits: Option<u64>,
     serial: u64,
-    former: Option<Former>,
+    former: Option<FormerAddress>,
     /// Stations that answered for the address that is held, or was held last.
-    announced: Option<Announced>,
-    look: Option<Look>,
+    announced: Option<AnnouncedAddress>,
+    look: Option<AddressInquiry>,
     /// Whether the lease that is held has ended, and its address is kept.
     kept: bool,
     /// Lost address that is still announced, and the station that does so.
@@ -96,23 +99,23 @@ pub struct Client {
     /// Refusals and conflicts since an address was last held.
     naks: u32,
     conflicts: u32,
-    trouble: Option<Trouble>,
+    trouble: Option<ClientTrouble>,
     /// The xid of the last message.
     spoken: u32,
-    out: Vec<Out>,
+    out: Vec<ClientAction>,
 }
 
-impl Client {
+impl DhcpClient {
     /// A client that has no address.
-    pub fn new(identity: Identity, options: Options, seed: u64, now: Duration) -> Self {
+    pub fn new(identity: ClientIdentity, options: ClientOptions, seed: u64, now: Duration) -> Self {
         let start = now + part(options.phase, options.start_within);
         Self {
             identity,
             options,
-            dice: Dice::new(seed),
+            dice: JitterRng::new(seed),
             now,
             up: true,
-            phase: Phase::Waiting(start),
+            phase: ClientPhase::Waiting(start),
             held: None,
             awaits: None,
             serial: 0,
@@ -134,29 +137,30 @@ impl Client {
     /// soon. A lease that is over is not resumed: the client removes the address from the record,
     /// and asks for the same address.
     pub fn resume(
-        identity: Identity,
-        options: Options,
-        held: Held,
+        identity: ClientIdentity,
+        options: ClientOptions,
+        held: RecordedLease,
         seed: u64,
         now: Duration,
     ) -> Self {
         let mut client = Self::new(identity, options, seed, now);
-        client.announced = Some(Announced { address: held.address, by: held.announcers.clone() });
+        client.announced =
+            Some(AnnouncedAddress { address: held.address, by: held.announcers.clone() });
         let whole = held.seconds.map(|seconds| Duration::from_secs(seconds.into()));
         let left = whole.map(|whole| held.left.min(whole));
         client.held = Some(held.lease(now, left));
-        let Options { resume_within, phase, .. } = client.options;
+        let ClientOptions { resume_within, phase, .. } = client.options;
         let spread = left.map_or(resume_within, |left| resume_within.min(left / 4));
         let start = now + part(phase, spread);
-        client.phase = Phase::Confirming(Confirming::of_restart(start));
+        client.phase = ClientPhase::Confirming(Confirming::of_restart(start));
         client
     }
 
     /// A client that had this address and lost it before it was stopped: it asks for the same
     /// address.
     #[must_use]
-    pub fn remembering(mut self, announced: Announced) -> Self {
-        self.former = Some(Former {
+    pub fn remembering(mut self, announced: AnnouncedAddress) -> Self {
+        self.former = Some(FormerAddress {
             address: announced.address,
             server: Ipv4Addr::UNSPECIFIED,
             ours_until: self.now,
@@ -167,12 +171,12 @@ impl Client {
         self
     }
 
-    /// Time at which to call [`Client::due`]. `None`: not before another input.
+    /// Time at which to call [`DhcpClient::due`]. `None`: not before another input.
     pub fn deadline(&self) -> Option<Duration> {
         let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
         let end = self.held.as_ref().filter(|_| !self.kept).and_then(|lease| lease.expires);
         match &self.phase {
-            Phase::Released(_) | Phase::Parting(_) => self.next(),
+            ClientPhase::Released(_) | ClientPhase::Parting(_) => self.next(),
             _ => self.next().into_iter().chain(look).chain(end).min(),
         }
     }
@@ -180,101 +184,105 @@ impl Client {
     /// Time at which the current phase has something due.
     fn next(&self) -> Option<Duration> {
         let under_way = match &self.phase {
-            Phase::Released(again) => return again.as_ref().map(|(at, _)| *at),
-            Phase::Parting(parting) => return Some(parting.next),
-            Phase::Waiting(until) => Some(*until),
-            Phase::Selecting(selecting) => Some(selecting.deadline()),
-            Phase::Requesting(requesting) => Some(requesting.exchange.next),
-            Phase::Probing(probing) => Some(probing.next),
-            Phase::Bound => self.held.as_ref().map(|lease| lease.renew),
-            Phase::Confirming(confirming) => Some(confirming.next),
+            ClientPhase::Released(again) => return again.as_ref().map(|(at, _)| *at),
+            ClientPhase::Parting(parting) => return Some(parting.next),
+            ClientPhase::Waiting(until) => Some(*until),
+            ClientPhase::Selecting(selecting) => Some(selecting.deadline()),
+            ClientPhase::Requesting(requesting) => Some(requesting.exchange.next),
+            ClientPhase::Probing(probing) => Some(probing.next),
+            ClientPhase::Bound => self.held.as_ref().map(|lease| lease.renew),
+            ClientPhase::Confirming(confirming) => Some(confirming.next),
         };
         under_way.filter(|_| self.up)
     }
 
     /// Sockets that must be open before the returned frames are sent.
-    pub fn listening(&self) -> Listening {
+    pub fn listening(&self) -> OpenSockets {
         match &self.phase {
-            _ if !self.up => Listening::Nothing,
-            Phase::Released(_) => Listening::Nothing,
-            Phase::Parting(_) => Listening::DhcpAndArp,
-            _ if self.look.as_ref().is_some_and(|look| look.waits) => Listening::DhcpAndArp,
-            Phase::Waiting(_) | Phase::Bound => Listening::Nothing,
-            Phase::Confirming(confirming) if !confirming.has_asked() => Listening::Nothing,
-            Phase::Selecting(_) | Phase::Requesting(_) | Phase::Confirming(_) => Listening::Dhcp,
-            Phase::Probing(_) => Listening::DhcpAndArp,
+            _ if !self.up => OpenSockets::Nothing,
+            ClientPhase::Released(_) => OpenSockets::Nothing,
+            ClientPhase::Parting(_) => OpenSockets::DhcpAndArp,
+            _ if self.look.as_ref().is_some_and(|look| look.waits) => OpenSockets::DhcpAndArp,
+            ClientPhase::Waiting(_) | ClientPhase::Bound => OpenSockets::Nothing,
+            ClientPhase::Confirming(confirming) if !confirming.has_asked() => OpenSockets::Nothing,
+            ClientPhase::Selecting(_) | ClientPhase::Requesting(_) | ClientPhase::Confirming(_) => {
+                OpenSockets::Dhcp
+            }
+            ClientPhase::Probing(_) => OpenSockets::DhcpAndArp,
         }
     }
 
     /// State of the client.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ClientState {
         match &self.phase {
-            Phase::Waiting(_) if self.former.is_some() => State::Lost,
-            Phase::Waiting(_) | Phase::Selecting(_) => State::Selecting,
-            Phase::Requesting(_) => State::Requesting,
-            Phase::Probing(_) | Phase::Parting(_) => State::Probing,
-            Phase::Released(_) => State::Released,
-            _ if self.awaits.is_some() => State::Probing,
-            Phase::Bound => State::Bound,
-            Phase::Confirming(confirming) if confirming.restart => State::Rebooting,
-            Phase::Confirming(_) if self.may_rebind() => State::Rebinding,
-            Phase::Confirming(_) => State::Renewing,
+            ClientPhase::Waiting(_) if self.former.is_some() => ClientState::Lost,
+            ClientPhase::Waiting(_) | ClientPhase::Selecting(_) => ClientState::Selecting,
+            ClientPhase::Requesting(_) => ClientState::Requesting,
+            ClientPhase::Probing(_) | ClientPhase::Parting(_) => ClientState::Probing,
+            ClientPhase::Released(_) => ClientState::Released,
+            _ if self.awaits.is_some() => ClientState::Probing,
+            ClientPhase::Bound => ClientState::Bound,
+            ClientPhase::Confirming(confirming) if confirming.restart => ClientState::Rebooting,
+            ClientPhase::Confirming(_) if self.may_rebind() => ClientState::Rebinding,
+            ClientPhase::Confirming(_) => ClientState::Renewing,
         }
     }
 
     /// The lease, if its address may be used.
-    pub fn lease(&self) -> Option<&Lease> {
+    pub fn lease(&self) -> Option<&GrantedLease> {
         self.held.as_ref().filter(|_| self.awaits.is_none())
     }
 
     /// Whether the client only extends the lease of an address that it may use.
     pub fn renews(&self) -> bool {
-        self.lease().is_some() && matches!(self.phase, Phase::Confirming(_))
+        self.lease().is_some() && matches!(self.phase, ClientPhase::Confirming(_))
     }
 
     /// Identity of the client: hardware address, client identifier, host name.
-    pub const fn identity(&self) -> &Identity {
+    pub const fn identity(&self) -> &ClientIdentity {
         &self.identity
     }
 
     /// Handles a received Ethernet frame, which must be whole.
-    pub fn heard(&mut self, frame: &[u8], now: Duration) -> Vec<Out> {
+    pub fn heard(&mut self, frame: &[u8], now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         match ethernet::read(frame) {
-            _ if !self.up || matches!(self.phase, Phase::Released(_)) => {}
-            None => self.ignore(Ignored::Malformed),
-            Some(Frame::Arp(arp)) => self.heard_arp(arp),
-            Some(Frame::Udp(datagram)) if datagram.port == ethernet::SERVER_PORT => {
+            _ if !self.up || matches!(self.phase, ClientPhase::Released(_)) => {}
+            None => self.ignore(IgnoreReason::Malformed),
+            Some(FrameContent::Arp(arp)) => self.heard_arp(arp),
+            Some(FrameContent::Udp(datagram)) if datagram.port == ethernet::SERVER_PORT => {
                 self.heard_client(datagram);
             }
-            Some(Frame::Udp(datagram)) => match message::read(datagram.payload, &self.identity) {
-                Ok(reply) => self.heard_reply(&reply, datagram.source),
-                Err(Unread::Malformed) => self.ignore(Ignored::Malformed),
-                Err(Unread::NotOurs) => self.ignore(Ignored::NotOurs),
-            },
+            Some(FrameContent::Udp(datagram)) => {
+                match message::read(datagram.payload, &self.identity) {
+                    Ok(reply) => self.heard_reply(&reply, datagram.source),
+                    Err(MessageFault::Malformed) => self.ignore(IgnoreReason::Malformed),
+                    Err(MessageFault::NotOurs) => self.ignore(IgnoreReason::NotOurs),
+                }
+            }
         }
         self.leave()
     }
 
     /// Carries out everything that is due at `now`. An early call does nothing.
-    pub fn due(&mut self, now: Duration) -> Vec<Out> {
+    pub fn due(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
         let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
         let (looks, goes_on) = (is_due(look), is_due(self.next()));
-        if looks && !matches!(self.phase, Phase::Released(_) | Phase::Parting(_)) {
+        if looks && !matches!(self.phase, ClientPhase::Released(_) | ClientPhase::Parting(_)) {
             self.look_due();
         }
         if goes_on {
             match &self.phase {
-                Phase::Waiting(_) => self.discover(),
-                Phase::Selecting(_) => self.selecting_due(),
-                Phase::Requesting(_) => self.requesting_due(),
-                Phase::Probing(_) => self.probing_due(),
-                Phase::Bound => self.confirm(Confirming::of_renewal(self.now)),
-                Phase::Confirming(_) => self.confirming_due(),
-                Phase::Parting(_) => self.parting_due(),
-                Phase::Released(_) => self.release_again(),
+                ClientPhase::Waiting(_) => self.discover(),
+                ClientPhase::Selecting(_) => self.selecting_due(),
+                ClientPhase::Requesting(_) => self.requesting_due(),
+                ClientPhase::Probing(_) => self.probing_due(),
+                ClientPhase::Bound => self.confirm(Confirming::of_renewal(self.now)),
+                ClientPhase::Confirming(_) => self.confirming_due(),
+                ClientPhase::Parting(_) => self.parting_due(),
+                ClientPhase::Released(_) => self.release_again(),
             }
         }
         self.leave()
@@ -282,25 +290,25 @@ impl Client {
 
     /// Handles a link that came up or went down, or a client that may send or may no longer. While
     /// it may not send, its lease runs on. A client begins with its link up.
-    pub fn link(&mut self, up: bool, now: Duration) -> Vec<Out> {
+    pub fn link(&mut self, up: bool, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let changed = up != self.up;
         self.up = up;
-        if changed && !matches!(self.phase, Phase::Released(_) | Phase::Parting(_)) {
+        if changed && !matches!(self.phase, ClientPhase::Released(_) | ClientPhase::Parting(_)) {
             let start = self.now + part(self.options.phase, self.options.start_within);
             if self.held.is_some() {
                 // The cable may now lead to another network, without the former server.
-                self.phase = Phase::Confirming(Confirming::of_restart(start));
+                self.phase = ClientPhase::Confirming(Confirming::of_restart(start));
             } else {
                 self.began = start;
-                self.phase = Phase::Waiting(start);
+                self.phase = ClientPhase::Waiting(start);
             }
         }
         self.leave()
     }
 
     /// Handles the notice that the record `serial`, or a later one, has been written.
-    pub fn recorded(&mut self, serial: u64, now: Duration) -> Vec<Out> {
+    pub fn recorded(&mut self, serial: u64, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         if self.awaits.is_some_and(|awaited| serial >= awaited) {
             self.awaits = None;
@@ -324,11 +332,11 @@ impl Client {
             self.keep();
         } else {
             let pause = part(self.options.phase, self.options.start_within);
-            self.lose(Lost::Expired, Trouble::Expired, pause);
+            self.lose(LossCause::Expired, ClientTrouble::Expired, pause);
         }
     }
 
-    fn leave(&mut self) -> Vec<Out> {
+    fn leave(&mut self) -> Vec<ClientAction> {
         std::mem::take(&mut self.out)
     }
 
@@ -337,32 +345,32 @@ impl Client {
     }
 
     /// Gives up the address, and reports that in the record. The client asks for one after `pause`.
-    fn lose(&mut self, how: Lost, trouble: Trouble, pause: Duration) {
+    fn lose(&mut self, how: LossCause, trouble: ClientTrouble, pause: Duration) {
         let Some(lease) = self.held.take() else { return };
         (self.awaits, self.kept) = (None, false);
         self.began = self.now;
-        self.former = Some(Former {
+        self.former = Some(FormerAddress {
             address: lease.address,
             server: lease.server,
             ours_until: self.now + STILL_OURS,
             wanted: true,
         });
-        self.phase = Phase::Waiting(self.now + pause);
+        self.phase = ClientPhase::Waiting(self.now + pause);
         self.look_after_loss();
         self.record(Some(trouble));
-        self.event(Event::Lost { address: lease.address, how });
+        self.event(ClientEvent::Lost { address: lease.address, how });
     }
 
     /// Holds the lease. `fresh`: its address is not in the record yet.
-    fn hold(&mut self, lease: Lease, fresh: bool) {
+    fn hold(&mut self, lease: GrantedLease, fresh: bool) {
         let announced = self.announced.take().filter(|known| known.address == lease.address);
-        self.announced = Some(announced.unwrap_or_else(|| Announced::new(lease.address)));
+        self.announced = Some(announced.unwrap_or_else(|| AnnouncedAddress::new(lease.address)));
         if self.look.as_ref().is_some_and(|look| look.is_about(lease.address)) {
             (self.look, self.still) = (None, None);
         }
         self.held = Some(lease);
         self.kept = false;
-        self.phase = Phase::Bound;
+        self.phase = ClientPhase::Bound;
         self.former = None;
         (self.naks, self.conflicts) = (0, 0);
         if fresh {
@@ -374,15 +382,15 @@ impl Client {
     }
 
     /// Outputs a record of the current state.
-    fn record(&mut self, trouble: Option<Trouble>) {
+    fn record(&mut self, trouble: Option<ClientTrouble>) {
         self.serial += 1;
         self.trouble = trouble;
         let state = match &self.phase {
             // The written record means that the address may be used.
-            Phase::Bound => State::Bound,
+            ClientPhase::Bound => ClientState::Bound,
             _ => self.state(),
         };
-        let record = Record {
+        let record = LeaseRecord {
             serial: self.serial,
             state,
             lease: self.held.clone(),
@@ -391,51 +399,51 @@ impl Client {
             announced: self.announced.clone(),
             still_announced: self.still,
         };
-        self.out.push(Out::Record(record));
+        self.out.push(ClientAction::Record(record));
     }
 
     /// Records a trouble, once.
-    fn tell(&mut self, trouble: Trouble) {
+    fn tell(&mut self, trouble: ClientTrouble) {
         if self.trouble != Some(trouble) {
             self.record(Some(trouble));
         }
     }
 
-    fn event(&mut self, event: Event) {
-        self.out.push(Out::Event(event));
+    fn event(&mut self, event: ClientEvent) {
+        self.out.push(ClientAction::Event(event));
     }
 
-    fn ignore(&mut self, why: Ignored) {
-        self.event(Event::Ignored(why));
+    fn ignore(&mut self, why: IgnoreReason) {
+        self.event(ClientEvent::Ignored(why));
     }
 
     /// Handles a message of a client with this hardware address. Our own may come back by a loop.
-    fn heard_client(&mut self, datagram: ethernet::Datagram<'_>) {
+    fn heard_client(&mut self, datagram: ethernet::UdpDatagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);
         match xid {
             Some(xid) if ours && !self.has_asked(xid) => {
-                self.event(Event::Duplicate { from: datagram.source });
+                self.event(ClientEvent::Duplicate { from: datagram.source });
             }
-            _ => self.ignore(Ignored::NotOurs),
+            _ => self.ignore(IgnoreReason::NotOurs),
         }
     }
 
     fn has_asked(&self, xid: u32) -> bool {
         match &self.phase {
-            Phase::Selecting(selecting) => selecting.exchange.xid == xid,
-            Phase::Requesting(requesting) => requesting.exchange.xid == xid,
-            Phase::Confirming(confirming) => confirming.has_asked_by(xid),
+            ClientPhase::Selecting(selecting) => selecting.exchange.xid == xid,
+            ClientPhase::Requesting(requesting) => requesting.exchange.xid == xid,
+            ClientPhase::Confirming(confirming) => confirming.has_asked_by(xid),
             _ => self.spoken == xid,
         }
     }
 
-    fn heard_reply(&mut self, reply: &message::Reply, from: Mac) {
+    fn heard_reply(&mut self, reply: &message::ServerReply, from: Mac) {
         match &self.phase {
-            Phase::Selecting(_) => self.selecting_heard(reply),
-            Phase::Requesting(_) => self.requesting_heard(reply, from),
-            Phase::Confirming(_) => self.confirming_heard(reply, from),
-            _ => self.ignore(Ignored::Unasked),
+            ClientPhase::Selecting(_) => self.selecting_heard(reply),
+            ClientPhase::Requesting(_) => self.requesting_heard(reply, from),
+            ClientPhase::Confirming(_) => self.confirming_heard(reply, from),
+            _ => self.ignore(IgnoreReason::Unasked),
         }
     }
 }

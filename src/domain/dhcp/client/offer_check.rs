@@ -7,14 +7,14 @@ use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 
-use super::super::wire::message::Reply;
+use super::super::wire::message::ServerReply;
 
 /// Shortest accepted lease, in seconds. A shorter one would be renewed without pause.
 pub const SHORTEST_LEASE: u32 = 10;
 
 /// Reason why an offer or grant cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
-pub enum Unusable {
+pub enum OfferFault {
     /// Address in 0.0.0.0/8.
     #[error("it cannot be the address of a host")]
     Unspecified,
@@ -54,26 +54,26 @@ pub enum Unusable {
 }
 
 /// Judges an offer or a grant. `subnets`: those whose addresses may be leased; empty: any.
-pub fn judge(reply: &Reply, subnets: &[Ipv4Net]) -> Result<(), Unusable> {
+pub fn judge(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault> {
     let address = reply.address;
     let [first, ..] = address.octets();
     let found = match first {
-        0 => Some(Unusable::Unspecified),
-        127 => Some(Unusable::Loopback),
-        169 if address.is_link_local() => Some(Unusable::LinkLocal),
-        224..=239 => Some(Unusable::Multicast),
-        240.. if address.is_broadcast() => Some(Unusable::Broadcast),
-        240.. => Some(Unusable::Reserved),
+        0 => Some(OfferFault::Unspecified),
+        127 => Some(OfferFault::Loopback),
+        169 if address.is_link_local() => Some(OfferFault::LinkLocal),
+        224..=239 => Some(OfferFault::Multicast),
+        240.. if address.is_broadcast() => Some(OfferFault::Broadcast),
+        240.. => Some(OfferFault::Reserved),
         _ => None,
     };
     let found = found.or_else(|| edge(address, reply.prefix?));
-    let gateway = (reply.gateway == Some(address)).then_some(Unusable::Gateway);
-    let server = (reply.server == address).then_some(Unusable::Server);
+    let gateway = (reply.gateway == Some(address)).then_some(OfferFault::Gateway);
+    let server = (reply.server == address).then_some(OfferFault::Server);
     let is_allowed = subnets.is_empty() || subnets.iter().any(|subnet| subnet.contains(&address));
-    let foreign = (!is_allowed).then_some(Unusable::NotAllowed);
+    let foreign = (!is_allowed).then_some(OfferFault::NotAllowed);
     let time = match reply.seconds {
-        None => Some(Unusable::NoLeaseTime),
-        Some(seconds) if seconds < SHORTEST_LEASE => Some(Unusable::TooShort),
+        None => Some(OfferFault::NoLeaseTime),
+        Some(seconds) if seconds < SHORTEST_LEASE => Some(OfferFault::TooShort),
         Some(_) => None,
     };
     found.or(gateway).or(server).or(foreign).or(time).map_or(Ok(()), Err)
@@ -81,14 +81,14 @@ pub fn judge(reply: &Reply, subnets: &[Ipv4Net]) -> Result<(), Unusable> {
 
 /// Checks for the first and the last address of a subnet, which no host may have if the prefix is
 /// 30 or shorter.
-fn edge(address: Ipv4Addr, prefix: u8) -> Option<Unusable> {
+fn edge(address: Ipv4Addr, prefix: u8) -> Option<OfferFault> {
     if prefix > 30 {
         return None;
     }
     let host = u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0);
     match address.to_bits() & host {
-        0 => Some(Unusable::Network),
-        bits if bits == host => Some(Unusable::Broadcast),
+        0 => Some(OfferFault::Network),
+        bits if bits == host => Some(OfferFault::Broadcast),
         _ => None,
     }
 }

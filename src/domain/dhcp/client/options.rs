@@ -10,9 +10,9 @@ use super::super::Mac;
 
 /// Options of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct ClientOptions {
     /// ARP probe of a fresh address.
-    pub probe: Probe,
+    pub probe: ProbeTiming,
     /// Time over which clients that begin together spread their first message.
     pub start_within: Duration,
     /// Time over which clients that were resumed together spread their first message; a quarter of
@@ -35,10 +35,10 @@ pub struct Options {
     pub proxy: Option<Mac>,
 }
 
-impl Default for Options {
+impl Default for ClientOptions {
     fn default() -> Self {
         Self {
-            probe: Probe::QUICK,
+            probe: ProbeTiming::QUICK,
             start_within: Duration::ZERO,
             resume_within: Duration::from_secs(30),
             phase: 0,
@@ -53,7 +53,7 @@ impl Default for Options {
 
 /// ARP probe of a fresh address: RFC 5227.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct ProbeTiming {
     /// Number of questions who has the address. Zero: no probe.
     pub count: u32,
     /// Longest random wait before the first question.
@@ -66,7 +66,7 @@ pub struct Probe {
     pub wait: Duration,
 }
 
-impl Probe {
+impl ProbeTiming {
     /// Times of RFC 5227: four to nine seconds.
     pub const RFC_5227: Self = Self {
         count: 3,
@@ -89,7 +89,7 @@ impl Probe {
 
 /// Sockets that must be open before a client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listening {
+pub enum OpenSockets {
     /// No socket is needed.
     Nothing,
     /// A socket for answers of DHCP servers.

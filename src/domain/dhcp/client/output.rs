@@ -4,45 +4,45 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::{Announced, Lease, Mac, Unusable};
+use super::super::{AnnouncedAddress, GrantedLease, Mac, OfferFault};
 
 /// Action to take. Actions are taken in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Out {
-    /// Send this whole Ethernet frame. The sockets that [`super::super::Client::listening`] names
+pub enum ClientAction {
+    /// Send this whole Ethernet frame. The sockets that [`super::super::DhcpClient::listening`] names
     /// by now must be open before it is sent.
     Send(Vec<u8>),
-    /// Write this record, then call [`super::super::Client::recorded`]. A later record replaces all
+    /// Write this record, then call [`super::super::DhcpClient::recorded`]. A later record replaces all
     /// earlier ones that have not been written yet.
-    Record(Record),
+    Record(LeaseRecord),
     /// Report this in metrics, logs and Events.
-    Event(Event),
+    Event(ClientEvent),
     /// Remove the client and its link: the client has finished.
     Done,
 }
 
 /// Content of the durable record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct LeaseRecord {
     /// Serial number: later records have greater ones.
     pub serial: u64,
     /// State of the client.
-    pub state: State,
+    pub state: ClientState,
     /// Lease, while its address may be used.
-    pub lease: Option<Lease>,
+    pub lease: Option<GrantedLease>,
     /// Trouble of the client, if any.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<ClientTrouble>,
     /// Whether the address is kept after its lease has ended without an answer.
     pub keeps: bool,
     /// Stations that answer for the client's address, or did for its last one.
-    pub announced: Option<Announced>,
+    pub announced: Option<AnnouncedAddress>,
     /// Lost address that is still announced, and the station that does so.
     pub still_announced: Option<(Ipv4Addr, Mac)>,
 }
 
 /// State of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum State {
+pub enum ClientState {
     /// The client searches for a server.
     Selecting,
     /// The client requests an offered address.
@@ -66,7 +66,7 @@ pub enum State {
 
 /// Reason why a client has no address, or may soon have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Trouble {
+pub enum ClientTrouble {
     /// No server has answered for a while.
     NoOffer,
     /// A server refused the address that it had offered or granted.
@@ -82,7 +82,7 @@ pub enum Trouble {
         /// Server that made the offer.
         server: Ipv4Addr,
         /// Reason why it cannot be used.
-        why: Unusable,
+        why: OfferFault,
     },
     /// A station answers ARP for every address, so the client cannot check that one is free.
     AnswersForAll(Mac),
@@ -98,7 +98,7 @@ pub enum Trouble {
     Changed,
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for ClientTrouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoOffer => f.write_str("no DHCP server answers"),
@@ -130,7 +130,7 @@ impl fmt::Display for Trouble {
 
 /// Cause of an address's loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Lost {
+pub enum LossCause {
     /// The lease ended.
     Expired,
     /// A server refused the address.
@@ -143,7 +143,7 @@ pub enum Lost {
 
 /// Event of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ClientEvent {
     /// A server made an offer that can be used.
     Offered {
         /// Server that sent the message.
@@ -158,7 +158,7 @@ pub enum Event {
         /// Offered address.
         address: Ipv4Addr,
         /// Reason why it cannot be used.
-        why: Unusable,
+        why: OfferFault,
     },
     /// An address was granted, and no other host has it.
     Acquired {
@@ -188,7 +188,7 @@ pub enum Event {
         /// Address concerned.
         address: Ipv4Addr,
         /// Cause of the loss.
-        how: Lost,
+        how: LossCause,
     },
     /// A server refused the address.
     Nak {
@@ -236,12 +236,12 @@ pub enum Event {
         from: Mac,
     },
     /// A frame was ignored.
-    Ignored(Ignored),
+    Ignored(IgnoreReason),
 }
 
 /// Reason why a frame was ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Ignored {
+pub enum IgnoreReason {
     /// The frame is no valid frame of DHCP or ARP.
     Malformed,
     /// The frame is for another client.

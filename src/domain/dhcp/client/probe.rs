@@ -5,10 +5,10 @@
 
 use std::time::Duration;
 
-use super::super::wire::arp::Arp;
-use super::super::wire::message::Say;
-use super::super::{Event, Ignored, Lease, Trouble};
-use super::{Client, Phase};
+use super::super::wire::arp::ArpPacket;
+use super::super::wire::message::MessageKind;
+use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason};
+use super::{ClientPhase, DhcpClient};
 
 /// Pause after a DECLINE, so that the server can process it: RFC 2131, 3.1.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -24,28 +24,28 @@ const PROXY_PAUSE: Duration = Duration::from_mins(1);
 /// State after an address was granted.
 #[derive(Clone, Debug)]
 pub struct Probing {
-    pub lease: Lease,
+    pub lease: GrantedLease,
     sent: u32,
     pub next: Duration,
 }
 
 impl Probing {
-    pub fn of(lease: Lease, client: &mut Client) -> Self {
+    pub fn of(lease: GrantedLease, client: &mut DhcpClient) -> Self {
         let first = client.dice.below(client.options.probe.first_within);
         Self { lease, sent: 0, next: client.now + first }
     }
 }
 
-impl Client {
+impl DhcpClient {
     pub(super) fn probing_due(&mut self) {
-        let Phase::Probing(probing) = &self.phase else { return };
+        let ClientPhase::Probing(probing) = &self.phase else { return };
         let mut probing = probing.clone();
         let times = self.options.probe;
         if probing.lease.is_over(self.now) {
             return self.discover();
         }
         if probing.sent >= times.count {
-            self.event(Event::Undisputed);
+            self.event(ClientEvent::Undisputed);
             return self.acquired(probing.lease);
         }
         self.ask_who_has(probing.lease.address);
@@ -54,22 +54,22 @@ impl Client {
         let gap = times.shortest_gap + self.dice.below(gap);
         let wait = if probing.sent < times.count { gap } else { times.wait };
         probing.next = self.now + wait;
-        self.phase = Phase::Probing(probing);
+        self.phase = ClientPhase::Probing(probing);
     }
 
-    pub(super) fn heard_arp(&mut self, arp: Arp) {
-        if matches!(self.phase, Phase::Parting(_)) {
+    pub(super) fn heard_arp(&mut self, arp: ArpPacket) {
+        if matches!(self.phase, ClientPhase::Parting(_)) {
             return self.parting_heard(arp);
         }
         if self.look_heard(arp) {
             return;
         }
-        let Phase::Probing(probing) = &self.phase else {
-            return self.ignore(Ignored::Unasked);
+        let ClientPhase::Probing(probing) = &self.phase else {
+            return self.ignore(IgnoreReason::Unasked);
         };
-        let Lease { address, server, server_mac, .. } = probing.lease;
+        let GrantedLease { address, server, server_mac, .. } = probing.lease;
         if !arp.disputes(address, self.identity.mac) {
-            return self.ignore(Ignored::NotOurs);
+            return self.ignore(IgnoreReason::NotOurs);
         }
         if self.announces_for_us(address, arp.sender) {
             let lease = probing.lease.clone();
@@ -77,20 +77,20 @@ impl Client {
         }
         if self.options.proxy == Some(arp.sender) {
             // The server reserves the address for this client, and offers it again.
-            self.phase = Phase::Waiting(self.now + PROXY_PAUSE);
-            return self.tell(Trouble::AnswersForAll(arp.sender));
+            self.phase = ClientPhase::Waiting(self.now + PROXY_PAUSE);
+            return self.tell(ClientTrouble::AnswersForAll(arp.sender));
         }
         let exchange = self.exchange();
-        self.say_to_all(Say::Decline(address, server), &exchange);
-        self.event(Event::Declined { address, by: arp.sender, server: server_mac });
+        self.say_to_all(MessageKind::Decline(address, server), &exchange);
+        self.event(ClientEvent::Declined { address, by: arp.sender, server: server_mac });
         self.conflicts = self.conflicts.saturating_add(1);
         let (pause, trouble) = if self.conflicts < MOST_CONFLICTS {
-            (PAUSE, Trouble::AddressInUse(arp.sender))
+            (PAUSE, ClientTrouble::AddressInUse(arp.sender))
         } else {
-            (CONFLICTS_PAUSE, Trouble::TooManyInUse(arp.sender))
+            (CONFLICTS_PAUSE, ClientTrouble::TooManyInUse(arp.sender))
         };
         self.former = self.former.filter(|former| former.address != address);
-        self.phase = Phase::Waiting(self.now + pause);
+        self.phase = ClientPhase::Waiting(self.now + pause);
         self.tell(trouble);
     }
 }

@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use super::super::wire::arp::Arp;
-use super::super::{Event, Lease, Out};
-use super::{Client, Phase};
+use super::super::wire::arp::ArpPacket;
+use super::super::{ClientAction, ClientEvent, GrantedLease};
+use super::{ClientPhase, DhcpClient};
 
 /// Pause before the second RELEASE. A RELEASE has no answer, and a server that was too busy for the
 /// first may be ready for the second.
@@ -15,21 +15,21 @@ const RELEASE_AGAIN: Duration = Duration::from_secs(1);
 
 /// State of an address that is to be given back, unless a station has it.
 #[derive(Clone, Debug)]
-pub struct Parting {
-    pub lease: Lease,
+pub struct PendingRelease {
+    pub lease: GrantedLease,
     sent: u32,
     pub next: Duration,
 }
 
-impl Client {
+impl DhcpClient {
     /// Gives back the address, which is no longer needed. The RELEASE is sent twice, then the
     /// client has finished. No RELEASE is sent while a station has the address: the server would
     /// grant it to another host.
-    pub fn release(&mut self, now: Duration) -> Vec<Out> {
+    pub fn release(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let (granted, held) = match (&self.phase, self.held.take()) {
-            (Phase::Released(_) | Phase::Parting(_), _) => return self.leave(),
-            (Phase::Probing(probing), _) => (Some(probing.lease.clone()), None),
+            (ClientPhase::Released(_) | ClientPhase::Parting(_), _) => return self.leave(),
+            (ClientPhase::Probing(probing), _) => (Some(probing.lease.clone()), None),
             (_, held) => (None, held),
         };
         self.awaits = None;
@@ -41,32 +41,32 @@ impl Client {
         self.leave()
     }
 
-    pub(super) fn give_back(&mut self, lease: Lease) {
+    pub(super) fn give_back(&mut self, lease: GrantedLease) {
         self.say_release(&lease);
-        self.phase = Phase::Released(Some((self.now + RELEASE_AGAIN, lease)));
+        self.phase = ClientPhase::Released(Some((self.now + RELEASE_AGAIN, lease)));
     }
 
     pub(super) fn release_again(&mut self) {
-        if let Phase::Released(Some((_, lease))) = &self.phase {
+        if let ClientPhase::Released(Some((_, lease))) = &self.phase {
             let lease = lease.clone();
             if self.up {
                 self.say_release(&lease);
             }
-            self.event(Event::Released { address: lease.address });
+            self.event(ClientEvent::Released { address: lease.address });
         }
         self.end();
     }
 
     pub(super) fn end(&mut self) {
-        self.phase = Phase::Released(None);
+        self.phase = ClientPhase::Released(None);
         self.record(None);
-        self.out.push(Out::Done);
+        self.out.push(ClientAction::Done);
     }
 
     /// Gives back a published address, unless a station has it.
-    pub(super) fn part_with(&mut self, lease: Lease) {
+    pub(super) fn part_with(&mut self, lease: GrantedLease) {
         self.phase = if self.asks_by_arp() && self.options.proxy.is_none() {
-            Phase::Parting(Parting { lease, sent: 0, next: self.now })
+            ClientPhase::Parting(PendingRelease { lease, sent: 0, next: self.now })
         } else {
             return self.give_back(lease);
         };
@@ -74,7 +74,7 @@ impl Client {
     }
 
     pub(super) fn parting_due(&mut self) {
-        let Phase::Parting(parting) = &self.phase else { return };
+        let ClientPhase::Parting(parting) = &self.phase else { return };
         let (mut parting, times) = (parting.clone(), self.options.probe);
         if !self.up || parting.lease.is_over(self.now) {
             return self.end();
@@ -86,15 +86,15 @@ impl Client {
         parting.sent += 1;
         let last = parting.sent >= times.count;
         parting.next = self.now + if last { times.wait } else { times.shortest_gap };
-        self.phase = Phase::Parting(parting);
+        self.phase = ClientPhase::Parting(parting);
     }
 
     /// Handles an ARP frame while the address is to be given back.
-    pub(super) fn parting_heard(&mut self, arp: Arp) {
-        let Phase::Parting(parting) = &self.phase else { return };
+    pub(super) fn parting_heard(&mut self, arp: ArpPacket) {
+        let ClientPhase::Parting(parting) = &self.phase else { return };
         let address = parting.lease.address;
         if arp.sender_ip == address && arp.sender != self.identity.mac {
-            self.event(Event::NotReleased { address, by: arp.sender });
+            self.event(ClientEvent::NotReleased { address, by: arp.sender });
             self.end();
         }
     }

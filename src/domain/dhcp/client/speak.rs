@@ -4,10 +4,10 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::super::wire::arp;
-use super::super::wire::ethernet::{self, Way};
-use super::super::wire::message::{Query, Say};
-use super::super::{Event, Lease, Out};
-use super::Client;
+use super::super::wire::ethernet::{self, FrameAddresses};
+use super::super::wire::message::{ClientMessage, MessageKind};
+use super::super::{ClientAction, ClientEvent, GrantedLease};
+use super::DhcpClient;
 
 /// First wait for an answer; it doubles with each try.
 const FIRST_WAIT: Duration = Duration::from_secs(4);
@@ -18,7 +18,7 @@ const JITTER: Duration = Duration::from_secs(1);
 
 /// Message that waits for its answer, and is sent again.
 #[derive(Clone, Copy, Debug)]
-pub struct Exchange {
+pub struct MessageExchange {
     pub xid: u32,
     /// Time at which the message was first sent.
     pub first: Duration,
@@ -29,7 +29,7 @@ pub struct Exchange {
     pub secs: u16,
 }
 
-impl Client {
+impl DhcpClient {
     /// Wait for an answer to the nth try of a message: RFC 2131, 4.1.
     pub(super) fn patience(&mut self, tries: u32) -> Duration {
         let doubled = FIRST_WAIT * 1_u32.checked_shl(tries.saturating_sub(1).min(8)).unwrap_or(1);
@@ -42,35 +42,35 @@ impl Client {
     }
 
     /// Begins an exchange at this time.
-    pub(super) fn exchange(&mut self) -> Exchange {
+    pub(super) fn exchange(&mut self) -> MessageExchange {
         let next = self.now + self.patience(1);
         let secs = self.secs();
-        Exchange { xid: self.dice.word(), first: self.now, tries: 1, next, secs }
+        MessageExchange { xid: self.dice.word(), first: self.now, tries: 1, next, secs }
     }
 
     /// Counts the next try of an exchange, and sets its deadline.
-    pub(super) fn again(&mut self, exchange: &mut Exchange) {
+    pub(super) fn again(&mut self, exchange: &mut MessageExchange) {
         exchange.tries += 1;
         exchange.next = self.now + self.patience(exchange.tries);
-        self.event(Event::Retry);
+        self.event(ClientEvent::Retry);
     }
 
-    pub(super) fn say(&mut self, say: Say, xid: u32, secs: u16, way: Way) {
+    pub(super) fn say(&mut self, say: MessageKind, xid: u32, secs: u16, way: FrameAddresses) {
         let may_be_live = self.held.is_some() || self.former.is_some();
         let broadcast = self.options.broadcast || may_be_live;
         self.spoken = xid;
-        let query = Query { say, identity: &self.identity, xid, secs, broadcast };
-        self.out.push(Out::Send(ethernet::to_server(way, &query.write())));
+        let query = ClientMessage { say, identity: &self.identity, xid, secs, broadcast };
+        self.out.push(ClientAction::Send(ethernet::to_server(way, &query.write())));
     }
 
-    pub(super) fn say_to_all(&mut self, say: Say, exchange: &Exchange) {
-        self.say(say, exchange.xid, exchange.secs, Way::to_all(self.identity.mac));
+    pub(super) fn say_to_all(&mut self, say: MessageKind, exchange: &MessageExchange) {
+        self.say(say, exchange.xid, exchange.secs, FrameAddresses::to_all(self.identity.mac));
     }
 
     /// Route to the server of a lease. The sender is the leased address: the two servers that use
     /// plain sockets answer no other address.
-    pub(super) fn way_to_server(&self, lease: &Lease) -> Way {
-        Way {
+    pub(super) fn way_to_server(&self, lease: &GrantedLease) -> FrameAddresses {
+        FrameAddresses {
             source: self.identity.mac,
             destination: lease.server_mac,
             from: lease.address,
@@ -78,12 +78,12 @@ impl Client {
         }
     }
 
-    pub(super) fn say_release(&mut self, lease: &Lease) {
+    pub(super) fn say_release(&mut self, lease: &GrantedLease) {
         let (way, xid) = (self.way_to_server(lease), self.dice.word());
-        self.say(Say::Release(lease.address, lease.server), xid, 0, way);
+        self.say(MessageKind::Release(lease.address, lease.server), xid, 0, way);
     }
 
     pub(super) fn ask_who_has(&mut self, address: Ipv4Addr) {
-        self.out.push(Out::Send(arp::probe(self.identity.mac, address)));
+        self.out.push(ClientAction::Send(arp::probe(self.identity.mac, address)));
     }
 }

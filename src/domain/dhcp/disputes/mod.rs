@@ -13,13 +13,13 @@ use super::Mac;
 
 /// Disputes of addresses by the stations of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Disputes {
+pub struct AddressDisputes {
     /// Station of the server and the address that it disputed last.
     last: Option<(Mac, Ipv4Addr)>,
     proxy: Option<Mac>,
 }
 
-impl Disputes {
+impl AddressDisputes {
     /// Notes that station `by` disputed a granted address. `server` is the station that the grant
     /// came from.
     pub fn note(&mut self, address: Ipv4Addr, by: Mac, server: Mac) {

@@ -11,7 +11,7 @@ fn ip(last: u8) -> Ipv4Addr {
 
 #[test]
 fn a_router_that_disputes_two_addresses_answers_for_all() {
-    let mut disputes = Disputes::default();
+    let mut disputes = AddressDisputes::default();
     disputes.note(ip(20), ROUTER, ROUTER);
     // A server grants the same address again, to another client.
     disputes.note(ip(20), ROUTER, ROUTER);
@@ -19,13 +19,13 @@ fn a_router_that_disputes_two_addresses_answers_for_all() {
     disputes.note(ip(21), ROUTER, ROUTER);
     assert_eq!(disputes.proxy(), Some(ROUTER));
     disputes.clear();
-    assert_eq!(disputes, Disputes::default());
+    assert_eq!(disputes, AddressDisputes::default());
 }
 
 /// A host with several addresses disputes them rightly: each grant would be a duplicate.
 #[test]
 fn a_host_with_many_addresses_is_no_router() {
-    let mut disputes = Disputes::default();
+    let mut disputes = AddressDisputes::default();
     for last in 20..30 {
         disputes.note(ip(last), HOST, ROUTER);
     }

@@ -108,7 +108,7 @@ impl FromStr for ClientIdForm {
 
 /// A lease's holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct ClientIdentity {
     /// Hardware address: source of the client's frames, and `chaddr`.
     pub mac: Mac,
     /// Client identifier, option 61; `None`: not sent.
@@ -117,7 +117,7 @@ pub struct Identity {
     pub hostname: String,
 }
 
-impl Identity {
+impl ClientIdentity {
     /// Derives the holder for a LoadBalancer. `cluster` identifies this cluster: the UID of its
     /// Namespace kube-system. `network` is `namespace/name` of the network.
     pub fn derive(cluster: &str, network: &str, namespace: &str, name: &str) -> Self {

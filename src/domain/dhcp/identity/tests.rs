@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-fn derive(name: &str) -> Identity {
-    Identity::derive("cluster", "default/net", "default", name)
+fn derive(name: &str) -> ClientIdentity {
+    ClientIdentity::derive("cluster", "default/net", "default", name)
 }
 
-fn id(identity: &Identity) -> String {
+fn id(identity: &ClientIdentity) -> String {
     identity.client_id.as_ref().unwrap().to_string()
 }
 
@@ -24,13 +24,13 @@ fn it_never_changes() {
 #[test]
 fn each_part_matters_and_where_it_ends() {
     let all = [
-        Identity::derive("c", "n/n", "a", "b"),
-        Identity::derive("d", "n/n", "a", "b"),
-        Identity::derive("c", "n/m", "a", "b"),
-        Identity::derive("c", "n/n", "b", "b"),
-        Identity::derive("c", "n/n", "a", "c"),
-        Identity::derive("c", "n/n", "ab", ""),
-        Identity::derive("c", "n/n", "", "ab"),
+        ClientIdentity::derive("c", "n/n", "a", "b"),
+        ClientIdentity::derive("d", "n/n", "a", "b"),
+        ClientIdentity::derive("c", "n/m", "a", "b"),
+        ClientIdentity::derive("c", "n/n", "b", "b"),
+        ClientIdentity::derive("c", "n/n", "a", "c"),
+        ClientIdentity::derive("c", "n/n", "ab", ""),
+        ClientIdentity::derive("c", "n/n", "", "ab"),
     ];
     let macs: BTreeSet<Mac> = all.iter().map(|identity| identity.mac).collect();
     let ids: BTreeSet<String> = all.iter().map(id).collect();

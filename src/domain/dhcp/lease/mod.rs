@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::Mac;
-use super::wire::message::Reply;
+use super::wire::message::ServerReply;
 
 /// Lease time of a lease that never ends, in seconds.
 const FOR_EVER: u32 = u32::MAX;
@@ -21,7 +21,7 @@ const EARLIEST_T1: Duration = Duration::from_secs(30);
 
 /// A granted address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lease {
+pub struct GrantedLease {
     /// Leased IP address.
     pub address: Ipv4Addr,
     /// Length of the prefix of the address's subnet, if the server sent a mask.
@@ -48,12 +48,12 @@ pub struct Lease {
     pub expires: Option<Duration>,
 }
 
-impl Lease {
+impl GrantedLease {
     /// Lease that a reply grants, requested at `granted`. `phase` spreads the renewals of many
     /// leases.
-    pub(super) fn from_reply(reply: &Reply, mac: Mac, granted: Duration, phase: u32) -> Self {
+    pub(super) fn from_reply(reply: &ServerReply, mac: Mac, granted: Duration, phase: u32) -> Self {
         let seconds = reply.seconds.unwrap_or(0);
-        let times = Times::of(seconds, reply.t1, reply.t2);
+        let times = LeaseTimes::of(seconds, reply.t1, reply.t2);
         let renew = on_grid(granted + times.t1, times.spread(), phase);
         Self {
             address: reply.address,
@@ -112,13 +112,13 @@ impl Lease {
 
 /// T1, T2 and the end, counted from the start of the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Times {
+pub(super) struct LeaseTimes {
     pub t1: Duration,
     pub t2: Option<Duration>,
     pub end: Option<Duration>,
 }
 
-impl Times {
+impl LeaseTimes {
     /// The server's T1 and T2 if they are sound together, else half and seven eighths of the lease
     /// time.
     pub fn of(seconds: u32, t1: Option<u32>, t2: Option<u32>) -> Self {

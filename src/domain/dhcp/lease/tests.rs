@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::phase;
-use super::super::wire::message::Kind;
+use super::super::wire::message::ReplyKind;
 use super::*;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
@@ -12,9 +12,9 @@ const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-fn reply(seconds: u32, t1: Option<u32>, t2: Option<u32>) -> Reply {
-    Reply {
-        kind: Kind::Ack,
+fn reply(seconds: u32, t1: Option<u32>, t2: Option<u32>) -> ServerReply {
+    ServerReply {
+        kind: ReplyKind::Ack,
         xid: 0,
         address: Ipv4Addr::new(10, 0, 0, 20),
         server: Ipv4Addr::new(10, 0, 0, 1),
@@ -47,18 +47,18 @@ pub fn t1_and_t2_are_taken_only_together_and_in_order() {
         (Some(30), Some(31), (secs(30), Some(secs(31)))),
     ];
     for (t1, t2, expected) in cases {
-        let times = Times::of(1000, t1, t2);
+        let times = LeaseTimes::of(1000, t1, t2);
         assert_eq!((times.t1, times.t2), expected, "{t1:?} {t2:?}");
         assert_eq!(times.end, Some(secs(1000)));
     }
     // A lease that never ends has no T2, whatever a server sends.
-    let times = Times::of(u32::MAX, Some(1), Some(2));
+    let times = LeaseTimes::of(u32::MAX, Some(1), Some(2));
     assert_eq!((times.t1, times.t2, times.end), (DAILY, None, None));
 }
 
 fn no_answer_spins(seconds: u32, t1: Option<u32>, t2: Option<u32>, granted: u64, phase: u32) {
     let granted = Duration::from_millis(granted);
-    let lease = Lease::from_reply(&reply(seconds, t1, t2), MAC, granted, phase);
+    let lease = GrantedLease::from_reply(&reply(seconds, t1, t2), MAC, granted, phase);
     assert!(lease.renew >= granted + secs(1), "{lease:?}");
     let (Some(rebind), Some(expires)) = (lease.rebind, lease.expires) else {
         assert_eq!(seconds, u32::MAX);
@@ -130,7 +130,7 @@ pub fn five_hundred_renewals_stay_spread() {
                 round = round.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let t1 = seconds / 2 - if fuzz == 0 { 0 } else { (round >> 16) % fuzz };
                 let answer = reply(seconds, Some(t1), None);
-                let lease = Lease::from_reply(&answer, MAC, granted, phase(n));
+                let lease = GrantedLease::from_reply(&answer, MAC, granted, phase(n));
                 renewals[usize::try_from(lease.renew.as_secs()).unwrap()] += 1;
                 granted = lease.renew;
             }
@@ -143,8 +143,8 @@ pub fn five_hundred_renewals_stay_spread() {
 #[test]
 fn a_server_is_near_if_the_subnet_says_so() {
     let near = |prefix, server: [u8; 4]| {
-        let lease = Lease::from_reply(
-            &Reply { prefix, server: server.into(), ..reply(120, None, None) },
+        let lease = GrantedLease::from_reply(
+            &ServerReply { prefix, server: server.into(), ..reply(120, None, None) },
             MAC,
             secs(0),
             0,

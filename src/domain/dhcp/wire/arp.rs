@@ -12,7 +12,7 @@ const REPLY: [u8; 2] = [0, 2];
 
 /// Content of an ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arp {
+pub struct ArpPacket {
     /// Whether the packet is a request.
     pub request: bool,
     /// Hardware address of the sender, from the packet.
@@ -23,7 +23,7 @@ pub struct Arp {
     pub target_ip: Ipv4Addr,
 }
 
-impl Arp {
+impl ArpPacket {
     /// Reads the payload of a frame. `None`: it is not ARP for IPv4 on Ethernet.
     pub fn read(payload: &[u8]) -> Option<Self> {
         if payload.get(..6)? != KIND {

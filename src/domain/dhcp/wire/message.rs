@@ -6,9 +6,9 @@
 use std::net::Ipv4Addr;
 
 use super::super::Mac;
-use super::super::identity::Identity;
+use super::super::identity::ClientIdentity;
 use super::ethernet::octets;
-use super::options::{self, Reader, Writer};
+use super::options::{self, OptionReader, OptionWriter};
 
 /// Shortest message, in octets: the length that BOOTP relays and servers expect.
 pub const SHORTEST: usize = 300;
@@ -38,7 +38,7 @@ const PARAMETERS: [u8; 7] = [
 
 /// Message of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Say {
+pub enum MessageKind {
     /// DISCOVER: asks all servers for an address, with the preferred one.
     Discover(Option<Ipv4Addr>),
     /// REQUEST for this address, which that server offered.
@@ -51,7 +51,7 @@ pub enum Say {
     Release(Ipv4Addr, Ipv4Addr),
 }
 
-impl Say {
+impl MessageKind {
     const fn message_type(self) -> u8 {
         match self {
             Self::Discover(_) => 1,
@@ -77,11 +77,11 @@ impl Say {
 
 /// Message of a client to write.
 #[derive(Clone, Copy, Debug)]
-pub struct Query<'a> {
+pub struct ClientMessage<'a> {
     /// Kind of message, with its addresses.
-    pub say: Say,
+    pub say: MessageKind,
     /// Client that sends it.
-    pub identity: &'a Identity,
+    pub identity: &'a ClientIdentity,
     /// Transaction ID, which answers repeat.
     pub xid: u32,
     /// Seconds for which the client has been trying.
@@ -90,10 +90,10 @@ pub struct Query<'a> {
     pub broadcast: bool,
 }
 
-impl Query<'_> {
+impl ClientMessage<'_> {
     /// Octets of the message, at least [`SHORTEST`].
     pub fn write(&self) -> Vec<u8> {
-        let asks = !matches!(self.say, Say::Decline(..) | Say::Release(..));
+        let asks = !matches!(self.say, MessageKind::Decline(..) | MessageKind::Release(..));
         let (wish, server, ciaddr) = self.say.addresses();
         let mut message = vec![0; OPTIONS];
         message[0] = REQUEST;
@@ -108,7 +108,7 @@ impl Query<'_> {
         message[28..34].copy_from_slice(&self.identity.mac.0);
         message[OPTIONS - 4..].copy_from_slice(&COOKIE);
 
-        let mut written = Writer::default();
+        let mut written = OptionWriter::default();
         written.put(options::MESSAGE_TYPE, &[self.say.message_type()]);
         if let Some(id) = &self.identity.client_id {
             written.put(options::CLIENT_ID, id.octets());
@@ -135,7 +135,7 @@ impl Query<'_> {
 
 /// Kind of a server's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ReplyKind {
     /// OFFER: the server offers an address.
     Offer,
     /// ACK: the server grants the address.
@@ -146,9 +146,9 @@ pub enum Kind {
 
 /// Message of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
+pub struct ServerReply {
     /// Kind of message.
-    pub kind: Kind,
+    pub kind: ReplyKind,
     /// Transaction ID of the message that it answers.
     pub xid: u32,
     /// Offered or granted address, `yiaddr`.
@@ -185,7 +185,7 @@ pub fn client_xid(message: &[u8]) -> Option<u32> {
 
 /// Reason why a message was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unread {
+pub enum MessageFault {
     /// The message violates the protocol.
     Malformed,
     /// The message is for another hardware address or client identifier.
@@ -193,39 +193,40 @@ pub enum Unread {
 }
 
 /// Reads a server's message to this client.
-pub fn read(message: &[u8], identity: &Identity) -> Result<Reply, Unread> {
+pub fn read(message: &[u8], identity: &ClientIdentity) -> Result<ServerReply, MessageFault> {
     if message.first() != Some(&REPLY) {
-        return Err(Unread::Malformed);
+        return Err(MessageFault::Malformed);
     }
     match holder(message) {
-        None => return Err(Unread::Malformed),
-        Some(mac) if mac != identity.mac => return Err(Unread::NotOurs),
+        None => return Err(MessageFault::Malformed),
+        Some(mac) if mac != identity.mac => return Err(MessageFault::NotOurs),
         Some(_) => {}
     }
     let area = |from: usize, to: usize| message.get(from..to).unwrap_or_default();
     let field = message.get(OPTIONS..).unwrap_or_default();
-    let options = Reader::new(field, area(108, 236), area(44, 108)).ok_or(Unread::Malformed)?;
+    let options =
+        OptionReader::new(field, area(108, 236), area(44, 108)).ok_or(MessageFault::Malformed)?;
     // RFC 6842: a server may omit it; if it does not, it names the client. A server that received
     // none may send its own identifier for the hardware address.
     let meant = options.get(options::CLIENT_ID);
     let other = |id: &[u8]| identity.client_id.as_ref().is_some_and(|own| own.octets() != id);
     if meant.is_some_and(|id| other(&id)) {
-        return Err(Unread::NotOurs);
+        return Err(MessageFault::NotOurs);
     }
-    reply(message, &options).ok_or(Unread::Malformed)
+    reply(message, &options).ok_or(MessageFault::Malformed)
 }
 
-fn reply(message: &[u8], options: &Reader<'_>) -> Option<Reply> {
+fn reply(message: &[u8], options: &OptionReader<'_>) -> Option<ServerReply> {
     let kind = match options.fixed(options::MESSAGE_TYPE)? {
-        [2] => Kind::Offer,
-        [5] => Kind::Ack,
-        [6] => Kind::Nak,
+        [2] => ReplyKind::Offer,
+        [5] => ReplyKind::Ack,
+        [6] => ReplyKind::Nak,
         _ => return None,
     };
     let server = Ipv4Addr::from(options.fixed::<4>(options::SERVER_ID)?);
     let seconds = |code| options.fixed(code).map(u32::from_be_bytes);
     let router = options.get(options::ROUTER).and_then(|list| octets::<4>(&list, 0));
-    let reply = Reply {
+    let reply = ServerReply {
         kind,
         xid: u32::from_be_bytes(octets(message, 4)?),
         address: Ipv4Addr::from(octets::<4>(message, 16)?),

@@ -24,9 +24,9 @@ const END: u8 = 255;
 
 /// Options that are being written.
 #[derive(Debug, Default)]
-pub struct Writer(Vec<u8>);
+pub struct OptionWriter(Vec<u8>);
 
-impl Writer {
+impl OptionWriter {
     /// Adds an option. An option has at most 255 octets; a longer value is cut.
     pub fn put(&mut self, code: u8, value: &[u8]) {
         let value = &value[..value.len().min(255)];
@@ -44,11 +44,11 @@ impl Writer {
 
 /// Options that were received, in the order in which their areas are read.
 #[derive(Clone, Copy, Debug)]
-pub struct Reader<'a> {
+pub struct OptionReader<'a> {
     areas: [&'a [u8]; 3],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> OptionReader<'a> {
     /// Takes the options field, and `file` and `sname`, which contain options only if option 52 of
     /// the first says so. `None`: an option exceeds the end of its area.
     pub fn new(field: &'a [u8], file: &'a [u8], sname: &'a [u8]) -> Option<Self> {
@@ -66,12 +66,12 @@ impl<'a> Reader<'a> {
     }
 
     fn is_sound(&self) -> bool {
-        self.areas.iter().all(|area| Entries(area).all(|entry| entry.is_some()))
+        self.areas.iter().all(|area| OptionEntries(area).all(|entry| entry.is_some()))
     }
 
     /// Value of the option. `None`: the option is absent.
     pub fn get(&self, code: u8) -> Option<Vec<u8>> {
-        let entries = self.areas.iter().flat_map(|area| Entries(area)).flatten();
+        let entries = self.areas.iter().flat_map(|area| OptionEntries(area)).flatten();
         let mut parts = entries.filter(|(found, _)| *found == code).map(|(_, value)| value);
         let mut value = parts.next()?.to_vec();
         parts.for_each(|part| value.extend(part));
@@ -85,9 +85,9 @@ impl<'a> Reader<'a> {
 }
 
 /// Entries of one area; `None` once, where one exceeds the end.
-struct Entries<'a>(&'a [u8]);
+struct OptionEntries<'a>(&'a [u8]);
 
-impl<'a> Iterator for Entries<'a> {
+impl<'a> Iterator for OptionEntries<'a> {
     type Item = Option<(u8, &'a [u8])>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -10,7 +10,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use super::Lease;
+use super::LeasedAddress;
 use crate::network::Segment;
 use crate::network::infrastructure::Reserved;
 use crate::pools::conflict::PoolFacts;
@@ -19,7 +19,7 @@ use crate::vm_backends::backend_address::NetworkRange;
 
 /// IPPool with the segment of its addresses.
 #[derive(Clone, Debug)]
-pub struct Pool {
+pub struct PoolSegment {
     /// Facts about the IPPool, with its ranges.
     pub facts: Arc<PoolFacts>,
     /// Segment on which its addresses are announced.
@@ -28,7 +28,7 @@ pub struct Pool {
 
 /// LoadBalancer that also has the address, on any network.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Other {
+pub struct OtherHolder {
     /// Segment on which its address is announced. `None`: any segment.
     pub segment: Option<Segment>,
     /// Whether a pool allocated the address.
@@ -41,13 +41,13 @@ pub struct Other {
 
 /// Facts that decide about a leased address.
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct AddressUses {
     /// Segment on which the address was leased.
     pub segment: Segment,
     /// All IPPools.
-    pub pools: Vec<Pool>,
+    pub pools: Vec<PoolSegment>,
     /// Other LoadBalancers that have the address.
-    pub others: Vec<Other>,
+    pub others: Vec<OtherHolder>,
     /// Objects of the cluster that have the address.
     pub reserved: Vec<Reserved>,
     /// Addresses of the network on which it was leased; `None`: unknown.
@@ -57,9 +57,9 @@ pub struct World {
 }
 
 /// Reason not to publish the address. The text contains no names of other tenants' objects.
-pub fn obstacle(lease: &Lease, world: &World) -> Option<String> {
+pub fn obstacle(lease: &LeasedAddress, world: &AddressUses) -> Option<String> {
     let ip: Ipv4Addr = lease.ip;
-    let held = |other: &&Other| {
+    let held = |other: &&OtherHolder| {
         let meets = other.segment.as_ref().is_none_or(|segment| segment.meets(&world.segment));
         let first = match (other.by_pool, other.publishes, world.published) {
             (true, _, _) => true,
@@ -93,7 +93,7 @@ pub fn obstacle(lease: &Lease, world: &World) -> Option<String> {
 }
 
 /// Description of a reserved address. `None`: the address may be this LoadBalancer's own; other
-/// LoadBalancers with the address are in [`World::others`].
+/// LoadBalancers with the address are in [`AddressUses::others`].
 fn whose(reserved: &Reserved) -> Option<&'static str> {
     match reserved {
         Reserved::Management(_) => Some("the cluster's management address"),
@@ -116,8 +116,8 @@ fn outside(ip: Ipv4Addr, network: &str, range: &NetworkRange) -> Option<String> 
         .then(|| format!("{ip} is outside {cidr}, the addresses of network {network}"))
 }
 
-fn in_pool(ip: Ipv4Addr, pool: &Pool, segment: &Segment) -> Option<String> {
-    let Pool { facts, segment: theirs } = pool;
+fn in_pool(ip: Ipv4Addr, pool: &PoolSegment, segment: &Segment) -> Option<String> {
+    let PoolSegment { facts, segment: theirs } = pool;
     if !facts.selector.is_global() && !theirs.meets(segment) {
         return None;
     }

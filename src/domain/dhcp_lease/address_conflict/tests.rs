@@ -9,13 +9,13 @@ fn vlan(vlan: u16) -> Segment {
     Segment::Vlan("br".into(), vlan)
 }
 
-fn lease(ip: &str) -> Lease {
+fn lease(ip: &str) -> LeasedAddress {
     let gateway = Some("10.7.0.1".parse().unwrap());
-    Lease { ip: ip.parse().unwrap(), mask: None, gateway, network: NETWORK.into() }
+    LeasedAddress { ip: ip.parse().unwrap(), mask: None, gateway, network: NETWORK.into() }
 }
 
-fn world() -> World {
-    World {
+fn world() -> AddressUses {
+    AddressUses {
         segment: vlan(7),
         pools: Vec::new(),
         others: Vec::new(),
@@ -25,7 +25,7 @@ fn world() -> World {
     }
 }
 
-fn pool(network: &str, segment: Segment, global: bool) -> Pool {
+fn pool(network: &str, segment: Segment, global: bool) -> PoolSegment {
     let range = Range {
         subnet: "10.7.0.0/24".into(),
         range_start: Some("10.7.0.100".into()),
@@ -41,12 +41,12 @@ fn pool(network: &str, segment: Segment, global: bool) -> Pool {
         scope: global.then(|| vec![all]),
         ..Default::default()
     });
-    Pool { facts: Arc::new(PoolFacts::new("p", 0, &spec)), segment }
+    PoolSegment { facts: Arc::new(PoolFacts::new("p", 0, &spec)), segment }
 }
 
 #[test]
 fn what_a_pool_may_give_out_is_not_published() {
-    let with = |pool, ip: &str| obstacle(&lease(ip), &World { pools: vec![pool], ..world() });
+    let with = |pool, ip: &str| obstacle(&lease(ip), &AddressUses { pools: vec![pool], ..world() });
     for pool in
         [pool("x", vlan(7), false), pool("", vlan(9), true), pool("x", Segment::Unlisted, false)]
     {
@@ -54,11 +54,11 @@ fn what_a_pool_may_give_out_is_not_published() {
         assert!(with(pool.clone(), "10.7.0.254").unwrap().contains("gateway"));
         assert_eq!(with(pool.clone(), "10.7.0.99"), None);
         // A published address stays.
-        let published = World { pools: vec![pool], published: true, ..world() };
+        let published = AddressUses { pools: vec![pool], published: true, ..world() };
         assert_eq!(obstacle(&lease("10.7.0.150"), &published), None);
     }
     assert_eq!(with(pool("x", vlan(8), false), "10.7.0.150"), None, "another segment");
-    let unlisted = World { segment: Segment::Unlisted, ..world() };
+    let unlisted = AddressUses { segment: Segment::Unlisted, ..world() };
     assert!(obstacle(&lease("10.7.0.9"), &unlisted).is_some());
 }
 
@@ -73,7 +73,8 @@ fn what_the_cluster_itself_has_is_never_published() {
     use Reserved::{ClusterIp, Ingress, Management, Node, OwnIngress, PodNetwork, ServiceNetwork};
     let name = || "secret/name".to_owned();
     let why = |reserved: Reserved, published: bool| {
-        let world = World { reserved: vec![OwnIngress(name()), reserved], published, ..world() };
+        let world =
+            AddressUses { reserved: vec![OwnIngress(name()), reserved], published, ..world() };
         obstacle(&lease("10.7.0.9"), &world)
     };
     for (reserved, says) in [
@@ -100,7 +101,8 @@ fn what_the_network_does_not_have_is_not_published() {
         Some(NetworkRange { cidr: cidr.parse().unwrap(), gateway: gateway.parse().ok() })
     };
     let why = |range, published| {
-        obstacle(&lease("10.7.0.9"), &World { range, published, ..world() }).unwrap_or_default()
+        obstacle(&lease("10.7.0.9"), &AddressUses { range, published, ..world() })
+            .unwrap_or_default()
     };
     assert_eq!(why(range("10.7.0.0/24", "10.7.0.1"), false), "");
     assert_eq!(
@@ -115,8 +117,12 @@ fn what_the_network_does_not_have_is_not_published() {
 /// Exactly one of two LoadBalancers publishes, always the one whose address a pool allocated.
 #[test]
 fn an_address_is_published_for_one() {
-    let other =
-        |by_pool, publishes, older| Other { segment: Some(vlan(7)), by_pool, publishes, older };
+    let other = |by_pool, publishes, older| OtherHolder {
+        segment: Some(vlan(7)),
+        by_pool,
+        publishes,
+        older,
+    };
     for (mine, theirs, older) in [
         (false, false, false),
         (false, false, true),
@@ -125,13 +131,18 @@ fn an_address_is_published_for_one() {
         (true, true, true),
         (true, true, false),
     ] {
-        let me = World { published: mine, others: vec![other(false, theirs, older)], ..world() };
-        let them = World { published: theirs, others: vec![other(false, mine, !older)], ..world() };
+        let me =
+            AddressUses { published: mine, others: vec![other(false, theirs, older)], ..world() };
+        let them =
+            AddressUses { published: theirs, others: vec![other(false, mine, !older)], ..world() };
         let kept_back = |world| obstacle(&lease("10.7.0.9"), world).is_some();
         assert_ne!(kept_back(&me), kept_back(&them), "{mine} {theirs} {older}");
-        let by_pool = World { others: vec![other(true, true, false)], ..me.clone() };
+        let by_pool = AddressUses { others: vec![other(true, true, false)], ..me.clone() };
         assert!(kept_back(&by_pool));
     }
-    let elsewhere = Other { segment: Some(vlan(8)), ..other(true, true, true) };
-    assert_eq!(obstacle(&lease("10.7.0.9"), &World { others: vec![elsewhere], ..world() }), None);
+    let elsewhere = OtherHolder { segment: Some(vlan(8)), ..other(true, true, true) };
+    assert_eq!(
+        obstacle(&lease("10.7.0.9"), &AddressUses { others: vec![elsewhere], ..world() }),
+        None
+    );
 }

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::networks::Declaration;
+use super::networks::DhcpDeclaration;
 use crate::dhcp::agent_name;
 
 /// Label for the manager of an object, with this operator as its value. The chart's own objects
@@ -33,7 +33,7 @@ const MANAGEMENT: &str = "mgmt";
 
 /// Deployment of an agent, as it is stored.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Stored {
+pub struct StoredDeployment {
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.resourceVersion`.
@@ -50,7 +50,7 @@ pub struct Stored {
     pub failure: Option<String>,
 }
 
-impl Stored {
+impl StoredDeployment {
     /// Options of its agent on a network. `None`: it is not the operator's, or not that network's.
     pub fn options(&self, network: &str) -> Option<Vec<String>> {
         let args = self.spec["template"]["spec"]["containers"][0]["args"].as_array()?;
@@ -81,7 +81,7 @@ impl Stored {
 
 /// Change to a network's Deployment that is due.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Plan {
+pub enum DeploymentChange {
     /// No change is due.
     Nothing,
     /// Create this Deployment.
@@ -95,22 +95,22 @@ pub enum Plan {
 }
 
 /// Plans the change. `wanted` is the Deployment of a network that is to have one.
-pub fn plan(wanted: Option<Value>, stored: Option<&Stored>) -> Plan {
+pub fn plan(wanted: Option<Value>, stored: Option<&StoredDeployment>) -> DeploymentChange {
     match (wanted, stored) {
-        (None, Some(stored)) if stored.ours && !stored.leaving => Plan::Delete,
-        (None, _) => Plan::Nothing,
-        (Some(wanted), None) => Plan::Create(wanted),
-        (Some(_), Some(stored)) if !stored.ours => Plan::Foreign,
+        (None, Some(stored)) if stored.ours && !stored.leaving => DeploymentChange::Delete,
+        (None, _) => DeploymentChange::Nothing,
+        (Some(wanted), None) => DeploymentChange::Create(wanted),
+        (Some(_), Some(stored)) if !stored.ours => DeploymentChange::Foreign,
         // The new one is created when the old one is gone.
-        (Some(_), Some(stored)) if stored.leaving => Plan::Nothing,
+        (Some(_), Some(stored)) if stored.leaving => DeploymentChange::Nothing,
         (Some(mut wanted), Some(stored)) => {
             let same = wanted["metadata"]["annotations"][ANNOTATION_WANTED] == stored.wanted
                 && covers(&stored.spec, &wanted["spec"]);
             if same {
-                return Plan::Nothing;
+                return DeploymentChange::Nothing;
             }
             wanted["metadata"]["resourceVersion"] = json!(stored.version);
-            Plan::Replace(wanted)
+            DeploymentChange::Replace(wanted)
         }
     }
 }
@@ -134,7 +134,7 @@ fn covers(stored: &Value, wanted: &Value) -> bool {
 }
 
 /// Options of an agent, by a network's annotations.
-pub fn options(declaration: &Declaration) -> Vec<String> {
+pub fn options(declaration: &DhcpDeclaration) -> Vec<String> {
     let mut options = Vec::new();
     let subnets = declaration.subnets().unwrap_or_default();
     let subnets = subnets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");

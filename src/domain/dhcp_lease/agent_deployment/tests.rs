@@ -29,14 +29,14 @@ fn on(cluster_network: &str) -> Value {
 }
 
 /// The Deployment as the API server returns it: with defaults, and normalized quantities.
-fn stored(mut object: Value) -> Stored {
+fn stored(mut object: Value) -> StoredDeployment {
     object["metadata"]["uid"] = json!("u");
     object["metadata"]["resourceVersion"] = json!("7");
     object["spec"]["progressDeadlineSeconds"] = json!(600);
     let container = &mut object["spec"]["template"]["spec"]["containers"][0];
     container["terminationMessagePath"] = json!("/dev/termination-log");
     container["resources"]["limits"]["memory"] = json!("1Gi");
-    Stored::read(&object)
+    StoredDeployment::read(&object)
 }
 
 #[test]
@@ -54,11 +54,11 @@ fn a_network_gets_an_agent_of_its_own_where_it_is() {
     assert_eq!(attached, json!([{"namespace": "default", "name": "vlan100", "interface": "net1"}]));
     let container = &pod["spec"]["containers"][0];
     assert_eq!(container["args"], json!(["--network", NETWORK, "--interface", "net1"]));
-    let said = Declaration {
+    let said = DhcpDeclaration {
         subnets: "10.7.0.9/24, 10.8.0.0/16".into(),
         on_lease_loss: "Keep".into(),
         broadcast: "true".into(),
-        ..Declaration::default()
+        ..DhcpDeclaration::default()
     };
     let narrow = deployment(&template(), NETWORK, "", &options(&said), None);
     let args = &narrow["spec"]["template"]["spec"]["containers"][0]["args"];
@@ -99,20 +99,20 @@ fn a_name_injects_nothing() {
 
 #[test]
 fn what_is_as_wanted_is_not_written_again() {
-    assert_eq!(plan(Some(on("prod")), None), Plan::Create(on("prod")));
-    assert_eq!(plan(Some(on("prod")), Some(&stored(on("prod")))), Plan::Nothing);
-    assert_eq!(plan(None, None), Plan::Nothing);
-    assert_eq!(plan(None, Some(&stored(on("prod")))), Plan::Delete);
+    assert_eq!(plan(Some(on("prod")), None), DeploymentChange::Create(on("prod")));
+    assert_eq!(plan(Some(on("prod")), Some(&stored(on("prod")))), DeploymentChange::Nothing);
+    assert_eq!(plan(None, None), DeploymentChange::Nothing);
+    assert_eq!(plan(None, Some(&stored(on("prod")))), DeploymentChange::Delete);
     let mut leaving = on("prod");
     leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    assert_eq!(plan(Some(on("prod")), Some(&stored(leaving.clone()))), Plan::Nothing);
-    assert_eq!(plan(None, Some(&stored(leaving))), Plan::Nothing);
+    assert_eq!(plan(Some(on("prod")), Some(&stored(leaving.clone()))), DeploymentChange::Nothing);
+    assert_eq!(plan(None, Some(&stored(leaving))), DeploymentChange::Nothing);
 }
 
 #[test]
 fn what_differs_is_put_right_in_the_version_that_was_seen() {
-    let replaces = |wanted: Value, stored: &Stored| {
-        let Plan::Replace(object) = plan(Some(wanted), Some(stored)) else { panic!() };
+    let replaces = |wanted: Value, stored: &StoredDeployment| {
+        let DeploymentChange::Replace(object) = plan(Some(wanted), Some(stored)) else { panic!() };
         assert_eq!(object["metadata"]["resourceVersion"], "7");
     };
     // Another template, another cluster network, and a change that only the digest shows.
@@ -142,27 +142,30 @@ fn foreign_objects_are_never_touched() {
         let mut object = on("prod");
         object["metadata"]["labels"][KEEPER.0] = label;
         let theirs = stored(object);
-        assert_eq!(plan(Some(on("prod")), Some(&theirs)), Plan::Foreign);
-        assert_eq!(plan(None, Some(&theirs)), Plan::Nothing);
+        assert_eq!(plan(Some(on("prod")), Some(&theirs)), DeploymentChange::Foreign);
+        assert_eq!(plan(None, Some(&theirs)), DeploymentChange::Nothing);
     }
 }
 
 /// The last valid options are those of the Deployment.
 #[test]
 fn the_options_of_an_agent_are_read_from_its_deployment() {
-    let said = Declaration {
+    let said = DhcpDeclaration {
         subnets: "10.7.0.0/24".into(),
         on_lease_loss: "Keep".into(),
         broadcast: "true".into(),
-        ..Declaration::default()
+        ..DhcpDeclaration::default()
     };
-    for said in [said, Declaration::default()] {
+    for said in [said, DhcpDeclaration::default()] {
         let options = options(&said);
         let made = deployment(&template(), NETWORK, "prod", &options, None);
         assert_eq!(stored(made.clone()).options(NETWORK), Some(options.clone()));
         // Other changes are made with the same options.
         let moved = deployment(&template(), NETWORK, "other", &options, None);
-        assert!(matches!(plan(Some(moved), Some(&stored(made.clone()))), Plan::Replace(_)));
+        assert!(matches!(
+            plan(Some(moved), Some(&stored(made.clone()))),
+            DeploymentChange::Replace(_)
+        ));
         assert_eq!(stored(made.clone()).options("default/other"), None);
         let mut theirs = made.clone();
         theirs["metadata"]["labels"][KEEPER.0] = json!("Helm");
@@ -170,8 +173,8 @@ fn the_options_of_an_agent_are_read_from_its_deployment() {
         for args in [json!([]), json!(["--network", 7]), Value::Null] {
             let mut edited = made.clone();
             edited["spec"]["template"]["spec"]["containers"][0]["args"] = args;
-            assert_eq!(Stored::read(&edited).options(NETWORK), None);
+            assert_eq!(StoredDeployment::read(&edited).options(NETWORK), None);
         }
     }
-    assert_eq!(Stored::default().options(NETWORK), None);
+    assert_eq!(StoredDeployment::default().options(NETWORK), None);
 }

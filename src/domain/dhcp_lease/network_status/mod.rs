@@ -7,20 +7,20 @@
 use chrono::{DateTime, FixedOffset, SecondsFormat};
 use serde::{Deserialize, Serialize};
 
-use super::agent_deployment::{Stored, node_label};
-use super::networks::Agent;
+use super::agent_deployment::{StoredDeployment, node_label};
+use super::networks::WantedAgent;
 use crate::dhcp::agent_name;
 use crate::load_balancer::bounds::{LONGEST_WORD, cut};
 
 /// Facts about a network's agent.
 #[derive(Clone, Debug)]
-pub struct Facts<'a> {
+pub struct AgentFacts<'a> {
     /// `namespace/name` of the network.
     pub network: &'a str,
     /// Namespace of its agent.
     pub namespace: &'a str,
     /// Agent that the network is to have.
-    pub agent: &'a Agent,
+    pub agent: &'a WantedAgent,
     /// Pod that holds the network's Lease, and the time since which it does, if one does.
     pub served_by: Option<(String, Option<DateTime<FixedOffset>>)>,
     /// Cluster network of the network.
@@ -28,11 +28,11 @@ pub struct Facts<'a> {
     /// Whether a node has the cluster network.
     pub has_node: bool,
     /// Deployment of the agent, if it is known.
-    pub deployment: Option<&'a Stored>,
+    pub deployment: Option<&'a StoredDeployment>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Status {
+struct NetworkStatus {
     /// Name of the pod that serves the network; empty for none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     agent: String,
@@ -47,17 +47,18 @@ struct Status {
 
 /// New value of the annotation: `Some(None)` removes it. `None`: `stored` has that value already.
 pub fn change(
-    facts: &Facts<'_>,
+    facts: &AgentFacts<'_>,
     stored: &str,
     now: DateTime<FixedOffset>,
 ) -> Option<Option<String>> {
-    let before: Option<Status> = serde_json::from_str(stored).ok();
+    let before: Option<NetworkStatus> = serde_json::from_str(stored).ok();
     let Some(mut status) = status(facts) else {
         return (!stored.is_empty()).then_some(None);
     };
     if status.since.is_empty() {
-        let same =
-            |before: &&Status| before.agent == status.agent && before.reason == status.reason;
+        let same = |before: &&NetworkStatus| {
+            before.agent == status.agent && before.reason == status.reason
+        };
         let before = before.as_ref().filter(same).map(|before| before.since.clone());
         status.since = before.unwrap_or_else(|| time(now));
     }
@@ -68,30 +69,30 @@ pub fn change(
 }
 
 /// Status to write. If `since` is empty, it is the time at which agent and reason last changed.
-fn status(facts: &Facts<'_>) -> Option<Status> {
-    let Facts { network, namespace, agent, cluster_network, .. } = facts;
+fn status(facts: &AgentFacts<'_>) -> Option<NetworkStatus> {
+    let AgentFacts { network, namespace, agent, cluster_network, .. } = facts;
     let why = |reason: &str, message: String| {
         let message = cut(message, LONGEST_WORD);
-        Some(Status { reason: reason.to_owned(), message, ..Status::default() })
+        Some(NetworkStatus { reason: reason.to_owned(), message, ..NetworkStatus::default() })
     };
     match agent {
-        Agent::None => return None,
-        Agent::Refused(message) => return why("Refused", message.clone()),
-        Agent::Others | Agent::Ours | Agent::Faulty(_) => {}
+        WantedAgent::None => return None,
+        WantedAgent::Refused(message) => return why("Refused", message.clone()),
+        WantedAgent::Others | WantedAgent::Ours | WantedAgent::Faulty(_) => {}
     }
     if let Some((by, since)) = &facts.served_by {
         let since = since.map(time).unwrap_or_default();
         let fault = match agent {
-            Agent::Faulty(fault) => why("FormerOptions", fault.clone()),
+            WantedAgent::Faulty(fault) => why("FormerOptions", fault.clone()),
             _ => None,
         };
-        return Some(Status { agent: by.clone(), since, ..fault.unwrap_or_default() });
+        return Some(NetworkStatus { agent: by.clone(), since, ..fault.unwrap_or_default() });
     }
-    if let Agent::Faulty(fault) = agent {
+    if let WantedAgent::Faulty(fault) = agent {
         return why("Refused", fault.clone());
     }
     let name = agent_name(network);
-    let ours = || **agent == Agent::Ours;
+    let ours = || **agent == WantedAgent::Ours;
     if let Some(label) = node_label(cluster_network).filter(|_| ours() && !facts.has_node) {
         return why(
             "NoNode",

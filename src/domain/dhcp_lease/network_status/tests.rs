@@ -8,8 +8,8 @@ fn at(seconds: i64) -> DateTime<FixedOffset> {
     DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap().fixed_offset()
 }
 
-fn facts(agent: &Agent) -> Facts<'_> {
-    Facts {
+fn facts(agent: &WantedAgent) -> AgentFacts<'_> {
+    AgentFacts {
         network: "default/vlan7",
         namespace: "harvester-system",
         agent,
@@ -21,7 +21,7 @@ fn facts(agent: &Agent) -> Facts<'_> {
 }
 
 /// Returns the text that is written, and as JSON, and checks that it is written once.
-fn written(facts: &Facts<'_>, before: &str, now: i64) -> (String, Value) {
+fn written(facts: &AgentFacts<'_>, before: &str, now: i64) -> (String, Value) {
     let text = change(facts, before, at(now)).expect("nothing is written").expect("it is removed");
     assert_eq!(change(facts, &text, at(now + 60)), None, "written twice: {text}");
     let value = serde_json::from_str(&text).unwrap();
@@ -30,11 +30,11 @@ fn written(facts: &Facts<'_>, before: &str, now: i64) -> (String, Value) {
 
 #[test]
 fn it_says_who_serves_and_since_when() {
-    let served = |by: &str, since| Facts {
+    let served = |by: &str, since| AgentFacts {
         served_by: Some((by.to_owned(), since)),
         // An agent that serves is active, whatever labels and Deployments are.
         has_node: false,
-        ..facts(&Agent::Ours)
+        ..facts(&WantedAgent::Ours)
     };
     let (first, value) = written(&served("pod-1", Some(at(-30))), "", 0);
     assert_eq!(value, json!({"agent": "pod-1", "since": "2027-01-15T07:59:30Z"}));
@@ -46,16 +46,21 @@ fn it_says_who_serves_and_since_when() {
 
 #[test]
 fn it_gives_the_reason_for_a_missing_agent() {
-    let refused = Agent::Refused("why".to_owned());
-    let failure = Stored { failure: Some("quota".to_owned()), ..Stored::default() };
-    let ours = facts(&Agent::Ours);
+    let refused = WantedAgent::Refused("why".to_owned());
+    let failure =
+        StoredDeployment { failure: Some("quota".to_owned()), ..StoredDeployment::default() };
+    let ours = facts(&WantedAgent::Ours);
     let cases = [
         (facts(&refused), "Refused", "why"),
-        (Facts { has_node: false, ..ours.clone() }, "NoNode", "network.harvesterhci.io/prod"),
-        (Facts { deployment: Some(&failure), ..ours.clone() }, "NoPod", "quota"),
+        (AgentFacts { has_node: false, ..ours.clone() }, "NoNode", "network.harvesterhci.io/prod"),
+        (AgentFacts { deployment: Some(&failure), ..ours.clone() }, "NoPod", "quota"),
         (ours.clone(), "AgentAway", "agent=hgo-lease-agent-default-vlan7-"),
-        (Facts { has_node: false, ..facts(&Agent::Others) }, "AgentAway", "describe pods"),
-        (Facts { has_node: false, cluster_network: "mgmt", ..ours.clone() }, "AgentAway", ""),
+        (
+            AgentFacts { has_node: false, ..facts(&WantedAgent::Others) },
+            "AgentAway",
+            "describe pods",
+        ),
+        (AgentFacts { has_node: false, cluster_network: "mgmt", ..ours.clone() }, "AgentAway", ""),
     ];
     let mut before = String::new();
     for (facts, reason, message) in cases {
@@ -65,30 +70,30 @@ fn it_gives_the_reason_for_a_missing_agent() {
         before = value.to_string();
     }
     // `since` stays while only the message changes; text that is no JSON is replaced.
-    let other = Facts { namespace: "other", ..ours.clone() };
+    let other = AgentFacts { namespace: "other", ..ours.clone() };
     assert_eq!(written(&other, &before, 70).1["since"], "2027-01-15T08:00:07Z");
     assert_eq!(written(&ours, "yes", 70).1["since"], "2027-01-15T08:01:10Z");
 }
 
 #[test]
 fn it_says_which_annotation_is_not_followed() {
-    let faulty = Agent::Faulty("this one".to_owned());
+    let faulty = WantedAgent::Faulty("this one".to_owned());
     let (_, value) = written(&facts(&faulty), "", 7);
     assert_eq!((&value["reason"], &value["message"]), (&json!("Refused"), &json!("this one")));
     let served_by = Some(("pod-1".to_owned(), Some(at(-30))));
-    let served = Facts { served_by, ..facts(&faulty) };
+    let served = AgentFacts { served_by, ..facts(&faulty) };
     let (before, value) = written(&served, &value.to_string(), 8);
     let since = "2027-01-15T07:59:30Z";
     let expected = json!({
         "agent": "pod-1", "since": since, "reason": "FormerOptions", "message": "this one",
     });
     assert_eq!(value, expected);
-    let right = Facts { agent: &Agent::Ours, ..served };
+    let right = AgentFacts { agent: &WantedAgent::Ours, ..served };
     assert_eq!(written(&right, &before, 9).1, json!({"agent": "pod-1", "since": since}));
 }
 
 #[test]
 fn a_network_that_asks_for_nothing_says_nothing() {
-    assert_eq!(change(&facts(&Agent::None), "", at(0)), None);
-    assert_eq!(change(&facts(&Agent::None), "{}", at(0)), Some(None));
+    assert_eq!(change(&facts(&WantedAgent::None), "", at(0)), None);
+    assert_eq!(change(&facts(&WantedAgent::None), "{}", at(0)), Some(None));
 }

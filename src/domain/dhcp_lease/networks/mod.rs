@@ -20,7 +20,7 @@ const HOST: &str = "host";
 
 /// Options of DHCP networks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Networks {
+pub struct DhcpNetworks {
     /// Networks that are declared independently of their NetworkAttachmentDefinition, by
     /// `namespace/name`, with their form of client identifiers. The operator does not create their
     /// agents.
@@ -35,7 +35,7 @@ pub struct Networks {
 
 /// Form of a network, which decides whether an agent can be attached to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Form {
+pub enum NetworkForm {
     /// A bridge, untagged or to one VLAN.
     Bridge,
     /// A bridge to many VLANs.
@@ -47,11 +47,11 @@ pub enum Form {
 
 /// Declaration of DHCP in a NetworkAttachmentDefinition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Declaration {
+pub struct DhcpDeclaration {
     /// Value of the annotation; empty for none.
     pub annotation: String,
     /// Form of the network.
-    pub form: Form,
+    pub form: NetworkForm,
     /// Annotation for the subnets whose addresses may be leased; empty for any.
     pub subnets: String,
     /// Annotation for an address whose lease ends without an answer; empty for `Withdraw`.
@@ -66,7 +66,7 @@ pub struct Declaration {
 
 /// Agent that a network is to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Agent {
+pub enum WantedAgent {
     /// The network has no agent: the host does not lease there.
     None,
     /// The operator does not create the agent: the chart does, for example.
@@ -81,7 +81,7 @@ pub enum Agent {
     Refused(String),
 }
 
-impl Agent {
+impl WantedAgent {
     /// Reason why no agent is created, if one is asked for.
     pub fn fault(&self) -> Option<&str> {
         match self {
@@ -91,7 +91,7 @@ impl Agent {
     }
 }
 
-impl Declaration {
+impl DhcpDeclaration {
     /// Subnets whose addresses may be leased; empty: any.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl Declaration {
     }
 }
 
-impl Networks {
+impl DhcpNetworks {
     /// Network on which the address of a LoadBalancer is to be leased; empty for none. A guest
     /// cluster is on the network of its VMs, so the default does not apply to it.
     pub fn of(&self, lb: &LoadBalancer, around: &Surroundings) -> String {
@@ -156,26 +156,30 @@ impl Networks {
     }
 
     /// Whether the host leases on a network, by its NetworkAttachmentDefinition and the options.
-    pub fn declare(&self, network: &str, declaration: Option<&Declaration>) -> bool {
-        let asks = |said| matches!(self.agent(network, said), Agent::Ours | Agent::Faulty(_));
+    pub fn declare(&self, network: &str, declaration: Option<&DhcpDeclaration>) -> bool {
+        let asks =
+            |said| matches!(self.agent(network, said), WantedAgent::Ours | WantedAgent::Faulty(_));
         self.listed.contains_key(network) || declaration.is_some_and(asks)
     }
 
     /// Reason why no new lease starts on a declared network, if an annotation is not valid.
-    pub fn fault(&self, network: &str, declaration: Option<&Declaration>) -> Option<String> {
+    pub fn fault(&self, network: &str, declaration: Option<&DhcpDeclaration>) -> Option<String> {
         match self.agent(network, declaration?) {
-            Agent::Faulty(fault) => Some(fault),
-            Agent::None | Agent::Others | Agent::Ours | Agent::Refused(_) => None,
+            WantedAgent::Faulty(fault) => Some(fault),
+            WantedAgent::None
+            | WantedAgent::Others
+            | WantedAgent::Ours
+            | WantedAgent::Refused(_) => None,
         }
     }
 
     /// Agent that a network is to have.
-    pub fn agent(&self, network: &str, declaration: &Declaration) -> Agent {
-        let Declaration { annotation, form, .. } = declaration;
+    pub fn agent(&self, network: &str, declaration: &DhcpDeclaration) -> WantedAgent {
+        let DhcpDeclaration { annotation, form, .. } = declaration;
         let listed = self.listed.contains_key(network);
         let fault = match annotation.as_str() {
-            "" if listed => return Agent::Others,
-            "" => return Agent::None,
+            "" if listed => return WantedAgent::Others,
+            "" => return WantedAgent::None,
             _ if !self.may_declare(network) => {
                 "it counts only in the namespaces that the chart's leaseAgent.namespaces lists"
                     .to_owned()
@@ -186,27 +190,31 @@ impl Networks {
             }
             HOST if !is_name(network) => "the network's name is not valid in Kubernetes".to_owned(),
             HOST => match form {
-                Form::Bridge => {
+                NetworkForm::Bridge => {
                     return match declaration.fault() {
-                        None => Agent::Ours,
+                        None => WantedAgent::Ours,
                         Some((key, fault)) => {
-                            Agent::Faulty(format!("metadata.annotations[{key}]: {fault}"))
+                            WantedAgent::Faulty(format!("metadata.annotations[{key}]: {fault}"))
                         }
                     };
                 }
-                Form::Trunk => "the network is a trunk: use one with one VLAN, or without VLAN".to_owned(),
-                Form::Other => {
+                NetworkForm::Trunk => "the network is a trunk: use one with one VLAN, or without VLAN".to_owned(),
+                NetworkForm::Other => {
                     "spec.config is not for the CNI plugin bridge, and an agent can be attached to no other"
                         .to_owned()
                 }
             },
             other => format!("{other:?} must be {HOST}"),
         };
-        Agent::Refused(format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}"))
+        WantedAgent::Refused(format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}"))
     }
 
     /// Form of client identifiers on a network on which the host leases.
-    pub fn client_id_form(&self, network: &str, declaration: Option<&Declaration>) -> ClientIdForm {
+    pub fn client_id_form(
+        &self,
+        network: &str,
+        declaration: Option<&DhcpDeclaration>,
+    ) -> ClientIdForm {
         let said = || declaration.and_then(|said| said.client_id_form().ok());
         self.listed.get(network).copied().or_else(said).unwrap_or_default()
     }

@@ -10,7 +10,7 @@ use std::net::Ipv4Addr;
 use serde_json::{Map, Value, json};
 
 use super::is_host;
-use crate::dhcp::{ClientId, ClientIdForm, Identity, Mac, NoForm};
+use crate::dhcp::{ClientId, ClientIdForm, ClientIdentity, Mac, NoForm};
 use crate::vm_backends::service;
 use api::{
     ANNOTATION_DHCP_CLIENT_ID, DHCPLease, KUBE_VIP_BROADCAST, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
@@ -41,7 +41,7 @@ const OF_A_SERVICE: [&str; 4] =
 
 /// Identity that a LoadBalancer requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct RequestedIdentity {
     mac: Option<Mac>,
     form: Option<ClientIdForm>,
     hostname: Option<String>,
@@ -61,14 +61,14 @@ enum AskedId {
 
 /// Annotation that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct AnnotationFault {
     /// Path of the field.
     pub field: String,
     /// Fault, and a valid value.
     pub message: String,
 }
 
-impl Fault {
+impl AnnotationFault {
     /// Field and message in one text.
     pub fn text(&self) -> String {
         format!("{}: {}", self.field, self.message)
@@ -79,23 +79,24 @@ impl Fault {
 ///
 /// # Errors
 /// The first annotation that is not valid.
-pub fn asked(lb: &LoadBalancer) -> Result<Asked, Fault> {
+pub fn asked(lb: &LoadBalancer) -> Result<RequestedIdentity, AnnotationFault> {
     read(|key| lb.metadata.annotations.as_ref()?.get(key).map(String::as_str))
 }
 
-fn read<'a>(said: impl Fn(&str) -> Option<&'a str>) -> Result<Asked, Fault> {
+fn read<'a>(said: impl Fn(&str) -> Option<&'a str>) -> Result<RequestedIdentity, AnnotationFault> {
     fn field<T>(
         key: &str,
         said: Option<&str>,
         parsed: impl Fn(&str) -> Result<T, String>,
-    ) -> Result<Option<T>, Fault> {
+    ) -> Result<Option<T>, AnnotationFault> {
         let text = said.map(str::trim).filter(|text| !text.is_empty());
-        let fault = |message| Fault { field: format!("metadata.annotations[{key}]"), message };
+        let fault =
+            |message| AnnotationFault { field: format!("metadata.annotations[{key}]"), message };
         text.map(parsed).transpose().map_err(fault)
     }
     let form = |text: &str| text.parse().map_err(|error: NoForm| error.to_string());
     let broadcast = field(KUBE_VIP_BROADCAST, said(KUBE_VIP_BROADCAST), flag)?;
-    Ok(Asked {
+    Ok(RequestedIdentity {
         mac: field(KUBE_VIP_HWADDR, said(KUBE_VIP_HWADDR), mac)?,
         address: field(KUBE_VIP_REQUESTED_IP, said(KUBE_VIP_REQUESTED_IP), address)?,
         hostname: field(KUBE_VIP_HOSTNAME, said(KUBE_VIP_HOSTNAME), hostname)?,
@@ -141,17 +142,17 @@ pub(super) fn flag(text: &str) -> Result<bool, String> {
     text.parse().map_err(|_| format!("{text:?} must be true or false"))
 }
 
-impl Asked {
+impl RequestedIdentity {
     /// Identity for the DHCP server. `derived` is the LoadBalancer's identity without a request,
     /// `form` the network's form of the client identifier.
-    pub fn identity(&self, derived: Identity, form: ClientIdForm) -> Identity {
+    pub fn identity(&self, derived: ClientIdentity, form: ClientIdForm) -> ClientIdentity {
         let mut identity = derived;
         identity.mac = self.mac.unwrap_or(identity.mac);
         identity.hostname = self.hostname.clone().unwrap_or(identity.hostname);
         match self.client_id() {
             AskedId::Any => identity.with_form(form),
             AskedId::Form(form) => identity.with_form(form),
-            AskedId::Is(id) => Identity { client_id: Some(id), ..identity },
+            AskedId::Is(id) => ClientIdentity { client_id: Some(id), ..identity },
         }
     }
 
@@ -204,7 +205,10 @@ impl Asked {
 ///
 /// # Errors
 /// The first annotation that is not valid.
-pub fn adopted(lb: &LoadBalancer, service: &service::Stored) -> Result<Option<Value>, Fault> {
+pub fn adopted(
+    lb: &LoadBalancer,
+    service: &service::Stored,
+) -> Result<Option<Value>, AnnotationFault> {
     let own = |key: &str| lb.metadata.annotations.as_ref()?.get(key).map(String::as_str);
     let kube_vips = |key: &str| service.annotations.get(key).map(String::as_str);
     let said = |key: &str| own(key).or_else(|| kube_vips(key).filter(|text| !text.is_empty()));

@@ -9,7 +9,7 @@ use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Map, Value};
 
 use crate::condition::{condition, with_condition};
-use crate::dhcp::{Announced, Held, Mac, Record, State, Trouble};
+use crate::dhcp::{AnnouncedAddress, ClientState, ClientTrouble, LeaseRecord, Mac, RecordedLease};
 use api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, OnLeaseLoss};
 
 /// Moment on both clocks.
@@ -35,7 +35,7 @@ impl Moment {
 
 /// Status to write for a client's record.
 pub fn report(
-    record: &Record,
+    record: &LeaseRecord,
     at: Moment,
     agent: &str,
     former: &DHCPLeaseStatus,
@@ -69,12 +69,15 @@ pub fn report(
         (Some(lease), trouble) => {
             let text = trouble.map_or_else(String::new, |trouble| format!("; {trouble}"));
             let message = format!("{} is leased from {}{text}", lease.address, lease.server);
-            let reason =
-                if *trouble == Some(Trouble::Kept) { reason(Trouble::Kept) } else { BOUND };
+            let reason = if *trouble == Some(ClientTrouble::Kept) {
+                reason(ClientTrouble::Kept)
+            } else {
+                BOUND
+            };
             (ConditionStatus::True, reason, message)
         }
         (None, Some(trouble)) => (ConditionStatus::False, reason(*trouble), trouble.to_string()),
-        (None, None) if record.state == State::Released => {
+        (None, None) if record.state == ClientState::Released => {
             (ConditionStatus::False, "Released", "the address was given back".to_owned())
         }
         (None, None) => {
@@ -105,17 +108,19 @@ const BOUND: &str = "Bound";
 const LINK_FAILED: &str = "LinkFailed";
 
 /// Condition reason for a trouble, which is stable.
-pub fn reason(trouble: Trouble) -> &'static str {
+pub fn reason(trouble: ClientTrouble) -> &'static str {
     match trouble {
-        Trouble::NoOffer => "NoOffer",
-        Trouble::Refused => "Refused",
-        Trouble::AddressInUse(_) | Trouble::TooManyInUse(_) | Trouble::Taken(_) => "AddressInUse",
-        Trouble::Unusable { .. } => "UnusableOffer",
-        Trouble::AnswersForAll(_) => "ProxyARP",
-        Trouble::ServerSilent => "ServerSilent",
-        Trouble::Expired => "Expired",
-        Trouble::Kept => "Kept",
-        Trouble::Changed => "Changed",
+        ClientTrouble::NoOffer => "NoOffer",
+        ClientTrouble::Refused => "Refused",
+        ClientTrouble::AddressInUse(_)
+        | ClientTrouble::TooManyInUse(_)
+        | ClientTrouble::Taken(_) => "AddressInUse",
+        ClientTrouble::Unusable { .. } => "UnusableOffer",
+        ClientTrouble::AnswersForAll(_) => "ProxyARP",
+        ClientTrouble::ServerSilent => "ServerSilent",
+        ClientTrouble::Expired => "Expired",
+        ClientTrouble::Kept => "Kept",
+        ClientTrouble::Changed => "Changed",
     }
 }
 
@@ -143,11 +148,11 @@ pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
 }
 
 /// Lease of an earlier process, from the record. `None`: there is none.
-pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<Held> {
+pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<RecordedLease> {
     let time = |text: &Option<String>| DateTime::parse_from_rfc3339(text.as_deref()?).ok();
     let until = |end: DateTime<FixedOffset>| (end - wall).to_std().unwrap_or_default();
     let seconds = status.lease_seconds.and_then(|seconds| u32::try_from(seconds).ok());
-    Some(Held {
+    Some(RecordedLease {
         address: status.address.as_deref()?.parse().ok()?,
         prefix: status.prefix_length.and_then(|prefix| u8::try_from(prefix).ok()),
         gateway: status.gateway.as_deref().and_then(|gateway| gateway.parse().ok()),
@@ -164,9 +169,9 @@ pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<Hel
 }
 
 /// Address that an earlier process had and lost, from the record. `None`: there is none.
-pub fn former(status: &DHCPLeaseStatus) -> Option<Announced> {
+pub fn former(status: &DHCPLeaseStatus) -> Option<AnnouncedAddress> {
     let address = status.former_address.as_deref()?.parse().ok()?;
-    Some(Announced { address, by: announcers(status) })
+    Some(AnnouncedAddress { address, by: announcers(status) })
 }
 
 fn announcers(status: &DHCPLeaseStatus) -> Vec<Mac> {
@@ -174,17 +179,17 @@ fn announcers(status: &DHCPLeaseStatus) -> Vec<Mac> {
 }
 
 /// State of the record for a state of the client.
-pub fn state(state: State) -> LeaseState {
+pub fn state(state: ClientState) -> LeaseState {
     match state {
-        State::Selecting => LeaseState::Selecting,
-        State::Requesting => LeaseState::Requesting,
-        State::Probing => LeaseState::Probing,
-        State::Bound => LeaseState::Bound,
-        State::Renewing => LeaseState::Renewing,
-        State::Rebinding => LeaseState::Rebinding,
-        State::Rebooting => LeaseState::Rebooting,
-        State::Lost => LeaseState::Lost,
-        State::Released => LeaseState::Released,
+        ClientState::Selecting => LeaseState::Selecting,
+        ClientState::Requesting => LeaseState::Requesting,
+        ClientState::Probing => LeaseState::Probing,
+        ClientState::Bound => LeaseState::Bound,
+        ClientState::Renewing => LeaseState::Renewing,
+        ClientState::Rebinding => LeaseState::Rebinding,
+        ClientState::Rebooting => LeaseState::Rebooting,
+        ClientState::Lost => LeaseState::Lost,
+        ClientState::Released => LeaseState::Released,
     }
 }
 

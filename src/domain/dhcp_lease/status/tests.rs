@@ -6,7 +6,7 @@ use chrono::{DateTime, TimeDelta};
 use serde_json::json;
 
 use super::*;
-use crate::dhcp::{Lease, Mac};
+use crate::dhcp::{GrantedLease, Mac};
 
 const fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -17,8 +17,8 @@ fn moment(now: u64) -> Moment {
     Moment { now: at(now), wall: wall + TimeDelta::seconds(now.try_into().unwrap()) }
 }
 
-fn lease(seconds: Option<u32>) -> Lease {
-    Lease {
+fn lease(seconds: Option<u32>) -> GrantedLease {
+    GrantedLease {
         address: [10, 0, 0, 9].into(),
         prefix: Some(24),
         gateway: Some([10, 0, 0, 254].into()),
@@ -34,10 +34,10 @@ fn lease(seconds: Option<u32>) -> Lease {
     }
 }
 
-fn record(lease: Option<Lease>, trouble: Option<Trouble>) -> Record {
-    let state = if lease.is_some() { State::Bound } else { State::Lost };
+fn record(lease: Option<GrantedLease>, trouble: Option<ClientTrouble>) -> LeaseRecord {
+    let state = if lease.is_some() { ClientState::Bound } else { ClientState::Lost };
     let (announced, still_announced) = (None, None);
-    Record { serial: 1, state, lease, trouble, keeps: false, announced, still_announced }
+    LeaseRecord { serial: 1, state, lease, trouble, keeps: false, announced, still_announced }
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_lease_survives_its_record() {
 
 #[test]
 fn a_record_without_an_address_holds_nothing() {
-    let lost = record(None, Some(Trouble::Expired));
+    let lost = record(None, Some(ClientTrouble::Expired));
     let bound = report(
         &record(Some(lease(Some(120))), None),
         moment(210),
@@ -79,7 +79,7 @@ fn a_record_without_an_address_holds_nothing() {
 
 #[test]
 fn a_kept_address_is_ready_and_says_so() {
-    let mut kept = record(Some(lease(Some(120))), Some(Trouble::Kept));
+    let mut kept = record(Some(lease(Some(120))), Some(ClientTrouble::Kept));
     kept.keeps = true;
     let status = report(&kept, moment(400), "me", &DHCPLeaseStatus::default());
     assert_eq!(status.on_lease_loss, Some(OnLeaseLoss::Keep));
@@ -87,7 +87,7 @@ fn a_kept_address_is_ready_and_says_so() {
     let ready = &status.conditions[0];
     assert_eq!((ready.status, ready.reason.as_deref()), (ConditionStatus::True, Some("Kept")));
     // Resumed after the option was removed.
-    let lost = record(None, Some(Trouble::Expired));
+    let lost = record(None, Some(ClientTrouble::Expired));
     let patch = status_patch(&report(&lost, moment(500), "me", &status), &status);
     assert_eq!(patch["onLeaseLoss"], json!(null));
 }
@@ -108,11 +108,15 @@ fn nonsense_in_a_record_is_nothing() {
 
 #[test]
 fn a_condition_keeps_its_times_while_it_stays_the_same() {
-    let first =
-        report(&record(None, Some(Trouble::NoOffer)), moment(1), "me", &DHCPLeaseStatus::default());
-    let same = report(&record(None, Some(Trouble::NoOffer)), moment(9), "me", &first);
+    let first = report(
+        &record(None, Some(ClientTrouble::NoOffer)),
+        moment(1),
+        "me",
+        &DHCPLeaseStatus::default(),
+    );
+    let same = report(&record(None, Some(ClientTrouble::NoOffer)), moment(9), "me", &first);
     assert_eq!(same.conditions, first.conditions);
-    let other = report(&record(None, Some(Trouble::Refused)), moment(9), "me", &first);
+    let other = report(&record(None, Some(ClientTrouble::Refused)), moment(9), "me", &first);
     assert_eq!(other.conditions[0].last_transition_time, first.conditions[0].last_transition_time);
     assert_ne!(other.conditions[0].last_update_time, first.conditions[0].last_update_time);
     let failed = link_failed("no such device", moment(9), &first);

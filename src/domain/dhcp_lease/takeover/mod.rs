@@ -12,7 +12,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 
 use super::requested_identity::adopted;
-use super::{Choice, Seen, Step, asked, choice, is_guests, time};
+use super::{LeasingFacts, LeasingParty, LeasingStep, asked, choice, is_guests, time};
 use crate::reason::{NoLease, TAKEOVER};
 use crate::vm_backends::listeners;
 use api::{Condition, LoadBalancer, READY};
@@ -24,7 +24,7 @@ pub const AGAIN: Duration = Duration::from_secs(1);
 
 /// Whether the host would take over an announcer's lease.
 pub fn is_possible(lb: &LoadBalancer) -> bool {
-    listeners::is_vm(lb) && choice(lb) == Ok(Some(Choice::Host))
+    listeners::is_vm(lb) && choice(lb) == Ok(Some(LeasingParty::Host))
 }
 
 /// Whether a step depends on the LoadBalancer's Service.
@@ -40,26 +40,26 @@ fn noted(lb: &LoadBalancer) -> Option<&Condition> {
 }
 
 /// Next step for a LoadBalancer whose announcer leases.
-pub(super) fn begin(seen: &Seen<'_>) -> Step {
-    let Seen { lb, network, declared, fault, serving, service, .. } = *seen;
+pub(super) fn begin(seen: &LeasingFacts<'_>) -> LeasingStep {
+    let LeasingFacts { lb, network, declared, fault, serving, service, .. } = *seen;
     if !is_possible(lb) {
-        return Step::Guest(None);
+        return LeasingStep::Guest(None);
     }
     if !(declared && serving) {
-        return Step::Guest(Some(format!(
+        return LeasingStep::Guest(Some(format!(
             "the announcer leases the address until the host leases on network {network} and its agent is active"
         )));
     }
     if let Some(fault) = fault {
-        return Step::Guest(Some(format!(
+        return LeasingStep::Guest(Some(format!(
             "the announcer leases the address until the fault of network {network} is corrected: {fault}"
         )));
     }
     let adopted = service.map_or_else(|| asked(lb).map(|_| None), |service| adopted(lb, service));
     match adopted {
-        Ok(Some(patch)) => Step::Adopt(patch),
-        Ok(None) => Step::Wait(NoLease::TakingOver { network: network.to_owned() }),
-        Err(fault) => Step::Guest(Some(format!(
+        Ok(Some(patch)) => LeasingStep::Adopt(patch),
+        Ok(None) => LeasingStep::Wait(NoLease::TakingOver { network: network.to_owned() }),
+        Err(fault) => LeasingStep::Guest(Some(format!(
             "the announcer leases the address, and the host cannot take it over: {}",
             fault.text()
         ))),
@@ -67,8 +67,8 @@ pub(super) fn begin(seen: &Seen<'_>) -> Step {
 }
 
 /// Reason why the host does not lease yet, during a takeover.
-pub(super) fn waits(seen: &Seen<'_>) -> Option<NoLease> {
-    let Seen { lb, network, service, now, .. } = *seen;
+pub(super) fn waits(seen: &LeasingFacts<'_>) -> Option<NoLease> {
+    let LeasingFacts { lb, network, service, now, .. } = *seen;
     let since = noted(lb)?.last_update_time.as_deref().and_then(time);
     let given_back = since.is_none_or(|since| since + GIVES_BACK <= now);
     let gone = service.is_none() && given_back;

@@ -48,16 +48,18 @@ fn leasing() -> Stored {
     service(&[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "10.7.0.9")])
 }
 
-fn seen<'a>(lb: &'a LoadBalancer, service: Option<&'a Stored>) -> Seen<'a> {
+fn seen<'a>(lb: &'a LoadBalancer, service: Option<&'a Stored>) -> LeasingFacts<'a> {
     let (network, record, declared, fault) = (NETWORK, None, true, None);
     let (serving, early) = (true, false);
-    Seen { lb, network, record, declared, fault, serving, service, early, now: at(0) }
+    LeasingFacts { lb, network, record, declared, fault, serving, service, early, now: at(0) }
 }
 
 #[test]
 fn it_is_kube_vips_client_before_kube_vip_ends() {
     let (lb, kube_vips) = (lb(), leasing());
-    let Step::Adopt(patch) = step(&seen(&lb, Some(&kube_vips))) else { panic!("nothing is noted") };
+    let LeasingStep::Adopt(patch) = step(&seen(&lb, Some(&kube_vips))) else {
+        panic!("nothing is noted")
+    };
     assert_eq!(
         patch,
         json!({"metadata": {
@@ -67,7 +69,9 @@ fn it_is_kube_vips_client_before_kube_vip_ends() {
     );
     // Annotations of the user stay.
     let own = asks(lb.clone(), &[(KUBE_VIP_HWADDR, "02:00:00:00:00:01")]);
-    let Step::Adopt(patch) = step(&seen(&own, Some(&kube_vips))) else { panic!("no address") };
+    let LeasingStep::Adopt(patch) = step(&seen(&own, Some(&kube_vips))) else {
+        panic!("no address")
+    };
     assert_eq!(patch["metadata"]["annotations"], json!({KUBE_VIP_REQUESTED_IP: "10.7.0.9"}));
     // Identity stored, or nothing to store: then the Service is deleted.
     let noted = asks(lb.clone(), &[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "10.7.0.9")]);
@@ -81,7 +85,7 @@ fn it_is_kube_vips_client_before_kube_vip_ends() {
         (&lb, None),
     ] {
         let step = step(&seen(lb, service));
-        assert!(matches!(step, Step::Wait(NoLease::TakingOver { .. })), "{step:?}");
+        assert!(matches!(step, LeasingStep::Wait(NoLease::TakingOver { .. })), "{step:?}");
     }
 }
 
@@ -94,21 +98,23 @@ fn nothing_is_taken_over_unasked_or_where_nothing_would_lease() {
     let mut unasked = lb.clone();
     unasked.metadata.annotations = None;
     for lb in [&guests, &unasked] {
-        assert_eq!(step(&seen(lb, Some(&kube_vips))), Step::Guest(None));
+        assert_eq!(step(&seen(lb, Some(&kube_vips))), LeasingStep::Guest(None));
     }
-    let away = Seen { serving: false, ..seen(&lb, Some(&kube_vips)) };
-    let undeclared = Seen { declared: false, ..seen(&lb, Some(&kube_vips)) };
-    let faulty = Seen { fault: Some("fault"), ..seen(&lb, Some(&kube_vips)) };
+    let away = LeasingFacts { serving: false, ..seen(&lb, Some(&kube_vips)) };
+    let undeclared = LeasingFacts { declared: false, ..seen(&lb, Some(&kube_vips)) };
+    let faulty = LeasingFacts { fault: Some("fault"), ..seen(&lb, Some(&kube_vips)) };
     for (seen, why) in [(away, "no agent"), (undeclared, "not declared"), (faulty, "fault")] {
         let step = step(&seen);
         assert!(
-            matches!(&step, Step::Guest(Some(said)) if said.contains(NETWORK)),
+            matches!(&step, LeasingStep::Guest(Some(said)) if said.contains(NETWORK)),
             "{why}: {step:?}"
         );
     }
     // A lease that the host cannot continue stays with kube-vip.
     let machines = service(&[(KUBE_VIP_HWADDR, "3c:ec:ef:01:02:03")]);
-    let Step::Guest(Some(why)) = step(&seen(&lb, Some(&machines))) else { panic!("taken over") };
+    let LeasingStep::Guest(Some(why)) = step(&seen(&lb, Some(&machines))) else {
+        panic!("taken over")
+    };
     assert!(why.contains(KUBE_VIP_HWADDR) && why.contains("another machine's"), "{why}");
 }
 
@@ -126,11 +132,13 @@ fn the_host_asks_after_kube_vip_has_given_back() {
         last_update_time: Some(at(-3).to_rfc3339()),
         ..Condition::default()
     }];
-    assert_eq!(step(&seen(&lb, None)), Step::Create);
-    let waits = |seen: &Seen<'_>| matches!(step(seen), Step::Wait(NoLease::TakingOver { .. }));
+    assert_eq!(step(&seen(&lb, None)), LeasingStep::Create);
+    let waits = |seen: &LeasingFacts<'_>| {
+        matches!(step(seen), LeasingStep::Wait(NoLease::TakingOver { .. }))
+    };
     assert!(waits(&seen(&lb, Some(&kube_vips))), "its Service is there");
-    assert!(waits(&Seen { now: at(-1), ..seen(&lb, None) }), "it had no time");
+    assert!(waits(&LeasingFacts { now: at(-1), ..seen(&lb, None) }), "it had no time");
     // A LoadBalancer without that condition was not taken over, and need not wait.
     lb.status.as_mut().unwrap().conditions.clear();
-    assert_eq!(step(&seen(&lb, None)), Step::Create);
+    assert_eq!(step(&seen(&lb, None)), LeasingStep::Create);
 }

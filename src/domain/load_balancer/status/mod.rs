@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{bounds, facts};
 use crate::condition::{condition, with_condition};
-use crate::dhcp_lease::Lease;
+use crate::dhcp_lease::LeasedAddress;
 use crate::pools::allocator::Verdict;
 use crate::reason;
 use crate::reason::NoLease;
@@ -28,7 +28,7 @@ pub enum Finding {
     /// The announcer leases the address. The text gives the reason, if that was decided now.
     Guest(Option<String>),
     /// The host leases the address: the one that may be published, or why there is none.
-    Host(Result<Lease, NoLease>),
+    Host(Result<LeasedAddress, NoLease>),
 }
 
 impl Finding {

@@ -19,7 +19,7 @@ pub const fn phase(n: u32) -> u32 {
 }
 
 /// Time over which a number of clients send their first message:
-/// [`super::super::Options::start_within`].
+/// [`super::super::ClientOptions::start_within`].
 pub fn start_within(clients: usize) -> Duration {
     EACH.saturating_mul(u32::try_from(clients).unwrap_or(u32::MAX)).min(LONGEST)
 }
@@ -32,14 +32,14 @@ pub(super) fn part(phase: u32, whole: Duration) -> Duration {
 
 /// Token bucket: lets `most` through at once, then one per `every`.
 #[derive(Clone, Copy, Debug)]
-pub struct Bucket {
+pub struct TokenBucket {
     most: u32,
     every: Duration,
     /// Time at which the bucket is full again.
     full: Duration,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// A full bucket.
     pub const fn new(most: u32, every: Duration) -> Self {
         Self { most, every, full: Duration::ZERO }
@@ -67,9 +67,9 @@ impl Bucket {
 /// Unpredictable numbers from a seed: SplitMix64. The crate `rand` would bring more code into the
 /// privileged agent than these ten lines.
 #[derive(Clone, Debug)]
-pub(super) struct Dice(u64);
+pub(super) struct JitterRng(u64);
 
-impl Dice {
+impl JitterRng {
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }

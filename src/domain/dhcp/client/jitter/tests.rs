@@ -24,7 +24,7 @@ fn the_window_grows_with_the_clients_up_to_a_bound() {
 
 #[test]
 pub fn a_bucket_lets_a_few_through_at_once_and_the_rest_in_time() {
-    let mut bucket = Bucket::for_releases();
+    let mut bucket = TokenBucket::for_releases();
     let mut now = Duration::from_secs(7);
     let mut passed = Vec::new();
     while passed.len() < 500 {
@@ -51,7 +51,7 @@ pub fn a_bucket_lets_a_few_through_at_once_and_the_rest_in_time() {
 
 #[test]
 fn dice_are_the_same_for_the_same_seed_and_stay_below() {
-    let (mut one, mut two) = (Dice::new(5), Dice::new(5));
+    let (mut one, mut two) = (JitterRng::new(5), JitterRng::new(5));
     let whole = Duration::from_secs(3);
     let throws: Vec<Duration> = (0..1000).map(|_| one.below(whole)).collect();
     assert!(throws.iter().all(|throw| *throw < whole));
@@ -60,5 +60,5 @@ fn dice_are_the_same_for_the_same_seed_and_stay_below() {
         throws.iter().any(|throw| *throw < whole / 20)
             && throws.iter().any(|throw| *throw > whole * 19 / 20)
     );
-    assert_ne!(Dice::new(5).word(), Dice::new(6).word());
+    assert_ne!(JitterRng::new(5).word(), JitterRng::new(6).word());
 }

@@ -17,8 +17,11 @@ pub fn a_discover_comes_from_nowhere_and_goes_to_all() {
 #[test]
 pub fn clients_of_one_moment_do_not_begin_together() {
     let start = |n| {
-        let options =
-            Options { start_within: secs(4), phase: crate::dhcp::phase(n), ..Options::default() };
+        let options = ClientOptions {
+            start_within: secs(4),
+            phase: crate::dhcp::phase(n),
+            ..ClientOptions::default()
+        };
         Bed::with(options).client.deadline().unwrap()
     };
     let mut starts: Vec<Duration> = (0..500).map(start).collect();
@@ -48,7 +51,7 @@ pub fn a_request_takes_up_the_offer_and_its_server() {
 #[test]
 fn an_address_is_asked_for_by_name() {
     let wished = Ipv4Addr::new(10, 0, 0, 77);
-    let mut bed = Bed::with(Options { wish: Some(wished), ..Options::default() });
+    let mut bed = Bed::with(ClientOptions { wish: Some(wished), ..ClientOptions::default() });
     let discover = bed.speaks();
     assert_eq!(discover.wish(), Some(wished));
     assert!(bed.hears(&answer(&discover, OFFER, ADDRESS, SERVER, 120)).is_empty());
@@ -70,34 +73,37 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     let mut bed = Bed::new();
     bed.slow = true;
     let discover = bed.speaks();
-    assert_eq!(bed.client.listening(), Listening::Dhcp);
+    assert_eq!(bed.client.listening(), OpenSockets::Dhcp);
     let request = bed.offer(&discover, ADDRESS, 120);
-    assert_eq!(bed.client.state(), State::Requesting);
+    assert_eq!(bed.client.state(), ClientState::Requesting);
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
-    assert_eq!(bed.client.listening(), Listening::DhcpAndArp);
+    assert_eq!(bed.client.listening(), OpenSockets::DhcpAndArp);
     assert!(bed.records.is_empty(), "nothing is recorded before the probe");
     while bed.records.is_empty() {
         bed.passes();
     }
     let record = bed.record().clone();
     let lease = record.lease.clone().unwrap();
-    assert_eq!((record.state, lease.address, lease.prefix), (State::Bound, ADDRESS, Some(24)));
+    assert_eq!(
+        (record.state, lease.address, lease.prefix),
+        (ClientState::Bound, ADDRESS, Some(24))
+    );
     assert_eq!((lease.server, lease.server_mac), (SERVER, SERVER_MAC));
     assert_eq!(lease.gateway, Some(Ipv4Addr::new(10, 0, 0, 254)));
     // Of the addresses that hosts can have, the first three, without the incomplete end.
     assert_eq!(lease.name_servers, [53, 54, 55].map(|host| Ipv4Addr::new(10, 0, 0, host)));
-    assert_eq!((bed.client.state(), bed.address()), (State::Probing, None));
+    assert_eq!((bed.client.state(), bed.address()), (ClientState::Probing, None));
     bed.client.recorded(record.serial - 1, bed.now);
     assert_eq!(bed.address(), None);
     bed.client.recorded(record.serial, bed.now);
-    assert_eq!((bed.client.state(), bed.address()), (State::Bound, Some(ADDRESS)));
-    assert_eq!(bed.client.listening(), Listening::Nothing);
+    assert_eq!((bed.client.state(), bed.address()), (ClientState::Bound, Some(ADDRESS)));
+    assert_eq!(bed.client.listening(), OpenSockets::Nothing);
 }
 
 /// The API server may be down for longer than T1.
 #[test]
 pub fn a_lease_is_renewed_though_its_record_is_not_written() {
-    let mut bed = Bed::with(Options { probe: Probe::OFF, ..Options::default() });
+    let mut bed = Bed::with(ClientOptions { probe: ProbeTiming::OFF, ..ClientOptions::default() });
     bed.slow = true;
     bed.acquire_unrecorded();
     let renewal = bed.speaks();
@@ -130,7 +136,7 @@ pub fn silence_is_met_by_ever_longer_waits_and_reported() {
         assert!((u64::from(next.secs)..=u64::from(next.secs) + 1).contains(&bed.now.as_secs()));
         (last, at) = (next, bed.now);
     }
-    assert_eq!(bed.record().trouble, Some(Trouble::NoOffer));
+    assert_eq!(bed.record().trouble, Some(ClientTrouble::NoOffer));
     assert_eq!(bed.records.len(), 1, "it is reported once");
     // A later server is accepted.
     bed.acquire_by(&last, ADDRESS, 120);
@@ -140,7 +146,7 @@ pub fn silence_is_met_by_ever_longer_waits_and_reported() {
 #[test]
 pub fn jitter_differs_between_clients() {
     let second = |seed| {
-        let mut bed = Bed::of(Client::new(identity(), Options::default(), seed, ms(0)));
+        let mut bed = Bed::of(DhcpClient::new(identity(), ClientOptions::default(), seed, ms(0)));
         (bed.speaks().xid, bed.speaks(), bed.now)
     };
     assert_ne!(second(1).0, second(2).0);
@@ -174,9 +180,9 @@ pub fn an_offer_while_requesting_is_dropped() {
     let request = bed.offer(&discover, ADDRESS, 120);
     let late = answer(&discover, OFFER, SECOND, SERVER, 120);
     assert_eq!(bed.hears(&late), []);
-    assert!(bed.saw(&Event::Ignored(Ignored::Unasked)));
+    assert!(bed.saw(&ClientEvent::Ignored(IgnoreReason::Unasked)));
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
-    assert_eq!(bed.client.state(), State::Probing);
+    assert_eq!(bed.client.state(), ClientState::Probing);
 }
 
 #[test]
@@ -186,8 +192,8 @@ pub fn an_ack_while_selecting_is_dropped() {
     for kind in [ACK, NAK] {
         assert_eq!(bed.hears(&answer(&discover, kind, ADDRESS, SERVER, 120)), []);
     }
-    assert_eq!(bed.client.state(), State::Selecting);
-    assert_eq!(bed.events, vec![Event::Ignored(Ignored::Unasked); 2]);
+    assert_eq!(bed.client.state(), ClientState::Selecting);
+    assert_eq!(bed.events, vec![ClientEvent::Ignored(IgnoreReason::Unasked); 2]);
 }
 
 #[test]
@@ -197,12 +203,12 @@ pub fn only_the_chosen_server_grants_or_refuses() {
     let request = bed.offer(&discover, ADDRESS, 120);
     for kind in [ACK, NAK] {
         bed.hears(&answer(&request, kind, ADDRESS, OTHER, 120));
-        assert_eq!(bed.client.state(), State::Requesting);
+        assert_eq!(bed.client.state(), ClientState::Requesting);
     }
-    assert!(bed.saw(&Event::Ignored(Ignored::OtherServer)));
+    assert!(bed.saw(&ClientEvent::Ignored(IgnoreReason::OtherServer)));
     // A grant of an address that was not requested is ignored.
     bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
-    assert_eq!(bed.client.state(), State::Requesting);
+    assert_eq!(bed.client.state(), ClientState::Requesting);
 }
 
 /// Servers that do not reserve offered addresses refuse one of two clients that ask at once.
@@ -218,8 +224,8 @@ pub fn a_refusal_is_met_by_a_short_pause_that_grows() {
     }
     assert!((ms(125)..=ms(250)).contains(&pauses[0]), "{pauses:?}");
     assert!(pauses[11] >= secs(32) && pauses[11] <= secs(64), "{pauses:?}");
-    assert_eq!(bed.record().trouble, Some(Trouble::Refused));
-    assert!(bed.saw(&Event::Nak { server: SERVER, heeded: true }));
+    assert_eq!(bed.record().trouble, Some(ClientTrouble::Refused));
+    assert!(bed.saw(&ClientEvent::Nak { server: SERVER, heeded: true }));
 }
 
 #[test]
@@ -267,13 +273,13 @@ pub fn an_ack_that_is_not_what_was_offered_is_judged_again() {
     bed.hears(&ack.frame());
     assert_eq!(
         bed.record().trouble,
-        Some(Trouble::Unusable {
+        Some(ClientTrouble::Unusable {
             address: ADDRESS,
             server: SERVER,
-            why: crate::dhcp::Unusable::TooShort
+            why: crate::dhcp::OfferFault::TooShort
         })
     );
-    assert_eq!((bed.client.state(), bed.address()), (State::Selecting, None));
+    assert_eq!((bed.client.state(), bed.address()), (ClientState::Selecting, None));
 }
 
 /// A server with an exhausted pool is asked for ever, and no more than once a minute.
@@ -284,5 +290,5 @@ pub fn a_server_without_addresses_is_asked_for_ever() {
     assert!(sent.iter().all(|seen| seen.kind() == DISCOVER));
     assert!((1300..1500).contains(&sent.len()), "{}", sent.len());
     assert_eq!(bed.records.len(), 1);
-    assert_eq!(bed.client.state(), State::Selecting);
+    assert_eq!(bed.client.state(), ClientState::Selecting);
 }

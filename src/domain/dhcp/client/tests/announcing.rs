@@ -42,17 +42,23 @@ impl Bed {
 pub fn who_announces_a_published_address_is_asked_and_recorded() {
     let mut bed = published();
     assert_eq!(bed.until(secs(29)), []);
-    assert_eq!((bed.probes.len(), bed.client.listening()), (0, Listening::Nothing));
+    assert_eq!((bed.probes.len(), bed.client.listening()), (0, OpenSockets::Nothing));
     bed.asks();
-    assert!(bed.now <= secs(32) && bed.client.listening() == Listening::DhcpAndArp);
+    assert!(bed.now <= secs(32) && bed.client.listening() == OpenSockets::DhcpAndArp);
     let before = bed.records.len();
     // Our own frame, and an answer about another address, are ignored.
     bed.hears(&arp(false, identity().mac, ADDRESS, NONE));
     bed.hears(&arp(false, GUEST, SECOND, NONE));
     assert_eq!(bed.records.len(), before);
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
-    assert_eq!(bed.record().announced, Some(Announced { address: ADDRESS, by: vec![GUEST] }));
-    assert_eq!((bed.client.state(), bed.client.listening()), (State::Bound, Listening::Nothing));
+    assert_eq!(
+        bed.record().announced,
+        Some(AnnouncedAddress { address: ADDRESS, by: vec![GUEST] })
+    );
+    assert_eq!(
+        (bed.client.state(), bed.client.listening()),
+        (ClientState::Bound, OpenSockets::Nothing)
+    );
     // The client asks again at each renewal: the announcer has moved to another node.
     let renewal = bed.speaks();
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 3600));
@@ -68,7 +74,7 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
 pub fn silence_about_a_published_address_ends_the_question() {
     let mut bed = published();
     bed.until(secs(60));
-    assert_eq!((bed.probes.len(), bed.client.listening()), (1, Listening::Nothing));
+    assert_eq!((bed.probes.len(), bed.client.listening()), (1, OpenSockets::Nothing));
     assert_eq!(bed.client.deadline(), Some(bed.lease().renew));
 }
 
@@ -82,7 +88,7 @@ pub fn an_address_that_its_own_announcer_has_is_taken_again() {
         let discover = bed.speaks();
         let request = bed.offer(&discover, ADDRESS, 3600);
         bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 3600));
-        assert_eq!(bed.client.state(), State::Probing);
+        assert_eq!(bed.client.state(), ClientState::Probing);
         bed.passes();
         let said = bed.hears(&arp(false, station, ADDRESS, NONE));
         assert_eq!(said.first().map(Seen::kind), declined.then_some(DECLINE));
@@ -94,7 +100,7 @@ pub fn an_address_that_its_own_announcer_has_is_taken_again() {
 pub fn a_lost_address_that_is_still_announced_is_reported() {
     let mut bed = announced();
     bed.until(secs(3600));
-    assert_eq!(bed.record().trouble, Some(Trouble::Expired));
+    assert_eq!(bed.record().trouble, Some(ClientTrouble::Expired));
     let asked = bed.probes.len();
     bed.asks();
     // Another host may have acquired it meanwhile.
@@ -102,14 +108,14 @@ pub fn a_lost_address_that_is_still_announced_is_reported() {
     assert_eq!(bed.record().still_announced, None);
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
     assert_eq!(bed.record().still_announced, Some((ADDRESS, GUEST)));
-    assert!(bed.saw(&Event::StillAnnounced { address: ADDRESS, by: GUEST }));
+    assert!(bed.saw(&ClientEvent::StillAnnounced { address: ADDRESS, by: GUEST }));
     // Reported once, however many answers come, and withdrawn after three silent questions.
     let records = bed.records.len();
     bed.asks();
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
-    let still = |record: &Record| record.still_announced.is_some();
+    let still = |record: &LeaseRecord| record.still_announced.is_some();
     assert!(bed.records[records..].iter().all(still));
-    let events = bed.events.iter().filter(|e| matches!(e, Event::StillAnnounced { .. }));
+    let events = bed.events.iter().filter(|e| matches!(e, ClientEvent::StillAnnounced { .. }));
     assert_eq!(events.count(), 1);
     bed.until(bed.now + secs(200));
     assert_eq!(bed.probes.len(), asked + 2 + 3);
@@ -129,15 +135,15 @@ pub fn a_moved_address_is_looked_for_while_the_new_one_is_held() {
     let record = bed.record();
     assert_eq!(record.still_announced, Some((ADDRESS, GUEST)));
     assert_eq!(record.lease.as_ref().map(|lease| lease.address), Some(SECOND));
-    assert_eq!(record.announced, Some(Announced { address: SECOND, by: vec![] }));
+    assert_eq!(record.announced, Some(AnnouncedAddress { address: SECOND, by: vec![] }));
 }
 
 #[test]
 pub fn a_client_that_was_stopped_after_a_loss_asks_for_the_same_address() {
-    let former = Announced { address: ADDRESS, by: vec![GUEST] };
-    let client = Client::new(identity(), Options::default(), 7, ms(0));
+    let former = AnnouncedAddress { address: ADDRESS, by: vec![GUEST] };
+    let client = DhcpClient::new(identity(), ClientOptions::default(), 7, ms(0));
     let mut bed = Bed::of(client.remembering(former));
-    assert_eq!(bed.client.state(), State::Lost);
+    assert_eq!(bed.client.state(), ClientState::Lost);
     let discover = bed.speaks();
     assert_eq!(discover.wish(), Some(ADDRESS));
     // The granting server is not stored, so the client waits for another offer.
@@ -155,12 +161,12 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
     for station in [GUEST, NODE] {
         let mut bed = announced();
         assert_eq!(bed.release(), []);
-        assert_eq!(bed.client.listening(), Listening::DhcpAndArp);
+        assert_eq!(bed.client.listening(), OpenSockets::DhcpAndArp);
         bed.passes();
         assert_eq!(bed.hears(&arp(false, station, ADDRESS, NONE)), []);
-        assert!(bed.done && bed.saw(&Event::NotReleased { address: ADDRESS, by: station }));
+        assert!(bed.done && bed.saw(&ClientEvent::NotReleased { address: ADDRESS, by: station }));
         assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
-        assert_eq!((bed.record().state, bed.client.deadline()), (State::Released, None));
+        assert_eq!((bed.record().state, bed.client.deadline()), (ClientState::Released, None));
     }
     // No station has the address: half a second later it is given back.
     let mut bed = announced();

@@ -6,22 +6,22 @@ use super::*;
 #[test]
 pub fn a_lease_is_used_at_once_and_asked_after() {
     let mut bed = Bed::resumed(90);
-    assert_eq!((bed.client.state(), bed.address()), (State::Rebooting, Some(ADDRESS)));
-    assert_eq!(bed.client.listening(), Listening::Nothing);
+    assert_eq!((bed.client.state(), bed.address()), (ClientState::Rebooting, Some(ADDRESS)));
+    assert_eq!(bed.client.listening(), OpenSockets::Nothing);
     assert_eq!(bed.lease().expires, Some(secs(90)));
     let confirm = bed.speaks();
     assert_eq!((confirm.kind(), confirm.confirms(), confirm.to), (REQUEST, true, SERVER));
-    assert_eq!(bed.client.listening(), Listening::Dhcp);
+    assert_eq!(bed.client.listening(), OpenSockets::Dhcp);
     bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
-    assert_eq!((bed.client.state(), bed.lease().expires), (State::Bound, Some(secs(120))));
+    assert_eq!((bed.client.state(), bed.lease().expires), (ClientState::Bound, Some(secs(120))));
     assert!(bed.probes.is_empty(), "who has it would be its user");
 }
 
 #[test]
 pub fn restarted_clients_do_not_ask_together() {
     let start = |n, left| {
-        let options = Options { phase: crate::dhcp::phase(n), ..Options::default() };
-        Client::resume(identity(), options, held(left), 7, ms(0)).deadline().unwrap()
+        let options = ClientOptions { phase: crate::dhcp::phase(n), ..ClientOptions::default() };
+        DhcpClient::resume(identity(), options, held(left), 7, ms(0)).deadline().unwrap()
     };
     for (left, within) in [(120, secs(30)), (40, secs(10))] {
         let starts: Vec<Duration> = (0..500).map(|n| start(n, left)).collect();
@@ -43,16 +43,16 @@ pub fn silence_lets_the_lease_run_on_then_the_address_is_looked_for() {
     assert!(sent[2..].iter().all(Seen::is_broadcast));
     assert!(sent[..4].iter().all(Seen::confirms));
     assert_eq!(sent.iter().filter(|seen| seen.kind() == DISCOVER).count(), 3, "from T2 on");
-    assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), State::Rebinding));
+    assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), ClientState::Rebinding));
     assert_eq!((bed.speaks().wish(), bed.address()), (Some(ADDRESS), None));
 
     // With a distant T1, the client is idle until then.
     let mut held = held(80_000);
     held.seconds = Some(86_400);
-    let options = Options { resume_within: ms(0), ..Options::default() };
-    let mut bed = Bed::of(Client::resume(identity(), options, held, 7, ms(0)));
+    let options = ClientOptions { resume_within: ms(0), ..ClientOptions::default() };
+    let mut bed = Bed::of(DhcpClient::resume(identity(), options, held, 7, ms(0)));
     assert_eq!(bed.until(secs(120)).len(), 4);
-    assert_eq!((bed.client.state(), bed.address()), (State::Bound, Some(ADDRESS)));
+    assert_eq!((bed.client.state(), bed.address()), (ClientState::Bound, Some(ADDRESS)));
     assert_eq!(bed.client.deadline(), Some(secs(80_000 - 43_200)));
 }
 
@@ -67,7 +67,7 @@ pub fn the_server_may_take_it_back_and_another_one_may_not() {
     let mut bed = Bed::resumed(119);
     let confirm = bed.speaks();
     bed.hears(&answer(&confirm, NAK, ADDRESS, SERVER, 0));
-    assert_eq!((bed.address(), bed.client.state()), (None, State::Lost));
+    assert_eq!((bed.address(), bed.client.state()), (None, ClientState::Lost));
     assert_eq!(bed.speaks().kind(), DISCOVER);
 }
 
@@ -81,15 +81,15 @@ pub fn a_recorded_end_is_only_a_hint() {
     let mut bed = Bed::resumed(0);
     let discover = bed.speaks();
     assert_eq!((bed.address(), bed.record().lease.is_none()), (None, true));
-    assert_eq!(bed.record().trouble, Some(Trouble::Expired));
+    assert_eq!(bed.record().trouble, Some(ClientTrouble::Expired));
     assert_eq!((discover.kind(), discover.wish(), bed.now), (DISCOVER, Some(ADDRESS), ms(0)));
 }
 
 #[test]
 pub fn a_record_without_the_server_s_station_reaches_it_all_the_same() {
-    let options = Options { resume_within: ms(0), ..Options::default() };
-    let unknown = Held { server_mac: None, ..held(90) };
-    let mut bed = Bed::of(Client::resume(identity(), options, unknown, 7, ms(0)));
+    let options = ClientOptions { resume_within: ms(0), ..ClientOptions::default() };
+    let unknown = RecordedLease { server_mac: None, ..held(90) };
+    let mut bed = Bed::of(DhcpClient::resume(identity(), options, unknown, 7, ms(0)));
     let confirm = bed.speaks();
     assert_eq!((confirm.destination, confirm.to, confirm.from), (Mac::BROADCAST, SERVER, ADDRESS));
 }
@@ -125,6 +125,6 @@ pub fn who_the_client_is_stays_the_same_in_every_message() {
             assert!(u16::from_be_bytes(largest.try_into().unwrap()) >= 576);
         }
     }
-    let options = Options { broadcast: true, ..Options::default() };
+    let options = ClientOptions { broadcast: true, ..ClientOptions::default() };
     assert_eq!(Bed::with(options).speaks().flags, 0x8000);
 }

@@ -3,7 +3,7 @@
 use super::server::{Answer, DISCOVER, framed};
 use super::*;
 use crate::dhcp::ClientIdForm;
-use crate::dhcp::Unusable;
+use crate::dhcp::OfferFault;
 
 /// A client in each state in which it reads answers, and the message whose answer it waits for.
 fn listening() -> [(Bed, Seen, u8); 4] {
@@ -25,7 +25,7 @@ fn listening() -> [(Bed, Seen, u8); 4] {
 }
 
 /// State of a client that must not change.
-fn outline(bed: &Bed) -> (State, Option<Lease>, Option<Duration>, usize) {
+fn outline(bed: &Bed) -> (ClientState, Option<GrantedLease>, Option<Duration>, usize) {
     let client = &bed.client;
     (client.state(), client.lease().cloned(), client.deadline(), bed.records.len())
 }
@@ -37,7 +37,7 @@ fn changes_nothing(what: &str, spoil: impl Fn(Answer) -> Vec<u8>) {
         let sound = Answer::new(&asked, kind, ADDRESS, SERVER, 120);
         assert_eq!(bed.hears(&spoil(sound.clone())), [], "{what}");
         assert_eq!(outline(&bed), before, "{what}");
-        let ignored = |event: &Event| matches!(event, Event::Ignored(_));
+        let ignored = |event: &ClientEvent| matches!(event, ClientEvent::Ignored(_));
         assert!(ignored(bed.events.last().unwrap()), "{what}: {:?}", bed.events);
         bed.hears(&sound.frame());
         assert_ne!(outline(&bed), before, "{what}: the sound one");
@@ -86,7 +86,7 @@ pub fn an_answer_to_another_client_identifier_is_not_ours() {
     // A client that sends none is identified by its hardware address, whatever identifier the
     // server sends.
     let identity = identity().with_form(ClientIdForm::None);
-    let mut bed = Bed::of(Client::new(identity, Options::default(), 1, ms(0)));
+    let mut bed = Bed::of(DhcpClient::new(identity, ClientOptions::default(), 1, ms(0)));
     let discover = bed.speaks();
     assert_eq!(discover.option(61), None);
     let offer = Answer::new(&discover, OFFER, ADDRESS, SERVER, 120);
@@ -177,35 +177,42 @@ pub fn large_messages_are_read_whole() {
 
 #[test]
 pub fn useless_offers_are_refused_by_name() {
-    let cases: [([u8; 4], u32, Unusable); 15] = [
-        ([0, 0, 0, 0], 120, Unusable::Unspecified),
-        ([0, 1, 2, 3], 120, Unusable::Unspecified),
-        ([127, 0, 0, 1], 120, Unusable::Loopback),
-        ([169, 254, 1, 1], 120, Unusable::LinkLocal),
-        ([224, 0, 0, 5], 120, Unusable::Multicast),
-        ([239, 255, 255, 250], 120, Unusable::Multicast),
-        ([240, 0, 0, 1], 120, Unusable::Reserved),
-        ([255, 255, 255, 255], 120, Unusable::Broadcast),
-        ([10, 0, 0, 255], 120, Unusable::Broadcast),
-        ([10, 0, 0, 0], 120, Unusable::Network),
-        ([10, 0, 0, 254], 120, Unusable::Gateway),
-        ([10, 0, 0, 1], 120, Unusable::Server),
-        ([10, 0, 0, 20], 0, Unusable::TooShort),
-        ([10, 0, 0, 20], 9, Unusable::TooShort),
-        ([10, 0, 0, 20], 10, Unusable::NoLeaseTime),
+    let cases: [([u8; 4], u32, OfferFault); 15] = [
+        ([0, 0, 0, 0], 120, OfferFault::Unspecified),
+        ([0, 1, 2, 3], 120, OfferFault::Unspecified),
+        ([127, 0, 0, 1], 120, OfferFault::Loopback),
+        ([169, 254, 1, 1], 120, OfferFault::LinkLocal),
+        ([224, 0, 0, 5], 120, OfferFault::Multicast),
+        ([239, 255, 255, 250], 120, OfferFault::Multicast),
+        ([240, 0, 0, 1], 120, OfferFault::Reserved),
+        ([255, 255, 255, 255], 120, OfferFault::Broadcast),
+        ([10, 0, 0, 255], 120, OfferFault::Broadcast),
+        ([10, 0, 0, 0], 120, OfferFault::Network),
+        ([10, 0, 0, 254], 120, OfferFault::Gateway),
+        ([10, 0, 0, 1], 120, OfferFault::Server),
+        ([10, 0, 0, 20], 0, OfferFault::TooShort),
+        ([10, 0, 0, 20], 9, OfferFault::TooShort),
+        ([10, 0, 0, 20], 10, OfferFault::NoLeaseTime),
     ];
     for (address, seconds, why) in cases {
         let address = Ipv4Addr::from(address);
         let mut bed = Bed::new();
         let discover = bed.speaks();
         let mut offer = Answer::new(&discover, OFFER, address, SERVER, seconds);
-        if why == Unusable::NoLeaseTime {
+        if why == OfferFault::NoLeaseTime {
             offer = offer.without(51);
         }
         assert_eq!(bed.hears(&offer.frame()), [], "{address}");
-        assert!(bed.saw(&Event::Unusable { server: SERVER, address, why }), "{:?}", bed.events);
-        assert_eq!(bed.record().trouble, Some(Trouble::Unusable { address, server: SERVER, why }));
-        assert_eq!((bed.client.state(), bed.address()), (State::Selecting, None));
+        assert!(
+            bed.saw(&ClientEvent::Unusable { server: SERVER, address, why }),
+            "{:?}",
+            bed.events
+        );
+        assert_eq!(
+            bed.record().trouble,
+            Some(ClientTrouble::Unusable { address, server: SERVER, why })
+        );
+        assert_eq!((bed.client.state(), bed.address()), (ClientState::Selecting, None));
         // Another server may have a better offer.
         let next = bed.speaks();
         assert_eq!(next.kind(), DISCOVER);
@@ -217,12 +224,16 @@ pub fn useless_offers_are_refused_by_name() {
 #[test]
 pub fn an_address_outside_the_allowed_subnets_is_refused() {
     let subnets = ["192.168.0.0/16", "10.0.0.16/28"].map(|net| net.parse().unwrap());
-    let mut bed = Bed::with(Options { subnets: Arc::new(subnets), ..Options::default() });
+    let mut bed =
+        Bed::with(ClientOptions { subnets: Arc::new(subnets), ..ClientOptions::default() });
     for address in [[8, 8, 8, 8], [10, 53, 0, 10], [10, 0, 0, 32], [10, 0, 0, 15]] {
         let (discover, address) = (bed.speaks(), Ipv4Addr::from(address));
         assert_eq!(bed.hears(&answer(&discover, OFFER, address, SERVER, 120)), []);
-        let why = Unusable::NotAllowed;
-        assert_eq!(bed.record().trouble, Some(Trouble::Unusable { address, server: SERVER, why }));
+        let why = OfferFault::NotAllowed;
+        assert_eq!(
+            bed.record().trouble,
+            Some(ClientTrouble::Unusable { address, server: SERVER, why })
+        );
     }
     let said = bed.record().trouble.unwrap().to_string();
     assert!(
@@ -279,24 +290,24 @@ pub fn an_infinite_lease_is_one_and_the_longest_finite_one_is_not() {
 
 #[test]
 pub fn another_host_with_our_hardware_address_is_noticed() {
-    let mut other = Bed::of(Client::new(identity(), Options::default(), 99, ms(0)));
+    let mut other = Bed::of(DhcpClient::new(identity(), ClientOptions::default(), 99, ms(0)));
     let theirs = other.client.due(ms(0));
     let mut bed = Bed::new();
     let ours = bed.client.due(ms(0));
-    let frame = |out: &[Out]| match out {
-        [Out::Send(frame)] => frame.clone(),
+    let frame = |out: &[ClientAction]| match out {
+        [ClientAction::Send(frame)] => frame.clone(),
         other => panic!("{other:?}"),
     };
     assert_eq!(bed.hears(&frame(&ours)), [], "our own may come back");
-    assert!(!bed.events.iter().any(|event| matches!(event, Event::Duplicate { .. })));
+    assert!(!bed.events.iter().any(|event| matches!(event, ClientEvent::Duplicate { .. })));
     bed.hears(&frame(&theirs));
-    assert!(bed.saw(&Event::Duplicate { from: identity().mac }));
+    assert!(bed.saw(&ClientEvent::Duplicate { from: identity().mac }));
     // Another client with its own hardware address is no duplicate.
-    let third = Identity::derive("cluster", "default/net", "default", "third");
-    let third = Client::new(third, Options::default(), 1, ms(0)).due(ms(0));
+    let third = ClientIdentity::derive("cluster", "default/net", "default", "third");
+    let third = DhcpClient::new(third, ClientOptions::default(), 1, ms(0)).due(ms(0));
     bed.events.clear();
     bed.hears(&frame(&third));
-    assert_eq!(bed.events, [Event::Ignored(Ignored::NotOurs)]);
+    assert_eq!(bed.events, [ClientEvent::Ignored(IgnoreReason::NotOurs)]);
 }
 
 /// A server on this same host sends no valid UDP checksum: no network card computes it.
@@ -325,7 +336,7 @@ pub fn options_in_other_fields_and_in_parts_are_read() {
     assert_eq!((request.wish(), request.server()), (Some(ADDRESS), Some(SERVER)));
     let ack = Answer { kind: ACK, xid: request.xid, ..offer };
     bed.hears(&ack.frame());
-    while bed.client.state() == State::Probing {
+    while bed.client.state() == ClientState::Probing {
         bed.passes();
     }
     assert_eq!((bed.lease().seconds, bed.lease().prefix), (Some(120), Some(24)));

@@ -9,15 +9,15 @@ const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
 /// Length of the lease in seconds, and of the hour after its end.
 const HOUR: u32 = 3600;
 
-fn keeping() -> Options {
-    Options { keep: true, resume_within: ms(0), ..Options::default() }
+fn keeping() -> ClientOptions {
+    ClientOptions { keep: true, resume_within: ms(0), ..ClientOptions::default() }
 }
 
 /// A client whose one-hour lease has ended without an answer; the guest announces the address.
 fn ended() -> Bed {
     let mut bed = Bed::with(keeping());
     bed.acquire(ADDRESS, HOUR);
-    while bed.client.listening() != Listening::DhcpAndArp {
+    while bed.client.listening() != OpenSockets::DhcpAndArp {
         bed.passes();
     }
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
@@ -42,8 +42,8 @@ fn answered(bed: &mut Bed, by: &[Mac]) {
 pub fn the_end_of_a_lease_without_an_answer_leaves_the_address() {
     let mut bed = ended();
     let record = bed.record().clone();
-    assert_eq!((record.trouble, record.keeps), (Some(Trouble::Kept), true));
-    assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), State::Rebinding));
+    assert_eq!((record.trouble, record.keeps), (Some(ClientTrouble::Kept), true));
+    assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), ClientState::Rebinding));
     // A day later: servers have been asked each minute, and no more.
     let (before, from) = (bed.records.len(), bed.now);
     let day = secs(24 * 3600);
@@ -53,9 +53,9 @@ pub fn the_end_of_a_lease_without_an_answer_leaves_the_address() {
     // The server is back.
     let question = bed.speaks_all().remove(0);
     bed.hears(&answer(&question, ACK, ADDRESS, SERVER, HOUR));
-    assert_eq!((bed.record().trouble, bed.client.state()), (None, State::Bound));
+    assert_eq!((bed.record().trouble, bed.client.state()), (None, ClientState::Bound));
     assert_eq!(bed.lease().expires, Some(bed.now + secs(HOUR.into())));
-    let lost = |event: &&Event| matches!(event, Event::Lost { .. });
+    let lost = |event: &&ClientEvent| matches!(event, ClientEvent::Lost { .. });
     assert_eq!(bed.events.iter().find(lost), None);
 }
 
@@ -67,7 +67,7 @@ pub fn an_address_that_was_renewed_after_its_end_ends_again() {
     bed.hears(&answer(&question, ACK, ADDRESS, SERVER, HOUR));
     let end = bed.lease().expires.unwrap();
     bed.until(end);
-    assert_eq!((bed.record().trouble, bed.address()), (Some(Trouble::Kept), Some(ADDRESS)));
+    assert_eq!((bed.record().trouble, bed.address()), (Some(ClientTrouble::Kept), Some(ADDRESS)));
 }
 
 #[test]
@@ -76,7 +76,7 @@ pub fn a_server_that_says_no_ends_a_kept_address() {
     let mut bed = ended();
     let question = bed.speaks_all().remove(0);
     bed.hears(&answer(&question, NAK, NONE, SERVER, 0));
-    assert_eq!((bed.address(), bed.record().trouble), (None, Some(Trouble::Refused)));
+    assert_eq!((bed.address(), bed.record().trouble), (None, Some(ClientTrouble::Refused)));
     for (server, kept) in [(SERVER, None), (OTHER, Some(ADDRESS))] {
         let mut bed = ended();
         let discover = bed.speaks_all().remove(1);
@@ -94,14 +94,17 @@ pub fn another_host_at_a_kept_address_ends_it() {
     answered(&mut bed, &[OTHER_HOST]);
     answered(&mut bed, &[GUEST, OTHER_HOST]);
     answered(&mut bed, &[]);
-    assert_eq!((bed.address(), bed.record().trouble), (Some(ADDRESS), Some(Trouble::Kept)));
+    assert_eq!((bed.address(), bed.record().trouble), (Some(ADDRESS), Some(ClientTrouble::Kept)));
     answered(&mut bed, &[GUEST, OTHER_HOST]);
     answered(&mut bed, &[OTHER_HOST, GUEST]);
-    assert_eq!((bed.address(), bed.record().trouble), (None, Some(Trouble::Taken(OTHER_HOST))));
-    assert!(bed.saw(&Event::Lost { address: ADDRESS, how: Lost::Taken }));
+    assert_eq!(
+        (bed.address(), bed.record().trouble),
+        (None, Some(ClientTrouble::Taken(OTHER_HOST)))
+    );
+    assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, how: LossCause::Taken }));
     // The guest still announces the address, and that is reported.
     answered(&mut bed, &[GUEST]);
-    assert!(bed.saw(&Event::StillAnnounced { address: ADDRESS, by: GUEST }));
+    assert!(bed.saw(&ClientEvent::StillAnnounced { address: ADDRESS, by: GUEST }));
 }
 
 /// A router that answers for every address is no other host.
@@ -120,8 +123,8 @@ pub fn proxy_arp_ends_no_kept_address() {
 #[test]
 pub fn a_restart_after_the_end_goes_by_the_option() {
     for (keep, kept) in [(true, Some(ADDRESS)), (false, None)] {
-        let options = Options { keep, ..keeping() };
-        let mut bed = Bed::of(Client::resume(identity(), options, held(0), 7, ms(0)));
+        let options = ClientOptions { keep, ..keeping() };
+        let mut bed = Bed::of(DhcpClient::resume(identity(), options, held(0), 7, ms(0)));
         bed.until(secs(600));
         assert_eq!((bed.address(), bed.record().keeps), (kept, keep));
     }
@@ -134,7 +137,7 @@ pub fn an_address_that_was_never_recorded_is_not_kept() {
     bed.slow = true;
     bed.acquire(ADDRESS, HOUR);
     bed.until(secs(HOUR.into()) + secs(1));
-    assert_eq!(bed.record().trouble, Some(Trouble::Expired));
+    assert_eq!(bed.record().trouble, Some(ClientTrouble::Expired));
 }
 
 /// No RELEASE is sent: the server may already grant the address to others.

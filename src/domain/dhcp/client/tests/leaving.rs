@@ -22,8 +22,8 @@ pub fn a_release_names_the_lease_and_nothing_else() {
             assert_eq!(release.option(code), None, "option {code}");
         }
     }
-    assert!(bed.done && bed.saw(&Event::Released { address: ADDRESS }));
-    assert_eq!((bed.record().state, bed.record().lease.is_none()), (State::Released, true));
+    assert!(bed.done && bed.saw(&ClientEvent::Released { address: ADDRESS }));
+    assert_eq!((bed.record().state, bed.record().lease.is_none()), (ClientState::Released, true));
     assert_eq!(bed.client.deadline(), None);
     assert_eq!(bed.hears(&answer(&sent[0], OFFER, ADDRESS, SERVER, 120)), []);
 }
@@ -47,7 +47,7 @@ impl Bed {
         let discover = self.speaks();
         let request = self.offer(&discover, ADDRESS, 120);
         self.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
-        assert_eq!(self.client.state(), State::Probing);
+        assert_eq!(self.client.state(), ClientState::Probing);
     }
 }
 
@@ -68,7 +68,7 @@ pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
     let mut bed = Bed::bound(120);
     bed.now = secs(10);
     assert_eq!(bed.link(false), []);
-    assert_eq!(bed.client.listening(), Listening::Nothing);
+    assert_eq!(bed.client.listening(), OpenSockets::Nothing);
     assert_eq!(bed.client.deadline(), Some(secs(120)));
     assert_eq!(bed.until(secs(70)), []);
     assert_eq!(bed.address(), Some(ADDRESS));
@@ -76,7 +76,7 @@ pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
     let confirm = bed.speaks();
     assert_eq!(
         (bed.now, confirm.confirms(), bed.client.state()),
-        (secs(70), true, State::Rebooting)
+        (secs(70), true, ClientState::Rebooting)
     );
     bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
     assert_eq!(bed.lease().expires, Some(secs(190)));
@@ -85,7 +85,7 @@ pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
     // back.
     bed.link(false);
     assert_eq!(bed.until(secs(400)), []);
-    assert_eq!((bed.address(), bed.record().trouble), (None, Some(Trouble::Expired)));
+    assert_eq!((bed.address(), bed.record().trouble), (None, Some(ClientTrouble::Expired)));
     bed.link(true);
     let discover = bed.speaks();
     assert_eq!((bed.now, discover.kind(), discover.wish()), (secs(400), DISCOVER, Some(ADDRESS)));
@@ -113,9 +113,9 @@ pub fn an_address_is_given_up_when_its_time_is_over() {
     assert_eq!(bed.address(), Some(ADDRESS));
     bed.until(secs(120));
     assert_eq!(bed.address(), None);
-    assert!(bed.saw(&Event::Lost { address: ADDRESS, how: Lost::Expired }));
+    assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, how: LossCause::Expired }));
     let record = bed.record();
-    assert_eq!((record.state, record.lease.is_none()), (State::Lost, true));
+    assert_eq!((record.state, record.lease.is_none()), (ClientState::Lost, true));
     let discover = bed.speaks();
     assert_eq!((discover.kind(), discover.wish()), (DISCOVER, Some(ADDRESS)));
 }
@@ -127,7 +127,7 @@ pub fn a_late_answer_does_not_revive_a_lease() {
     let renewal = bed.speaks();
     bed.now = secs(121);
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 120));
-    assert_eq!((bed.client.state(), bed.address()), (State::Lost, None));
+    assert_eq!((bed.client.state(), bed.address()), (ClientState::Lost, None));
     let sent = bed.passes();
     assert_eq!((sent.len(), sent[0].kind()), (1, DISCOVER));
 }

@@ -32,48 +32,49 @@ const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-fn identity() -> Identity {
-    Identity::derive("cluster", "default/net", "default", "web")
+fn identity() -> ClientIdentity {
+    ClientIdentity::derive("cluster", "default/net", "default", "web")
 }
 
 /// A client, its clock, and its output. Records are written at once unless `slow`.
 struct Bed {
-    client: Client,
+    client: DhcpClient,
     now: Duration,
     slow: bool,
     probes: Vec<(Duration, Vec<u8>)>,
     messages: Vec<Seen>,
-    events: Vec<Event>,
-    records: Vec<Record>,
+    events: Vec<ClientEvent>,
+    records: Vec<LeaseRecord>,
     done: bool,
 }
 
 impl Bed {
-    fn of(client: Client) -> Self {
+    fn of(client: DhcpClient) -> Self {
         let (probes, messages, events, records) = Default::default();
         Self { client, now: ms(0), slow: false, probes, messages, events, records, done: false }
     }
 
-    fn with(options: Options) -> Self {
-        Self::of(Client::new(identity(), options, 7, ms(0)))
+    fn with(options: ClientOptions) -> Self {
+        Self::of(DhcpClient::new(identity(), options, 7, ms(0)))
     }
 
     fn new() -> Self {
-        Self::with(Options::default())
+        Self::with(ClientOptions::default())
     }
 
     /// A client with a lease of `seconds`, granted at zero.
     fn bound(seconds: u32) -> Self {
-        let mut bed = Self::with(Options { probe: Probe::OFF, ..Options::default() });
+        let mut bed =
+            Self::with(ClientOptions { probe: ProbeTiming::OFF, ..ClientOptions::default() });
         bed.acquire(ADDRESS, seconds);
-        assert_eq!((bed.client.state(), bed.now), (State::Bound, ms(0)));
+        assert_eq!((bed.client.state(), bed.now), (ClientState::Bound, ms(0)));
         bed
     }
 
     /// A client that was restarted with `left` seconds of a lease of 120 s.
     fn resumed(left: u64) -> Self {
-        let options = Options { resume_within: ms(0), ..Options::default() };
-        Self::of(Client::resume(identity(), options, held(left), 7, ms(0)))
+        let options = ClientOptions { resume_within: ms(0), ..ClientOptions::default() };
+        Self::of(DhcpClient::resume(identity(), options, held(left), 7, ms(0)))
     }
 
     /// Runs the exchange that acquires an address, probe included.
@@ -86,7 +87,7 @@ impl Bed {
         let request = self.offer(discover, address, seconds);
         self.hears(&answer(&request, ACK, address, SERVER, seconds));
         for _ in 0..1000 {
-            if self.client.state() != State::Probing {
+            if self.client.state() != ClientState::Probing {
                 return;
             }
             self.passes();
@@ -98,15 +99,15 @@ impl Bed {
         self.hears(&answer(discover, OFFER, address, SERVER, seconds)).remove(0)
     }
 
-    fn takes(&mut self, out: Vec<Out>) -> Vec<Seen> {
+    fn takes(&mut self, out: Vec<ClientAction>) -> Vec<Seen> {
         let mut sent = Vec::new();
         for out in out {
             match out {
-                Out::Send(frame) => match seen(&frame) {
+                ClientAction::Send(frame) => match seen(&frame) {
                     Some(seen) => sent.push(seen),
                     None => self.probes.push((self.now, frame)),
                 },
-                Out::Record(record) => {
+                ClientAction::Record(record) => {
                     let serial = record.serial;
                     self.records.push(record);
                     if !self.slow {
@@ -114,8 +115,8 @@ impl Bed {
                         assert_eq!(more, []);
                     }
                 }
-                Out::Event(event) => self.events.push(event),
-                Out::Done => self.done = true,
+                ClientAction::Event(event) => self.events.push(event),
+                ClientAction::Done => self.done = true,
             }
         }
         self.messages.extend(sent.clone());
@@ -175,22 +176,22 @@ impl Bed {
         self.client.lease().map(|lease| lease.address)
     }
 
-    fn lease(&self) -> Lease {
+    fn lease(&self) -> GrantedLease {
         self.client.lease().expect("a lease").clone()
     }
 
-    fn record(&self) -> &Record {
+    fn record(&self) -> &LeaseRecord {
         self.records.last().expect("a record")
     }
 
-    fn saw(&self, event: &Event) -> bool {
+    fn saw(&self, event: &ClientEvent) -> bool {
         self.events.contains(event)
     }
 }
 
 /// Record of a lease of 120 s.
-fn held(left: u64) -> Held {
-    Held {
+fn held(left: u64) -> RecordedLease {
+    RecordedLease {
         address: ADDRESS,
         prefix: Some(24),
         gateway: None,

@@ -7,23 +7,23 @@ const NEIGHBOUR: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
 const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
 
 /// A client that is about to probe.
-fn granted(probe: Probe) -> Bed {
-    let mut bed = Bed::with(Options { probe, ..Options::default() });
+fn granted(probe: ProbeTiming) -> Bed {
+    let mut bed = Bed::with(ClientOptions { probe, ..ClientOptions::default() });
     let discover = bed.speaks();
     let request = bed.offer(&discover, ADDRESS, 3600);
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 3600));
-    assert_eq!(bed.client.state(), State::Probing);
+    assert_eq!(bed.client.state(), ClientState::Probing);
     bed
 }
 
 #[test]
 pub fn three_questions_are_asked_without_claiming_the_address() {
     for (probe, first, gap, whole) in [
-        (Probe::RFC_5227, secs(1), secs(1)..=secs(2), secs(4)..=secs(7)),
-        (Probe::QUICK, ms(20), ms(140)..=ms(160), ms(430)..=ms(490)),
+        (ProbeTiming::RFC_5227, secs(1), secs(1)..=secs(2), secs(4)..=secs(7)),
+        (ProbeTiming::QUICK, ms(20), ms(140)..=ms(160), ms(430)..=ms(490)),
     ] {
         let mut bed = granted(probe);
-        while bed.client.state() == State::Probing {
+        while bed.client.state() == ClientState::Probing {
             bed.passes();
         }
         let at: Vec<Duration> = bed.probes.iter().map(|(at, _)| *at).collect();
@@ -51,7 +51,7 @@ pub fn an_address_that_a_host_has_or_probes_is_declined() {
         arp(true, NEIGHBOUR, ADDRESS, SECOND),
         arp(true, NEIGHBOUR, NONE, ADDRESS),
     ] {
-        let mut bed = granted(Probe::QUICK);
+        let mut bed = granted(ProbeTiming::QUICK);
         bed.passes();
         let declines = bed.hears(&frame);
         let decline = &declines[0];
@@ -62,8 +62,12 @@ pub fn an_address_that_a_host_has_or_probes_is_declined() {
         for code in [51, 55, 12, 57, 60] {
             assert_eq!(decline.option(code), None, "option {code}");
         }
-        assert!(bed.saw(&Event::Declined { address: ADDRESS, by: NEIGHBOUR, server: SERVER_MAC }));
-        assert_eq!(bed.record().trouble, Some(Trouble::AddressInUse(NEIGHBOUR)));
+        assert!(bed.saw(&ClientEvent::Declined {
+            address: ADDRESS,
+            by: NEIGHBOUR,
+            server: SERVER_MAC
+        }));
+        assert_eq!(bed.record().trouble, Some(ClientTrouble::AddressInUse(NEIGHBOUR)));
         assert!(bed.records.iter().all(|record| record.lease.is_none()));
         assert_eq!(bed.address(), None);
     }
@@ -71,7 +75,7 @@ pub fn an_address_that_a_host_has_or_probes_is_declined() {
 
 #[test]
 pub fn what_does_not_dispute_the_address_does_not_matter() {
-    let mut bed = granted(Probe::QUICK);
+    let mut bed = granted(ProbeTiming::QUICK);
     bed.passes();
     for frame in [
         arp(true, NEIGHBOUR, SECOND, ADDRESS),
@@ -81,13 +85,13 @@ pub fn what_does_not_dispute_the_address_does_not_matter() {
         arp(false, identity().mac, ADDRESS, ADDRESS),
     ] {
         assert_eq!(bed.hears(&frame), []);
-        assert_eq!(bed.client.state(), State::Probing);
+        assert_eq!(bed.client.state(), ClientState::Probing);
     }
 }
 
 #[test]
 pub fn after_a_conflict_ten_seconds_pass_and_after_ten_an_hour() {
-    let mut bed = granted(Probe::QUICK);
+    let mut bed = granted(ProbeTiming::QUICK);
     let mut pauses = Vec::new();
     for n in 1..=12_u8 {
         bed.hears(&arp(false, NEIGHBOUR, Ipv4Addr::new(10, 0, 0, 19 + n), NONE));
@@ -100,16 +104,16 @@ pub fn after_a_conflict_ten_seconds_pass_and_after_ten_an_hour() {
     }
     assert_eq!(pauses[..9], [secs(10); 9]);
     assert_eq!(pauses[9..], [secs(3600); 3]);
-    assert_eq!(bed.record().trouble, Some(Trouble::TooManyInUse(NEIGHBOUR)));
+    assert_eq!(bed.record().trouble, Some(ClientTrouble::TooManyInUse(NEIGHBOUR)));
 }
 
 #[test]
 pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
-    let mut bed = granted(Probe::QUICK);
+    let mut bed = granted(ProbeTiming::QUICK);
     bed.client.beware(Some(NEIGHBOUR));
     bed.passes();
     assert_eq!(bed.hears(&arp(false, NEIGHBOUR, ADDRESS, NONE)), []);
-    assert_eq!(bed.record().trouble, Some(Trouble::AnswersForAll(NEIGHBOUR)));
+    assert_eq!(bed.record().trouble, Some(ClientTrouble::AnswersForAll(NEIGHBOUR)));
     assert_eq!(bed.address(), None, "it may be another's");
     // The client asks again a minute later: another station may have the address as well.
     let before = bed.now;
@@ -123,7 +127,7 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
     bed.client.beware(None);
     bed.acquire(SECOND, 3600);
     assert_eq!(bed.address(), Some(SECOND));
-    assert!(bed.saw(&Event::Undisputed));
+    assert!(bed.saw(&ClientEvent::Undisputed));
 }
 
 #[test]
@@ -131,7 +135,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     // Lost by expiry, and acquired again: the station that answers may be the guest that had it.
     let mut bed = Bed::bound(120);
     bed.until(ms(119_999));
-    bed.client.options.probe = Probe::QUICK;
+    bed.client.options.probe = ProbeTiming::QUICK;
     bed.acquire(ADDRESS, 120);
     assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));
 
@@ -146,7 +150,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, SERVER, 120)), []);
     let request = bed.speaks();
     bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
-    assert_eq!(bed.client.state(), State::Probing);
+    assert_eq!(bed.client.state(), ClientState::Probing);
 
     // An address lost so long ago that no announcer of ours has it is fresh too.
     let mut bed = Bed::resumed(0);
@@ -155,7 +159,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     assert_eq!(discover.wish(), Some(ADDRESS));
     let request = bed.offer(&discover, ADDRESS, 120);
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
-    assert_eq!(bed.client.state(), State::Probing);
+    assert_eq!(bed.client.state(), ClientState::Probing);
 }
 
 /// ARP answers are ignored while a lease is held: the user of the address answers.

@@ -16,7 +16,7 @@ pub fn t1_asks_its_server_alone_in_the_form_of_a_restart() {
     let mut bed = Bed::bound(120);
     let renewal = bed.speaks();
     assert!((secs(36)..=secs(60)).contains(&bed.now), "{:?}", bed.now);
-    assert_eq!(bed.client.state(), State::Renewing);
+    assert_eq!(bed.client.state(), ClientState::Renewing);
     assert!(renewal.confirms());
     assert_eq!((renewal.kind(), renewal.wish(), renewal.server()), (REQUEST, Some(ADDRESS), None));
     assert_eq!(
@@ -27,19 +27,19 @@ pub fn t1_asks_its_server_alone_in_the_form_of_a_restart() {
     let asked = bed.now;
     bed.now += ms(700);
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 120));
-    assert_eq!(bed.client.state(), State::Bound);
+    assert_eq!(bed.client.state(), ClientState::Bound);
     let lease = bed.lease();
     // The lease counts from the request, not from the answer.
     assert_eq!((lease.granted, lease.expires), (asked, Some(asked + secs(120))));
     assert_eq!(lease.obtained, ms(0));
-    assert!(bed.saw(&Event::Renewed { server: SERVER, took: ms(700) }));
+    assert!(bed.saw(&ClientEvent::Renewed { server: SERVER, took: ms(700) }));
     assert_eq!(bed.record().lease.as_ref(), Some(&lease));
     assert_ne!(bed.speaks().xid, renewal.xid);
 }
 
 #[test]
 pub fn a_server_behind_a_router_is_asked_by_all_hearing() {
-    let mut bed = Bed::with(Options { probe: Probe::OFF, ..Options::default() });
+    let mut bed = Bed::with(ClientOptions { probe: ProbeTiming::OFF, ..ClientOptions::default() });
     let far = Ipv4Addr::new(192, 168, 7, 1);
     let discover = bed.speaks();
     let request = bed.hears(&answer(&discover, OFFER, ADDRESS, far, 120)).remove(0);
@@ -60,7 +60,7 @@ pub fn a_silent_server_is_asked_twice_alone_then_all_are() {
         assert_eq!(renewal.is_broadcast(), at.len() >= 2);
         at.push(bed.now);
     }
-    assert_eq!((at[0], bed.client.state()), (renew, State::Renewing));
+    assert_eq!((at[0], bed.client.state()), (renew, ClientState::Renewing));
     // Half of the time until T2, a minute at least.
     for pair in at.windows(2) {
         let half = rebind.checked_sub(pair[0]).unwrap() / 2;
@@ -88,13 +88,13 @@ pub fn short_leases_are_asked_for_more_often() {
 pub fn from_t2_on_any_server_may_answer() {
     let mut bed = rebinding(3600);
     let first = bed.speaks_all();
-    assert_eq!((bed.now, bed.client.state()), (secs(3150), State::Rebinding));
+    assert_eq!((bed.now, bed.client.state()), (secs(3150), ClientState::Rebinding));
     assert!(first[0].confirms() && first[0].is_broadcast() && first[0].ciaddr.is_unspecified());
-    assert_eq!(bed.record().trouble, Some(Trouble::ServerSilent));
-    assert_eq!((bed.record().state, bed.address()), (State::Rebinding, Some(ADDRESS)));
+    assert_eq!(bed.record().trouble, Some(ClientTrouble::ServerSilent));
+    assert_eq!((bed.record().state, bed.address()), (ClientState::Rebinding, Some(ADDRESS)));
     bed.hears(&answer(&first[0], ACK, ADDRESS, OTHER, 7200));
-    assert_eq!((bed.client.state(), bed.lease().server), (State::Bound, OTHER));
-    assert!(bed.saw(&Event::ServerChanged { from: SERVER, to: OTHER }));
+    assert_eq!((bed.client.state(), bed.lease().server), (ClientState::Bound, OTHER));
+    assert!(bed.saw(&ClientEvent::ServerChanged { from: SERVER, to: OTHER }));
     assert_eq!(bed.record().trouble, None);
 }
 
@@ -111,10 +111,10 @@ pub fn from_t2_on_the_same_address_is_also_looked_for() {
     assert_eq!((request.xid, request.server()), (discover.xid, Some(OTHER)));
     // Only a grant of the chosen server counts.
     bed.hears(&answer(&request, ACK, ADDRESS, Ipv4Addr::new(10, 0, 0, 3), 3600));
-    assert_eq!(bed.client.state(), State::Rebinding);
+    assert_eq!(bed.client.state(), ClientState::Rebinding);
     bed.hears(&answer(&request, ACK, ADDRESS, OTHER, 3600));
-    assert_eq!((bed.client.state(), bed.lease().server), (State::Bound, OTHER));
-    assert!(!bed.events.iter().any(|event| matches!(event, Event::Lost { .. })));
+    assert_eq!((bed.client.state(), bed.lease().server), (ClientState::Bound, OTHER));
+    assert!(!bed.events.iter().any(|event| matches!(event, ClientEvent::Lost { .. })));
 }
 
 #[test]
@@ -144,16 +144,16 @@ pub fn a_changed_subnet_or_gateway_is_recorded() {
 #[test]
 pub fn another_address_is_a_loss_then_a_fresh_one() {
     let mut bed = Bed::bound(120);
-    bed.client.options.probe = Probe::QUICK;
+    bed.client.options.probe = ProbeTiming::QUICK;
     let renewal = bed.speaks();
     bed.hears(&answer(&renewal, ACK, SECOND, SERVER, 120));
-    assert_eq!((bed.client.state(), bed.address()), (State::Probing, None));
-    assert!(bed.saw(&Event::Lost { address: ADDRESS, how: Lost::Changed }));
+    assert_eq!((bed.client.state(), bed.address()), (ClientState::Probing, None));
+    assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, how: LossCause::Changed }));
     assert_eq!(
         (bed.record().lease.is_none(), bed.record().trouble),
-        (true, Some(Trouble::Changed))
+        (true, Some(ClientTrouble::Changed))
     );
-    while bed.client.state() == State::Probing {
+    while bed.client.state() == ClientState::Probing {
         bed.passes();
     }
     assert_eq!((bed.address(), bed.probes.len()), (Some(SECOND), 3));
@@ -165,10 +165,10 @@ pub fn the_lease_s_own_server_may_take_it_back() {
     let mut bed = Bed::bound(120);
     let renewal = bed.speaks();
     bed.hears(&answer(&renewal, NAK, ADDRESS, SERVER, 0));
-    assert_eq!((bed.client.state(), bed.address()), (State::Lost, None));
+    assert_eq!((bed.client.state(), bed.address()), (ClientState::Lost, None));
     assert_eq!(
         (bed.record().lease.is_none(), bed.record().trouble),
-        (true, Some(Trouble::Refused))
+        (true, Some(ClientTrouble::Refused))
     );
     let before = bed.now;
     let discover = bed.speaks();
@@ -185,12 +185,12 @@ pub fn another_server_s_refusal_does_not_count_while_its_own_may_answer() {
         bed.hears(&answer(&renewal, NAK, ADDRESS, OTHER, 0));
         assert_eq!(bed.address(), Some(ADDRESS), "at {:?}", bed.now);
     }
-    assert!(bed.saw(&Event::Nak { server: OTHER, heeded: false }));
+    assert!(bed.saw(&ClientEvent::Nak { server: OTHER, heeded: false }));
     // The lease's server was silent from T1 to T2.
     let confirm = bed.speaks_all().remove(0);
     bed.hears(&answer(&confirm, NAK, ADDRESS, OTHER, 0));
     assert_eq!(bed.address(), None);
-    assert!(bed.saw(&Event::Nak { server: OTHER, heeded: true }));
+    assert!(bed.saw(&ClientEvent::Nak { server: OTHER, heeded: true }));
 }
 
 /// Another server's grant counts before T2 only where the lease's own server was asked and silent.
@@ -200,7 +200,7 @@ pub fn another_server_s_grant_counts_after_its_own_was_silent() {
     for n in 1..=4 {
         let renewal = bed.speaks();
         bed.hears(&answer(&renewal, ACK, ADDRESS, OTHER, 3600));
-        let taken = bed.client.state() == State::Bound;
+        let taken = bed.client.state() == ClientState::Bound;
         assert_eq!(taken, n == 4, "question {n}");
     }
 }
@@ -212,7 +212,7 @@ pub fn an_answer_may_be_slower_than_the_next_question() {
     let asked = bed.now;
     bed.speaks();
     bed.hears(&answer(&first, ACK, ADDRESS, SERVER, 120));
-    assert_eq!((bed.client.state(), bed.lease().granted), (State::Bound, asked));
+    assert_eq!((bed.client.state(), bed.lease().granted), (ClientState::Bound, asked));
 }
 
 #[test]
@@ -239,15 +239,15 @@ pub fn an_answer_that_cannot_be_used_changes_nothing() {
         bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, seconds));
     }
     bed.hears(&answer(&renewal, ACK, Ipv4Addr::LOCALHOST, SERVER, 120));
-    assert_eq!((bed.lease(), bed.client.state()), (before, State::Renewing));
-    let unusable = |event: &&Event| matches!(event, Event::Unusable { .. });
+    assert_eq!((bed.lease(), bed.client.state()), (before, ClientState::Renewing));
+    let unusable = |event: &&ClientEvent| matches!(event, ClientEvent::Unusable { .. });
     assert_eq!(bed.events.iter().filter(unusable).count(), 4);
 }
 
 /// The only message of a client that is harmless when another agent may be the same client.
 #[test]
 fn a_client_renews_while_it_may_use_its_address_and_asks_for_time() {
-    let mut bed = Bed::with(Options::default());
+    let mut bed = Bed::with(ClientOptions::default());
     assert!(!bed.client.renews(), "it waits");
     bed.speaks();
     assert!(!bed.client.renews(), "a DISCOVER");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::super::jitter::Dice;
+use super::super::jitter::JitterRng;
 use super::server::{Answer, DECLINE, DISCOVER, RELEASE, REQUEST};
 use super::*;
 
@@ -79,7 +79,7 @@ struct World {
     bed: Bed,
     servers: Vec<Server>,
     wire: Wire,
-    dice: Dice,
+    dice: JitterRng,
     to_server: BTreeMap<(Duration, u64), Seen>,
     to_client: BTreeMap<(Duration, u64), Vec<u8>>,
     count: u64,
@@ -87,10 +87,10 @@ struct World {
 
 impl World {
     fn new(servers: Vec<Server>, wire: Wire, seed: u64) -> Self {
-        let options = Options { probe: Probe::QUICK, ..Options::default() };
-        let bed = Bed::of(Client::new(identity(), options, seed, ms(0)));
+        let options = ClientOptions { probe: ProbeTiming::QUICK, ..ClientOptions::default() };
+        let bed = Bed::of(DhcpClient::new(identity(), options, seed, ms(0)));
         let (to_server, to_client) = Default::default();
-        Self { bed, servers, wire, dice: Dice::new(!seed), to_server, to_client, count: 0 }
+        Self { bed, servers, wire, dice: JitterRng::new(!seed), to_server, to_client, count: 0 }
     }
 
     /// Times at which the copies of a frame arrive.
@@ -156,7 +156,7 @@ impl World {
 }
 
 fn renewals(bed: &Bed) -> usize {
-    bed.events.iter().filter(|event| matches!(event, Event::Renewed { .. })).count()
+    bed.events.iter().filter(|event| matches!(event, ClientEvent::Renewed { .. })).count()
 }
 
 fn never_without(seconds: u32, count: usize, seed: u64) {
@@ -171,7 +171,8 @@ fn never_without(seconds: u32, count: usize, seed: u64) {
         world.is_sound();
         assert_eq!(world.bed.address(), address, "at {:?}", world.bed.now);
     }
-    let lost = |event: &Event| matches!(event, Event::Lost { .. } | Event::Nak { .. });
+    let lost =
+        |event: &ClientEvent| matches!(event, ClientEvent::Lost { .. } | ClientEvent::Nak { .. });
     assert!(!world.bed.events.iter().any(lost));
     assert!(world.servers[0].granted >= u64::try_from(count).unwrap());
 }
@@ -234,7 +235,7 @@ pub fn two_servers_do_not_pull_at_a_client() {
     while renewals(&world.bed) < 200 {
         world.step();
     }
-    let changed = |event: &Event| matches!(event, Event::ServerChanged { .. });
+    let changed = |event: &ClientEvent| matches!(event, ClientEvent::ServerChanged { .. });
     assert!(!world.bed.events.iter().any(changed));
 }
 

@@ -7,7 +7,7 @@ use super::super::Mac;
 
 /// Instruction, with the fields of `struct sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Op {
+pub struct BpfInstruction {
     /// Operation code.
     pub code: u16,
     /// Number of instructions to skip if a comparison holds.
@@ -36,7 +36,7 @@ const WHOLE_FRAME: u32 = 0x0004_0000;
 
 /// A jump's target, resolved when the program is complete.
 #[derive(Clone, Copy)]
-enum To {
+enum JumpTarget {
     Next,
     Drop,
     Pass,
@@ -44,73 +44,70 @@ enum To {
 }
 
 /// A program under construction: operations, and where each jumps.
-struct Program(Vec<(u16, u32, To, To)>);
+struct BpfProgram(Vec<(u16, u32, JumpTarget, JumpTarget)>);
 
-impl Program {
+impl BpfProgram {
     fn load(&mut self, code: u16, k: u32) -> &mut Self {
-        self.0.push((code, k, To::Next, To::Next));
+        self.0.push((code, k, JumpTarget::Next, JumpTarget::Next));
         self
     }
 
-    fn jump(&mut self, code: u16, k: u32, yes: To, no: To) -> &mut Self {
+    fn jump(&mut self, code: u16, k: u32, yes: JumpTarget, no: JumpTarget) -> &mut Self {
         self.0.push((code, k, yes, no));
         self
     }
 
-    fn end(&self, arp: Option<usize>) -> Vec<Op> {
+    fn end(&self, arp: Option<usize>) -> Vec<BpfInstruction> {
         let length = self.0.len();
-        let distance = |at: usize, to: To| {
+        let distance = |at: usize, to: JumpTarget| {
             let target = match to {
-                To::Next => at + 1,
-                To::Arp => arp.unwrap_or(length),
-                To::Drop => length,
-                To::Pass => length + 1,
+                JumpTarget::Next => at + 1,
+                JumpTarget::Arp => arp.unwrap_or(length),
+                JumpTarget::Drop => length,
+                JumpTarget::Pass => length + 1,
             };
             u8::try_from(target - at - 1).unwrap_or(u8::MAX)
         };
-        let op = |(at, (code, k, yes, no)): (usize, &(u16, u32, To, To))| Op {
-            code: *code,
-            jt: distance(at, *yes),
-            jf: distance(at, *no),
-            k: *k,
+        let op = |(at, (code, k, yes, no)): (usize, &(u16, u32, JumpTarget, JumpTarget))| {
+            BpfInstruction { code: *code, jt: distance(at, *yes), jf: distance(at, *no), k: *k }
         };
-        let mut ops: Vec<Op> = self.0.iter().enumerate().map(op).collect();
-        ops.push(Op { code: RETURN, jt: 0, jf: 0, k: 0 });
-        ops.push(Op { code: RETURN, jt: 0, jf: 0, k: WHOLE_FRAME });
+        let mut ops: Vec<BpfInstruction> = self.0.iter().enumerate().map(op).collect();
+        ops.push(BpfInstruction { code: RETURN, jt: 0, jf: 0, k: 0 });
+        ops.push(BpfInstruction { code: RETURN, jt: 0, jf: 0, k: WHOLE_FRAME });
         ops
     }
 }
 
 /// Program that passes no frame.
-pub fn nothing() -> Vec<Op> {
-    vec![Op { code: RETURN, jt: 0, jf: 0, k: 0 }]
+pub fn nothing() -> Vec<BpfInstruction> {
+    vec![BpfInstruction { code: RETURN, jt: 0, jf: 0, k: 0 }]
 }
 
 /// Program for a client: passes unfragmented datagrams to the port of a client, or of a server if a
 /// client sent them, that are about its hardware address; with `arp` also ARP. Frames of a VLAN are
 /// dropped. Without a hardware address it passes those of all clients.
-pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<Op> {
-    let mut program = Program(Vec::new());
-    let no_ip = if arp { To::Arp } else { To::Drop };
-    program.load(LD_HALF, VLAN_TAG).jump(JUMP_ANY_BIT, VLAN_ID, To::Drop, To::Next);
-    program.load(LD_HALF, 12).jump(JUMP_EQUAL, 0x0800, To::Next, no_ip);
-    program.load(LD_BYTE, 23).jump(JUMP_EQUAL, 17, To::Next, To::Drop);
-    program.load(LD_HALF, 20).jump(JUMP_ANY_BIT, 0x3fff, To::Drop, To::Next);
+pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<BpfInstruction> {
+    let mut program = BpfProgram(Vec::new());
+    let no_ip = if arp { JumpTarget::Arp } else { JumpTarget::Drop };
+    program.load(LD_HALF, VLAN_TAG).jump(JUMP_ANY_BIT, VLAN_ID, JumpTarget::Drop, JumpTarget::Next);
+    program.load(LD_HALF, 12).jump(JUMP_EQUAL, 0x0800, JumpTarget::Next, no_ip);
+    program.load(LD_BYTE, 23).jump(JUMP_EQUAL, 17, JumpTarget::Next, JumpTarget::Drop);
+    program.load(LD_HALF, 20).jump(JUMP_ANY_BIT, 0x3fff, JumpTarget::Drop, JumpTarget::Next);
     program.load(LDX_HEADER, 14);
     if let Some(Mac(mac)) = mac {
         // The DHCP message begins behind 14 octets of Ethernet, X of IPv4 and 8 of UDP.
         for (at, pair) in (50..).step_by(2).zip(mac.chunks(2)) {
             let pair = pair.iter().fold(0, |high, low| (high << 8) | u32::from(*low));
-            program.load(LD_HALF_X, at).jump(JUMP_EQUAL, pair, To::Next, To::Drop);
+            program.load(LD_HALF_X, at).jump(JUMP_EQUAL, pair, JumpTarget::Next, JumpTarget::Drop);
         }
     }
-    program.load(LD_HALF_X, 14 + 2).jump(JUMP_EQUAL, 68, To::Pass, To::Next);
-    program.jump(JUMP_EQUAL, 67, To::Next, To::Drop);
-    program.load(LD_BYTE_X, 22).jump(JUMP_EQUAL, 1, To::Pass, To::Drop);
+    program.load(LD_HALF_X, 14 + 2).jump(JUMP_EQUAL, 68, JumpTarget::Pass, JumpTarget::Next);
+    program.jump(JUMP_EQUAL, 67, JumpTarget::Next, JumpTarget::Drop);
+    program.load(LD_BYTE_X, 22).jump(JUMP_EQUAL, 1, JumpTarget::Pass, JumpTarget::Drop);
     let at = program.0.len();
     if arp {
         // Register A contains the type of the frame.
-        program.jump(JUMP_EQUAL, 0x0806, To::Pass, To::Drop);
+        program.jump(JUMP_EQUAL, 0x0806, JumpTarget::Pass, JumpTarget::Drop);
     }
     program.end(arp.then_some(at))
 }

@@ -1,14 +1,14 @@
 //! The filter, run by an interpreter of the operations that it uses.
 
-use super::super::ethernet::{self, Way};
-use super::super::message::{Query, Say};
+use super::super::ethernet::{self, FrameAddresses};
+use super::super::message::{ClientMessage, MessageKind};
 use super::*;
-use crate::dhcp::identity::Identity;
+use crate::dhcp::identity::ClientIdentity;
 use std::net::Ipv4Addr;
 
 /// Runs a program as the kernel does: a read beyond the end drops the frame. `vlan` is the tag that
 /// was removed.
-fn passes(program: &[Op], frame: &[u8], vlan: u32) -> bool {
+fn passes(program: &[BpfInstruction], frame: &[u8], vlan: u32) -> bool {
     let octets = |at: usize, count: usize| -> Option<u32> {
         let octets = frame.get(at..at + count)?;
         Some(octets.iter().fold(0, |high, low| (high << 8) | u32::from(*low)))
@@ -42,19 +42,24 @@ fn passes(program: &[Op], frame: &[u8], vlan: u32) -> bool {
     }
 }
 
-fn mac(name: &str) -> Identity {
-    Identity::derive("cluster", "default/net", "default", name)
+fn mac(name: &str) -> ClientIdentity {
+    ClientIdentity::derive("cluster", "default/net", "default", name)
 }
 
 /// A message of the client of that name to a server's port, and a server's message to that client.
 fn frames(name: &str) -> (Vec<u8>, Vec<u8>) {
     let identity = mac(name);
-    let query =
-        Query { say: Say::Discover(None), identity: &identity, xid: 1, secs: 0, broadcast: false };
+    let query = ClientMessage {
+        say: MessageKind::Discover(None),
+        identity: &identity,
+        xid: 1,
+        secs: 0,
+        broadcast: false,
+    };
     let mut message = query.write();
-    let asked = ethernet::to_server(Way::to_all(identity.mac), &message);
+    let asked = ethernet::to_server(FrameAddresses::to_all(identity.mac), &message);
     message[0] = 2;
-    let mut answer = ethernet::to_server(Way::to_all(identity.mac), &message);
+    let mut answer = ethernet::to_server(FrameAddresses::to_all(identity.mac), &message);
     answer[34..38].copy_from_slice(&[0, 67, 0, 68]);
     (asked, answer)
 }

@@ -7,7 +7,7 @@
 use std::net::Ipv4Addr;
 
 use super::super::Mac;
-use super::arp::Arp;
+use super::arp::ArpPacket;
 use super::message;
 
 /// UDP port of a server.
@@ -35,16 +35,16 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
 
 /// Content of a frame, as far as DHCP needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Frame<'a> {
+pub enum FrameContent<'a> {
     /// A datagram to the port of a server or of a client.
-    Udp(Datagram<'a>),
+    Udp(UdpDatagram<'a>),
     /// An ARP packet for IPv4.
-    Arp(Arp),
+    Arp(ArpPacket),
 }
 
 /// A datagram of UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Datagram<'a> {
+pub struct UdpDatagram<'a> {
     /// Hardware address of the sending station.
     pub source: Mac,
     /// Destination port.
@@ -54,17 +54,17 @@ pub struct Datagram<'a> {
 }
 
 /// Reads a whole frame. `None`: it is neither ARP nor a whole, valid datagram for DHCP.
-pub fn read(frame: &[u8]) -> Option<Frame<'_>> {
+pub fn read(frame: &[u8]) -> Option<FrameContent<'_>> {
     let source = Mac(octets(frame, 6)?);
     let payload = frame.get(ETHERNET..)?;
     match word(frame, 12)? {
-        ETHERTYPE_ARP => Arp::read(payload).map(Frame::Arp),
-        ETHERTYPE_IPV4 => datagram(source, payload).map(Frame::Udp),
+        ETHERTYPE_ARP => ArpPacket::read(payload).map(FrameContent::Arp),
+        ETHERTYPE_IPV4 => datagram(source, payload).map(FrameContent::Udp),
         _ => None,
     }
 }
 
-fn datagram(source: Mac, packet: &[u8]) -> Option<Datagram<'_>> {
+fn datagram(source: Mac, packet: &[u8]) -> Option<UdpDatagram<'_>> {
     let first = *packet.first()?;
     let header = usize::from(first & 0x0f) * 4;
     // A short frame is padded; octets beyond the header's length are not part of the packet.
@@ -78,7 +78,7 @@ fn datagram(source: Mac, packet: &[u8]) -> Option<Datagram<'_>> {
     let udp = packet.get(header..)?;
     let port = word(udp, 2)?;
     let payload = udp.get(UDP..usize::from(word(udp, 4)?))?;
-    (port == CLIENT_PORT || port == SERVER_PORT).then_some(Datagram { source, port, payload })
+    (port == CLIENT_PORT || port == SERVER_PORT).then_some(UdpDatagram { source, port, payload })
 }
 
 /// Hardware address that a DHCP message is about, in either direction. It names the client to
@@ -86,14 +86,14 @@ fn datagram(source: Mac, packet: &[u8]) -> Option<Datagram<'_>> {
 /// for every client that probes.
 pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     match read(frame)? {
-        Frame::Udp(datagram) => message::holder(datagram.payload),
-        Frame::Arp(_) => None,
+        FrameContent::Udp(datagram) => message::holder(datagram.payload),
+        FrameContent::Arp(_) => None,
     }
 }
 
 /// Addresses of a message's sender and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct FrameAddresses {
     /// Hardware address of the sending station.
     pub source: Mac,
     /// Hardware address of the receiving station.
@@ -104,7 +104,7 @@ pub struct Way {
     pub to: Ipv4Addr,
 }
 
-impl Way {
+impl FrameAddresses {
     /// Addresses from a client without an address to all servers.
     pub const fn to_all(source: Mac) -> Self {
         Self {
@@ -126,7 +126,7 @@ pub fn ethernet(source: Mac, destination: Mac, ethertype: u16) -> Vec<u8> {
 }
 
 /// Frame with a client's message to a server.
-pub fn to_server(way: Way, payload: &[u8]) -> Vec<u8> {
+pub fn to_server(way: FrameAddresses, payload: &[u8]) -> Vec<u8> {
     let length = |parts: usize| u16::try_from(parts + payload.len()).unwrap_or(u16::MAX);
     let mut ip = [0; IPV4];
     ip[0] = 0x45;

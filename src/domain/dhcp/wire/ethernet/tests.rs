@@ -6,8 +6,8 @@ const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
 fn payload(frame: &[u8]) -> Option<Vec<u8>> {
     match read(frame)? {
-        Frame::Udp(datagram) => Some(datagram.payload.to_vec()),
-        Frame::Arp(_) => None,
+        FrameContent::Udp(datagram) => Some(datagram.payload.to_vec()),
+        FrameContent::Arp(_) => None,
     }
 }
 
@@ -24,7 +24,7 @@ fn sealed(mut frame: Vec<u8>) -> Vec<u8> {
 fn what_is_written_is_read_and_padding_is_not_part_of_it() {
     for length in [0, 1, 2, 299, 300, 1400] {
         let said: Vec<u8> = (0..=255).cycle().take(length).collect();
-        let mut frame = to_server(Way::to_all(MAC), &said);
+        let mut frame = to_server(FrameAddresses::to_all(MAC), &said);
         assert_eq!(payload(&frame), Some(said.clone()));
         frame.extend([0xff; 30]);
         assert_eq!(payload(&frame), Some(said));
@@ -33,7 +33,7 @@ fn what_is_written_is_read_and_padding_is_not_part_of_it() {
 
 #[test]
 fn a_datagram_that_is_not_whole_and_sound_is_none() {
-    let sound = to_server(Way::to_all(MAC), b"something");
+    let sound = to_server(FrameAddresses::to_all(MAC), b"something");
     let spoilt = |at: usize, value: u8| {
         let mut frame = sound.clone();
         frame[at] = value;
@@ -57,7 +57,7 @@ fn a_datagram_that_is_not_whole_and_sound_is_none() {
 
 #[test]
 fn options_of_ipv4_are_stepped_over() {
-    let mut frame = to_server(Way::to_all(MAC), b"something");
+    let mut frame = to_server(FrameAddresses::to_all(MAC), b"something");
     frame.splice(34..34, [1; 8]);
     frame[14] = 0x47;
     frame[17] += 8;
@@ -67,7 +67,8 @@ fn options_of_ipv4_are_stepped_over() {
 /// RFC 768: a sum of zero is sent in its other form, because zero means that there is no checksum.
 #[test]
 fn a_checksum_is_never_zero() {
-    let frames = (0..=u16::MAX).map(|word| to_server(Way::to_all(MAC), &word.to_be_bytes()));
+    let frames =
+        (0..=u16::MAX).map(|word| to_server(FrameAddresses::to_all(MAC), &word.to_be_bytes()));
     let sums: Vec<[u8; 2]> = frames.map(|frame| octets(&frame, 40).unwrap()).collect();
     assert!(sums.contains(&[0xff, 0xff]) && !sums.contains(&[0, 0]));
 }
@@ -75,7 +76,9 @@ fn a_checksum_is_never_zero() {
 #[test]
 fn arp_of_another_kind_is_none() {
     let probe = super::super::arp::probe(MAC, Ipv4Addr::new(10, 0, 0, 20));
-    assert!(matches!(read(&probe), Some(Frame::Arp(arp)) if arp.request && arp.sender == MAC));
+    assert!(
+        matches!(read(&probe), Some(FrameContent::Arp(arp)) if arp.request && arp.sender == MAC)
+    );
     for at in [14, 16, 18, 19, 20] {
         let mut other = probe.clone();
         other[at] ^= 0x10;

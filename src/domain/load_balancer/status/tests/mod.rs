@@ -246,7 +246,7 @@ fn only_our_finalizer_is_removed_in_the_end() {
 
 fn any_finding() -> impl Strategy<Value = Finding> {
     let wait = Wait::Forbidden { pool: "b".into(), requirement: "{}".into() };
-    let lease = Lease {
+    let lease = LeasedAddress {
         ip: [10, 0, 0, 5].into(),
         mask: Some([255, 255, 255, 0].into()),
         gateway: None,
