@@ -14,7 +14,7 @@ use kube::{Api, Resource as _, ResourceExt as _};
 use tokio::time::Instant;
 
 use super::Context;
-use super::ip_pool::Handle;
+use super::ip_pool::LedgerHandle;
 use crate::api;
 use crate::domain::reason;
 use crate::domain::takeover::crds::{Form, form, repaired, with_status};
@@ -53,7 +53,7 @@ impl Drop for Gauges {
 }
 
 /// Watches until dropped.
-pub(super) async fn run(ctx: Context, pools: Handle) {
+pub(super) async fn run(ctx: Context, pools: LedgerHandle) {
     let _gauges = Gauges(ctx.metrics.clone());
     tokio::join!(count(&ctx), watch(&ctx, pools));
 }
@@ -71,7 +71,7 @@ async fn count(ctx: &Context) {
     }
 }
 
-async fn watch(ctx: &Context, pools: Handle) {
+async fn watch(ctx: &Context, pools: LedgerHandle) {
     let mut known: BTreeMap<&str, Known> = BTreeMap::new();
     loop {
         for name in CRDS {
@@ -88,7 +88,7 @@ async fn look(
     ctx: &Context,
     name: &'static str,
     known: &mut Known,
-    pools: &Handle,
+    pools: &LedgerHandle,
 ) -> Result<(), CallError> {
     let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());
     let meta = call(crds.get_metadata(name)).await?;
@@ -142,7 +142,7 @@ async fn look(
 }
 
 /// Has the metrics, and the pools of IPPool's CRD, say which form it has.
-fn tell(ctx: &Context, name: &str, form: Form, pools: &Handle) {
+fn tell(ctx: &Context, name: &str, form: Form, pools: &LedgerHandle) {
     let is_replaced = form == Form::Replaced;
     ctx.metrics.leadership.crd_replaced.with_label_values(&[name]).set(is_replaced.into());
     // A series that is there from the start shows the first repair as an increase.

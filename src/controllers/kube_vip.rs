@@ -16,7 +16,9 @@ use serde_json::json;
 
 use super::Context;
 use crate::api::{ANNOTATION_IMPORT_REPORT, ANNOTATION_IMPORTED, IPPool};
-use crate::domain::pools::kube_vip_import::{self, Import, Known, NAME, NAMESPACE, NewPool};
+use crate::domain::pools::kube_vip_import::{
+    self, ImportFacts, ImportPlan, NAME, NAMESPACE, NewPool,
+};
 use crate::k8s::{CallError, call};
 
 /// Longest time that the ledgers wait for the import: pools created in this time have their history
@@ -83,15 +85,15 @@ async fn import(ctx: &Context) -> Result<(), CallError> {
     Ok(())
 }
 
-async fn known(ctx: &Context) -> Result<Known, CallError> {
+async fn known(ctx: &Context) -> Result<ImportFacts, CallError> {
     let pools = Api::<IPPool>::all(ctx.client.clone());
     let pools = call(pools.list(&ListParams::default())).await?.items;
     let all = ctx.views.load_balancers.state();
-    Ok(Known::new(pools, all.iter().map(AsRef::as_ref)))
+    Ok(ImportFacts::new(pools, all.iter().map(AsRef::as_ref)))
 }
 
 /// Creates the planned pools. A refused pool is reported, and the others are created.
-async fn create(ctx: &Context, import: &mut Import) -> Result<BTreeSet<String>, CallError> {
+async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<String>, CallError> {
     let mut created = BTreeSet::new();
     for pool in &import.pools {
         if pool.there {
@@ -107,7 +109,7 @@ async fn create(ctx: &Context, import: &mut Import) -> Result<BTreeSet<String>, 
             // Another client created the pool first.
             Err(CallError::Conflict) => import.left.push(pool.name.clone()),
             Err(error) => match error.refusal() {
-                Some(why) => import.refused.push(kube_vip_import::Refused {
+                Some(why) => import.refused.push(kube_vip_import::RefusedItem {
                     key: pool.name.clone(),
                     value: String::new(),
                     why: format!("the IPPool is refused: {why}"),
@@ -148,7 +150,7 @@ async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
     tracing::warn!(pool = pool.name, %error, "cannot record the addresses in use in this IPPool");
 }
 
-fn tell(ctx: &Context, map: &ConfigMap, import: &Import, created: usize, report: &str) {
+fn tell(ctx: &Context, map: &ConfigMap, import: &ImportPlan, created: usize, report: &str) {
     for line in report.lines() {
         tracing::info!("kube-vip ConfigMap: {line}");
     }

@@ -33,7 +33,7 @@ pub struct LbFacts {
     /// first.
     pub created: i64,
     /// Requirement that the address must meet.
-    pub requirement: pools::selection::Requirement,
+    pub requirement: pools::selection::PoolRequirement,
     /// Segment of the network that the LoadBalancer, or its guest cluster's VMs, name.
     /// `None`: they name no network.
     pub segment: Option<network::Segment>,

@@ -5,7 +5,7 @@ use api::ANNOTATION_DHCP;
 
 /// Reason why a LoadBalancer has no address, or retains another one than it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wait {
+pub enum NoAddressReason {
     /// No pool matches network and scope.
     NoMatch {
         /// Requirement, as text.
@@ -63,7 +63,7 @@ pub enum Wait {
     },
 }
 
-impl Wait {
+impl NoAddressReason {
     /// Reason of the condition.
     pub fn reason(&self) -> &'static str {
         match self {

@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 
 use super::listener::{AGE, Ending, Server};
-use crate::domain::pools::write_pacing::Budget;
+use crate::domain::pools::write_pacing::WriteBudget;
 use crate::k8s::lease::Leadership;
 use crate::metrics::Metrics;
 
@@ -28,7 +28,7 @@ const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 /// Connections at the same time: of a kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;
 /// Rate limit of gathering metrics: so many times in a row, then once in each interval.
-const GATHERINGS: Budget = Budget::new(20, Duration::from_millis(200));
+const GATHERINGS: WriteBudget = WriteBudget::new(20, Duration::from_millis(200));
 
 /// Process with these endpoints.
 pub trait Process: Clone + Send + Sync + 'static {
@@ -47,7 +47,7 @@ pub trait Process: Clone + Send + Sync + 'static {
 struct Shown<P> {
     process: P,
     began: Instant,
-    gathered: Arc<Mutex<(Budget, String)>>,
+    gathered: Arc<Mutex<(WriteBudget, String)>>,
 }
 
 /// Binds the address, then serves until dropped. Returns the bound address.

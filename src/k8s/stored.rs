@@ -19,9 +19,9 @@ use crate::api::{ANNOTATION_IMPORTED, DHCP_ADDRESS, IPPool, LoadBalancer};
 use crate::domain::dhcp_lease::DhcpNetworks;
 use crate::domain::forecast::Stored;
 use crate::domain::load_balancer::facts;
-use crate::domain::pools::kube_vip_import::{self, Known};
+use crate::domain::pools::kube_vip_import::{self, ImportFacts};
 use crate::domain::preview::unread::Why;
-use crate::domain::reason::Wait;
+use crate::domain::reason::NoAddressReason;
 use crate::metrics::Metrics;
 
 /// Longest wait for lists of everything that decisions depend on.
@@ -38,7 +38,7 @@ pub struct Reading {
     /// Names of the pools that would be made of kube-vip's ConfigMap.
     pub imported: Vec<String>,
     /// LoadBalancers that get no address because their guest cluster is being removed.
-    pub removals: BTreeMap<String, Wait>,
+    pub removals: BTreeMap<String, NoAddressReason>,
     /// Views of all else.
     pub views: Views,
     /// Resources that were not listed in time.
@@ -70,7 +70,7 @@ pub async fn read(
     let imported = imported(client, &pools, &load_balancers).await;
     let names = imported.iter().map(kube::ResourceExt::name_any).collect();
     pools.extend(imported);
-    let removals: BTreeMap<String, Wait> = load_balancers
+    let removals: BTreeMap<String, NoAddressReason> = load_balancers
         .iter()
         .filter_map(|lb| Some((facts::name(lb), views.removal_of(lb)?)))
         .collect();
@@ -99,7 +99,7 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
     if map.annotations().get(ANNOTATION_IMPORTED).is_some_and(|done| done == "true") {
         return Vec::new();
     }
-    let known = Known::new(pools.to_vec(), lbs);
+    let known = ImportFacts::new(pools.to_vec(), lbs);
     let import = kube_vip_import::plan(&map.data.unwrap_or_default(), &known);
     let new = import.pools.into_iter().filter(|pool| !pool.there);
     new.map(|new| {

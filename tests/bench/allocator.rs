@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use harvester_guest_operator::api::Range;
 use harvester_guest_operator::domain::Owner;
 use harvester_guest_operator::domain::pools::ledger::Ledger;
-use harvester_guest_operator::domain::pools::ranges::Ranges;
+use harvester_guest_operator::domain::pools::ranges::PoolRanges;
 
 /// A time of one operation.
 pub(crate) struct Row {
@@ -122,6 +122,6 @@ fn owner(index: usize) -> Owner {
 }
 
 #[allow(clippy::expect_used)] // The texts are constants above.
-fn parse(subnet: &str) -> Ranges {
-    Ranges::parse(&[Range { subnet: subnet.to_owned(), ..Range::default() }]).expect("a subnet")
+fn parse(subnet: &str) -> PoolRanges {
+    PoolRanges::parse(&[Range { subnet: subnet.to_owned(), ..Range::default() }]).expect("a subnet")
 }

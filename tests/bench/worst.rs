@@ -7,8 +7,10 @@ use harvester_guest_operator::api::kubevirt::VirtualMachineInstance;
 use harvester_guest_operator::api::{IPPoolStatus, LoadBalancer};
 use harvester_guest_operator::domain::load_balancer::bounds;
 use harvester_guest_operator::domain::network::Segment;
-use harvester_guest_operator::domain::pools::allocator::{Book, PoolSeen, World};
-use harvester_guest_operator::domain::pools::selection::Requirement;
+use harvester_guest_operator::domain::pools::allocator::{
+    LoadBalancerIndex, PoolAllocator, PoolSeen,
+};
+use harvester_guest_operator::domain::pools::selection::PoolRequirement;
 use harvester_guest_operator::domain::vm_backends::{listeners, vm};
 use harvester_guest_operator::domain::{LbFacts, Owner};
 use serde::de::DeserializeOwned;
@@ -79,7 +81,7 @@ fn largest_lb() -> LoadBalancer {
 /// freed, or another LoadBalancer asks for it; the other LoadBalancers wait for other pools, half
 /// of them for a pool that does not exist.
 fn change_among_waiters(is_release: bool) -> Duration {
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     for number in 0..POOLS {
         let scope = json!([{"project": "", "namespace": format!("n{number}"), "guestCluster": ""}]);
         let spec = json!({
@@ -94,7 +96,7 @@ fn change_among_waiters(is_release: bool) -> Duration {
             spec: object(spec),
             status: IPPoolStatus::default(),
         };
-        book.merge(&seen, &World::default());
+        book.merge(&seen, &LoadBalancerIndex::default());
     }
     book.claim(&facts(0, "n0"));
     book.claim(&facts(1, "n1"));
@@ -119,7 +121,10 @@ fn facts(number: usize, namespace: &str) -> LbFacts {
             uid: format!("0f8fad5b-d9cb-469f-a165-{number:012}"),
         },
         created: 1,
-        requirement: Requirement { namespace: namespace.to_owned(), ..Requirement::default() },
+        requirement: PoolRequirement {
+            namespace: namespace.to_owned(),
+            ..PoolRequirement::default()
+        },
         segment: None,
         guest: true,
         named_pool: None,

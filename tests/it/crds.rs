@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use harvester_guest_operator::api::{self, IPPool, LoadBalancer, TokenRotation};
-use harvester_guest_operator::domain::pools::ranges::Ranges;
+use harvester_guest_operator::domain::pools::ranges::PoolRanges;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -189,7 +189,7 @@ fn the_samples_fit_the_types() {
                 "Namespace" => continue,
                 "IPPool" => {
                     let pool: IPPool = serde_json::from_value(value.clone()).unwrap();
-                    Ranges::parse(&pool.spec.ranges).unwrap();
+                    PoolRanges::parse(&pool.spec.ranges).unwrap();
                     crd(IP_POOL)
                 }
                 "LoadBalancer" => {

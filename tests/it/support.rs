@@ -12,7 +12,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use harvester_guest_operator::api::{
     Condition, ConditionStatus, IPPool, IPPoolStatus, LoadBalancer,
 };
-use harvester_guest_operator::domain::pools::ranges::Ranges;
+use harvester_guest_operator::domain::pools::ranges::PoolRanges;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -253,9 +253,9 @@ impl Cluster {
             }
             let taken = status.total - status.available;
             // A claim outside of the ranges stays, and is not counted.
-            let ranges = Ranges::parse(&pool.spec.ranges).ok();
+            let ranges = PoolRanges::parse(&pool.spec.ranges).ok();
             let is_counted = |ip: &&String| {
-                let within = |ranges: &Ranges| {
+                let within = |ranges: &PoolRanges| {
                     ip.parse::<IpAddr>().is_ok_and(|ip| ranges.find(ip).is_some())
                 };
                 ranges.as_ref().is_none_or(within)

@@ -21,7 +21,7 @@ use crate::domain::dhcp_lease::WantedAgent;
 use crate::domain::forecast::{Forecast, forecast};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::Finding;
-use crate::domain::pools::allocator::Verdict;
+use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::pools::kube_vip_import;
 use crate::domain::preview::{self, Change, LoadBalancerLine, Preview, report, unread};
 use crate::k8s::client;
@@ -142,7 +142,7 @@ async fn load_balancer(
         return line;
     }
     let finding = match (reading.removals.get(&name), forecast.verdicts.get(&name)) {
-        (Some(removal), _) => Some(Finding::Pool(Verdict::Waiting(removal.clone()))),
+        (Some(removal), _) => Some(Finding::Pool(ClaimResult::Waiting(removal.clone()))),
         (None, Some(verdict)) => Some(Finding::Pool(verdict.clone())),
         (None, None) => leases::decide(&reading.views, lb).map(|(finding, change)| {
             plan.changes.extend(change);

@@ -13,7 +13,7 @@ use super::LedgerTask;
 use super::load::StoredPool;
 use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPoolStatus, POOL_FINALIZER};
 use crate::domain::limits::backoff::backoff;
-use crate::domain::pools::allocator::Pool;
+use crate::domain::pools::allocator::AllocatorPool;
 use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::{Writer, differs};
@@ -31,7 +31,7 @@ const CONTENDED: u32 = 5;
 
 /// Outcome of a commit.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CommitOutcome {
     /// A pool was not written and was read again: the batch must be decided again.
     Replay,
     /// Every pool was written, except those in `failed`.
@@ -40,14 +40,14 @@ pub(super) enum Outcome {
 
 /// Failed writes of a pool since its last success, and the time of the next try.
 #[derive(Default)]
-pub(super) struct Trouble {
+pub(super) struct PoolTrouble {
     conflicts: u32,
     failures: u32,
     retry_at: Option<Instant>,
 }
 
 /// Writes that one pool needs, in this order.
-struct Job {
+struct CommitJob {
     name: String,
     version: String,
     before: Option<Value>,
@@ -57,7 +57,7 @@ struct Job {
 
 impl LedgerTask {
     /// Writes every touched pool, all of them concurrently.
-    pub(super) async fn commit(&mut self) -> anyhow::Result<Outcome> {
+    pub(super) async fn commit(&mut self) -> anyhow::Result<CommitOutcome> {
         self.forget_outlived_refusals();
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
         let mut failed = BTreeSet::new();
@@ -105,15 +105,15 @@ impl LedgerTask {
             self.book.touch(name);
         }
         if again.is_empty() {
-            return Ok(Outcome::Done { failed });
+            return Ok(CommitOutcome::Done { failed });
         }
         self.ctx.metrics.ledger_retries.inc();
-        let tries = |t: &Trouble| t.conflicts + t.failures;
+        let tries = |t: &PoolTrouble| t.conflicts + t.failures;
         let worst =
             again.iter().filter_map(|name| self.trouble.get(name).map(tries)).max().unwrap_or(0);
         tokio::time::sleep(backoff(worst, FIRST_RETRY, BATCH_RETRY, 0.0)).await;
         self.refresh(again).await;
-        Ok(Outcome::Replay)
+        Ok(CommitOutcome::Replay)
     }
 
     /// Counts a failed write. Returns whether to try again at once.
@@ -163,12 +163,12 @@ impl LedgerTask {
 /// Writes that one pool needs. `None`: the stored pool is current.
 fn job(
     name: String,
-    pool: &Pool,
+    pool: &AllocatorPool,
     stored: &StoredPool,
     crd_is_replaced: Option<bool>,
     plain: bool,
     now: &str,
-) -> Option<Job> {
+) -> Option<CommitJob> {
     let desired = status::pool_status(
         pool,
         &stored.status.conditions,
@@ -196,11 +196,11 @@ fn job(
         None
     };
     let idle = before.is_none() && status.is_none() && after.is_none();
-    (!idle).then(|| Job { name, version: stored.version.clone(), before, status, after })
+    (!idle).then(|| CommitJob { name, version: stored.version.clone(), before, status, after })
 }
 
 /// Makes the writes of a pool. Each requires the resourceVersion that the previous write returned.
-async fn carry_out(writer: Writer, job: Job) -> (Job, Result<ObjectMeta, CallError>) {
+async fn carry_out(writer: Writer, job: CommitJob) -> (CommitJob, Result<ObjectMeta, CallError>) {
     let mut meta =
         ObjectMeta { resource_version: Some(job.version.clone()), ..ObjectMeta::default() };
     let result = async {

@@ -12,7 +12,7 @@ use kube::{Api, Resource, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
 
-use super::mailbox::Handle;
+use super::mailbox::LedgerHandle;
 use super::{Context, LedgerTask};
 use crate::api::{
     ANNOTATION_KEEP_ORPHANS, ANNOTATION_MANUAL_RELEASE, Condition, IPPool, IPPoolStatus,
@@ -20,8 +20,8 @@ use crate::api::{
 };
 use crate::domain::LbFacts;
 use crate::domain::load_balancer::facts::{self, Project};
-use crate::domain::pools::allocator::{Book, PoolSeen, World};
-use crate::domain::pools::write_pacing::Pace;
+use crate::domain::pools::allocator::{LoadBalancerIndex, PoolAllocator, PoolSeen};
+use crate::domain::pools::write_pacing::WritePace;
 use crate::k8s::guard::Guard;
 use crate::k8s::trimmed::{self, Trimmed};
 use crate::k8s::{CallError, call};
@@ -90,18 +90,18 @@ impl LedgerTask {
     pub async fn load(
         ctx: Context,
         wake: mpsc::UnboundedSender<ObjectRef<LoadBalancer>>,
-    ) -> anyhow::Result<(Self, Handle)> {
-        let (handle, mailbox) = Handle::new();
+    ) -> anyhow::Result<(Self, LedgerHandle)> {
+        let (handle, mailbox) = LedgerHandle::new();
         let started = Instant::now();
         let mut task = Self {
             ctx,
             mailbox,
             wake,
-            book: Book::default(),
+            book: PoolAllocator::default(),
             stored: BTreeMap::new(),
             trouble: BTreeMap::new(),
             handle: handle.clone(),
-            pace: Pace::default(),
+            pace: WritePace::default(),
             bytes_written: 0,
             started,
             measured: BTreeSet::new(),
@@ -119,12 +119,12 @@ impl LedgerTask {
         let pools = list::<IPPool>(&Api::all(task.ctx.client.clone()), PAGE).await?;
         let lbs = list::<Trimmed>(&Api::all(task.ctx.client.clone()), trimmed::PAGE).await?;
         let lbs: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();
-        let world = World::new(lbs.iter().filter_map(facts::world_entry));
+        let world = LoadBalancerIndex::new(lbs.iter().filter_map(facts::world_entry));
         for pool in &pools {
             task.merge(pool, &world);
         }
         // The book has every published or requested address before it allocates the first one.
-        task.each_facts(lbs.iter(), Book::adopt);
+        task.each_facts(lbs.iter(), PoolAllocator::adopt);
         task.book.take_moved();
         let mut waiting: Vec<_> = lbs
             .iter()
@@ -147,7 +147,7 @@ impl LedgerTask {
         for name in &names {
             task.consider_manual_release(name).await;
         }
-        while task.commit().await? == super::commit::Outcome::Replay {
+        while task.commit().await? == super::commit::CommitOutcome::Replay {
             for facts in &waiting {
                 task.book.claim(facts);
             }
@@ -200,7 +200,11 @@ impl LedgerTask {
 
     /// Reads the LoadBalancers whose published address contradicts a ledger from the API server:
     /// the view may be older than the ledger.
-    async fn settle_disputes(&self, seen: &PoolSeen, world: &mut World) -> Result<(), CallError> {
+    async fn settle_disputes(
+        &self,
+        seen: &PoolSeen,
+        world: &mut LoadBalancerIndex,
+    ) -> Result<(), CallError> {
         for owner in self.book.disputes(seen, world) {
             let Some((namespace, name)) = owner.name.split_once('/') else { continue };
             let api: Api<LoadBalancer> = Api::namespaced(self.ctx.client.clone(), namespace);
@@ -218,7 +222,7 @@ impl LedgerTask {
     fn each_facts<'a>(
         &mut self,
         lbs: impl Iterator<Item = &'a LoadBalancer>,
-        mut show: impl FnMut(&mut Book, &LbFacts),
+        mut show: impl FnMut(&mut PoolAllocator, &LbFacts),
     ) {
         let views = self.ctx.views.clone();
         for lb in lbs.filter(|lb| facts::wants_pool(lb)) {
@@ -230,17 +234,17 @@ impl LedgerTask {
     /// Updates the book with the observed published addresses, after pools or networks moved.
     pub(super) fn observe_all(&mut self) {
         let all = self.ctx.views.load_balancers.state();
-        self.each_facts(all.iter().map(AsRef::as_ref), Book::observe);
+        self.each_facts(all.iter().map(AsRef::as_ref), PoolAllocator::observe);
     }
 
     /// LoadBalancers that exist, as this process observes them.
-    pub(super) fn world(&self) -> World {
-        World::new(
+    pub(super) fn world(&self) -> LoadBalancerIndex {
+        LoadBalancerIndex::new(
             self.ctx.views.load_balancers.state().iter().filter_map(|lb| facts::world_entry(lb)),
         )
     }
 
-    fn merge(&mut self, pool: &IPPool, world: &World) {
+    fn merge(&mut self, pool: &IPPool, world: &LoadBalancerIndex) {
         let name = pool.name_any();
         let seen = self.ctx.views.seen(pool);
         let before = self.book.pools().get(&name).and_then(|p| p.fault.clone());

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::sweep::Orphan;
-use crate::domain::pools::allocator::Verdict;
+use super::sweep::OrphanClaim;
+use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::{LbFacts, Owner};
 
 /// Reason why the ledger gave no answer.
@@ -26,19 +26,19 @@ type Reply<T> = oneshot::Sender<Result<T, LedgerError>>;
 
 /// Message to the ledger task. The queue has no bound of its own, but its senders bound it: a
 /// LoadBalancer has at most one request under way, and there is one signal per changed object.
-pub(super) enum Message {
-    Claim(Box<LbFacts>, Reply<Verdict>),
+pub(super) enum LedgerMessage {
+    Claim(Box<LbFacts>, Reply<ClaimResult>),
     Release(Owner, Option<Reply<()>>),
     PoolChanged(String, Option<String>),
     NetworksChanged,
     CrdReplaced(bool),
-    Orphaned(Box<Orphan>),
+    Orphaned(Box<OrphanClaim>),
 }
 
 /// Requests that one write decides.
 #[derive(Default)]
-pub(super) struct Batch {
-    pub(super) claims: Vec<(LbFacts, Reply<Verdict>)>,
+pub(super) struct RequestBatch {
+    pub(super) claims: Vec<(LbFacts, Reply<ClaimResult>)>,
     /// Releases, each with the pools whose addresses it released.
     pub(super) releases: Vec<(Owner, Option<Reply<()>>, BTreeSet<String>)>,
     pub(super) pools: BTreeSet<String>,
@@ -47,10 +47,10 @@ pub(super) struct Batch {
     /// Whether every pool must be compared with what it should say.
     pub(super) conditions: bool,
     /// Claims of LoadBalancers that the API server no longer has.
-    pub(super) orphans: Vec<Orphan>,
+    pub(super) orphans: Vec<OrphanClaim>,
 }
 
-impl Batch {
+impl RequestBatch {
     /// Number of claims, releases and pools in the batch.
     pub(super) fn len(&self) -> usize {
         self.claims.len() + self.releases.len() + self.pools.len()
@@ -68,19 +68,19 @@ impl Batch {
 
 /// Handle of the ledger task.
 #[derive(Clone)]
-pub struct Handle(mpsc::UnboundedSender<Message>);
+pub struct LedgerHandle(mpsc::UnboundedSender<LedgerMessage>);
 
-impl Handle {
-    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<Message>) {
+impl LedgerHandle {
+    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<LedgerMessage>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         (Self(sender), receiver)
     }
 
     /// Claims an address for the LoadBalancer. The answer comes when the address is safe to
     /// publish.
-    pub async fn claim(&self, facts: LbFacts) -> Result<Verdict, LedgerError> {
+    pub async fn claim(&self, facts: LbFacts) -> Result<ClaimResult, LedgerError> {
         let (reply, answer) = oneshot::channel();
-        self.send(Message::Claim(Box::new(facts), reply))?;
+        self.send(LedgerMessage::Claim(Box::new(facts), reply))?;
         answer.await.map_err(|_| LedgerError::Closed)?
     }
 
@@ -88,37 +88,37 @@ impl Handle {
     /// owner.
     pub async fn release(&self, owner: Owner) -> Result<(), LedgerError> {
         let (reply, answer) = oneshot::channel();
-        self.send(Message::Release(owner, Some(reply)))?;
+        self.send(LedgerMessage::Release(owner, Some(reply)))?;
         answer.await.map_err(|_| LedgerError::Closed)?
     }
 
     /// Releases every claim of the owner, without an answer. If that fails, the sweep repeats it.
     pub fn forget(&self, owner: Owner) {
-        let _ = self.send(Message::Release(owner, None));
+        let _ = self.send(LedgerMessage::Release(owner, None));
     }
 
     /// Enqueues a pool that changed or is gone. `version`: its resourceVersion; `None`: read the
     /// pool in any case.
     pub fn pool_changed(&self, name: String, version: Option<String>) {
-        let _ = self.send(Message::PoolChanged(name, version));
+        let _ = self.send(LedgerMessage::PoolChanged(name, version));
     }
 
     /// Enqueues an update of the networks: one has moved to another segment, or is gone.
     pub fn networks_changed(&self) {
-        let _ = self.send(Message::NetworksChanged);
+        let _ = self.send(LedgerMessage::NetworksChanged);
     }
 
     /// Has every pool say whether another form of the CRD is in the place of the operator's.
     pub fn crd_replaced(&self, is: bool) {
-        let _ = self.send(Message::CrdReplaced(is));
+        let _ = self.send(LedgerMessage::CrdReplaced(is));
     }
 
     /// Enqueues a claim whose LoadBalancer is gone according to the API server.
-    pub(super) fn orphaned(&self, orphan: Orphan) {
-        let _ = self.send(Message::Orphaned(Box::new(orphan)));
+    pub(super) fn orphaned(&self, orphan: OrphanClaim) {
+        let _ = self.send(LedgerMessage::Orphaned(Box::new(orphan)));
     }
 
-    fn send(&self, message: Message) -> Result<(), LedgerError> {
+    fn send(&self, message: LedgerMessage) -> Result<(), LedgerError> {
         self.0.send(message).map_err(|_| LedgerError::Closed)
     }
 }

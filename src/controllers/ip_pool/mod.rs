@@ -1,9 +1,9 @@
 //! The ledger task: the only owner of all pools while this process leads.
 //!
-//! Requests queue in its mailbox; [`Book`] decides a batch, and each touched pool is written once.
+//! Requests queue in its mailbox; [`PoolAllocator`] decides a batch, and each touched pool is written once.
 //! A request is answered when its write was accepted.
 //!
-//! The LoadBalancer controller calls it through [`Handle`]. It makes every write of an IPPool.
+//! The LoadBalancer controller calls it through [`LedgerHandle`]. It makes every write of an IPPool.
 
 mod commit;
 mod load;
@@ -21,14 +21,14 @@ use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::load::StoredPool;
-use self::mailbox::{Batch, Message};
-pub use self::mailbox::{Handle, LedgerError};
+pub use self::mailbox::{LedgerError, LedgerHandle};
+use self::mailbox::{LedgerMessage, RequestBatch};
 pub use self::restored::keep_published;
 use super::Context;
 use crate::api::LoadBalancer;
 use crate::domain::Claim;
-use crate::domain::pools::allocator::Book;
-use crate::domain::pools::write_pacing::Pace;
+use crate::domain::pools::allocator::PoolAllocator;
+use crate::domain::pools::write_pacing::WritePace;
 
 /// Interval at which claims are compared with the LoadBalancers that exist.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
@@ -36,14 +36,14 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 /// State of one term of leadership.
 pub struct LedgerTask {
     ctx: Context,
-    mailbox: mpsc::UnboundedReceiver<Message>,
+    mailbox: mpsc::UnboundedReceiver<LedgerMessage>,
     wake: mpsc::UnboundedSender<ObjectRef<LoadBalancer>>,
-    book: Book,
+    book: PoolAllocator,
     stored: BTreeMap<String, StoredPool>,
-    trouble: BTreeMap<String, commit::Trouble>,
+    trouble: BTreeMap<String, commit::PoolTrouble>,
     /// Handle with which the task sends messages to itself.
-    handle: Handle,
-    pace: Pace,
+    handle: LedgerHandle,
+    pace: WritePace,
     /// Bytes of ledgers written since the last report to the pace.
     bytes_written: usize,
     started: Instant,
@@ -63,7 +63,7 @@ impl LedgerTask {
         // The first tick is immediate.
         let mut sweep = tokio::time::interval(SWEEP_EVERY);
         loop {
-            let mut batch = Batch::default();
+            let mut batch = RequestBatch::default();
             tokio::select! {
                 biased;
                 message = self.mailbox.recv() => match message {
@@ -83,7 +83,7 @@ impl LedgerTask {
     }
 
     /// Adds the messages that have arrived, and those that arrive until the next write may begin.
-    async fn gather(&mut self, batch: &mut Batch) {
+    async fn gather(&mut self, batch: &mut RequestBatch) {
         let mut last = self.started.elapsed();
         loop {
             while let Ok(message) = self.mailbox.try_recv() {
@@ -102,9 +102,9 @@ impl LedgerTask {
     }
 
     /// Answers a message at once if it needs no write; otherwise adds it to the batch.
-    fn take(&mut self, message: Message, batch: &mut Batch) {
+    fn take(&mut self, message: LedgerMessage, batch: &mut RequestBatch) {
         match message {
-            Message::Claim(facts, reply) => {
+            LedgerMessage::Claim(facts, reply) => {
                 if let Some(verdict) = self.book.peek(&facts) {
                     drop(reply.send(Ok(verdict)));
                 } else if self.book.needs_fresh(&facts) {
@@ -119,24 +119,24 @@ impl LedgerTask {
                     batch.claims.push((*facts, reply));
                 }
             }
-            Message::Release(owner, reply) => {
+            LedgerMessage::Release(owner, reply) => {
                 if self.book.has_nothing_to_release(&owner.uid) {
                     drop(reply.map(|reply| reply.send(Ok(()))));
                 } else {
                     batch.releases.push((owner, reply, BTreeSet::new()));
                 }
             }
-            Message::PoolChanged(name, Some(version)) => {
+            LedgerMessage::PoolChanged(name, Some(version)) => {
                 let known = self.stored.get(&name);
                 if known.is_none_or(|pool| pool.is_older_than(&version)) {
                     batch.pools.insert(name);
                 }
             }
-            Message::PoolChanged(name, None) => {
+            LedgerMessage::PoolChanged(name, None) => {
                 batch.pools.insert(name);
             }
-            Message::NetworksChanged => batch.networks = true,
-            Message::CrdReplaced(is) => {
+            LedgerMessage::NetworksChanged => batch.networks = true,
+            LedgerMessage::CrdReplaced(is) => {
                 if self.crd_is_replaced.replace(is) != Some(is) {
                     let names: Vec<String> = self.book.pools().keys().cloned().collect();
                     for name in &names {
@@ -145,12 +145,12 @@ impl LedgerTask {
                     batch.conditions = true;
                 }
             }
-            Message::Orphaned(orphan) => batch.orphans.push(*orphan),
+            LedgerMessage::Orphaned(orphan) => batch.orphans.push(*orphan),
         }
     }
 
     /// Decides a batch, writes the pools that it touched, and answers.
-    async fn serve(&mut self, mut batch: Batch) -> anyhow::Result<()> {
+    async fn serve(&mut self, mut batch: RequestBatch) -> anyhow::Result<()> {
         let began = self.started.elapsed();
         self.refresh(std::mem::take(&mut batch.pools)).await;
         if batch.networks {
@@ -179,8 +179,8 @@ impl LedgerTask {
                 batch.claims.iter().map(|(facts, _)| self.book.claim(facts)).collect();
             changed.extend(self.book.serve_waiters());
             match self.commit().await? {
-                commit::Outcome::Replay => {}
-                commit::Outcome::Done { failed } => break (verdicts, failed),
+                commit::CommitOutcome::Replay => {}
+                commit::CommitOutcome::Done { failed } => break (verdicts, failed),
             }
         };
         let ended = self.started.elapsed();
@@ -198,15 +198,15 @@ impl LedgerTask {
     /// Answers the requests whose pools were written, and refuses the others: their callers retry.
     fn answer(
         &self,
-        batch: Batch,
-        verdicts: Vec<crate::domain::pools::allocator::Verdict>,
+        batch: RequestBatch,
+        verdicts: Vec<crate::domain::pools::allocator::ClaimResult>,
         failed: &BTreeSet<String>,
     ) {
-        use crate::domain::pools::allocator::Verdict;
+        use crate::domain::pools::allocator::ClaimResult;
         self.ctx.metrics.batch_size.observe(to_f64(batch.claims.len() + batch.releases.len()));
         for ((_, reply), verdict) in batch.claims.into_iter().zip(verdicts) {
             let answer = match &verdict {
-                Verdict::Held { claim, .. } if failed.contains(&claim.pool) => {
+                ClaimResult::Held { claim, .. } if failed.contains(&claim.pool) => {
                     Err(LedgerError::NotWritten(claim.pool.clone()))
                 }
                 _ => Ok(verdict),

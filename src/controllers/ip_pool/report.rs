@@ -6,9 +6,9 @@ use kube::{Resource, ResourceExt};
 
 use super::LedgerTask;
 use crate::api::{ANNOTATION_KEEP_ORPHANS, IPPool};
-use crate::domain::pools::allocator::Repair;
-use crate::domain::pools::allocator::overlap::{News, Shared};
-use crate::domain::reason::Wait;
+use crate::domain::pools::allocator::LedgerRepair;
+use crate::domain::pools::allocator::overlap::{OverlapNews, SharedAddress};
+use crate::domain::reason::NoAddressReason;
 use crate::domain::{Claim, Owner};
 
 /// Maximum of claims that one note names.
@@ -25,7 +25,7 @@ impl LedgerTask {
         let mut by_reason: BTreeMap<&str, i64> = BTreeMap::new();
         for (_, wait) in self.book.waiting() {
             *by_reason.entry(wait.reason()).or_default() += 1;
-            if let Wait::Full { pools } = wait {
+            if let NoAddressReason::Full { pools } = wait {
                 for pool in pools {
                     *by_pool.entry(pool).or_default() += 1;
                 }
@@ -53,17 +53,20 @@ impl LedgerTask {
     fn report_news(&mut self) {
         for news in self.book.take_news() {
             let (pool, reason, what) = match news {
-                News::StandsBack(pool, conflict) => {
+                OverlapNews::StandsBack(pool, conflict) => {
                     (pool, conflict.reason(), conflict.standing_back())
                 }
-                News::Shared(Shared { ip, holders: [(pool, mine), (other, theirs)] }) => (
+                OverlapNews::Shared(SharedAddress {
+                    ip,
+                    holders: [(pool, mine), (other, theirs)],
+                }) => (
                     pool,
                     "AddressShared",
                     format!(
                         "{ip} is held by {mine} here and by {theirs} in IPPool {other}, on one network: move or delete one of the two"
                     ),
                 ),
-                News::ReservedInUse { pool, ip, what, holder } => (
+                OverlapNews::ReservedInUse { pool, ip, what, holder } => (
                     pool,
                     "AddressReserved",
                     format!("{ip} is held by {holder}, and is {what}: move the LoadBalancer"),
@@ -94,31 +97,31 @@ impl LedgerTask {
         self.kept = kept;
     }
 
-    pub(super) fn report_repairs(&self, pool: &IPPool, repairs: &[Repair]) {
+    pub(super) fn report_repairs(&self, pool: &IPPool, repairs: &[LedgerRepair]) {
         for repair in repairs {
             let (kind, what) = match repair {
-                Repair::Restored(claim, owner) => (
+                LedgerRepair::Restored(claim, owner) => (
                     "restored",
                     format!(
                         "{} is published by {} and was missing from the ledger",
                         claim.ip, owner.name
                     ),
                 ),
-                Repair::Corrected(claim, owner) => (
+                LedgerRepair::Corrected(claim, owner) => (
                     "corrected",
                     format!(
                         "{} is published by {}, which the ledger did not record",
                         claim.ip, owner.name
                     ),
                 ),
-                Repair::Double(claim, owner) => (
+                LedgerRepair::Double(claim, owner) => (
                     "double",
                     format!(
                         "{0} is published by {1}, but belongs to another: {1} gets a new address",
                         claim.ip, owner.name
                     ),
                 ),
-                Repair::Unreadable(text) => {
+                LedgerRepair::Unreadable(text) => {
                     ("unreadable", format!("{text:?} in status.allocated is no address"))
                 }
             };

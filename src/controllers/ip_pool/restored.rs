@@ -10,7 +10,7 @@ use super::load::{PAGE, list};
 use crate::api::IPPool;
 use crate::domain::load_balancer::facts;
 use crate::domain::pools::allocator::WorldEntry;
-use crate::domain::pools::restored_store::{Fate, changes, with_kept};
+use crate::domain::pools::restored_store::{RestoreOutcome, changes, with_kept};
 use crate::k8s::CallError;
 use crate::k8s::trimmed::{self, Trimmed};
 
@@ -60,7 +60,7 @@ async fn keep(ctx: &Context, before: &[WorldEntry], is_logged: &mut bool) -> Res
             ctx.writer.keep_claims(pool, &desired, WHY).await?;
         }
     }
-    let kept = changes.iter().filter(|change| change.fate == Fate::Kept).count();
+    let kept = changes.iter().filter(|change| change.fate == RestoreOutcome::Kept).count();
     tracing::warn!(kept, changes = changes.len(), "compared with etcd as restored");
     Ok(())
 }

@@ -17,7 +17,7 @@ use kube_runtime::reflector::ObjectRef;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::LedgerTask;
-use super::mailbox::Handle;
+use super::mailbox::LedgerHandle;
 use crate::api::LoadBalancer;
 use crate::domain::{Claim, Owner};
 use crate::k8s::{CallError, call};
@@ -31,7 +31,7 @@ const MOST_EVENTS: usize = 5;
 
 /// Claim that has no owner any more according to the API server.
 #[derive(Clone, Debug)]
-pub(super) struct Orphan {
+pub(super) struct OrphanClaim {
     claim: Claim,
     owner: Owner,
     /// UID of the LoadBalancer that has the owner's name, for an entry without a UID: the entry is
@@ -60,18 +60,18 @@ impl LedgerTask {
     }
 
     /// Frees a claim in the book, if it still is an orphan. The caller writes the pool.
-    pub(super) fn free(&mut self, orphan: &Orphan) -> bool {
-        let Orphan { claim, owner, namesake } = orphan;
+    pub(super) fn free(&mut self, orphan: &OrphanClaim) -> bool {
+        let OrphanClaim { claim, owner, namesake } = orphan;
         let is_orphan =
             namesake.is_none() || self.book.is_second(claim, owner, namesake.as_deref());
         is_orphan && self.book.release_claim(claim, owner)
     }
 
     /// Reports the freed claims on the pools that held them.
-    pub(super) fn report_freed<'a>(&self, freed: impl Iterator<Item = &'a Orphan>) {
-        let mut pools: BTreeMap<&str, Vec<&Orphan>> = BTreeMap::new();
+    pub(super) fn report_freed<'a>(&self, freed: impl Iterator<Item = &'a OrphanClaim>) {
+        let mut pools: BTreeMap<&str, Vec<&OrphanClaim>> = BTreeMap::new();
         for orphan in freed {
-            let Orphan { claim, owner, .. } = orphan;
+            let OrphanClaim { claim, owner, .. } = orphan;
             self.ctx.metrics.repairs.with_label_values(&["orphan"]).inc();
             tracing::warn!(pool = claim.pool, ip = %claim.ip, owner = owner.name, "orphaned claim freed");
             pools.entry(&claim.pool).or_default().push(orphan);
@@ -82,7 +82,7 @@ impl LedgerTask {
                 0 => String::new(),
                 more => format!("; so were {more} more"),
             };
-            for Orphan { claim, owner, .. } in orphans.into_iter().take(listed) {
+            for OrphanClaim { claim, owner, .. } in orphans.into_iter().take(listed) {
                 self.ctx.events.warning(
                     self.reference(pool),
                     "OrphanFreed",
@@ -98,7 +98,7 @@ impl LedgerTask {
 
 /// Reads each suspect's LoadBalancer from the API server: the view that raised the suspicion may be
 /// older than the claim. Without a clear answer the claim waits for the next sweep.
-async fn look_up(client: Client, ledger: Handle, suspects: Vec<(Claim, Owner)>) {
+async fn look_up(client: Client, ledger: LedgerHandle, suspects: Vec<(Claim, Owner)>) {
     let asked = stream::iter(suspects).map(|(claim, owner)| confirm(&client, claim, owner));
     let mut answers = asked.buffer_unordered(LOOKUPS);
     while let Some(answer) = answers.next().await {
@@ -108,8 +108,8 @@ async fn look_up(client: Client, ledger: Handle, suspects: Vec<(Claim, Owner)>) 
     }
 }
 
-async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<Orphan> {
-    let orphan = |namesake| Orphan { claim, owner: owner.clone(), namesake };
+async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanClaim> {
+    let orphan = |namesake| OrphanClaim { claim, owner: owner.clone(), namesake };
     let Some((namespace, name)) = owner.name.split_once('/') else { return Some(orphan(None)) };
     let api: Api<PartialObjectMeta<LoadBalancer>> = Api::namespaced(client.clone(), namespace);
     match call(api.get(name)).await {

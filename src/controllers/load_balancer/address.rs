@@ -10,8 +10,8 @@ use crate::controllers::ip_pool::LedgerError;
 use crate::domain::LbFacts;
 use crate::domain::load_balancer::facts::{self, Project, is_leaving, wants_pool};
 use crate::domain::load_balancer::status::Finding;
-use crate::domain::pools::allocator::Verdict;
-use crate::domain::reason::Wait;
+use crate::domain::pools::allocator::ClaimResult;
+use crate::domain::reason::NoAddressReason;
 
 /// Observed LoadBalancer, and its address or the reason why it has none. The object was read from
 /// the API server where an old view must not decide.
@@ -32,7 +32,11 @@ pub(super) async fn allocate(
 
 /// Refuses an address to a LoadBalancer without one, and releases the claim that it may have. A
 /// view may be older than the address, so the object is read first: an existing address stays.
-async fn refuse(observed: Observed, why: Wait, ctx: &Context) -> Result<Option<Allocated>, Error> {
+async fn refuse(
+    observed: Observed,
+    why: NoAddressReason,
+    ctx: &Context,
+) -> Result<Option<Allocated>, Error> {
     let Some(now) = observe_again(&observed.lb, ctx).await?.filter(|now| !is_leaving(&now.lb))
     else {
         return Ok(None);
@@ -41,7 +45,7 @@ async fn refuse(observed: Observed, why: Wait, ctx: &Context) -> Result<Option<A
         return ask(now, true, ctx).await;
     }
     ctx.ledger.release(facts::owner(&now.lb)).await?;
-    Ok(Some((now, Finding::Pool(Verdict::Waiting(why)))))
+    Ok(Some((now, Finding::Pool(ClaimResult::Waiting(why)))))
 }
 
 /// Claims an address from the ledger, or leases one. `fresh`: the object was just read from the API
@@ -57,7 +61,7 @@ async fn ask(observed: Observed, fresh: bool, ctx: &Context) -> Result<Option<Al
         Ok(verdict) => {
             // The deletion event may have come before the claim: then nothing else removes the
             // LoadBalancer from the list of waiters.
-            if matches!(verdict, Verdict::Waiting(_)) && !ctx.shared.views.has(lb) {
+            if matches!(verdict, ClaimResult::Waiting(_)) && !ctx.shared.views.has(lb) {
                 ctx.ledger.forget(facts::owner(lb));
             }
             Ok(Some((observed, Finding::Pool(verdict))))

@@ -26,7 +26,7 @@ use kube_runtime::controller::{Action, Error as ControllerError};
 use kube_runtime::reflector::ObjectRef;
 use tokio::sync::{Semaphore, mpsc};
 
-use super::ip_pool::{Handle, LedgerError};
+use super::ip_pool::{LedgerError, LedgerHandle};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::limits::backoff::backoff;
 use crate::domain::load_balancer::facts;
@@ -55,7 +55,7 @@ pub struct Context {
     /// Context of all controllers of the process.
     pub shared: super::Context,
     /// Handle of the ledger task.
-    pub ledger: Handle,
+    pub ledger: LedgerHandle,
     prober: Prober,
     writes: Semaphore,
     first_writes: Semaphore,
@@ -68,7 +68,7 @@ pub struct Context {
 
 impl Context {
     /// Makes the context of one term of leadership, and the queue that [`run`] takes with it.
-    pub fn new(shared: super::Context, ledger: Handle, prober: Prober) -> (Self, Due) {
+    pub fn new(shared: super::Context, ledger: LedgerHandle, prober: Prober) -> (Self, Due) {
         let (counts, due) = counts::Counts::new();
         let context = Self {
             shared,

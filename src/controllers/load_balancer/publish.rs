@@ -9,7 +9,7 @@ use super::{Context, Error, Observed, Served};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::{self, Finding};
-use crate::domain::pools::allocator::Verdict;
+use crate::domain::pools::allocator::ClaimResult;
 use crate::k8s::CallError;
 
 /// Publishes the address, and the state of the Service of a vm load balancer. A change of only the
@@ -62,7 +62,9 @@ fn unless_outdated(error: CallError) -> Error {
 /// Whether the observed object already publishes this address.
 fn is_published(lb: &LoadBalancer, finding: &Finding) -> bool {
     match finding {
-        Finding::Pool(Verdict::Held { claim, .. }) => facts::published(lb).as_ref() == Some(claim),
+        Finding::Pool(ClaimResult::Held { claim, .. }) => {
+            facts::published(lb).as_ref() == Some(claim)
+        }
         Finding::Host(lease) => facts::leased(lb) == lease.as_ref().ok().map(|lease| lease.ip),
         _ => facts::published(lb).is_none(),
     }

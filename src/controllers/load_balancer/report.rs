@@ -10,7 +10,7 @@ use super::{Context, Served, leasing};
 use crate::api::{ConditionStatus, LoadBalancer, READY};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::Finding;
-use crate::domain::pools::allocator::Verdict;
+use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason;
 use crate::domain::vm_backends::listeners::{self, Report};
 
@@ -31,7 +31,7 @@ pub(super) fn report(lb: &LoadBalancer, served: &Served, ctx: &Context) {
             }
         }
         Finding::Host(lease) => leasing::published(lb, lease.as_ref(), before, ctx),
-        Finding::Pool(Verdict::Held { claim, instead, .. }) => {
+        Finding::Pool(ClaimResult::Held { claim, instead, .. }) => {
             shared.metrics.addressed(&lb.uid().unwrap_or_default());
             let ip = claim.ip.to_string();
             if before != Some(&ip) {
@@ -43,7 +43,7 @@ pub(super) fn report(lb: &LoadBalancer, served: &Served, ctx: &Context) {
                 shared.events.warning(lb.object_ref(&()), wait.reason(), wait.message());
             }
         }
-        Finding::Pool(Verdict::Waiting(wait)) => {
+        Finding::Pool(ClaimResult::Waiting(wait)) => {
             tracing::info!(lb = facts::name(lb), reason = wait.reason(), "no address");
             shared.events.warning(lb.object_ref(&()), wait.reason(), wait.message());
         }

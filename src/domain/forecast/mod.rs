@@ -1,6 +1,6 @@
 //! Forecast of what the operator does with stored pools and LoadBalancers when it starts.
 //!
-//! Invariant: nothing is forecast by a rule of its own. The pools are read into the [`Book`] as at the
+//! Invariant: nothing is forecast by a rule of its own. The pools are read into the [`PoolAllocator`] as at the
 //! start of a term, and each LoadBalancer asks for its address as it would then.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,9 @@ use std::net::IpAddr;
 
 use crate::load_balancer::facts;
 use crate::network::infrastructure::HeldBack;
-use crate::pools::allocator::{Book, PoolSeen, Repair, Verdict, World};
+use crate::pools::allocator::{
+    ClaimResult, LedgerRepair, LoadBalancerIndex, PoolAllocator, PoolSeen,
+};
 use crate::pools::ranges;
 use crate::{Claim, LbFacts};
 use api::{LB_FINALIZER, LoadBalancer};
@@ -54,9 +56,9 @@ pub struct Finding {
 #[derive(Clone, Debug, Default)]
 pub struct Forecast {
     /// Answer of the allocator to each LoadBalancer that asks for an address, by `namespace/name`.
-    pub verdicts: BTreeMap<String, Verdict>,
+    pub verdicts: BTreeMap<String, ClaimResult>,
     /// Pools and claims after these answers.
-    pub book: Book,
+    pub book: PoolAllocator,
     /// Names of the pools whose ledger is then not as stored.
     pub touched: BTreeSet<String>,
     /// LoadBalancers that keep the address that they publish.
@@ -79,9 +81,9 @@ impl Forecast {
 /// Reads what is stored into an allocator and asks it.
 pub fn forecast(stored: &Stored) -> Forecast {
     let mut forecast = Forecast::default();
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     book.set_infrastructure(stored.held_back.clone());
-    let world = World::new(stored.load_balancers.iter().filter_map(facts::world_entry));
+    let world = LoadBalancerIndex::new(stored.load_balancers.iter().filter_map(facts::world_entry));
     for pool in &stored.pools {
         let repairs = book.merge(pool, &world);
         forecast.findings.extend(repairs.iter().filter_map(|repair| repaired(&pool.name, repair)));
@@ -126,17 +128,17 @@ pub fn forecast(stored: &Stored) -> Forecast {
 }
 
 /// Finding for a repair of a ledger. Doubles are reported at the LoadBalancer that loses.
-fn repaired(pool: &str, repair: &Repair) -> Option<Finding> {
+fn repaired(pool: &str, repair: &LedgerRepair) -> Option<Finding> {
     let text = match repair {
-        Repair::Restored(Claim { ip, .. }, owner) => {
+        LedgerRepair::Restored(Claim { ip, .. }, owner) => {
             format!("LoadBalancer {} publishes {ip}, which the ledger lacks: recorded", owner.name)
         }
-        Repair::Corrected(Claim { ip, .. }, owner) => format!(
+        LedgerRepair::Corrected(Claim { ip, .. }, owner) => format!(
             "LoadBalancer {} publishes {ip}, which the ledger has for another: corrected",
             owner.name
         ),
-        Repair::Double(..) => return None,
-        Repair::Unreadable(key) => {
+        LedgerRepair::Double(..) => return None,
+        LedgerRepair::Unreadable(key) => {
             format!("status.allocated has the key {key:?}, which is no address: removed")
         }
     };
@@ -158,11 +160,11 @@ fn reversed(pool: &PoolSeen) -> impl Iterator<Item = Finding> + '_ {
 }
 
 impl Forecast {
-    fn address(&mut self, facts: &LbFacts, verdict: &Verdict) {
+    fn address(&mut self, facts: &LbFacts, verdict: &ClaimResult) {
         let has = facts.published.as_ref().map(|claim| claim.ip);
         let (gets, why): (Option<IpAddr>, _) = match verdict {
-            Verdict::Held { claim, instead, .. } => (Some(claim.ip), instead.as_ref()),
-            Verdict::Waiting(wait) => (None, Some(wait)),
+            ClaimResult::Held { claim, instead, .. } => (Some(claim.ip), instead.as_ref()),
+            ClaimResult::Waiting(wait) => (None, Some(wait)),
         };
         let why = why.map(|wait| format!(": {}", wait.message())).unwrap_or_default();
         let (effect, text) = match (has, gets) {
@@ -186,7 +188,7 @@ impl Forecast {
         });
     }
 
-    fn pools(&mut self, book: &Book) {
+    fn pools(&mut self, book: &PoolAllocator) {
         for (name, pool) in book.pools() {
             if let Some(why) = pool.idle() {
                 let holds = pool.ledger.claims().len();

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Attachment;
+use super::NetworkAttachment;
 
 /// Links that a HostNetworkConfig has created.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct HostLink {
 
 /// Reachability of a network for announcers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Link {
+pub enum NetworkReach {
     /// The link works on each node where an announcer may run.
     Ready,
     /// The link is missing on these nodes, although a HostNetworkConfig asks for it.
@@ -69,19 +69,19 @@ impl HostLinks {
     }
 
     /// Reachability of a network with this bridge and VLAN.
-    pub fn link(&self, attachment: &Attachment) -> Link {
+    pub fn link(&self, attachment: &NetworkAttachment) -> NetworkReach {
         if attachment.vlan == 0 {
-            return Link::Ready;
+            return NetworkReach::Ready;
         }
         let is_it =
             |made: &&HostLink| made.bridge == attachment.bridge && made.vlan == attachment.vlan;
         let made: Vec<&HostLink> = self.configs.values().filter(is_it).collect();
         if made.is_empty() || self.announcing.is_empty() {
-            return Link::NotConfigured;
+            return NetworkReach::NotConfigured;
         }
         let lacks = |node: &&String| !made.iter().any(|made| made.nodes.contains(*node));
         let missing: Vec<String> = self.announcing.iter().filter(lacks).cloned().collect();
-        if missing.is_empty() { Link::Ready } else { Link::Missing(missing) }
+        if missing.is_empty() { NetworkReach::Ready } else { NetworkReach::Missing(missing) }
     }
 }
 
@@ -94,31 +94,31 @@ mod tests {
         HostLink { bridge: bridge.into(), vlan, nodes }
     }
 
-    fn at(bridge: &str, vlan: u16) -> Attachment {
-        Attachment { bridge: bridge.into(), vlan }
+    fn at(bridge: &str, vlan: u16) -> NetworkAttachment {
+        NetworkAttachment { bridge: bridge.into(), vlan }
     }
 
     #[test]
     fn a_vlan_is_reached_where_each_announcing_node_has_a_working_link() {
         let mut links = HostLinks::default();
-        assert_eq!(links.link(&at("mgmt-br", 0)), Link::Ready, "the bridge itself");
-        assert_eq!(links.link(&at("mgmt-br", 7)), Link::NotConfigured);
+        assert_eq!(links.link(&at("mgmt-br", 0)), NetworkReach::Ready, "the bridge itself");
+        assert_eq!(links.link(&at("mgmt-br", 7)), NetworkReach::NotConfigured);
         assert!(links.set("seven", Some(made("mgmt-br", 7, &["n1"]))));
         assert!(!links.set("seven", Some(made("mgmt-br", 7, &["n1"]))), "no news");
-        assert_eq!(links.link(&at("mgmt-br", 7)), Link::NotConfigured, "no node is known");
+        assert_eq!(links.link(&at("mgmt-br", 7)), NetworkReach::NotConfigured, "no node is known");
         assert!(links.set_announcing("n1", true) && links.set_announcing("n2", true));
         assert!(!links.set_announcing("n2", true) && !links.set_announcing("worker", false));
-        assert_eq!(links.link(&at("mgmt-br", 7)), Link::Missing(vec!["n2".into()]));
+        assert_eq!(links.link(&at("mgmt-br", 7)), NetworkReach::Missing(vec!["n2".into()]));
         for other in [at("mgmt-br", 8), at("prod-br", 7)] {
-            assert_eq!(links.link(&other), Link::NotConfigured, "{other:?}");
+            assert_eq!(links.link(&other), NetworkReach::NotConfigured, "{other:?}");
         }
         // Two configs may share a VLAN, each for some nodes.
         assert!(links.set("more", Some(made("mgmt-br", 7, &["n2"]))));
-        assert_eq!(links.link(&at("mgmt-br", 7)), Link::Ready);
+        assert_eq!(links.link(&at("mgmt-br", 7)), NetworkReach::Ready);
         assert!(links.set("more", None) && !links.set("more", None));
         assert!(links.set_announcing("n2", false));
-        assert_eq!(links.link(&at("mgmt-br", 7)), Link::Ready);
+        assert_eq!(links.link(&at("mgmt-br", 7)), NetworkReach::Ready);
         assert!(links.keep_only(&BTreeSet::new()) && !links.keep_only(&BTreeSet::new()));
-        assert_eq!(links.link(&at("mgmt-br", 7)), Link::NotConfigured);
+        assert_eq!(links.link(&at("mgmt-br", 7)), NetworkReach::NotConfigured);
     }
 }

@@ -9,7 +9,7 @@ const MANAGEMENT_BRIDGE: &str = "mgmt-br";
 
 /// Bridge and VLAN by which kube-vip reaches the network that a LoadBalancer names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attachment {
+pub struct NetworkAttachment {
     /// Bridge of the cluster network, the same on every node.
     pub bridge: String,
     /// VLAN ID; 0 for untagged.
@@ -32,11 +32,13 @@ pub enum Segment {
 
 impl Segment {
     /// Segment of a selector's network. `listed`: whether all networks are known.
-    pub fn of(network: &str, attachment: Option<&Attachment>, listed: bool) -> Self {
+    pub fn of(network: &str, attachment: Option<&NetworkAttachment>, listed: bool) -> Self {
         match attachment {
             _ if network.is_empty() => Self::Management,
-            Some(Attachment { bridge, vlan: 0 }) if bridge == MANAGEMENT_BRIDGE => Self::Management,
-            Some(Attachment { bridge, vlan }) => Self::Vlan(bridge.clone(), *vlan),
+            Some(NetworkAttachment { bridge, vlan: 0 }) if bridge == MANAGEMENT_BRIDGE => {
+                Self::Management
+            }
+            Some(NetworkAttachment { bridge, vlan }) => Self::Vlan(bridge.clone(), *vlan),
             None if listed => Self::Named(network.to_owned()),
             None => Self::Unlisted,
         }

@@ -13,7 +13,7 @@ use api::{IPPool, IPPoolStatus};
 
 /// Outcome of a restore for a LoadBalancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum RestoreOutcome {
     /// Gone, and the address is recorded for it in the pool.
     Kept,
     /// Gone, and its pool too: the address cannot be recorded.
@@ -28,17 +28,17 @@ pub enum Fate {
 
 /// A LoadBalancer that a restore has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct RestoreChange {
     /// LoadBalancer, as `namespace/name`.
     pub name: String,
     /// Claim that it published before the restore; for one that returned, since then. `None`: it has
     /// no address.
     pub claim: Option<Claim>,
     /// Outcome.
-    pub fate: Fate,
+    pub fate: RestoreOutcome,
 }
 
-impl Change {
+impl RestoreChange {
     /// Text for a person, with what to do.
     pub fn message(&self) -> String {
         let Self { name, claim, fate } = self;
@@ -48,20 +48,20 @@ impl Change {
         };
         let again = "reconcile the guest's Service, so that its cloud provider";
         match fate {
-            Fate::Kept => format!(
+            RestoreOutcome::Kept => format!(
                 "LoadBalancer {name} had {at} and is not in the restored etcd: the address stays recorded for it; {again} creates it again"
             ),
-            Fate::PoolGone => format!(
+            RestoreOutcome::PoolGone => format!(
                 "LoadBalancer {name} had {at}, and neither is in the restored etcd: create the pool again, then {again} creates the LoadBalancer again"
             ),
-            Fate::Anothers(other) => format!(
+            RestoreOutcome::Anothers(other) => format!(
                 "LoadBalancer {name} had {at} and is not in the restored etcd, where LoadBalancer {other} has the address: {again} creates it again with another address, or delete {other} first if its Service is gone"
             ),
-            Fate::Moved(now) => format!(
+            RestoreOutcome::Moved(now) => format!(
                 "LoadBalancer {name} had {at}, and in the restored etcd it has {}: {again} learns that",
                 now.map_or_else(|| "no address".to_owned(), |ip| ip.to_string())
             ),
-            Fate::Returned => format!(
+            RestoreOutcome::Returned => format!(
                 "LoadBalancer {name} with {at} was deleted before etcd was restored, and is back: delete it if its Service is gone"
             ),
         }
@@ -70,7 +70,11 @@ impl Change {
 
 /// Changes by a restore, ordered by name. `before`: LoadBalancers as last seen before the restore;
 /// `pools` and `after`: IPPools and LoadBalancers as stored now.
-pub fn changes(before: &[WorldEntry], pools: &[IPPool], after: &[WorldEntry]) -> Vec<Change> {
+pub fn changes(
+    before: &[WorldEntry],
+    pools: &[IPPool],
+    after: &[WorldEntry],
+) -> Vec<RestoreChange> {
     let named: BTreeMap<&str, &WorldEntry> =
         after.iter().map(|entry| (entry.owner.name.as_str(), entry)).collect();
     let ledgers: BTreeMap<&str, Option<&IPPoolStatus>> = pools
@@ -81,35 +85,42 @@ pub fn changes(before: &[WorldEntry], pools: &[IPPool], after: &[WorldEntry]) ->
         let claim = entry.published.as_ref().filter(|_| !entry.deleting)?;
         let fate = match (named.get(entry.owner.name.as_str()), ledgers.get(claim.pool.as_str())) {
             (Some(now), _) if now.published.as_ref() == Some(claim) => return None,
-            (Some(now), _) => Fate::Moved(now.published.as_ref().map(|claim| claim.ip)),
-            (None, None) => Fate::PoolGone,
+            (Some(now), _) => RestoreOutcome::Moved(now.published.as_ref().map(|claim| claim.ip)),
+            (None, None) => RestoreOutcome::PoolGone,
             (None, Some(status)) => match holder(*status, claim.ip) {
-                Some(other) if other != entry.owner.name => Fate::Anothers(other.to_owned()),
-                _ => Fate::Kept,
+                Some(other) if other != entry.owner.name => {
+                    RestoreOutcome::Anothers(other.to_owned())
+                }
+                _ => RestoreOutcome::Kept,
             },
         };
-        Some(Change { name: entry.owner.name.clone(), claim: Some(claim.clone()), fate })
+        Some(RestoreChange { name: entry.owner.name.clone(), claim: Some(claim.clone()), fate })
     };
     let known: BTreeSet<&str> = before.iter().map(|entry| entry.owner.name.as_str()).collect();
     let returned = after.iter().filter(|entry| !known.contains(entry.owner.name.as_str()));
-    let returned = returned.map(|entry| Change {
+    let returned = returned.map(|entry| RestoreChange {
         name: entry.owner.name.clone(),
         claim: entry.published.clone(),
-        fate: Fate::Returned,
+        fate: RestoreOutcome::Returned,
     });
-    let mut changes: Vec<Change> = before.iter().filter_map(change).chain(returned).collect();
+    let mut changes: Vec<RestoreChange> =
+        before.iter().filter_map(change).chain(returned).collect();
     changes.sort_by(|a, b| a.name.cmp(&b.name));
     changes
 }
 
 /// The pool's status with the claims of LoadBalancers that are gone, each under its former UID.
 /// `None`: the pool has none of them.
-pub fn with_kept(pool: &IPPool, changes: &[Change], before: &[WorldEntry]) -> Option<IPPoolStatus> {
+pub fn with_kept(
+    pool: &IPPool,
+    changes: &[RestoreChange],
+    before: &[WorldEntry],
+) -> Option<IPPoolStatus> {
     let owners: BTreeMap<&str, &Owner> =
         before.iter().map(|entry| (entry.owner.name.as_str(), &entry.owner)).collect();
     let mut status = pool.status.clone().unwrap_or_default();
     let mut any = false;
-    for change in changes.iter().filter(|change| change.fate == Fate::Kept) {
+    for change in changes.iter().filter(|change| change.fate == RestoreOutcome::Kept) {
         let of_pool =
             change.claim.as_ref().filter(|c| Some(&c.pool) == pool.metadata.name.as_ref());
         let (Some(claim), Some(owner)) = (of_pool, owners.get(change.name.as_str())) else {
@@ -171,17 +182,17 @@ mod tests {
             ("10.0.0.6", "default/moved"),
         ]);
         let found = changes(&before, std::slice::from_ref(&stored), &after);
-        let short: Vec<(&str, &Fate)> =
+        let short: Vec<(&str, &RestoreOutcome)> =
             found.iter().map(|change| (change.name.as_str(), &change.fate)).collect();
         let now = "10.0.0.6".parse().ok();
         assert_eq!(
             short,
             [
-                ("default/back", &Fate::Returned),
-                ("default/beaten", &Fate::Anothers("default/back".to_owned())),
-                ("default/lost", &Fate::Kept),
-                ("default/moved", &Fate::Moved(now)),
-                ("default/poolless", &Fate::PoolGone),
+                ("default/back", &RestoreOutcome::Returned),
+                ("default/beaten", &RestoreOutcome::Anothers("default/back".to_owned())),
+                ("default/lost", &RestoreOutcome::Kept),
+                ("default/moved", &RestoreOutcome::Moved(now)),
+                ("default/poolless", &RestoreOutcome::PoolGone),
             ]
         );
         let kept = with_kept(&stored, &found, &before).unwrap();
@@ -197,7 +208,7 @@ mod tests {
         let stored = pool(&[("10.0.0.2", "default/lost")]);
         let found = changes(&before, std::slice::from_ref(&stored), &[]);
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].fate, Fate::Kept);
+        assert_eq!(found[0].fate, RestoreOutcome::Kept);
         let mut other = pool(&[]);
         other.metadata.name = Some("other".to_owned());
         assert_eq!(with_kept(&other, &found, &before), None);

@@ -26,7 +26,7 @@ const LONGEST_DEBT: Duration = Duration::from_secs(4);
 
 /// Time of the next ledger write. Times are offsets on one monotonic clock.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pace {
+pub struct WritePace {
     ended: Duration,
     took: Duration,
     /// Number of requests that the last write answered.
@@ -35,7 +35,7 @@ pub struct Pace {
     earned: Duration,
 }
 
-impl Pace {
+impl WritePace {
     /// Records that so many requests were answered and ledgers of so many bytes were written.
     /// Without bytes nothing was written, and the time does not count.
     pub fn wrote(&mut self, began: Duration, ended: Duration, bytes: usize, requests: usize) {
@@ -65,14 +65,14 @@ impl Pace {
 /// Budget: so many at once, and then one in each interval. Times are offsets on one monotonic
 /// clock.
 #[derive(Clone, Copy, Debug)]
-pub struct Budget {
+pub struct WriteBudget {
     at_once: u32,
     interval: Duration,
     /// Time when the whole budget is available again.
     full: Duration,
 }
 
-impl Budget {
+impl WriteBudget {
     /// Full budget.
     pub const fn new(at_once: u32, interval: Duration) -> Self {
         Self { at_once, interval, full: Duration::ZERO }
@@ -98,15 +98,15 @@ mod tests {
     }
 
     /// Pace after a write of a small ledger that began at 0.
-    fn after(took: Duration, requests: usize) -> Pace {
-        let mut pace = Pace::default();
+    fn after(took: Duration, requests: usize) -> WritePace {
+        let mut pace = WritePace::default();
         pace.wrote(ms(0), took, 1_000, requests);
         pace
     }
 
     #[test]
     fn who_asks_alone_never_waits() {
-        assert_eq!(Pace::default().pause(ms(0), 5, ms(0)), ms(0), "nothing was written yet");
+        assert_eq!(WritePace::default().pause(ms(0), 5, ms(0)), ms(0), "nothing was written yet");
         for took in [ms(5), ms(100), ms(9_000)] {
             assert_eq!(after(took, 1).pause(took, 1, took), ms(0), "{took:?}");
         }
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn what_wrote_nothing_costs_nothing() {
-        let mut pace = Pace::default();
+        let mut pace = WritePace::default();
         pace.wrote(ms(0), ms(70), 0, 50);
         assert_eq!(pace.pause(ms(70), 50, ms(70)), ms(0));
     }
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn the_bytes_of_an_hour_are_bounded() {
         const LEDGER: usize = 1_400_000;
-        let mut pace = Pace::default();
+        let mut pace = WritePace::default();
         let (mut now, mut written, mut longest) = (ms(0), 0, ms(0));
         while now < Duration::from_hours(1) {
             let pause = pace.pause(now, 1, now);
@@ -169,14 +169,14 @@ mod tests {
 
     #[test]
     fn many_full_pools_at_once_are_waited_for_no_longer_than_the_bound() {
-        let mut pace = Pace::default();
+        let mut pace = WritePace::default();
         pace.wrote(ms(0), ms(500), 1_000_000_000, 50);
         assert_eq!(pace.pause(ms(500), 1, ms(500)), LONGEST_DEBT);
     }
 
     #[test]
     fn a_budget_has_so_many_at_once_and_then_one_in_each_interval() {
-        let mut budget = Budget::new(3, ms(100));
+        let mut budget = WriteBudget::new(3, ms(100));
         let mut taken = |from: u64, to: u64| (from..to).filter(|n| budget.take(ms(*n))).count();
         assert_eq!(taken(1_000, 1_100), 3);
         assert_eq!(taken(1_100, 2_100), 10);

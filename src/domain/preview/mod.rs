@@ -16,7 +16,7 @@ use self::credentials::Credential;
 use crate::forecast::{self, Effect, Forecast};
 use crate::load_balancer::facts;
 use crate::load_balancer::status::{self, Finding};
-use crate::pools::allocator::{Pool, PoolSeen};
+use crate::pools::allocator::{AllocatorPool, PoolSeen};
 use crate::pools::status::{pool_ready, pool_status};
 use crate::takeover::steps::{Admission, Leader};
 use crate::vm_backends::listeners::Report;
@@ -164,7 +164,7 @@ fn has(lb: &LoadBalancer) -> String {
 pub fn pool(
     seen: &PoolSeen,
     finalizers: &[String],
-    pool: &Pool,
+    pool: &AllocatorPool,
     touched: bool,
     now: &str,
 ) -> (PoolLine, Option<Change>) {

@@ -147,7 +147,7 @@ fn what_is_as_it_would_be_is_not_written() {
     let first = plan(&pool_of(&any(), &Value::Null), &[lb("a", &asks(), &Value::Null)]);
     assert!(!first.changes.is_empty());
     // The same, as the operator leaves it.
-    let verdict = crate::pools::allocator::Verdict::Held {
+    let verdict = crate::pools::allocator::ClaimResult::Held {
         claim: crate::Claim { pool: "pool".to_owned(), ip: "10.1.0.2".parse().unwrap() },
         subnet: None,
         network: None,

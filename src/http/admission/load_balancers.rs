@@ -14,8 +14,8 @@ use crate::domain::admission::{Answer, Request};
 use crate::domain::load_balancer::facts::{self, Surroundings};
 use crate::domain::network::Segment;
 use crate::domain::pools::conflict::{PoolFacts, network_mismatch};
-use crate::domain::pools::ranges::Ranges;
-use crate::domain::reason::Wait;
+use crate::domain::pools::ranges::PoolRanges;
+use crate::domain::reason::NoAddressReason;
 use crate::k8s::CallError;
 
 pub(super) async fn decide(
@@ -62,7 +62,7 @@ async fn gather(at: &Admission, stage: Stage, asks: &Asks) -> Result<Known, Call
 
 /// Whether the LoadBalancer names another network than the pool's. The ledger task uses the same
 /// rule.
-fn mismatch(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> Option<Wait> {
+fn mismatch(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoAddressReason> {
     let segment = |network: &str| at.views.segment(network);
     let facts = facts::facts(lb, &at.views.around(lb), segment, false);
     network_mismatch(&pool.name, &pool.selector, &segment(pool.selector.network()), &facts)
@@ -103,7 +103,7 @@ fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String
         return Some("in use".to_owned());
     }
     let is_gateway = |pool: &&Arc<PoolFacts>| {
-        let mut gateways = pool.ranges.iter().flat_map(Ranges::gateways);
+        let mut gateways = pool.ranges.iter().flat_map(PoolRanges::gateways);
         gateways.any(|gateway| gateway == address) && serves_here(pool)
     };
     pools.iter().any(|pool| is_gateway(&pool)).then(|| "a gateway".to_owned())
@@ -139,7 +139,7 @@ fn pool_seen(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> PoolSeen {
         None => Some("a range is invalid, see its condition"),
         Some(_) => None,
     };
-    let total = pool.ranges.as_ref().map_or(0, Ranges::total);
+    let total = pool.ranges.as_ref().map_or(0, PoolRanges::total);
     PoolSeen {
         selector: pool.selector.clone(),
         idle: idle.map(str::to_owned),

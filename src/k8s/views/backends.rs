@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use super::Views;
 use crate::domain::load_balancer::status::Finding;
-use crate::domain::network::Attachment;
-use crate::domain::network::host_links::Link;
-use crate::domain::pools::allocator::Verdict;
+use crate::domain::network::NetworkAttachment;
+use crate::domain::network::host_links::NetworkReach;
+use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::vm_backends::backend_address::Rules;
 use crate::domain::vm_backends::endpoints::{self, Backend};
 
@@ -16,9 +16,9 @@ pub struct Place {
     /// `namespace/name` of the network; empty for the nodes' own.
     pub network: String,
     /// Bridge and VLAN of the network, if known.
-    pub attachment: Option<Attachment>,
+    pub attachment: Option<NetworkAttachment>,
     /// Whether announcers reach the network by them.
-    pub link: Link,
+    pub link: NetworkReach,
 }
 
 impl Views {
@@ -26,7 +26,7 @@ impl Views {
     /// networks, so that the network that the LoadBalancer names counts.
     pub fn place(&self, named: &str, finding: &Finding) -> Place {
         let network = match finding {
-            Finding::Pool(Verdict::Held { network: Some(network), .. }) => network,
+            Finding::Pool(ClaimResult::Held { network: Some(network), .. }) => network,
             Finding::Host(Ok(lease)) => &lease.network,
             _ => named,
         };

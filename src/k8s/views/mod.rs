@@ -37,10 +37,10 @@ use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::Owner;
 use crate::domain::dhcp_lease;
 use crate::domain::load_balancer::facts::{self, Project, Surroundings};
-use crate::domain::network::Attachment;
+use crate::domain::network::NetworkAttachment;
 use crate::domain::network::Segment;
-use crate::domain::network::host_links::{HostLinks, Link};
-use crate::domain::reason::Wait;
+use crate::domain::network::host_links::{HostLinks, NetworkReach};
+use crate::domain::reason::NoAddressReason;
 use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
 use crate::domain::vm_backends::vm::{self, Pod, Topology, Vm};
@@ -294,11 +294,11 @@ impl Views {
 
     /// Reason why a LoadBalancer without address gets none: one of its VMs shows that its guest cluster
     /// is being removed. An address that it has stays.
-    pub fn removal_of(&self, lb: &LoadBalancer) -> Option<Wait> {
+    pub fn removal_of(&self, lb: &LoadBalancer) -> Option<NoAddressReason> {
         let cluster = facts::guest_cluster(lb).filter(|_| !facts::has_address(lb))?;
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
         let vm = lock(&self.removals).of(namespace, &cluster)?;
-        Some(Wait::ClusterRemoved { cluster, vm: format!("{namespace}/{vm}") })
+        Some(NoAddressReason::ClusterRemoved { cluster, vm: format!("{namespace}/{vm}") })
     }
 
     /// Whether the namespace exists. `None`: not known yet.
@@ -323,12 +323,12 @@ impl Views {
     }
 
     /// Bridge and VLAN by which nodes reach a network, `namespace/name` of a NetworkAttachmentDefinition.
-    pub fn attachment(&self, network: &str) -> Option<Attachment> {
+    pub fn attachment(&self, network: &str) -> Option<NetworkAttachment> {
         lock(&self.networks).get(network)?.attachment.clone()
     }
 
     /// Whether announcers on the nodes reach an attachment.
-    pub fn link(&self, attachment: &Attachment) -> Link {
+    pub fn link(&self, attachment: &NetworkAttachment) -> NetworkReach {
         lock(&self.host_links).link(attachment)
     }
 

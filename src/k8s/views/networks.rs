@@ -17,7 +17,7 @@ use crate::api::{
 };
 use crate::domain::dhcp_lease::{DhcpDeclaration, NetworkForm};
 use crate::domain::load_balancer::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
-use crate::domain::network::Attachment;
+use crate::domain::network::NetworkAttachment;
 use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
@@ -136,7 +136,7 @@ fn tell_users(at: &Informer, network: &str) {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Network {
     /// Bridge and VLAN by which nodes reach the network. `None`: they do not.
-    pub(super) attachment: Option<Attachment>,
+    pub(super) attachment: Option<NetworkAttachment>,
     /// VLAN of the network, by Harvester's label, else by its configuration; 0 for none.
     pub(super) vlan: u16,
     /// Address range of the network. `None`: unknown.
@@ -198,9 +198,9 @@ fn form(network: &NetworkAttachmentDefinition) -> NetworkForm {
 }
 
 /// Bridge and VLAN of a network. `None`: the network uses no bridge of the node.
-fn attachment(network: &NetworkAttachmentDefinition) -> Option<Attachment> {
+fn attachment(network: &NetworkAttachmentDefinition) -> Option<NetworkAttachment> {
     let Plugin { type_, bridge, vlan, .. } = serde_json::from_str(&network.spec.config).ok()?;
-    (type_ == "bridge" && !bridge.is_empty()).then_some(Attachment { bridge, vlan })
+    (type_ == "bridge" && !bridge.is_empty()).then_some(NetworkAttachment { bridge, vlan })
 }
 
 /// Address range of a network. `None`: unknown.

@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use harvester_guest_operator::domain::conversion::{Version, convert};
-use harvester_guest_operator::domain::pools::kube_vip_import::{Known, plan};
+use harvester_guest_operator::domain::pools::kube_vip_import::{ImportFacts, plan};
 use harvester_guest_operator::domain::pools::manual_release::ManualRelease;
-use harvester_guest_operator::domain::pools::ranges::Ranges;
+use harvester_guest_operator::domain::pools::ranges::PoolRanges;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
@@ -59,10 +59,10 @@ fn kube_vip(text: &str) {
         .filter_map(|line| line.split_once(": "))
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect();
-    let known = Known { namespace: "kube-system".to_owned(), ..Known::default() };
+    let known = ImportFacts { namespace: "kube-system".to_owned(), ..ImportFacts::default() };
     let import = plan(&data, &known);
     for pool in &import.pools {
-        Ranges::parse(&pool.spec.ranges).unwrap();
+        PoolRanges::parse(&pool.spec.ranges).unwrap();
     }
     assert!(import.report(&BTreeSet::new()).len() < 17 * 1024 * 4);
 }

@@ -3,7 +3,7 @@
 #![no_main]
 
 use harvester_guest_operator::api::Range;
-use harvester_guest_operator::domain::pools::ranges::Ranges;
+use harvester_guest_operator::domain::pools::ranges::PoolRanges;
 use libfuzzer_sys::fuzz_target;
 
 /// Parses a line as a range: subnet, start, end, gateway, then exclusions.
@@ -19,7 +19,7 @@ fn range(line: &str) -> Range {
 
 fuzz_target!(|text: &str| {
     let ranges: Vec<Range> = text.lines().take(64).map(range).collect();
-    let parsed = match Ranges::parse(&ranges) {
+    let parsed = match PoolRanges::parse(&ranges) {
         Ok(parsed) => parsed,
         Err(error) => {
             assert!(error.field.starts_with("spec.ranges") && !error.message.is_empty());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use harvester_guest_operator::domain::admission::pool::{Known, Look, look, mutate, network};
 use harvester_guest_operator::domain::admission::{self, Answer, Request};
-use harvester_guest_operator::domain::network::{Attachment, Segment};
+use harvester_guest_operator::domain::network::{NetworkAttachment, Segment};
 use harvester_guest_operator::domain::pools::conflict::PoolFacts;
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ fn vlan(network: &str) -> Option<u16> {
 }
 
 fn segment(network: &str) -> Segment {
-    let attachment = vlan(network).map(|vlan| Attachment { bridge: "mgmt-br".into(), vlan });
+    let attachment = vlan(network).map(|vlan| NetworkAttachment { bridge: "mgmt-br".into(), vlan });
     Segment::of(network, attachment.as_ref(), true)
 }
 

@@ -17,8 +17,8 @@ use serde_json::Value;
 use super::{Answer, Operation, Request};
 use crate::conversion;
 use crate::load_balancer::facts::{self, Surroundings};
-use crate::pools::selection::Selector;
-use crate::reason::Wait;
+use crate::pools::selection::PoolSelector;
+use crate::reason::NoAddressReason;
 use api::{ANNOTATION_V1BETA1_FIELDS, LB_FINALIZER, LoadBalancer};
 
 /// Longest warning, in characters. The API server cuts longer ones, and drops warnings beyond 4
@@ -42,13 +42,13 @@ pub struct Asks {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolSeen {
     /// LoadBalancers that the pool serves.
-    pub selector: Selector,
+    pub selector: PoolSelector,
     /// Reason why the pool gives out no addresses. `None`: it does.
     pub idle: Option<String>,
     /// Whether every address is in use.
     pub full: bool,
     /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: they do.
-    pub mismatch: Option<Wait>,
+    pub mismatch: Option<NoAddressReason>,
 }
 
 /// The pool that `spec.ipPool` names.
@@ -71,11 +71,11 @@ pub struct Known {
     pub around: Surroundings,
     /// Reason why the LoadBalancer would get no address: its guest cluster is being removed. `None`:
     /// it is not.
-    pub removal: Option<Wait>,
+    pub removal: Option<NoAddressReason>,
     /// Pool that the LoadBalancer names.
     pub named: Named,
     /// Selectors of all pools, if they were looked up and are known.
-    pub pools: Option<Vec<Selector>>,
+    pub pools: Option<Vec<PoolSelector>>,
     /// Owner of the address that the object newly publishes as leased, as text. `None`: no owner is
     /// known.
     pub taken_by: Option<String>,

@@ -152,7 +152,7 @@ fn pool(lb: &LoadBalancer, old: Option<&LoadBalancer>, known: &Known, answer: &m
     let requirement = facts::requirement(lb, &known.around);
     let Some(name) = facts::named_pool(lb) else {
         let served = |pools: &Vec<_>| {
-            pools.iter().any(|selector: &crate::pools::selection::Selector| {
+            pools.iter().any(|selector: &crate::pools::selection::PoolSelector| {
                 selector.fit(&requirement).is_some()
             })
         };

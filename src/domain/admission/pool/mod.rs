@@ -27,9 +27,9 @@ pub use leased::Leased;
 use super::{Answer, Operation, Request};
 use crate::network::Segment;
 use crate::network::infrastructure::HeldBack;
-use crate::pools::conflict::{self, Conflict, Over, PoolFacts};
+use crate::pools::conflict::{self, ConflictCause, PoolConflict, PoolFacts};
 use crate::pools::manual_release::ManualRelease;
-use crate::pools::ranges::{self, RangeError, Ranges};
+use crate::pools::ranges::{self, PoolRanges, RangeError};
 use api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 
 /// Most owners that a refusal names; the others are counted.
@@ -209,7 +209,8 @@ impl Question {
             return answer;
         }
         if self.ranges_changed {
-            let fault = Ranges::parse(&self.spec.ranges).err().or_else(|| self.reversed.clone());
+            let fault =
+                PoolRanges::parse(&self.spec.ranges).err().or_else(|| self.reversed.clone());
             if let Some(RangeError { field, message }) = fault {
                 answer.refuse(field, message);
             }
@@ -246,17 +247,17 @@ impl Question {
         answer
     }
 
-    fn conflicts(&self, known: &Known) -> Vec<Conflict> {
+    fn conflicts(&self, known: &Known) -> Vec<PoolConflict> {
         conflict::against(&self.pool.contender(&known.segment), &self.others(known))
     }
 
-    fn others<'a>(&self, known: &'a Known) -> Vec<conflict::Contender<'a>> {
+    fn others<'a>(&self, known: &'a Known) -> Vec<conflict::PoolContender<'a>> {
         let others = known.pools.iter().filter(|(pool, _)| pool.name != self.pool.name);
         others.map(|(pool, segment)| pool.contender(segment)).collect()
     }
 
     /// Conflicts of the stored pool, if it was on the same network.
-    fn conflicts_before(&self, known: &Known) -> Vec<Conflict> {
+    fn conflicts_before(&self, known: &Known) -> Vec<PoolConflict> {
         let same = |before: &&PoolFacts| before.selector.network() == self.pool.selector.network();
         self.before.as_ref().filter(same).map_or_else(Vec::new, |before| {
             conflict::against(&before.contender(&known.segment), &self.others(known))
@@ -299,11 +300,14 @@ fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeErro
 }
 
 /// Whether the pool was not in this conflict before, or shared fewer addresses.
-fn is_news(conflict: &Conflict, before: &[Conflict]) -> bool {
+fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     !before.iter().any(|old| {
         old.with == conflict.with
             && match (&old.over, &conflict.over) {
-                (Over::Ranges { count: had, .. }, Over::Ranges { count: has, .. }) => has <= had,
+                (
+                    ConflictCause::Ranges { count: had, .. },
+                    ConflictCause::Ranges { count: has, .. },
+                ) => has <= had,
                 (old, new) => old.weight() == new.weight(),
             }
     })

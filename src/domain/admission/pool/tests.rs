@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::network::Attachment;
+use crate::network::NetworkAttachment;
 use api::LABEL_GLOBAL_POOL;
 
 pub(super) fn request<'a>(
@@ -71,7 +71,7 @@ fn other(
 
 /// VLAN 7 has two names.
 fn segment(network: &str) -> Segment {
-    let seven = Attachment { bridge: "br".into(), vlan: 7 };
+    let seven = NetworkAttachment { bridge: "br".into(), vlan: 7 };
     Segment::of(network, ["ns/seven", "other/seven"].contains(&network).then_some(&seven), true)
 }
 

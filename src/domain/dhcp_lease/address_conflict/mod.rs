@@ -14,7 +14,7 @@ use super::LeasedAddress;
 use crate::network::Segment;
 use crate::network::infrastructure::Reserved;
 use crate::pools::conflict::PoolFacts;
-use crate::pools::ranges::Ranges;
+use crate::pools::ranges::PoolRanges;
 use crate::vm_backends::backend_address::NetworkRange;
 
 /// IPPool with the segment of its addresses.
@@ -123,7 +123,7 @@ fn in_pool(ip: Ipv4Addr, pool: &PoolSegment, segment: &Segment) -> Option<String
     }
     let ranges = facts.ranges.as_ref()?;
     let ip = IpAddr::V4(ip);
-    let is_gateway = |ranges: &Ranges| ranges.gateways().any(|gateway| gateway == ip);
+    let is_gateway = |ranges: &PoolRanges| ranges.gateways().any(|gateway| gateway == ip);
     if ranges.find(ip).is_some() {
         let name = &facts.name;
         return Some(format!(

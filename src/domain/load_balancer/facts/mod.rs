@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use super::bounds::{LONGEST_WORD, cut};
 use crate::network::Segment;
 use crate::pools::allocator::WorldEntry;
-use crate::pools::selection::Requirement;
+use crate::pools::selection::PoolRequirement;
 use crate::{Claim, LbFacts, Owner};
 use api::{
     ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK,
@@ -98,14 +98,14 @@ pub fn name(lb: &LoadBalancer) -> String {
 
 /// Conditions that a pool must meet. Namespace and project come from the Namespace object:
 /// annotations cannot claim another one, nor a project if there is none.
-pub fn requirement(lb: &LoadBalancer, around: &Surroundings) -> Requirement {
+pub fn requirement(lb: &LoadBalancer, around: &Surroundings) -> PoolRequirement {
     let annotation = |key: &str| given(lb.metadata.annotations.as_ref(), key);
     let management = || annotation(ANNOTATION_MANAGEMENT_NETWORK).filter(|_| is_guest(lb));
     let of_vms = || around.vm_network.clone().filter(|_| is_guest(lb));
     let network = annotation(ANNOTATION_NETWORK).or_else(management).or_else(of_vms);
     let cluster = annotation(ANNOTATION_CLUSTER)
         .or_else(|| given(lb.metadata.labels.as_ref(), LABEL_CLUSTER));
-    Requirement {
+    PoolRequirement {
         network: cut(network.unwrap_or_default(), LONGEST_WORD),
         project: match &around.project {
             Project::In(project) => project.clone(),

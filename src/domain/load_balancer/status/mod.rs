@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{bounds, facts};
 use crate::condition::{condition, with_condition};
 use crate::dhcp_lease::LeasedAddress;
-use crate::pools::allocator::Verdict;
+use crate::pools::allocator::ClaimResult;
 use crate::reason;
 use crate::reason::NoLease;
 use crate::vm_backends::listeners::{self, Backends, Report};
@@ -24,7 +24,7 @@ pub use moving::{may_lead_to, moves_from, staying_at};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// The address comes from pools, with the ledger's answer.
-    Pool(Verdict),
+    Pool(ClaimResult),
     /// The announcer leases the address. The text gives the reason, if that was decided now.
     Guest(Option<String>),
     /// The host leases the address: the one that may be published, or why there is none.
@@ -34,15 +34,15 @@ pub enum Finding {
 impl Finding {
     /// Whether there is an address, or the announcer leases one.
     pub fn is_allocated(&self) -> bool {
-        !matches!(self, Self::Pool(Verdict::Waiting(_)) | Self::Host(Err(_)))
+        !matches!(self, Self::Pool(ClaimResult::Waiting(_)) | Self::Host(Err(_)))
     }
 
     /// Address that a Service asks for. `None`: there is none, or the announcer leases it.
     pub fn address(&self) -> Option<IpAddr> {
         match self {
-            Self::Pool(Verdict::Held { claim, .. }) => Some(claim.ip),
+            Self::Pool(ClaimResult::Held { claim, .. }) => Some(claim.ip),
             Self::Host(Ok(lease)) => Some(lease.ip.into()),
-            Self::Guest(_) | Self::Pool(Verdict::Waiting(_)) | Self::Host(Err(_)) => None,
+            Self::Guest(_) | Self::Pool(ClaimResult::Waiting(_)) | Self::Host(Err(_)) => None,
         }
     }
 }
@@ -81,7 +81,7 @@ pub fn patch(
     }
     // A claim or a Service must be released before the object may be deleted.
     let holds = match finding {
-        Finding::Pool(verdict) => matches!(verdict, Verdict::Held { .. }),
+        Finding::Pool(verdict) => matches!(verdict, ClaimResult::Held { .. }),
         Finding::Guest(_) => vm,
         Finding::Host(lease) => lease.is_ok(),
     };
@@ -125,7 +125,7 @@ pub fn outcome(
 /// The annotation by which a LoadBalancer that is restored without its status requests its address.
 /// One that waits for an address retains the present annotation. `None`: no change.
 fn allocated_annotation(lb: &LoadBalancer, finding: &Finding) -> Option<String> {
-    let Finding::Pool(Verdict::Held { claim, .. }) = finding else { return None };
+    let Finding::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
     (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
 }
 
@@ -187,8 +187,10 @@ fn allocated(old: &AllocatedAddress, finding: &Finding) -> AllocatedAddress {
             gateway: lease.gateway.map(|gateway| gateway.to_string()),
             ..old.clone()
         },
-        Finding::Host(Err(_)) | Finding::Pool(Verdict::Waiting(_)) => AllocatedAddress::default(),
-        Finding::Pool(Verdict::Held { claim, subnet, .. }) => {
+        Finding::Host(Err(_)) | Finding::Pool(ClaimResult::Waiting(_)) => {
+            AllocatedAddress::default()
+        }
+        Finding::Pool(ClaimResult::Held { claim, subnet, .. }) => {
             let ip = claim.ip.to_string();
             let (mask, gateway) = match subnet {
                 Some(subnet) => (Some(subnet.mask()), subnet.gateway.map(|g| g.to_string())),
@@ -268,7 +270,7 @@ fn ready(
 ) -> Condition {
     let ip = new.ip.as_deref().unwrap_or_default();
     match finding {
-        Finding::Pool(Verdict::Waiting(wait)) => {
+        Finding::Pool(ClaimResult::Waiting(wait)) => {
             condition(ConditionStatus::False, wait.reason(), wait.message())
         }
         Finding::Host(Err(why)) => condition(ConditionStatus::False, why.reason(), why.message()),
@@ -282,7 +284,7 @@ fn ready(
                 ),
             };
             match finding {
-                Finding::Pool(Verdict::Held { instead: Some(wait), .. })
+                Finding::Pool(ClaimResult::Held { instead: Some(wait), .. })
                     if status == ConditionStatus::True =>
                 {
                     condition(status, wait.reason(), format!("keeps {ip}: {}", wait.message()))
@@ -293,12 +295,12 @@ fn ready(
                 _ => condition(status, reason, message),
             }
         }
-        Finding::Pool(Verdict::Held { instead: Some(wait), .. }) => condition(
+        Finding::Pool(ClaimResult::Held { instead: Some(wait), .. }) => condition(
             ConditionStatus::True,
             wait.reason(),
             format!("keeps {ip}: {}", wait.message()),
         ),
-        Finding::Pool(Verdict::Held { .. }) => {
+        Finding::Pool(ClaimResult::Held { .. }) => {
             condition(ConditionStatus::True, reason::ALLOCATED, String::new())
         }
         Finding::Host(Ok(lease)) => {

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use super::super::facts;
 use super::Finding;
 use crate::Claim;
-use crate::pools::allocator::Verdict;
+use crate::pools::allocator::ClaimResult;
 use crate::vm_backends::service::Stored;
 use api::LoadBalancer;
 
 /// The published claim, if the ledger's claim is another one by now.
 pub fn moves_from(lb: &LoadBalancer, finding: &Finding) -> Option<Claim> {
-    let Finding::Pool(Verdict::Held { claim, .. }) = finding else { return None };
+    let Finding::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
     facts::published(lb).filter(|old| old != claim)
 }
 
@@ -28,5 +28,5 @@ pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&Stored>) -> 
 /// The finding for a LoadBalancer whose old address may still be announced: the old address stays
 /// published until the Service has moved.
 pub fn staying_at(old: Claim) -> Finding {
-    Finding::Pool(Verdict::Held { claim: old, subnet: None, network: None, instead: None })
+    Finding::Pool(ClaimResult::Held { claim: old, subnet: None, network: None, instead: None })
 }

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::Segment;
-use crate::pools::ranges::Ranges;
+use crate::pools::ranges::PoolRanges;
 
 /// The kind and name of the object that an address of the cluster belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -171,7 +171,7 @@ impl Infrastructure {
 }
 
 /// Held-back networks that overlap the ranges.
-pub fn within(all: &HeldBack, ranges: &Ranges) -> HeldBack {
+pub fn within(all: &HeldBack, ranges: &PoolRanges) -> HeldBack {
     let mut found = HeldBack::new();
     for stretch in ranges.stretches() {
         let first = IpNet::from(stretch.first);

@@ -138,7 +138,7 @@ fn networks_are_found_that_have_addresses_of_the_ranges() {
             gateway: Some(if first.contains(':') { "fd00::1" } else { "10.255.0.1" }.into()),
             ..Default::default()
         };
-        let found = within(&held_back, &Ranges::parse(&[range]).unwrap());
+        let found = within(&held_back, &PoolRanges::parse(&[range]).unwrap());
         assert_eq!(found.keys().copied().collect::<Vec<_>>(), nets(expected), "{first}");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The book is the desired content of the ledgers. Its owner, the one ledger task, writes each
 //! touched pool by compare-and-swap, and answers a request only when the write it rests on has been
-//! accepted. When another client wrote a pool, [`Book::merge`] reads that version in and the batch
+//! accepted. When another client wrote a pool, [`PoolAllocator::merge`] reads that version in and the batch
 //! is replayed: every operation is idempotent.
 //!
 //! Invariants:
@@ -25,30 +25,30 @@ mod waiters;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::conflict::{Conflict, network_mismatch};
+use super::conflict::{PoolConflict, network_mismatch};
 use super::ledger::{Ledger, NoAddress};
 use super::ranges::{RangeError, Subnet};
-use super::selection::{Requirement, Selector};
+use super::selection::{PoolRequirement, PoolSelector};
 use crate::network::Segment;
 use crate::network::infrastructure::HeldBack;
-use crate::reason::Wait;
+use crate::reason::NoAddressReason;
 use crate::{Claim, LbFacts, Owner};
 
 pub use reserved::Reservation;
-pub use restore::{PoolSeen, Repair, World, WorldEntry};
+pub use restore::{LedgerRepair, LoadBalancerIndex, PoolSeen, WorldEntry};
 
 /// A pool in the book.
 #[derive(Clone, Debug)]
-pub struct Pool {
+pub struct AllocatorPool {
     /// Creation, in seconds since the epoch.
     pub created: i64,
     /// Network segment where the pool's addresses are announced.
     pub segment: Segment,
     /// LoadBalancers that the pool serves.
-    pub selector: Selector,
+    pub selector: PoolSelector,
     /// Conflict with another pool because of which this one is out of use, as last judged. `None`:
     /// none.
-    pub conflict: Option<Conflict>,
+    pub conflict: Option<PoolConflict>,
     /// Fault in the pool's ranges; such a pool retains its claims and gives out nothing.
     pub fault: Option<RangeError>,
     /// Whether the pool is being deleted: it gives out nothing then.
@@ -62,7 +62,7 @@ pub struct Pool {
 
 /// The answer to a request for an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ClaimResult {
     /// The address to publish.
     Held {
         /// Pool and address of the claim.
@@ -73,25 +73,25 @@ pub enum Verdict {
         /// every network.
         network: Option<String>,
         /// Reason why the address is not the one that the LoadBalancer asks for. `None`: it is.
-        instead: Option<Wait>,
+        instead: Option<NoAddressReason>,
     },
     /// No address yet. The book remembers the request and serves it when it can.
-    Waiting(Wait),
+    Waiting(NoAddressReason),
 }
 
 /// Every pool, every holder, every waiter.
 #[derive(Clone, Debug, Default)]
-pub struct Book {
-    pools: BTreeMap<String, Pool>,
+pub struct PoolAllocator {
+    pools: BTreeMap<String, AllocatorPool>,
     /// Claims by the owner's UID; two while the owner changes pools.
     holders: HashMap<String, Vec<Claim>>,
     /// Claims by the owner's name, whatever the UID.
     names: HashMap<String, BTreeSet<Claim>>,
-    waiters: BTreeMap<Age, (LbFacts, Wait)>,
+    waiters: BTreeMap<Age, (LbFacts, NoAddressReason)>,
     ages: HashMap<String, Age>,
     touched: BTreeSet<String>,
-    stirred: waiters::Stirred,
-    standing: overlap::Standing,
+    stirred: waiters::WaiterChanges,
+    standing: overlap::PoolOverlaps,
     reserved: reserved::Reservations,
     /// Addresses and networks of the cluster itself: nodes, the management address, Services of
     /// other controllers, networks of pods and Services.
@@ -101,9 +101,9 @@ pub struct Book {
 /// Sorts by age, then name, so that the order of service never depends on arrival.
 type Age = (i64, Owner);
 
-impl Book {
+impl PoolAllocator {
     /// Claims an address for the LoadBalancer, or records that it waits.
-    pub fn claim(&mut self, facts: &LbFacts) -> Verdict {
+    pub fn claim(&mut self, facts: &LbFacts) -> ClaimResult {
         self.observe(facts);
         self.judge();
         if let Some(verdict) = self.keep_homeless(facts) {
@@ -117,7 +117,7 @@ impl Book {
             Err(wait) => {
                 let Some(claim) = self.homeless(facts).cloned().or(current) else {
                     self.wait(facts, wait.clone());
-                    return Verdict::Waiting(wait);
+                    return ClaimResult::Waiting(wait);
                 };
                 (claim, Some(wait))
             }
@@ -135,7 +135,7 @@ impl Book {
     }
 
     /// The answer to [`Self::claim`] if it changes nothing, so that no write is needed.
-    pub fn peek(&self, facts: &LbFacts) -> Option<Verdict> {
+    pub fn peek(&self, facts: &LbFacts) -> Option<ClaimResult> {
         let claims = self.holders.get(&facts.owner.uid)?;
         let [claim] = claims.as_slice() else { return None };
         let in_place = facts.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
@@ -196,7 +196,7 @@ impl Book {
         }
     }
 
-    fn take_out(&mut self, name: &str) -> Option<Pool> {
+    fn take_out(&mut self, name: &str) -> Option<AllocatorPool> {
         let pool = self.pools.remove(name)?;
         for (ip, owner) in pool.ledger.claims() {
             self.unhold(owner, &Claim { pool: name.to_owned(), ip: *ip });
@@ -208,7 +208,7 @@ impl Book {
     }
 
     /// The pools, by name.
-    pub fn pools(&self) -> &BTreeMap<String, Pool> {
+    pub fn pools(&self) -> &BTreeMap<String, AllocatorPool> {
         &self.pools
     }
 
@@ -240,7 +240,11 @@ impl Book {
     }
 
     /// The claim that the LoadBalancer should have: its present one, unless it names another pool.
-    fn settle(&mut self, facts: &LbFacts, current: Option<&Claim>) -> Result<Claim, Wait> {
+    fn settle(
+        &mut self,
+        facts: &LbFacts,
+        current: Option<&Claim>,
+    ) -> Result<Claim, NoAddressReason> {
         let requirement = &facts.requirement;
         let Some(named) = &facts.named_pool else {
             return match current {
@@ -252,28 +256,28 @@ impl Book {
             return Ok(claim.clone());
         }
         let Some(pool) = self.pools.get(named) else {
-            return Err(Wait::NotFound { pool: named.clone() });
+            return Err(NoAddressReason::NotFound { pool: named.clone() });
         };
         if !pool.selector.may_be_named_by(requirement) {
-            return Err(Wait::Forbidden {
+            return Err(NoAddressReason::Forbidden {
                 pool: named.clone(),
                 requirement: requirement.to_string(),
             });
         }
         if let Some(why) = pool.idle() {
-            return Err(Wait::NotReady { pool: named.clone(), why });
+            return Err(NoAddressReason::NotReady { pool: named.clone(), why });
         }
         if let Some(wait) = pool.mismatch(named, facts) {
             return Err(wait);
         }
         self.claim_from(named, facts).map_err(|refusal| match refusal {
-            NoAddress::Full => Wait::Full { pools: vec![named.clone()] },
-            NoAddress::LedgerFull => Wait::LedgerFull { pool: named.clone() },
+            NoAddress::Full => NoAddressReason::Full { pools: vec![named.clone()] },
+            NoAddress::LedgerFull => NoAddressReason::LedgerFull { pool: named.clone() },
         })
     }
 
     /// Names of the pools that may serve, best first.
-    pub fn candidates(&self, requirement: &Requirement) -> Vec<&str> {
+    pub fn candidates(&self, requirement: &PoolRequirement) -> Vec<&str> {
         let mut ranked: Vec<_> = self
             .pools
             .iter()
@@ -285,30 +289,30 @@ impl Book {
         ranked.into_iter().map(|(_, _, name)| name).collect()
     }
 
-    fn claim_from_best(&mut self, facts: &LbFacts) -> Result<Claim, Wait> {
+    fn claim_from_best(&mut self, facts: &LbFacts) -> Result<Claim, NoAddressReason> {
         let mut names: Vec<String> =
             self.candidates(&facts.requirement).into_iter().map(str::to_owned).collect();
         // The pool of the former address comes first, if it still serves the LoadBalancer.
         names.sort_by_key(|name| facts.former.as_ref().is_none_or(|former| former.pool != *name));
         let mut refusal = None;
         for name in &names {
-            if let Some(why) = self.pools.get(name).and_then(Pool::idle) {
-                refusal.get_or_insert(Wait::NotReady { pool: name.clone(), why });
+            if let Some(why) = self.pools.get(name).and_then(AllocatorPool::idle) {
+                refusal.get_or_insert(NoAddressReason::NotReady { pool: name.clone(), why });
                 continue;
             }
             match self.claim_from(name, facts) {
                 Ok(claim) => return Ok(claim),
                 Err(NoAddress::Full) => {}
                 Err(NoAddress::LedgerFull) => {
-                    refusal.get_or_insert(Wait::LedgerFull { pool: name.clone() });
+                    refusal.get_or_insert(NoAddressReason::LedgerFull { pool: name.clone() });
                 }
             }
         }
         Err(refusal.unwrap_or_else(|| {
             if names.is_empty() {
-                Wait::NoMatch { requirement: facts.requirement.to_string() }
+                NoAddressReason::NoMatch { requirement: facts.requirement.to_string() }
             } else {
-                Wait::Full { pools: names }
+                NoAddressReason::Full { pools: names }
             }
         }))
     }
@@ -327,13 +331,13 @@ impl Book {
         Ok(claim)
     }
 
-    fn held(&self, facts: &LbFacts, claim: Claim, instead: Option<Wait>) -> Verdict {
+    fn held(&self, facts: &LbFacts, claim: Claim, instead: Option<NoAddressReason>) -> ClaimResult {
         let pool = self.pools.get(&claim.pool);
         let subnet = pool.and_then(|p| p.ledger.ranges().subnet_of(claim.ip)).cloned();
         let instead = instead.or_else(|| pool?.mismatch(&claim.pool, facts));
         let network = pool.filter(|pool| !pool.selector.is_global());
         let network = network.map(|pool| pool.selector.network().to_owned());
-        Verdict::Held { claim, subnet, network, instead }
+        ClaimResult::Held { claim, subnet, network, instead }
     }
 
     fn hold(&mut self, owner: &Owner, claim: Claim) {
@@ -377,18 +381,18 @@ impl Book {
     }
 }
 
-impl Pool {
+impl AllocatorPool {
     /// Reason why the pool gives out no address. `None`: it does.
     pub fn idle(&self) -> Option<String> {
         if self.deleting {
             return Some("it is being deleted".to_owned());
         }
         let fault = || self.fault.as_ref().map(ToString::to_string);
-        fault().or_else(|| self.conflict.as_ref().map(Conflict::standing_back))
+        fault().or_else(|| self.conflict.as_ref().map(PoolConflict::standing_back))
     }
 
     /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: they do.
-    fn mismatch(&self, name: &str, facts: &LbFacts) -> Option<Wait> {
+    fn mismatch(&self, name: &str, facts: &LbFacts) -> Option<NoAddressReason> {
         network_mismatch(name, &self.selector, &self.segment, facts)
     }
 }

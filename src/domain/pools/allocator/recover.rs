@@ -2,21 +2,21 @@
 //! that is missing from its pool's ledger, and an address that the ledger records under the
 //! LoadBalancer's name for an earlier object.
 
-use super::{Book, Pool, Verdict};
-use crate::reason::Wait;
+use super::{AllocatorPool, ClaimResult, PoolAllocator};
+use crate::reason::NoAddressReason;
 use crate::{Claim, LbFacts, Owner};
 
-impl Book {
+impl PoolAllocator {
     /// Retains a published address whose pool is gone: the pool may come back, and only the owner's
     /// own request changes an address in use.
-    pub(super) fn keep_homeless(&mut self, facts: &LbFacts) -> Option<Verdict> {
+    pub(super) fn keep_homeless(&mut self, facts: &LbFacts) -> Option<ClaimResult> {
         let claim = self.homeless(facts)?;
         if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
             return None;
         }
         // Claims left from a change of pools that was taken back.
         self.release_all_but(&facts.owner.uid, None);
-        let wait = Wait::PoolGone { pool: claim.pool.clone() };
+        let wait = NoAddressReason::PoolGone { pool: claim.pool.clone() };
         self.wait(facts, wait.clone());
         Some(self.held(facts, claim.clone(), Some(wait)))
     }
@@ -31,7 +31,7 @@ impl Book {
         if is_gone && self.has_reserved(&facts.owner.uid, claim) {
             return Some(claim);
         }
-        let keeps_off = |pool: &Pool| {
+        let keeps_off = |pool: &AllocatorPool| {
             let ranges = pool.ledger.ranges();
             let owner = pool.ledger.owner_of(claim.ip);
             let admits = pool.selector.may_be_named_by(&facts.requirement);

@@ -19,11 +19,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::ranges::{Ranges, Stretch};
-use super::selection::Selector;
+use super::ranges::{AddressBlock, PoolRanges};
+use super::selection::PoolSelector;
 use crate::LbFacts;
 use crate::network::Segment;
-use crate::reason::Wait;
+use crate::reason::NoAddressReason;
 use api::IPPoolSpec;
 
 /// Facts about a pool, without its ledger.
@@ -36,14 +36,14 @@ pub struct PoolFacts {
     /// Whether the pool is being deleted.
     pub deleting: bool,
     /// LoadBalancers that the pool serves.
-    pub selector: Selector,
+    pub selector: PoolSelector,
     /// Addresses of the pool. `None`: its ranges are invalid.
-    pub ranges: Option<Ranges>,
+    pub ranges: Option<PoolRanges>,
 }
 
 /// Facts of a pool that are compared with those of others.
 #[derive(Clone, Copy, Debug)]
-pub struct Contender<'a> {
+pub struct PoolContender<'a> {
     /// Name of the pool.
     pub name: &'a str,
     /// Creation, in seconds since the epoch.
@@ -53,23 +53,23 @@ pub struct Contender<'a> {
     /// Segment where the pool's addresses are announced. Without meaning for the global pool.
     pub segment: &'a Segment,
     /// LoadBalancers that the pool serves.
-    pub selector: &'a Selector,
+    pub selector: &'a PoolSelector,
     /// Addresses of the pool.
-    pub ranges: &'a Ranges,
+    pub ranges: &'a PoolRanges,
 }
 
 /// A conflict of a pool with another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Conflict {
+pub struct PoolConflict {
     /// Name of the other pool.
     pub with: String,
     /// Cause of the conflict.
-    pub over: Over,
+    pub over: ConflictCause,
 }
 
 /// Cause of a conflict between two pools. The first that applies counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Over {
+pub enum ConflictCause {
     /// Addresses that both have.
     Ranges {
         /// Index of the range in this pool's `spec.ranges`.
@@ -105,15 +105,15 @@ impl PoolFacts {
             name: name.to_owned(),
             created,
             deleting: false,
-            selector: Selector::new(spec.selector.as_ref()),
-            ranges: Ranges::parse(&spec.ranges).ok(),
+            selector: PoolSelector::new(spec.selector.as_ref()),
+            ranges: PoolRanges::parse(&spec.ranges).ok(),
         }
     }
 
     /// The pool, in the form in which it is compared with others.
-    pub fn contender<'a>(&'a self, segment: &'a Segment) -> Contender<'a> {
-        static NOTHING: Ranges = Ranges::none();
-        Contender {
+    pub fn contender<'a>(&'a self, segment: &'a Segment) -> PoolContender<'a> {
+        static NOTHING: PoolRanges = PoolRanges::none();
+        PoolContender {
             name: &self.name,
             created: self.created,
             serves: !self.deleting && self.ranges.is_some(),
@@ -124,7 +124,7 @@ impl PoolFacts {
     }
 }
 
-impl Contender<'_> {
+impl PoolContender<'_> {
     /// Reason why addresses of both may be announced on one segment. `None`: they cannot be.
     fn shared_network(&self, other: &Self) -> Option<String> {
         let (a, b) = (self.selector.network(), other.selector.network());
@@ -158,7 +158,7 @@ impl Contender<'_> {
     }
 
     /// All conflicts of the two pools, the gravest first, whichever is older.
-    pub fn contests(&self, other: &Self) -> Vec<Over> {
+    pub fn contests(&self, other: &Self) -> Vec<ConflictCause> {
         if !self.serves || !other.serves || self.name == other.name {
             return Vec::new();
         }
@@ -167,10 +167,10 @@ impl Contender<'_> {
             && let Some((mine, theirs, first, last, count)) = overlap(self.ranges, other.ranges)
         {
             let network = self.shared_network(other).unwrap_or_default();
-            contests.push(Over::Ranges { mine, theirs, first, last, count, network });
+            contests.push(ConflictCause::Ranges { mine, theirs, first, last, count, network });
         }
         match (self.selector.is_global(), other.selector.is_global()) {
-            (true, true) => contests.push(Over::Global),
+            (true, true) => contests.push(ConflictCause::Global),
             (false, false) => contests.extend(order(self.selector, other.selector)),
             // The global pool is used only when no other fits.
             _ => {}
@@ -185,16 +185,16 @@ impl Contender<'_> {
 }
 
 /// Conflicts of the pools that are out of use, by name.
-pub fn judge(pools: &[Contender<'_>]) -> BTreeMap<String, Conflict> {
-    let mut by_age: Vec<&Contender<'_>> = pools.iter().collect();
+pub fn judge(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
+    let mut by_age: Vec<&PoolContender<'_>> = pools.iter().collect();
     by_age.sort_by_key(|pool| (pool.created, pool.name));
     let mut verdicts = BTreeMap::new();
     for (place, junior) in by_age.iter().enumerate() {
-        let mut worst: Option<Conflict> = None;
+        let mut worst: Option<PoolConflict> = None;
         for senior in by_age[..place].iter().filter(|senior| senior.is_senior_to(junior)) {
             let Some(over) = junior.contests(senior).into_iter().next() else { continue };
             if worst.as_ref().is_none_or(|known| over.weight() < known.over.weight()) {
-                worst = Some(Conflict { with: senior.name.to_owned(), over });
+                worst = Some(PoolConflict { with: senior.name.to_owned(), over });
             }
         }
         verdicts.extend(worst.map(|conflict| (junior.name.to_owned(), conflict)));
@@ -204,12 +204,12 @@ pub fn judge(pools: &[Contender<'_>]) -> BTreeMap<String, Conflict> {
 
 /// All conflicts of a pool as it would be stored with the others, whatever their age: to be
 /// admitted, it must not put another one out of use either.
-pub fn against(candidate: &Contender<'_>, others: &[Contender<'_>]) -> Vec<Conflict> {
-    let mut conflicts: Vec<Conflict> = others
+pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> Vec<PoolConflict> {
+    let mut conflicts: Vec<PoolConflict> = others
         .iter()
         .flat_map(|other| {
             let contests = candidate.contests(other).into_iter();
-            contests.map(|over| Conflict { with: other.name.to_owned(), over })
+            contests.map(|over| PoolConflict { with: other.name.to_owned(), over })
         })
         .collect();
     conflicts.sort_by(|a, b| (a.over.weight(), &a.with).cmp(&(b.over.weight(), &b.with)));
@@ -222,13 +222,13 @@ pub fn against(candidate: &Contender<'_>, others: &[Contender<'_>]) -> Vec<Confl
 /// that of its VMs.
 pub fn network_mismatch(
     pool: &str,
-    selector: &Selector,
+    selector: &PoolSelector,
     segment: &Segment,
     facts: &LbFacts,
-) -> Option<Wait> {
+) -> Option<NoAddressReason> {
     let named = facts.segment.as_ref()?;
     let any = selector.is_global() || (facts.guest && selector.network().is_empty());
-    (!any && !named.meets(segment)).then(|| Wait::NetworkMismatch {
+    (!any && !named.meets(segment)).then(|| NoAddressReason::NetworkMismatch {
         pool: pool.to_owned(),
         pool_network: selector.network().to_owned(),
         network: facts.requirement.network.clone(),
@@ -237,7 +237,7 @@ pub fn network_mismatch(
 
 /// The first overlap of the two, as indices of the two ranges and its two ends, and the number of
 /// all addresses that they share. `None`: they share none.
-pub fn overlap(a: &Ranges, b: &Ranges) -> Option<(usize, usize, IpAddr, IpAddr, u128)> {
+pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, IpAddr, u128)> {
     let (mut left, mut right) = (a.stretches().iter().peekable(), b.stretches().iter().peekable());
     let mut found = None;
     let mut count: u128 = 0;
@@ -246,7 +246,7 @@ pub fn overlap(a: &Ranges, b: &Ranges) -> Option<(usize, usize, IpAddr, IpAddr, 
         let (first, last) = (x.first.max(y.first), x.last.min(y.last));
         if first <= last && first.is_ipv4() == last.is_ipv4() {
             found = found.or(Some((x.range, y.range, first, last)));
-            count = count.saturating_add(Stretch { first, last, range: 0 }.len());
+            count = count.saturating_add(AddressBlock { first, last, range: 0 }.len());
         }
         if x.last < y.last {
             left.next()
@@ -258,7 +258,7 @@ pub fn overlap(a: &Ranges, b: &Ranges) -> Option<(usize, usize, IpAddr, IpAddr, 
 }
 
 /// Conflict in the order of choice of two pools on one network, neither of them global.
-fn order(a: &Selector, b: &Selector) -> Option<Over> {
+fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
     if a.network() != b.network()
         || a.priority() != b.priority()
         || !a.has_scope()
@@ -267,12 +267,12 @@ fn order(a: &Selector, b: &Selector) -> Option<Over> {
         return None;
     }
     if a.priority() != 0 {
-        return Some(Over::Priority(a.priority()));
+        return Some(ConflictCause::Priority(a.priority()));
     }
-    a.shared_scope(b).map(|(mine, theirs)| Over::Scope { mine, theirs })
+    a.shared_scope(b).map(|(mine, theirs)| ConflictCause::Scope { mine, theirs })
 }
 
-impl Over {
+impl ConflictCause {
     /// Rank of the cause, the gravest first. Differs between causes of different kinds.
     pub fn weight(&self) -> u8 {
         match self {
@@ -284,25 +284,25 @@ impl Over {
     }
 }
 
-impl Conflict {
+impl PoolConflict {
     /// Reason of the pool's condition.
     pub fn reason(&self) -> &'static str {
         use crate::reason;
         match self.over {
-            Over::Ranges { .. } => reason::RANGE_CONFLICT,
-            Over::Global => reason::SECOND_GLOBAL_POOL,
-            Over::Priority(_) => reason::PRIORITY_CONFLICT,
-            Over::Scope { .. } => reason::SCOPE_CONFLICT,
+            ConflictCause::Ranges { .. } => reason::RANGE_CONFLICT,
+            ConflictCause::Global => reason::SECOND_GLOBAL_POOL,
+            ConflictCause::Priority(_) => reason::PRIORITY_CONFLICT,
+            ConflictCause::Scope { .. } => reason::SCOPE_CONFLICT,
         }
     }
 
     /// Path of the field in this pool that would have to change.
     pub fn field(&self) -> String {
         match &self.over {
-            Over::Ranges { mine, .. } => format!("spec.ranges[{mine}]"),
-            Over::Global => "spec.selector.scope".to_owned(),
-            Over::Priority(_) => "spec.selector.priority".to_owned(),
-            Over::Scope { mine, .. } => format!("spec.selector.scope[{mine}]"),
+            ConflictCause::Ranges { mine, .. } => format!("spec.ranges[{mine}]"),
+            ConflictCause::Global => "spec.selector.scope".to_owned(),
+            ConflictCause::Priority(_) => "spec.selector.priority".to_owned(),
+            ConflictCause::Scope { mine, .. } => format!("spec.selector.scope[{mine}]"),
         }
     }
 
@@ -310,10 +310,11 @@ impl Conflict {
     pub fn message(&self) -> String {
         let with = &self.with;
         match &self.over {
-            Over::Ranges { theirs, first, last, count, network, .. } => {
+            ConflictCause::Ranges { theirs, first, last, count, network, .. } => {
                 let what =
                     if first == last { first.to_string() } else { format!("{first} to {last}") };
-                let more = if *count > (Stretch { first: *first, last: *last, range: 0 }).len() {
+                let more = if *count > (AddressBlock { first: *first, last: *last, range: 0 }).len()
+                {
                     format!(" ({count} addresses in all)")
                 } else {
                     String::new()
@@ -322,13 +323,13 @@ impl Conflict {
                     "the ranges {what}{more} overlap with other pools: IPPool {with} has them in spec.ranges[{theirs}], and {network}; change one of the two, or exclude them here"
                 )
             }
-            Over::Global => format!(
+            ConflictCause::Global => format!(
                 "there is already a global IP pool: {with}; add the ranges there, or narrow the scope of one of the two"
             ),
-            Over::Priority(priority) => format!(
+            ConflictCause::Priority(priority) => format!(
                 "the priority can't be the same as the pool {with}: {priority} is taken on this network; choose another one"
             ),
-            Over::Scope { theirs, .. } => format!(
+            ConflictCause::Scope { theirs, .. } => format!(
                 "scope selector is same as the pool {with} with priority 0: its spec.selector.scope[{theirs}] admits LoadBalancers that this one does; give one of the two a priority, or narrow its scope"
             ),
         }

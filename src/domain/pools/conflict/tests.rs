@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::network::Attachment;
+use crate::network::NetworkAttachment;
 use api;
 
 /// A pool of `10.0.0.<first>` to `10.0.0.<last>`; `scope` is `project/namespace/cluster`.
@@ -38,7 +38,7 @@ fn pool(
 
 /// `mgmt-br` untagged, VLANs 7 and 8 of it, and VLAN 7 under a second name.
 fn segment(network: &str, listed: bool) -> Segment {
-    let at = |bridge: &str, vlan| Some(Attachment { bridge: bridge.into(), vlan });
+    let at = |bridge: &str, vlan| Some(NetworkAttachment { bridge: bridge.into(), vlan });
     let attachment = match network {
         "ns/untagged" => at("mgmt-br", 0),
         "ns/seven" | "other/seven" => at("mgmt-br", 7),
@@ -239,7 +239,7 @@ proptest! {
     ) {
         let ranges = |set: &std::collections::BTreeSet<u8>| {
             let exclude = (0..30).filter(|n| !set.contains(n)).map(|n| format!("10.0.1.{n}"));
-            Ranges::parse(&[api::Range {
+            PoolRanges::parse(&[api::Range {
                 subnet: "10.0.0.0/16".into(),
                 range_start: Some("10.0.1.0".into()),
                 range_end: Some("10.0.1.29".into()),

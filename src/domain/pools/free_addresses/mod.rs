@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::ranges::{Ranges, from_u128, to_u128};
+use super::ranges::{PoolRanges, from_u128, to_u128};
 
 /// An address as (is IPv6, value): orders IPv4 first.
 type Key = (bool, u128);
@@ -23,7 +23,7 @@ pub struct FreeSet {
 
 impl FreeSet {
     /// All addresses that the ranges give out.
-    pub fn full(ranges: &Ranges) -> Self {
+    pub fn full(ranges: &PoolRanges) -> Self {
         let mut set = Self::default();
         for stretch in ranges.stretches() {
             let (first, last) = (to_u128(stretch.first), to_u128(stretch.last));

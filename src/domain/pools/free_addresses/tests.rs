@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use super::*;
 use api;
 
-fn ranges(subnets: &[&str]) -> Ranges {
+fn ranges(subnets: &[&str]) -> PoolRanges {
     let range = |s: &&str| api::Range { subnet: (*s).into(), ..api::Range::default() };
-    Ranges::parse(&subnets.iter().map(range).collect::<Vec<_>>()).unwrap()
+    PoolRanges::parse(&subnets.iter().map(range).collect::<Vec<_>>()).unwrap()
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -17,7 +17,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 /// Two stretches that touch, a hole, and the other family.
-fn mixed() -> (Ranges, Vec<IpAddr>) {
+fn mixed() -> (PoolRanges, Vec<IpAddr>) {
     let ranges =
         ranges(&["10.0.0.1/32", "10.0.0.2/32", "10.0.0.16/28", "fd00::1/128", "fd00::10/124"]);
     let all = ranges
@@ -31,7 +31,7 @@ fn mixed() -> (Ranges, Vec<IpAddr>) {
 
 /// Checks that intervals are non-empty, disjoint, counted, and joined wherever no stretch begins
 /// between them.
-fn check_invariants(set: &FreeSet, ranges: &Ranges) {
+fn check_invariants(set: &FreeSet, ranges: &PoolRanges) {
     let intervals: Vec<_> = set.intervals.iter().collect();
     assert!(intervals.iter().all(|((_, first), last)| first <= last));
     for pair in intervals.windows(2) {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::super::ranges::{Ranges, from_u128, to_u128};
+use super::super::ranges::{PoolRanges, from_u128, to_u128};
 use api::Range;
 
 /// Number of times that a subnet is doubled so that both ends of a range are hosts of it.
@@ -20,7 +20,7 @@ pub(super) fn is_format(format: &str) -> bool {
 pub(super) fn read(format: &str, text: &str) -> Result<(Range, Vec<String>), String> {
     let (range, notes) = if format == "cidr" { cidr(text)? } else { stretch(text)? };
     // The rules of pools apply to the range too.
-    Ranges::parse(std::slice::from_ref(&range)).map_err(|error| error.message)?;
+    PoolRanges::parse(std::slice::from_ref(&range)).map_err(|error| error.message)?;
     Ok((range, notes))
 }
 

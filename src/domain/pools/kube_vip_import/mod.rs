@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 
 use super::conflict::{self, PoolFacts};
-use super::ranges::Ranges;
+use super::ranges::PoolRanges;
 use crate::load_balancer::facts;
 use crate::network::Segment;
 use api::{DHCP_ADDRESS, IPPool, IPPoolSpec, LoadBalancer, Range, Scope, Selector};
@@ -43,7 +43,7 @@ const LONGEST_REPORT: usize = 16 * 1024;
 
 /// State of the cluster that the plan depends on, besides the ConfigMap.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct ImportFacts {
     /// IPPools that exist.
     pub pools: Vec<IPPool>,
     /// Addresses of LoadBalancers, by `namespace/name`, as their status publishes them.
@@ -52,7 +52,7 @@ pub struct Known {
     pub namespace: String,
 }
 
-impl Known {
+impl ImportFacts {
     /// State with these pools and LoadBalancers.
     pub fn new<'a>(
         pools: Vec<IPPool>,
@@ -87,7 +87,7 @@ impl NewPool {
 
 /// An item that was not imported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedItem {
     /// Key in the ConfigMap.
     pub key: String,
     /// Item of the key's value. Empty: the whole value.
@@ -96,7 +96,7 @@ pub struct Refused {
     pub why: String,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for RefusedItem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let value: String = self.value.chars().take(120).collect();
         write!(f, "{} {value:?}: {}", self.key, self.why)
@@ -105,13 +105,13 @@ impl fmt::Display for Refused {
 
 /// Plan for the import of a ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Import {
+pub struct ImportPlan {
     /// Pools to create.
     pub pools: Vec<NewPool>,
     /// Names of pools that exist already and are not changed.
     pub left: Vec<String>,
     /// Items that are not imported.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedItem>,
     /// Notes on items that are imported with a deviation from their text.
     pub notes: Vec<String>,
     /// Keys that do not name pools.
@@ -120,16 +120,19 @@ pub struct Import {
 
 /// Makes the plan. Namespaces come in alphabetical order and the global pool last, so that of two
 /// overlapping pools the narrower one is imported.
-pub fn plan(data: &BTreeMap<String, String>, known: &Known) -> Import {
-    let mut import = Import::default();
-    let mut ranges: BTreeMap<(bool, &str), Vec<(Range, Refused)>> = BTreeMap::new();
+pub fn plan(data: &BTreeMap<String, String>, known: &ImportFacts) -> ImportPlan {
+    let mut import = ImportPlan::default();
+    let mut ranges: BTreeMap<(bool, &str), Vec<(Range, RefusedItem)>> = BTreeMap::new();
     for (key, value) in data {
         let Some((format, name)) = key.split_once('-').filter(|(f, _)| item::is_format(f)) else {
             import.ignored.extend((key != SERVICES).then(|| key.clone()));
             continue;
         };
-        let refused =
-            |value: &str, why: String| Refused { key: key.clone(), value: value.to_owned(), why };
+        let refused = |value: &str, why: String| RefusedItem {
+            key: key.clone(),
+            value: value.to_owned(),
+            why,
+        };
         if !is_namespace(name) {
             let why = format!(
                 "{name:?} is not a namespace: write {format}-NAMESPACE or {format}-{GLOBAL}"
@@ -161,9 +164,9 @@ pub fn plan(data: &BTreeMap<String, String>, known: &Known) -> Import {
     import
 }
 
-impl Import {
+impl ImportPlan {
     /// Plans one pool from its items.
-    fn pool(&mut self, name: &str, items: Vec<(Range, Refused)>, known: &Known) {
+    fn pool(&mut self, name: &str, items: Vec<(Range, RefusedItem)>, known: &ImportFacts) {
         let there = known.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(name));
         if let Some(there) = there {
             let ranges: Vec<Range> = items.into_iter().map(|(range, _)| range).collect();
@@ -181,7 +184,7 @@ impl Import {
             let fault = if with.len() > MOST_RANGES {
                 Some(format!("a pool has at most {MOST_RANGES} ranges: make another IPPool of it"))
             } else {
-                let fault = Ranges::parse(&with).err().map(|error| error.message);
+                let fault = PoolRanges::parse(&with).err().map(|error| error.message);
                 fault.or_else(|| self.conflict(name, &spec(name, with.clone()), known))
             };
             match fault {
@@ -198,7 +201,7 @@ impl Import {
     }
 
     /// Conflict of a new pool with the existing and the planned ones. `None`: none.
-    fn conflict(&self, name: &str, spec: &IPPoolSpec, known: &Known) -> Option<String> {
+    fn conflict(&self, name: &str, spec: &IPPoolSpec, known: &ImportFacts) -> Option<String> {
         let there = known.pools.iter().map(|pool| {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
             PoolFacts::new(name, 0, &pool.spec)
@@ -215,20 +218,20 @@ impl Import {
         let candidate = PoolFacts::new(name, i64::MAX, spec);
         // Imported pools have no network, so their addresses are on the nodes' own.
         let conflicts = conflict::against(&candidate.contender(&Segment::Management), &others);
-        conflicts.first().map(conflict::Conflict::message)
+        conflicts.first().map(conflict::PoolConflict::message)
     }
 
     /// Records the users of the new pools' addresses.
-    fn in_use(&mut self, services: Option<&String>, known: &Known) {
+    fn in_use(&mut self, services: Option<&String>, known: &ImportFacts) {
         let mut users: BTreeMap<IpAddr, String> = BTreeMap::new();
-        match services.map(|text| serde_json::from_str::<Services>(text)) {
-            Some(Ok(Services { services })) => {
-                for Service { vip, name } in services {
+        match services.map(|text| serde_json::from_str::<AnnouncedServices>(text)) {
+            Some(Ok(AnnouncedServices { services })) => {
+                for AnnouncedService { vip, name } in services {
                     let dhcp = vip == DHCP_ADDRESS || vip.is_empty();
                     match vip.parse::<IpAddr>() {
                         _ if dhcp => {}
                         Ok(ip) => drop(users.insert(ip, format!("{}/{name}", known.namespace))),
-                        Err(_) => self.refused.push(Refused {
+                        Err(_) => self.refused.push(RefusedItem {
                             key: SERVICES.to_owned(),
                             value: vip,
                             why: format!("is not an address: see what Service {name} announces"),
@@ -236,7 +239,7 @@ impl Import {
                     }
                 }
             }
-            Some(Err(error)) => self.refused.push(Refused {
+            Some(Err(error)) => self.refused.push(RefusedItem {
                 key: SERVICES.to_owned(),
                 value: String::new(),
                 why: format!("{error}: compare the pools with the addresses of Services in use"),
@@ -250,9 +253,9 @@ impl Import {
         }
     }
 
-    fn note_user(&mut self, ip: IpAddr, user: String, known: &Known) {
+    fn note_user(&mut self, ip: IpAddr, user: String, known: &ImportFacts) {
         for pool in &mut self.pools {
-            let Ok(ranges) = Ranges::parse(&pool.spec.ranges) else { continue };
+            let Ok(ranges) = PoolRanges::parse(&pool.spec.ranges) else { continue };
             let Some(stretch) = ranges.find(ip) else { continue };
             if known.load_balancers.contains_key(&user) {
                 pool.history.insert(ip.to_string(), user);
@@ -269,14 +272,14 @@ impl Import {
                 .ranges
                 .iter()
                 .all(|r| r.exclude.as_ref().is_none_or(|e| e.len() <= MOST_RANGES));
-            if fits && Ranges::parse(&spec.ranges).is_ok() {
+            if fits && PoolRanges::parse(&spec.ranges).is_ok() {
                 pool.spec = spec;
                 self.notes.push(format!(
                     "{SERVICES}: {ip} is in use by Service {user}, which is not a LoadBalancer: IPPool {} excludes it",
                     pool.name
                 ));
             } else {
-                self.refused.push(Refused {
+                self.refused.push(RefusedItem {
                     key: SERVICES.to_owned(),
                     value: ip.to_string(),
                     why: format!(
@@ -359,13 +362,13 @@ fn is_namespace(name: &str) -> bool {
 }
 
 #[derive(Deserialize)]
-struct Services {
+struct AnnouncedServices {
     #[serde(default)]
-    services: Vec<Service>,
+    services: Vec<AnnouncedService>,
 }
 
 #[derive(Deserialize)]
-struct Service {
+struct AnnouncedService {
     #[serde(default)]
     vip: String,
     #[serde(default, rename = "serviceName")]

@@ -8,11 +8,11 @@ fn data(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
     entries.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-fn known() -> Known {
-    Known { namespace: "kube-system".to_owned(), ..Known::default() }
+fn known() -> ImportFacts {
+    ImportFacts { namespace: "kube-system".to_owned(), ..ImportFacts::default() }
 }
 
-fn plan_of(entries: &[(&str, &str)]) -> Import {
+fn plan_of(entries: &[(&str, &str)]) -> ImportPlan {
     plan(&data(entries), &known())
 }
 
@@ -29,7 +29,7 @@ fn shape(pool: &NewPool) -> (&str, Vec<String>) {
     (&pool.name, pool.spec.ranges.iter().map(range).collect())
 }
 
-fn only(import: &Import) -> (&str, Vec<String>) {
+fn only(import: &ImportPlan) -> (&str, Vec<String>) {
     assert_eq!((import.pools.len(), import.refused.len()), (1, 0), "{import:?}");
     shape(&import.pools[0])
 }
@@ -84,7 +84,7 @@ fn the_subnet_of_a_range_has_its_ends_as_hosts_and_its_gateway_outside() {
         let (first, last) = range.split_once('-').unwrap();
         assert_eq!(only(&import).1, [format!("{expected} {first}-{last}")]);
         assert_eq!(import.notes, Vec::<String>::new(), "{range}");
-        let ranges = Ranges::parse(&import.pools[0].spec.ranges).unwrap();
+        let ranges = PoolRanges::parse(&import.pools[0].spec.ranges).unwrap();
         for end in [first, last] {
             assert!(ranges.find(end.parse().unwrap()).is_some(), "{range}: {end}");
         }
@@ -98,7 +98,7 @@ fn single_addresses_have_no_subnet() {
     {
         let import = plan_of(&[(key, text)]);
         assert_eq!(only(&import).1, ["10.0.0.5/32 -"]);
-        assert_eq!(Ranges::parse(&import.pools[0].spec.ranges).unwrap().total(), 1);
+        assert_eq!(PoolRanges::parse(&import.pools[0].spec.ranges).unwrap().total(), 1);
     }
     assert_eq!(only(&plan_of(&[("range-a", "fd00::5")])).1, ["fd00::5/128 -"]);
     assert_eq!(only(&plan_of(&[("cidr-a", "fd00:1::7/64")])).1, ["fd00:1::/64 -"]);
@@ -164,8 +164,11 @@ fn keys_that_are_no_pools_are_reported_and_no_others() {
         ("skip", "x"),
     ]);
     let ignored = ["allow-share-default", "interface-default", "search-order", "skip"];
-    assert_eq!(import, Import { ignored: ignored.map(str::to_owned).into(), ..Import::default() });
-    assert_eq!(plan_of(&[]), Import::default());
+    assert_eq!(
+        import,
+        ImportPlan { ignored: ignored.map(str::to_owned).into(), ..ImportPlan::default() }
+    );
+    assert_eq!(plan_of(&[]), ImportPlan::default());
 }
 
 #[test]
@@ -298,8 +301,8 @@ mod model {
                 "{}-{}", std::net::Ipv4Addr::from_bits(*a), std::net::Ipv4Addr::from_bits(a.saturating_add(b >> 20)))).collect();
             entries.insert("range-d".to_owned(), text.join(","));
             let import = plan(&entries, &known());
-            let ranges: Vec<Ranges> =
-                import.pools.iter().map(|pool| Ranges::parse(&pool.spec.ranges).unwrap()).collect();
+            let ranges: Vec<PoolRanges> =
+                import.pools.iter().map(|pool| PoolRanges::parse(&pool.spec.ranges).unwrap()).collect();
             for (n, a) in ranges.iter().enumerate() {
                 for b in &ranges[n + 1..] {
                     prop_assert_eq!(conflict::overlap(a, b), None);

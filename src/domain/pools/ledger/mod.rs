@@ -19,7 +19,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::free_addresses::FreeSet;
-use super::ranges::Ranges;
+use super::ranges::PoolRanges;
 use crate::Owner;
 
 /// Most bytes that the ledger may use in its object. The API server's store refuses objects above
@@ -40,7 +40,7 @@ pub enum NoAddress {
 
 /// Whether a free address may be given to a LoadBalancer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fitness {
+pub enum AddressFitness {
     /// May be given.
     Good,
     /// May be given when no other is left: it is the former address of another LoadBalancer, which
@@ -53,9 +53,9 @@ pub enum Fitness {
 /// Owners of the addresses of a pool.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    ranges: Ranges,
+    ranges: PoolRanges,
     /// The ranges without the closed networks.
-    open: Ranges,
+    open: PoolRanges,
     free: FreeSet,
     claims: BTreeMap<IpAddr, Owner>,
     /// Claims outside the ranges.
@@ -65,27 +65,27 @@ pub struct Ledger {
     held_back: BTreeSet<IpAddr>,
     /// Address of each owner, by [`key`].
     held: HashMap<String, IpAddr>,
-    history: History,
+    history: FormerOwners,
     cursor: Option<IpAddr>,
     bytes: usize,
 }
 
 impl Ledger {
     /// An empty ledger. The search for free addresses starts after `cursor`.
-    pub fn new(ranges: Ranges, cursor: Option<IpAddr>) -> Self {
+    pub fn new(ranges: PoolRanges, cursor: Option<IpAddr>) -> Self {
         let (free, open) = (FreeSet::full(&ranges), ranges.clone());
         Self { ranges, open, free, cursor, ..Self::default() }
     }
 
     /// Ranges of the pool.
-    pub fn ranges(&self) -> &Ranges {
+    pub fn ranges(&self) -> &PoolRanges {
         &self.ranges
     }
 
     /// Claims an address for the owner: its present one, else the former one of its name, else the
     /// next free one.
     pub fn claim(&mut self, owner: &Owner) -> Result<IpAddr, NoAddress> {
-        self.claim_where(owner, None, |_| Fitness::Good)
+        self.claim_where(owner, None, |_| AddressFitness::Good)
     }
 
     /// Claims as [`Self::claim`] does, but prefers the `former` address to the former one of the
@@ -94,7 +94,7 @@ impl Ledger {
         &mut self,
         owner: &Owner,
         former: Option<IpAddr>,
-        fitness: impl Fn(IpAddr) -> Fitness,
+        fitness: impl Fn(IpAddr) -> AddressFitness,
     ) -> Result<IpAddr, NoAddress> {
         if let Some(ip) = self.held.get(key(owner)) {
             return Ok(*ip);
@@ -107,7 +107,7 @@ impl Ledger {
         }
         let known = [former, self.history.former_address(&owner.name)];
         let mut known = known.into_iter().flatten().filter(|ip| self.free.contains(*ip));
-        let ip = match known.find(|ip| fitness(*ip) == Fitness::Good) {
+        let ip = match known.find(|ip| fitness(*ip) == AddressFitness::Good) {
             Some(ip) => ip,
             None => self.next_free(&fitness)?,
         };
@@ -118,18 +118,21 @@ impl Ledger {
 
     /// The next free address after the cursor that is good, else the next that is only expected by
     /// another LoadBalancer. Moves the cursor to it. O(k log n), where k addresses are not good.
-    fn next_free(&mut self, fitness: impl Fn(IpAddr) -> Fitness) -> Result<IpAddr, NoAddress> {
+    fn next_free(
+        &mut self,
+        fitness: impl Fn(IpAddr) -> AddressFitness,
+    ) -> Result<IpAddr, NoAddress> {
         let (mut aside, mut expected, mut found) = (Vec::new(), None, None);
         let mut cursor = self.cursor;
         while let Some(ip) = self.free.take_after(cursor) {
             cursor = Some(ip);
             match fitness(ip) {
-                Fitness::Good => {
+                AddressFitness::Good => {
                     found = Some(ip);
                     break;
                 }
-                Fitness::Expected => expected = expected.or(Some(ip)),
-                Fitness::Taken => {}
+                AddressFitness::Expected => expected = expected.or(Some(ip)),
+                AddressFitness::Taken => {}
             }
             aside.push(ip);
         }
@@ -272,7 +275,7 @@ impl Ledger {
 
     /// Every former owner, oldest first.
     pub fn history(&self) -> impl Iterator<Item = (IpAddr, &str)> {
-        let History { by_ip, by_age, .. } = &self.history;
+        let FormerOwners { by_ip, by_age, .. } = &self.history;
         by_age.values().filter_map(|ip| Some((*ip, by_ip.get(ip)?.0.as_str())))
     }
 
@@ -361,7 +364,7 @@ fn ip_bytes(ip: IpAddr) -> usize {
 /// Former owners, oldest first. The age comes from this process's own releases; entries from a
 /// stored ledger count as older, in order of address.
 #[derive(Clone, Debug, Default)]
-struct History {
+struct FormerOwners {
     by_ip: BTreeMap<IpAddr, (String, u64)>,
     by_name: HashMap<String, IpAddr>,
     by_age: BTreeMap<u64, IpAddr>,
@@ -369,7 +372,7 @@ struct History {
     bytes: usize,
 }
 
-impl History {
+impl FormerOwners {
     fn len(&self) -> usize {
         self.by_ip.len()
     }

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use api;
 
-fn ranges(subnet: &str) -> Ranges {
-    Ranges::parse(&[api::Range { subnet: subnet.into(), ..api::Range::default() }]).unwrap()
+fn ranges(subnet: &str) -> PoolRanges {
+    PoolRanges::parse(&[api::Range { subnet: subnet.into(), ..api::Range::default() }]).unwrap()
 }
 
 fn ledger(subnet: &str) -> Ledger {

@@ -2,7 +2,7 @@
 //!
 //! Invariants: stretches are sorted, disjoint and never enumerated, so an IPv6 /64 costs what
 //! a /32 does. Addresses are `u128`: an IPv4 address by its value, so families never mix
-//! within one [`Stretch`].
+//! within one [`AddressBlock`].
 //!
 //! Defaults are those of Harvester (host-local of the CNI plugins): start is the first host,
 //! end the last one, the gateway is the address after the network's own and is never given
@@ -18,7 +18,7 @@ use api;
 
 /// Consecutive addresses of one subnet that can be given out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stretch {
+pub struct AddressBlock {
     /// First address.
     pub first: IpAddr,
     /// Last address, not below `first` and of its family.
@@ -38,9 +38,9 @@ pub struct Subnet {
 
 /// The checked ranges of one pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ranges {
+pub struct PoolRanges {
     subnets: Vec<Subnet>,
-    stretches: Vec<Stretch>,
+    stretches: Vec<AddressBlock>,
 }
 
 /// Fault of a range, with the remedy.
@@ -56,7 +56,7 @@ pub struct RangeError {
 /// Most ranges of one pool. This operator's schema allows 256; Harvester's has no limit.
 pub const MOST_RANGES: usize = 1_024;
 
-impl Ranges {
+impl PoolRanges {
     /// Ranges without any address.
     pub const fn none() -> Self {
         Self { subnets: Vec::new(), stretches: Vec::new() }
@@ -101,7 +101,7 @@ impl Ranges {
                 routers.filter_map(|other| other.gateway).map(|ip| (to_u128(ip), to_u128(ip))),
             );
             let v4 = net.addr().is_ipv4();
-            stretches.extend(cut(low, high, holes).into_iter().map(|(l, h)| Stretch {
+            stretches.extend(cut(low, high, holes).into_iter().map(|(l, h)| AddressBlock {
                 first: from_u128(l, v4),
                 last: from_u128(h, v4),
                 range: index,
@@ -112,12 +112,12 @@ impl Ranges {
     }
 
     /// The addresses that can be given out, ascending, IPv4 before IPv6.
-    pub fn stretches(&self) -> &[Stretch] {
+    pub fn stretches(&self) -> &[AddressBlock] {
         &self.stretches
     }
 
     /// Stretch that contains an address. `None`: the address cannot be given out.
-    pub fn find(&self, ip: IpAddr) -> Option<&Stretch> {
+    pub fn find(&self, ip: IpAddr) -> Option<&AddressBlock> {
         let after = self.stretches.partition_point(|s| s.first <= ip);
         let stretch = self.stretches[..after].last()?;
         (ip <= stretch.last).then_some(stretch)
@@ -136,13 +136,13 @@ impl Ranges {
     /// The ranges without the addresses of some networks.
     #[must_use]
     pub fn without(&self, networks: &[IpNet]) -> Self {
-        let rest = |stretch: &Stretch| {
+        let rest = |stretch: &AddressBlock| {
             let v4 = stretch.first.is_ipv4();
             let same_family = networks.iter().filter(|net| net.addr().is_ipv4() == v4);
             let holes = same_family.map(|net| (to_u128(net.network()), to_u128(net.broadcast())));
             let rest = cut(to_u128(stretch.first), to_u128(stretch.last), holes.collect());
             let range = stretch.range;
-            let stretches = rest.into_iter().map(move |(first, last)| Stretch {
+            let stretches = rest.into_iter().map(move |(first, last)| AddressBlock {
                 first: from_u128(first, v4),
                 last: from_u128(last, v4),
                 range,
@@ -157,14 +157,14 @@ impl Ranges {
     pub fn total(&self) -> i64 {
         self.stretches
             .iter()
-            .map(Stretch::len)
+            .map(AddressBlock::len)
             .fold(0_u128, u128::saturating_add)
             .try_into()
             .unwrap_or(i64::MAX)
     }
 }
 
-impl Stretch {
+impl AddressBlock {
     /// Number of addresses in the stretch.
     pub fn len(&self) -> u128 {
         (to_u128(self.last) - to_u128(self.first)).saturating_add(1)

@@ -23,8 +23,8 @@ fn range(text: &str) -> api::Range {
     range
 }
 
-fn parse(texts: &[&str]) -> Result<Ranges, RangeError> {
-    Ranges::parse(&texts.iter().map(|text| range(text)).collect::<Vec<_>>())
+fn parse(texts: &[&str]) -> Result<PoolRanges, RangeError> {
+    PoolRanges::parse(&texts.iter().map(|text| range(text)).collect::<Vec<_>>())
 }
 
 fn stretches(texts: &[&str]) -> Vec<String> {
@@ -133,7 +133,7 @@ fn faults_name_the_field_and_the_remedy() {
             assert!(fault.message.contains(word), "{text}: {word:?} is not in {fault}");
         }
     }
-    let fault = Ranges::parse(&[]).unwrap_err().to_string();
+    let fault = PoolRanges::parse(&[]).unwrap_err().to_string();
     assert!(fault.starts_with("spec.ranges: is empty"), "{fault}");
 }
 
@@ -303,7 +303,7 @@ proptest! {
         let expected = one.enumerate().zip(two.enumerate()).filter(|((a, _), (b, _))| {
             one.v4 != two.v4 || a.is_disjoint(b)
         });
-        let parsed = Ranges::parse(&[one.spec(), two.spec()]);
+        let parsed = PoolRanges::parse(&[one.spec(), two.spec()]);
         prop_assert_eq!(parsed.is_ok(), expected.is_some(), "{:?}", parsed);
         let (Ok(ranges), Some(((_, mut a), (_, mut b)))) = (parsed, expected) else { return Ok(()) };
         if one.v4 == two.v4 {

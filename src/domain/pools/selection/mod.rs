@@ -16,7 +16,7 @@ use api;
 
 /// Conditions that a pool must meet for a LoadBalancer. An empty field means "not given".
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Requirement {
+pub struct PoolRequirement {
     /// Network, `namespace/name`.
     pub network: String,
     /// Rancher project, `cluster/project`.
@@ -27,7 +27,7 @@ pub struct Requirement {
     pub cluster: String,
 }
 
-impl fmt::Display for Requirement {
+impl fmt::Display for PoolRequirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -39,15 +39,15 @@ impl fmt::Display for Requirement {
 
 /// LoadBalancers that a pool serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Selector {
+pub struct PoolSelector {
     network: String,
-    scope: Vec<Scope>,
+    scope: Vec<PoolScope>,
     priority: i64,
     global: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Scope {
+struct PoolScope {
     project: String,
     namespace: String,
     cluster: String,
@@ -55,7 +55,7 @@ struct Scope {
 
 /// Rank of a pool that fits. Lower is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fit {
+pub enum PoolFit {
     /// Network and scope match strictly.
     Strict,
     /// Network and scope match if a blank project or guest cluster admits any.
@@ -66,16 +66,16 @@ pub enum Fit {
 
 const ANY: &str = "*";
 
-impl Selector {
+impl PoolSelector {
     /// Reads a pool's selector. The pool is global if its scope is one entry of three `*`, as in
     /// Harvester's webhook; the label of global pools has no effect.
     pub fn new(selector: Option<&api::Selector>) -> Self {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
-        let scope: Vec<Scope> = selector
+        let scope: Vec<PoolScope> = selector
             .and_then(|s| s.scope.as_deref())
             .unwrap_or_default()
             .iter()
-            .map(|s| Scope {
+            .map(|s| PoolScope {
                 project: text(&s.project),
                 namespace: text(&s.namespace),
                 cluster: text(&s.guest_cluster),
@@ -92,16 +92,16 @@ impl Selector {
     }
 
     /// Rank of the pool for a LoadBalancer that names no pool. `None`: it does not fit.
-    pub fn fit(&self, requirement: &Requirement) -> Option<Fit> {
+    pub fn fit(&self, requirement: &PoolRequirement) -> Option<PoolFit> {
         if self.network == requirement.network && !self.global {
             if self.scope.iter().any(|s| s.admits(requirement, false)) {
-                return Some(Fit::Strict);
+                return Some(PoolFit::Strict);
             }
             if self.scope.iter().any(|s| s.admits(requirement, true)) {
-                return Some(Fit::Loose);
+                return Some(PoolFit::Loose);
             }
         }
-        self.global.then_some(Fit::Global)
+        self.global.then_some(PoolFit::Global)
     }
 
     /// Network of the pool, `namespace/name`. Empty for the nodes' own.
@@ -134,19 +134,19 @@ impl Selector {
     }
 
     /// Whether a LoadBalancer may name the pool. Every LoadBalancer may if the pool has no scope.
-    pub fn may_be_named_by(&self, requirement: &Requirement) -> bool {
+    pub fn may_be_named_by(&self, requirement: &PoolRequirement) -> bool {
         self.global
             || self.scope.is_empty()
             || self.scope.iter().any(|s| s.admits(requirement, true))
     }
 
     /// Sort key of a pool that fits: the best comes first. `name` breaks ties.
-    pub fn rank<'a>(&self, fit: Fit, name: &'a str) -> (Fit, Reverse<i64>, &'a str) {
+    pub fn rank<'a>(&self, fit: PoolFit, name: &'a str) -> (PoolFit, Reverse<i64>, &'a str) {
         (fit, Reverse(self.priority), name)
     }
 }
 
-impl Scope {
+impl PoolScope {
     /// Whether one LoadBalancer may match both entries strictly: blank equals blank. If blank
     /// admits any, the more exact match is preferred anyway.
     fn overlaps(&self, other: &Self) -> bool {
@@ -158,7 +158,7 @@ impl Scope {
             && both(&self.cluster, &other.cluster)
     }
 
-    fn admits(&self, requirement: &Requirement, loose: bool) -> bool {
+    fn admits(&self, requirement: &PoolRequirement, loose: bool) -> bool {
         let blank_or =
             |field: &str, value: &str| loose && field.is_empty() || matches(field, value);
         blank_or(&self.project, &requirement.project)

@@ -31,9 +31,9 @@ fn pool(name: &str, network: &str, priority: i64, scopes: &[&str]) -> TestPool {
     }
 }
 
-fn asks(network: &str, text: &str) -> Requirement {
+fn asks(network: &str, text: &str) -> PoolRequirement {
     let scope = scope(text);
-    Requirement {
+    PoolRequirement {
         network: network.into(),
         project: scope.project.unwrap_or_default(),
         namespace: scope.namespace.unwrap_or_default(),
@@ -41,11 +41,11 @@ fn asks(network: &str, text: &str) -> Requirement {
     }
 }
 
-fn select(pool: &TestPool) -> Selector {
-    Selector::new(Some(&pool.selector))
+fn select(pool: &TestPool) -> PoolSelector {
+    PoolSelector::new(Some(&pool.selector))
 }
 
-fn chosen(pools: &[TestPool], requirement: &Requirement) -> Vec<String> {
+fn chosen(pools: &[TestPool], requirement: &PoolRequirement) -> Vec<String> {
     let selectors: Vec<_> = pools.iter().map(|p| (p.name.as_str(), select(p))).collect();
     let mut ranked: Vec<_> =
         selectors.iter().filter_map(|(n, s)| Some(s.rank(s.fit(requirement)?, n))).collect();
@@ -117,12 +117,12 @@ fn a_pool_may_be_named_by_anyone_unless_its_scope_says_whom_it_is_for() {
     ] {
         assert_eq!(select(&pool).may_be_named_by(&who), may, "{}", pool.name);
     }
-    let bare = Selector::new(None);
+    let bare = PoolSelector::new(None);
     assert!(bare.may_be_named_by(&who) && bare.fit(&who).is_none());
 }
 
 /// The documented selection, pass by pass.
-fn naive(pools: &[TestPool], lb: &Requirement) -> Vec<String> {
+fn naive(pools: &[TestPool], lb: &PoolRequirement) -> Vec<String> {
     let (global, scoped): (Vec<&TestPool>, Vec<&TestPool>) =
         pools.iter().partition(|p| is_global(p));
     let near: Vec<&TestPool> = scoped
@@ -152,13 +152,13 @@ fn is_global(pool: &TestPool) -> bool {
     scopes(pool) == [["*", "*", "*"].map(String::from)]
 }
 
-fn is_strict([project, namespace, cluster]: &[String; 3], lb: &Requirement) -> bool {
+fn is_strict([project, namespace, cluster]: &[String; 3], lb: &PoolRequirement) -> bool {
     (project == "*" || *project == lb.project)
         && (namespace == "*" || *namespace == lb.namespace)
         && (cluster == "*" || *cluster == lb.cluster)
 }
 
-fn is_loose([project, namespace, cluster]: &[String; 3], lb: &Requirement) -> bool {
+fn is_loose([project, namespace, cluster]: &[String; 3], lb: &PoolRequirement) -> bool {
     (project.is_empty() || project == "*" || *project == lb.project)
         && (namespace == "*" || *namespace == lb.namespace)
         && (cluster.is_empty() || cluster == "*" || *cluster == lb.cluster)
@@ -194,7 +194,7 @@ proptest! {
         fields in [word(), word(), word()],
     ) {
         let [project, namespace, cluster] = fields;
-        let lb = Requirement { network: network.into(), project, namespace, cluster };
+        let lb = PoolRequirement { network: network.into(), project, namespace, cluster };
         let pools: Vec<TestPool> = drawn
             .into_iter()
             .zip(["d", "b", "h", "a", "c", "g", "f", "e"])

@@ -1,10 +1,10 @@
 //! Text about the addresses that a pool holds back because the cluster itself uses them.
 
-use super::super::allocator::Pool;
+use super::super::allocator::AllocatorPool;
 
 /// Describes addresses and networks in the pool's ranges that the cluster itself uses; empty for
 /// none. Those in which a LoadBalancer holds an address come first.
-pub(super) fn held_back(pool: &Pool) -> String {
+pub(super) fn held_back(pool: &AllocatorPool) -> String {
     const SHOWN: usize = 5;
     let mut all: Vec<_> = pool
         .infrastructure

@@ -2,7 +2,7 @@
 
 mod held_back;
 
-use super::conflict::Conflict;
+use super::conflict::PoolConflict;
 use crate::condition::{condition, with_condition};
 use crate::reason;
 use api::{Condition, ConditionStatus, IPPoolStatus};
@@ -29,7 +29,7 @@ fn crd_replaced() -> Condition {
 }
 
 /// A pool's `Ready` condition.
-pub fn pool_ready(pool: &super::allocator::Pool) -> Condition {
+pub fn pool_ready(pool: &super::allocator::AllocatorPool) -> Condition {
     let (status, reason, message) = match (&pool.fault, pool.deleting) {
         (Some(fault), _) => (ConditionStatus::False, reason::INVALID_RANGE, fault.to_string()),
         (None, true) => (
@@ -41,8 +41,8 @@ pub fn pool_ready(pool: &super::allocator::Pool) -> Condition {
             let conflict = pool.conflict.as_ref();
             (
                 ConditionStatus::False,
-                conflict.map_or(reason::RANGE_CONFLICT, Conflict::reason),
-                conflict.map(Conflict::standing_back).unwrap_or_default(),
+                conflict.map_or(reason::RANGE_CONFLICT, PoolConflict::reason),
+                conflict.map(PoolConflict::standing_back).unwrap_or_default(),
             )
         }
         (None, false) => (ConditionStatus::True, reason::POOL_READY, held_back(pool)),
@@ -54,7 +54,7 @@ pub fn pool_ready(pool: &super::allocator::Pool) -> Condition {
 /// one. `crd_is_replaced`: another form of the CRD is in the place of the operator's; `None`: not
 /// known. `generation`: the spec's. `now`: an RFC 3339 time.
 pub fn pool_status(
-    pool: &super::allocator::Pool,
+    pool: &super::allocator::AllocatorPool,
     conditions: &[Condition],
     notice: Option<&Condition>,
     crd_is_replaced: Option<bool>,

@@ -2,7 +2,9 @@
 
 use serde_json::json;
 
-use super::super::allocator::{Book, Pool, PoolSeen, Verdict, World};
+use super::super::allocator::{
+    AllocatorPool, ClaimResult, LoadBalancerIndex, PoolAllocator, PoolSeen,
+};
 use super::*;
 use crate::{LbFacts, Owner};
 use api::{IPPoolSpec, Range};
@@ -34,9 +36,9 @@ fn seen(size: usize) -> PoolSeen {
     }
 }
 
-fn book(seen: &PoolSeen, claims: usize) -> Book {
-    let mut book = Book::default();
-    book.merge(seen, &World::default());
+fn book(seen: &PoolSeen, claims: usize) -> PoolAllocator {
+    let mut book = PoolAllocator::default();
+    book.merge(seen, &LoadBalancerIndex::default());
     for n in 0..claims {
         book.claim(&LbFacts {
             owner: Owner { name: format!("ns/lb{n}"), uid: format!("u{n}") },
@@ -47,7 +49,7 @@ fn book(seen: &PoolSeen, claims: usize) -> Book {
     book
 }
 
-fn pool(book: &Book) -> &Pool {
+fn pool(book: &PoolAllocator) -> &AllocatorPool {
     &book.pools()["a"]
 }
 
@@ -76,7 +78,7 @@ fn counts_follow_from_the_ledger() {
 fn claims_outside_the_ranges_make_no_more_than_a_full_pool() {
     let mut book = book(&seen(5), 5);
     let stored = pool_status(pool(&book), &[], None, None, None, NOW);
-    book.merge(&PoolSeen { status: stored, ..seen(2) }, &World::default());
+    book.merge(&PoolSeen { status: stored, ..seen(2) }, &LoadBalancerIndex::default());
     let status = pool_status(pool(&book), &[], None, None, None, NOW);
     assert_eq!((status.total, status.available), (2, 0));
     assert_eq!((status.allocated.len(), status.used_percent), (5, Some(100)));
@@ -142,14 +144,15 @@ fn a_notice_comes_and_goes_and_conditions_of_others_stay() {
 /// The ledger's size limit is above the size of the written object, and below the server's limit.
 #[test]
 fn the_largest_ledger_fits_the_object() {
-    let mut book = Book::default();
-    book.merge(&seen(60_000), &World::default());
+    let mut book = PoolAllocator::default();
+    book.merge(&seen(60_000), &LoadBalancerIndex::default());
     let owner = |n: usize| Owner {
         name: format!("namespace-{n:053}/{n:063}"),
         uid: format!("{n:08}-0000-0000-0000-000000000000"),
     };
     let facts = |n| LbFacts { owner: owner(n), fresh: true, ..LbFacts::default() };
-    let full = (0..60_000).find(|n| matches!(book.claim(&facts(*n)), Verdict::Waiting(_))).unwrap();
+    let full =
+        (0..60_000).find(|n| matches!(book.claim(&facts(*n)), ClaimResult::Waiting(_))).unwrap();
     assert!(full > 4_000, "{full} claims");
     let status = pool_status(pool(&book), &[], None, None, None, NOW);
     assert_eq!(status.allocated.len(), full);

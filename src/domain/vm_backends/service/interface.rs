@@ -8,11 +8,11 @@
 use serde_json::{Map, Value, json};
 
 use super::{ASKED_INTERFACE, ASKED_VLAN, Stored, Wanted};
-use crate::network::Attachment;
-use crate::network::host_links::Link;
+use crate::network::NetworkAttachment;
+use crate::network::host_links::NetworkReach;
 use api::ANNOTATION_NETWORK;
 
-impl Attachment {
+impl NetworkAttachment {
     /// Name of the interface by which a node reaches the network.
     fn interface(&self) -> String {
         match self.vlan {
@@ -26,7 +26,7 @@ impl Wanted<'_> {
     /// Interface to ask for. `None`: the announcer's default.
     fn interface(&self) -> Option<String> {
         let attachment = self.attachment.filter(|_| !self.network.is_empty())?;
-        (self.link == Link::Ready).then(|| attachment.interface())
+        (self.link == NetworkReach::Ready).then(|| attachment.interface())
     }
 
     /// Reason why the address is announced on the announcer's default interface and not on its
@@ -41,18 +41,18 @@ impl Wanted<'_> {
         let Some(attachment) = self.attachment else {
             return Some(format!("nodes have no bridge for network {network}"));
         };
-        let Attachment { bridge, vlan } = attachment;
+        let NetworkAttachment { bridge, vlan } = attachment;
         let of = format!("VLAN {vlan} of {bridge}, network {network}");
         match &self.link {
-            Link::Ready if stored.is_none() || says(ASKED_INTERFACE) => None,
-            Link::Ready => Some(format!(
+            NetworkReach::Ready if stored.is_none() || says(ASKED_INTERFACE) => None,
+            NetworkReach::Ready => Some(format!(
                 "it was announced before nodes had the link {}: delete the Service to announce it there",
                 attachment.interface()
             )),
-            Link::NotConfigured => {
+            NetworkReach::NotConfigured => {
                 Some(format!("nodes have no link for {of}: a HostNetworkConfig creates one"))
             }
-            Link::Missing(nodes) => Some(format!(
+            NetworkReach::Missing(nodes) => Some(format!(
                 "nodes {} have no working link for {of}: see the HostNetworkConfig",
                 nodes.join(", ")
             )),

@@ -19,8 +19,8 @@ use serde_json::{Map, Value, json};
 use super::endpoint_slices::Port;
 use super::endpoints::Family;
 use super::listeners::Listener;
-use crate::network::Attachment;
-use crate::network::host_links::Link;
+use crate::network::NetworkAttachment;
+use crate::network::host_links::NetworkReach;
 use api::{DHCP_ADDRESS, GROUP, LABEL_SERVICE_LB};
 pub use held::{HELD_UNTIL, Held, IGNORED, NOT_ANNOUNCED, held, hold_back};
 use interface::{changed_hints, hints, is_elsewhere};
@@ -117,9 +117,9 @@ pub struct Wanted<'a> {
     /// Network of the address; empty for the nodes' own.
     pub network: &'a str,
     /// Bridge and VLAN of the network, if known.
-    pub attachment: Option<&'a Attachment>,
+    pub attachment: Option<&'a NetworkAttachment>,
     /// Whether announcers reach the network by them.
-    pub link: Link,
+    pub link: NetworkReach,
 }
 
 /// Identity of a LoadBalancer in references from its Service.

@@ -7,7 +7,7 @@ use api;
 
 fn pool(scope: &Value) -> PoolSeen {
     let selector: api::Selector = serde_json::from_value(json!({"scope": scope})).unwrap();
-    PoolSeen { selector: Selector::new(Some(&selector)), ..PoolSeen::default() }
+    PoolSeen { selector: PoolSelector::new(Some(&selector)), ..PoolSeen::default() }
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn a_pool_that_is_named_must_admit_it() {
         let answer = create(&naming, &known);
         assert_eq!((refusals(&answer), answer.warnings), (vec![], vec![warning.to_owned()]));
     }
-    let mismatch = Wait::NetworkMismatch {
+    let mismatch = NoAddressReason::NetworkMismatch {
         pool: "theirs".into(),
         pool_network: "ns/a".into(),
         network: "ns/b".into(),
@@ -89,7 +89,8 @@ fn one_that_no_pool_admits_gets_a_warning() {
 
 #[test]
 fn a_guest_cluster_that_is_being_removed_gets_no_new_load_balancer() {
-    let removal = Wait::ClusterRemoved { cluster: "guest".into(), vm: "ns/node-1".into() };
+    let removal =
+        NoAddressReason::ClusterRemoved { cluster: "guest".into(), vm: "ns/node-1".into() };
     let known = Known { removal: Some(removal), ..outside() };
     let refusal = "metadata.labels[cloudprovider.harvesterhci.io/cluster]: the vm ns/node-1 shows guest cluster guest is being removed: it gets no address before its VMs are gone";
     assert_eq!(refusals(&create(&guest(), &known)), [refusal]);

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use super::super::Answer;
 use super::{Known, Question};
 use crate::network::infrastructure::within;
-use crate::pools::ranges::Stretch;
+use crate::pools::ranges::AddressBlock;
 
 /// Refuses each such range that is new.
 pub(super) fn judge(question: &Question, known: &Known, answer: &mut Answer) {
@@ -17,7 +17,7 @@ pub(super) fn judge(question: &Question, known: &Known, answer: &mut Answer) {
     networks.retain(|_, what| what.is_network() && what.is_held_back_on(&known.segment));
     let rest = ranges.without(&networks.keys().copied().collect::<Vec<IpNet>>());
     for index in 0..question.spec.ranges.len() {
-        let of_range = |stretch: &&Stretch| stretch.range == index;
+        let of_range = |stretch: &&AddressBlock| stretch.range == index;
         let Some(first) = ranges.stretches().iter().find(of_range) else { continue };
         let stored = question.before.as_ref().and_then(|before| before.ranges.as_ref());
         let is_stored = stored.is_some_and(|stored| stored.find(first.first).is_some());

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use super::super::Answer;
 use super::{Known, Question};
 use crate::network::infrastructure::within;
-use crate::pools::ranges::{Ranges, to_u128};
+use crate::pools::ranges::{PoolRanges, to_u128};
 use api::Range;
 
 /// Longest warning that kubectl shows in full, in characters.
@@ -86,7 +86,7 @@ fn is_link_local(net: &IpNet) -> bool {
     }
 }
 
-fn of_addresses(ranges: &Ranges, known: &Known, warnings: &mut Vec<String>) {
+fn of_addresses(ranges: &PoolRanges, known: &Known, warnings: &mut Vec<String>) {
     for (network, what) in within(&known.infrastructure, ranges).iter().take(FEW) {
         let is_one = network.prefix_len() == network.max_prefix_len();
         warnings.push(if !what.is_held_back_on(&known.segment) {

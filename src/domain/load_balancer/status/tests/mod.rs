@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::Claim;
 use crate::pools::ranges::Subnet;
-use crate::reason::Wait;
+use crate::reason::NoAddressReason;
 use api::{LoadBalancerStatus, WorkloadType};
 
 const THEN: &str = "2026-01-01T00:00:00Z";
@@ -33,12 +33,12 @@ fn status(lb: &mut LoadBalancer) -> &mut LoadBalancerStatus {
 }
 
 /// A claim of `10.0.0.<last>`, or of `10.1.0.<last>` in another pool.
-fn holds(pool: &str, last: u8, instead: Option<Wait>) -> Finding {
+fn holds(pool: &str, last: u8, instead: Option<NoAddressReason>) -> Finding {
     let net = if pool == "a" { "10.0.0.0/24" } else { "10.1.0.0/24" };
     let mut octets = if pool == "a" { [10, 0, 0, 1] } else { [10, 1, 0, 1] };
     let gateway = Some(octets.into());
     octets[3] = last;
-    Finding::Pool(Verdict::Held {
+    Finding::Pool(ClaimResult::Held {
         claim: Claim { pool: pool.into(), ip: octets.into() },
         subnet: Some(Subnet { net: net.parse().unwrap(), gateway }),
         network: Some(String::new()),
@@ -47,7 +47,7 @@ fn holds(pool: &str, last: u8, instead: Option<Wait>) -> Finding {
 }
 
 fn waits() -> Finding {
-    Finding::Pool(Verdict::Waiting(Wait::Full { pools: vec!["a".into()] }))
+    Finding::Pool(ClaimResult::Waiting(NoAddressReason::Full { pools: vec!["a".into()] }))
 }
 
 fn condition(lb: &LoadBalancer) -> (ConditionStatus, String, String) {
@@ -135,24 +135,32 @@ fn a_missing_address_gives_a_known_reason() {
     let why = "it is being deleted".to_owned();
     for (wait, reason, words) in [
         (
-            Wait::NoMatch { requirement: requirement.clone() },
+            NoAddressReason::NoMatch { requirement: requirement.clone() },
             "NoMatchedIPPool",
             "no matched IPPool with requirement {network",
         ),
         (
-            Wait::Full { pools: vec![pool(), "b".into()] },
+            NoAddressReason::Full { pools: vec![pool(), "b".into()] },
             "NoAvailableIP",
             "no available IP in IPPool a, b",
         ),
-        (Wait::LedgerFull { pool: pool() }, "IPPoolLedgerFull", "no available IP in IPPool a"),
-        (Wait::NotFound { pool: pool() }, "IPPoolNotFound", "no matched IPPool"),
-        (Wait::PoolGone { pool: pool() }, "IPPoolNotFound", "no matched IPPool"),
-        (Wait::Forbidden { pool: pool(), requirement }, "IPPoolForbidden", "no matched IPPool"),
-        (Wait::NotReady { pool: pool(), why }, "IPPoolNotReady", "no available IP"),
+        (
+            NoAddressReason::LedgerFull { pool: pool() },
+            "IPPoolLedgerFull",
+            "no available IP in IPPool a",
+        ),
+        (NoAddressReason::NotFound { pool: pool() }, "IPPoolNotFound", "no matched IPPool"),
+        (NoAddressReason::PoolGone { pool: pool() }, "IPPoolNotFound", "no matched IPPool"),
+        (
+            NoAddressReason::Forbidden { pool: pool(), requirement },
+            "IPPoolForbidden",
+            "no matched IPPool",
+        ),
+        (NoAddressReason::NotReady { pool: pool(), why }, "IPPoolNotReady", "no available IP"),
     ] {
         assert!(reason::is_ours(wait.reason()));
         let waiting =
-            patched(&lb(WorkloadType::Vm), &Finding::Pool(Verdict::Waiting(wait.clone())));
+            patched(&lb(WorkloadType::Vm), &Finding::Pool(ClaimResult::Waiting(wait.clone())));
         assert_eq!(waiting.metadata.finalizers, None);
         let (status, condition_reason, message) = condition(&waiting);
         assert_eq!((status, condition_reason.as_str()), (ConditionStatus::False, reason));
@@ -181,7 +189,8 @@ fn an_object_without_an_answer_names_the_controller_that_leads() {
     let mut answered = lb.clone();
     answered.status = serde_json::from_value(patch["status"].clone()).unwrap();
     assert_eq!(unanswered(&answered, "go", NOW), None, "it says so already");
-    let waiting = Finding::Pool(Verdict::Waiting(Wait::Full { pools: vec!["a".into()] }));
+    let waiting =
+        Finding::Pool(ClaimResult::Waiting(NoAddressReason::Full { pools: vec!["a".into()] }));
     for answered in [patched(&lb, &holds("a", 5, None)), patched(&lb, &waiting)] {
         assert_eq!(unanswered(&answered, "go", NOW), None, "{answered:?}");
     }
@@ -224,11 +233,15 @@ fn condition_times_change_with_their_content_alone() {
 #[test]
 fn mask_and_gateway_outlive_the_ranges_they_came_from() {
     let lb = patched(&lb(WorkloadType::Cluster), &holds("a", 5, None));
-    let Finding::Pool(Verdict::Held { claim, instead, .. }) = holds("a", 5, None) else {
+    let Finding::Pool(ClaimResult::Held { claim, instead, .. }) = holds("a", 5, None) else {
         unreachable!("an address is held")
     };
-    let shrunk =
-        Finding::Pool(Verdict::Held { claim, subnet: None, network: Some(String::new()), instead });
+    let shrunk = Finding::Pool(ClaimResult::Held {
+        claim,
+        subnet: None,
+        network: Some(String::new()),
+        instead,
+    });
     assert_eq!(patch(&lb, &shrunk, None, NOW), None);
 }
 
@@ -245,7 +258,7 @@ fn only_our_finalizer_is_removed_in_the_end() {
 }
 
 fn any_finding() -> impl Strategy<Value = Finding> {
-    let wait = Wait::Forbidden { pool: "b".into(), requirement: "{}".into() };
+    let wait = NoAddressReason::Forbidden { pool: "b".into(), requirement: "{}".into() };
     let lease = LeasedAddress {
         ip: [10, 0, 0, 5].into(),
         mask: Some([255, 255, 255, 0].into()),
@@ -325,8 +338,8 @@ proptest! {
                 prop_assert!(done.metadata.finalizers.as_ref().unwrap().iter().any(|f| f == LB_FINALIZER));
             }
             Finding::Host(Err(_)) => prop_assert_eq!(ip, None),
-            Finding::Pool(Verdict::Waiting(_)) => prop_assert_eq!(ip, None),
-            Finding::Pool(Verdict::Held { claim, .. }) => {
+            Finding::Pool(ClaimResult::Waiting(_)) => prop_assert_eq!(ip, None),
+            Finding::Pool(ClaimResult::Held { claim, .. }) => {
                 prop_assert_eq!(ip, Some(claim.ip.to_string()));
                 prop_assert!(done.metadata.finalizers.as_ref().unwrap().iter().any(|f| f == LB_FINALIZER));
             }

@@ -161,7 +161,7 @@ fn an_unknown_service_leaves_the_status_as_it_was() {
 /// A user who reads the reason for the old pool must not be misled while no VM answers.
 #[test]
 fn a_kept_address_is_reported_once_the_vms_answer() {
-    let wait = Wait::Full { pools: vec!["b".into()] };
+    let wait = NoAddressReason::Full { pools: vec!["b".into()] };
     let kept = holds("a", 5, Some(wait));
     for (backends, reason, beginning) in [
         (&[backend(7, true, false)][..], "NoAvailableIP", "keeps 10.0.0.5: no available IP"),

@@ -14,30 +14,30 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::super::conflict::{self, Conflict, Contender};
-use super::{Book, Pool};
+use super::super::conflict::{self, PoolConflict, PoolContender};
+use super::{AllocatorPool, PoolAllocator};
 use crate::network::Segment;
 use crate::network::infrastructure::{HeldBack, Reserved, within};
 use crate::{Claim, Owner};
 
 /// State of the relations between pools.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Standing {
+pub(super) struct PoolOverlaps {
     /// Whether pools changed since they were last judged.
     unsettled: bool,
     /// Whether pools were added, removed or moved, so that addresses may be announced elsewhere.
     moved: bool,
     /// Pools that share addresses of their ranges on one network; each pair is in it both ways.
     beside: BTreeMap<String, Vec<String>>,
-    shared: BTreeSet<Shared>,
+    shared: BTreeSet<SharedAddress>,
     /// Addresses of the cluster itself that a LoadBalancer holds, with the pool's name.
     reserved_in_use: BTreeSet<(String, IpAddr)>,
-    news: Vec<News>,
+    news: Vec<OverlapNews>,
 }
 
 /// An address that two pools of a network hold for different LoadBalancers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Shared {
+pub struct SharedAddress {
     /// The address.
     pub ip: IpAddr,
     /// The two pools, each with the name of the LoadBalancer that it holds the address for.
@@ -46,11 +46,11 @@ pub struct Shared {
 
 /// A finding that is reported once, as an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum OverlapNews {
     /// A pool is out of use from now on, or for a new reason.
-    StandsBack(String, Conflict),
+    StandsBack(String, PoolConflict),
     /// Two LoadBalancers hold one address.
-    Shared(Shared),
+    Shared(SharedAddress),
     /// A LoadBalancer holds an address of the cluster itself.
     ReservedInUse {
         /// Name of the pool.
@@ -64,7 +64,7 @@ pub enum News {
     },
 }
 
-impl Standing {
+impl PoolOverlaps {
     /// Marks that addresses or pools changed otherwise than by claims: all pools are judged before
     /// the next claim.
     pub(super) fn changed(&mut self) {
@@ -83,7 +83,7 @@ impl Standing {
     }
 }
 
-impl Book {
+impl PoolAllocator {
     /// Sets the segment of each pool by the name of its network.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
         // The network that a LoadBalancer names may have moved, even if no pool's did.
@@ -107,13 +107,13 @@ impl Book {
     }
 
     /// Whether pools were added, removed or moved to another network since the last call: then
-    /// every LoadBalancer is to be observed again ([`Book::observe`]).
+    /// every LoadBalancer is to be observed again ([`PoolAllocator::observe`]).
     pub fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.standing.moved)
     }
 
     /// Findings since the last call.
-    pub fn take_news(&mut self) -> Vec<News> {
+    pub fn take_news(&mut self) -> Vec<OverlapNews> {
         std::mem::take(&mut self.standing.news)
     }
 
@@ -127,7 +127,7 @@ impl Book {
         if !std::mem::take(&mut self.standing.unsettled) {
             return;
         }
-        let contenders: Vec<Contender<'_>> =
+        let contenders: Vec<PoolContender<'_>> =
             self.pools.iter().map(|(name, pool)| pool.contender(name)).collect();
         let mut conflicts = conflict::judge(&contenders);
         let mut beside: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -180,7 +180,7 @@ impl Book {
                     if in_use.insert(place) && !is_known {
                         let (pool, holder) = (name.clone(), owner.name.clone());
                         let what = what.clone();
-                        let news = News::ReservedInUse { pool, ip: *ip, what, holder };
+                        let news = OverlapNews::ReservedInUse { pool, ip: *ip, what, holder };
                         self.standing.news.push(news);
                     }
                 }
@@ -192,7 +192,7 @@ impl Book {
             pool.infrastructure = infrastructure;
             if pool.conflict != conflict {
                 changed = true;
-                let news = conflict.clone().map(|new| News::StandsBack(name.clone(), new));
+                let news = conflict.clone().map(|new| OverlapNews::StandsBack(name.clone(), new));
                 self.standing.news.extend(news);
                 pool.conflict = conflict;
             }
@@ -201,7 +201,7 @@ impl Book {
                 self.stirred.pool(name);
             }
         }
-        let new = shared.difference(&self.standing.shared).cloned().map(News::Shared);
+        let new = shared.difference(&self.standing.shared).cloned().map(OverlapNews::Shared);
         self.standing.news.extend(new);
         self.standing.reserved_in_use = in_use;
         self.standing.beside = beside;
@@ -222,7 +222,8 @@ impl Book {
 
     /// Ends the holding back of an address that a pool has released.
     pub(super) fn freed(&mut self, claim: &Claim) {
-        let both = |s: &Shared| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);
+        let both =
+            |s: &SharedAddress| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);
         self.standing.shared.retain(both);
         self.let_go(claim.ip);
     }
@@ -231,9 +232,10 @@ impl Book {
     /// still has it.
     pub(super) fn let_go(&mut self, ip: IpAddr) {
         self.stir_at(ip);
-        let is_free = |name: &str, pool: &Pool| {
-            let holds = |other: &Pool| other.ledger.owner_of(ip).is_some();
-            let meets = |at: &str, other: &Pool| other.contender(at).meets(&pool.contender(name));
+        let is_free = |name: &str, pool: &AllocatorPool| {
+            let holds = |other: &AllocatorPool| other.ledger.owner_of(ip).is_some();
+            let meets =
+                |at: &str, other: &AllocatorPool| other.contender(at).meets(&pool.contender(name));
             let mut others = self.pools.iter().filter(|(at, _)| *at != name);
             !others.any(|(at, other)| holds(other) && meets(at, other))
                 && !self.reserved.at(ip).any(|reservation| reservation.meets(pool))
@@ -253,7 +255,7 @@ impl Book {
 
     /// Adds the reserved addresses that a ledger, or another reservation, assigns to another
     /// LoadBalancer on one segment.
-    fn share_reserved(&self, shared: &mut BTreeSet<Shared>) {
+    fn share_reserved(&self, shared: &mut BTreeSet<SharedAddress>) {
         for mine in self.reserved.all() {
             let ip = mine.claim.ip;
             let mut share = |pool: &str, theirs: &Owner| {
@@ -262,7 +264,7 @@ impl Book {
                     (pool.to_owned(), theirs.name.clone()),
                 ];
                 holders.sort();
-                shared.insert(Shared { ip, holders });
+                shared.insert(SharedAddress { ip, holders });
             };
             for (name, pool) in self.pools.iter().filter(|(_, pool)| mine.meets(pool)) {
                 if let Some(owner) = pool.ledger.owner_of(ip).filter(|o| o.uid != mine.owner.uid) {
@@ -278,10 +280,10 @@ impl Book {
     }
 }
 
-impl Pool {
+impl AllocatorPool {
     /// The pool, in the form in which it is compared with others.
-    pub fn contender<'a>(&'a self, name: &'a str) -> Contender<'a> {
-        Contender {
+    pub fn contender<'a>(&'a self, name: &'a str) -> PoolContender<'a> {
+        PoolContender {
             name,
             created: self.created,
             serves: !self.deleting && self.fault.is_none(),
@@ -300,7 +302,7 @@ impl Pool {
 }
 
 /// Addresses that both pools hold for different owners. Searches the claims of the first pool.
-fn shared_by(a: &str, x: &Pool, b: &str, y: &Pool) -> Vec<Shared> {
+fn shared_by(a: &str, x: &AllocatorPool, b: &str, y: &AllocatorPool) -> Vec<SharedAddress> {
     let within = x.claims_within(y).chain(x.ledger.outside().iter().copied());
     within
         .filter_map(|ip| {
@@ -309,7 +311,7 @@ fn shared_by(a: &str, x: &Pool, b: &str, y: &Pool) -> Vec<Shared> {
             let mut holders =
                 [(a.to_owned(), mine.name.clone()), (b.to_owned(), theirs.name.clone())];
             holders.sort();
-            differ.then_some(Shared { ip, holders })
+            differ.then_some(SharedAddress { ip, holders })
         })
         .collect()
 }

@@ -2,9 +2,9 @@
 //! here.
 
 use super::super::tests::{at, everybody, lb, named, owner, seen};
-use super::super::{PoolSeen, Verdict, Wait, World, WorldEntry};
+use super::super::{ClaimResult, LoadBalancerIndex, NoAddressReason, PoolSeen, WorldEntry};
 use super::*;
-use crate::network::Attachment;
+use crate::network::NetworkAttachment;
 
 /// A pool of `10.0.0.<first>` to `.<last>` that serves only LoadBalancers that name it.
 fn pool(name: &str, created: i64, first: u8, last: u8) -> PoolSeen {
@@ -22,22 +22,22 @@ fn on(network: &str, vlan: u16, mut pool: PoolSeen) -> PoolSeen {
     pool
 }
 
-fn book(pools: &[&PoolSeen]) -> Book {
-    let mut book = Book::default();
+fn book(pools: &[&PoolSeen]) -> PoolAllocator {
+    let mut book = PoolAllocator::default();
     for pool in pools {
         book.merge(pool, &everybody());
     }
     book
 }
 
-fn ip_of(verdict: &Verdict) -> String {
+fn ip_of(verdict: &ClaimResult) -> String {
     match verdict {
-        Verdict::Held { claim, .. } => format!("{} {}", claim.pool, claim.ip),
-        Verdict::Waiting(wait) => wait.reason().to_owned(),
+        ClaimResult::Held { claim, .. } => format!("{} {}", claim.pool, claim.ip),
+        ClaimResult::Waiting(wait) => wait.reason().to_owned(),
     }
 }
 
-fn stands_back(book: &Book) -> Vec<(&str, &str)> {
+fn stands_back(book: &PoolAllocator) -> Vec<(&str, &str)> {
     let pools = book.pools().iter();
     pools.filter_map(|(name, pool)| Some((&**name, &*pool.conflict.as_ref()?.with))).collect()
 }
@@ -48,12 +48,15 @@ fn the_younger_gives_out_nothing_new_and_keeps_what_it_gave() {
     assert_eq!(ip_of(&book.claim(&named(1, "b"))), "b 10.0.0.10");
     book.merge(&pool("a", 1, 15, 30), &everybody());
     assert_eq!(ip_of(&book.claim(&named(1, "b"))), "b 10.0.0.10");
-    let Verdict::Waiting(Wait::NotReady { pool, why }) = book.claim(&named(2, "b")) else {
+    let ClaimResult::Waiting(NoAddressReason::NotReady { pool, why }) = book.claim(&named(2, "b"))
+    else {
         panic!("b gives out addresses")
     };
     assert!(pool == "b" && why.contains("10.0.0.15 to 10.0.0.19") && why.contains('a'), "{why}");
     assert_eq!(stands_back(&book), [("b", "a")]);
-    assert!(matches!(book.take_news().as_slice(), [News::StandsBack(name, _)] if name == "b"));
+    assert!(
+        matches!(book.take_news().as_slice(), [OverlapNews::StandsBack(name, _)] if name == "b")
+    );
 
     // When the older pool goes, the waiter is served.
     book.take_touched();
@@ -105,7 +108,9 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
             "held back: 10.0.0.10 is an address of Node n1, and LoadBalancer ns/lb1 holds it: move that LoadBalancer; 10.0.0.11 is an address of Node n2"
         )
     );
-    let [News::ReservedInUse { ip, holder, .. }] = &*book.take_news() else { panic!("no news") };
+    let [OverlapNews::ReservedInUse { ip, holder, .. }] = &*book.take_news() else {
+        panic!("no news")
+    };
     assert_eq!((*ip, holder.as_str()), (address(10), "ns/lb1"));
     book.release("u1");
     assert_eq!(book.pools()["a"].ledger.available(), 1, "not free for the next one");
@@ -146,7 +151,7 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
         .take_news()
         .into_iter()
         .map(|news| match news {
-            News::ReservedInUse { ip, what, holder, .. } => format!("{ip} {holder} {what}"),
+            OverlapNews::ReservedInUse { ip, what, holder, .. } => format!("{ip} {holder} {what}"),
             other => format!("{other:?}"),
         })
         .collect();
@@ -234,14 +239,15 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
     assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.10");
     assert_eq!(ip_of(&book.claim(&named(3, "b"))), "b 10.0.0.11");
-    let one = Attachment { bridge: "br".into(), vlan: 1 };
+    let one = NetworkAttachment { bridge: "br".into(), vlan: 1 };
     book.relocate(|network| Segment::of(network, Some(&one), true));
     // Both held the address before: this is reported, and no address changes.
     assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
     assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.10");
     assert_eq!((stands_back(&book), book.shared()), (vec![("b", "a")], 1));
     let news = book.take_news();
-    let reported = |n: &News| matches!(n, News::Shared(s) if s.ip.to_string() == "10.0.0.10");
+    let reported =
+        |n: &OverlapNews| matches!(n, OverlapNews::Shared(s) if s.ip.to_string() == "10.0.0.10");
     assert!(news.len() == 2 && news.iter().any(reported), "{news:?}");
     // An address that b holds, or that two hold and only one releases, is given to no other
     // LoadBalancer.
@@ -293,8 +299,8 @@ fn two_that_publish_one_address_from_two_pools_both_keep_it() {
         published: Some(at(name, "10.0.0.10")),
         deleting: false,
     };
-    let world = World::new([published(1, "a"), published(2, "b")]);
-    let mut book = Book::default();
+    let world = LoadBalancerIndex::new([published(1, "a"), published(2, "b")]);
+    let mut book = PoolAllocator::default();
     for pool in [pool("a", 1, 10, 11), pool("b", 2, 10, 11)] {
         book.merge(&pool, &world);
     }

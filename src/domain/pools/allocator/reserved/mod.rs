@@ -14,8 +14,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use super::super::ledger::Fitness;
-use super::{Book, Pool};
+use super::super::ledger::AddressFitness;
+use super::{AllocatorPool, PoolAllocator};
 use crate::network::Segment;
 use crate::{Claim, LbFacts, Owner};
 
@@ -123,7 +123,7 @@ impl Reservations {
 impl Reservation {
     /// Whether the address is announced on the segment of the pool. A global pool is on all
     /// segments.
-    pub(super) fn meets(&self, pool: &Pool) -> bool {
+    pub(super) fn meets(&self, pool: &AllocatorPool) -> bool {
         pool.selector.is_global() || self.is_at(&pool.segment)
     }
 
@@ -138,7 +138,7 @@ impl Reservation {
     }
 }
 
-impl Book {
+impl PoolAllocator {
     /// Records the address that a LoadBalancer publishes at the start of a term, before the first
     /// address is given out. An address whose pool is gone counts as in use, whatever the scopes of
     /// other pools: its claim may have been lost with the pool. It does not if a ledger records
@@ -146,7 +146,9 @@ impl Book {
     pub fn adopt(&mut self, facts: &LbFacts) {
         let is_homeless = |claim: &&Claim| {
             let uid = &facts.owner.uid;
-            let holds = |pool: &Pool| pool.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != *uid);
+            let holds = |pool: &AllocatorPool| {
+                pool.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != *uid)
+            };
             !self.pools.contains_key(&claim.pool) && !self.pools.values().any(holds)
         };
         match facts.published.as_ref().filter(is_homeless) {
@@ -219,7 +221,7 @@ impl Book {
     }
 
     /// Reserves the claims of a pool that is gone: their LoadBalancers continue to publish them.
-    pub(super) fn reserve_claims_of(&mut self, name: &str, pool: &Pool) {
+    pub(super) fn reserve_claims_of(&mut self, name: &str, pool: &AllocatorPool) {
         for (ip, owner) in pool.ledger.claims().iter().filter(|(_, owner)| !owner.uid.is_empty()) {
             let claim = Claim { pool: name.to_owned(), ip: *ip };
             self.unreserve(&owner.uid, &claim);
@@ -286,7 +288,8 @@ impl Book {
     /// Whether another LoadBalancer has the claim's address on the segment of the claim's pool.
     pub(super) fn is_anothers(&self, claim: &Claim, uid: &str) -> bool {
         let Some(pool) = self.pools.get(&claim.pool) else { return false };
-        let holds = |other: &Pool| other.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != uid);
+        let holds =
+            |other: &AllocatorPool| other.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != uid);
         let mut others = self.pools.iter().filter(|(name, _)| **name != claim.pool);
         let contender = pool.contender(&claim.pool);
         others.any(|(name, other)| holds(other) && other.contender(name).meets(&contender))
@@ -299,13 +302,13 @@ impl Book {
         &'a self,
         facts: &'a LbFacts,
         name: &'a str,
-        pool: &Pool,
-    ) -> impl Fn(IpAddr) -> Fitness + use<'a> {
+        pool: &AllocatorPool,
+    ) -> impl Fn(IpAddr) -> AddressFitness + use<'a> {
         let uid = &facts.owner.uid;
         let segments = beyond(facts, pool);
         move |ip| {
             let taken_at = |segment: &Segment| {
-                let holds = |other: &Pool| {
+                let holds = |other: &AllocatorPool| {
                     let owner = other.ledger.owner_of(ip);
                     owner.is_some_and(|owner| owner.uid != *uid)
                         && (other.selector.is_global() || other.segment.meets(segment))
@@ -314,11 +317,11 @@ impl Book {
                     || self.reserved.at(ip).any(|r| r.owner.uid != *uid && r.is_at(segment))
             };
             if segments.iter().any(taken_at) {
-                Fitness::Taken
+                AddressFitness::Taken
             } else if self.reserved.is_expected(name, ip, uid) {
-                Fitness::Expected
+                AddressFitness::Expected
             } else {
-                Fitness::Good
+                AddressFitness::Good
             }
         }
     }
@@ -326,7 +329,7 @@ impl Book {
 
 /// Segments where addresses of the pool are announced for the LoadBalancer, without the pool's own
 /// segment. A global pool's own segment is every segment.
-fn beyond(facts: &LbFacts, pool: &Pool) -> Vec<Segment> {
+fn beyond(facts: &LbFacts, pool: &AllocatorPool) -> Vec<Segment> {
     if pool.selector.is_global() {
         return Vec::new();
     }

@@ -1,9 +1,9 @@
 //! Addresses that no ledger covers, case by case.
 
 use super::super::tests::{at, everybody, for_namespace, lb, named, owner, seen};
-use super::super::{PoolSeen, Verdict};
+use super::super::{ClaimResult, PoolSeen};
 use super::*;
-use crate::reason::Wait;
+use crate::reason::NoAddressReason;
 
 /// A pool of `10.0.0.10` and the `size - 1` addresses after it, on a VLAN of its own.
 fn on_vlan(name: &str, vlan: u16, size: usize) -> PoolSeen {
@@ -12,8 +12,8 @@ fn on_vlan(name: &str, vlan: u16, size: usize) -> PoolSeen {
     PoolSeen { segment: Segment::Vlan("br".into(), vlan), ..pool }
 }
 
-fn book(pools: &[PoolSeen]) -> Book {
-    let mut book = Book::default();
+fn book(pools: &[PoolSeen]) -> PoolAllocator {
+    let mut book = PoolAllocator::default();
     for pool in pools {
         book.merge(pool, &everybody());
     }
@@ -26,10 +26,10 @@ fn vm(n: usize, pool: &str) -> LbFacts {
 }
 
 /// The present address of the LoadBalancer, or the reason why it has none.
-fn given(book: &mut Book, facts: &LbFacts) -> String {
+fn given(book: &mut PoolAllocator, facts: &LbFacts) -> String {
     match book.claim(facts) {
-        Verdict::Held { claim, .. } => claim.ip.to_string(),
-        Verdict::Waiting(wait) => wait.reason().to_owned(),
+        ClaimResult::Held { claim, .. } => claim.ip.to_string(),
+        ClaimResult::Waiting(wait) => wait.reason().to_owned(),
     }
 }
 
@@ -60,15 +60,19 @@ fn an_address_is_one_load_balancers_where_it_is_announced() {
 fn a_network_that_contradicts_the_pool_is_refused_to_the_new_and_reported_to_holders() {
     let mut book = book(&[on_vlan("v", 1, 3)]);
     let elsewhere = |n| LbFacts { segment: Some(Segment::Vlan("br".into(), 2)), ..named(n, "v") };
-    let Verdict::Waiting(Wait::NetworkMismatch { pool, .. }) = book.claim(&elsewhere(1)) else {
+    let ClaimResult::Waiting(NoAddressReason::NetworkMismatch { pool, .. }) =
+        book.claim(&elsewhere(1))
+    else {
         panic!("it has an address of a network that is not its own")
     };
     assert_eq!(pool, "v");
     assert_eq!(given(&mut book, &named(2, "v")), ip(10));
     let published = LbFacts { published: Some(at("v", "10.0.0.10")), ..elsewhere(2) };
-    let Verdict::Held { claim, instead, .. } = book.claim(&published) else { panic!("it lost it") };
+    let ClaimResult::Held { claim, instead, .. } = book.claim(&published) else {
+        panic!("it lost it")
+    };
     assert_eq!(claim, at("v", "10.0.0.10"));
-    assert!(matches!(instead, Some(Wait::NetworkMismatch { .. })), "{instead:?}");
+    assert!(matches!(instead, Some(NoAddressReason::NetworkMismatch { .. })), "{instead:?}");
 }
 
 /// The claim is not yet in the LoadBalancer's status.

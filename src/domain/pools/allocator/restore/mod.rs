@@ -12,7 +12,7 @@
 //!
 //! An owner has one address of a pool; if several would be its own, the first in this order counts.
 //!
-//! The published addresses come from a view that may be stale. [`Book::disputes`] lists the
+//! The published addresses come from a view that may be stale. [`PoolAllocator::disputes`] lists the
 //! LoadBalancers whose publication would overrule a ledger: they are read from the API server
 //! before the merge.
 
@@ -20,9 +20,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use super::super::ledger::Ledger;
-use super::super::ranges::Ranges;
-use super::super::selection::Selector;
-use super::{Book, Pool};
+use super::super::ranges::PoolRanges;
+use super::super::selection::PoolSelector;
+use super::{AllocatorPool, PoolAllocator};
 use crate::network::Segment;
 use crate::network::infrastructure::HeldBack;
 use crate::{Claim, Owner};
@@ -75,14 +75,14 @@ pub struct WorldEntry {
 
 /// The LoadBalancers that exist.
 #[derive(Clone, Debug, Default)]
-pub struct World {
+pub struct LoadBalancerIndex {
     entries: HashMap<String, WorldEntry>,
     uids: HashMap<String, String>,
 }
 
 /// A correction of a ledger, for an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Repair {
+pub enum LedgerRepair {
     /// A published address was missing from the ledger.
     Restored(Claim, Owner),
     /// The ledger named another owner for a published address.
@@ -93,7 +93,7 @@ pub enum Repair {
     Unreadable(String),
 }
 
-impl World {
+impl LoadBalancerIndex {
     /// Indexes the LoadBalancers.
     pub fn new(entries: impl IntoIterator<Item = WorldEntry>) -> Self {
         let mut world = Self::default();
@@ -150,15 +150,15 @@ impl World {
     }
 }
 
-impl Book {
+impl PoolAllocator {
     /// Reads a pool in. Entries in memory that nothing contradicts stay.
-    pub fn merge(&mut self, seen: &PoolSeen, world: &World) -> Vec<Repair> {
+    pub fn merge(&mut self, seen: &PoolSeen, world: &LoadBalancerIndex) -> Vec<LedgerRepair> {
         let mut repairs = Vec::new();
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
-        let parsed = Ranges::parse(&seen.spec.ranges);
+        let parsed = PoolRanges::parse(&seen.spec.ranges);
         let (ranges, fault) = match parsed {
             Ok(ranges) => (ranges, None),
-            Err(fault) => (Ranges::default(), Some(fault)),
+            Err(fault) => (PoolRanges::default(), Some(fault)),
         };
         let stored = read_claims(&seen.status, memory, world, &mut repairs);
         let cursor =
@@ -190,7 +190,7 @@ impl Book {
             };
             let losers = publish.iter().filter(|e| e.owner.uid != owner.uid);
             let at = claim(&seen.name, ip);
-            repairs.extend(losers.map(|e| Repair::Double(at.clone(), e.owner.clone())));
+            repairs.extend(losers.map(|e| LedgerRepair::Double(at.clone(), e.owner.clone())));
             claims.push((rank, ip, owner));
         }
         claims.sort_by_key(|(rank, ..)| *rank);
@@ -201,10 +201,10 @@ impl Book {
             ledger.restore(ip, owner);
             let at = claim(&seen.name, ip);
             match stored.get(&ip) {
-                _ if rank != Rank::Published => {}
-                None => repairs.push(Repair::Restored(at, owner.clone())),
+                _ if rank != RestoreRank::Published => {}
+                None => repairs.push(LedgerRepair::Restored(at, owner.clone())),
                 Some(present) if present.uid != owner.uid => {
-                    repairs.push(Repair::Corrected(at, owner.clone()));
+                    repairs.push(LedgerRepair::Corrected(at, owner.clone()));
                 }
                 Some(_) => {}
             }
@@ -215,11 +215,11 @@ impl Book {
         for (ip, owner) in ledger.claims() {
             self.hold(owner, claim(&seen.name, *ip));
         }
-        let pool = Pool {
+        let pool = AllocatorPool {
             created: seen.created,
             segment: seen.segment.clone(),
             conflict,
-            selector: Selector::new(seen.spec.selector.as_ref()),
+            selector: PoolSelector::new(seen.spec.selector.as_ref()),
             fault,
             deleting: seen.deleting,
             infrastructure: HeldBack::new(),
@@ -241,7 +241,7 @@ impl Book {
 
     /// LoadBalancers whose publication would overrule a ledger, and those that have the name of an
     /// owner that is not known.
-    pub fn disputes(&self, seen: &PoolSeen, world: &World) -> Vec<Owner> {
+    pub fn disputes(&self, seen: &PoolSeen, world: &LoadBalancerIndex) -> Vec<Owner> {
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
         let stored = read_claims(&seen.status, memory, world, &mut Vec::new());
         let mut disputes = Vec::new();
@@ -267,7 +267,7 @@ impl Book {
 
     /// Claims whose owner is not in the world. The caller asks the API server about each before it
     /// releases the claim: the world may be older than the claim.
-    pub fn orphans(&self, world: &World) -> Vec<(Claim, Owner)> {
+    pub fn orphans(&self, world: &LoadBalancerIndex) -> Vec<(Claim, Owner)> {
         self.pools
             .iter()
             .flat_map(|(name, pool)| {
@@ -294,13 +294,13 @@ impl Book {
 fn read_claims(
     status: &IPPoolStatus,
     memory: Option<&Ledger>,
-    world: &World,
-    repairs: &mut Vec<Repair>,
+    world: &LoadBalancerIndex,
+    repairs: &mut Vec<LedgerRepair>,
 ) -> BTreeMap<IpAddr, Owner> {
     let mut claims = BTreeMap::new();
     for (text, name) in &status.allocated {
         let Ok(ip) = text.parse::<IpAddr>() else {
-            repairs.push(Repair::Unreadable(text.clone()));
+            repairs.push(LedgerRepair::Unreadable(text.clone()));
             continue;
         };
         let remembered = memory
@@ -330,7 +330,7 @@ fn read_claims(
 
 /// Ground on which an address belongs to an owner, in the order that the module describes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Rank {
+enum RestoreRank {
     Agreed,
     Published,
     Stored,
@@ -342,16 +342,16 @@ fn rightful<'a>(
     stored: Option<&'a Owner>,
     memory: Option<&'a Owner>,
     publishers: &[&'a WorldEntry],
-    world: &World,
-) -> Option<(Rank, &'a Owner)> {
+    world: &LoadBalancerIndex,
+) -> Option<(RestoreRank, &'a Owner)> {
     let is = |named: Option<&Owner>, uid: &str| named.is_some_and(|owner| owner.uid == uid);
     if let Some(agreed) = stored.filter(|owner| !owner.uid.is_empty() && is(memory, &owner.uid)) {
-        return Some((Rank::Agreed, agreed));
+        return Some((RestoreRank::Agreed, agreed));
     }
     if let Some(new) =
         stored.filter(|owner| memory.is_none() && world.is_yet_to_publish(owner, pool))
     {
-        return Some((Rank::Stored, new));
+        return Some((RestoreRank::Stored, new));
     }
     let published = publishers
         .iter()
@@ -360,9 +360,9 @@ fn rightful<'a>(
             (!is(stored, &e.owner.uid), !is(memory, &e.owner.uid), e.created, &e.owner)
         });
     published
-        .map(|e| (Rank::Published, &e.owner))
-        .or(stored.map(|owner| (Rank::Stored, owner)))
-        .or(memory.filter(|owner| world.knows(owner)).map(|owner| (Rank::Remembered, owner)))
+        .map(|e| (RestoreRank::Published, &e.owner))
+        .or(stored.map(|owner| (RestoreRank::Stored, owner)))
+        .or(memory.filter(|owner| world.knows(owner)).map(|owner| (RestoreRank::Remembered, owner)))
 }
 
 fn claim(pool: &str, ip: IpAddr) -> Claim {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::tests::{at, for_namespace, lb, owner, seen};
-use super::super::{Verdict, Wait};
+use super::super::{ClaimResult, NoAddressReason};
 use super::*;
 use crate::pools::ledger::HISTORY_LENGTH;
 use crate::pools::status::pool_status;
@@ -14,8 +14,8 @@ fn entry(n: usize, last: Option<usize>) -> WorldEntry {
     WorldEntry { owner: owner(n), created: i64::try_from(n).unwrap(), published, deleting: false }
 }
 
-fn world(entries: &[(usize, Option<usize>)]) -> World {
-    World::new(entries.iter().map(|(n, last)| entry(*n, *last)))
+fn world(entries: &[(usize, Option<usize>)]) -> LoadBalancerIndex {
+    LoadBalancerIndex::new(entries.iter().map(|(n, last)| entry(*n, *last)))
 }
 
 /// Pool `a`, `10.0.0.10` to `.19`, that stores `(last, name, uid)`.
@@ -30,7 +30,7 @@ fn storing(claims: &[(&str, &str, &str)]) -> PoolSeen {
     pool
 }
 
-fn ledger(book: &Book) -> Vec<(String, &str, &str)> {
+fn ledger(book: &PoolAllocator) -> Vec<(String, &str, &str)> {
     let claims = book.pools()["a"].ledger.claims().iter();
     claims.map(|(ip, o)| (ip.to_string(), o.name.as_str(), o.uid.as_str())).collect()
 }
@@ -39,17 +39,17 @@ fn row<'a>(last: usize, name: &'a str, uid: &'a str) -> (String, &'a str, &'a st
     (format!("10.0.0.{last}"), name, uid)
 }
 
-fn stored(book: &Book) -> IPPoolStatus {
+fn stored(book: &PoolAllocator) -> IPPoolStatus {
     pool_status(&book.pools()["a"], &[], None, None, Some(1), "2026-01-01T00:00:00Z")
 }
 
 #[test]
 fn a_wiped_ledger_is_rebuilt_from_what_is_published_before_any_new_claim() {
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     let repairs = book.merge(&seen("a", "10.0.0", 10), &world(&[(1, Some(10)), (2, Some(14))]));
-    let restored = |n, last| Repair::Restored(at("a", last), owner(n));
+    let restored = |n, last| LedgerRepair::Restored(at("a", last), owner(n));
     assert_eq!(repairs, [restored(1, "10.0.0.10"), restored(2, "10.0.0.14")]);
-    let Verdict::Held { claim, .. } = book.claim(&lb(3)) else { panic!("no address") };
+    let ClaimResult::Held { claim, .. } = book.claim(&lb(3)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.11"));
     // And from memory, for LoadBalancers that have not published yet.
     book.merge(&seen("a", "10.0.0", 10), &world(&[(1, Some(10)), (2, Some(14)), (3, None)]));
@@ -60,21 +60,21 @@ fn a_wiped_ledger_is_rebuilt_from_what_is_published_before_any_new_claim() {
 
 #[test]
 fn what_is_published_goes_before_what_is_stored_and_that_before_memory() {
-    let mut book = Book::default();
-    let ask = |book: &mut Book, n| drop(book.claim(&lb(n)));
-    book.merge(&storing(&[]), &World::default());
+    let mut book = PoolAllocator::default();
+    let ask = |book: &mut PoolAllocator, n| drop(book.claim(&lb(n)));
+    book.merge(&storing(&[]), &LoadBalancerIndex::default());
     (1..=3).for_each(|n| ask(&mut book, n));
     // lb1 holds .10, lb2 .11, lb3 .12. Another leader gave .11 to lb5 and .12 to lb6; lb7
     // publishes .12.
     let foreign = storing(&[("10.0.0.11", "ns/lb5", "u5"), ("10.0.0.12", "ns/lb6", "u6")]);
     let repairs = book.merge(&foreign, &world(&[(1, None), (7, Some(12))]));
-    assert_eq!(repairs, [Repair::Corrected(at("a", "10.0.0.12"), owner(7))]);
+    assert_eq!(repairs, [LedgerRepair::Corrected(at("a", "10.0.0.12"), owner(7))]);
     let rows = [row(10, "ns/lb1", "u1"), row(11, "ns/lb5", "u5"), row(12, "ns/lb7", "u7")];
     assert_eq!(ledger(&book), rows);
     for loser in ["u2", "u3", "u6"] {
         assert!(book.claims_of(loser).is_empty(), "{loser}");
     }
-    let Verdict::Held { claim, .. } = book.claim(&lb(2)) else { panic!("no address") };
+    let ClaimResult::Held { claim, .. } = book.claim(&lb(2)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.13"), "the loser gets another");
 }
 
@@ -82,7 +82,7 @@ fn what_is_published_goes_before_what_is_stored_and_that_before_memory() {
 #[test]
 fn an_owner_keeps_one_address_of_a_pool() {
     let twice = storing(&[("10.0.0.12", "ns/lb1", "u1"), ("10.0.0.15", "ns/lb1", "u1")]);
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     book.merge(&twice, &world(&[(1, Some(15))]));
     assert_eq!(ledger(&book), [row(15, "ns/lb1", "u1")]);
     book.merge(&storing(&[("10.0.0.17", "ns/lb1", "u1")]), &world(&[(1, None)]));
@@ -93,13 +93,13 @@ fn an_owner_keeps_one_address_of_a_pool() {
 #[test]
 fn an_entry_without_uid_adopts_that_of_the_load_balancer_of_its_name() {
     let old_style = storing(&[("10.0.0.12", "ns/lb1", ""), ("10.0.0.13", "ns/gone", "")]);
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     book.merge(&old_style, &world(&[(1, None)]));
     assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1"), row(13, "ns/gone", "")]);
-    let Verdict::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
+    let ClaimResult::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.12"));
     // The UID comes from memory, even if the world does not contain the LoadBalancer.
-    book.merge(&old_style, &World::default());
+    book.merge(&old_style, &LoadBalancerIndex::default());
     assert_eq!(ledger(&book)[0], row(12, "ns/lb1", "u1"));
 }
 
@@ -107,20 +107,20 @@ fn an_entry_without_uid_adopts_that_of_the_load_balancer_of_its_name() {
 #[test]
 fn an_entry_without_uid_adopts_it_later_too() {
     let old_style = storing(&[("10.0.0.12", "ns/lb1", "")]);
-    let mut book = Book::default();
-    book.merge(&old_style, &World::default());
+    let mut book = PoolAllocator::default();
+    book.merge(&old_style, &LoadBalancerIndex::default());
     book.merge(&old_style, &world(&[(1, None)]));
     assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
     // Or the LoadBalancer is never observed, and asks for an address.
-    let mut book = Book::default();
-    book.merge(&old_style, &World::default());
+    let mut book = PoolAllocator::default();
+    book.merge(&old_style, &LoadBalancerIndex::default());
     book.claim(&lb(1));
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
     // A LoadBalancer that got another address before is not moved: that address may be in use by
     // now.
-    let mut book = Book::default();
-    book.merge(&storing(&[]), &World::default());
+    let mut book = PoolAllocator::default();
+    book.merge(&storing(&[]), &LoadBalancerIndex::default());
     book.claim(&lb(1));
     book.merge(&old_style, &world(&[(1, None)]));
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.10")]);
@@ -128,7 +128,7 @@ fn an_entry_without_uid_adopts_it_later_too() {
 
 #[test]
 fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     let all = world(&[(1, None), (2, Some(14)), (3, None)]);
     let pool = storing(&[
         ("10.0.0.12", "ns/lb1", "before"),
@@ -138,10 +138,10 @@ fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
     ]);
     book.merge(&pool, &all);
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
-    let Verdict::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
+    let ClaimResult::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.12"));
     // Whether it is the same object is read from the API server first.
-    assert_eq!(Book::default().disputes(&pool, &all), [owner(1)]);
+    assert_eq!(PoolAllocator::default().disputes(&pool, &all), [owner(1)]);
     let gone = Owner { name: "ns/gone".into(), uid: String::new() };
     let orphans = [(at("a", "10.0.0.13"), gone)];
     assert_eq!(book.orphans(&all), orphans);
@@ -164,17 +164,17 @@ fn of_two_that_publish_one_address_one_keeps_it() {
         (storing(&[("10.0.0.12", "ns/lb1", "u1")]), by_stored, 2),
         (storing(&[]), storing(&[]), 1),
     ] {
-        let mut book = Book::default();
-        book.merge(&first_seen, &World::default());
+        let mut book = PoolAllocator::default();
+        book.merge(&first_seen, &LoadBalancerIndex::default());
         let repairs = book.merge(&then_seen, &both);
         let loser = 3 - keeper;
-        assert!(repairs.contains(&Repair::Double(at("a", "10.0.0.12"), owner(loser))));
+        assert!(repairs.contains(&LedgerRepair::Double(at("a", "10.0.0.12"), owner(loser))));
         assert_eq!(book.claims_of(&owner(keeper).uid), [at("a", "10.0.0.12")]);
         for n in [loser, keeper] {
             let facts = lb(n);
             let published = Some(at("a", "10.0.0.12"));
             let verdict = book.claim(&crate::LbFacts { published, ..facts });
-            let Verdict::Held { claim, .. } = verdict else { panic!("no address") };
+            let ClaimResult::Held { claim, .. } = verdict else { panic!("no address") };
             assert_eq!(claim == at("a", "10.0.0.12"), n == keeper, "{claim:?}");
         }
     }
@@ -186,8 +186,8 @@ fn of_two_that_publish_one_address_one_keeps_it() {
 fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     let late = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
     let agreed = [("10.0.0.12", "ns/lb2", "u2"), ("10.0.0.14", "ns/lb4", "u4")];
-    let mut book = Book::default();
-    book.merge(&storing(&agreed), &World::default());
+    let mut book = PoolAllocator::default();
+    book.merge(&storing(&agreed), &LoadBalancerIndex::default());
     let by_stored = [agreed[0], agreed[1], ("10.0.0.13", "ns/lb2", "other")];
     assert_eq!(book.disputes(&storing(&by_stored), &late), [owner(3)]);
     let mut current = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
@@ -195,8 +195,8 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     assert!(book.disputes(&storing(&by_stored), &current).is_empty());
     assert!(!current.knows(&owner(3)));
     let repairs = book.merge(&storing(&by_stored), &current);
-    let double = Repair::Double(at("a", "10.0.0.12"), owner(1));
-    assert_eq!(repairs, [double, Repair::Restored(at("a", "10.0.0.15"), owner(5))]);
+    let double = LedgerRepair::Double(at("a", "10.0.0.12"), owner(1));
+    assert_eq!(repairs, [double, LedgerRepair::Restored(at("a", "10.0.0.15"), owner(5))]);
     assert_eq!(book.claims_of("u2"), [at("a", "10.0.0.12")]);
     assert_eq!(book.claims_of("other"), [at("a", "10.0.0.13")]);
     // Created again under its name, the LoadBalancer is found by the name.
@@ -212,38 +212,39 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
 fn a_publisher_that_is_being_deleted_counts_only_if_a_ledger_names_it() {
     let deleting = |n, last| WorldEntry { deleting: true, ..entry(n, last) };
     // The address of the third is outside the ranges that are left: it is in use all the same.
-    let all = World::new([deleting(1, Some(11)), deleting(2, Some(12)), entry(3, Some(99))]);
-    let mut book = Book::default();
+    let all =
+        LoadBalancerIndex::new([deleting(1, Some(11)), deleting(2, Some(12)), entry(3, Some(99))]);
+    let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.11", "ns/lb1", "u1")]), &all);
     assert_eq!(ledger(&book), [row(11, "ns/lb1", "u1"), row(99, "ns/lb3", "u3")]);
 }
 
 #[test]
 fn an_entry_that_is_no_address_is_reported_and_dropped() {
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     let mut pool = storing(&[("10.0.0.300", "ns/lb1", "u1"), ("10.0.0.12", "ns/lb2", "u2")]);
     pool.status.allocated_history.insert("nonsense".into(), "ns/lb3".into());
     pool.status.last_allocated = "nonsense".into();
-    let repairs = book.merge(&pool, &World::default());
-    assert_eq!(repairs, [Repair::Unreadable("10.0.0.300".into())]);
+    let repairs = book.merge(&pool, &LoadBalancerIndex::default());
+    assert_eq!(repairs, [LedgerRepair::Unreadable("10.0.0.300".into())]);
     assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
 }
 
 #[test]
 fn a_faulty_or_shrunk_pool_keeps_its_claims_and_heals() {
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, None)]));
     for size in [0, 1] {
         let edited = PoolSeen { status: stored(&book), ..seen("a", "10.0.0", size) };
         book.merge(&edited, &world(&[(1, None)]));
-        let Verdict::Held { claim, subnet, instead, .. } = book.claim(&lb(1)) else {
+        let ClaimResult::Held { claim, subnet, instead, .. } = book.claim(&lb(1)) else {
             panic!("lost")
         };
         assert_eq!((claim, subnet, instead), (at("a", "10.0.0.12"), None, None));
         assert_eq!(book.pools()["a"].fault.is_some(), size == 0);
     }
     book.merge(&PoolSeen { status: stored(&book), ..storing(&[]) }, &world(&[(1, None)]));
-    let Verdict::Held { subnet: Some(subnet), .. } = book.claim(&lb(1)) else { panic!("lost") };
+    let ClaimResult::Held { subnet: Some(subnet), .. } = book.claim(&lb(1)) else { panic!("lost") };
     assert_eq!(subnet.mask(), "255.255.255.0");
     assert_eq!(book.pools()["a"].ledger.available(), 9);
 }
@@ -251,11 +252,11 @@ fn a_faulty_or_shrunk_pool_keeps_its_claims_and_heals() {
 /// A pool that admits no LoadBalancer any more serves no new one, and takes no address away.
 #[test]
 fn a_selector_that_changes_ends_no_claim() {
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, Some(12))]));
     book.merge(&for_namespace(storing(&[]), "other"), &world(&[(1, Some(12))]));
-    assert!(matches!(book.claim(&lb(1)), Verdict::Held { instead: None, .. }));
-    assert!(matches!(book.claim(&lb(2)), Verdict::Waiting(Wait::NoMatch { .. })));
+    assert!(matches!(book.claim(&lb(1)), ClaimResult::Held { instead: None, .. }));
+    assert!(matches!(book.claim(&lb(2)), ClaimResult::Waiting(NoAddressReason::NoMatch { .. })));
 }
 
 /// The order also stays when another client writes the pool.
@@ -263,12 +264,12 @@ fn a_selector_that_changes_ends_no_claim() {
 fn history_forgets_the_oldest_release_first_after_a_merge_too() {
     let mut pool = seen("a", "10.0.0", 1);
     pool.spec.ranges = vec![api::Range { subnet: "10.0.0.0/20".into(), ..api::Range::default() }];
-    let mut book = Book::default();
-    book.merge(&pool, &World::default());
+    let mut book = PoolAllocator::default();
+    book.merge(&pool, &LoadBalancerIndex::default());
     let held: Vec<_> = (0..=HISTORY_LENGTH)
         .filter_map(|n| match book.claim(&lb(n)) {
-            Verdict::Held { claim, .. } => Some(claim.ip),
-            Verdict::Waiting(_) => None,
+            ClaimResult::Held { claim, .. } => Some(claim.ip),
+            ClaimResult::Waiting(_) => None,
         })
         .collect();
     // The highest addresses first, so that these are the oldest releases.
@@ -276,7 +277,7 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
         book.release(&owner(n).uid);
     }
     let status = stored(&book);
-    book.merge(&PoolSeen { status, ..pool }, &World::default());
+    book.merge(&PoolSeen { status, ..pool }, &LoadBalancerIndex::default());
     book.release(&owner(0).uid);
     let remembered: Vec<_> = book.pools()["a"].ledger.history().map(|(ip, _)| ip).collect();
     assert!(remembered.contains(&held[0]) && remembered.contains(&held[1]));
@@ -295,13 +296,13 @@ proptest! {
         outside in any::<bool>(),
     ) {
         let strangers = [("10.0.0.7", "ns/out", "out"), ("10.0.0.11", "ns/gone", "")];
-        let mut book = Book::default();
+        let mut book = PoolAllocator::default();
         let pool = storing(if outside { &strangers } else { &[] });
-        book.merge(&pool, &World::default());
+        book.merge(&pool, &LoadBalancerIndex::default());
         let mut exist = BTreeMap::new();
         for (n, create) in steps {
             if create {
-                if let Verdict::Held { claim, .. } = book.claim(&lb(n)) {
+                if let ClaimResult::Held { claim, .. } = book.claim(&lb(n)) {
                     exist.insert(n, claim);
                 }
             } else {
@@ -310,7 +311,7 @@ proptest! {
             }
         }
         // Every other LoadBalancer has published.
-        let world = World::new(exist.into_iter().map(|(n, claim)| WorldEntry {
+        let world = LoadBalancerIndex::new(exist.into_iter().map(|(n, claim)| WorldEntry {
             published: Some(claim).filter(|_| n % 2 == 0),
             ..entry(n, None)
         }));
@@ -318,7 +319,7 @@ proptest! {
         book.merge(&edited, &world);
         let status = stored(&book);
         let written = PoolSeen { status: status.clone(), ..edited };
-        for mut reader in [book, Book::default()] {
+        for mut reader in [book, PoolAllocator::default()] {
             prop_assert_eq!(reader.merge(&written, &world), []);
             prop_assert_eq!(&stored(&reader), &status);
         }
@@ -329,23 +330,23 @@ proptest! {
 /// owner: both would announce it.
 #[test]
 fn what_ledger_and_memory_agree_on_outweighs_an_old_publication() {
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world(&[(2, None)]));
     let repairs =
         book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world(&[(1, Some(12)), (2, None)]));
     assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
-    assert_eq!(repairs, [Repair::Double(at("a", "10.0.0.12"), owner(1))]);
+    assert_eq!(repairs, [LedgerRepair::Double(at("a", "10.0.0.12"), owner(1))]);
 }
 
 #[test]
 fn one_that_is_being_deleted_takes_nothing_back_from_another() {
     let leaving = WorldEntry { deleting: true, ..entry(1, Some(12)) };
-    let world = || World::new([leaving.clone(), entry(2, None)]);
-    let mut book = Book::default();
+    let world = || LoadBalancerIndex::new([leaving.clone(), entry(2, None)]);
+    let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world());
     assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
     // Named by the ledger, it retains its claim until the claim is released.
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world());
     assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);
 }
@@ -353,7 +354,7 @@ fn one_that_is_being_deleted_takes_nothing_back_from_another() {
 #[test]
 fn a_contradiction_to_the_ledger_is_read_again() {
     let seen = storing(&[("10.0.0.12", "ns/lb2", "u2")]);
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     let mut old_view = world(&[(1, Some(12)), (2, None)]);
     assert_eq!(book.disputes(&seen, &old_view), [owner(1)]);
     // The LoadBalancer has another address now; the ledger is right.
@@ -370,7 +371,7 @@ fn a_contradiction_to_the_ledger_is_read_again() {
 /// The claim was released by another leader, and no deletion will release it once more.
 #[test]
 fn memory_does_not_bring_back_the_claim_of_one_that_is_gone() {
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, None)]));
     book.merge(&storing(&[]), &world(&[(2, None)]));
     assert_eq!(ledger(&book), []);

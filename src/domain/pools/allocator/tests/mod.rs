@@ -15,7 +15,7 @@ pub(super) fn lb(n: usize) -> LbFacts {
     LbFacts {
         owner: owner(n),
         created: i64::try_from(n).unwrap(),
-        requirement: Requirement { namespace: "ns".into(), ..Requirement::default() },
+        requirement: PoolRequirement { namespace: "ns".into(), ..PoolRequirement::default() },
         guest: true,
         fresh: true,
         ..LbFacts::default()
@@ -23,8 +23,8 @@ pub(super) fn lb(n: usize) -> LbFacts {
 }
 
 /// A world in which all these LoadBalancers exist, and publish nothing.
-pub(super) fn everybody() -> World {
-    World::new((0..10).map(|n| WorldEntry {
+pub(super) fn everybody() -> LoadBalancerIndex {
+    LoadBalancerIndex::new((0..10).map(|n| WorldEntry {
         owner: owner(n),
         created: i64::try_from(n).unwrap(),
         published: None,
@@ -71,8 +71,8 @@ pub(super) fn for_namespace(mut seen: PoolSeen, namespace: &str) -> PoolSeen {
     seen
 }
 
-pub(super) fn book(pools: &[PoolSeen]) -> Book {
-    let mut book = Book::default();
+pub(super) fn book(pools: &[PoolSeen]) -> PoolAllocator {
+    let mut book = PoolAllocator::default();
     for pool in pools {
         book.merge(pool, &everybody());
     }
@@ -81,17 +81,18 @@ pub(super) fn book(pools: &[PoolSeen]) -> Book {
 }
 
 /// Pools `a` and `b` with addresses `10.0.0.10` and `10.0.1.10` upwards.
-pub(super) fn two(a: usize, b: usize) -> Book {
+pub(super) fn two(a: usize, b: usize) -> PoolAllocator {
     book(&[seen("a", "10.0.0", a), seen("b", "10.0.1", b)])
 }
 
 /// The address of a verdict, and the reason why it is not the requested one.
-fn answer(verdict: &Verdict) -> (Option<String>, Option<&'static str>) {
+fn answer(verdict: &ClaimResult) -> (Option<String>, Option<&'static str>) {
     match verdict {
-        Verdict::Held { claim, instead, .. } => {
-            (Some(format!("{} {}", claim.pool, claim.ip)), instead.as_ref().map(Wait::reason))
-        }
-        Verdict::Waiting(wait) => (None, Some(wait.reason())),
+        ClaimResult::Held { claim, instead, .. } => (
+            Some(format!("{} {}", claim.pool, claim.ip)),
+            instead.as_ref().map(NoAddressReason::reason),
+        ),
+        ClaimResult::Waiting(wait) => (None, Some(wait.reason())),
     }
 }
 
@@ -100,11 +101,14 @@ fn held(text: &str) -> (Option<String>, Option<&'static str>) {
 }
 
 /// Claims an address, and publishes it.
-fn publish(book: &mut Book, facts: &mut LbFacts) -> (Option<String>, Option<&'static str>) {
+fn publish(
+    book: &mut PoolAllocator,
+    facts: &mut LbFacts,
+) -> (Option<String>, Option<&'static str>) {
     let verdict = book.claim(facts);
     facts.published = match &verdict {
-        Verdict::Held { claim, .. } => Some(claim.clone()),
-        Verdict::Waiting(_) => None,
+        ClaimResult::Held { claim, .. } => Some(claim.clone()),
+        ClaimResult::Waiting(_) => None,
     };
     answer(&verdict)
 }
@@ -147,11 +151,11 @@ fn each_refusal_has_its_reason() {
         ("faulty", "IPPoolNotReady", "spec.ranges[0].rangeEnd"),
         ("deleting", "IPPoolNotReady", "being deleted"),
     ] {
-        let Verdict::Waiting(wait) = book.claim(&named(2, pool)) else { panic!("{pool}") };
+        let ClaimResult::Waiting(wait) = book.claim(&named(2, pool)) else { panic!("{pool}") };
         assert_eq!(wait.reason(), reason, "{pool}");
         assert!(wait.message().contains(words) && wait.message().contains(pool), "{wait:?}");
     }
-    let stranger = LbFacts { requirement: Requirement::default(), ..lb(3) };
+    let stranger = LbFacts { requirement: PoolRequirement::default(), ..lb(3) };
     assert_eq!(answer(&book.claim(&stranger)), (None, Some("NoMatchedIPPool")));
     // Among several pools that fit, the reason names one that is out of use.
     assert_eq!(answer(&book.claim(&lb(4))), (None, Some("IPPoolNotReady")));
@@ -170,7 +174,7 @@ fn the_next_candidate_serves_when_the_first_is_full_or_idle() {
 /// Each event makes room for exactly one of two waiters, who asked in the wrong order.
 #[test]
 fn the_oldest_waiter_is_served_whatever_made_the_room() {
-    let events: [fn(&mut Book); 5] = [
+    let events: [fn(&mut PoolAllocator); 5] = [
         |book| drop(book.release("u0")),
         |book| assert!(book.release_claim(&at("a", "10.0.0.10"), &owner(0))),
         |book| drop(book.merge(&seen("a", "10.0.0", 2), &everybody())),
@@ -196,7 +200,7 @@ fn the_oldest_waiter_is_served_whatever_made_the_room() {
 
 #[test]
 fn a_waiter_is_notified_when_the_reason_changes() {
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     assert_eq!(answer(&book.claim(&lb(1))), (None, Some("NoMatchedIPPool")));
     book.merge(&seen("a", "10.0.0", 0), &everybody());
     assert_eq!(book.serve_waiters(), [owner(1)]);
@@ -336,13 +340,15 @@ fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_
 /// A view may be a moment old. An address is released only on a fresh reading.
 #[test]
 fn an_old_view_frees_nothing() {
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     for (pool, net) in [("a", "10.0.0"), ("b", "10.0.1")] {
         book.merge(&seen(pool, net, 2), &everybody());
     }
     let old = |facts: LbFacts| LbFacts { fresh: false, ..facts };
-    let Verdict::Held { claim: first, .. } = book.claim(&named(1, "a")) else { panic!("none") };
-    let Verdict::Held { claim: second, .. } = book.claim(&named(1, "b")) else { panic!("none") };
+    let ClaimResult::Held { claim: first, .. } = book.claim(&named(1, "a")) else { panic!("none") };
+    let ClaimResult::Held { claim: second, .. } = book.claim(&named(1, "b")) else {
+        panic!("none")
+    };
     let publishing = |claim: &Claim| LbFacts { published: Some(claim.clone()), ..lb(1) };
 
     assert!(book.needs_fresh(&old(publishing(&first))));

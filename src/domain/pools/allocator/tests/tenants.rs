@@ -4,7 +4,7 @@
 //! Pool `a` has `10.0.0.10` to `.12` and is the victim's, pool `own` `10.0.1.10` and `.11` and is
 //! the attacker's. The victim is lb1, the attacker lb9.
 
-use super::super::{PoolSeen, World, WorldEntry};
+use super::super::{LoadBalancerIndex, PoolSeen, WorldEntry};
 use super::*;
 
 const VICTIM: usize = 1;
@@ -16,7 +16,7 @@ fn pools() -> [PoolSeen; 2] {
 }
 
 fn of(n: usize, namespace: &str) -> LbFacts {
-    let requirement = Requirement { namespace: namespace.into(), ..Requirement::default() };
+    let requirement = PoolRequirement { namespace: namespace.into(), ..PoolRequirement::default() };
     LbFacts { requirement, ..lb(n) }
 }
 
@@ -39,7 +39,7 @@ fn entry(facts: &LbFacts) -> WorldEntry {
 }
 
 /// A book in which the victim holds its address, and publishes it if `publishes` is set.
-fn with_victim(publishes: bool) -> (Book, LbFacts) {
+fn with_victim(publishes: bool) -> (PoolAllocator, LbFacts) {
     let mut book = book(&pools());
     let mut facts = victim();
     let verdict = book.claim(&facts);
@@ -51,7 +51,7 @@ fn with_victim(publishes: bool) -> (Book, LbFacts) {
 }
 
 /// The pool as the book would store it.
-fn stored(book: &Book, of: &PoolSeen) -> PoolSeen {
+fn stored(book: &PoolAllocator, of: &PoolSeen) -> PoolSeen {
     let pool = &book.pools()[&of.name];
     let status =
         crate::pools::status::pool_status(pool, &[], None, None, Some(1), "2026-01-01T00:00:00Z");
@@ -115,9 +115,9 @@ fn while_a_ledger_is_read_no_owner_loses_an_address_that_it_names() {
     for publishes in [false, true] {
         let (before, victim) = with_victim(publishes);
         let lie = attacker("a", "10.0.0.10");
-        let world = World::new([entry(&victim), entry(&lie)]);
+        let world = LoadBalancerIndex::new([entry(&victim), entry(&lie)]);
         for in_memory in [false, true] {
-            let mut book = if in_memory { before.clone() } else { Book::default() };
+            let mut book = if in_memory { before.clone() } else { PoolAllocator::default() };
             for pool in &pools() {
                 book.merge(&stored(&before, pool), &world);
             }
@@ -136,9 +136,9 @@ fn while_a_ledger_is_read_no_owner_loses_an_address_that_it_names() {
 fn where_the_ledger_is_lost_too_the_older_of_two_keeps_what_both_publish() {
     let (_, victim) = with_victim(true);
     let lie = attacker("a", "10.0.0.10");
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     for pool in &pools() {
-        book.merge(pool, &World::new([entry(&victim), entry(&lie)]));
+        book.merge(pool, &LoadBalancerIndex::new([entry(&victim), entry(&lie)]));
     }
     assert_eq!(answer(&book.claim(&lie)), held("own 10.0.1.10"));
     assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"));
@@ -150,9 +150,9 @@ fn where_the_ledger_is_lost_too_the_older_of_two_keeps_what_both_publish() {
 fn while_a_ledger_is_read_an_address_that_is_free_can_be_had_out_of_scope() {
     let (before, victim) = with_victim(true);
     let lie = attacker("a", "10.0.0.12");
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     for pool in &pools() {
-        book.merge(&stored(&before, pool), &World::new([entry(&victim), entry(&lie)]));
+        book.merge(&stored(&before, pool), &LoadBalancerIndex::new([entry(&victim), entry(&lie)]));
     }
     assert_eq!(answer(&book.claim(&lie)), held("a 10.0.0.12"));
     assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"), "and the victim keeps its own");

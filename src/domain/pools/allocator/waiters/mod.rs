@@ -7,13 +7,13 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::{Age, Book, Pool};
-use crate::reason::Wait;
+use super::{Age, AllocatorPool, PoolAllocator};
+use crate::reason::NoAddressReason;
 use crate::{LbFacts, Owner};
 
 /// Changes that waiters may depend on.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Stirred {
+pub(super) struct WaiterChanges {
     /// Whether pools were added, removed or moved.
     everything: bool,
     /// Names of the pools that changed.
@@ -22,7 +22,7 @@ pub(super) struct Stirred {
     waiters: BTreeSet<String>,
 }
 
-impl Stirred {
+impl WaiterChanges {
     /// Marks every waiter for another try.
     pub(super) fn everything(&mut self) {
         self.everything = true;
@@ -40,7 +40,7 @@ impl Stirred {
     }
 }
 
-impl Book {
+impl PoolAllocator {
     /// Tries the waiters again that a change may serve, oldest first. Returns those whose answer
     /// changed.
     pub fn serve_waiters(&mut self) -> Vec<Owner> {
@@ -72,7 +72,7 @@ impl Book {
     }
 
     /// Whether another answer is possible now.
-    fn may_change(&self, facts: &LbFacts, wait: &Wait, stirred: &Stirred) -> bool {
+    fn may_change(&self, facts: &LbFacts, wait: &NoAddressReason, stirred: &WaiterChanges) -> bool {
         // A published address is compared with all pools.
         stirred.everything
             || facts.published.is_some()
@@ -93,11 +93,11 @@ impl Book {
     }
 
     /// Waiting LoadBalancers, each with its reason.
-    pub fn waiting(&self) -> impl Iterator<Item = (&LbFacts, &Wait)> {
+    pub fn waiting(&self) -> impl Iterator<Item = (&LbFacts, &NoAddressReason)> {
         self.waiters.values().map(|(facts, wait)| (facts, wait))
     }
 
-    pub(super) fn wait(&mut self, facts: &LbFacts, wait: Wait) {
+    pub(super) fn wait(&mut self, facts: &LbFacts, wait: NoAddressReason) {
         self.stop_waiting(&facts.owner.uid);
         let age = (facts.created, facts.owner.clone());
         self.ages.insert(facts.owner.uid.clone(), age.clone());
@@ -123,16 +123,16 @@ impl Book {
     }
 }
 
-impl Pool {
+impl AllocatorPool {
     /// Whether a waiter may get another answer after the pool has changed.
-    fn may_change(&self, name: &str, facts: &LbFacts, wait: &Wait) -> bool {
+    fn may_change(&self, name: &str, facts: &LbFacts, wait: &NoAddressReason) -> bool {
         let is_named = wait.names(name);
         let is_asked = match &facts.named_pool {
             Some(named) => named == name,
             None => self.selector.fit(&facts.requirement).is_some(),
         };
         let is_still_full = || {
-            matches!(wait, Wait::Full { .. })
+            matches!(wait, NoAddressReason::Full { .. })
                 && self.idle().is_none()
                 && self.ledger.available() == 0
         };

@@ -6,7 +6,7 @@ use super::*;
 /// A tenant's change costs nothing for the waiters of other pools.
 #[test]
 fn only_those_are_asked_again_whom_a_change_may_serve() {
-    let mut book = Book::default();
+    let mut book = PoolAllocator::default();
     book.merge(&seen("a", "10.0.0", 1), &everybody());
     book.merge(&for_namespace(seen("b", "10.0.1", 1), "other"), &everybody());
     book.claim(&lb(1));
@@ -16,7 +16,8 @@ fn only_those_are_asked_again_whom_a_change_may_serve() {
     book.claim(&others);
     book.claim(&named(4, "c"));
     let concerned = |pool: &str| {
-        let stirred = Stirred { pools: BTreeSet::from([pool.to_owned()]), ..Stirred::default() };
+        let stirred =
+            WaiterChanges { pools: BTreeSet::from([pool.to_owned()]), ..WaiterChanges::default() };
         let all = book.waiting().filter(|(facts, wait)| book.may_change(facts, wait, &stirred));
         all.map(|(facts, _)| facts.owner.name.clone()).collect::<Vec<_>>()
     };

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Service;
 use super::super::stored::read_service;
 use super::super::{Identity, Plan, Wanted, plan};
 use super::*;
-use crate::network::host_links::Link;
+use crate::network::host_links::NetworkReach;
 use crate::vm_backends::listeners::Listener;
 
 const LB: Identity<'_> = Identity { namespace: "apps", name: "web", uid: "lb-1" };
@@ -18,7 +18,7 @@ fn listeners() -> [Listener; 2] {
 
 fn wanted<'a>(address: &str, listeners: &'a [Listener]) -> Wanted<'a> {
     let address = address.parse().ok();
-    Wanted { lb: LB, address, listeners, network: "", attachment: None, link: Link::Ready }
+    Wanted { lb: LB, address, listeners, network: "", attachment: None, link: NetworkReach::Ready }
 }
 
 fn fresh(wanted: &Wanted<'_>) -> Value {
@@ -116,7 +116,7 @@ fn ports_that_are_no_more_and_addresses_of_the_other_family_are_left_behind() {
 #[test]
 fn hints_are_carried_where_they_are_a_users() {
     let listeners = listeners();
-    let attachment = super::super::Attachment { bridge: "mgmt-br".into(), vlan: 0 };
+    let attachment = super::super::NetworkAttachment { bridge: "mgmt-br".into(), vlan: 0 };
     let plain = wanted("10.0.0.100", &listeners);
     let on = Wanted { network: "apps/mgmt", attachment: Some(&attachment), ..plain.clone() };
     let hint = |service: &Value, key: &str| service["metadata"]["annotations"].get(key).cloned();

@@ -20,8 +20,8 @@ fn texts(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
     let listeners = listeners();
     let plain = wanted("10.0.0.100", &listeners);
-    let untagged = Attachment { bridge: "mgmt-br".into(), vlan: 0 };
-    let tagged = Attachment { bridge: "prod-br".into(), vlan: 7 };
+    let untagged = NetworkAttachment { bridge: "mgmt-br".into(), vlan: 0 };
+    let tagged = NetworkAttachment { bridge: "prod-br".into(), vlan: 7 };
     let network = |name| (ANNOTATION_NETWORK, name);
     let by_interface = texts(&[(ASKED_INTERFACE, "mgmt-br"), network("apps/mgmt")]);
     let (mgmt, vlan7) = (on("apps/mgmt", &untagged, &plain), on("apps/vlan7", &tagged, &plain));
@@ -61,7 +61,7 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
 fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced() {
     let listeners = listeners();
     let plain = wanted("10.0.0.100", &listeners);
-    let tagged = Attachment { bridge: "prod-br".into(), vlan: 7 };
+    let tagged = NetworkAttachment { bridge: "prod-br".into(), vlan: 7 };
     let vlan7 = on("apps/vlan7", &tagged, &plain);
     let mut service = made(&vlan7);
     service["metadata"]["annotations"][ASKED_VLAN] = json!("prod-br.7");
@@ -80,10 +80,10 @@ fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced()
 fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
     let listeners = listeners();
     let plain = wanted("10.0.0.100", &listeners);
-    let tagged = Attachment { bridge: "prod-br".into(), vlan: 7 };
+    let tagged = NetworkAttachment { bridge: "prod-br".into(), vlan: 7 };
     let without = on("apps/vlan7", &tagged, &plain);
-    let with = Wanted { link: Link::Ready, ..without.clone() };
-    let missing = Wanted { link: Link::Missing(vec!["n2".into()]), ..without.clone() };
+    let with = Wanted { link: NetworkReach::Ready, ..without.clone() };
+    let missing = Wanted { link: NetworkReach::Missing(vec!["n2".into()]), ..without.clone() };
     let hinted = texts(&[(ASKED_INTERFACE, "prod-br.7"), (ANNOTATION_NETWORK, "apps/vlan7")]);
     assert_eq!(annotations(&made(&with)), hinted);
     assert_eq!(annotations(&made(&missing)), texts(&[]));
@@ -100,14 +100,15 @@ fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
 fn the_default_interface_is_explained_where_nodes_have_no_link() {
     let listeners = listeners();
     let plain = wanted("10.0.0.100", &listeners);
-    let of = |vlan| Attachment { bridge: "prod-br".into(), vlan };
+    let of = |vlan| NetworkAttachment { bridge: "prod-br".into(), vlan };
     let (tagged, untagged) = (of(7), of(0));
     let said = |wanted: &Wanted<'_>, service: Option<&Value>| {
         wanted.on_default_interface(service.map(read).as_ref()).unwrap_or_default()
     };
     let without = on("apps/vlan7", &tagged, &plain);
-    let with = Wanted { link: Link::Ready, ..without.clone() };
-    let missing = Wanted { link: Link::Missing(vec!["n2".into(), "n3".into()]), ..without.clone() };
+    let with = Wanted { link: NetworkReach::Ready, ..without.clone() };
+    let missing =
+        Wanted { link: NetworkReach::Missing(vec!["n2".into(), "n3".into()]), ..without.clone() };
     let flat = on("apps/flat", &untagged, &plain);
     for (wanted, service, expected) in [
         (&plain, None, ""),
@@ -147,8 +148,8 @@ fn the_default_interface_is_explained_where_nodes_have_no_link() {
 fn hints_that_a_user_gave_are_the_users() {
     let listeners = listeners();
     let plain = wanted("10.0.0.100", &listeners);
-    let tagged = Attachment { bridge: "prod-br".into(), vlan: 7 };
-    let untagged = Attachment { bridge: "prod-br".into(), vlan: 0 };
+    let tagged = NetworkAttachment { bridge: "prod-br".into(), vlan: 7 };
+    let untagged = NetworkAttachment { bridge: "prod-br".into(), vlan: 0 };
     for (key, value) in [(ASKED_INTERFACE, "eth1"), (ASKED_VLAN, "eth1.5")] {
         let mut service = made(&plain);
         service["metadata"]["annotations"][key] = json!(value);

@@ -23,11 +23,18 @@ fn listeners() -> [Listener; 2] {
 
 fn wanted<'a>(address: &str, listeners: &'a [Listener]) -> Wanted<'a> {
     let address = address.parse().ok();
-    Wanted { lb: LB, address, listeners, network: "", attachment: None, link: Link::NotConfigured }
+    Wanted {
+        lb: LB,
+        address,
+        listeners,
+        network: "",
+        attachment: None,
+        link: NetworkReach::NotConfigured,
+    }
 }
 
 /// Nodes have a bridge for each cluster network, and no link for a VLAN.
-fn on<'a>(network: &'a str, attachment: &'a Attachment, wanted: &Wanted<'a>) -> Wanted<'a> {
+fn on<'a>(network: &'a str, attachment: &'a NetworkAttachment, wanted: &Wanted<'a>) -> Wanted<'a> {
     let link = HostLinks::default().link(attachment);
     Wanted { network, attachment: Some(attachment), link, ..wanted.clone() }
 }
@@ -122,7 +129,7 @@ fn a_service_says_who_asks_for_which_address_and_selects_nothing() {
 #[test]
 fn what_was_created_needs_no_further_write() {
     let listeners = listeners();
-    let vlan = Attachment { bridge: "mgmt-br".into(), vlan: 7 };
+    let vlan = NetworkAttachment { bridge: "mgmt-br".into(), vlan: 7 };
     for (address, asked, family) in [
         ("10.0.0.100", "10.0.0.100", "IPv4"),
         ("fd00::100", "fd00::100", "IPv6"),
@@ -364,7 +371,7 @@ proptest! {
         for edit in &hands {
             json_patch::merge(&mut service, edit);
         }
-        let attachment = Attachment { bridge: "br".into(), vlan: vlan.unwrap_or_default() };
+        let attachment = NetworkAttachment { bridge: "br".into(), vlan: vlan.unwrap_or_default() };
         let mut wanted = wanted(address, &listeners);
         if vlan.is_some() {
             wanted = on("apps/net", &attachment, &wanted);

@@ -167,7 +167,7 @@ impl Cluster {
                     && ledger.claim_where(&facts.owner, None, fitness).is_ok()
             };
             let in_vain = match (&facts.named_pool, wait) {
-                (_, Wait::PoolGone { pool }) => self.book.pools().contains_key(pool),
+                (_, NoAddressReason::PoolGone { pool }) => self.book.pools().contains_key(pool),
                 (Some(named), _) => self.book.pools().get(named).is_some_and(|pool| {
                     pool.selector.may_be_named_by(&facts.requirement) && serves(named)
                 }),

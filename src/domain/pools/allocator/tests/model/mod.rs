@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::*;
-use crate::network::Attachment;
+use crate::network::NetworkAttachment;
 use crate::network::Segment;
 use crate::pools::status::pool_status;
 
@@ -80,7 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 #[derive(Default)]
 struct Cluster {
-    book: Book,
+    book: PoolAllocator,
     /// Pools as stored, with their status.
     pools: BTreeMap<String, PoolSeen>,
     lbs: BTreeMap<usize, LbFacts>,
@@ -102,7 +102,7 @@ fn meet(a: Option<&Vec<Segment>>, b: Option<&Vec<Segment>>) -> bool {
 
 /// Segment of a network; `same`: whether the last two names are one network. `None`: unknown.
 fn segment(network: &str, same: Option<bool>) -> Segment {
-    let vlan = |vlan| Some(Attachment { bridge: "br".into(), vlan });
+    let vlan = |vlan| Some(NetworkAttachment { bridge: "br".into(), vlan });
     let attachment = match (network, same) {
         (_, None) | ("", _) => None,
         (_, Some(true)) | ("ns/x", Some(false)) => vlan(1),
@@ -112,8 +112,8 @@ fn segment(network: &str, same: Option<bool>) -> Segment {
 }
 
 impl Cluster {
-    fn world(&self) -> World {
-        World::new(self.lbs.values().map(|facts| WorldEntry {
+    fn world(&self) -> LoadBalancerIndex {
+        LoadBalancerIndex::new(self.lbs.values().map(|facts| WorldEntry {
             owner: facts.owner.clone(),
             created: facts.created,
             published: facts.published.clone(),
@@ -160,7 +160,7 @@ impl Cluster {
     }
 
     /// Claims for one LoadBalancer, and checks the answer.
-    fn ask(&mut self, n: usize) -> Option<Verdict> {
+    fn ask(&mut self, n: usize) -> Option<ClaimResult> {
         self.observe();
         let facts = self.facts(n)?;
         let (peeked, before) = (self.book.peek(&facts), self.snapshot());
@@ -172,7 +172,7 @@ impl Cluster {
         let again = self.book.claim(&facts);
         assert_eq!(again, verdict, "claim is idempotent");
         if let Some(published) = facts.published.as_ref().filter(|p| !self.is_double(n, p)) {
-            let Verdict::Held { claim, .. } = &verdict else {
+            let ClaimResult::Held { claim, .. } = &verdict else {
                 panic!("{facts:?} loses its address: {verdict:?}")
             };
             assert!(
@@ -186,8 +186,8 @@ impl Cluster {
     fn publish(&mut self, n: usize) {
         let Some(verdict) = self.ask(n) else { return };
         let published = match verdict {
-            Verdict::Held { claim, .. } => Some(claim),
-            Verdict::Waiting(_) => None,
+            ClaimResult::Held { claim, .. } => Some(claim),
+            ClaimResult::Waiting(_) => None,
         };
         let facts = self.lbs.get_mut(&n).unwrap();
         facts.former = published.clone().or(facts.former.take());
@@ -216,7 +216,7 @@ impl Cluster {
         let had = before.published.clone();
         let verdict = self.ask(n);
         let others = |claim: &Claim| {
-            let holds = |pool: &Pool| {
+            let holds = |pool: &AllocatorPool| {
                 let owner = pool.ledger.owner_of(claim.ip);
                 owner.is_some_and(|owner| owner.name != before.owner.name)
             };
@@ -236,7 +236,7 @@ impl Cluster {
                 })
         });
         if let (Some(claim), Some(verdict)) = (still, verdict) {
-            let Verdict::Held { claim: now, .. } = &verdict else {
+            let ClaimResult::Held { claim: now, .. } = &verdict else {
                 panic!("{claim:?} is not given back: {verdict:?}")
             };
             let taken = self.book.pools()[&claim.pool].ledger.owner_of(claim.ip);
@@ -334,7 +334,7 @@ impl Cluster {
                 if plain {
                     self.pools.values_mut().for_each(|p| p.status.allocated_owners.clear());
                 }
-                self.book = Book::default();
+                self.book = PoolAllocator::default();
                 (0..POOLS.len()).for_each(|p| self.merge(p));
                 let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
                 for facts in &all {
@@ -398,14 +398,14 @@ proptest! {
         sizes in [0_usize..4, 0..4, 0..4],
     ) {
         let outcome = |order: &[usize]| {
-            let mut book = Book::default();
+            let mut book = PoolAllocator::default();
             for n in order {
                 let named_pool = named_pools[*n].map(|p| POOLS[p].0.to_owned());
                 // Two are of the same age: the name decides.
                 book.claim(&LbFacts { created: i64::try_from(n / 2).unwrap(), named_pool, ..lb(*n) });
             }
             for ((name, net), size) in POOLS.iter().zip(&sizes) {
-                book.merge(&seen(name, net, *size), &World::default());
+                book.merge(&seen(name, net, *size), &LoadBalancerIndex::default());
             }
             book.serve_waiters();
             (book.holders.clone(), book.waiters.clone())
