@@ -11,7 +11,7 @@ use super::{ControllerArgs, admission};
 use crate::controllers::second_opinion::{self, Replica};
 use crate::controllers::{self, Context};
 use crate::domain::leader_election::Pace;
-use crate::domain::vm_backends::health::second_opinion::Place;
+use crate::domain::vm_backends::health::second_opinion::ReplicaPlace;
 use crate::http::operator::Operator;
 use crate::http::probes;
 use crate::k8s::client;
@@ -54,7 +54,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
 
     let replica = Arc::new(Replica {
         leadership: leadership.clone(),
-        place: Place { replica: me.clone(), node: args.node.unwrap_or_default() },
+        place: ReplicaPlace { replica: me.clone(), node: args.node.unwrap_or_default() },
         lease: (lease.0.to_owned(), lease.1.to_owned()),
     });
     tokio::spawn(second_opinion::answer(replica.clone(), views.clone()));

@@ -21,9 +21,9 @@ use super::Context;
 use crate::domain::reason;
 use crate::domain::vm_backends::endpoint_slices::SINK_UID;
 use crate::domain::vm_backends::health::second_opinion::{
-    ASKED, Answer, Asked, Opinion, Place, Question,
+    ASKED, AskedTarget, Opinion, OpinionAnswer, OpinionQuestion, ReplicaPlace,
 };
-use crate::domain::vm_backends::health::{Check, check};
+use crate::domain::vm_backends::health::{CheckSettings, check};
 use crate::domain::vm_backends::listeners::DOUBTED;
 use crate::k8s::lease::{Leadership, Notes};
 use crate::k8s::views::Views;
@@ -41,7 +41,7 @@ pub struct Replica {
     /// Leadership, and the annotations on the Lease.
     pub leadership: Arc<Leadership>,
     /// Name and node of this replica.
-    pub place: Place,
+    pub place: ReplicaPlace,
     /// Namespace and name of the Lease.
     pub lease: (String, String),
 }
@@ -112,10 +112,10 @@ impl Term {
         }
     }
 
-    fn question(&self) -> Question {
+    fn question(&self) -> OpinionQuestion {
         let at = Timestamp::now().to_string();
         let targets = self.prober.sample(&at);
-        Question { by: self.ctx.replica.place.clone(), at, targets }
+        OpinionQuestion { by: self.ctx.replica.place.clone(), at, targets }
     }
 
     /// Asks one question, and handles its answers until [`AGAIN`] has passed. `None`: the doubt is
@@ -131,7 +131,7 @@ impl Term {
             if held == 0 {
                 return None;
             }
-            let answer = notes.borrow_and_update().answer.as_deref().and_then(Answer::read);
+            let answer = notes.borrow_and_update().answer.as_deref().and_then(OpinionAnswer::read);
             let opinion = question.opinion(answer.as_ref());
             if opinion != Opinion::None && opinion != *known {
                 let words = opinion.words(&question, answer.as_ref());
@@ -167,8 +167,8 @@ pub async fn answer(replica: Arc<Replica>, views: Views) {
     let mut notes = replica.leadership.notes();
     while notes.changed().await.is_ok() {
         let Notes { question, answer } = notes.borrow_and_update().clone();
-        let Some(question) = question.as_deref().and_then(Question::read) else { continue };
-        let given = answer.as_deref().and_then(Answer::read);
+        let Some(question) = question.as_deref().and_then(OpinionQuestion::read) else { continue };
+        let given = answer.as_deref().and_then(OpinionAnswer::read);
         if !question.wants_answer_of(&replica.place, given.as_ref()) {
             continue;
         }
@@ -183,7 +183,7 @@ pub async fn answer(replica: Arc<Replica>, views: Views) {
 }
 
 /// Address and check of a target that is the operator's. The question itself is not trusted.
-fn target(asked: &Asked, views: &Views) -> Option<(IpAddr, Check)> {
+fn target(asked: &AskedTarget, views: &Views) -> Option<(IpAddr, CheckSettings)> {
     let (namespace, name) = asked.lb.split_once('/')?;
     let lb = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;
     let uid = lb.uid()?;

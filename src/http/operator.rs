@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::probes::Process;
 use crate::api::{LoadBalancer, READY};
-use crate::domain::vm_backends::endpoints::Endpoint;
+use crate::domain::vm_backends::endpoints::VmEndpoint;
 use crate::k8s::lease::Leadership;
 use crate::k8s::views::Views;
 use crate::metrics::Metrics;
@@ -82,7 +82,7 @@ impl Operator {
     }
 }
 
-fn endpoint_state(endpoint: &Endpoint) -> &'static str {
+fn endpoint_state(endpoint: &VmEndpoint) -> &'static str {
     match (endpoint.ready(), endpoint.terminating) {
         (true, _) => "ready",
         (false, true) => "terminating",

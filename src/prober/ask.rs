@@ -22,8 +22,8 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::dial::{Dial, Get};
-use crate::domain::vm_backends::health::Check;
+use super::dial::{DialSettings, ProbeGet};
+use crate::domain::vm_backends::health::CheckSettings;
 
 /// Most bytes of an answer's status line and headers: the size of their buffer.
 const LONGEST_HEAD: usize = 16 * 1024;
@@ -31,7 +31,7 @@ const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION
 
 /// Outcome of a probe. A closed set: its words are labels of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum ProbeOutcome {
     /// The backend answered as expected.
     Success,
     /// No process listens on the port.
@@ -50,7 +50,7 @@ pub(super) enum Outcome {
     Error,
 }
 
-impl Outcome {
+impl ProbeOutcome {
     /// Label value for the metric.
     pub(super) fn word(self) -> &'static str {
         match self {
@@ -76,17 +76,21 @@ impl Outcome {
 }
 
 /// Probes the backend at the address.
-pub(super) async fn ask(address: IpAddr, check: &Check, dial: &Dial) -> Outcome {
-    timeout(check.timeout, attempt(address, dial)).await.unwrap_or(Outcome::Timeout)
+pub(super) async fn ask(
+    address: IpAddr,
+    check: &CheckSettings,
+    dial: &DialSettings,
+) -> ProbeOutcome {
+    timeout(check.timeout, attempt(address, dial)).await.unwrap_or(ProbeOutcome::Timeout)
 }
 
-async fn attempt(address: IpAddr, dial: &Dial) -> Outcome {
+async fn attempt(address: IpAddr, dial: &DialSettings) -> ProbeOutcome {
     let stream = match connect(dial.socket(address)).await {
         Ok(stream) => stream,
         Err(error) => return broken(&error),
     };
     match &dial.get {
-        None => Outcome::Success,
+        None => ProbeOutcome::Success,
         // On the heap: most probes send no request, and thousands may be under way.
         Some(get) => Box::pin(request(stream, address, get)).await,
     }
@@ -98,40 +102,40 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     socket.connect(to).await
 }
 
-fn broken(error: &io::Error) -> Outcome {
+fn broken(error: &io::Error) -> ProbeOutcome {
     match error.kind() {
-        ErrorKind::ConnectionRefused => return Outcome::Refused,
-        ErrorKind::TimedOut => return Outcome::Timeout,
-        ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted => return Outcome::Broken,
+        ErrorKind::ConnectionRefused => return ProbeOutcome::Refused,
+        ErrorKind::TimedOut => return ProbeOutcome::Timeout,
+        ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted => return ProbeOutcome::Broken,
         _ => {}
     }
     match Errno::from_io_error(error) {
         // No descriptor, no memory, no free port: a fault of this process, not of the backend.
         Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL) => {
-            Outcome::Error
+            ProbeOutcome::Error
         }
-        _ => Outcome::Unreachable,
+        _ => ProbeOutcome::Unreachable,
     }
 }
 
-async fn request(stream: TcpStream, address: IpAddr, get: &Get) -> Outcome {
+async fn request(stream: TcpStream, address: IpAddr, get: &ProbeGet) -> ProbeOutcome {
     let Some(tls) = &get.tls else { return exchange(stream, address, get).await };
     let connector = TlsConnector::from(std::sync::Arc::clone(&tls.config));
     match connector.connect(tls.name(address), stream).await {
         Ok(stream) => exchange(stream, address, get).await,
-        Err(_) => Outcome::Tls,
+        Err(_) => ProbeOutcome::Tls,
     }
 }
 
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     address: IpAddr,
-    get: &Get,
-) -> Outcome {
+    get: &ProbeGet,
+) -> ProbeOutcome {
     let mut builder = http1::Builder::new();
     builder.max_buf_size(LONGEST_HEAD);
     let Ok((mut sender, connection)) = builder.handshake(TokioIo::new(stream)).await else {
-        return Outcome::Broken;
+        return ProbeOutcome::Broken;
     };
     let mut request = http::Request::new(Empty::<io::Cursor<[u8; 0]>>::new());
     *request.method_mut() = Method::GET;
@@ -141,9 +145,9 @@ async fn exchange(
     headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
     match while_driving(sender.send_request(request), connection).await {
-        Ok(response) if get.request.expects(response.status().as_u16()) => Outcome::Success,
-        Ok(_) => Outcome::Status,
-        Err(_) => Outcome::Broken,
+        Ok(response) if get.request.expects(response.status().as_u16()) => ProbeOutcome::Success,
+        Ok(_) => ProbeOutcome::Status,
+        Err(_) => ProbeOutcome::Broken,
     }
 }
 
@@ -163,19 +167,19 @@ mod tests {
     fn only_what_is_the_backends_fault_speaks_against_it() {
         let outcome = |errno: Errno| broken(&errno.into());
         for (errno, expected) in [
-            (Errno::CONNREFUSED, Outcome::Refused),
-            (Errno::HOSTUNREACH, Outcome::Unreachable),
-            (Errno::NETUNREACH, Outcome::Unreachable),
-            (Errno::ACCESS, Outcome::Unreachable),
-            (Errno::TIMEDOUT, Outcome::Timeout),
-            (Errno::CONNRESET, Outcome::Broken),
+            (Errno::CONNREFUSED, ProbeOutcome::Refused),
+            (Errno::HOSTUNREACH, ProbeOutcome::Unreachable),
+            (Errno::NETUNREACH, ProbeOutcome::Unreachable),
+            (Errno::ACCESS, ProbeOutcome::Unreachable),
+            (Errno::TIMEDOUT, ProbeOutcome::Timeout),
+            (Errno::CONNRESET, ProbeOutcome::Broken),
         ] {
             assert_eq!((outcome(errno), outcome(errno).verdict()), (expected, Some(false)));
         }
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ADDRNOTAVAIL]
         {
-            assert_eq!((outcome(errno), outcome(errno).verdict()), (Outcome::Error, None));
+            assert_eq!((outcome(errno), outcome(errno).verdict()), (ProbeOutcome::Error, None));
         }
-        assert_eq!(Outcome::Success.verdict(), Some(true));
+        assert_eq!(ProbeOutcome::Success.verdict(), Some(true));
     }
 }

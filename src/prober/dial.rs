@@ -8,45 +8,47 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::tls;
-use crate::domain::vm_backends::health::{Check, Fault, Probe, Request};
+use crate::domain::vm_backends::health::{
+    BackendProbe, CheckSettings, HealthSpecFault, ProbeRequest,
+};
 
 /// Connection settings of a check.
-pub(super) struct Dial {
+pub(super) struct DialSettings {
     pub(super) port: u16,
     /// GET to send. `None`: an accepted connection is enough.
-    pub(super) get: Option<Get>,
+    pub(super) get: Option<ProbeGet>,
 }
 
 /// GET that a probe sends.
-pub(super) struct Get {
+pub(super) struct ProbeGet {
     pub(super) path: Uri,
-    pub(super) request: Request,
+    pub(super) request: ProbeRequest,
     /// Host header, if it does not depend on the address.
     host: Option<HeaderValue>,
     port_suffix: String,
-    pub(super) tls: Option<Tls>,
+    pub(super) tls: Option<ProbeTls>,
 }
 
 /// TLS settings of a probe.
-pub(super) struct Tls {
+pub(super) struct ProbeTls {
     pub(super) config: Arc<ClientConfig>,
     /// Server name. `None`: the address.
     name: Option<ServerName<'static>>,
 }
 
-impl Dial {
+impl DialSettings {
     /// Converts a check. Fails when its path, CA bundle or server name is invalid.
-    pub(super) fn new(check: &Check) -> Result<Self, Fault> {
+    pub(super) fn new(check: &CheckSettings) -> Result<Self, HealthSpecFault> {
         let get = match &check.probe {
-            Probe::Tcp => None,
-            Probe::Http(request) => Some(Get::new(check.port, 80, request, None)?),
-            Probe::Https(request, bundle) => {
+            BackendProbe::Tcp => None,
+            BackendProbe::Http(request) => Some(ProbeGet::new(check.port, 80, request, None)?),
+            BackendProbe::Https(request, bundle) => {
                 let config = match bundle {
                     Some(pem) => tls::trusting(pem)?,
                     None => tls::unverified()?,
                 };
-                let tls = Tls { config: Arc::new(config), name: tls::name(request)? };
-                Some(Get::new(check.port, 443, request, Some(tls))?)
+                let tls = ProbeTls { config: Arc::new(config), name: tls::name(request)? };
+                Some(ProbeGet::new(check.port, 443, request, Some(tls))?)
             }
         };
         Ok(Self { port: check.port, get })
@@ -57,10 +59,15 @@ impl Dial {
     }
 }
 
-impl Get {
-    fn new(port: u16, usual: u16, request: &Request, tls: Option<Tls>) -> Result<Self, Fault> {
+impl ProbeGet {
+    fn new(
+        port: u16,
+        usual: u16,
+        request: &ProbeRequest,
+        tls: Option<ProbeTls>,
+    ) -> Result<Self, HealthSpecFault> {
         let path = request.path.parse().map_err(|e| {
-            Fault::new("path", format!("{e}"), "use a path such as /healthz?ready=1")
+            HealthSpecFault::new("path", format!("{e}"), "use a path such as /healthz?ready=1")
         })?;
         // A Host header omits the scheme's default port.
         let port_suffix = if port == usual { String::new() } else { format!(":{port}") };
@@ -77,7 +84,7 @@ impl Get {
     }
 }
 
-impl Tls {
+impl ProbeTls {
     /// Name that the certificate must have. It is sent as SNI unless it is an address.
     pub(super) fn name(&self, address: IpAddr) -> ServerName<'static> {
         self.name.clone().unwrap_or_else(|| ServerName::IpAddress(address.into()))

@@ -20,21 +20,21 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-pub use crate::domain::vm_backends::health::Target;
-use crate::domain::vm_backends::health::second_opinion::{self, ASKED, Asked};
-use crate::domain::vm_backends::health::{Check, Fault};
+pub use crate::domain::vm_backends::health::ProbeTarget;
+use crate::domain::vm_backends::health::second_opinion::{self, ASKED, AskedTarget};
+use crate::domain::vm_backends::health::{CheckSettings, HealthSpecFault};
 use crate::metrics::Metrics;
-use dial::Dial;
+use dial::DialSettings;
 use roster::{Key, Roster};
 pub use scheduler::Scheduler;
 pub use survey::survey;
 
 /// Handle to set targets and read verdicts. Cheap to clone; clones share all state.
 #[derive(Clone)]
-pub struct Prober(Arc<Shared>);
+pub struct Prober(Arc<ProberShared>);
 
-struct Shared {
-    state: Mutex<State>,
+struct ProberShared {
+    state: Mutex<ProberState>,
     /// Notified when a target may be due earlier than the scheduler expects.
     wake: Notify,
     metrics: Metrics,
@@ -46,8 +46,8 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
-    roster: Roster<Dial>,
+struct ProberState {
+    roster: Roster<DialSettings>,
     /// Probes under way. The scheduler removes entries of probes that ended.
     under_way: HashMap<Key, AbortHandle>,
     /// Explanation of the doubted failures.
@@ -61,7 +61,7 @@ impl Prober {
     /// `changed`. Flips at the same time are sent as one.
     pub fn new(metrics: Metrics, changed: mpsc::UnboundedSender<String>) -> (Self, Scheduler) {
         metrics.probes.targets.set(0);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProberShared {
             state: Mutex::default(),
             wake: Notify::new(),
             metrics,
@@ -81,7 +81,12 @@ impl Prober {
     /// A target at an address that cannot be a backend's is unhealthy and never probed.
     ///
     /// Fails, and removes all, when the check's CA bundle or server name is invalid.
-    pub fn set(&self, lb: &str, check: Option<&Check>, targets: &[Target]) -> Result<(), Fault> {
+    pub fn set(
+        &self,
+        lb: &str,
+        check: Option<&CheckSettings>,
+        targets: &[ProbeTarget],
+    ) -> Result<(), HealthSpecFault> {
         let Some(check) = check else {
             self.remove(lb);
             return Ok(());
@@ -90,7 +95,7 @@ impl Prober {
         // Creating a dial parses certificates; a reconcile without a change must not do that.
         let dial = match state.roster.dial(lb, check) {
             Some(dial) => dial,
-            None => match Dial::new(check) {
+            None => match DialSettings::new(check) {
                 Ok(dial) => Arc::new(dial),
                 Err(fault) => {
                     drop(state);
@@ -134,7 +139,7 @@ impl Prober {
     }
 
     /// Some of the doubted targets, as [`second_opinion::sample`] picks them.
-    pub fn sample(&self, at: &str) -> Vec<Asked> {
+    pub fn sample(&self, at: &str) -> Vec<AskedTarget> {
         second_opinion::sample(self.0.lock().roster.held(), at)
     }
 
@@ -166,9 +171,9 @@ impl Prober {
     }
 }
 
-impl Shared {
+impl ProberShared {
     /// A panic in another task leaves entries complete: each is changed by one statement.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProberState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -177,7 +182,7 @@ impl Shared {
     }
 
     /// Aborts the probes of dropped targets, and wakes the scheduler.
-    fn settle(&self, mut state: MutexGuard<'_, State>, dropped: &[Key]) {
+    fn settle(&self, mut state: MutexGuard<'_, ProberState>, dropped: &[Key]) {
         for key in dropped {
             if let Some(probe) = state.under_way.remove(key) {
                 probe.abort();
@@ -189,7 +194,7 @@ impl Shared {
     }
 
     /// Sends notifications for these LoadBalancers, and for those that a doubt concerns.
-    fn tell(&self, mut state: MutexGuard<'_, State>, mut lbs: BTreeSet<Arc<str>>) {
+    fn tell(&self, mut state: MutexGuard<'_, ProberState>, mut lbs: BTreeSet<Arc<str>>) {
         lbs.append(&mut state.roster.take_concerned());
         let held = state.roster.count_held();
         self.held.send_if_modified(|known| std::mem::replace(known, held) != held);

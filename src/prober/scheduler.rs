@@ -12,9 +12,9 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::ask::{Outcome, ask};
-use super::roster::{Key, Start};
-use super::{Dial, Shared, sockets};
+use super::ask::{ProbeOutcome, ask};
+use super::roster::{Key, ProbeStart};
+use super::{DialSettings, ProberShared, sockets};
 
 /// A probe that starts later than this share of its period counts as late: one tenth.
 const LATE_SHARE: u32 = 10;
@@ -25,17 +25,17 @@ const AT_ONCE: usize = 32;
 
 /// Scheduler of a prober.
 #[must_use = "nothing is probed unless it runs"]
-pub struct Scheduler(Arc<Shared>);
+pub struct Scheduler(Arc<ProberShared>);
 
-struct Answer {
+struct ProbeAnswer {
     key: Key,
     protocol: &'static str,
-    outcome: Outcome,
+    outcome: ProbeOutcome,
     took: Duration,
 }
 
 impl Scheduler {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<ProberShared>) -> Self {
         Self(shared)
     }
 
@@ -60,7 +60,7 @@ impl Drop for AtEnd {
     }
 }
 
-async fn schedule(shared: Arc<Shared>, most: usize) {
+async fn schedule(shared: Arc<ProberShared>, most: usize) {
     let _at_end = AtEnd(shared.metrics.probes.targets.clone());
     let mut probes = JoinSet::new();
     loop {
@@ -98,7 +98,7 @@ enum Begun {
     NoRoom,
 }
 
-fn begin_due(shared: &Shared, probes: &mut JoinSet<Answer>, most: usize) -> Begun {
+fn begin_due(shared: &ProberShared, probes: &mut JoinSet<ProbeAnswer>, most: usize) -> Begun {
     let mut state = shared.lock();
     for _ in 0..AT_ONCE {
         if probes.len() >= most {
@@ -115,21 +115,25 @@ fn begin_due(shared: &Shared, probes: &mut JoinSet<Answer>, most: usize) -> Begu
     Begun::Some
 }
 
-async fn probe(start: Start<Dial>) -> Answer {
-    let Start { key, address, check, dial, .. } = start;
+async fn probe(start: ProbeStart<DialSettings>) -> ProbeAnswer {
+    let ProbeStart { key, address, check, dial, .. } = start;
     let began = Instant::now();
     let outcome = ask(address, &check, &dial).await;
-    Answer { key, protocol: check.probe.protocol(), outcome, took: began.elapsed() }
+    ProbeAnswer { key, protocol: check.probe.protocol(), outcome, took: began.elapsed() }
 }
 
 /// Handles one answer and all others that are ready, and notifies of verdicts that flipped.
-fn take_in(shared: &Shared, first: Result<Answer, JoinError>, probes: &mut JoinSet<Answer>) {
+fn take_in(
+    shared: &ProberShared,
+    first: Result<ProbeAnswer, JoinError>,
+    probes: &mut JoinSet<ProbeAnswer>,
+) {
     let mut flipped = BTreeSet::new();
     let mut state = shared.lock();
     let rest = std::iter::from_fn(|| probes.try_join_next());
     for answer in std::iter::once(first).chain(rest) {
         let (key, passed) = match answer {
-            Ok(Answer { key, protocol, outcome, took }) => {
+            Ok(ProbeAnswer { key, protocol, outcome, took }) => {
                 let metrics = &shared.metrics;
                 metrics.probes.done.with_label_values(&[protocol, outcome.word()]).inc();
                 metrics.probes.seconds.with_label_values(&[protocol]).observe(took.as_secs_f64());

@@ -6,20 +6,20 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::ask::ask;
-use super::dial::Dial;
-use crate::domain::vm_backends::health::{Check, may_be_backend};
+use super::dial::DialSettings;
+use crate::domain::vm_backends::health::{CheckSettings, may_be_backend};
 
 /// Longest time for a target: the caller waits for the answer.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Probes each target once, all at the same time. Returns how many pass and how many fail; a probe
 /// without information about its target counts as neither.
-pub async fn survey(targets: Vec<(IpAddr, Check)>) -> (usize, usize) {
+pub async fn survey(targets: Vec<(IpAddr, CheckSettings)>) -> (usize, usize) {
     let mut probes = JoinSet::new();
     for (address, check) in targets {
-        let Ok(dial) = Dial::new(&check) else { continue };
+        let Ok(dial) = DialSettings::new(&check) else { continue };
         if may_be_backend(address) {
-            let check = Check { timeout: check.timeout.min(LONGEST), ..check };
+            let check = CheckSettings { timeout: check.timeout.min(LONGEST), ..check };
             probes.spawn(async move { ask(address, &check, &dial).await.verdict() });
         }
     }

@@ -3,13 +3,13 @@
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::domain::vm_backends::health::{Fault, Request};
+use crate::domain::vm_backends::health::{HealthSpecFault, ProbeRequest};
 use crate::tls;
 
 /// Client configuration for a check that trusts exactly the certificates in this PEM.
-pub(super) fn trusting(pem: &str) -> Result<ClientConfig, Fault> {
+pub(super) fn trusting(pem: &str) -> Result<ClientConfig, HealthSpecFault> {
     tls::trusting(pem).map_err(|why| {
-        Fault::new(
+        HealthSpecFault::new(
             "caBundle",
             why,
             "give the certificates of the CAs that sign the backends', in PEM",
@@ -19,14 +19,14 @@ pub(super) fn trusting(pem: &str) -> Result<ClientConfig, Fault> {
 
 /// Client configuration that accepts any certificate, as kubelet's HTTPS probes do: most backends
 /// have self-signed certificates. The probe sends no secret, and uses only the status of the answer.
-pub(super) fn unverified() -> Result<ClientConfig, Fault> {
-    tls::unverified().map_err(|why| Fault::new("protocol", why, "use tcp or http"))
+pub(super) fn unverified() -> Result<ClientConfig, HealthSpecFault> {
+    tls::unverified().map_err(|why| HealthSpecFault::new("protocol", why, "use tcp or http"))
 }
 
 /// Server name to send and to verify, if the check has one.
-pub(super) fn name(request: &Request) -> Result<Option<ServerName<'static>>, Fault> {
+pub(super) fn name(request: &ProbeRequest) -> Result<Option<ServerName<'static>>, HealthSpecFault> {
     let name = request.server_name.clone();
     name.map(ServerName::try_from).transpose().map_err(|e| {
-        Fault::new("serverName", e.to_string(), "use a DNS name such as www.example.com")
+        HealthSpecFault::new("serverName", e.to_string(), "use a DNS name such as www.example.com")
     })
 }

@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::domain::vm_backends::health::{Check, Probe, Request, Target};
+use harvester_guest_operator::domain::vm_backends::health::{
+    BackendProbe, CheckSettings, ProbeRequest, ProbeTarget,
+};
 use harvester_guest_operator::metrics::Metrics;
 use harvester_guest_operator::prober::Prober;
 use serde_json::{Value, json};
@@ -196,9 +198,9 @@ fn deviations(log: &HashMap<IpAddr, Vec<Instant>>, figures: &mut Value) {
 
 async fn prober(case: &str) -> Result<Value> {
     let (http, silent) = settings(case);
-    let request = Request { path: "/".to_owned(), expected: Vec::new(), server_name: None };
-    let check = Check {
-        probe: if http { Probe::Http(request) } else { Probe::Tcp },
+    let request = ProbeRequest { path: "/".to_owned(), expected: Vec::new(), server_name: None };
+    let check = CheckSettings {
+        probe: if http { BackendProbe::Http(request) } else { BackendProbe::Tcp },
         port: 80,
         success_threshold: 1,
         failure_threshold: 3,
@@ -209,8 +211,8 @@ async fn prober(case: &str) -> Result<Value> {
     let (sender, mut changed) = mpsc::unbounded_channel();
     let (prober, scheduler) = Prober::new(metrics.clone(), sender);
     for lb in 0..TARGETS / PER_LB {
-        let targets: Vec<Target> = (lb * PER_LB..(lb + 1) * PER_LB)
-            .map(|n| Target {
+        let targets: Vec<ProbeTarget> = (lb * PER_LB..(lb + 1) * PER_LB)
+            .map(|n| ProbeTarget {
                 id: format!("3f0c52de-8a11-4b7e-9d7b-{n:012}"),
                 address: address(n, silent).into(),
                 assume_healthy: false,

@@ -11,13 +11,17 @@ use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::{self, Finding};
 use crate::domain::preview::Change;
 use crate::domain::vm_backends::endpoint_slices::{
-    self, AnnouncingNode, Port, Slice, Write, remembered,
+    self, AnnouncingNode, EndpointPort, SliceWrite, StoredSlice, remembered,
 };
-use crate::domain::vm_backends::endpoints::{Endpoint, Family, Wanted as Members};
+use crate::domain::vm_backends::endpoints::{
+    AddressFamily, VmEndpoint, WantedAddresses as Members,
+};
 use crate::domain::vm_backends::health;
-use crate::domain::vm_backends::listeners::{self, Backends, Report, Service};
+use crate::domain::vm_backends::listeners::{self, BackendCounts, ServiceState, ServingStatus};
 use crate::domain::vm_backends::service::stored::read_service;
-use crate::domain::vm_backends::service::{self, Held, Identity, Plan, Stored, Wanted};
+use crate::domain::vm_backends::service::{
+    self, HeldServiceStep, LbIdentity, ServicePlan, StoredService, WantedService,
+};
 use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};
 
@@ -26,7 +30,7 @@ pub(super) struct Served {
     /// Address that would be published.
     pub(super) finding: Finding,
     /// State of the Service, as the LoadBalancer's status would report it.
-    pub(super) report: Option<Report>,
+    pub(super) report: Option<ServingStatus>,
     /// Writes of Service and EndpointSlices.
     pub(super) changes: Vec<Change>,
     /// Whether a health check decides which VMs are ready: it is not run here.
@@ -36,11 +40,11 @@ pub(super) struct Served {
 /// A vm load balancer and the objects that serve it.
 struct At<'a> {
     views: &'a Views,
-    lb: Identity<'a>,
+    lb: LbIdentity<'a>,
     /// `namespace/name`.
     key: &'a str,
     /// Service of the name.
-    stored: Option<Stored>,
+    stored: Option<StoredService>,
 }
 
 /// Plans what serves a LoadBalancer. `None`: too little is known.
@@ -60,7 +64,7 @@ pub(super) async fn serve(
     let (key, uid) = (facts::name(lb), lb.uid().unwrap_or_default());
     let at = At {
         views,
-        lb: Identity { namespace: &namespace, name: &name, uid: &uid },
+        lb: LbIdentity { namespace: &namespace, name: &name, uid: &uid },
         key: &key,
         stored: stored(views, client, &namespace, &name).await.ok()?,
     };
@@ -98,7 +102,7 @@ async fn stored(
     client: &Client,
     namespace: &str,
     name: &str,
-) -> Result<Option<Stored>, CallError> {
+) -> Result<Option<StoredService>, CallError> {
     if let Some(stored) = views.services.of(&format!("{namespace}/{name}")).next() {
         return Ok(Some(stored));
     }
@@ -108,20 +112,20 @@ async fn stored(
 
 impl At<'_> {
     /// Service of this name, if the LoadBalancer owns it.
-    fn own(&self) -> Option<&Stored> {
+    fn own(&self) -> Option<&StoredService> {
         self.stored.as_ref().filter(|stored| service::foreign(&stored.owners, self.lb).is_none())
     }
 
-    fn slices(&self) -> Vec<Arc<Slice>> {
+    fn slices(&self) -> Vec<Arc<StoredSlice>> {
         let all = self.views.slices.of(self.key);
         all.filter(|slice| slice.owner == self.lb.uid).map(|slice| slice.slice).collect()
     }
 
     /// State, writes, and whether a health check would decide.
-    fn announce(&self, lb: &LoadBalancer, finding: &Finding) -> (Report, Vec<Change>, bool) {
+    fn announce(&self, lb: &LoadBalancer, finding: &Finding) -> (ServingStatus, Vec<Change>, bool) {
         let ingress = self.own().map(|own| own.ingress.clone()).unwrap_or_default();
-        let state = self.own().map_or(Service::Waiting, |_| Service::Ours);
-        let mut report = Report::new(state, ingress);
+        let state = self.own().map_or(ServiceState::Waiting, |_| ServiceState::Ours);
+        let mut report = ServingStatus::new(state, ingress);
         if !self.views.endpoints_synced() {
             return (report, Vec::new(), false);
         }
@@ -129,7 +133,7 @@ impl At<'_> {
             listeners::name_fault(self.lb.name).map_or_else(|| listeners::listeners(&lb.spec), Err);
         let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
         let place = self.views.place(named, finding);
-        let wanted = Wanted {
+        let wanted = WantedService {
             lb: self.lb,
             address: finding.address(),
             listeners: listeners.as_deref().unwrap_or_default(),
@@ -145,21 +149,21 @@ impl At<'_> {
         let name = (self.lb.namespace, self.lb.name);
         let found = self.views.backends(name, &members, wanted.address, last);
         // A new leader begins with the present health.
-        let is_well = |endpoint: &Endpoint| {
+        let is_well = |endpoint: &VmEndpoint| {
             let before = known.get(&*endpoint.uid);
             before.is_some_and(|e| e.serving && e.address == endpoint.address)
         };
         let is_checked = matches!(check, Ok(Some(_)));
-        let backends = Backends::new(found, |endpoint| !is_checked || is_well(endpoint));
+        let backends = BackendCounts::new(found, |endpoint| !is_checked || is_well(endpoint));
         let (state, mut changes) = match &listeners {
             Ok(_) => self.service(&wanted),
-            Err(fault) => (Service::Faulty(fault.clone()), Vec::new()),
+            Err(fault) => (ServiceState::Faulty(fault.clone()), Vec::new()),
         };
         let ports = match &listeners {
             Ok(listeners) => Some(listeners::ports(listeners)),
-            Err(_) => self.own().map(Stored::backend_ports),
+            Err(_) => self.own().map(StoredService::backend_ports),
         };
-        if let Some(ports) = ports.filter(|_| !matches!(state, Service::Foreign(_))) {
+        if let Some(ports) = ports.filter(|_| !matches!(state, ServiceState::Foreign(_))) {
             changes.extend(self.endpoints(wanted.family(), &ports, &slices, &backends));
         }
         report.service = state;
@@ -172,38 +176,40 @@ impl At<'_> {
         (report, changes, unchecked)
     }
 
-    fn service(&self, wanted: &Wanted<'_>) -> (Service, Vec<Change>) {
+    fn service(&self, wanted: &WantedService<'_>) -> (ServiceState, Vec<Change>) {
         let change = |what: &str| vec![Change::new("Service", self.key, what)];
         let patched = |patch| vec![Change::patch("Service", self.key, &patch)];
         let now = Utc::now().fixed_offset();
         let own = self.own().filter(|own| !own.deleting);
         match own.and_then(|own| service::held(own, &wanted.asked(), now)) {
-            Some(Held::For(left)) => {
-                return (Service::Held(left.to_std().unwrap_or_default()), Vec::new());
+            Some(HeldServiceStep::For(left)) => {
+                return (ServiceState::Held(left.to_std().unwrap_or_default()), Vec::new());
             }
-            Some(Held::Unnamed(patch) | Held::Over(patch)) => {
-                return (Service::Ours, patched(patch));
+            Some(HeldServiceStep::Unnamed(patch) | HeldServiceStep::Over(patch)) => {
+                return (ServiceState::Ours, patched(patch));
             }
             None => {}
         }
         match service::plan(self.stored.as_ref(), wanted) {
-            Plan::Keep => (Service::Ours, Vec::new()),
-            Plan::Create(_) => (Service::Ours, change("created")),
-            Plan::Change(patch) | Plan::ChangeStatus(patch) => (Service::Ours, patched(patch)),
-            Plan::Foreign(whose) => {
-                (Service::Foreign(service::conflict(self.key, &whose)), Vec::new())
+            ServicePlan::Keep => (ServiceState::Ours, Vec::new()),
+            ServicePlan::Create(_) => (ServiceState::Ours, change("created")),
+            ServicePlan::Change(patch) | ServicePlan::ChangeStatus(patch) => {
+                (ServiceState::Ours, patched(patch))
             }
-            Plan::Leaving => (Service::Waiting, Vec::new()),
-            Plan::Replace => (Service::Waiting, change("deleted, and created again")),
+            ServicePlan::Foreign(whose) => {
+                (ServiceState::Foreign(service::conflict(self.key, &whose)), Vec::new())
+            }
+            ServicePlan::Leaving => (ServiceState::Waiting, Vec::new()),
+            ServicePlan::Replace => (ServiceState::Waiting, change("deleted, and created again")),
         }
     }
 
     fn endpoints(
         &self,
-        family: Family,
-        ports: &[Port],
-        slices: &[Arc<Slice>],
-        backends: &Backends,
+        family: AddressFamily,
+        ports: &[EndpointPort],
+        slices: &[Arc<StoredSlice>],
+        backends: &BackendCounts,
     ) -> Vec<Change> {
         let announcing = self.own().and_then(|own| {
             let name = own.announcing_node()?;
@@ -219,12 +225,12 @@ impl At<'_> {
             endpoints,
             announcing.as_ref(),
         );
-        let change = |write: &Write| {
+        let change = |write: &SliceWrite| {
             let count = write.endpoints().iter().filter(|endpoint| !endpoint.is_sink()).count();
             let what = match write {
-                Write::Create { .. } => format!("created: {count} endpoints"),
-                Write::Update { .. } => format!("{count} endpoints"),
-                Write::Delete { .. } => "deleted".to_owned(),
+                SliceWrite::Create { .. } => format!("created: {count} endpoints"),
+                SliceWrite::Update { .. } => format!("{count} endpoints"),
+                SliceWrite::Delete { .. } => "deleted".to_owned(),
             };
             Change::new("EndpointSlice", &format!("{}/{}", self.lb.namespace, write.name()), what)
         };

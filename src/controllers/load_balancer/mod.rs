@@ -31,7 +31,7 @@ use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::limits::backoff::backoff;
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::Finding;
-use crate::domain::vm_backends::listeners::{self, Report};
+use crate::domain::vm_backends::listeners::{self, ServingStatus};
 use crate::k8s::{CallError, call};
 use crate::prober::Prober;
 
@@ -152,7 +152,7 @@ struct Observed {
 struct Served {
     finding: Finding,
     /// State of the Service of a vm load balancer.
-    report: Option<Report>,
+    report: Option<ServingStatus>,
     /// Time until the Service must be read again, if its change produces no event.
     again: Option<Duration>,
 }

@@ -12,7 +12,7 @@ use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::Finding;
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason;
-use crate::domain::vm_backends::listeners::{self, Report};
+use crate::domain::vm_backends::listeners::{self, ServingStatus};
 
 /// Reports a published status. `lb`: the object before the write.
 pub(super) fn report(lb: &LoadBalancer, served: &Served, ctx: &Context) {
@@ -51,7 +51,7 @@ pub(super) fn report(lb: &LoadBalancer, served: &Served, ctx: &Context) {
 }
 
 /// Reports a changed reason of the Ready condition of a vm load balancer.
-fn report_service(lb: &LoadBalancer, report: &Report, ctx: &Context) {
+fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &Context) {
     let allocated = lb.status.as_ref().and_then(|s| s.allocated_address.as_ref());
     let asked = allocated.and_then(|a| a.ip.as_deref()).unwrap_or_default();
     let (status, why, message) = listeners::ready(report, asked);

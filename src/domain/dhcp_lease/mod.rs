@@ -98,7 +98,7 @@ pub struct LeasingFacts<'a> {
     /// LoadBalancer's.
     pub serving: bool,
     /// Service for which an announcer leases so far.
-    pub service: Option<&'a service::Stored>,
+    pub service: Option<&'a service::StoredService>,
     /// Whether the leader's term has just begun: agents may not yet have written renewals that they
     /// made while the API server was unavailable.
     pub early: bool,

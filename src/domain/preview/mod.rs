@@ -19,7 +19,7 @@ use crate::load_balancer::status::{self, Finding};
 use crate::pools::allocator::{AllocatorPool, PoolSeen};
 use crate::pools::status::{pool_ready, pool_status};
 use crate::takeover::steps::{Admission, Leader};
-use crate::vm_backends::listeners::Report;
+use crate::vm_backends::listeners::ServingStatus;
 use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 
 /// The plan.
@@ -117,7 +117,7 @@ fn fields(patch: &Value) -> Vec<String> {
 pub fn load_balancer(
     lb: &LoadBalancer,
     finding: &Finding,
-    report: Option<&Report>,
+    report: Option<&ServingStatus>,
     now: &str,
 ) -> (LoadBalancerLine, Option<Change>) {
     let (address, ready) = status::outcome(lb, finding, report);

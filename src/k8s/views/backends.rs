@@ -7,8 +7,8 @@ use crate::domain::load_balancer::status::Finding;
 use crate::domain::network::NetworkAttachment;
 use crate::domain::network::host_links::NetworkReach;
 use crate::domain::pools::allocator::ClaimResult;
-use crate::domain::vm_backends::backend_address::Rules;
-use crate::domain::vm_backends::endpoints::{self, Backend};
+use crate::domain::vm_backends::backend_address::AddressRules;
+use crate::domain::vm_backends::endpoints::{self, VmBackend};
 
 /// Network on which an address is announced.
 #[derive(Clone, Debug)]
@@ -40,11 +40,11 @@ impl Views {
     pub fn backends(
         &self,
         (namespace, name): (&str, &str),
-        wants: &endpoints::Wanted<'_>,
+        wants: &endpoints::WantedAddresses<'_>,
         own: Option<IpAddr>,
         last: impl Fn(&str) -> Option<IpAddr>,
-    ) -> Vec<Backend> {
-        let rules = Rules {
+    ) -> Vec<VmBackend> {
+        let rules = AddressRules {
             own,
             reserved: &|address| self.infrastructure.why_reserved(address),
             range: &|network| self.network_range(network),

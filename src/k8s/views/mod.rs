@@ -43,7 +43,7 @@ use crate::domain::network::host_links::{HostLinks, NetworkReach};
 use crate::domain::reason::NoAddressReason;
 use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
-use crate::domain::vm_backends::vm::{self, Pod, Topology, Vm};
+use crate::domain::vm_backends::vm::{self, Topology, Vm, VmPod};
 use crate::metrics::Metrics;
 pub use early::WritingSlice;
 pub use echoes::Writing;
@@ -117,7 +117,7 @@ pub struct Views {
     /// Records of all leased addresses.
     pub records: Store<DHCPLease>,
     /// Services of vm LoadBalancers, by name.
-    pub services: Owned<crate::domain::vm_backends::service::Stored>,
+    pub services: Owned<crate::domain::vm_backends::service::StoredService>,
     /// EndpointSlices of vm LoadBalancers, by the LoadBalancer that owns them.
     pub slices: Owned<OwnedSlice>,
     projects: Arc<Mutex<HashMap<String, Project>>>,
@@ -312,7 +312,7 @@ impl Views {
         &self,
         namespace: &str,
         name: &str,
-        say: impl FnMut((&Arc<str>, &Vm, &[Pod])) -> T,
+        say: impl FnMut((&Arc<str>, &Vm, &[VmPod])) -> T,
     ) -> Vec<T> {
         lock(&self.vms).members(namespace, name).map(say).collect()
     }

@@ -14,7 +14,7 @@ use kube_runtime::watcher::{Config, Event};
 use super::{Informer, Part, Signal, Views, lock};
 use crate::api::LABEL_SERVICE_LB;
 use crate::domain::Owner;
-use crate::domain::vm_backends::endpoint_slices::Slice;
+use crate::domain::vm_backends::endpoint_slices::StoredSlice;
 use crate::domain::vm_backends::service::stored::{
     owner, owners, qualified, read_service, read_slice,
 };
@@ -37,7 +37,7 @@ pub struct OwnedSlice {
     /// UID of the owner.
     pub owner: String,
     /// Content of the slice.
-    pub slice: Arc<Slice>,
+    pub slice: Arc<StoredSlice>,
 }
 
 impl OwnedSlice {

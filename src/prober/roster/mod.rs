@@ -9,9 +9,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::domain::vm_backends::health::second_opinion::Asked;
+use crate::domain::vm_backends::health::second_opinion::AskedTarget;
 use crate::domain::vm_backends::health::{
-    Check, Doubt, Health, Phase, Target, first, may_be_backend, moment, next,
+    BackendHealth, CheckSettings, Doubt, ProbePhase, ProbeTarget, first, may_be_backend, moment,
+    next,
 };
 
 /// Key of a target; a new request or address makes a new key.
@@ -19,8 +20,8 @@ pub(super) type Key = u64;
 
 /// All targets. `D` holds the connection settings of a check, made once for each check.
 pub(super) struct Roster<D> {
-    lbs: HashMap<Arc<str>, Group<D>>,
-    entries: HashMap<Key, Entry>,
+    lbs: HashMap<Arc<str>, CheckGroup<D>>,
+    entries: HashMap<Key, RosterEntry>,
     /// Times at which targets are due, each with its key.
     due: BTreeSet<(Duration, Key)>,
     next_key: Key,
@@ -30,35 +31,35 @@ pub(super) struct Roster<D> {
     concerned: BTreeSet<Arc<str>>,
 }
 
-struct Group<D> {
-    check: Arc<Check>,
+struct CheckGroup<D> {
+    check: Arc<CheckSettings>,
     dial: Arc<D>,
     members: BTreeMap<String, Key>,
 }
 
-struct Entry {
+struct RosterEntry {
     lb: Arc<str>,
     address: IpAddr,
-    phase: Phase,
-    health: Health,
+    phase: ProbePhase,
+    health: BackendHealth,
     /// Time of the next probe. `None`: a probe is under way, or the target is refused.
     due: Option<Duration>,
 }
 
 /// Effects of a new list of targets.
 #[derive(Default)]
-pub(super) struct Change {
+pub(super) struct RosterChange {
     /// Targets that were removed.
     pub(super) dropped: Vec<Key>,
     /// New targets that will not be probed.
-    pub(super) refused: Vec<Target>,
+    pub(super) refused: Vec<ProbeTarget>,
 }
 
 /// Probe to start.
-pub(super) struct Start<D> {
+pub(super) struct ProbeStart<D> {
     pub(super) key: Key,
     pub(super) address: IpAddr,
-    pub(super) check: Arc<Check>,
+    pub(super) check: Arc<CheckSettings>,
     pub(super) dial: Arc<D>,
     /// Delay since it was due.
     pub(super) late: Duration,
@@ -74,7 +75,7 @@ impl<D> Default for Roster<D> {
 
 impl<D> Roster<D> {
     /// Connection settings of the LoadBalancer's targets, if they also suit this check.
-    pub(super) fn dial(&self, lb: &str, check: &Check) -> Option<Arc<D>> {
+    pub(super) fn dial(&self, lb: &str, check: &CheckSettings) -> Option<Arc<D>> {
         let group = self.lbs.get(lb).filter(|group| group.check.asks_the_same(check))?;
         Some(Arc::clone(&group.dial))
     }
@@ -83,12 +84,12 @@ impl<D> Roster<D> {
     pub(super) fn set(
         &mut self,
         lb: &str,
-        check: &Check,
+        check: &CheckSettings,
         dial: &Arc<D>,
-        targets: &[Target],
+        targets: &[ProbeTarget],
         now: Duration,
-    ) -> Change {
-        let mut change = Change::default();
+    ) -> RosterChange {
+        let mut change = RosterChange::default();
         let name: Arc<str> =
             self.lbs.get_key_value(lb).map_or_else(|| Arc::from(lb), |(name, _)| Arc::clone(name));
         let former = self.lbs.remove(lb);
@@ -134,7 +135,7 @@ impl<D> Roster<D> {
             change.dropped.push(key);
         }
         let check = same_check.unwrap_or_else(|| Arc::new(check.clone()));
-        self.lbs.insert(name, Group { check, dial: Arc::clone(dial), members });
+        self.lbs.insert(name, CheckGroup { check, dial: Arc::clone(dial), members });
         change
     }
 
@@ -157,13 +158,13 @@ impl<D> Roster<D> {
     }
 
     /// Takes the target that has been due for longest, if one is. It is under way from now on.
-    pub(super) fn begin(&mut self, now: Duration) -> Option<Start<D>> {
+    pub(super) fn begin(&mut self, now: Duration) -> Option<ProbeStart<D>> {
         let (due, key) = *self.due.first().filter(|(due, _)| *due <= now)?;
         self.due.pop_first();
         let entry = self.entries.get_mut(&key)?;
         entry.due = None;
         let group = self.lbs.get(&entry.lb)?;
-        Some(Start {
+        Some(ProbeStart {
             key,
             address: entry.address,
             check: Arc::clone(&group.check),
@@ -214,7 +215,7 @@ impl<D> Roster<D> {
 
     /// Whether the failures of a target that just turned are doubted. If they show that most
     /// targets have failed together, failures that were accepted before become doubted as well.
-    fn doubts(&mut self, key: Key, health: Health) -> bool {
+    fn doubts(&mut self, key: Key, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
             doubt.hold(&mut entry.health);
@@ -245,9 +246,9 @@ impl<D> Roster<D> {
     }
 
     /// Targets that are healthy only because their failures are doubted.
-    pub(super) fn held(&self) -> impl Iterator<Item = Asked> {
+    pub(super) fn held(&self) -> impl Iterator<Item = AskedTarget> {
         let held = self.entries.values().filter(|entry| entry.health.is_held());
-        held.map(|entry| Asked { lb: entry.lb.to_string(), address: entry.address })
+        held.map(|entry| AskedTarget { lb: entry.lb.to_string(), address: entry.address })
     }
 
     /// Number of doubted targets.
@@ -293,12 +294,12 @@ impl<D> Roster<D> {
     fn add(
         &mut self,
         lb: &Arc<str>,
-        target: &Target,
+        target: &ProbeTarget,
         verdict: Option<bool>,
-        check: &Check,
+        check: &CheckSettings,
         now: Duration,
     ) -> Key {
-        let phase = Phase::of(&[lb, &target.id, &target.address.to_string()]);
+        let phase = ProbePhase::of(&[lb, &target.id, &target.address.to_string()]);
         let wanted = may_be_backend(target.address);
         let healthy = wanted && verdict.unwrap_or(target.assume_healthy);
         // A target assumed healthy can wait for its place in time; for another the LoadBalancer
@@ -308,12 +309,13 @@ impl<D> Roster<D> {
         let key = self.next_key;
         self.next_key += 1;
         self.due.extend(due.map(|due| (due, key)));
-        let (lb, address, health) = (Arc::clone(lb), target.address, Health::assumed(healthy));
-        self.entries.insert(key, Entry { lb, address, phase, health, due });
+        let (lb, address, health) =
+            (Arc::clone(lb), target.address, BackendHealth::assumed(healthy));
+        self.entries.insert(key, RosterEntry { lb, address, phase, health, due });
         key
     }
 
-    fn drop_entry(&mut self, key: Key) -> Option<Entry> {
+    fn drop_entry(&mut self, key: Key) -> Option<RosterEntry> {
         let entry = self.entries.remove(&key)?;
         if let Some(due) = entry.due {
             self.due.remove(&(due, key));
@@ -326,7 +328,7 @@ impl<D> Roster<D> {
     }
 
     /// Moves a target to the times of another period. A target under way moves when its probe ends.
-    fn reschedule(&mut self, key: Key, check: &Check, now: Duration) {
+    fn reschedule(&mut self, key: Key, check: &CheckSettings, now: Duration) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         if let Some(due) = entry.due.as_mut() {
             self.due.remove(&(*due, key));

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Result;
-use harvester_guest_operator::domain::vm_backends::health::{Check, Probe, Request, Target};
+use harvester_guest_operator::domain::vm_backends::health::{
+    BackendProbe, CheckSettings, ProbeRequest, ProbeTarget,
+};
 use harvester_guest_operator::metrics::Metrics;
 use harvester_guest_operator::prober::Prober;
 use testbed::Issued;
@@ -55,9 +57,9 @@ impl Bed {
 
 /// A check with twenty probes a second, flipping after one success or three failures. The timeout
 /// is longer than any test waits.
-pub(super) fn tcp(port: u16) -> Check {
-    Check {
-        probe: Probe::Tcp,
+pub(super) fn tcp(port: u16) -> CheckSettings {
+    CheckSettings {
+        probe: BackendProbe::Tcp,
         port,
         success_threshold: 1,
         failure_threshold: 3,
@@ -66,18 +68,18 @@ pub(super) fn tcp(port: u16) -> Check {
     }
 }
 
-pub(super) fn http(port: u16, path: &str) -> Check {
-    Check { probe: Probe::Http(request(path)), ..tcp(port) }
+pub(super) fn http(port: u16, path: &str) -> CheckSettings {
+    CheckSettings { probe: BackendProbe::Http(request(path)), ..tcp(port) }
 }
 
-pub(super) fn request(path: &str) -> Request {
-    Request { path: path.into(), expected: vec![], server_name: None }
+pub(super) fn request(path: &str) -> ProbeRequest {
+    ProbeRequest { path: path.into(), expected: vec![], server_name: None }
 }
 
 /// A target without a verdict, named by its address.
-pub(super) fn target(address: &str) -> Target {
+pub(super) fn target(address: &str) -> ProbeTarget {
     let address: IpAddr = address.parse().unwrap();
-    Target { id: address.to_string(), address, assume_healthy: false }
+    ProbeTarget { id: address.to_string(), address, assume_healthy: false }
 }
 
 /// Record of a server. Clones share it.

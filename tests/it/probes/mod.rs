@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use harvester_guest_operator::domain::vm_backends::health::{Check, Probe, Request, Target};
+use harvester_guest_operator::domain::vm_backends::health::{
+    BackendProbe, CheckSettings, ProbeRequest, ProbeTarget,
+};
 use testbed::{Authority, eventually};
 
 use crate::support::SOON;
@@ -54,7 +56,7 @@ async fn hits(server: &Server, address: &str, more: usize) -> Result<()> {
 fn a_backend_comes_goes_and_comes_back_and_each_flip_is_reported_once() -> Result<()> {
     isolated(async || {
         let mut bed = Bed::start()?;
-        let check = Check { success_threshold: 2, ..tcp(80) };
+        let check = CheckSettings { success_threshold: 2, ..tcp(80) };
         bed.prober.set("lb", Some(&check), &[target(A)])?;
         assert_eq!(bed.prober.is_healthy("lb", A), Some(false));
         bed.counted("refused", 4.0).await?;
@@ -82,10 +84,10 @@ fn a_flapping_backend_keeps_its_verdict() -> Result<()> {
         let mut bed = Bed::start()?;
         let _good = Server::start(80, Manner::Script(Arc::new(vec![200, 500, 503]))).await?;
         let _bad = Server::start(81, Manner::Script(Arc::new(vec![500, 200]))).await?;
-        let check = Check { success_threshold: 2, ..http(80, "/") };
-        let healthy = Target { assume_healthy: true, ..target(A) };
+        let check = CheckSettings { success_threshold: 2, ..http(80, "/") };
+        let healthy = ProbeTarget { assume_healthy: true, ..target(A) };
         bed.prober.set("good", Some(&check), &[healthy])?;
-        bed.prober.set("bad", Some(&Check { port: 81, ..check }), &[target(A)])?;
+        bed.prober.set("bad", Some(&CheckSettings { port: 81, ..check }), &[target(A)])?;
         bed.counted("status", 60.0).await?;
         assert_eq!(bed.prober.is_healthy("good", A), Some(true));
         assert_eq!(bed.prober.is_healthy("bad", A), Some(false));
@@ -98,7 +100,7 @@ fn a_flapping_backend_keeps_its_verdict() -> Result<()> {
 fn what_is_assumed_healthy_stays_so_until_enough_failures() -> Result<()> {
     isolated(async || {
         let bed = Bed::start()?;
-        let healthy = Target { assume_healthy: true, ..target(A) };
+        let healthy = ProbeTarget { assume_healthy: true, ..target(A) };
         bed.prober.set("lb", Some(&tcp(80)), &[healthy])?;
         eventually(SOON, "the verdict", async || {
             // No event can come between these two: there is one thread.
@@ -140,9 +142,9 @@ fn statuses_count_as_the_check_says_and_redirects_are_not_followed() -> Result<(
             ("/away", vec![302], true),
         ];
         for (at, (path, expected, healthy)) in cases.into_iter().enumerate() {
-            let probe = Probe::Http(Request { expected, ..request(path) });
-            let opposite = Target { assume_healthy: !healthy, ..target(A) };
-            bed.prober.set("lb", Some(&Check { probe, ..tcp(80) }), &[opposite])?;
+            let probe = BackendProbe::Http(ProbeRequest { expected, ..request(path) });
+            let opposite = ProbeTarget { assume_healthy: !healthy, ..target(A) };
+            bed.prober.set("lb", Some(&CheckSettings { probe, ..tcp(80) }), &[opposite])?;
             bed.says(A, healthy).await.map_err(|e| e.context(format!("case {at}: {path}")))?;
             bed.prober.remove("lb");
         }
@@ -157,9 +159,11 @@ fn a_request_says_who_asks_for_what_and_nothing_else() -> Result<()> {
     isolated(async || {
         let bed = Bed::start()?;
         let server = Server::start(8080, Manner::Status).await?;
-        let named =
-            Request { server_name: Some("www.example.com".into()), ..request("/status/200?a=b") };
-        let check = Check { probe: Probe::Http(named), ..tcp(8080) };
+        let named = ProbeRequest {
+            server_name: Some("www.example.com".into()),
+            ..request("/status/200?a=b")
+        };
+        let check = CheckSettings { probe: BackendProbe::Http(named), ..tcp(8080) };
         bed.prober.set("lb", Some(&check), &[target(A)])?;
         bed.says(A, true).await?;
         bed.prober.set("lb", Some(&http(8080, "/status/204")), &[target(A)])?;
@@ -187,14 +191,18 @@ fn the_timeout_covers_everything_from_connecting_to_the_status() -> Result<()> {
         let _silent = Server::start(80, Manner::Silent).await?;
         let _dribble = Server::start(81, Manner::Dribble).await?;
         let quick = Duration::from_millis(100);
-        let healthy = |address| Target { assume_healthy: true, ..target(address) };
+        let healthy = |address| ProbeTarget { assume_healthy: true, ..target(address) };
         for (lb, check, address) in [
             ("silent", http(80, "/"), A),
             ("dribble", http(81, "/"), A),
-            ("tls", Check { probe: Probe::Https(request("/"), None), ..tcp(80) }, B),
+            ("tls", CheckSettings { probe: BackendProbe::Https(request("/"), None), ..tcp(80) }, B),
             ("hole", tcp(80), HOLE),
         ] {
-            bed.prober.set(lb, Some(&Check { timeout: quick, ..check }), &[healthy(address)])?;
+            bed.prober.set(
+                lb,
+                Some(&CheckSettings { timeout: quick, ..check }),
+                &[healthy(address)],
+            )?;
             eventually(SOON, lb, async || {
                 bed.prober.is_healthy(lb, address).map(|healthy| !healthy).filter(|v| *v)
             })
@@ -219,7 +227,7 @@ fn an_answer_without_end_and_one_that_is_no_http_are_cut_off() -> Result<()> {
         let flood = Server::start(80, Manner::Flood).await?;
         let _nonsense = Server::start(81, Manner::Nonsense).await?;
         for (port, goal) in [(80, 3.0), (81, 6.0)] {
-            let healthy = Target { assume_healthy: true, ..target(A) };
+            let healthy = ProbeTarget { assume_healthy: true, ..target(A) };
             bed.prober.set("lb", Some(&http(port, "/")), &[healthy])?;
             // Long before the timeout.
             bed.counted("broken", goal).await?;
@@ -238,7 +246,7 @@ fn certificates_are_judged_by_the_checks_own_bundle_and_name() -> Result<()> {
         let issued = ours.issue(&[A, "www.example.com"])?;
         let server = Server::start_tls(443, Manner::Status, &issued).await?;
         let named =
-            |name: &str| Request { server_name: Some(name.into()), ..request("/status/200") };
+            |name: &str| ProbeRequest { server_name: Some(name.into()), ..request("/status/200") };
         let plain = || request("/status/200");
         for (what, request, bundle, address, healthy) in [
             ("unchecked", plain(), None, B, true),
@@ -250,8 +258,8 @@ fn certificates_are_judged_by_the_checks_own_bundle_and_name() -> Result<()> {
             ("wrong name", named("www.example.org"), Some(ours.pem()), A, false),
         ] {
             let tls_failures = bed.results("tls");
-            let check = Check { probe: Probe::Https(request, bundle), ..tcp(443) };
-            let opposite = Target { assume_healthy: !healthy, ..target(address) };
+            let check = CheckSettings { probe: BackendProbe::Https(request, bundle), ..tcp(443) };
+            let opposite = ProbeTarget { assume_healthy: !healthy, ..target(address) };
             bed.prober.set("lb", Some(&check), &[opposite])?;
             bed.says(address, healthy).await.map_err(|e| e.context(what))?;
             assert_eq!(bed.results("tls") > tls_failures, !healthy, "{what}");
@@ -261,9 +269,9 @@ fn certificates_are_judged_by_the_checks_own_bundle_and_name() -> Result<()> {
         assert!(heads[0].contains("host: 10.210.0.2\r\n"), "{heads:?}");
         // TLS to a server without TLS.
         let _plain = Server::start(80, Manner::Close).await?;
-        let check = Check { probe: Probe::Https(plain(), None), ..tcp(80) };
+        let check = CheckSettings { probe: BackendProbe::Https(plain(), None), ..tcp(80) };
         let tls_failures = bed.results("tls");
-        bed.prober.set("lb", Some(&check), &[Target { assume_healthy: true, ..target(A) }])?;
+        bed.prober.set("lb", Some(&check), &[ProbeTarget { assume_healthy: true, ..target(A) }])?;
         bed.says(A, false).await?;
         assert!(bed.results("tls") >= tls_failures + 3.0);
         Ok(())
@@ -278,7 +286,8 @@ fn a_bundle_that_cannot_be_used_is_a_fault_and_nothing_is_probed() -> Result<()>
         bed.prober.set("lb", Some(&tcp(443)), &[target(A)])?;
         bed.says(A, true).await?;
         let bundle = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_owned();
-        let check = Check { probe: Probe::Https(request("/"), Some(bundle)), ..tcp(443) };
+        let check =
+            CheckSettings { probe: BackendProbe::Https(request("/"), Some(bundle)), ..tcp(443) };
         let fault = bed.prober.set("lb", Some(&check), &[target(A)]).unwrap_err().to_string();
         assert!(fault.starts_with("spec.healthCheck.caBundle: certificate 1: "), "{fault}");
         assert_eq!(bed.prober.is_healthy("lb", A), None);
@@ -326,7 +335,7 @@ fn another_address_of_the_same_vm_is_believed_nothing() -> Result<()> {
     isolated(async || {
         let bed = Bed::start()?;
         let server = Server::start(80, Manner::Close).await?;
-        let vm = |address: &str| [Target { id: "vm".into(), ..target(address) }, target(B)];
+        let vm = |address: &str| [ProbeTarget { id: "vm".into(), ..target(address) }, target(B)];
         bed.prober.set("lb", Some(&tcp(80)), &vm(A))?;
         bed.says("vm", true).await?;
         bed.prober.set("lb", Some(&tcp(80)), &vm(HOLE))?;
@@ -347,7 +356,7 @@ fn this_host_is_never_probed() -> Result<()> {
         let bed = Bed::start()?;
         let server = Server::start(80, Manner::Close).await?;
         let here = ["127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"];
-        let targets: Vec<Target> = here.iter().chain(&[A]).map(|a| target(a)).collect();
+        let targets: Vec<ProbeTarget> = here.iter().chain(&[A]).map(|a| target(a)).collect();
         bed.prober.set("lb", Some(&tcp(80)), &targets)?;
         hits(&server, A, 10).await?;
         for (target, address) in targets.iter().zip(here) {
@@ -367,7 +376,7 @@ fn the_end_of_the_run_closes_every_socket() -> Result<()> {
     isolated(async || {
         let bed = Bed::start()?;
         let silent = Server::start(80, Manner::Silent).await?;
-        let holes: Vec<Target> = (1..=50).map(|n| target(&format!("10.211.1.{n}"))).collect();
+        let holes: Vec<ProbeTarget> = (1..=50).map(|n| target(&format!("10.211.1.{n}"))).collect();
         bed.prober.set("holes", Some(&tcp(80)), &holes)?;
         bed.prober.set("lb", Some(&http(80, "/")), &[target(A), target(B)])?;
         eventually(SOON, "52 probes under way", async || {
@@ -392,10 +401,10 @@ fn probes_at_a_time_are_bounded_and_those_that_wait_have_their_turn() -> Result<
     isolated_with("ulimit -n 400", async || {
         let bed = Bed::start()?;
         let timeout = Duration::from_millis(300);
-        let check = Check { timeout, failure_threshold: 1, ..tcp(80) };
-        let holes: Vec<Target> = (0..500)
+        let check = CheckSettings { timeout, failure_threshold: 1, ..tcp(80) };
+        let holes: Vec<ProbeTarget> = (0..500)
             .map(|n| target(&format!("10.211.{}.{}", n / 250 + 1, n % 250)))
-            .map(|target| Target { assume_healthy: true, ..target })
+            .map(|target| ProbeTarget { assume_healthy: true, ..target })
             .collect();
         bed.prober.set("lb", Some(&check), &holes)?;
         let mut most = 0;
@@ -415,9 +424,9 @@ fn probes_at_a_time_are_bounded_and_those_that_wait_have_their_turn() -> Result<
 fn a_lack_of_descriptors_is_not_the_backends_fault() -> Result<()> {
     isolated_with("ulimit -n 40", async || {
         let bed = Bed::start()?;
-        let check = Check { failure_threshold: 1, ..tcp(80) };
-        let holes: Vec<Target> = (1..=60)
-            .map(|n| Target { assume_healthy: true, ..target(&format!("10.211.1.{n}")) })
+        let check = CheckSettings { failure_threshold: 1, ..tcp(80) };
+        let holes: Vec<ProbeTarget> = (1..=60)
+            .map(|n| ProbeTarget { assume_healthy: true, ..target(&format!("10.211.1.{n}")) })
             .collect();
         bed.prober.set("lb", Some(&check), &holes)?;
         bed.counted("error", 50.0).await?;

@@ -17,11 +17,11 @@ use super::{Context, Error, LAST_RETRY, Served};
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
 use crate::domain::load_balancer::status::{self, Finding};
 use crate::domain::vm_backends::endpoint_slices::remembered;
-use crate::domain::vm_backends::endpoints::{self, Backend};
-use crate::domain::vm_backends::health::{self, Check, Target};
-use crate::domain::vm_backends::listeners::{self, Backends, Report, Service};
+use crate::domain::vm_backends::endpoints::{self, VmBackend};
+use crate::domain::vm_backends::health::{self, CheckSettings, ProbeTarget};
+use crate::domain::vm_backends::listeners::{self, BackendCounts, ServiceState, ServingStatus};
 use crate::domain::vm_backends::service as service_domain;
-use crate::domain::vm_backends::service::{Identity, Wanted};
+use crate::domain::vm_backends::service::{LbIdentity, WantedService};
 use crate::k8s::CallError;
 
 /// Attempts of one write if the object changes during each of them.
@@ -67,8 +67,8 @@ pub(super) async fn serve(
     let Some(mut report) = announce(lb, &finding, ctx).await? else { return Ok(None) };
     // Neither a change of a foreign Service nor the end of a refusal produces a watch event.
     let again = match report.service {
-        Service::Foreign(_) | Service::Refused(_) => Some(LAST_RETRY),
-        Service::Held(left) => Some(left),
+        ServiceState::Foreign(_) | ServiceState::Refused(_) => Some(LAST_RETRY),
+        ServiceState::Held(left) => Some(left),
         _ => None,
     };
     let finding = match status::moves_from(lb, &finding) {
@@ -87,17 +87,17 @@ async fn announce(
     lb: &LoadBalancer,
     finding: &Finding,
     ctx: &Context,
-) -> Result<Option<Report>, Error> {
+) -> Result<Option<ServingStatus>, Error> {
     let at = At::new(lb, ctx);
     if !ctx.shared.views.endpoints_synced() {
-        let state = || at.own().map_or(Service::Waiting, |_| Service::Ours);
-        return Ok(ctx.vms_overdue().then(|| Report::new(state(), at.ingress())));
+        let state = || at.own().map_or(ServiceState::Waiting, |_| ServiceState::Ours);
+        return Ok(ctx.vms_overdue().then(|| ServingStatus::new(state(), at.ingress())));
     }
     let listeners =
         listeners::name_fault(&at.name).map_or_else(|| listeners::listeners(&lb.spec), Err);
     let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
     let place = ctx.shared.views.place(named, finding);
-    let wanted = Wanted {
+    let wanted = WantedService {
         lb: at.identity(),
         address: finding.address(),
         listeners: listeners.as_deref().unwrap_or_default(),
@@ -124,7 +124,7 @@ async fn announce(
             }
             Err(fault) => {
                 at.keep_endpoints(wanted.family(), &backends).await?;
-                Ok(Service::Faulty(fault.clone()))
+                Ok(ServiceState::Faulty(fault.clone()))
             }
         }
     };
@@ -133,10 +133,10 @@ async fn announce(
         Err(Obstacle::ForeignService(whose)) => {
             // Slices of ours would give endpoints to the foreign Service.
             at.drop_slices().await?;
-            Service::Foreign(whose)
+            ServiceState::Foreign(whose)
         }
-        Err(Obstacle::ForeignSlice(which)) => Service::Foreign(which),
-        Err(Obstacle::Refused(why)) => Service::Refused(why),
+        Err(Obstacle::ForeignSlice(which)) => ServiceState::Foreign(which),
+        Err(Obstacle::Refused(why)) => ServiceState::Refused(why),
         Err(Obstacle::Error(error)) => return Err(error),
     };
     let ingress = at.ingress();
@@ -145,7 +145,7 @@ async fn announce(
     let misfit = own.as_ref().and_then(|own| service_domain::misfit(own, &backends.endpoints));
     let backends = Some(backends);
     let default_interface = wanted.on_default_interface(own.as_ref());
-    Ok(Some(Report {
+    Ok(Some(ServingStatus {
         service,
         ingress,
         backends,
@@ -219,34 +219,34 @@ impl<'a> At<'a> {
         self.ctx.shared.client.clone()
     }
 
-    fn identity(&self) -> Identity<'_> {
-        Identity { namespace: &self.namespace, name: &self.name, uid: &self.uid }
+    fn identity(&self) -> LbIdentity<'_> {
+        LbIdentity { namespace: &self.namespace, name: &self.name, uid: &self.uid }
     }
 
     /// VMs behind the LoadBalancer, with their addresses on the network `named` and their health.
     /// An error: the health check is not possible, so all of them count as healthy.
     fn backends(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &WantedService<'_>,
         named: &str,
-        check: Option<&Check>,
-    ) -> Result<Backends, (Backends, String)> {
+        check: Option<&CheckSettings>,
+    ) -> Result<BackendCounts, (BackendCounts, String)> {
         let views = &self.ctx.shared.views;
         let slices = self.slices();
         // Computed on demand: few VMs need it.
         let known = LazyCell::new(|| remembered(&slices));
-        let wants = endpoints::Wanted { network: named, family: wanted.family() };
+        let wants = endpoints::WantedAddresses { network: named, family: wanted.family() };
         let last = |uid: &str| known.get(uid).map(|endpoint| endpoint.address);
         let found = views.backends((&self.namespace, &self.name), &wants, wanted.address, last);
         let prober = &self.ctx.prober;
         let Some(check) = check else {
             prober.remove(&self.key);
-            return Ok(Backends::new(found, |_| true));
+            return Ok(BackendCounts::new(found, |_| true));
         };
-        let targets: Vec<Target> = found
+        let targets: Vec<ProbeTarget> = found
             .iter()
             .filter_map(|backend| match backend {
-                Backend::Endpoint { endpoint, .. } => Some(Target {
+                VmBackend::Endpoint { endpoint, .. } => Some(ProbeTarget {
                     id: endpoint.uid.to_string(),
                     address: endpoint.address,
                     // A new leader, and a new check, begin with the present health.
@@ -258,9 +258,11 @@ impl<'a> At<'a> {
             })
             .collect();
         if let Err(fault) = prober.set(&self.key, Some(check), &targets) {
-            return Err((Backends::new(found, |_| true), fault.to_string()));
+            return Err((BackendCounts::new(found, |_| true), fault.to_string()));
         }
         let verdicts = prober.verdicts(&self.key);
-        Ok(Backends::new(found, |endpoint| verdicts.get(&*endpoint.uid).copied().unwrap_or(false)))
+        Ok(BackendCounts::new(found, |endpoint| {
+            verdicts.get(&*endpoint.uid).copied().unwrap_or(false)
+        }))
     }
 }

@@ -6,18 +6,20 @@ use kube::{Api, ResourceExt};
 
 use super::settings::Settings;
 use super::{At, Obstacle, REPETITIONS};
-use crate::domain::vm_backends::listeners::Service;
+use crate::domain::vm_backends::listeners::ServiceState;
 use crate::domain::vm_backends::service::stored::read_service;
-use crate::domain::vm_backends::service::{self, Held, Plan, Stored, Wanted};
+use crate::domain::vm_backends::service::{
+    self, HeldServiceStep, ServicePlan, StoredService, WantedService,
+};
 use crate::k8s::{CallError, call};
 
 impl At<'_> {
-    pub(super) fn stored(&self) -> Option<Stored> {
+    pub(super) fn stored(&self) -> Option<StoredService> {
         self.ctx.shared.views.services.of(&self.key).next()
     }
 
     /// Service of this name, if this LoadBalancer owns it.
-    pub(super) fn own(&self) -> Option<Stored> {
+    pub(super) fn own(&self) -> Option<StoredService> {
         self.stored().filter(|stored| service::foreign(&stored.owners, self.identity()).is_none())
     }
 
@@ -65,44 +67,47 @@ impl At<'_> {
         }
     }
 
-    pub(super) async fn write_service(&self, wanted: &Wanted<'_>) -> Result<Service, Obstacle> {
+    pub(super) async fn write_service(
+        &self,
+        wanted: &WantedService<'_>,
+    ) -> Result<ServiceState, Obstacle> {
         let writer = &self.ctx.shared.writer;
         for _ in 0..REPETITIONS {
             let stored = self.stored();
             let held = self.own().filter(|own| !own.deleting);
             let held = held
                 .and_then(|own| service::held(&own, &wanted.asked(), Utc::now().fixed_offset()));
-            if let Some(Held::For(left)) = held {
-                return Ok(Service::Held(left.to_std().unwrap_or_default()));
+            if let Some(HeldServiceStep::For(left)) = held {
+                return Ok(ServiceState::Held(left.to_std().unwrap_or_default()));
             }
             let permit = self.ctx.writes.acquire().await;
             let plan = match held {
-                Some(Held::Unnamed(patch)) => Plan::ChangeStatus(patch),
-                Some(Held::Over(patch)) => Plan::Change(patch),
+                Some(HeldServiceStep::Unnamed(patch)) => ServicePlan::ChangeStatus(patch),
+                Some(HeldServiceStep::Over(patch)) => ServicePlan::Change(patch),
                 _ => service::plan(stored.as_ref(), wanted),
             };
             let answer = match plan {
-                Plan::ChangeStatus(patch) => {
+                ServicePlan::ChangeStatus(patch) => {
                     let write = writer.patch_service_status(&self.namespace, &self.name, &patch);
                     Box::pin(write).await
                 }
-                Plan::Keep => {
+                ServicePlan::Keep => {
                     drop(permit);
                     self.forget_settings().await?;
-                    return Ok(Service::Ours);
+                    return Ok(ServiceState::Ours);
                 }
-                Plan::Create(service) => {
+                ServicePlan::Create(service) => {
                     drop(permit);
                     self.create_service(service).await
                 }
-                Plan::Change(patch) => {
+                ServicePlan::Change(patch) => {
                     Box::pin(writer.patch_service(&self.namespace, &self.name, &patch)).await
                 }
-                Plan::Foreign(whose) => {
+                ServicePlan::Foreign(whose) => {
                     return Err(self.foreign_service(&whose));
                 }
-                Plan::Leaving => return Ok(Service::Waiting),
-                Plan::Replace => {
+                ServicePlan::Leaving => return Ok(ServiceState::Waiting),
+                ServicePlan::Replace => {
                     drop(permit);
                     let Some(stored) = stored else { continue };
                     tracing::info!(lb = self.key, asks = wanted.asked(), "recreating the Service");
@@ -110,7 +115,7 @@ impl At<'_> {
                         continue;
                     }
                     // Its deletion event triggers the next reconcile.
-                    return Ok(Service::Waiting);
+                    return Ok(ServiceState::Waiting);
                 }
             };
             match answer {
@@ -125,7 +130,7 @@ impl At<'_> {
     /// Deletes the Service. Returns whether it is gone.
     pub(super) async fn delete_service(
         &self,
-        stored: &Stored,
+        stored: &StoredService,
         settings: Settings,
     ) -> Result<bool, Obstacle> {
         let mut stored = stored.clone();
@@ -142,7 +147,7 @@ impl At<'_> {
             }
             let _permit = self.ctx.writes.acquire().await;
             let writer = &self.ctx.shared.writer;
-            let Stored { uid, version, .. } = &stored;
+            let StoredService { uid, version, .. } = &stored;
             match Box::pin(writer.delete_service(&self.namespace, &self.name, uid, version)).await {
                 Ok(Some(left)) => {
                     self.note(&left);

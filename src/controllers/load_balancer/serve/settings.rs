@@ -6,8 +6,8 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::{At, Obstacle, REPETITIONS};
-use crate::domain::vm_backends::service::settings::{self, Carried, SETTINGS};
-use crate::domain::vm_backends::service::{Stored, hold_back};
+use crate::domain::vm_backends::service::settings::{self, CarriedSettings, SETTINGS};
+use crate::domain::vm_backends::service::{StoredService, hold_back};
 use crate::k8s::{CallError, call};
 
 /// Whether the settings of a deleted Service are kept.
@@ -23,7 +23,7 @@ impl At<'_> {
     /// Writes the settings of the Service to one of its slices. Returns the version of the Service
     /// that they were read from: only this version may be deleted. `None`: the Service of this UID
     /// is gone.
-    pub(super) async fn keep_settings(&self, uid: &str) -> Result<Option<Stored>, Obstacle> {
+    pub(super) async fn keep_settings(&self, uid: &str) -> Result<Option<StoredService>, Obstacle> {
         let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
         let service = match Box::pin(call(api.get(&self.name))).await {
             Ok(service) if service.uid().as_deref() == Some(uid) => service,
@@ -34,7 +34,7 @@ impl At<'_> {
             Err(error) => return Err(error.into()),
         };
         self.note(&service);
-        let Carried { text, is_whole } = settings::of(&json!(service));
+        let CarriedSettings { text, is_whole } = settings::of(&json!(service));
         if !is_whole {
             tracing::warn!(
                 lb = self.key,

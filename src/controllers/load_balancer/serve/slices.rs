@@ -8,32 +8,34 @@ use kube::Api;
 
 use super::{At, Obstacle, REPETITIONS, into_error};
 use crate::controllers::load_balancer::Error;
-use crate::domain::vm_backends::endpoint_slices::{self, AnnouncingNode, Plan, Port, Slice, Write};
-use crate::domain::vm_backends::endpoints::Family;
-use crate::domain::vm_backends::listeners::Backends;
+use crate::domain::vm_backends::endpoint_slices::{
+    self, AnnouncingNode, EndpointPort, SlicePlan, SliceWrite, StoredSlice,
+};
+use crate::domain::vm_backends::endpoints::AddressFamily;
+use crate::domain::vm_backends::listeners::BackendCounts;
 use crate::domain::vm_backends::service;
 use crate::domain::vm_backends::service::stored::owners;
 use crate::k8s::views::OwnedSlice;
 use crate::k8s::{CallError, call};
 
 impl At<'_> {
-    pub(super) fn slices(&self) -> Vec<Arc<Slice>> {
+    pub(super) fn slices(&self) -> Vec<Arc<StoredSlice>> {
         let all = self.ctx.shared.views.slices.of(&self.key);
         all.filter(|slice| slice.owner == self.uid).map(|slice| slice.slice).collect()
     }
 
     pub(super) async fn write_slices(
         &self,
-        family: Family,
-        ports: &[Port],
-        backends: &Backends,
+        family: AddressFamily,
+        ports: &[EndpointPort],
+        backends: &BackendCounts,
     ) -> Result<(), Obstacle> {
         let touched = self.ctx.shared.views.take_touched(&self.key);
         let mut wrote = false;
         for _ in 0..REPETITIONS {
             let (stored, announcing) = (self.slices(), self.announcing_node());
             let endpoints = &backends.endpoints;
-            let Plan { writes, mut complete } = endpoint_slices::plan(
+            let SlicePlan { writes, mut complete } = endpoint_slices::plan(
                 &self.name,
                 family,
                 ports,
@@ -74,8 +76,8 @@ impl At<'_> {
     /// still follow the VMs.
     pub(super) async fn keep_endpoints(
         &self,
-        family: Family,
-        backends: &Backends,
+        family: AddressFamily,
+        backends: &BackendCounts,
     ) -> Result<(), Obstacle> {
         match self.own() {
             Some(service) if self.slices().iter().any(|slice| slice.family == Some(family)) => {
@@ -87,9 +89,9 @@ impl At<'_> {
 
     async fn write_slice(
         &self,
-        family: Family,
-        ports: &[Port],
-        write: &Write,
+        family: AddressFamily,
+        ports: &[EndpointPort],
+        write: &SliceWrite,
     ) -> Result<(), CallError> {
         let _permit = self.ctx.writes.acquire().await;
         // Registered until the view has the result.
@@ -99,22 +101,22 @@ impl At<'_> {
         let (namespace, lb) = (&self.namespace, self.identity());
         let ports = endpoint_slices::ports_of(write.endpoints(), ports);
         let (meta, endpoints) = match write {
-            Write::Create { name, endpoints } => {
+            SliceWrite::Create { name, endpoints } => {
                 let slice = endpoint_slices::create(lb, name, family, &ports, endpoints, &now);
                 (Box::pin(writer.create_slice(namespace, &slice)).await?, endpoints)
             }
-            Write::Update { name, version, endpoints } => {
+            SliceWrite::Update { name, version, endpoints } => {
                 let patch = endpoint_slices::patch(lb, version, &ports, endpoints, &now);
                 (Box::pin(writer.patch_slice(namespace, name, &patch)).await?, endpoints)
             }
-            Write::Delete { name, version } => {
+            SliceWrite::Delete { name, version } => {
                 Box::pin(writer.delete_slice(namespace, name, version)).await?;
                 self.ctx.shared.views.slices.forget(&self.key, name, version);
                 return Ok(());
             }
         };
         let version = meta.resource_version.unwrap_or_default();
-        let slice = Slice {
+        let slice = StoredSlice {
             name: write.name().to_owned(),
             version,
             family: Some(family),
@@ -131,7 +133,7 @@ impl At<'_> {
     }
 
     /// Stores a written slice in the view.
-    pub(super) fn note_slice(&self, slice: Slice) {
+    pub(super) fn note_slice(&self, slice: StoredSlice) {
         let (name, version) = (slice.name.clone(), slice.version.clone());
         let owned = OwnedSlice { owner: self.uid.clone(), slice: Arc::new(slice) };
         self.ctx.shared.views.slices.note(&self.key, &name, &version, owned);
@@ -179,8 +181,8 @@ impl At<'_> {
             }
             for slice in &slices {
                 let write =
-                    Write::Delete { name: slice.name.clone(), version: slice.version.clone() };
-                match self.write_slice(Family::V4, &[], &write).await {
+                    SliceWrite::Delete { name: slice.name.clone(), version: slice.version.clone() };
+                match self.write_slice(AddressFamily::V4, &[], &write).await {
                     Ok(()) => {}
                     Err(CallError::Conflict | CallError::NotFound) => {
                         match self.read_slice(&slice.name).await {

@@ -207,7 +207,7 @@ impl RequestedIdentity {
 /// The first annotation that is not valid.
 pub fn adopted(
     lb: &LoadBalancer,
-    service: &service::Stored,
+    service: &service::StoredService,
 ) -> Result<Option<Value>, AnnotationFault> {
     let own = |key: &str| lb.metadata.annotations.as_ref()?.get(key).map(String::as_str);
     let kube_vips = |key: &str| service.annotations.get(key).map(String::as_str);

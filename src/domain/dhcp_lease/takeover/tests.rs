@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::super::step;
 use super::*;
-use crate::vm_backends::service::Stored;
+use crate::vm_backends::service::StoredService;
 use api::{
     ANNOTATION_DHCP, AllocatedAddress, Ipam, KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP,
     LoadBalancerStatus, WorkloadType,
@@ -38,17 +38,17 @@ fn asks(mut lb: LoadBalancer, annotations: &[(&str, &str)]) -> LoadBalancer {
     lb
 }
 
-fn service(annotations: &[(&str, &str)]) -> Stored {
+fn service(annotations: &[(&str, &str)]) -> StoredService {
     let all = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-    Stored { annotations: all.collect(), ..Stored::default() }
+    StoredService { annotations: all.collect(), ..StoredService::default() }
 }
 
 /// Service for which kube-vip leases an address.
-fn leasing() -> Stored {
+fn leasing() -> StoredService {
     service(&[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "10.7.0.9")])
 }
 
-fn seen<'a>(lb: &'a LoadBalancer, service: Option<&'a Stored>) -> LeasingFacts<'a> {
+fn seen<'a>(lb: &'a LoadBalancer, service: Option<&'a StoredService>) -> LeasingFacts<'a> {
     let (network, record, declared, fault) = (NETWORK, None, true, None);
     let (serving, early) = (true, false);
     LeasingFacts { lb, network, record, declared, fault, serving, service, early, now: at(0) }

@@ -13,7 +13,7 @@ use crate::dhcp_lease::LeasedAddress;
 use crate::pools::allocator::ClaimResult;
 use crate::reason;
 use crate::reason::NoLease;
-use crate::vm_backends::listeners::{self, Backends, Report};
+use crate::vm_backends::listeners::{self, BackendCounts, ServingStatus};
 use api::{
     ANNOTATION_ALLOCATED, AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS,
     EndpointCounts, LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
@@ -52,7 +52,7 @@ impl Finding {
 pub fn patch(
     lb: &LoadBalancer,
     finding: &Finding,
-    report: Option<&Report>,
+    report: Option<&ServingStatus>,
     now: &str,
 ) -> Option<Value> {
     let none = LoadBalancerStatus::default();
@@ -112,7 +112,7 @@ pub fn patch(
 pub fn outcome(
     lb: &LoadBalancer,
     finding: &Finding,
-    report: Option<&Report>,
+    report: Option<&ServingStatus>,
 ) -> (AllocatedAddress, Condition) {
     let none = LoadBalancerStatus::default();
     let status = lb.status.as_ref().unwrap_or(&none);
@@ -238,7 +238,7 @@ fn address_patch(
 
 /// The patch of a vm LoadBalancer's address, which is where its Service is announced, whatever was
 /// requested. During a change of pools the old address stays until the new one is announced.
-fn announced_patch(address: Option<&str>, report: &Report) -> Option<Value> {
+fn announced_patch(address: Option<&str>, report: &ServingStatus) -> Option<Value> {
     if report.moving_from.is_some() {
         return None;
     }
@@ -246,7 +246,7 @@ fn announced_patch(address: Option<&str>, report: &Report) -> Option<Value> {
     (address.filter(|address| !address.is_empty()) != announced).then(|| json!(announced))
 }
 
-fn backends_patch(status: &LoadBalancerStatus, backends: &Backends) -> Map<String, Value> {
+fn backends_patch(status: &LoadBalancerStatus, backends: &BackendCounts) -> Map<String, Value> {
     let mut changes = Map::new();
     let texts: Vec<String> = backends.addresses().map(|address| address.to_string()).collect();
     let stored = status.backend_servers.as_deref().unwrap_or_default();
@@ -263,7 +263,7 @@ fn backends_patch(status: &LoadBalancerStatus, backends: &Backends) -> Map<Strin
 
 fn ready(
     finding: &Finding,
-    report: Option<&Report>,
+    report: Option<&ServingStatus>,
     new: &AllocatedAddress,
     vm: bool,
     stored: Option<&Condition>,

@@ -6,7 +6,7 @@ use super::super::facts;
 use super::Finding;
 use crate::Claim;
 use crate::pools::allocator::ClaimResult;
-use crate::vm_backends::service::Stored;
+use crate::vm_backends::service::StoredService;
 use api::LoadBalancer;
 
 /// The published claim, if the ledger's claim is another one by now.
@@ -18,7 +18,7 @@ pub fn moves_from(lb: &LoadBalancer, finding: &Finding) -> Option<Claim> {
 /// Whether traffic to the address may still arrive at the LoadBalancer's own Service: it is announced
 /// there or requests it, or requests another address now and the announcer has not confirmed that
 /// yet.
-pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&Stored>) -> bool {
+pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&StoredService>) -> bool {
     own.is_some_and(|stored| {
         let moves = stored.ingress.is_empty() && facts::is_announced_at(lb, address);
         moves || stored.asks_for(address)

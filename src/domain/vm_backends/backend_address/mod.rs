@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::vm::Pod;
+use super::vm::VmPod;
 use crate::network::infrastructure::Reserved;
 
 /// Addresses of a network, from Harvester's annotation on its NetworkAttachmentDefinition.
@@ -24,7 +24,7 @@ pub struct NetworkRange {
 
 /// Facts that addresses are compared with.
 #[derive(Clone, Copy)]
-pub struct Rules<'a> {
+pub struct AddressRules<'a> {
     /// Address of the load balancer itself; `None` if it is not known.
     pub own: Option<IpAddr>,
     /// Object of the cluster that has an address.
@@ -67,8 +67,8 @@ impl fmt::Display for AddressFault {
 pub fn fault(
     address: IpAddr,
     network: &str,
-    pods: &[Pod],
-    rules: &Rules<'_>,
+    pods: &[VmPod],
+    rules: &AddressRules<'_>,
     had: impl FnOnce() -> bool,
 ) -> Option<AddressFault> {
     if rules.own == Some(address) {

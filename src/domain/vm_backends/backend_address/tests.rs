@@ -26,13 +26,13 @@ fn range(network: &str) -> Option<NetworkRange> {
     (network == LAN).then(|| NetworkRange { cidr: "192.168.1.0/24".parse().unwrap(), gateway })
 }
 
-fn pod(ended: bool, addresses: &[&str]) -> Pod {
-    Pod { ended, addresses: addresses.iter().map(|text| ip(text)).collect(), ..Pod::default() }
+fn pod(ended: bool, addresses: &[&str]) -> VmPod {
+    VmPod { ended, addresses: addresses.iter().map(|text| ip(text)).collect(), ..VmPod::default() }
 }
 
-fn said(address: &str, network: &str, pods: &[Pod], had: bool) -> Option<String> {
+fn said(address: &str, network: &str, pods: &[VmPod], had: bool) -> Option<String> {
     let own = Some(ip("192.168.1.99"));
-    let rules = Rules { own, reserved: &reserved, range: &range };
+    let rules = AddressRules { own, reserved: &reserved, range: &range };
     fault(ip(address), network, pods, &rules, || had).map(|fault| fault.to_string())
 }
 

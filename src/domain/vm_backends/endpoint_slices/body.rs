@@ -8,9 +8,9 @@ use std::net::IpAddr;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::super::endpoints::{Endpoint, Family};
-use super::super::service::{Identity, owner_reference};
-use super::Port;
+use super::super::endpoints::{AddressFamily, VmEndpoint};
+use super::super::service::{LbIdentity, owner_reference};
+use super::EndpointPort;
 use api::{LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, SLICE_MANAGER};
 
 /// Annotation with the time of the event in the cluster that last changed a slice's endpoints, for
@@ -19,7 +19,7 @@ const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// Body of a request.
 #[derive(Debug, Serialize)]
-pub struct Body<'a> {
+pub struct SliceBody<'a> {
     #[serde(flatten)]
     head: Map<String, Value>,
     endpoints: Vec<EndpointBody<'a>>,
@@ -29,7 +29,7 @@ pub struct Body<'a> {
 #[serde(rename_all = "camelCase")]
 struct EndpointBody<'a> {
     addresses: [IpAddr; 1],
-    conditions: Conditions,
+    conditions: EndpointConditions,
     /// Reference to the VM. The Go controller expects one in every endpoint.
     target_ref: TargetRef<'a>,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -37,7 +37,7 @@ struct EndpointBody<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct Conditions {
+struct EndpointConditions {
     ready: bool,
     serving: bool,
     terminating: bool,
@@ -54,13 +54,13 @@ struct TargetRef<'a> {
 
 /// Body of a new EndpointSlice. `triggered` is an RFC 3339 time.
 pub fn create<'a>(
-    lb: Identity<'a>,
+    lb: LbIdentity<'a>,
     name: &str,
-    family: Family,
-    ports: &[Port],
-    endpoints: &'a [Endpoint],
+    family: AddressFamily,
+    ports: &[EndpointPort],
+    endpoints: &'a [VmEndpoint],
     triggered: &str,
-) -> Body<'a> {
+) -> SliceBody<'a> {
     let head = json!({
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -79,12 +79,12 @@ pub fn create<'a>(
 
 /// Merge patch that gives a stored slice this content.
 pub fn patch<'a>(
-    lb: Identity<'a>,
+    lb: LbIdentity<'a>,
     version: &str,
-    ports: &[Port],
-    endpoints: &'a [Endpoint],
+    ports: &[EndpointPort],
+    endpoints: &'a [VmEndpoint],
     triggered: &str,
-) -> Body<'a> {
+) -> SliceBody<'a> {
     let head = json!({
         "metadata": {
             "resourceVersion": version,
@@ -96,15 +96,17 @@ pub fn patch<'a>(
     body(lb, head, endpoints)
 }
 
-fn body<'a>(lb: Identity<'a>, head: Value, endpoints: &'a [Endpoint]) -> Body<'a> {
-    let Value::Object(head) = head else { return Body { head: Map::new(), endpoints: Vec::new() } };
-    Body { head, endpoints: endpoints.iter().map(|endpoint| of(lb, endpoint)).collect() }
+fn body<'a>(lb: LbIdentity<'a>, head: Value, endpoints: &'a [VmEndpoint]) -> SliceBody<'a> {
+    let Value::Object(head) = head else {
+        return SliceBody { head: Map::new(), endpoints: Vec::new() };
+    };
+    SliceBody { head, endpoints: endpoints.iter().map(|endpoint| of(lb, endpoint)).collect() }
 }
 
-fn of<'a>(lb: Identity<'a>, endpoint: &'a Endpoint) -> EndpointBody<'a> {
+fn of<'a>(lb: LbIdentity<'a>, endpoint: &'a VmEndpoint) -> EndpointBody<'a> {
     EndpointBody {
         addresses: [endpoint.address],
-        conditions: Conditions {
+        conditions: EndpointConditions {
             ready: endpoint.ready(),
             serving: endpoint.serving,
             terminating: endpoint.terminating,
@@ -119,7 +121,7 @@ fn of<'a>(lb: Identity<'a>, endpoint: &'a Endpoint) -> EndpointBody<'a> {
     }
 }
 
-fn labels(lb: Identity<'_>) -> Value {
+fn labels(lb: LbIdentity<'_>) -> Value {
     json!({
         LABEL_SERVICE_NAME: lb.name,
         LABEL_SERVICE_LB: "true",
@@ -127,6 +129,6 @@ fn labels(lb: Identity<'_>) -> Value {
     })
 }
 
-fn written(ports: &[Port]) -> Vec<Value> {
+fn written(ports: &[EndpointPort]) -> Vec<Value> {
     ports.iter().map(|p| json!({"name": p.name, "protocol": p.protocol, "port": p.port})).collect()
 }

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use super::endpoints::{Endpoint, Family};
-pub use body::{Body, create, patch};
+use super::endpoints::{AddressFamily, VmEndpoint};
+pub use body::{SliceBody, create, patch};
 
 /// Endpoints in a slice at most, as in Kubernetes' own controller.
 pub const MOST: usize = 100;
@@ -37,7 +37,7 @@ pub struct AnnouncingNode {
 
 /// Port of every endpoint in a slice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Port {
+pub struct EndpointPort {
     /// Name of the listener.
     pub name: String,
     /// Protocol: TCP or UDP.
@@ -48,17 +48,17 @@ pub struct Port {
 
 /// Stored EndpointSlice of a LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Slice {
+pub struct StoredSlice {
     /// Name of the slice.
     pub name: String,
     /// `metadata.resourceVersion`.
     pub version: String,
     /// `addressType`; `None` for a type that this operator does not write.
-    pub family: Option<Family>,
+    pub family: Option<AddressFamily>,
     /// Ports of the slice, sorted.
-    pub ports: Vec<Port>,
+    pub ports: Vec<EndpointPort>,
     /// Endpoints of the slice.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<VmEndpoint>,
     /// Whether labels, owner and fields are as this operator writes them, with no other fields.
     pub sound: bool,
     /// Whether it carries the settings of a Service that will be created again, and so must stay
@@ -66,7 +66,7 @@ pub struct Slice {
     pub holds_settings: bool,
 }
 
-impl Slice {
+impl StoredSlice {
     /// The same slice in a later version, with or without the settings of a Service.
     #[must_use]
     pub fn annotated(&self, version: String, holds_settings: bool) -> Self {
@@ -76,13 +76,13 @@ impl Slice {
 
 /// Write of one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Write {
+pub enum SliceWrite {
     /// Create the slice: there is none of the name.
     Create {
         /// Name of the slice.
         name: String,
         /// Endpoints of the slice.
-        endpoints: Vec<Endpoint>,
+        endpoints: Vec<VmEndpoint>,
     },
     /// Replace endpoints and ports, and all fields that are not sound.
     Update {
@@ -91,7 +91,7 @@ pub enum Write {
         /// `resourceVersion` that the write requires.
         version: String,
         /// Endpoints of the slice.
-        endpoints: Vec<Endpoint>,
+        endpoints: Vec<VmEndpoint>,
     },
     /// Delete the slice: it is empty or not of this Service's family.
     Delete {
@@ -102,7 +102,7 @@ pub enum Write {
     },
 }
 
-impl Write {
+impl SliceWrite {
     /// Name of the slice.
     pub fn name(&self) -> &str {
         match self {
@@ -113,7 +113,7 @@ impl Write {
     }
 
     /// Endpoints in the slice after the write.
-    pub fn endpoints(&self) -> &[Endpoint] {
+    pub fn endpoints(&self) -> &[VmEndpoint] {
         match self {
             Self::Create { endpoints, .. } | Self::Update { endpoints, .. } => endpoints,
             Self::Delete { .. } => &[],
@@ -130,16 +130,19 @@ impl Write {
 /// its filter chains, but kube-vip admits the Service's ports in an earlier one. Traffic for the
 /// sink is redirected before both. The sink is marked as terminating: kube-proxy still sends
 /// traffic there, and no other component counts it as a ready endpoint.
-pub fn sink(name: &str, family: Family, at: Option<&AnnouncingNode>) -> Endpoint {
+pub fn sink(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> VmEndpoint {
     let of_node = at.and_then(|node| {
-        let address = node.addresses.iter().find(|address| Family::of(**address) == family)?;
+        let address =
+            node.addresses.iter().find(|address| AddressFamily::of(**address) == family)?;
         Some((*address, node.name.clone()))
     });
     let (address, node) = of_node.unwrap_or_else(|| match family {
-        Family::V4 => (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), Arc::default()),
-        Family::V6 => (IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 1)), Arc::default()),
+        AddressFamily::V4 => (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), Arc::default()),
+        AddressFamily::V6 => {
+            (IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 1)), Arc::default())
+        }
     });
-    Endpoint {
+    VmEndpoint {
         address,
         name: name.into(),
         uid: SINK_UID.into(),
@@ -150,15 +153,18 @@ pub fn sink(name: &str, family: Family, at: Option<&AnnouncingNode>) -> Endpoint
 }
 
 /// Ports of a slice with these endpoints. `ports`: those of the VMs.
-pub fn ports_of(endpoints: &[impl Borrow<Endpoint>], ports: &[Port]) -> Vec<Port> {
+pub fn ports_of(
+    endpoints: &[impl Borrow<VmEndpoint>],
+    ports: &[EndpointPort],
+) -> Vec<EndpointPort> {
     if endpoints.iter().any(|endpoint| endpoint.borrow().is_sink()) {
-        ports.iter().map(|port| Port { port: SINK_PORT, ..port.clone() }).collect()
+        ports.iter().map(|port| EndpointPort { port: SINK_PORT, ..port.clone() }).collect()
     } else {
         ports.to_vec()
     }
 }
 
-impl Endpoint {
+impl VmEndpoint {
     /// Whether the endpoint is the sink, not a VM.
     pub fn is_sink(&self) -> bool {
         *self.uid == *SINK_UID
@@ -172,16 +178,16 @@ impl Endpoint {
 }
 
 /// Endpoint of each VM in the slices, by UID.
-pub fn remembered<S: Borrow<Slice>>(slices: &[S]) -> HashMap<&str, &Endpoint> {
+pub fn remembered<S: Borrow<StoredSlice>>(slices: &[S]) -> HashMap<&str, &VmEndpoint> {
     let endpoints = slices.iter().flat_map(|slice| &slice.borrow().endpoints);
     endpoints.map(|endpoint| (&*endpoint.uid, endpoint)).collect()
 }
 
 /// Writes that are due.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct SlicePlan {
     /// Writes, in the order in which they must be done.
-    pub writes: Vec<Write>,
+    pub writes: Vec<SliceWrite>,
     /// Whether the slices are as desired after these writes. Otherwise plan again from the stored
     /// slices.
     pub complete: bool,
@@ -189,23 +195,23 @@ pub struct Plan {
 
 /// Plans the next writes. `service` is the Service's name, and that of the first slice.
 /// `announcing` is the node that announces it, if known.
-pub fn plan<S: Borrow<Slice>>(
+pub fn plan<S: Borrow<StoredSlice>>(
     service: &str,
-    family: Family,
-    ports: &[Port],
+    family: AddressFamily,
+    ports: &[EndpointPort],
     stored: &[S],
-    desired: &[Endpoint],
+    desired: &[VmEndpoint],
     announcing: Option<&AnnouncingNode>,
-) -> Plan {
-    let is_served = desired.iter().any(Endpoint::takes_traffic);
+) -> SlicePlan {
+    let is_served = desired.iter().any(VmEndpoint::takes_traffic);
     let sink = (!is_served).then(|| sink(service, family, announcing));
-    let (ours, odd): (Vec<&Slice>, Vec<&Slice>) =
+    let (ours, odd): (Vec<&StoredSlice>, Vec<&StoredSlice>) =
         stored.iter().map(Borrow::borrow).partition(|slice| slice.family == Some(family));
     let packed = pack(service, family, &ours, &odd, desired.iter().chain(&sink));
     let mut unchanged = None;
     let mut writes = Vec::new();
-    let may_go = |slice: &&Slice| !slice.holds_settings;
-    let mut deletes: Vec<Write> = odd.into_iter().filter(may_go).map(delete).collect();
+    let may_go = |slice: &&StoredSlice| !slice.holds_settings;
+    let mut deletes: Vec<SliceWrite> = odd.into_iter().filter(may_go).map(delete).collect();
     for (name, endpoints) in packed {
         match ours.iter().find(|slice| slice.name == name) {
             Some(slice) if endpoints.is_empty() && may_go(slice) => deletes.push(delete(slice)),
@@ -218,15 +224,15 @@ pub fn plan<S: Borrow<Slice>>(
             }
             Some(slice) => {
                 let version = slice.version.clone();
-                writes.push(Write::Update { name, version, endpoints: owned(endpoints) });
+                writes.push(SliceWrite::Update { name, version, endpoints: owned(endpoints) });
             }
-            None => writes.push(Write::Create { name, endpoints: owned(endpoints) }),
+            None => writes.push(SliceWrite::Create { name, endpoints: owned(endpoints) }),
         }
     }
     in_order(&ours, deletes, writes, unchanged.copied())
 }
 
-fn owned(endpoints: Vec<&Endpoint>) -> Vec<Endpoint> {
+fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
     endpoints.into_iter().cloned().collect()
 }
 
@@ -234,21 +240,23 @@ fn owned(endpoints: Vec<&Endpoint>) -> Vec<Endpoint> {
 /// the sink last, so that there is always such an endpoint. Deletions come in between, and never
 /// last: kube-vip up to 1.2.3 takes the last event about any slice for all of them.
 fn in_order(
-    stored: &[&Slice],
-    deletes: Vec<Write>,
-    mut writes: Vec<Write>,
-    unchanged: Option<&Slice>,
-) -> Plan {
-    let takes = |endpoints: &[Endpoint]| endpoints.iter().filter(|e| e.takes_traffic()).count();
+    stored: &[&StoredSlice],
+    deletes: Vec<SliceWrite>,
+    mut writes: Vec<SliceWrite>,
+    unchanged: Option<&StoredSlice>,
+) -> SlicePlan {
+    let takes = |endpoints: &[VmEndpoint]| endpoints.iter().filter(|e| e.takes_traffic()).count();
     let before = |name: &str| stored.iter().find(|slice| slice.name == *name);
-    let rank = |write: &Write| {
-        let (Write::Create { name, endpoints } | Write::Update { name, endpoints, .. }) = write
+    let rank = |write: &SliceWrite| {
+        let (SliceWrite::Create { name, endpoints } | SliceWrite::Update { name, endpoints, .. }) =
+            write
         else {
             return 0_i8;
         };
         let before = before(name);
-        let loses_sink = before.is_some_and(|slice| slice.endpoints.iter().any(Endpoint::is_sink))
-            && !endpoints.iter().any(Endpoint::is_sink);
+        let loses_sink = before
+            .is_some_and(|slice| slice.endpoints.iter().any(VmEndpoint::is_sink))
+            && !endpoints.iter().any(VmEndpoint::is_sink);
         let gains = before.map_or(0, |slice| takes(&slice.endpoints)) < takes(endpoints);
         match (loses_sink, gains) {
             (false, true) => -1,
@@ -260,37 +268,37 @@ fn in_order(
     let gaining = writes.iter().take_while(|write| rank(write) < 0).count();
     let mut rest = writes.split_off(gaining);
     if rest.is_empty() && !deletes.is_empty() {
-        if let Some(Slice { name, version, endpoints, .. }) = unchanged.cloned() {
-            rest.push(Write::Update { name, version, endpoints });
+        if let Some(StoredSlice { name, version, endpoints, .. }) = unchanged.cloned() {
+            rest.push(SliceWrite::Update { name, version, endpoints });
         } else {
             let took =
-                |write: &Write| before(write.name()).is_some_and(|s| takes(&s.endpoints) > 0);
+                |write: &SliceWrite| before(write.name()).is_some_and(|s| takes(&s.endpoints) > 0);
             if writes.len() < 2 && !writes.last().is_some_and(took) {
                 // All traffic goes to the slice that is to be deleted. The next plan deletes it.
-                return Plan { writes, complete: false };
+                return SlicePlan { writes, complete: false };
             }
             rest.extend(writes.pop());
         }
     }
-    Plan { writes: writes.into_iter().chain(deletes).chain(rest).collect(), complete: true }
+    SlicePlan { writes: writes.into_iter().chain(deletes).chain(rest).collect(), complete: true }
 }
 
-fn delete(slice: &Slice) -> Write {
-    Write::Delete { name: slice.name.clone(), version: slice.version.clone() }
+fn delete(slice: &StoredSlice) -> SliceWrite {
+    SliceWrite::Delete { name: slice.name.clone(), version: slice.version.clone() }
 }
 
 /// Assigns endpoints to slices: each stays where it is, new ones go where there is room, first
 /// slice first. `odd` slices are not used, and their names neither.
 fn pack<'a>(
     service: &str,
-    family: Family,
-    stored: &[&Slice],
-    odd: &[&Slice],
-    desired: impl Iterator<Item = &'a Endpoint>,
-) -> BTreeMap<String, Vec<&'a Endpoint>> {
-    let mut wanted: HashMap<&str, &Endpoint> =
+    family: AddressFamily,
+    stored: &[&StoredSlice],
+    odd: &[&StoredSlice],
+    desired: impl Iterator<Item = &'a VmEndpoint>,
+) -> BTreeMap<String, Vec<&'a VmEndpoint>> {
+    let mut wanted: HashMap<&str, &VmEndpoint> =
         desired.map(|endpoint| (&*endpoint.uid, endpoint)).collect();
-    let mut packed: BTreeMap<String, Vec<&Endpoint>> = BTreeMap::new();
+    let mut packed: BTreeMap<String, Vec<&VmEndpoint>> = BTreeMap::new();
     for slice in stored {
         let kept = packed.entry(slice.name.clone()).or_default();
         for endpoint in &slice.endpoints {
@@ -306,7 +314,7 @@ fn pack<'a>(
     let mut fresh = (1..)
         .map(|n| (n, slice_name(service, family, n)))
         .filter(|(_, name)| odd.iter().all(|slice| slice.name != *name));
-    let mut rest: Vec<&Endpoint> = wanted.into_values().collect();
+    let mut rest: Vec<&VmEndpoint> = wanted.into_values().collect();
     // By name, so that the same VMs are in the same slices whatever the order of events.
     rest.sort_by(|a, b| (&a.name, &a.uid).cmp(&(&b.name, &b.uid)));
     let mut rest = rest.into_iter().peekable();
@@ -332,14 +340,14 @@ fn pack<'a>(
 
 /// Name of a slice. The first IPv4 slice has the Service's name, as it always had. The others
 /// contain a dot, which no Service's name can, so they are never another Service's first slice.
-fn slice_name(service: &str, family: Family, number: usize) -> String {
+fn slice_name(service: &str, family: AddressFamily, number: usize) -> String {
     match (family, number) {
-        (Family::V4, 1) => service.to_owned(),
+        (AddressFamily::V4, 1) => service.to_owned(),
         (family, n) => format!("{service}.{}-{n}", family.name().to_lowercase()),
     }
 }
 
-fn number(service: &str, family: Family, name: &str) -> usize {
+fn number(service: &str, family: AddressFamily, name: &str) -> usize {
     if name == slice_name(service, family, 1) {
         return 1;
     }

@@ -5,19 +5,19 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::backend_address::{self, AddressFault, Rules};
-use super::vm::{Nic, Phase, Pod, Readiness, Vm};
+use super::backend_address::{self, AddressFault, AddressRules};
+use super::vm::{Nic, Vm, VmPhase, VmPod, VmReadiness};
 
 /// Address family. A Service of one family takes endpoints of that family only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
+pub enum AddressFamily {
     /// Internet Protocol version 4.
     V4,
     /// Internet Protocol version 6.
     V6,
 }
 
-impl Family {
+impl AddressFamily {
     /// Family of an address.
     pub fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
@@ -34,7 +34,7 @@ impl Family {
 
 /// VM behind the address of a LoadBalancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct VmEndpoint {
     /// Address of the VM.
     pub address: IpAddr,
     /// Name of the VM; its namespace is the LoadBalancer's.
@@ -49,7 +49,7 @@ pub struct Endpoint {
     pub terminating: bool,
 }
 
-impl Endpoint {
+impl VmEndpoint {
     /// Whether the endpoint is ready in the sense of Kubernetes: it serves and does not terminate.
     pub fn ready(&self) -> bool {
         self.serving && !self.terminating
@@ -58,7 +58,7 @@ impl Endpoint {
 
 /// State of a selected VM for a LoadBalancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Backend {
+pub enum VmBackend {
     /// The VM does not run.
     NotRunning,
     /// The VM runs, and no suitable address of it is known.
@@ -75,7 +75,7 @@ pub enum Backend {
     /// The VM is an endpoint. Its health is not yet considered.
     Endpoint {
         /// Endpoint, if its health check passes or there is none.
-        endpoint: Endpoint,
+        endpoint: VmEndpoint,
         /// Whether the address is the last known one: the guest agent is silent.
         last_known: bool,
     },
@@ -86,11 +86,11 @@ const ANY_NETWORK: &str = "?";
 
 /// Addresses that a LoadBalancer takes.
 #[derive(Clone, Debug)]
-pub struct Wanted<'a> {
+pub struct WantedAddresses<'a> {
     /// Network that the LoadBalancer names; empty for any.
     pub network: &'a str,
     /// Address family of the Service.
-    pub family: Family,
+    pub family: AddressFamily,
 }
 
 /// Decides on one VM. `pods`: those that it controls. `last`: the address of its endpoint so far.
@@ -98,13 +98,13 @@ pub struct Wanted<'a> {
 pub fn backend(
     name: impl Into<Arc<str>>,
     vm: &Vm,
-    pods: &[Pod],
-    wanted: &Wanted<'_>,
+    pods: &[VmPod],
+    wanted: &WantedAddresses<'_>,
     last: impl Fn() -> Option<IpAddr>,
-    rules: &Rules<'_>,
-) -> Backend {
-    if matches!(vm.phase, Phase::Starting | Phase::Ended) {
-        return Backend::NotRunning;
+    rules: &AddressRules<'_>,
+) -> VmBackend {
+    if matches!(vm.phase, VmPhase::Starting | VmPhase::Ended) {
+        return VmBackend::NotRunning;
     }
     let pod = vm.current_pod(pods);
     let pod_ready = pod.is_some_and(|pod| pod.ready);
@@ -119,7 +119,7 @@ pub fn backend(
         .flat_map(|nic| nic.addresses.iter().map(|address| (*address, &*nic.network)));
     let mut refused = None;
     let mut known = None;
-    for (address, network) in reported.filter(|(a, _)| Family::of(*a) == wanted.family) {
+    for (address, network) in reported.filter(|(a, _)| AddressFamily::of(*a) == wanted.family) {
         match fault(address, network) {
             None => {
                 known = Some(address);
@@ -139,23 +139,23 @@ pub fn backend(
         let unsaid = networks.peek().is_none() && fault(*last, ANY_NETWORK).is_none();
         unsaid || networks.any(|network| fault(*last, network).is_none())
     };
-    let fits = |last: &IpAddr| Family::of(*last) == wanted.family && may_have(last);
+    let fits = |last: &IpAddr| AddressFamily::of(*last) == wanted.family && may_have(last);
     let is_silent = refused.is_none();
     let remembered =
         || last().filter(|last| is_silent && pod_ready && fits(last) && !elsewhere(last));
     let Some(address) = known.or_else(remembered) else {
         return match refused {
-            Some((address, fault)) => Backend::Refused { name: name.into(), address, fault },
-            None => Backend::NoAddress,
+            Some((address, fault)) => VmBackend::Refused { name: name.into(), address, fault },
+            None => VmBackend::NoAddress,
         };
     };
     let vm_ready = match vm.ready {
-        Readiness::Ready => true,
-        Readiness::PodTerminating => vm.deleting || pod.is_some_and(|pod| pod.deleting),
-        Readiness::NotReady => false,
+        VmReadiness::Ready => true,
+        VmReadiness::PodTerminating => vm.deleting || pod.is_some_and(|pod| pod.deleting),
+        VmReadiness::NotReady => false,
     };
-    Backend::Endpoint {
-        endpoint: Endpoint {
+    VmBackend::Endpoint {
+        endpoint: VmEndpoint {
             address,
             name: name.into(),
             uid: vm.uid.clone(),
@@ -163,7 +163,7 @@ pub fn backend(
             // Each of the two is outdated after another failure: the pod's condition turns false
             // when a node dies while virt-controller is down as well; the VM's condition includes
             // pausing and guest probes.
-            serving: pod_ready && vm_ready && !vm.paused && vm.phase == Phase::Running,
+            serving: pod_ready && vm_ready && !vm.paused && vm.phase == VmPhase::Running,
             terminating: vm.deleting || pod.is_some_and(|pod| pod.deleting),
         },
         last_known: known.is_none(),

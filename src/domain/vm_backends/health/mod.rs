@@ -13,18 +13,18 @@ mod spec;
 use std::net::IpAddr;
 use std::time::Duration;
 
-pub use doubt::{Doubt, MANY, Sight, moment};
-pub use schedule::{Phase, first, next};
+pub use doubt::{Doubt, MANY, ProbeHistory, moment};
+pub use schedule::{ProbePhase, first, next};
 pub use spec::{
-    Fault, LONGEST_BUNDLE, LONGEST_PATH, LONGEST_PERIOD, LONGEST_TIMEOUT, MOST_IN_A_ROW,
+    HealthSpecFault, LONGEST_BUNDLE, LONGEST_PATH, LONGEST_PERIOD, LONGEST_TIMEOUT, MOST_IN_A_ROW,
     MOST_STATUSES, check, form,
 };
 
 /// Settings for the probes of one LoadBalancer's backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Check {
+pub struct CheckSettings {
     /// Probe to send.
-    pub probe: Probe,
+    pub probe: BackendProbe,
     /// Port of the backend.
     pub port: u16,
     /// Successes in a row that make a backend healthy: 1 to [`MOST_IN_A_ROW`].
@@ -38,7 +38,7 @@ pub struct Check {
     pub timeout: Duration,
 }
 
-impl Check {
+impl CheckSettings {
     /// Whether an answer to the other check answers this one too: thresholds, period and timeout
     /// do not change the question.
     pub fn asks_the_same(&self, other: &Self) -> bool {
@@ -48,17 +48,17 @@ impl Check {
 
 /// Probe of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Probe {
+pub enum BackendProbe {
     /// TCP: the backend must accept a connection.
     Tcp,
     /// HTTP: the backend must answer a GET.
-    Http(Request),
+    Http(ProbeRequest),
     /// HTTPS: the backend must answer a GET within TLS. With certificates in PEM: one of them must
     /// have signed the backend's certificate. Without: the backend's certificate is not verified.
-    Https(Request, Option<String>),
+    Https(ProbeRequest, Option<String>),
 }
 
-impl Probe {
+impl BackendProbe {
     /// Name of the protocol for metrics and logs: `tcp`, `http` or `https`.
     pub fn protocol(&self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ impl Probe {
 
 /// GET request, and the answers that count as success.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct ProbeRequest {
     /// Path and query: begins with `/`, printable ASCII without spaces.
     pub path: String,
     /// Statuses that count as success, each 100 to 599. Empty: 200 to 399.
@@ -80,7 +80,7 @@ pub struct Request {
     pub server_name: Option<String>,
 }
 
-impl Request {
+impl ProbeRequest {
     /// Whether the status counts as success.
     pub fn expects(&self, status: u16) -> bool {
         if self.expected.is_empty() {
@@ -93,7 +93,7 @@ impl Request {
 
 /// Backend to probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct ProbeTarget {
     /// UID of the VirtualMachineInstance. Unique among the targets of a LoadBalancer.
     pub id: String,
     /// Address of the backend.
@@ -127,7 +127,7 @@ pub fn may_be_backend(address: IpAddr) -> bool {
 
 /// Verdict on a backend, and the results against it. Times are offsets on one monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Health {
+pub struct BackendHealth {
     /// Verdict of the probes, believed or not.
     passes: bool,
     /// Number of results in a row that contradict the verdict.
@@ -142,7 +142,7 @@ pub struct Health {
     settled: bool,
 }
 
-impl Health {
+impl BackendHealth {
     /// Verdict that no probe of this process has confirmed: the one that an earlier leader
     /// published, or `false` for an unknown backend.
     pub const fn assumed(healthy: bool) -> Self {
@@ -161,7 +161,7 @@ impl Health {
     }
 
     /// Adds a result. Returns whether the verdict of the probes changed.
-    pub fn observe(&mut self, passed: bool, check: &Check, now: Duration) -> bool {
+    pub fn observe(&mut self, passed: bool, check: &CheckSettings, now: Duration) -> bool {
         if self.passes && passed {
             self.passed = now;
             self.failing = None;
@@ -187,10 +187,10 @@ impl Health {
 
     /// Probe results of the target at this address, if it passes, or did before it failed and no
     /// replica has settled why.
-    pub fn sight(self, lb: &str, address: IpAddr) -> Option<Sight<'_>> {
+    pub fn sight(self, lb: &str, address: IpAddr) -> Option<ProbeHistory<'_>> {
         let Self { passed, failing, .. } = self;
         let counts = self.passes || (failing.is_some() && !self.settled);
-        counts.then_some(Sight { lb, address, passed, failing })
+        counts.then_some(ProbeHistory { lb, address, passed, failing })
     }
 
     /// Times of the last pass and of the first failure since, if the backend fails and no replica

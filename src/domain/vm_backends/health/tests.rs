@@ -7,13 +7,13 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Check, Health, Probe, Request, may_be_backend};
+use super::{BackendHealth, BackendProbe, CheckSettings, ProbeRequest, may_be_backend};
 
 const NOW: Duration = Duration::from_secs(1);
 
-fn check(success_threshold: u32, failure_threshold: u32) -> Check {
-    Check {
-        probe: Probe::Tcp,
+fn check(success_threshold: u32, failure_threshold: u32) -> CheckSettings {
+    CheckSettings {
+        probe: BackendProbe::Tcp,
         port: 80,
         success_threshold,
         failure_threshold,
@@ -24,7 +24,7 @@ fn check(success_threshold: u32, failure_threshold: u32) -> Check {
 
 /// Verdict from the whole history: the last results in a row decide if they are enough, else the
 /// verdict before them.
-fn by_history(assumed: bool, history: &[bool], check: &Check) -> bool {
+fn by_history(assumed: bool, history: &[bool], check: &CheckSettings) -> bool {
     let ends_with = |result: bool, count: u32| {
         let count = usize::try_from(count).unwrap();
         history.len() >= count && history.iter().rev().take(count).all(|r| *r == result)
@@ -49,7 +49,7 @@ proptest! {
         failures in 1_u32..5,
     ) {
         let check = check(successes, failures);
-        let mut health = Health::assumed(assumed);
+        let mut health = BackendHealth::assumed(assumed);
         let mut before = assumed;
         for at in 0..results.len() {
             let flipped = health.observe(results[at], &check, NOW);
@@ -67,7 +67,7 @@ proptest! {
     ) {
         // Never four successes nor three failures in a row.
         let check = check(4, 3);
-        let mut health = Health::assumed(assumed);
+        let mut health = BackendHealth::assumed(assumed);
         for (successes, failures) in runs {
             for _ in 0..successes {
                 prop_assert!(!health.observe(true, &check, NOW));
@@ -82,7 +82,7 @@ proptest! {
 
 #[test]
 fn a_threshold_that_is_lowered_counts_from_the_next_result() {
-    let mut health = Health::assumed(true);
+    let mut health = BackendHealth::assumed(true);
     for _ in 0..4 {
         assert!(!health.observe(false, &check(1, 10), NOW));
     }
@@ -92,7 +92,7 @@ fn a_threshold_that_is_lowered_counts_from_the_next_result() {
 
 #[test]
 fn statuses_count_as_listed_and_by_default_from_200_to_399() {
-    let mut request = Request { path: "/".into(), expected: vec![], server_name: None };
+    let mut request = ProbeRequest { path: "/".into(), expected: vec![], server_name: None };
     assert_eq!([199, 200, 399, 400].map(|s| request.expects(s)), [false, true, true, false]);
     request.expected = vec![404, 500];
     assert_eq!([200, 404, 500].map(|s| request.expects(s)), [false, true, true]);
@@ -101,10 +101,12 @@ fn statuses_count_as_listed_and_by_default_from_200_to_399() {
 #[test]
 fn what_is_asked_is_the_probe_and_the_port() {
     let tcp = check(1, 3);
-    assert!(tcp.asks_the_same(&Check { period: Duration::from_secs(9), ..check(7, 8) }));
-    assert!(!tcp.asks_the_same(&Check { port: 81, ..tcp.clone() }));
-    let request = Request { path: "/".into(), expected: vec![], server_name: None };
-    assert!(!tcp.asks_the_same(&Check { probe: Probe::Http(request), ..tcp.clone() }));
+    assert!(tcp.asks_the_same(&CheckSettings { period: Duration::from_secs(9), ..check(7, 8) }));
+    assert!(!tcp.asks_the_same(&CheckSettings { port: 81, ..tcp.clone() }));
+    let request = ProbeRequest { path: "/".into(), expected: vec![], server_name: None };
+    assert!(
+        !tcp.asks_the_same(&CheckSettings { probe: BackendProbe::Http(request), ..tcp.clone() })
+    );
 }
 
 #[test]

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::backend_address::AddressFault;
-use super::endpoint_slices::Port;
-use super::endpoints::{Backend, Endpoint};
+use super::endpoint_slices::EndpointPort;
+use super::endpoints::{VmBackend, VmEndpoint};
 use super::selector_index::Selector;
-use super::service::Misfit;
+use super::service::SettingMisfit;
 use crate::load_balancer::bounds::{self, MOST_LISTENERS};
 use crate::reason;
 use api::{ConditionStatus, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
 
 /// Port of the address, and the VMs' port behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listener {
+pub struct ListenerPort {
     /// Name of the listener; may be empty if it is the only one.
     pub name: String,
     /// Protocol: TCP or UDP.
@@ -57,7 +57,7 @@ pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
 
 /// Listeners of the spec. The error names the field, the fault and a valid value. Our CRD refuses
 /// the same; Harvester's own CRD does not.
-pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<Listener>, String> {
+pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, String> {
     if spec.listeners.is_empty() {
         return Err("spec.listeners: a load balancer of type vm needs at least one".to_owned());
     }
@@ -66,14 +66,14 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<Listener>, String> {
             "spec.listeners: more than {MOST_LISTENERS}: use {MOST_LISTENERS} at most"
         ));
     }
-    let mut listeners: Vec<Listener> = Vec::new();
+    let mut listeners: Vec<ListenerPort> = Vec::new();
     let (mut names, mut ports) = (HashMap::new(), HashMap::new());
     for (i, given) in spec.listeners.iter().enumerate() {
         let port = |field: &str, value: i32| match u16::try_from(value) {
             Ok(port) if port > 0 => Ok(port),
             _ => Err(format!("spec.listeners[{i}].{field}: {value} must be 1 to 65535")),
         };
-        let listener = Listener {
+        let listener = ListenerPort {
             name: given.name.clone(),
             protocol: given.protocol.clone(),
             port: port("port", given.port)?,
@@ -83,7 +83,7 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<Listener>, String> {
                 given.backend_port.filter(|port| *port != 0).unwrap_or(given.port),
             )?,
         };
-        let Listener { name, protocol, port, .. } = &listener;
+        let ListenerPort { name, protocol, port, .. } = &listener;
         if !matches!(protocol.as_str(), "TCP" | "UDP") {
             return Err(format!("spec.listeners[{i}].protocol: {protocol:?} must be TCP or UDP"));
         }
@@ -127,10 +127,10 @@ pub fn name_fault(name: &str) -> Option<String> {
 }
 
 /// Ports of the endpoints, sorted.
-pub fn ports(listeners: &[Listener]) -> Vec<Port> {
-    let mut ports: Vec<Port> = listeners
+pub fn ports(listeners: &[ListenerPort]) -> Vec<EndpointPort> {
+    let mut ports: Vec<EndpointPort> = listeners
         .iter()
-        .map(|listener| Port {
+        .map(|listener| EndpointPort {
             name: listener.name.clone(),
             protocol: listener.protocol.clone(),
             port: listener.backend_port,
@@ -142,9 +142,9 @@ pub fn ports(listeners: &[Listener]) -> Vec<Port> {
 
 /// State of the VMs behind a LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Backends {
+pub struct BackendCounts {
     /// Endpoints, health included.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<VmEndpoint>,
     /// Number of running VMs without a suitable address, refused ones included.
     pub without_address: usize,
     /// Running VMs that report only addresses that they may not have, each with the first of
@@ -156,23 +156,23 @@ pub struct Backends {
     pub last_known: Vec<Arc<str>>,
 }
 
-impl Backends {
+impl BackendCounts {
     /// Collects the VMs. `healthy` returns for an endpoint whether its health check
     /// passes.
     pub fn new(
-        backends: impl IntoIterator<Item = Backend>,
-        healthy: impl Fn(&Endpoint) -> bool,
+        backends: impl IntoIterator<Item = VmBackend>,
+        healthy: impl Fn(&VmEndpoint) -> bool,
     ) -> Self {
         let mut found = Self::default();
         for backend in backends {
             match backend {
-                Backend::NotRunning => {}
-                Backend::NoAddress => found.without_address += 1,
-                Backend::Refused { name, address, fault } => {
+                VmBackend::NotRunning => {}
+                VmBackend::NoAddress => found.without_address += 1,
+                VmBackend::Refused { name, address, fault } => {
                     found.without_address += 1;
                     found.refused.push((name, address, fault));
                 }
-                Backend::Endpoint { mut endpoint, last_known } => {
+                VmBackend::Endpoint { mut endpoint, last_known } => {
                     if last_known {
                         found.last_known.push(endpoint.name.clone());
                     }
@@ -219,7 +219,7 @@ impl Backends {
 
 /// State of a LoadBalancer's Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Service {
+pub enum ServiceState {
     /// The Service is as it must be.
     Ours,
     /// The Service cannot be created: the spec or the name has the fault in the text.
@@ -236,15 +236,15 @@ pub enum Service {
 
 /// Facts for the status of a LoadBalancer of type vm.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct ServingStatus {
     /// State of the Service.
-    pub service: Service,
+    pub service: ServiceState,
     /// Addresses at which the Service of this LoadBalancer is announced, if there is one, whatever
     /// its state is now: `status.loadBalancer.ingress`.
     pub ingress: Vec<String>,
     /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, so nothing is reported or
     /// changed.
-    pub backends: Option<Backends>,
+    pub backends: Option<BackendCounts>,
     /// Reason why the selector selects fewer VMs than it seems to, if so.
     pub selector_hint: Option<String>,
     /// Fault of the health check, if there is one: then health is not checked.
@@ -256,15 +256,15 @@ pub struct Report {
     /// network.
     pub default_interface: Option<String>,
     /// Setting of the Service that does not have its documented effect.
-    pub misfit: Option<Misfit>,
+    pub misfit: Option<SettingMisfit>,
     /// Address at which it was last announced, while its Service asks for another that is not
     /// announced yet.
     pub moving_from: Option<IpAddr>,
 }
 
-impl Report {
+impl ServingStatus {
     /// Facts about a Service and the addresses at which it is announced, as long as nothing more is known.
-    pub const fn new(service: Service, ingress: Vec<String>) -> Self {
+    pub const fn new(service: ServiceState, ingress: Vec<String>) -> Self {
         Self {
             service,
             ingress,
@@ -289,13 +289,13 @@ pub const DOUBTED: &str =
     "most VMs of many load balancers fell silent at once, so the fault may be the prober's";
 
 /// Status, reason and message of the `Ready` condition of a LoadBalancer that has an address.
-pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, String) {
+pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static str, String) {
     let not = |reason, message: &str| (ConditionStatus::False, reason, message.to_owned());
     match &report.service {
-        Service::Faulty(fault) => return not(reason::INVALID_SPEC, fault),
-        Service::Foreign(whose) => return not(reason::SERVICE_CONFLICT, whose),
-        Service::Refused(why) => return not(reason::SERVICE_REFUSED, why),
-        Service::Ours | Service::Waiting | Service::Held(_) => {}
+        ServiceState::Faulty(fault) => return not(reason::INVALID_SPEC, fault),
+        ServiceState::Foreign(whose) => return not(reason::SERVICE_CONFLICT, whose),
+        ServiceState::Refused(why) => return not(reason::SERVICE_REFUSED, why),
+        ServiceState::Ours | ServiceState::Waiting | ServiceState::Held(_) => {}
     }
     let Some(backends) = &report.backends else {
         return not(
@@ -332,7 +332,7 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
             )
         };
     }
-    if let Some(Misfit::NoLocalBackend(why)) = &report.misfit {
+    if let Some(SettingMisfit::NoLocalBackend(why)) = &report.misfit {
         return not(reason::NO_LOCAL_BACKEND, why);
     }
     let Some(announced) = report.announced() else {
@@ -361,7 +361,7 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
         let message = format!("guest agent silent, last known address kept: {names}");
         return (ConditionStatus::True, reason::LAST_KNOWN_ADDRESS, message);
     }
-    if let Some(Misfit::SourceRanges(why)) = &report.misfit {
+    if let Some(SettingMisfit::SourceRanges(why)) = &report.misfit {
         return (ConditionStatus::True, reason::SOURCE_RANGES_BYPASSED, why.clone());
     }
     let message = match &report.default_interface {

@@ -16,7 +16,7 @@ fn listener(name: &str, protocol: &str, port: i32, backend_port: Option<i32>) ->
 fn listeners_are_read_with_the_backend_port_that_is_meant() {
     for (given, expected) in [(None, 80), (Some(0), 80), (Some(8080), 8080), (Some(65535), 65535)] {
         let read = listeners(&spec(vec![listener("http", "TCP", 80, given)])).unwrap();
-        let expected = Listener {
+        let expected = ListenerPort {
             name: "http".into(),
             protocol: "TCP".into(),
             port: 80,
@@ -90,7 +90,7 @@ fn a_name_that_no_service_can_have_is_reported() {
 #[test]
 fn ports_of_endpoints_are_the_backends_and_sorted() {
     let spec = spec(vec![listener("z", "TCP", 1, Some(90)), listener("a", "UDP", 2, Some(91))]);
-    let port = |name: &str, protocol: &str, port| Port {
+    let port = |name: &str, protocol: &str, port| EndpointPort {
         name: name.into(),
         protocol: protocol.into(),
         port,
@@ -118,35 +118,35 @@ fn only_a_vm_load_balancer_with_a_selector_selects() {
     }
 }
 
-fn endpoint(name: &str, serving: bool, terminating: bool) -> Endpoint {
-    Endpoint {
+fn endpoint(name: &str, serving: bool, terminating: bool) -> VmEndpoint {
+    VmEndpoint {
         name: name.into(),
         uid: format!("uid-{name}").into(),
         serving,
         terminating,
-        ..endpoint_slices::sink(name, super::super::endpoints::Family::V4, None)
+        ..endpoint_slices::sink(name, super::super::endpoints::AddressFamily::V4, None)
     }
 }
 
-fn vm(name: &str, serving: bool, terminating: bool) -> Backend {
-    Backend::Endpoint { endpoint: endpoint(name, serving, terminating), last_known: false }
+fn vm(name: &str, serving: bool, terminating: bool) -> VmBackend {
+    VmBackend::Endpoint { endpoint: endpoint(name, serving, terminating), last_known: false }
 }
 
-fn last_known(name: &str) -> Backend {
-    Backend::Endpoint { endpoint: endpoint(name, true, false), last_known: true }
+fn last_known(name: &str) -> VmBackend {
+    VmBackend::Endpoint { endpoint: endpoint(name, true, false), last_known: true }
 }
 
 /// Endpoints of VMs whose names begin with "sick" fail their health check.
-fn backends(list: &[Backend]) -> Backends {
-    Backends::new(list.iter().cloned(), |endpoint| !endpoint.name.starts_with("sick"))
+fn backends(list: &[VmBackend]) -> BackendCounts {
+    BackendCounts::new(list.iter().cloned(), |endpoint| !endpoint.name.starts_with("sick"))
 }
 
 #[test]
 fn backends_are_counted_by_what_can_answer() {
     let found = backends(&[
         vm("z", true, false),
-        Backend::NotRunning,
-        Backend::NoAddress,
+        VmBackend::NotRunning,
+        VmBackend::NoAddress,
         vm("sick", true, false),
         // Not counted as unhealthy: it does not serve anyway, or terminates.
         vm("sick-unready", false, false),
@@ -164,31 +164,31 @@ fn backends_are_counted_by_what_can_answer() {
     assert_eq!((found.without_address, found.unhealthy), (1, 1));
     assert_eq!(found.last_known, ["a".into(), "b".into()]);
     assert_eq!((found.ready(), found.total(), found.addresses().count()), (3, 6, 5));
-    assert_eq!(backends(&[]), Backends::default());
+    assert_eq!(backends(&[]), BackendCounts::default());
 }
 
 /// A Service, and the addresses at which it is announced.
-type Observed = (Service, Vec<String>);
+type Observed = (ServiceState, Vec<String>);
 
-fn report((service, ingress): Observed, list: &[Backend]) -> Report {
-    Report { backends: Some(backends(list)), ..Report::new(service, ingress) }
+fn report((service, ingress): Observed, list: &[VmBackend]) -> ServingStatus {
+    ServingStatus { backends: Some(backends(list)), ..ServingStatus::new(service, ingress) }
 }
 
 fn ours() -> Observed {
-    (Service::Ours, vec!["10.0.0.100".into()])
+    (ServiceState::Ours, vec!["10.0.0.100".into()])
 }
 
-fn silent(service: Service) -> Observed {
+fn silent(service: ServiceState) -> Observed {
     (service, Vec::new())
 }
 
 /// UIs and scripts match the texts: the first three are the Go controller's.
 #[test]
 fn a_service_without_backends_gives_a_known_reason() {
-    let not_running = [Backend::NotRunning, Backend::NotRunning];
-    let no_address = [Backend::NoAddress, Backend::NotRunning];
-    let unhealthy = [vm("sick", true, false), Backend::NoAddress];
-    let not_ready = [vm("a", false, false), Backend::NoAddress];
+    let not_running = [VmBackend::NotRunning, VmBackend::NotRunning];
+    let no_address = [VmBackend::NoAddress, VmBackend::NotRunning];
+    let unhealthy = [vm("sick", true, false), VmBackend::NoAddress];
+    let not_ready = [vm("a", false, false), VmBackend::NoAddress];
     let both = [vm("a", false, false), vm("sick", true, false)];
     for (list, reason, beginning) in [
         (&[][..], "NoRunningBackends", "no running backend servers"),
@@ -199,7 +199,7 @@ fn a_service_without_backends_gives_a_known_reason() {
         (&both, "BackendsUnhealthy", "running backend servers are not probed as healthy"),
         (&not_ready, "BackendsNotReady", "running backend servers are not ready"),
     ] {
-        for service in [ours(), silent(Service::Ours), silent(Service::Waiting)] {
+        for service in [ours(), silent(ServiceState::Ours), silent(ServiceState::Waiting)] {
             let (status, found, message) = ready(&report(service, list), "10.0.0.100");
             assert_eq!((status, found), (ConditionStatus::False, reason), "{list:?}");
             assert!(message.starts_with(beginning), "{message}");
@@ -222,9 +222,11 @@ fn an_address_for_a_name_is_reported_where_no_backend_runs() {
     assert_eq!(address_for_name(&spec(&["web", "10", "a.b"])), None);
     assert_eq!(address_for_name(&LoadBalancerSpec::default()), None);
 
-    let found = |list: &[Backend]| {
-        let report =
-            Report { selector_hint: selector_hint(&spec(&["10.0.0.5"])), ..report(ours(), list) };
+    let found = |list: &[VmBackend]| {
+        let report = ServingStatus {
+            selector_hint: selector_hint(&spec(&["10.0.0.5"])),
+            ..report(ours(), list)
+        };
         ready(&report, "10.0.0.100").2
     };
     let without_backends = "no running backend servers: the selector names 10.0.0.5, an address: name VMs or their labels";
@@ -234,41 +236,50 @@ fn an_address_for_a_name_is_reported_where_no_backend_runs() {
 
 #[test]
 fn a_setting_of_the_service_that_does_not_fit_is_reported() {
-    let found = |found: Observed, list: &[Backend], misfit: Misfit, last: Option<&str>| {
+    let found = |found: Observed, list: &[VmBackend], misfit: SettingMisfit, last: Option<&str>| {
         let default_interface = last.map(str::to_owned);
         let misfit = Some(misfit);
-        let (status, reason, message) =
-            ready(&Report { default_interface, misfit, ..report(found, list) }, "10.0.0.100");
+        let (status, reason, message) = ready(
+            &ServingStatus { default_interface, misfit, ..report(found, list) },
+            "10.0.0.100",
+        );
         assert!(reason::is_ours(reason));
         (status, reason, message)
     };
     let one = [vm("a", true, false)];
-    let local = || Misfit::NoLocalBackend("local".into());
-    let ranges = || Misfit::SourceRanges("ranges".into());
+    let local = || SettingMisfit::NoLocalBackend("local".into());
+    let ranges = || SettingMisfit::SourceRanges("ranges".into());
     let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
     // Whether or not the status still contains the address.
-    for service in [ours(), silent(Service::Ours)] {
+    for service in [ours(), silent(ServiceState::Ours)] {
         assert_eq!(found(service, &one, local(), None), (no, "NoLocalBackend", "local".into()));
     }
     assert_eq!(found(ours(), &[], local(), None).1, "NoRunningBackends");
     let bypassed = (yes, "SourceRangesBypassed", "ranges".to_owned());
     assert_eq!(found(ours(), &one, ranges(), Some("no link")), bypassed);
-    assert_eq!(found(silent(Service::Ours), &one, ranges(), None).1, "NotAnnounced");
+    assert_eq!(found(silent(ServiceState::Ours), &one, ranges(), None).1, "NotAnnounced");
     assert_eq!(found(ours(), &[last_known("a")], ranges(), None).1, "LastKnownAddress");
 }
 
 /// The reason reported is the one that must be corrected first.
 #[test]
 fn the_first_obstacle_is_the_one_that_is_reported() {
-    let none: &[Backend] = &[];
-    let one: &[Backend] = &[vm("a", true, false)];
-    let mute: &[Backend] = &[last_known("a"), vm("b", true, false), vm("c", false, false)];
+    let none: &[VmBackend] = &[];
+    let one: &[VmBackend] = &[vm("a", true, false)];
+    let mute: &[VmBackend] = &[last_known("a"), vm("b", true, false), vm("c", false, false)];
     let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
-    let waiting = || silent(Service::Ours);
+    let waiting = || silent(ServiceState::Ours);
     for (service, list, unchecked, status, reason, beginning) in [
-        (silent(Service::Faulty("listeners".into())), None, true, no, "InvalidSpec", "listeners"),
         (
-            silent(Service::Faulty("listeners".into())),
+            silent(ServiceState::Faulty("listeners".into())),
+            None,
+            true,
+            no,
+            "InvalidSpec",
+            "listeners",
+        ),
+        (
+            silent(ServiceState::Faulty("listeners".into())),
             Some(none),
             true,
             no,
@@ -276,19 +287,19 @@ fn the_first_obstacle_is_the_one_that_is_reported() {
             "listeners",
         ),
         (
-            silent(Service::Foreign("whose".into())),
+            silent(ServiceState::Foreign("whose".into())),
             Some(none),
             true,
             no,
             "ServiceConflict",
             "whose",
         ),
-        (silent(Service::Refused("why".into())), Some(one), true, no, "ServiceRefused", "why"),
+        (silent(ServiceState::Refused("why".into())), Some(one), true, no, "ServiceRefused", "why"),
         (ours(), None, true, no, "VMsUnknown", "virtual machines cannot be listed"),
         (ours(), Some(none), true, no, "NoRunningBackends", "no running"),
         (waiting(), Some(one), true, no, "NotAnnounced", "the Service asks for 10.0.0.100;"),
         (
-            silent(Service::Waiting),
+            silent(ServiceState::Waiting),
             Some(one),
             true,
             no,
@@ -301,10 +312,10 @@ fn the_first_obstacle_is_the_one_that_is_reported() {
         (ours(), Some(one), false, yes, "Announced", "announced at 10.0.0.100"),
     ] {
         let (service, ingress) = service;
-        let report = Report {
+        let report = ServingStatus {
             backends: list.map(backends),
             health_fault: unchecked.then(|| "port".to_owned()),
-            ..Report::new(service, ingress)
+            ..ServingStatus::new(service, ingress)
         };
         let (found_status, found, message) = ready(&report, "10.0.0.100");
         assert_eq!((found_status, found), (status, reason), "{report:?}");
@@ -320,7 +331,7 @@ fn a_long_list_of_silent_guests_is_cut_short() {
         (5, "vm-0, vm-1, vm-2, vm-3, vm-4"),
         (7, "vm-0, vm-1, vm-2, vm-3, vm-4 and 2 more"),
     ] {
-        let list: Vec<Backend> = (0..count).map(|n| last_known(&format!("vm-{n}"))).collect();
+        let list: Vec<VmBackend> = (0..count).map(|n| last_known(&format!("vm-{n}"))).collect();
         let (_, _, message) = ready(&report(ours(), &list), "10.0.0.100");
         assert_eq!(message, format!("guest agent silent, last known address kept: {expected}"));
     }
@@ -330,8 +341,9 @@ fn a_long_list_of_silent_guests_is_cut_short() {
 #[test]
 fn the_published_address_is_the_first_that_is_announced() {
     let ingress = || vec!["10.0.0.100".to_owned(), "fd00::100".to_owned()];
-    for service in [Service::Ours, Service::Faulty(String::new()), Service::Waiting] {
+    for service in [ServiceState::Ours, ServiceState::Faulty(String::new()), ServiceState::Waiting]
+    {
         assert_eq!(report((service, ingress()), &[]).announced(), Some("10.0.0.100"));
     }
-    assert_eq!(report(silent(Service::Ours), &[]).announced(), None);
+    assert_eq!(report(silent(ServiceState::Ours), &[]).announced(), None);
 }

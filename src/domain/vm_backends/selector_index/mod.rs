@@ -18,7 +18,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 
-use super::vm::{Pod, Vm};
+use super::vm::{Vm, VmPod};
 use slots::{Id, Slots};
 
 /// `namespace/name` of a LoadBalancer.
@@ -34,23 +34,23 @@ pub type Selector = BTreeMap<String, Vec<String>>;
 #[derive(Debug, Default)]
 pub struct LabelIndex {
     pair_ids: HashMap<PairKey, Id>,
-    pairs: Slots<Pair>,
+    pairs: Slots<LabelPair>,
     vm_ids: HashMap<Box<str>, Id>,
-    vms: Slots<Member>,
+    vms: Slots<IndexedVm>,
     /// Pods by the VM's UID. Pods may be known before their VM, and after.
-    pods: HashMap<Arc<str>, Vec<Pod>>,
+    pods: HashMap<Arc<str>, Vec<VmPod>>,
     /// UIDs of a pod's VM and of the pod, by the pod's `namespace/name`.
     pod_owner: HashMap<Box<str>, (Arc<str>, Arc<str>)>,
     uids: HashMap<Arc<str>, Id>,
     /// VMs by the addresses that they report.
     by_address: HashMap<IpAddr, Vec<Id>>,
     lb_ids: HashMap<LbKey, Id>,
-    lbs: Slots<Filed>,
+    lbs: Slots<FiledSelector>,
 }
 
 /// A label with a value, in a namespace.
 #[derive(Debug, Default)]
-struct Pair {
+struct LabelPair {
     key: PairKey,
     vms: Vec<Id>,
     /// LoadBalancers filed here.
@@ -60,7 +60,7 @@ struct Pair {
 }
 
 #[derive(Debug, Default)]
-struct Member {
+struct IndexedVm {
     name: Arc<str>,
     vm: Vm,
     /// Pairs of the VM, sorted.
@@ -69,7 +69,7 @@ struct Member {
 }
 
 #[derive(Debug, Default)]
-struct Filed {
+struct FiledSelector {
     key: LbKey,
     /// Digest of the selector, which shows a change.
     selector: [u8; 32],
@@ -87,7 +87,7 @@ impl LabelIndex {
         let id = if let Some(id) = self.vm_ids.get(&key) {
             *id
         } else {
-            let id = self.vms.add(Member { name: name.into(), ..Member::default() });
+            let id = self.vms.add(IndexedVm { name: name.into(), ..IndexedVm::default() });
             self.vm_ids.insert(key, id);
             id
         };
@@ -130,7 +130,7 @@ impl LabelIndex {
 
     /// Stores a new or changed pod; `None`: it runs no VM any more. Returns the LoadBalancers to
     /// reconcile.
-    pub fn set_pod(&mut self, namespace: &str, name: &str, pod: Option<Pod>) -> Vec<LbKey> {
+    pub fn set_pod(&mut self, namespace: &str, name: &str, pod: Option<VmPod>) -> Vec<LbKey> {
         let key = qualified(namespace, name);
         let Some(pod) = pod else { return self.drop_pod(&key) };
         let vm = pod.vm.clone();
@@ -199,7 +199,7 @@ impl LabelIndex {
         let filed_under = clauses.get(anchor).cloned().unwrap_or_default();
         let members: Vec<Id> = vms.iter().copied().collect();
         let digest = selector_digest(selector);
-        let filed = Filed { key: key.clone(), selector: digest, clauses, anchor, vms };
+        let filed = FiledSelector { key: key.clone(), selector: digest, clauses, anchor, vms };
         let id = self.lbs.add(filed);
         for pair in filed_under {
             self.pairs.get_mut(pair).lbs.push(id);
@@ -232,7 +232,7 @@ impl LabelIndex {
         &'a self,
         namespace: &str,
         name: &str,
-    ) -> impl Iterator<Item = (&'a Arc<str>, &'a Vm, &'a [Pod])> {
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a Vm, &'a [VmPod])> {
         let filed = self.lb_ids.get(&*qualified(namespace, name)).map(|id| self.lbs.get(*id));
         filed.into_iter().flat_map(|filed| &filed.vms).map(|id| {
             let member = self.vms.get(*id);
@@ -375,7 +375,7 @@ impl LabelIndex {
         if let Some(id) = self.pair_ids.get(&key) {
             return *id;
         }
-        let id = self.pairs.add(Pair { key, ..Pair::default() });
+        let id = self.pairs.add(LabelPair { key, ..LabelPair::default() });
         self.pair_ids.insert(key, id);
         id
     }

@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ASKED_INTERFACE, ASKED_VLAN, Stored, Wanted};
+use super::{ASKED_INTERFACE, ASKED_VLAN, StoredService, WantedService};
 use crate::network::NetworkAttachment;
 use crate::network::host_links::NetworkReach;
 use api::ANNOTATION_NETWORK;
@@ -22,7 +22,7 @@ impl NetworkAttachment {
     }
 }
 
-impl Wanted<'_> {
+impl WantedService<'_> {
     /// Interface to ask for. `None`: the announcer's default.
     fn interface(&self) -> Option<String> {
         let attachment = self.attachment.filter(|_| !self.network.is_empty())?;
@@ -32,7 +32,7 @@ impl Wanted<'_> {
     /// Reason why the address is announced on the announcer's default interface and not on its
     /// network.
     /// `None`: it is announced on its network, or on the interface that a user set.
-    pub fn on_default_interface(&self, stored: Option<&Stored>) -> Option<String> {
+    pub fn on_default_interface(&self, stored: Option<&StoredService>) -> Option<String> {
         let network = Some(self.network).filter(|network| !network.is_empty())?;
         let says = |key: &str| stored.is_some_and(|stored| stored.annotations.contains_key(key));
         if says(ASKED_INTERFACE) && !says(ANNOTATION_NETWORK) {
@@ -61,7 +61,7 @@ impl Wanted<'_> {
 }
 
 /// Hints for the interface on which kube-vip should announce, and the network that they come from.
-pub(super) fn hints(wanted: &Wanted<'_>) -> Map<String, Value> {
+pub(super) fn hints(wanted: &WantedService<'_>) -> Map<String, Value> {
     let Some(interface) = wanted.interface() else { return Map::new() };
     Map::from_iter([
         (ASKED_INTERFACE.to_owned(), json!(interface)),
@@ -71,14 +71,17 @@ pub(super) fn hints(wanted: &Wanted<'_>) -> Map<String, Value> {
 
 /// Whether the Service must be announced on another interface than it asks for, and may be: it is
 /// not announced yet.
-pub(super) fn is_elsewhere(stored: &Stored, wanted: &Wanted<'_>) -> bool {
+pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     changed_hints(stored, wanted).contains_key(ASKED_INTERFACE)
 }
 
 /// Changes of the hints. An announced address stays on its interface. Hints of a user stay too:
 /// only those that come from a network are removed with it. A VLAN that an earlier version asked
 /// for is removed at once, since kube-vip would fail on it at its next start.
-pub(super) fn changed_hints(stored: &Stored, wanted: &Wanted<'_>) -> Map<String, Value> {
+pub(super) fn changed_hints(
+    stored: &StoredService,
+    wanted: &WantedService<'_>,
+) -> Map<String, Value> {
     let made_from = stored.annotations.get(ANNOTATION_NETWORK).map_or("", String::as_str);
     let mut changes = Map::new();
     if !made_from.is_empty() && stored.annotations.contains_key(ASKED_VLAN) {

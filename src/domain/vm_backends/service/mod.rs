@@ -16,15 +16,15 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
-use super::endpoint_slices::Port;
-use super::endpoints::Family;
-use super::listeners::Listener;
+use super::endpoint_slices::EndpointPort;
+use super::endpoints::AddressFamily;
+use super::listeners::ListenerPort;
 use crate::network::NetworkAttachment;
 use crate::network::host_links::NetworkReach;
 use api::{DHCP_ADDRESS, GROUP, LABEL_SERVICE_LB};
-pub use held::{HELD_UNTIL, Held, IGNORED, NOT_ANNOUNCED, held, hold_back};
+pub use held::{HELD_UNTIL, HeldServiceStep, IGNORED, NOT_ANNOUNCED, held, hold_back};
 use interface::{changed_hints, hints, is_elsewhere};
-pub use misfit::{Misfit, misfit};
+pub use misfit::{SettingMisfit, misfit};
 
 /// Annotation with the address that kube-vip is asked for. It has precedence over
 /// `spec.loadBalancerIP`.
@@ -59,7 +59,7 @@ pub struct OwnerRef {
 
 /// Stored Service of a LoadBalancer's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredService {
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.resourceVersion`.
@@ -107,13 +107,13 @@ pub struct StoredPort {
 
 /// Required content of the Service.
 #[derive(Clone, Debug)]
-pub struct Wanted<'a> {
+pub struct WantedService<'a> {
     /// Identity of the LoadBalancer.
-    pub lb: Identity<'a>,
+    pub lb: LbIdentity<'a>,
     /// Address to ask for; `None`: kube-vip leases it.
     pub address: Option<IpAddr>,
     /// Listeners, at least one.
-    pub listeners: &'a [Listener],
+    pub listeners: &'a [ListenerPort],
     /// Network of the address; empty for the nodes' own.
     pub network: &'a str,
     /// Bridge and VLAN of the network, if known.
@@ -124,7 +124,7 @@ pub struct Wanted<'a> {
 
 /// Identity of a LoadBalancer in references from its Service.
 #[derive(Clone, Copy, Debug)]
-pub struct Identity<'a> {
+pub struct LbIdentity<'a> {
     /// `metadata.namespace`.
     pub namespace: &'a str,
     /// `metadata.name`.
@@ -135,7 +135,7 @@ pub struct Identity<'a> {
 
 /// Next action on the Service.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Plan {
+pub enum ServicePlan {
     /// Change nothing: the Service is as required.
     Keep,
     /// Create this Service: there is none.
@@ -158,7 +158,7 @@ pub enum Plan {
     Replace,
 }
 
-impl Stored {
+impl StoredService {
     /// Addresses that the Service asks kube-vip for (`FetchServiceAddresses`). Empty: none.
     fn asked(&self) -> &str {
         self.annotations.get(ASKED_ADDRESS).unwrap_or(&self.load_balancer_ip).trim()
@@ -174,12 +174,16 @@ impl Stored {
     }
 
     /// Ports of the endpoints behind the Service, sorted.
-    pub fn backend_ports(&self) -> Vec<Port> {
+    pub fn backend_ports(&self) -> Vec<EndpointPort> {
         let of = |port: &StoredPort| {
             let target = u16::try_from(port.target).ok()?;
-            Some(Port { name: port.name.clone(), protocol: port.protocol.clone(), port: target })
+            Some(EndpointPort {
+                name: port.name.clone(),
+                protocol: port.protocol.clone(),
+                port: target,
+            })
         };
-        let mut ports: Vec<Port> = self.ports.iter().filter_map(of).collect();
+        let mut ports: Vec<EndpointPort> = self.ports.iter().filter_map(of).collect();
         ports.sort();
         ports
     }
@@ -193,26 +197,26 @@ impl Stored {
     }
 }
 
-impl Wanted<'_> {
+impl WantedService<'_> {
     /// Address that the Service asks for, as text.
     pub fn asked(&self) -> String {
         self.address.map_or_else(|| DHCP_ADDRESS.to_owned(), |ip| ip.to_string())
     }
 
     /// Address family of the Service.
-    pub fn family(&self) -> Family {
-        self.address.map_or(Family::V4, Family::of)
+    pub fn family(&self) -> AddressFamily {
+        self.address.map_or(AddressFamily::V4, AddressFamily::of)
     }
 }
 
 /// Plans the next action on the Service.
-pub fn plan(stored: Option<&Stored>, wanted: &Wanted<'_>) -> Plan {
-    let Some(stored) = stored else { return Plan::Create(create(wanted)) };
+pub fn plan(stored: Option<&StoredService>, wanted: &WantedService<'_>) -> ServicePlan {
+    let Some(stored) = stored else { return ServicePlan::Create(create(wanted)) };
     if let Some(whose) = foreign(&stored.owners, wanted.lb) {
-        return Plan::Foreign(whose);
+        return ServicePlan::Foreign(whose);
     }
     if stored.deleting {
-        return Plan::Leaving;
+        return ServicePlan::Leaving;
     }
     let other_family =
         stored.families.first().is_some_and(|family| family != wanted.family().name());
@@ -220,17 +224,17 @@ pub fn plan(stored: Option<&Stored>, wanted: &Wanted<'_>) -> Plan {
     let other_policy = made_with.is_some_and(|made_with| made_with != stored.policy());
     let other_place = asks_for_another(stored, wanted) || is_elsewhere(stored, wanted);
     if other_family || other_policy || other_place || loses_a_port(stored, wanted) {
-        return Plan::Replace;
+        return ServicePlan::Replace;
     }
     match patch(stored, wanted) {
-        Some(patch) => Plan::Change(patch),
-        None => Plan::Keep,
+        Some(patch) => ServicePlan::Change(patch),
+        None => ServicePlan::Keep,
     }
 }
 
 /// Whether the Service asks kube-vip for another address than the wanted one. A Service that asks
 /// for none is not meant: kube-vip announces its address as soon as it asks.
-fn asks_for_another(stored: &Stored, wanted: &Wanted<'_>) -> bool {
+fn asks_for_another(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     let (asked, wanted) = (stored.asked(), wanted.asked());
     !asked.is_empty() && asked.parse::<IpAddr>().ok() != wanted.parse().ok()
 }
@@ -242,18 +246,18 @@ fn ports_text(ports: impl Iterator<Item = (i32, String)>) -> String {
 
 /// Ports with which the Service was created, as text. Without the annotation they are assumed to be
 /// its present ports.
-fn made_with_ports(stored: &Stored) -> String {
+fn made_with_ports(stored: &StoredService) -> String {
     let now = || ports_text(stored.ports.iter().map(|port| (port.port, port.protocol.clone())));
     stored.annotations.get(MADE_WITH_PORTS).cloned().unwrap_or_else(now)
 }
 
 /// Ports that are wanted, as text.
-fn wanted_ports(wanted: &Wanted<'_>) -> String {
+fn wanted_ports(wanted: &WantedService<'_>) -> String {
     ports_text(wanted.listeners.iter().map(|l| (i32::from(l.port), l.protocol.clone())))
 }
 
 /// Whether a port with which the Service was created is no longer wanted.
-fn loses_a_port(stored: &Stored, wanted: &Wanted<'_>) -> bool {
+fn loses_a_port(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     let (before, after) = (made_with_ports(stored), wanted_ports(wanted));
     let after: BTreeSet<&str> = after.split(',').collect();
     before.split(',').any(|port| !port.is_empty() && !after.contains(port))
@@ -268,7 +272,7 @@ pub fn conflict(lb: &str, whose: &str) -> String {
 }
 
 /// Text about the owner of an object, if that is not the LoadBalancer.
-pub fn foreign(owners: &[OwnerRef], lb: Identity<'_>) -> Option<String> {
+pub fn foreign(owners: &[OwnerRef], lb: LbIdentity<'_>) -> Option<String> {
     if owners.iter().any(|owner| owner.uid == lb.uid) {
         return None;
     }
@@ -282,7 +286,7 @@ pub fn foreign(owners: &[OwnerRef], lb: Identity<'_>) -> Option<String> {
     })
 }
 
-fn create(wanted: &Wanted<'_>) -> Value {
+fn create(wanted: &WantedService<'_>) -> Value {
     let mut annotations = Map::from_iter([
         (ASKED_ADDRESS.to_owned(), json!(wanted.asked())),
         (MADE_WITH_POLICY.to_owned(), json!(DEFAULT_POLICY)),
@@ -312,7 +316,7 @@ fn create(wanted: &Wanted<'_>) -> Value {
     })
 }
 
-fn patch(stored: &Stored, wanted: &Wanted<'_>) -> Option<Value> {
+fn patch(stored: &StoredService, wanted: &WantedService<'_>) -> Option<Value> {
     let mut metadata = Map::new();
     let mut spec = Map::new();
     if !stored.labelled {
@@ -342,7 +346,7 @@ fn patch(stored: &Stored, wanted: &Wanted<'_>) -> Option<Value> {
     if stored.has_selector {
         spec.insert("selector".to_owned(), Value::Null);
     }
-    let says = |port: &StoredPort, listener: &Listener| {
+    let says = |port: &StoredPort, listener: &ListenerPort| {
         (port.name.as_str(), port.protocol.as_str(), port.port, port.target)
             == (
                 listener.name.as_str(),
@@ -354,7 +358,7 @@ fn patch(stored: &Stored, wanted: &Wanted<'_>) -> Option<Value> {
     let same = stored.ports.len() == wanted.listeners.len()
         && stored.ports.iter().zip(wanted.listeners).all(|(port, listener)| says(port, listener));
     if !same {
-        let with_node_port = |listener: &Listener| {
+        let with_node_port = |listener: &ListenerPort| {
             let before = stored.ports.iter().find(|port| {
                 port.port == i32::from(listener.port) && port.protocol == listener.protocol
             });
@@ -374,7 +378,7 @@ fn patch(stored: &Stored, wanted: &Wanted<'_>) -> Option<Value> {
     Some(Value::Object(patch))
 }
 
-fn port(listener: &Listener, node_port: Option<i32>) -> Value {
+fn port(listener: &ListenerPort, node_port: Option<i32>) -> Value {
     let mut port = json!({
         "name": listener.name,
         "protocol": listener.protocol,
@@ -388,7 +392,7 @@ fn port(listener: &Listener, node_port: Option<i32>) -> Value {
 }
 
 /// Owner reference to a LoadBalancer for the objects that serve it.
-pub(super) fn owner_reference(lb: Identity<'_>) -> Value {
+pub(super) fn owner_reference(lb: LbIdentity<'_>) -> Value {
     json!({
         "apiVersion": format!("{GROUP}/v1beta1"),
         "kind": "LoadBalancer",

@@ -5,12 +5,12 @@ use k8s_openapi::api::discovery::v1::{Endpoint as FullEndpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::super::endpoint_slices::{Port, Slice};
-use super::super::endpoints::{Endpoint, Family};
+use super::super::endpoint_slices::{EndpointPort, StoredSlice};
+use super::super::endpoints::{AddressFamily, VmEndpoint};
 use super::settings::SETTINGS;
 use super::{
     ANNOUNCING_NODE, ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, HELD_UNTIL, MADE_WITH_POLICY,
-    MADE_WITH_PORTS, NOT_ANNOUNCED, OwnerRef, Stored, StoredPort,
+    MADE_WITH_PORTS, NOT_ANNOUNCED, OwnerRef, StoredPort, StoredService,
 };
 use crate::load_balancer::bounds::{MOST_LISTENERS, cut};
 use api::{
@@ -69,7 +69,7 @@ pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
 }
 
 /// Reads a Service.
-pub fn read_service(service: &Service) -> Stored {
+pub fn read_service(service: &Service) -> StoredService {
     let spec = service.spec.clone().unwrap_or_default();
     let owners = owners(&service.metadata);
     let ours = owner(&service.metadata).is_some();
@@ -89,7 +89,7 @@ pub fn read_service(service: &Service) -> Stored {
     let ingress = service.status.as_ref().and_then(|s| s.load_balancer.as_ref());
     let ingress = ingress.and_then(|l| l.ingress.as_deref()).filter(|_| ours).unwrap_or_default();
     let ports = spec.ports.filter(|_| ours).unwrap_or_default();
-    Stored {
+    StoredService {
         uid: service.metadata.uid.clone().unwrap_or_default(),
         version: service.metadata.resource_version.clone().unwrap_or_default(),
         owners,
@@ -123,13 +123,13 @@ fn is_announced(ingress: &LoadBalancerIngress) -> bool {
 
 /// Reads an EndpointSlice: the LoadBalancer that owns it by `namespace/name`, that owner's UID, and
 /// the slice's content. `None`: no LoadBalancer owns it.
-pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, Slice)> {
+pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, StoredSlice)> {
     let (lb, owner) = owner(&slice.metadata)?;
     let label = |key: &str, value: &str| label(&slice.metadata, key, value);
     let ports = slice.ports.as_deref().unwrap_or_default();
-    let mut ports: Vec<Port> = ports
+    let mut ports: Vec<EndpointPort> = ports
         .iter()
-        .map(|port| Port {
+        .map(|port| EndpointPort {
             name: port.name.clone().unwrap_or_default(),
             protocol: port.protocol.clone().unwrap_or_default(),
             port: port.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(0),
@@ -137,14 +137,14 @@ pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, Slice)> {
         .collect();
     ports.sort();
     let stored = slice.endpoints.as_deref().unwrap_or_default();
-    let endpoints: Vec<Endpoint> = stored.iter().filter_map(endpoint).collect();
+    let endpoints: Vec<VmEndpoint> = stored.iter().filter_map(endpoint).collect();
     let whole = stored.len() == endpoints.len() && stored.iter().all(is_plain);
-    let seen = Slice {
+    let seen = StoredSlice {
         name: slice.metadata.name.clone().unwrap_or_default(),
         version: slice.metadata.resource_version.clone().unwrap_or_default(),
         family: match slice.address_type.as_str() {
-            "IPv4" => Some(Family::V4),
-            "IPv6" => Some(Family::V6),
+            "IPv4" => Some(AddressFamily::V4),
+            "IPv6" => Some(AddressFamily::V6),
             _ => None,
         },
         ports,
@@ -158,11 +158,11 @@ pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, Slice)> {
     Some((lb, owner.uid.clone(), seen))
 }
 
-fn endpoint(endpoint: &FullEndpoint) -> Option<Endpoint> {
+fn endpoint(endpoint: &FullEndpoint) -> Option<VmEndpoint> {
     let target = endpoint.target_ref.as_ref()?;
     let conditions = endpoint.conditions.as_ref();
     let ready = conditions.and_then(|c| c.ready).unwrap_or(true);
-    Some(Endpoint {
+    Some(VmEndpoint {
         address: endpoint.addresses.first()?.parse().ok()?,
         name: target.name.as_deref()?.into(),
         uid: target.uid.as_deref()?.into(),

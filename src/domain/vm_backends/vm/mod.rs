@@ -23,9 +23,9 @@ pub struct Vm {
     /// the guest has moved.
     pub node: Arc<str>,
     /// Phase of its life.
-    pub phase: Phase,
+    pub phase: VmPhase,
     /// State of its `Ready` condition.
-    pub ready: Readiness,
+    pub ready: VmReadiness,
     /// Whether it is paused: its processors are stopped.
     pub paused: bool,
     /// Whether it is being deleted.
@@ -44,7 +44,7 @@ pub struct Vm {
 
 /// Phase of a VM's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Phase {
+pub enum VmPhase {
     /// The VM does not run yet.
     #[default]
     Starting,
@@ -59,7 +59,7 @@ pub enum Phase {
 /// State of a VM's `Ready` condition, which virt-controller copies from the current pod while the
 /// guest runs. It includes guest probes and pausing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Readiness {
+pub enum VmReadiness {
     /// The condition is true.
     Ready,
     /// The condition is false, only because its pod is being deleted: the guest may still answer.
@@ -89,7 +89,7 @@ pub struct Topology {
 
 /// Pod that runs a VM, or did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pod {
+pub struct VmPod {
     /// `metadata.uid`.
     pub uid: Arc<str>,
     /// `metadata.uid` of the VirtualMachineInstance that controls it.
@@ -124,7 +124,7 @@ impl Vm {
 
     /// Pod that its guest runs in: the newest on its node, by KubeVirt's rule. A migration's
     /// target is on another node until the guest has moved.
-    pub fn current_pod<'a>(&self, pods: &'a [Pod]) -> Option<&'a Pod> {
+    pub fn current_pod<'a>(&self, pods: &'a [VmPod]) -> Option<&'a VmPod> {
         pods.iter()
             .filter(|pod| self.node.is_empty() || pod.node == self.node)
             .max_by(|a, b| (a.created, &a.uid).cmp(&(b.created, &b.uid)))
@@ -175,12 +175,12 @@ pub fn cluster_network(vms: &LabelIndex, namespace: &str, cluster: &str) -> Opti
 }
 
 /// Reads a pod. `None`: no VirtualMachineInstance controls it.
-pub fn pod(pod: &LauncherPod) -> Option<Pod> {
+pub fn pod(pod: &LauncherPod) -> Option<VmPod> {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     let owner =
         owners.iter().find(|o| o.controller == Some(true) && o.kind == "VirtualMachineInstance")?;
     let ended = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
-    Some(Pod {
+    Some(VmPod {
         uid: text(pod.metadata.uid.as_deref()),
         vm: owner.uid.as_str().into(),
         node: pod.spec.node_name.as_str().into(),
@@ -201,22 +201,22 @@ fn text<T: for<'a> From<&'a str>>(text: Option<&str>) -> T {
     text.unwrap_or_default().into()
 }
 
-fn phase(phase: &str) -> Phase {
+fn phase(phase: &str) -> VmPhase {
     match phase {
-        "Running" => Phase::Running,
-        "Succeeded" | "Failed" => Phase::Ended,
-        "Unknown" => Phase::Unknown,
+        "Running" => VmPhase::Running,
+        "Succeeded" | "Failed" => VmPhase::Ended,
+        "Unknown" => VmPhase::Unknown,
         // Pending, Scheduling, Scheduled, WaitingForSync, and phases of later versions: a
         // guest that is not known to run gets no traffic.
-        _ => Phase::Starting,
+        _ => VmPhase::Starting,
     }
 }
 
-fn readiness(conditions: &[VmiCondition]) -> Readiness {
+fn readiness(conditions: &[VmiCondition]) -> VmReadiness {
     match conditions.iter().find(|c| c.type_ == "Ready") {
-        Some(ready) if ready.status == "True" => Readiness::Ready,
-        Some(ready) if ready.reason == "PodTerminating" => Readiness::PodTerminating,
-        _ => Readiness::NotReady,
+        Some(ready) if ready.status == "True" => VmReadiness::Ready,
+        Some(ready) if ready.reason == "PodTerminating" => VmReadiness::PodTerminating,
+        _ => VmReadiness::NotReady,
     }
 }
 

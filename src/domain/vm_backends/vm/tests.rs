@@ -107,8 +107,8 @@ fn an_instance_is_read_as_it_is_stored() {
         uid: "8f0c".into(),
         version: "4711".into(),
         node: "n1".into(),
-        phase: Phase::Running,
-        ready: Readiness::Ready,
+        phase: VmPhase::Running,
+        ready: VmReadiness::Ready,
         paused: false,
         deleting: false,
         nics: [nic("apps/vlan1", &["10.0.1.7", "fd00::7"]), nic("", &[])].into(),
@@ -141,16 +141,16 @@ fn one_without_a_status_yet_is_starting() {
 #[test]
 fn phases() {
     for (text, expected) in [
-        ("", Phase::Starting),
-        ("Pending", Phase::Starting),
-        ("Scheduling", Phase::Starting),
-        ("Scheduled", Phase::Starting),
-        ("WaitingForSync", Phase::Starting),
-        ("Running", Phase::Running),
-        ("Succeeded", Phase::Ended),
-        ("Failed", Phase::Ended),
-        ("Unknown", Phase::Unknown),
-        ("OfALaterVersion", Phase::Starting),
+        ("", VmPhase::Starting),
+        ("Pending", VmPhase::Starting),
+        ("Scheduling", VmPhase::Starting),
+        ("Scheduled", VmPhase::Starting),
+        ("WaitingForSync", VmPhase::Starting),
+        ("Running", VmPhase::Running),
+        ("Succeeded", VmPhase::Ended),
+        ("Failed", VmPhase::Ended),
+        ("Unknown", VmPhase::Unknown),
+        ("OfALaterVersion", VmPhase::Starting),
     ] {
         assert_eq!(with_status(&json!({"phase": text})).phase, expected, "{text:?}");
     }
@@ -159,15 +159,15 @@ fn phases() {
 #[test]
 fn readiness_is_the_conditions_word_and_only_one_reason_counts() {
     for (status, reason, expected) in [
-        ("True", None, Readiness::Ready),
-        ("True", Some("Whatever"), Readiness::Ready),
-        ("False", None, Readiness::NotReady),
-        ("False", Some("PodTerminating"), Readiness::PodTerminating),
-        ("False", Some("PodNotExists"), Readiness::NotReady),
-        ("False", Some("PodConditionMissing"), Readiness::NotReady),
-        ("False", Some("GuestNotRunning"), Readiness::NotReady),
-        ("Unknown", None, Readiness::NotReady),
-        ("", None, Readiness::NotReady),
+        ("True", None, VmReadiness::Ready),
+        ("True", Some("Whatever"), VmReadiness::Ready),
+        ("False", None, VmReadiness::NotReady),
+        ("False", Some("PodTerminating"), VmReadiness::PodTerminating),
+        ("False", Some("PodNotExists"), VmReadiness::NotReady),
+        ("False", Some("PodConditionMissing"), VmReadiness::NotReady),
+        ("False", Some("GuestNotRunning"), VmReadiness::NotReady),
+        ("Unknown", None, VmReadiness::NotReady),
+        ("", None, VmReadiness::NotReady),
     ] {
         let mut ready = json!({"type": "Ready", "status": status, "lastProbeTime": null});
         if let Some(reason) = reason {
@@ -178,7 +178,7 @@ fn readiness_is_the_conditions_word_and_only_one_reason_counts() {
         assert_eq!(vm.ready, expected, "{status} {reason:?}");
     }
     let other = json!([{"type": "NotReady", "status": "True"}]);
-    assert_eq!(with_status(&json!({"conditions": other})).ready, Readiness::NotReady);
+    assert_eq!(with_status(&json!({"conditions": other})).ready, VmReadiness::NotReady);
 }
 
 #[test]
@@ -263,9 +263,9 @@ fn vms_serve_alike_if_all_that_endpoints_rest_on_is_equal() {
     for other in [
         Vm { uid: "w".into(), ..vm.clone() },
         Vm { node: "n2".into(), ..vm.clone() },
-        Vm { phase: Phase::Running, ..vm.clone() },
-        Vm { ready: Readiness::Ready, ..vm.clone() },
-        Vm { ready: Readiness::PodTerminating, ..vm.clone() },
+        Vm { phase: VmPhase::Running, ..vm.clone() },
+        Vm { ready: VmReadiness::Ready, ..vm.clone() },
+        Vm { ready: VmReadiness::PodTerminating, ..vm.clone() },
         Vm { paused: true, ..vm.clone() },
         Vm { deleting: true, ..vm.clone() },
         Vm { nics: [Nic::default()].into(), ..vm.clone() },
@@ -274,7 +274,7 @@ fn vms_serve_alike_if_all_that_endpoints_rest_on_is_equal() {
     }
 }
 
-fn read_pod(pod: Value) -> Option<Pod> {
+fn read_pod(pod: Value) -> Option<VmPod> {
     super::pod(&serde_json::from_value::<LauncherPod>(pod).unwrap())
 }
 
@@ -309,7 +309,7 @@ fn launcher() -> Value {
 
 #[test]
 fn a_pod_is_read_as_it_is_stored() {
-    let expected = Pod {
+    let expected = VmPod {
         uid: "77aa".into(),
         vm: "8f0c".into(),
         node: "n1".into(),
@@ -322,12 +322,12 @@ fn a_pod_is_read_as_it_is_stored() {
     assert_eq!(read_pod(launcher()), Some(expected.clone()));
     let mut leaving = launcher();
     leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T11:00:00Z");
-    assert_eq!(read_pod(leaving), Some(Pod { deleting: true, ..expected.clone() }));
+    assert_eq!(read_pod(leaving), Some(VmPod { deleting: true, ..expected.clone() }));
     let mut new = launcher();
     new["spec"] = json!({"containers": []});
     new["status"] = json!({"phase": "Pending"});
     let addresses = Box::default();
-    let unplaced = Pod { node: "".into(), ready: false, addresses, ..expected };
+    let unplaced = VmPod { node: "".into(), ready: false, addresses, ..expected };
     assert_eq!(read_pod(new.clone()), Some(unplaced.clone()));
     new.as_object_mut().unwrap().retain(|key, _| key == "metadata");
     assert_eq!(read_pod(new), Some(unplaced), "spec and status may be missing");
@@ -383,11 +383,11 @@ fn a_pod_belongs_to_the_instance_that_controls_it() {
 /// seconds; the choice between two of the same second must not depend on the order of events.
 #[test]
 fn the_guest_runs_in_the_newest_pod_on_its_node() {
-    let pod = |uid: &str, node: &str, created| Pod {
+    let pod = |uid: &str, node: &str, created| VmPod {
         uid: uid.into(),
         node: node.into(),
         created,
-        ..Pod::default()
+        ..VmPod::default()
     };
     let all = [
         pod("source", "n1", 10),

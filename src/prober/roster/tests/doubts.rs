@@ -8,17 +8,17 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{Roster, check, s, set};
-use crate::domain::vm_backends::health::{Check, Target};
+use crate::domain::vm_backends::health::{CheckSettings, ProbeTarget};
 
 /// LoadBalancers, each with its check and the VMs behind it.
-type Fleet = BTreeMap<String, (Check, Vec<u8>)>;
+type Fleet = BTreeMap<String, (CheckSettings, Vec<u8>)>;
 
 fn vm(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, number).into()
 }
 
 /// Creates this number of LoadBalancers with three VMs each, none in common.
-fn fleet(lbs: u8, check: &Check) -> Fleet {
+fn fleet(lbs: u8, check: &CheckSettings) -> Fleet {
     (0..lbs).map(|lb| (lb.to_string(), (check.clone(), (3 * lb..3 * lb + 3).collect()))).collect()
 }
 
@@ -37,7 +37,7 @@ impl World {
     fn new(fleet: Fleet) -> Self {
         let mut roster = Roster::default();
         for (lb, (check, vms)) in &fleet {
-            let targets: Vec<Target> = vms.iter().map(|n| target(*n)).collect();
+            let targets: Vec<ProbeTarget> = vms.iter().map(|n| target(*n)).collect();
             set(&mut roster, lb, check, &targets, s(0));
         }
         Self { fleet, roster, now: s(0), silent: BTreeSet::new(), out: Vec::new() }
@@ -70,13 +70,13 @@ impl World {
     }
 }
 
-fn target(number: u8) -> Target {
-    Target { id: number.to_string(), address: vm(number), assume_healthy: true }
+fn target(number: u8) -> ProbeTarget {
+    ProbeTarget { id: number.to_string(), address: vm(number), assume_healthy: true }
 }
 
 /// Health check with the default values.
-fn usual() -> Check {
-    Check { failure_threshold: 3, ..check() }
+fn usual() -> CheckSettings {
+    CheckSettings { failure_threshold: 3, ..check() }
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn with_the_default_check_nothing_is_taken_out_and_nothing_is_left_of_it_afterwa
 
 #[test]
 fn what_is_taken_out_before_most_have_failed_is_put_back_within_a_period() {
-    let mut world = World::new(fleet(5, &Check { failure_threshold: 1, ..check() }));
+    let mut world = World::new(fleet(5, &CheckSettings { failure_threshold: 1, ..check() }));
     world.pass(20);
     world.silent = (0..15).collect();
     world.pass(5);
@@ -144,7 +144,7 @@ fn what_is_believed_goes_out_and_is_judged_anew_when_it_answers() {
 #[test]
 fn what_is_believed_is_not_doubted_again_because_of_a_slower_check() {
     let mut fleet = fleet(5, &usual());
-    let slow = Check { period: s(60), ..usual() };
+    let slow = CheckSettings { period: s(60), ..usual() };
     fleet.insert("slow".to_owned(), (slow, vec![20]));
     let mut world = World::new(fleet);
     world.pass(70);
@@ -159,7 +159,7 @@ fn what_is_believed_is_not_doubted_again_because_of_a_slower_check() {
 #[test]
 fn a_slower_check_that_fails_within_a_doubt_is_doubted_too() {
     let mut fleet = fleet(5, &usual());
-    fleet.insert("slow".to_owned(), (Check { period: s(60), ..usual() }, vec![20]));
+    fleet.insert("slow".to_owned(), (CheckSettings { period: s(60), ..usual() }, vec![20]));
     let mut world = World::new(fleet);
     world.pass(70);
     world.silent = (0..21).collect();
@@ -216,7 +216,7 @@ fn a_doubt_goes_with_what_it_is_about() {
     }
     assert_eq!(world.held(), 3);
     // Another request makes another target, which starts with the former verdict.
-    let other = Check { port: 81, ..usual() };
+    let other = CheckSettings { port: 81, ..usual() };
     set(&mut world.roster, "4", &other, &[target(12), target(13)], world.now);
     assert_eq!(world.held(), 0);
     assert!(world.roster.doubt.is_none());
@@ -225,12 +225,13 @@ fn a_doubt_goes_with_what_it_is_about() {
 
 /// Any LoadBalancers, VMs and checks.
 fn fleets() -> impl Strategy<Value = Fleet> {
-    let check = (1..12_u64, 1..4_u32, 1..4_u32).prop_map(|(period, failures, successes)| Check {
-        period: s(period),
-        failure_threshold: failures,
-        success_threshold: successes,
-        ..check()
-    });
+    let check =
+        (1..12_u64, 1..4_u32, 1..4_u32).prop_map(|(period, failures, successes)| CheckSettings {
+            period: s(period),
+            failure_threshold: failures,
+            success_threshold: successes,
+            ..check()
+        });
     let vms = prop::collection::btree_set(0..20_u8, 1..6);
     vec((check, vms), 3..10).prop_map(|lbs| {
         let named = lbs.into_iter().zip(0..);

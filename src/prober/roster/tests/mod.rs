@@ -10,8 +10,8 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Change, Key, Roster};
-use crate::domain::vm_backends::health::{Check, Probe, Request, Target};
+use super::{Key, Roster, RosterChange};
+use crate::domain::vm_backends::health::{BackendProbe, CheckSettings, ProbeRequest, ProbeTarget};
 
 const PERIOD: Duration = Duration::from_secs(5);
 
@@ -19,9 +19,9 @@ const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-fn check() -> Check {
-    Check {
-        probe: Probe::Tcp,
+fn check() -> CheckSettings {
+    CheckSettings {
+        probe: BackendProbe::Tcp,
         port: 80,
         success_threshold: 1,
         failure_threshold: 2,
@@ -30,17 +30,17 @@ fn check() -> Check {
     }
 }
 
-fn target(id: &str, last: u8, assume_healthy: bool) -> Target {
-    Target { id: id.into(), address: Ipv4Addr::new(10, 0, 0, last).into(), assume_healthy }
+fn target(id: &str, last: u8, assume_healthy: bool) -> ProbeTarget {
+    ProbeTarget { id: id.into(), address: Ipv4Addr::new(10, 0, 0, last).into(), assume_healthy }
 }
 
 fn set(
     roster: &mut Roster<()>,
     lb: &str,
-    check: &Check,
-    targets: &[Target],
+    check: &CheckSettings,
+    targets: &[ProbeTarget],
     now: Duration,
-) -> Change {
+) -> RosterChange {
     roster.set(lb, check, &Arc::new(()), targets, now)
 }
 
@@ -58,7 +58,7 @@ fn an_unchanged_target_keeps_results_and_place_when_thresholds_change() {
     set(&mut roster, "lb", &check(), &[target("a", 1, true)], s(0));
     let (due, key) = run_next(&mut roster);
     assert_eq!(roster.end(key, Some(false), due), None);
-    let changed = Check { failure_threshold: 3, timeout: s(1), ..check() };
+    let changed = CheckSettings { failure_threshold: 3, timeout: s(1), ..check() };
     // The assumption counts for new targets only.
     let change = set(&mut roster, "lb", &changed, &[target("a", 1, false)], due);
     assert!(change.dropped.is_empty());
@@ -82,8 +82,8 @@ fn another_question_starts_anew_from_the_verdict_and_another_address_from_nothin
     let (due, key) = run_next(&mut roster);
     roster.end(key, Some(false), due);
 
-    let request = Request { path: "/".into(), expected: vec![], server_name: None };
-    let http = Check { probe: Probe::Http(request), ..check() };
+    let request = ProbeRequest { path: "/".into(), expected: vec![], server_name: None };
+    let http = CheckSettings { probe: BackendProbe::Http(request), ..check() };
     let change = set(&mut roster, "lb", &http, &[target("a", 1, false)], due);
     assert_eq!(change.dropped, [key]);
     assert_eq!(roster.is_healthy("lb", "a"), Some(true));
@@ -113,11 +113,12 @@ fn a_late_result_counts_for_no_target() {
 #[test]
 fn who_cannot_be_a_backend_is_listed_unhealthy_and_never_due() {
     let mut roster = Roster::default();
-    let here = Target { id: "a".into(), address: Ipv4Addr::LOCALHOST.into(), assume_healthy: true };
+    let here =
+        ProbeTarget { id: "a".into(), address: Ipv4Addr::LOCALHOST.into(), assume_healthy: true };
     let change = set(&mut roster, "lb", &check(), std::slice::from_ref(&here), s(0));
     assert_eq!(change.refused, std::slice::from_ref(&here));
     assert_eq!((roster.next_due(), roster.is_healthy("lb", "a")), (None, Some(false)));
-    let again = set(&mut roster, "lb", &Check { period: s(1), ..check() }, &[here], s(1));
+    let again = set(&mut roster, "lb", &CheckSettings { period: s(1), ..check() }, &[here], s(1));
     assert!(again.refused.is_empty(), "reported once");
     assert_eq!(roster.next_due(), None);
 }
@@ -125,7 +126,7 @@ fn who_cannot_be_a_backend_is_listed_unhealthy_and_never_due() {
 #[test]
 fn another_period_moves_a_target_to_its_grid() {
     let mut roster = Roster::default();
-    let hourly = Check { period: s(3_600), ..check() };
+    let hourly = CheckSettings { period: s(3_600), ..check() };
     set(&mut roster, "lb", &hourly, &[target("a", 1, true)], s(0));
     set(&mut roster, "lb", &check(), &[target("a", 1, true)], s(0));
     assert!(roster.next_due().unwrap() <= PERIOD);
@@ -186,8 +187,8 @@ proptest! {
         for step in steps {
             match step {
                 Step::Set(lb, port, period, list) => {
-                    let check = Check { port, period: s(period), ..check() };
-                    let targets: Vec<Target> =
+                    let check = CheckSettings { port, period: s(period), ..check() };
+                    let targets: Vec<ProbeTarget> =
                         list.iter().map(|(id, last)| target(&id.to_string(), *last, false)).collect();
                     let mut members = BTreeMap::new();
                     for (id, last) in list {

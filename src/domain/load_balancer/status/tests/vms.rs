@@ -2,32 +2,35 @@
 
 use super::*;
 use crate::vm_backends::endpoint_slices;
-use crate::vm_backends::endpoints::{Backend, Endpoint, Family};
-use crate::vm_backends::listeners::Service;
+use crate::vm_backends::endpoints::{AddressFamily, VmBackend, VmEndpoint};
+use crate::vm_backends::listeners::ServiceState;
 use api::EndpointCounts;
 
-fn backend(n: u8, serving: bool, terminating: bool) -> Backend {
-    let endpoint = Endpoint {
+fn backend(n: u8, serving: bool, terminating: bool) -> VmBackend {
+    let endpoint = VmEndpoint {
         address: [10, 0, 0, n].into(),
         name: format!("vm-{n}").into(),
         uid: format!("uid-{n}").into(),
         serving,
         terminating,
-        ..endpoint_slices::sink("web", Family::V4, None)
+        ..endpoint_slices::sink("web", AddressFamily::V4, None)
     };
-    Backend::Endpoint { endpoint, last_known: false }
+    VmBackend::Endpoint { endpoint, last_known: false }
 }
 
-fn ours(ingress: &[&str]) -> (Service, Vec<String>) {
-    (Service::Ours, ingress.iter().map(|ip| (*ip).to_owned()).collect())
+fn ours(ingress: &[&str]) -> (ServiceState, Vec<String>) {
+    (ServiceState::Ours, ingress.iter().map(|ip| (*ip).to_owned()).collect())
 }
 
-fn report((service, ingress): (Service, Vec<String>), backends: &[Backend]) -> Report {
-    let backends = Some(Backends::new(backends.iter().cloned(), |_| true));
-    Report { backends, ..Report::new(service, ingress) }
+fn report(
+    (service, ingress): (ServiceState, Vec<String>),
+    backends: &[VmBackend],
+) -> ServingStatus {
+    let backends = Some(BackendCounts::new(backends.iter().cloned(), |_| true));
+    ServingStatus { backends, ..ServingStatus::new(service, ingress) }
 }
 
-fn reported(lb: &LoadBalancer, finding: &Finding, report: &Report) -> LoadBalancer {
+fn reported(lb: &LoadBalancer, finding: &Finding, report: &ServingStatus) -> LoadBalancer {
     let mut value = serde_json::to_value(lb).unwrap();
     if let Some(patch) = patch(lb, finding, Some(report), NOW) {
         json_patch::merge(&mut value, &patch);
@@ -75,11 +78,11 @@ fn the_address_follows_the_announcement() {
         (ours(&["10.0.0.5"]), Some("10.0.0.5")),
         // kube-vip has not moved yet.
         (ours(&["10.0.0.4", "10.0.0.5"]), Some("10.0.0.4")),
-        ((Service::Waiting, vec![]), None),
+        ((ServiceState::Waiting, vec![]), None),
         (ours(&["10.0.0.5"]), Some("10.0.0.5")),
-        ((Service::Foreign("whose".into()), vec![]), None),
+        ((ServiceState::Foreign("whose".into()), vec![]), None),
         (ours(&["fd00::5"]), Some("fd00::5")),
-        ((Service::Faulty("listeners".into()), vec!["10.0.0.5".into()]), Some("10.0.0.5")),
+        ((ServiceState::Faulty("listeners".into()), vec!["10.0.0.5".into()]), Some("10.0.0.5")),
     ] {
         lb = reported(&lb, &finding, &report(service.clone(), &one));
         assert_eq!(address(&lb), expected, "{service:?}");
@@ -127,7 +130,7 @@ fn a_patch_holds_only_what_changed() {
     let finding = holds("a", 5, None);
     let before = [backend(7, true, false), backend(8, true, false)];
     let lb = reported(&holding(), &finding, &report(ours(&["10.0.0.5"]), &before));
-    let fields = |backends: &[Backend]| {
+    let fields = |backends: &[VmBackend]| {
         let patch = patch(&lb, &finding, Some(&report(ours(&["10.0.0.5"]), backends)), NOW)?;
         let status = patch["status"].as_object().unwrap().keys();
         Some(status.map(String::as_str).map(str::to_owned).collect::<Vec<_>>())
@@ -148,7 +151,7 @@ fn an_unknown_service_leaves_the_status_as_it_was() {
     let finding = holds("a", 5, None);
     let seen = report(ours(&["10.0.0.5"]), &[backend(7, true, false)]);
     let lb = reported(&holding(), &finding, &seen);
-    let blind = Report { backends: None, ..seen };
+    let blind = ServingStatus { backends: None, ..seen };
     let after = reported(&lb, &finding, &blind);
     let (status, reason, _) = condition(&after);
     assert_eq!((status, reason.as_str()), (ConditionStatus::False, "VMsUnknown"));
@@ -189,7 +192,7 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     let staying = reported(&lb, &stays, &report(ours(&["10.0.0.5"]), &[]));
     assert_eq!(staying.status, lb.status, "mask and gateway too");
     // The new Service exists and is not announced: a new leader must know the announced address.
-    let moving = Report {
+    let moving = ServingStatus {
         moving_from: Some([10, 0, 0, 5].into()),
         ..report(ours(&[]), &[backend(7, true, false)])
     };
@@ -209,7 +212,7 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
 #[test]
 fn counts_are_not_urgent() {
     let holds = holds("a", 5, None);
-    let urgent = |lb: &LoadBalancer, report: &Report| {
+    let urgent = |lb: &LoadBalancer, report: &ServingStatus| {
         is_urgent(lb, &patch(lb, &holds, Some(report), NOW).unwrap())
     };
     let two = report(ours(&["10.0.0.5"]), &[backend(7, true, false), backend(8, true, false)]);

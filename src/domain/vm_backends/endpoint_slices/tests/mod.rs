@@ -2,14 +2,14 @@
 
 mod model;
 
-use super::super::service::Identity;
+use super::super::service::LbIdentity;
 use super::*;
 
 pub(super) const WEB: &str = "web";
 
 /// VM number `n`, ready.
-pub(super) fn ready(n: usize) -> Endpoint {
-    Endpoint {
+pub(super) fn ready(n: usize) -> VmEndpoint {
+    VmEndpoint {
         address: IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + u32::try_from(n).unwrap())),
         name: format!("vm-{n:04}").into(),
         uid: format!("uid-{n:04}").into(),
@@ -19,34 +19,39 @@ pub(super) fn ready(n: usize) -> Endpoint {
     }
 }
 
-pub(super) fn unready(n: usize) -> Endpoint {
-    Endpoint { serving: false, ..ready(n) }
+pub(super) fn unready(n: usize) -> VmEndpoint {
+    VmEndpoint { serving: false, ..ready(n) }
 }
 
-pub(super) fn ports() -> Vec<Port> {
-    vec![Port { name: "http".into(), protocol: "TCP".into(), port: 8080 }]
+pub(super) fn ports() -> Vec<EndpointPort> {
+    vec![EndpointPort { name: "http".into(), protocol: "TCP".into(), port: 8080 }]
 }
 
 /// EndpointSlices as an API server stores them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Store {
-    pub(super) slices: Vec<Slice>,
+    pub(super) slices: Vec<StoredSlice>,
     writes: usize,
 }
 
 impl Store {
-    pub(super) fn new(slices: Vec<Slice>) -> Self {
+    pub(super) fn new(slices: Vec<StoredSlice>) -> Self {
         Self { slices, writes: 0 }
     }
 
     /// Executes one write, which fails if its version is outdated.
-    pub(super) fn execute(&mut self, write: &Write, family: Family, ports: &[Port]) {
+    pub(super) fn execute(
+        &mut self,
+        write: &SliceWrite,
+        family: AddressFamily,
+        ports: &[EndpointPort],
+    ) {
         self.writes += 1;
         let at = self.slices.iter().position(|slice| slice.name == write.name());
-        if let Write::Update { version, .. } | Write::Delete { version, .. } = write {
+        if let SliceWrite::Update { version, .. } | SliceWrite::Delete { version, .. } = write {
             assert_eq!(*version, self.slices[at.unwrap()].version, "a conflict");
         }
-        let slice = |endpoints: &Vec<Endpoint>| Slice {
+        let slice = |endpoints: &Vec<VmEndpoint>| StoredSlice {
             name: write.name().to_owned(),
             version: format!("w{}", self.writes),
             family: Some(family),
@@ -56,19 +61,23 @@ impl Store {
             holds_settings: at.is_some_and(|at| self.slices[at].holds_settings),
         };
         match (write, at) {
-            (Write::Create { endpoints, .. }, None) => self.slices.push(slice(endpoints)),
-            (Write::Update { endpoints, .. }, Some(at)) => self.slices[at] = slice(endpoints),
-            (Write::Delete { .. }, Some(at)) => drop(self.slices.remove(at)),
+            (SliceWrite::Create { endpoints, .. }, None) => self.slices.push(slice(endpoints)),
+            (SliceWrite::Update { endpoints, .. }, Some(at)) => self.slices[at] = slice(endpoints),
+            (SliceWrite::Delete { .. }, Some(at)) => drop(self.slices.remove(at)),
             _ => panic!("{write:?}, but there is {at:?}"),
         }
         self.slices.sort_by(|a, b| a.name.cmp(&b.name));
     }
 
     /// Plans and writes until the plan is complete, and returns the writes.
-    pub(super) fn settle(&mut self, family: Family, desired: &[Endpoint]) -> Vec<Write> {
+    pub(super) fn settle(
+        &mut self,
+        family: AddressFamily,
+        desired: &[VmEndpoint],
+    ) -> Vec<SliceWrite> {
         let mut all = Vec::new();
         for _ in 0..3 {
-            let Plan { writes, complete } =
+            let SlicePlan { writes, complete } =
                 plan(WEB, family, &ports(), &self.slices, desired, None);
             for write in &writes {
                 self.execute(write, family, &ports());
@@ -88,15 +97,15 @@ impl Store {
 
 fn filled(count: usize) -> Store {
     let mut store = Store::default();
-    store.settle(Family::V4, &(0..count).map(ready).collect::<Vec<_>>());
+    store.settle(AddressFamily::V4, &(0..count).map(ready).collect::<Vec<_>>());
     store
 }
 
-fn written(writes: &[Write]) -> Vec<(&str, &str)> {
-    let kind = |write: &Write| match write {
-        Write::Create { .. } => "create",
-        Write::Update { .. } => "update",
-        Write::Delete { .. } => "delete",
+fn written(writes: &[SliceWrite]) -> Vec<(&str, &str)> {
+    let kind = |write: &SliceWrite| match write {
+        SliceWrite::Create { .. } => "create",
+        SliceWrite::Update { .. } => "update",
+        SliceWrite::Delete { .. } => "delete",
     };
     writes.iter().map(|write| (kind(write), write.name())).collect()
 }
@@ -117,24 +126,24 @@ fn a_thousand_and_one_endpoints_make_eleven_slices() {
 #[test]
 fn new_endpoints_go_where_there_is_room_first_slice_first() {
     let mut store = filled(1_001);
-    let mut desired: Vec<Endpoint> =
+    let mut desired: Vec<VmEndpoint> =
         (0..1_001).filter(|n| ![150, 950].contains(n)).map(ready).collect();
-    let writes = store.settle(Family::V4, &desired);
+    let writes = store.settle(AddressFamily::V4, &desired);
     assert_eq!(written(&writes), [("update", "web.ipv4-10"), ("update", "web.ipv4-2")]);
     desired.push(ready(2_000));
-    assert_eq!(written(&store.settle(Family::V4, &desired)), [("update", "web.ipv4-2")]);
+    assert_eq!(written(&store.settle(AddressFamily::V4, &desired)), [("update", "web.ipv4-2")]);
     desired.push(ready(2_001));
-    assert_eq!(written(&store.settle(Family::V4, &desired)), [("update", "web.ipv4-10")]);
+    assert_eq!(written(&store.settle(AddressFamily::V4, &desired)), [("update", "web.ipv4-10")]);
 }
 
 #[test]
 fn a_name_that_is_free_again_is_used_again() {
     let mut store = filled(201);
-    let without_first: Vec<Endpoint> = (100..201).map(ready).collect();
-    let writes = store.settle(Family::V4, &without_first);
+    let without_first: Vec<VmEndpoint> = (100..201).map(ready).collect();
+    let writes = store.settle(AddressFamily::V4, &without_first);
     assert_eq!(written(&writes), [("delete", WEB), ("update", "web.ipv4-3")]);
-    let more: Vec<Endpoint> = (100..201).chain(300..400).map(ready).collect();
-    let writes = store.settle(Family::V4, &more);
+    let more: Vec<VmEndpoint> = (100..201).chain(300..400).map(ready).collect();
+    let writes = store.settle(AddressFamily::V4, &more);
     assert_eq!(written(&writes), [("create", WEB), ("update", "web.ipv4-3")]);
 }
 
@@ -145,23 +154,23 @@ fn the_sink_is_there_while_no_vm_serves_and_only_then() {
         let all = store.slices.iter().flat_map(|slice| &slice.endpoints);
         all.filter(|endpoint| endpoint.is_sink()).count()
     };
-    let draining = Endpoint { terminating: true, ..ready(2) };
+    let draining = VmEndpoint { terminating: true, ..ready(2) };
     for (desired, expected) in [
         (vec![], 1),
         (vec![unready(1)], 1),
         (vec![ready(1)], 0),
         (vec![draining.clone(), unready(1)], 0),
-        (vec![Endpoint { serving: false, ..draining }, unready(1)], 1),
+        (vec![VmEndpoint { serving: false, ..draining }, unready(1)], 1),
         (vec![ready(1), unready(2)], 0),
         (vec![], 1),
     ] {
-        let writes = store.settle(Family::V4, &desired);
+        let writes = store.settle(AddressFamily::V4, &desired);
         assert_eq!(sinks(&store), expected, "{desired:?}");
         assert_eq!(writes.len(), 1, "in the same write: {writes:?}");
         assert_eq!(store.slices[0].endpoints.len(), desired.len() + expected);
         // With the sink no listener's port leads anywhere: its address may be a node's.
         let port = if expected == 0 { 8080 } else { SINK_PORT };
-        assert_eq!(store.slices[0].ports, [Port { port, ..ports()[0].clone() }]);
+        assert_eq!(store.slices[0].ports, [EndpointPort { port, ..ports()[0].clone() }]);
     }
 }
 
@@ -169,24 +178,24 @@ fn the_sink_is_there_while_no_vm_serves_and_only_then() {
 #[test]
 fn of_several_writes_the_one_that_takes_the_sink_away_is_the_last() {
     let mut store = filled(201);
-    let quiet: Vec<Endpoint> = (0..99).chain(100..201).map(unready).collect();
-    store.settle(Family::V4, &quiet);
+    let quiet: Vec<VmEndpoint> = (0..99).chain(100..201).map(unready).collect();
+    store.settle(AddressFamily::V4, &quiet);
     assert!(store.slices[0].endpoints[99].is_sink());
-    let moved = |n| Endpoint { node: "n2".into(), ..unready(n) };
+    let moved = |n| VmEndpoint { node: "n2".into(), ..unready(n) };
     let second = (100..200).map(moved);
-    let desired: Vec<Endpoint> = (0..99).map(unready).chain(second).chain([ready(200)]).collect();
+    let desired: Vec<VmEndpoint> = (0..99).map(unready).chain(second).chain([ready(200)]).collect();
     let expected = [("update", "web.ipv4-3"), ("update", "web.ipv4-2"), ("update", WEB)];
-    assert_eq!(written(&store.settle(Family::V4, &desired)), expected);
+    assert_eq!(written(&store.settle(AddressFamily::V4, &desired)), expected);
 }
 
 #[test]
 fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
-    let zoe = Endpoint { name: "zoe".into(), uid: "a".into(), ..unready(0) };
+    let zoe = VmEndpoint { name: "zoe".into(), uid: "a".into(), ..unready(0) };
     let mut store = Store::default();
-    store.settle(Family::V4, &[zoe.clone(), unready(2), unready(1)]);
+    store.settle(AddressFamily::V4, &[zoe.clone(), unready(2), unready(1)]);
     assert_eq!(
         store.slices[0].endpoints,
-        [unready(1), unready(2), zoe, sink(WEB, Family::V4, None)]
+        [unready(1), unready(2), zoe, sink(WEB, AddressFamily::V4, None)]
     );
 }
 
@@ -194,7 +203,7 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
 /// controller's.
 #[test]
 fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
-    let (v4, v6) = (sink(WEB, Family::V4, None), sink(WEB, Family::V6, None));
+    let (v4, v6) = (sink(WEB, AddressFamily::V4, None), sink(WEB, AddressFamily::V6, None));
     assert_eq!(
         (v4.address.to_string().as_str(), v6.address.to_string().as_str()),
         ("192.0.2.1", "100::1")
@@ -209,41 +218,44 @@ fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
         name: "n1".into(),
         addresses: vec!["fd00::11".parse().unwrap(), "10.0.0.11".parse().unwrap()],
     };
-    for (family, expected) in [(Family::V4, "10.0.0.11"), (Family::V6, "fd00::11")] {
+    for (family, expected) in [(AddressFamily::V4, "10.0.0.11"), (AddressFamily::V6, "fd00::11")] {
         let sink = sink(WEB, family, Some(&n1));
         assert_eq!((sink.address.to_string().as_str(), &*sink.node), (expected, "n1"));
         assert!(sink.is_sink() && sink.takes_traffic() && !sink.ready());
     }
     let v6_only = AnnouncingNode { addresses: vec!["fd00::11".parse().unwrap()], ..n1 };
-    assert_eq!(sink(WEB, Family::V4, Some(&v6_only)), sink(WEB, Family::V4, None));
+    assert_eq!(sink(WEB, AddressFamily::V4, Some(&v6_only)), sink(WEB, AddressFamily::V4, None));
 }
 
 /// The Go controller's slice: no label for its manager, a dummy at an address that may be a pod's,
 /// all VMs in one slice, not sorted.
 #[test]
 fn a_slice_of_the_go_controller_is_adopted_in_place() {
-    let dummy = Endpoint { address: "10.52.0.255".parse().unwrap(), ..sink(WEB, Family::V4, None) };
-    let stored = |endpoints| Slice {
+    let dummy = VmEndpoint {
+        address: "10.52.0.255".parse().unwrap(),
+        ..sink(WEB, AddressFamily::V4, None)
+    };
+    let stored = |endpoints| StoredSlice {
         name: WEB.to_owned(),
         version: "1".into(),
-        family: Some(Family::V4),
+        family: Some(AddressFamily::V4),
         ports: ports(),
         endpoints,
-        ..Slice::default()
+        ..StoredSlice::default()
     };
     let mut store = Store::new(vec![stored(vec![dummy.clone()])]);
-    assert_eq!(written(&store.settle(Family::V4, &[])), [("update", WEB)]);
-    assert_eq!(store.slices[0].endpoints, [sink(WEB, Family::V4, None)]);
+    assert_eq!(written(&store.settle(AddressFamily::V4, &[])), [("update", WEB)]);
+    assert_eq!(store.slices[0].endpoints, [sink(WEB, AddressFamily::V4, None)]);
 
     let mut store = Store::new(vec![stored(vec![dummy, ready(2), ready(1)])]);
-    assert_eq!(written(&store.settle(Family::V4, &[ready(1), ready(2)])), [("update", WEB)]);
+    assert_eq!(written(&store.settle(AddressFamily::V4, &[ready(1), ready(2)])), [("update", WEB)]);
     assert_eq!(store.slices[0].endpoints, [ready(1), ready(2)]);
     assert!(store.slices[0].sound);
 
     // More VMs than fit into one slice here: the new ones are moved, the rest stays.
-    let many: Vec<Endpoint> = (0..130).map(ready).collect();
+    let many: Vec<VmEndpoint> = (0..130).map(ready).collect();
     let mut store = Store::new(vec![stored(many.clone())]);
-    let writes = store.settle(Family::V4, &many);
+    let writes = store.settle(AddressFamily::V4, &many);
     assert_eq!(written(&writes), [("create", "web.ipv4-2"), ("update", WEB)], "none is missing");
     assert_eq!(store.slices[0].endpoints, many[..100]);
 }
@@ -253,17 +265,24 @@ fn ports_and_whatever_is_not_sound_are_put_right() {
     let sound = filled(2).slices.remove(0);
     let desired = [ready(0), ready(1)];
     for broken in [
-        Slice { sound: false, ..sound.clone() },
-        Slice { ports: vec![], ..sound.clone() },
-        Slice { ports: vec![Port { port: 80, ..ports().remove(0) }], ..sound.clone() },
-        Slice { endpoints: vec![ready(1), ready(0)], ..sound.clone() },
-        Slice { endpoints: vec![ready(0), ready(1), ready(1)], ..sound.clone() },
-        Slice { endpoints: vec![ready(0), unready(1)], ..sound.clone() },
+        StoredSlice { sound: false, ..sound.clone() },
+        StoredSlice { ports: vec![], ..sound.clone() },
+        StoredSlice {
+            ports: vec![EndpointPort { port: 80, ..ports().remove(0) }],
+            ..sound.clone()
+        },
+        StoredSlice { endpoints: vec![ready(1), ready(0)], ..sound.clone() },
+        StoredSlice { endpoints: vec![ready(0), ready(1), ready(1)], ..sound.clone() },
+        StoredSlice { endpoints: vec![ready(0), unready(1)], ..sound.clone() },
     ] {
         let mut store = Store::new(vec![broken.clone()]);
-        assert_eq!(written(&store.settle(Family::V4, &desired)), [("update", WEB)], "{broken:?}");
-        let Slice { version, .. } = store.slices[0].clone();
-        assert_eq!(store.slices, [Slice { version, ..sound.clone() }]);
+        assert_eq!(
+            written(&store.settle(AddressFamily::V4, &desired)),
+            [("update", WEB)],
+            "{broken:?}"
+        );
+        let StoredSlice { version, .. } = store.slices[0].clone();
+        assert_eq!(store.slices, [StoredSlice { version, ..sound.clone() }]);
     }
 }
 
@@ -271,9 +290,9 @@ fn ports_and_whatever_is_not_sound_are_put_right() {
 #[test]
 fn slices_of_another_family_go_after_those_of_this_one_came() {
     let old = filled(101);
-    let v6 = |n: usize| Endpoint { address: "fd00::1".parse().unwrap(), ..ready(n) };
+    let v6 = |n: usize| VmEndpoint { address: "fd00::1".parse().unwrap(), ..ready(n) };
     let mut store = old.clone();
-    let writes = store.settle(Family::V6, &[v6(1)]);
+    let writes = store.settle(AddressFamily::V6, &[v6(1)]);
     let expected = [
         ("create", "web.ipv6-1"),
         ("delete", "web"),
@@ -285,33 +304,33 @@ fn slices_of_another_family_go_after_those_of_this_one_came() {
 
     let mut store = old.clone();
     store.slices[0].family = None;
-    let writes = store.settle(Family::V4, &[ready(100)]);
+    let writes = store.settle(AddressFamily::V4, &[ready(100)]);
     assert_eq!(written(&writes), [("delete", "web"), ("update", "web.ipv4-2")]);
 
     // The name of a deleted slice is not free before it is gone.
     let mut store = Store::new(old.slices[..1].to_vec());
-    store.slices[0].family = Some(Family::V6);
+    store.slices[0].family = Some(AddressFamily::V6);
     let expected = [("create", "web.ipv4-2"), ("delete", "web"), ("update", "web.ipv4-2")];
-    assert_eq!(written(&store.settle(Family::V4, &[ready(1)])), expected);
+    assert_eq!(written(&store.settle(AddressFamily::V4, &[ready(1)])), expected);
 }
 
 /// kube-vip up to 1.2.3 takes the last event about any slice for all of them.
 #[test]
 fn a_deletion_is_never_the_last_word() {
     // The only VM of the second slice goes, and one of the first begins to serve.
-    let mixed = |first: fn(usize) -> Endpoint| {
+    let mixed = |first: fn(usize) -> VmEndpoint| {
         let mut store = filled(101);
         store.slices[0].endpoints =
             std::iter::once(first(0)).chain((1..100).map(unready)).collect();
         store
     };
-    let desired: Vec<Endpoint> =
+    let desired: Vec<VmEndpoint> =
         [0, 1].map(ready).into_iter().chain((2..100).map(unready)).collect();
     let deleted_first = [("delete", "web.ipv4-2"), ("update", WEB)];
-    assert_eq!(written(&mixed(ready).settle(Family::V4, &desired)), deleted_first);
+    assert_eq!(written(&mixed(ready).settle(AddressFamily::V4, &desired)), deleted_first);
     // All traffic was for the second slice: it may not be deleted before the first one is written.
     let deleted_after = [("update", WEB), ("delete", "web.ipv4-2"), ("update", WEB)];
-    assert_eq!(written(&mixed(unready).settle(Family::V4, &desired)), deleted_after);
+    assert_eq!(written(&mixed(unready).settle(AddressFamily::V4, &desired)), deleted_after);
 }
 
 #[test]
@@ -328,7 +347,7 @@ fn what_is_stored_is_remembered_by_uid() {
 /// The API server refuses to overwrite a change that another writer made meanwhile.
 #[test]
 fn a_patch_says_which_version_it_rests_on() {
-    let lb = Identity { namespace: "default", name: WEB, uid: "lb-uid" };
+    let lb = LbIdentity { namespace: "default", name: WEB, uid: "lb-uid" };
     let endpoints = [ready(1), unready(2)];
     let sent = serde_json::to_value(patch(lb, "17", &ports(), &endpoints, "now")).unwrap();
     assert_eq!(sent["metadata"]["resourceVersion"], "17");

@@ -22,9 +22,9 @@ fn state() -> impl Strategy<Value = Option<(bool, bool)>> {
     ])
 }
 
-fn endpoint(n: usize, (serving, terminating): (bool, bool), family: Family) -> Endpoint {
-    let mut endpoint = Endpoint { serving, terminating, ..ready(n) };
-    if family == Family::V6 {
+fn endpoint(n: usize, (serving, terminating): (bool, bool), family: AddressFamily) -> VmEndpoint {
+    let mut endpoint = VmEndpoint { serving, terminating, ..ready(n) };
+    if family == AddressFamily::V6 {
         endpoint.address = Ipv6Addr::from_bits(0xfd00 << 112 | n as u128).into();
     }
     endpoint
@@ -44,24 +44,28 @@ fn vms() -> impl Strategy<Value = Vec<Option<(bool, bool)>>> {
     })
 }
 
-fn endpoints(vms: &[Option<(bool, bool)>], family: Family) -> Vec<Endpoint> {
+fn endpoints(vms: &[Option<(bool, bool)>], family: AddressFamily) -> Vec<VmEndpoint> {
     let each = |(n, state): (usize, &Option<_>)| state.map(|state| endpoint(n, state, family));
     vms.iter().enumerate().filter_map(each).collect()
 }
 
 /// Slices as several writers, versions and families may have left them, with VMs that are in two.
-fn stored() -> impl Strategy<Value = Vec<Slice>> {
+fn stored() -> impl Strategy<Value = Vec<StoredSlice>> {
     let names = vec!["web", "web.ipv4-2", "web.ipv4-10", "web.ipv6-1", "web-x7k2p"];
-    let family =
-        prop::sample::select(vec![Some(Family::V4), Some(Family::V4), Some(Family::V6), None]);
+    let family = prop::sample::select(vec![
+        Some(AddressFamily::V4),
+        Some(AddressFamily::V4),
+        Some(AddressFamily::V6),
+        None,
+    ]);
     let one = (family, any::<bool>(), any::<bool>(), vms(), 0_usize..150, any::<bool>());
     let slices = prop::collection::vec(one, 5);
     (prop::sample::subsequence(names, 0..=5), slices).prop_map(|(names, slices)| {
         let slice = |(name, (family, sound, same_ports, vms, first, has_sink)): (&str, _)| {
             let vms: Vec<_> = vms;
             let skip: Vec<Option<(bool, bool)>> = vms.into_iter().skip(first).take(130).collect();
-            let of = Option::<Family>::unwrap_or(family, Family::V4);
-            let mut endpoints: Vec<Endpoint> = skip
+            let of = Option::<AddressFamily>::unwrap_or(family, AddressFamily::V4);
+            let mut endpoints: Vec<VmEndpoint> = skip
                 .iter()
                 .enumerate()
                 .filter_map(|(n, state)| state.map(|state| endpoint(n + first, state, of)))
@@ -69,7 +73,7 @@ fn stored() -> impl Strategy<Value = Vec<Slice>> {
             if has_sink {
                 endpoints.push(sink(WEB, of, None));
             }
-            Slice {
+            StoredSlice {
                 name: name.to_owned(),
                 version: "1".into(),
                 family,
@@ -79,31 +83,32 @@ fn stored() -> impl Strategy<Value = Vec<Slice>> {
                 holds_settings: false,
             }
         };
-        let mut slices: Vec<Slice> = names.into_iter().zip(slices).map(slice).collect();
+        let mut slices: Vec<StoredSlice> = names.into_iter().zip(slices).map(slice).collect();
         slices.sort_by(|a, b| a.name.cmp(&b.name));
         slices
     })
 }
 
-fn takes(slices: &[Slice], family: Option<Family>) -> bool {
+fn takes(slices: &[StoredSlice], family: Option<AddressFamily>) -> bool {
     let of = slices.iter().filter(|slice| family.is_none() || slice.family == family);
     of.flat_map(|slice| &slice.endpoints).any(|endpoint| endpoint.serving)
 }
 
 /// Slice of each UID.
-fn places(slices: &[Slice]) -> BTreeMap<&str, &str> {
+fn places(slices: &[StoredSlice]) -> BTreeMap<&str, &str> {
     // The first slice that has it wins.
     let all = slices.iter().rev();
     all.flat_map(|slice| slice.endpoints.iter().map(|e| (&*e.uid, slice.name.as_str()))).collect()
 }
 
 /// Plans and writes until the plan is complete, and checks the rules after every write.
-fn settle(store: &mut Store, family: Family, desired: &[Endpoint]) -> Vec<Write> {
+fn settle(store: &mut Store, family: AddressFamily, desired: &[VmEndpoint]) -> Vec<SliceWrite> {
     let before = store.clone();
     let mut all = Vec::new();
     loop {
-        let Plan { writes, complete } = plan(WEB, family, &ports(), &store.slices, desired, None);
-        let deletes = matches!(writes.last(), Some(Write::Delete { .. }));
+        let SlicePlan { writes, complete } =
+            plan(WEB, family, &ports(), &store.slices, desired, None);
+        let deletes = matches!(writes.last(), Some(SliceWrite::Delete { .. }));
         assert!(!deletes, "a deletion comes last: {writes:?}");
         assert!(all.len() < 20, "it goes on for ever: {all:?}");
         for write in &writes {
@@ -118,15 +123,17 @@ fn settle(store: &mut Store, family: Family, desired: &[Endpoint]) -> Vec<Write>
         }
     }
     let left = plan(WEB, family, &ports(), &store.slices, desired, None);
-    assert_eq!(left, Plan { writes: Vec::new(), complete: true });
+    assert_eq!(left, SlicePlan { writes: Vec::new(), complete: true });
     check(&before.slices, &store.slices, family, desired);
-    let content =
-        |slice: &Slice| (slice.family, slice.sound, slice.ports.clone(), slice.endpoints.clone());
-    let find = |slices: &[Slice], name: &str| slices.iter().find(|s| s.name == name).map(content);
+    let content = |slice: &StoredSlice| {
+        (slice.family, slice.sound, slice.ports.clone(), slice.endpoints.clone())
+    };
+    let find =
+        |slices: &[StoredSlice], name: &str| slices.iter().find(|s| s.name == name).map(content);
     let in_vain = all
         .iter()
         .filter(|write| find(&before.slices, write.name()) == find(&store.slices, write.name()));
-    let deletes = all.iter().any(|write| matches!(write, Write::Delete { .. }));
+    let deletes = all.iter().any(|write| matches!(write, SliceWrite::Delete { .. }));
     assert!(
         in_vain.count() <= usize::from(deletes),
         "one such write at most, to have the last word"
@@ -135,7 +142,12 @@ fn settle(store: &mut Store, family: Family, desired: &[Endpoint]) -> Vec<Write>
 }
 
 /// Checks the slices that are stored in the end.
-fn check(before: &[Slice], after: &[Slice], family: Family, desired: &[Endpoint]) {
+fn check(
+    before: &[StoredSlice],
+    after: &[StoredSlice],
+    family: AddressFamily,
+    desired: &[VmEndpoint],
+) {
     for slice in after {
         assert!(
             (1..=MOST).contains(&slice.endpoints.len()),
@@ -149,12 +161,12 @@ fn check(before: &[Slice], after: &[Slice], family: Family, desired: &[Endpoint]
     if !desired.iter().any(|endpoint| endpoint.serving) {
         expected.push(sink(WEB, family, None));
     }
-    let mut found: Vec<Endpoint> = after.iter().flat_map(|s| s.endpoints.clone()).collect();
+    let mut found: Vec<VmEndpoint> = after.iter().flat_map(|s| s.endpoints.clone()).collect();
     found.sort_by(|a, b| a.uid.cmp(&b.uid));
     expected.sort_by(|a, b| a.uid.cmp(&b.uid));
     assert_eq!(found, expected);
     // An endpoint stays in its slice, unless that had too many.
-    let usable: Vec<Slice> =
+    let usable: Vec<StoredSlice> =
         before.iter().filter(|slice| slice.family == Some(family)).cloned().collect();
     let (then, now) = (places(&usable), places(after));
     for (uid, name) in then {
@@ -167,8 +179,8 @@ fn check(before: &[Slice], after: &[Slice], family: Family, desired: &[Endpoint]
     }
 }
 
-fn changed(before: &[Slice], after: &[Slice]) -> usize {
-    let same = |slice: &Slice, other: &[Slice]| {
+fn changed(before: &[StoredSlice], after: &[StoredSlice]) -> usize {
+    let same = |slice: &StoredSlice, other: &[StoredSlice]| {
         other.iter().any(|o| o.name == slice.name && o.endpoints == slice.endpoints)
     };
     let rewritten = after.iter().filter(|slice| !same(slice, before)).count();
@@ -182,7 +194,7 @@ proptest! {
     fn whatever_is_stored_becomes_what_is_desired(
         stored in stored(), vms in vms(), v6 in prop::bool::weighted(0.2),
     ) {
-        let family = if v6 { Family::V6 } else { Family::V4 };
+        let family = if v6 { AddressFamily::V6 } else { AddressFamily::V4 };
         settle(&mut Store::new(stored), family, &endpoints(&vms, family));
     }
 
@@ -195,17 +207,17 @@ proptest! {
         let mut vms = first;
         vms.resize(ALL, None);
         let mut store = Store::default();
-        settle(&mut store, Family::V4, &endpoints(&vms, Family::V4));
+        settle(&mut store, AddressFamily::V4, &endpoints(&vms, AddressFamily::V4));
         for (n, state, all) in changes {
             if let Some(mut all) = all {
                 all.resize(ALL, None);
                 vms = all;
-                settle(&mut store, Family::V4, &endpoints(&vms, Family::V4));
+                settle(&mut store, AddressFamily::V4, &endpoints(&vms, AddressFamily::V4));
             }
             let serves = |vms: &[Option<(bool, bool)>]| vms.iter().any(|vm| vm.is_some_and(|vm| vm.0));
             let (before, served) = (store.clone(), serves(&vms));
             vms[n] = state;
-            settle(&mut store, Family::V4, &endpoints(&vms, Family::V4));
+            settle(&mut store, AddressFamily::V4, &endpoints(&vms, AddressFamily::V4));
             // The sink may be in another slice than the VM.
             let most = if served && serves(&vms) { 1 } else { 2 };
             let changed = changed(&before.slices, &store.slices);
@@ -216,7 +228,7 @@ proptest! {
     /// The order in which VMs are found, or events arrive, does not matter.
     #[test]
     fn the_order_of_vms_does_not_matter(
-        stored in stored(), vms in vms().prop_map(|vms| endpoints(&vms, Family::V4)),
+        stored in stored(), vms in vms().prop_map(|vms| endpoints(&vms, AddressFamily::V4)),
         order in any::<prop::sample::Index>(),
     ) {
         let mut shuffled = vms.clone();
@@ -225,7 +237,7 @@ proptest! {
             shuffled.rotate_left(at);
             shuffled[at..].reverse();
         }
-        let plan = |desired: &[Endpoint]| plan(WEB, Family::V4, &ports(), &stored, desired, None);
+        let plan = |desired: &[VmEndpoint]| plan(WEB, AddressFamily::V4, &ports(), &stored, desired, None);
         prop_assert_eq!(plan(&vms), plan(&shuffled));
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::*;
-use crate::vm_backends::listeners::Backends;
+use crate::vm_backends::listeners::BackendCounts;
 use crate::vm_backends::vm::{pod, vm};
 
 /// Possible values of each column.
@@ -185,7 +185,7 @@ fn instance(phase: &str, fate: &str, ready: &str, node: &str) -> Vm {
 }
 
 /// A pod of the VM, named after the minute in which it was created.
-fn launcher(minute: u32, node: &str, phase: &str, ready: bool, deleting: bool) -> Pod {
+fn launcher(minute: u32, node: &str, phase: &str, ready: bool, deleting: bool) -> VmPod {
     let mut meta = json!({
         "name": format!("virt-launcher-{minute}"), "namespace": "apps",
         "uid": format!("pod-{minute}"),
@@ -205,7 +205,7 @@ fn launcher(minute: u32, node: &str, phase: &str, ready: bool, deleting: bool) -
     pod(&serde_json::from_value(read).unwrap()).unwrap()
 }
 
-fn pods(state: &str, migration: &str) -> Vec<Pod> {
+fn pods(state: &str, migration: &str) -> Vec<VmPod> {
     let on_node = |ready, deleting| launcher(10, "n1", "Running", ready, deleting);
     let mut pods = match state {
         "none" => vec![],
@@ -235,14 +235,14 @@ fn pods(state: &str, migration: &str) -> Vec<Pod> {
 }
 
 /// The word for the VM's state, and the node in its endpoint.
-fn decided(vm: &Vm, pods: &[Pod], health: &str) -> (&'static str, Option<Box<str>>) {
-    let wanted = Wanted { network: "apps/vlan1", family: Family::V4 };
-    let rules = Rules { own: None, reserved: &|_| None, range: &|_| None };
+fn decided(vm: &Vm, pods: &[VmPod], health: &str) -> (&'static str, Option<Box<str>>) {
+    let wanted = WantedAddresses { network: "apps/vlan1", family: AddressFamily::V4 };
+    let rules = AddressRules { own: None, reserved: &|_| None, range: &|_| None };
     let backend = backend("web", vm, pods, &wanted, || None, &rules);
-    if backend == Backend::NotRunning {
+    if backend == VmBackend::NotRunning {
         return ("absent", None);
     }
-    let endpoints = Backends::new([backend], |_| health != "unhealthy").endpoints;
+    let endpoints = BackendCounts::new([backend], |_| health != "unhealthy").endpoints;
     let [endpoint] = endpoints.as_slice() else { panic!("one VM, one endpoint: {endpoints:?}") };
     assert_eq!((endpoint.address.to_string().as_str(), &*endpoint.uid), ("10.0.0.5", "vm"));
     let word = match (endpoint.ready(), endpoint.serving, endpoint.terminating) {
@@ -275,7 +275,7 @@ fn every_combination_falls_under_one_rule_and_every_rule_is_needed() {
 fn every_combination_is_decided_by_the_rules() {
     let rules = rules();
     let mut vms: BTreeMap<_, Vm> = BTreeMap::new();
-    let mut launchers: BTreeMap<_, Vec<Pod>> = BTreeMap::new();
+    let mut launchers: BTreeMap<_, Vec<VmPod>> = BTreeMap::new();
     for case in cases() {
         let [phase, fate, ready, state, migration, health] = case[..] else { panic!("{case:?}") };
         let node = if migration == "moved" { "n2" } else { "n1" };

@@ -2,13 +2,13 @@
 
 mod matrix;
 
-use super::super::endpoint_slices::{self, Slice};
+use super::super::endpoint_slices::{self, StoredSlice};
 use super::super::vm::Nic;
 use super::*;
 use crate::network::infrastructure::Reserved;
 
-const ANY: Wanted<'_> = Wanted { network: "", family: Family::V4 };
-const NONE: Rules<'_> = Rules { own: None, reserved: &|_| None, range: &|_| None };
+const ANY: WantedAddresses<'_> = WantedAddresses { network: "", family: AddressFamily::V4 };
+const NONE: AddressRules<'_> = AddressRules { own: None, reserved: &|_| None, range: &|_| None };
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -19,8 +19,8 @@ fn vm(nics: &[(&str, &[&str])]) -> Vm {
     Vm {
         uid: "v1".into(),
         node: "n1".into(),
-        phase: Phase::Running,
-        ready: Readiness::Ready,
+        phase: VmPhase::Running,
+        ready: VmReadiness::Ready,
         nics: nics
             .iter()
             .map(|(network, addresses)| Nic {
@@ -32,10 +32,10 @@ fn vm(nics: &[(&str, &[&str])]) -> Vm {
     }
 }
 
-fn pod() -> Pod {
+fn pod() -> VmPod {
     let addresses = [ip("10.52.0.9")].into();
     let (uid, vm, node) = ("p1".into(), "v1".into(), "n1".into());
-    Pod { uid, vm, node, ready: true, addresses, ..Pod::default() }
+    VmPod { uid, vm, node, ready: true, addresses, ..VmPod::default() }
 }
 
 /// Any address that is not listed may be a VM's.
@@ -46,23 +46,23 @@ fn reserved(foreign: &[&str], address: IpAddr) -> Option<Reserved> {
 /// The address, and whether it is the last known one.
 fn found(
     vm: &Vm,
-    pods: &[Pod],
-    wanted: &Wanted<'_>,
+    pods: &[VmPod],
+    wanted: &WantedAddresses<'_>,
     last: Option<&str>,
     foreign: &[&str],
 ) -> Option<(String, bool)> {
     let reserved = |address| reserved(foreign, address);
-    let rules = Rules { own: Some(ip("10.0.0.99")), reserved: &reserved, range: &|_| None };
+    let rules = AddressRules { own: Some(ip("10.0.0.99")), reserved: &reserved, range: &|_| None };
     match backend("web", vm, pods, wanted, || last.map(ip), &rules) {
-        Backend::Endpoint { endpoint, last_known } => {
+        VmBackend::Endpoint { endpoint, last_known } => {
             Some((endpoint.address.to_string(), last_known))
         }
-        Backend::NoAddress | Backend::Refused { .. } => None,
-        Backend::NotRunning => panic!("it runs"),
+        VmBackend::NoAddress | VmBackend::Refused { .. } => None,
+        VmBackend::NotRunning => panic!("it runs"),
     }
 }
 
-fn at(vm: &Vm, wanted: &Wanted<'_>, foreign: &[&str]) -> Option<String> {
+fn at(vm: &Vm, wanted: &WantedAddresses<'_>, foreign: &[&str]) -> Option<String> {
     let (address, last_known) = found(vm, &[pod()], wanted, None, foreign)?;
     assert!(!last_known);
     Some(address)
@@ -70,12 +70,12 @@ fn at(vm: &Vm, wanted: &Wanted<'_>, foreign: &[&str]) -> Option<String> {
 
 #[test]
 fn an_endpoint_says_who_and_where_it_is() {
-    let Backend::Endpoint { endpoint, last_known } =
+    let VmBackend::Endpoint { endpoint, last_known } =
         backend("web", &vm(&[("a/b", &["10.0.0.5"])]), &[pod()], &ANY, || None, &NONE)
     else {
         panic!("it has an address")
     };
-    let expected = Endpoint {
+    let expected = VmEndpoint {
         address: ip("10.0.0.5"),
         name: "web".into(),
         uid: "v1".into(),
@@ -98,8 +98,8 @@ fn the_address_is_on_the_network_that_is_named() {
         ("b/one", None, None),
         ("one", None, None),
     ] {
-        for (family, expected) in [(Family::V4, v4), (Family::V6, v6)] {
-            let wanted = Wanted { network, family };
+        for (family, expected) in [(AddressFamily::V4, v4), (AddressFamily::V6, v6)] {
+            let wanted = WantedAddresses { network, family };
             assert_eq!(at(&vm, &wanted, &[]).as_deref(), expected, "{network:?} {family:?}");
         }
     }
@@ -122,16 +122,16 @@ fn addresses_of_nodes_and_of_the_load_balancer_are_no_vms() {
 
 #[test]
 fn a_vm_that_may_have_none_of_its_addresses_is_refused_with_the_first() {
-    let refused = |vm: &Vm, pods: &[Pod]| match backend("web", vm, pods, &ANY, || None, &NONE) {
-        Backend::Refused { address, fault, .. } => Some((address.to_string(), fault)),
-        Backend::NoAddress => None,
+    let refused = |vm: &Vm, pods: &[VmPod]| match backend("web", vm, pods, &ANY, || None, &NONE) {
+        VmBackend::Refused { address, fault, .. } => Some((address.to_string(), fault)),
+        VmBackend::NoAddress => None,
         other => panic!("{other:?}"),
     };
     let liar = vm(&[("", &["10.53.0.1", "10.52.0.8"])]);
     let first = Some(("10.53.0.1".to_owned(), AddressFault::NotOfPod));
     assert_eq!(refused(&liar, &[pod()]), first);
     // While no address of its pods is known, it is not refused.
-    for pods in [vec![], vec![Pod { addresses: Box::default(), ..pod() }]] {
+    for pods in [vec![], vec![VmPod { addresses: Box::default(), ..pod() }]] {
         assert_eq!(refused(&liar, &pods), None);
     }
     assert_eq!(refused(&vm(&[("", &["fd00::1"])]), &[pod()]), None, "of the other family");
@@ -146,13 +146,13 @@ fn a_silent_agents_vm_keeps_its_address_while_its_pod_is_ready() {
     let last = Some("10.0.0.5");
     assert_eq!(found(&silent, &[pod()], &ANY, last, &[]), kept);
     assert_eq!(found(&vm(&[]), &[pod()], &ANY, last, &[]), kept, "no interface is reported");
-    let shut_down = Pod { deleting: true, ..pod() };
+    let shut_down = VmPod { deleting: true, ..pod() };
     assert_eq!(found(&silent, &[shut_down], &ANY, last, &[]), kept, "until it has stopped");
     for pods in [
         vec![],
-        vec![Pod { ready: false, ..pod() }],
-        vec![Pod { node: "n2".into(), ..pod() }],
-        vec![pod(), Pod { uid: "p2".into(), created: 1, ready: false, ..pod() }],
+        vec![VmPod { ready: false, ..pod() }],
+        vec![VmPod { node: "n2".into(), ..pod() }],
+        vec![pod(), VmPod { uid: "p2".into(), created: 1, ready: false, ..pod() }],
     ] {
         assert_eq!(found(&silent, &pods, &ANY, last, &[]), None, "{pods:?}");
         // An address that the VM reports needs no pod.
@@ -168,10 +168,10 @@ fn a_silent_agents_vm_keeps_its_address_while_its_pod_is_ready() {
 
 #[test]
 fn a_last_known_address_is_of_the_family_and_not_of_another_network() {
-    let v6 = Wanted { network: "", family: Family::V6 };
+    let v6 = WantedAddresses { network: "", family: AddressFamily::V6 };
     assert_eq!(found(&vm(&[]), &[pod()], &v6, Some("10.0.0.5"), &[]), None);
     // The LoadBalancer names another network than before.
-    let named = Wanted { network: "a/two", family: Family::V4 };
+    let named = WantedAddresses { network: "a/two", family: AddressFamily::V4 };
     let speaks = vm(&[("a/one", &["10.0.0.5"]), ("a/two", &[])]);
     assert_eq!(found(&speaks, &[pod()], &named, Some("10.0.0.5"), &[]), None);
     let kept = Some(("10.0.2.5".to_owned(), true));
@@ -181,12 +181,12 @@ fn a_last_known_address_is_of_the_family_and_not_of_another_network() {
 /// A restart under the same name is another VM: the last address is stored by UID.
 #[test]
 fn nothing_is_remembered_across_uids() {
-    let before = Endpoint {
+    let before = VmEndpoint {
         uid: "v0".into(),
         terminating: false,
-        ..endpoint_slices::sink("web", Family::V4, None)
+        ..endpoint_slices::sink("web", AddressFamily::V4, None)
     };
-    let stored = [Slice { endpoints: vec![before], ..Slice::default() }];
+    let stored = [StoredSlice { endpoints: vec![before], ..StoredSlice::default() }];
     let known = endpoint_slices::remembered(&stored);
     let last = |vm: &Vm| known.get(&*vm.uid).map(|endpoint| endpoint.address.to_string());
     let silent = |uid: &str| Vm { uid: uid.into(), ..vm(&[]) };
@@ -200,8 +200,8 @@ fn nothing_is_remembered_across_uids() {
 #[test]
 fn families_are_distinguished_and_spelled_as_kubernetes_does() {
     for (address, family, name) in
-        [("10.0.0.5", Family::V4, "IPv4"), ("fd00::5", Family::V6, "IPv6")]
+        [("10.0.0.5", AddressFamily::V4, "IPv4"), ("fd00::5", AddressFamily::V6, "IPv6")]
     {
-        assert_eq!((Family::of(ip(address)), family.name()), (family, name));
+        assert_eq!((AddressFamily::of(ip(address)), family.name()), (family, name));
     }
 }

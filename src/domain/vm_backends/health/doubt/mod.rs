@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Check, Health};
+use super::{BackendHealth, CheckSettings};
 
 /// Smallest number of VMs, and of load balancers, for a doubt: fewer may well share a real fault.
 /// It is the smallest number that is more than a pair.
@@ -23,7 +23,7 @@ const MOST_MOMENTS: usize = 16;
 
 /// Probe results of a target that passes, or did before it failed.
 #[derive(Clone, Copy, Debug)]
-pub struct Sight<'a> {
+pub struct ProbeHistory<'a> {
     /// LoadBalancer of the target, `namespace/name`.
     pub lb: &'a str,
     /// Address of the VM.
@@ -41,12 +41,12 @@ pub struct Sight<'a> {
 /// balancers at least. VMs are counted, not targets: one VM may be behind each load balancer. A VM
 /// is silent if all of its results since the moment are failures.
 pub fn moment<'a>(
-    sights: impl Iterator<Item = Sight<'a>>,
+    sights: impl Iterator<Item = ProbeHistory<'a>>,
     (from, until): (Duration, Duration),
 ) -> Option<Duration> {
     let mut vms = HashMap::<IpAddr, (Duration, Option<Duration>)>::new();
     let mut failing = Vec::new();
-    for Sight { lb, address, passed, failing: since } in sights {
+    for ProbeHistory { lb, address, passed, failing: since } in sights {
         failing.extend(since.map(|since| (lb, passed, since)));
         let (last, first) = vms.entry(address).or_default();
         *last = passed.max(*last);
@@ -97,12 +97,12 @@ impl Doubt {
     }
 
     /// Whether a moment of the doubt explains why the target fails.
-    pub fn explains(&self, health: Health) -> bool {
+    pub fn explains(&self, health: BackendHealth) -> bool {
         self.moments.iter().any(|moment| health.fell_silent_at(*moment))
     }
 
     /// Holds the target to be healthy.
-    pub fn hold(&mut self, health: &mut Health) {
+    pub fn hold(&mut self, health: &mut BackendHealth) {
         health.held = true;
         self.held += 1;
     }
@@ -122,7 +122,7 @@ impl Doubt {
     }
 
     /// Believes the failures of a held target.
-    pub fn believe(&mut self, health: &mut Health) {
+    pub fn believe(&mut self, health: &mut BackendHealth) {
         health.held = false;
         health.settled = true;
         self.gone();
@@ -130,7 +130,7 @@ impl Doubt {
 
     /// Whether the failure of a held target is now to be believed: most of the others answer again,
     /// and it has had the time to do so as well.
-    pub fn is_over_for(&self, check: &Check, now: Duration) -> bool {
+    pub fn is_over_for(&self, check: &CheckSettings, now: Duration) -> bool {
         let time = check.period * check.success_threshold + check.timeout;
         self.mending.is_some_and(|since| now >= since + time)
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::super::{Check, Doubt, Health, Probe, Sight, moment};
+use super::super::{BackendHealth, BackendProbe, CheckSettings, Doubt, ProbeHistory, moment};
 
 const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -18,39 +18,40 @@ fn vm(number: u8) -> IpAddr {
 
 /// A target of VM `number` behind LoadBalancer `lb`, which passed at 98 s and failed first at 101
 /// s.
-fn silent(lb: &str, number: u8) -> Sight<'_> {
-    Sight { lb, address: vm(number), passed: s(98), failing: Some(s(101)) }
+fn silent(lb: &str, number: u8) -> ProbeHistory<'_> {
+    ProbeHistory { lb, address: vm(number), passed: s(98), failing: Some(s(101)) }
 }
 
 /// A target that passed at 102 s.
-fn well(lb: &str, number: u8) -> Sight<'_> {
-    Sight { lb, address: vm(number), passed: s(102), failing: None }
+fn well(lb: &str, number: u8) -> ProbeHistory<'_> {
+    ProbeHistory { lb, address: vm(number), passed: s(102), failing: None }
 }
 
 const LBS: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 /// Targets of VMs with these numbers, spread over a number of LoadBalancers.
 fn fleet(
-    make: fn(&'static str, u8) -> Sight<'static>,
+    make: fn(&'static str, u8) -> ProbeHistory<'static>,
     numbers: std::ops::Range<u8>,
     lbs: usize,
-) -> Vec<Sight<'static>> {
+) -> Vec<ProbeHistory<'static>> {
     numbers.map(|number| make(LBS[usize::from(number) % lbs], number)).collect()
 }
 
 /// Targets, and whether most are silent.
-type Case = (&'static str, Vec<Sight<'static>>, bool);
+type Case = (&'static str, Vec<ProbeHistory<'static>>, bool);
 
 fn cases() -> Vec<Case> {
     let behind_all = |number| LBS.map(|lb| silent(lb, number)).to_vec();
-    let rolling = |number: u8| Sight {
+    let rolling = |number: u8| ProbeHistory {
         passed: s(98 + 10 * u64::from(number)),
         failing: Some(s(101 + 10 * u64::from(number))),
         ..silent(LBS[usize::from(number) % 3], number)
     };
-    let long_dead = |number: u8| Sight { passed: s(1), failing: Some(s(5)), ..silent("a", number) };
+    let long_dead =
+        |number: u8| ProbeHistory { passed: s(1), failing: Some(s(5)), ..silent("a", number) };
     let unseen =
-        |number: u8| Sight { passed: s(0), ..silent(LBS[usize::from(number) % 3], number) };
+        |number: u8| ProbeHistory { passed: s(0), ..silent(LBS[usize::from(number) % 3], number) };
     // One port of the VM fails, and another one passes.
     let port = |number: u8| [silent("a", number), well("b", number)];
     vec![
@@ -94,22 +95,22 @@ fn most_vms_of_many_load_balancers_at_one_moment_are_doubted_and_nothing_less() 
 
 #[test]
 fn what_fell_silent_long_ago_is_not_doubted_because_of_one_that_does_now() {
-    let news = Sight { lb: "d", address: vm(9), passed: s(500), failing: Some(s(505)) };
+    let news = ProbeHistory { lb: "d", address: vm(9), passed: s(500), failing: Some(s(505)) };
     let sights = fleet(silent, 0..9, 3).into_iter().chain([news]);
     assert_eq!(moment(sights, (news.passed, s(505))), None);
 }
 
 #[test]
 fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
-    let check = Check {
-        probe: Probe::Tcp,
+    let check = CheckSettings {
+        probe: BackendProbe::Tcp,
         port: 80,
         success_threshold: 2,
         failure_threshold: 1,
         period: s(5),
         timeout: s(3),
     };
-    let mut fails = Health::assumed(true);
+    let mut fails = BackendHealth::assumed(true);
     fails.observe(true, &check, s(10));
     assert!(fails.observe(false, &check, s(15)));
     let mut doubt = Doubt::default();
@@ -142,16 +143,16 @@ proptest! {
         healthy in 0_u8..20,
     ) {
         let count = u8::try_from(failing.len()).unwrap();
-        let mut sights: Vec<Sight<'_>> = failing
+        let mut sights: Vec<ProbeHistory<'_>> = failing
             .iter()
             .zip(0..)
-            .map(|((before, after), number)| Sight {
+            .map(|((before, after), number)| ProbeHistory {
                 passed: s(1_000 - before),
                 failing: Some(s(1_000 + after)),
                 ..silent(LBS[usize::from(number) % 5], number)
             })
             .collect();
-        sights.extend((count..count + healthy).map(|number| Sight {
+        sights.extend((count..count + healthy).map(|number| ProbeHistory {
             passed: s(1_100),
             ..well(LBS[usize::from(number) % 5], number)
         }));

@@ -13,9 +13,9 @@ const FIRST_WITHIN: Duration = Duration::from_millis(200);
 
 /// A target's position within the period, whatever the period is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Phase(u64);
+pub struct ProbePhase(u64);
 
-impl Phase {
+impl ProbePhase {
     /// Phase of an identity. The boundaries of the parts count: `ab`, `c` is not
     /// `a`, `bc`.
     pub fn of(identity: &[&str]) -> Self {
@@ -37,7 +37,7 @@ impl Phase {
 
 /// First time on the target's grid after `now`, at most one period later. `now` itself if
 /// the period is zero.
-pub fn next(now: Duration, phase: Phase, period: Duration) -> Duration {
+pub fn next(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     let offset = phase.within(period);
     let Some(past) = now.checked_sub(offset) else { return offset };
     let nanos = period.as_nanos();
@@ -50,7 +50,7 @@ pub fn next(now: Duration, phase: Phase, period: Duration) -> Duration {
 
 /// Time of the first probe of a target without a verdict: at once, off its grid, spread
 /// over 200 ms or the period, whichever is shorter.
-pub fn first(now: Duration, phase: Phase, period: Duration) -> Duration {
+pub fn first(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     now + phase.within(period.min(FIRST_WITHIN))
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::{FIRST_WITHIN, Phase, first, next};
+use super::{FIRST_WITHIN, ProbePhase, first, next};
 
 const PERIOD: Duration = Duration::from_secs(5);
 
@@ -12,7 +12,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 fn histogram(identities: impl Iterator<Item = String>) -> Vec<u32> {
     let mut slots = vec![0; 50];
     for id in identities {
-        let phase = Phase::of(&["lb", &id]).within(PERIOD);
+        let phase = ProbePhase::of(&["lb", &id]).within(PERIOD);
         assert!(phase < PERIOD);
         slots[usize::try_from(phase.as_millis() / 100).unwrap()] += 1;
     }
@@ -32,22 +32,22 @@ fn targets_spread_evenly_even_if_their_names_are_counted_up() {
 fn the_phase_of_an_identity_is_the_same_for_ever() {
     // A change here moves every target's probes at the next upgrade: harmless, but it must be
     // known.
-    assert_eq!(Phase::of(&["a", "b"]), Phase(9_832_196_343_340_254_499));
-    assert_ne!(Phase::of(&["ab", "c"]), Phase::of(&["a", "bc"]));
-    assert_ne!(Phase::of(&["a"]), Phase::of(&["a", ""]));
+    assert_eq!(ProbePhase::of(&["a", "b"]), ProbePhase(9_832_196_343_340_254_499));
+    assert_ne!(ProbePhase::of(&["ab", "c"]), ProbePhase::of(&["a", "bc"]));
+    assert_ne!(ProbePhase::of(&["a"]), ProbePhase::of(&["a", ""]));
 }
 
 #[test]
 fn unknown_targets_are_probed_at_once_but_not_all_together() {
     let now = Duration::from_secs(1_000);
     let waits: Vec<Duration> = (0..1_000)
-        .map(|n| first(now, Phase::of(&[&n.to_string()]), PERIOD).saturating_sub(now))
+        .map(|n| first(now, ProbePhase::of(&[&n.to_string()]), PERIOD).saturating_sub(now))
         .collect();
     assert!(waits.iter().all(|wait| *wait < FIRST_WITHIN));
     let early = waits.iter().filter(|wait| **wait < FIRST_WITHIN / 2).count();
     assert!((400..600).contains(&early), "{early}");
     let short = Duration::from_millis(10);
-    assert!(first(now, Phase(u64::MAX), short) < now + short);
+    assert!(first(now, ProbePhase(u64::MAX), short) < now + short);
 }
 
 proptest! {
@@ -58,7 +58,7 @@ proptest! {
         start in 0_u64..10_000_000_000,
         delays in proptest::collection::vec(0_u64..20_000, 1..50),
     ) {
-        let (phase, period) = (Phase(seed), Duration::from_millis(millis));
+        let (phase, period) = (ProbePhase(seed), Duration::from_millis(millis));
         let mut now = Duration::from_micros(start);
         for delay in delays {
             let due = next(now, phase, period);
@@ -72,7 +72,7 @@ proptest! {
 
     #[test]
     fn a_probe_that_ends_in_time_is_followed_one_period_later(seed: u64, late in 0_u64..4_999) {
-        let phase = Phase(seed);
+        let phase = ProbePhase(seed);
         let due = next(Duration::from_secs(77), phase, PERIOD);
         prop_assert_eq!(next(due + Duration::from_millis(late), phase, PERIOD), due + PERIOD);
     }

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::Phase;
+use super::ProbePhase;
 
 /// Targets in a question at most: enough to distinguish most from few, and quickly probed.
 pub const MOST_ASKED: usize = 32;
@@ -21,14 +21,14 @@ const LONGEST: usize = 16 * 1024;
 
 /// Replica, and the node that it runs on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct ReplicaPlace {
     /// Name of the replica in the Lease.
     pub replica: String,
     /// Node of the replica; empty if unknown.
     pub node: String,
 }
 
-impl Place {
+impl ReplicaPlace {
     /// Text with the replica and its node.
     fn words(&self) -> String {
         match self.node.as_str() {
@@ -44,7 +44,7 @@ impl Place {
 
 /// Target that the asking replica does not reach.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct AskedTarget {
     /// LoadBalancer of the target, `namespace/name`.
     pub lb: String,
     /// Address of the VM.
@@ -53,24 +53,24 @@ pub struct Asked {
 
 /// Question whether other replicas reach targets that the leader does not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Question {
+pub struct OpinionQuestion {
     /// Asking replica.
-    pub by: Place,
+    pub by: ReplicaPlace,
     /// Time of the question: no two questions of a replica have the same.
     pub at: String,
     /// Targets that the question is about.
-    pub targets: Vec<Asked>,
+    pub targets: Vec<AskedTarget>,
 }
 
 /// Answer of another replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct OpinionAnswer {
     /// Replica that asked.
-    pub to: Place,
+    pub to: ReplicaPlace,
     /// Time of the question.
     pub at: String,
     /// Answering replica.
-    pub by: Place,
+    pub by: ReplicaPlace,
     /// Number of targets that passed.
     pub passed: usize,
     /// Number of targets that failed.
@@ -90,7 +90,7 @@ pub enum Opinion {
     Dead,
 }
 
-impl Question {
+impl OpinionQuestion {
     /// Parses the text of an annotation.
     pub fn read(text: &str) -> Option<Self> {
         let question: Self = read(text)?;
@@ -98,7 +98,7 @@ impl Question {
     }
 
     /// Meaning of the answer.
-    pub fn opinion(&self, answer: Option<&Answer>) -> Opinion {
+    pub fn opinion(&self, answer: Option<&OpinionAnswer>) -> Opinion {
         match answer.filter(|answer| answer.to == self.by && answer.at == self.at) {
             Some(answer) if answer.passed > answer.failed => Opinion::Well,
             Some(answer) if answer.by.is_beside(&self.by) => Opinion::SameNode,
@@ -108,7 +108,7 @@ impl Question {
     }
 
     /// Whether the replica is to answer, given the present answer.
-    pub fn wants_answer_of(&self, place: &Place, given: Option<&Answer>) -> bool {
+    pub fn wants_answer_of(&self, place: &ReplicaPlace, given: Option<&OpinionAnswer>) -> bool {
         self.by.replica != place.replica
             && match self.opinion(given) {
                 Opinion::None => true,
@@ -119,14 +119,14 @@ impl Question {
 
     /// Answer of a replica for which so many targets passed and failed. `None`: it could probe
     /// fewer than half of them, which is too little.
-    pub fn answer(&self, by: &Place, passed: usize, failed: usize) -> Option<Answer> {
+    pub fn answer(&self, by: &ReplicaPlace, passed: usize, failed: usize) -> Option<OpinionAnswer> {
         let enough = passed + failed > 0 && 2 * (passed + failed) >= self.targets.len();
         let (to, at, by) = (self.by.clone(), self.at.clone(), by.clone());
-        enough.then_some(Answer { to, at, by, passed, failed })
+        enough.then_some(OpinionAnswer { to, at, by, passed, failed })
     }
 }
 
-impl Answer {
+impl OpinionAnswer {
     /// Parses the text of an annotation.
     pub fn read(text: &str) -> Option<Self> {
         read(text)
@@ -135,7 +135,7 @@ impl Answer {
 
 impl Opinion {
     /// Text of the opinion on the prober or the outage, for conditions and Events.
-    pub fn words(&self, question: &Question, answer: Option<&Answer>) -> String {
+    pub fn words(&self, question: &OpinionQuestion, answer: Option<&OpinionAnswer>) -> String {
         let leader = question.by.words();
         let other = answer.map(|answer| answer.by.words()).unwrap_or_default();
         match self {
@@ -155,14 +155,14 @@ impl Opinion {
 
 /// Picks the targets to ask about: of different load balancers and VMs if there are such, and
 /// otherwise at random, with the text `at` as the seed.
-pub fn sample(held: impl IntoIterator<Item = Asked>, at: &str) -> Vec<Asked> {
-    let chance = |asked: &Asked| Phase::of(&[at, &asked.lb, &asked.address.to_string()]);
-    let mut of_lbs = BTreeMap::<String, Vec<Asked>>::new();
+pub fn sample(held: impl IntoIterator<Item = AskedTarget>, at: &str) -> Vec<AskedTarget> {
+    let chance = |asked: &AskedTarget| ProbePhase::of(&[at, &asked.lb, &asked.address.to_string()]);
+    let mut of_lbs = BTreeMap::<String, Vec<AskedTarget>>::new();
     for asked in held {
         of_lbs.entry(asked.lb.clone()).or_default().push(asked);
     }
     let mut seen = HashSet::new();
-    let mut picked: Vec<Asked> = of_lbs
+    let mut picked: Vec<AskedTarget> = of_lbs
         .into_values()
         .filter_map(|targets| {
             let fresh = targets.iter().filter(|asked| !seen.contains(&asked.address));

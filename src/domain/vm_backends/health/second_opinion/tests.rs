@@ -3,19 +3,21 @@
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
-use super::{Answer, Asked, MOST_ASKED, Opinion, Place, Question, sample};
+use super::{
+    AskedTarget, MOST_ASKED, Opinion, OpinionAnswer, OpinionQuestion, ReplicaPlace, sample,
+};
 
-fn place(replica: &str, node: &str) -> Place {
-    Place { replica: replica.into(), node: node.into() }
+fn place(replica: &str, node: &str) -> ReplicaPlace {
+    ReplicaPlace { replica: replica.into(), node: node.into() }
 }
 
-fn asked(lb: &str, number: u8) -> Asked {
-    Asked { lb: lb.into(), address: Ipv4Addr::new(10, 0, 0, number).into() }
+fn asked(lb: &str, number: u8) -> AskedTarget {
+    AskedTarget { lb: lb.into(), address: Ipv4Addr::new(10, 0, 0, number).into() }
 }
 
-fn question(targets: usize) -> Question {
+fn question(targets: usize) -> OpinionQuestion {
     let targets = (0..targets).map(|n| asked("default/web", u8::try_from(n).unwrap())).collect();
-    Question { by: place("a", "one"), at: "12:00".into(), targets }
+    OpinionQuestion { by: place("a", "one"), at: "12:00".into(), targets }
 }
 
 #[test]
@@ -37,13 +39,13 @@ fn an_answer_is_to_one_question_and_the_leaders_own_node_decides_nothing() {
         let words = opinion.words(&question, Some(&answer));
         assert!(words.contains('b') && !words.contains("  "), "{words}");
         for other in [
-            Question { at: "12:01".into(), ..question.clone() },
-            Question { by: place("c", "one"), ..question.clone() },
+            OpinionQuestion { at: "12:01".into(), ..question.clone() },
+            OpinionQuestion { by: place("c", "one"), ..question.clone() },
         ] {
             assert_eq!(other.opinion(Some(&answer)), Opinion::None);
         }
-        let nodeless = Question { by: place("a", ""), ..question.clone() };
-        let answer = Answer { to: nodeless.by.clone(), ..answer };
+        let nodeless = OpinionQuestion { by: place("a", ""), ..question.clone() };
+        let answer = OpinionAnswer { to: nodeless.by.clone(), ..answer };
         assert_ne!(nodeless.opinion(Some(&answer)), Opinion::SameNode);
     }
     assert_eq!(question.opinion(None), Opinion::None);
@@ -80,17 +82,19 @@ fn who_could_ask_fewer_than_half_says_nothing() {
 fn notes_are_read_as_written_and_nothing_longer() {
     let longest = |n: u8| asked(&format!("{}/{}", "n".repeat(63), "l".repeat(253)), n);
     let targets = (0..32).map(longest).collect();
-    let question = Question { targets, ..question(0) };
+    let question = OpinionQuestion { targets, ..question(0) };
     let text = serde_json::to_string(&question).unwrap();
-    assert_eq!(Question::read(&text).as_ref(), Some(&question));
-    let more =
-        Question { targets: [question.targets.clone(), vec![longest(33)]].concat(), ..question };
-    assert_eq!(Question::read(&serde_json::to_string(&more).unwrap()), None);
+    assert_eq!(OpinionQuestion::read(&text).as_ref(), Some(&question));
+    let more = OpinionQuestion {
+        targets: [question.targets.clone(), vec![longest(33)]].concat(),
+        ..question
+    };
+    assert_eq!(OpinionQuestion::read(&serde_json::to_string(&more).unwrap()), None);
     let answer = more.answer(&place("b", "two"), 30, 1).unwrap();
-    assert_eq!(Answer::read(&serde_json::to_string(&answer).unwrap()), Some(answer));
+    assert_eq!(OpinionAnswer::read(&serde_json::to_string(&answer).unwrap()), Some(answer));
     for bad in ["", "{}", "[]", &" ".repeat(1 << 20), r#"{"by":{"replica":"a","node":""},"at":""}"#]
     {
-        assert_eq!((Question::read(bad), Answer::read(bad)), (None, None));
+        assert_eq!((OpinionQuestion::read(bad), OpinionAnswer::read(bad)), (None, None));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Check, Probe, Request};
+use super::{BackendProbe, CheckSettings, ProbeRequest};
 use api::{HealthCheck, LoadBalancerSpec, WorkloadType};
 
 /// Largest threshold, in results in a row; a larger one counts as this one.
@@ -21,7 +21,7 @@ pub const LONGEST_BUNDLE: usize = 8 * 1024;
 /// Fault in the spec, by which backends cannot be probed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("spec.healthCheck.{field}: {wrong}: {right}")]
-pub struct Fault {
+pub struct HealthSpecFault {
     /// Field below `spec.healthCheck`.
     pub field: &'static str,
     /// Text that describes the fault.
@@ -30,7 +30,7 @@ pub struct Fault {
     pub right: &'static str,
 }
 
-impl Fault {
+impl HealthSpecFault {
     /// A fault of a field.
     pub fn new(field: &'static str, wrong: impl Into<String>, right: &'static str) -> Self {
         Self { field, wrong: wrong.into(), right }
@@ -41,7 +41,7 @@ impl Fault {
 /// no health check, it has no port, or a guest cluster checks its own.
 ///
 /// Zero and unset mean 1 success, 3 failures, 5 s between probes, 3 s timeout, TCP, path `/`.
-pub fn check(spec: &LoadBalancerSpec) -> Result<Option<Check>, Fault> {
+pub fn check(spec: &LoadBalancerSpec) -> Result<Option<CheckSettings>, HealthSpecFault> {
     let Some(asked) = spec.health_check.as_ref() else { return Ok(None) };
     let number = asked.port.unwrap_or(0);
     if number == 0 || spec.workload_type == Some(WorkloadType::Cluster) {
@@ -54,7 +54,7 @@ pub fn check(spec: &LoadBalancerSpec) -> Result<Option<Check>, Fault> {
         .ok()
         .filter(|_| spec.listeners.iter().any(is_backend_port))
         .ok_or_else(|| {
-            Fault::new(
+            HealthSpecFault::new(
                 "port",
                 format!("{number} is no backend port of a TCP listener"),
                 "use the backendPort of one of spec.listeners (its port, if that is unset)",
@@ -65,24 +65,25 @@ pub fn check(spec: &LoadBalancerSpec) -> Result<Option<Check>, Fault> {
 
 /// Checks a health check by itself, whether or not it is used: the rules that the CRD has for
 /// v1beta1 alone, and that a health check from v1alpha1 has not passed.
-pub fn form(asked: &HealthCheck) -> Result<(), Fault> {
+pub fn form(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let number = asked.port.unwrap_or(0);
-    let port = u16::try_from(number)
-        .map_err(|_| Fault::new("port", format!("{number} is no port"), "use 0 to 65535"))?;
+    let port = u16::try_from(number).map_err(|_| {
+        HealthSpecFault::new("port", format!("{number} is no port"), "use 0 to 65535")
+    })?;
     if port == 0 && asked.protocol.is_some() {
         let right = "must be set to a backend port when spec.healthCheck.protocol is";
-        return Err(Fault::new("port", "it is 0 or unset", right));
+        return Err(HealthSpecFault::new("port", "it is 0 or unset", right));
     }
     read(asked, port).map(drop)
 }
 
-fn read(asked: &HealthCheck, port: u16) -> Result<Check, Fault> {
+fn read(asked: &HealthCheck, port: u16) -> Result<CheckSettings, HealthSpecFault> {
     let whole = |field, value, default, most| amount(field, value, default, most);
     let seconds = |field, value, default, most: Duration| {
         let most = u32::try_from(most.as_secs()).unwrap_or(u32::MAX);
         amount(field, value, default, most).map(|s| Duration::from_secs(s.into()))
     };
-    Ok(Check {
+    Ok(CheckSettings {
         probe: probe(asked)?,
         port,
         success_threshold: whole("successThreshold", asked.success_threshold, 1, MOST_IN_A_ROW)?,
@@ -92,11 +93,16 @@ fn read(asked: &HealthCheck, port: u16) -> Result<Check, Fault> {
     })
 }
 
-fn amount(field: &'static str, value: Option<i32>, default: u32, most: u32) -> Result<u32, Fault> {
+fn amount(
+    field: &'static str,
+    value: Option<i32>,
+    default: u32,
+    most: u32,
+) -> Result<u32, HealthSpecFault> {
     match u32::try_from(value.unwrap_or(0)) {
         Ok(0) => Ok(default),
         Ok(n) => Ok(n.min(most)),
-        Err(_) => Err(Fault::new(
+        Err(_) => Err(HealthSpecFault::new(
             field,
             format!("{} is negative", value.unwrap_or(0)),
             "use a whole number; 0 or unset means the default",
@@ -104,32 +110,32 @@ fn amount(field: &'static str, value: Option<i32>, default: u32, most: u32) -> R
     }
 }
 
-fn probe(asked: &HealthCheck) -> Result<Probe, Fault> {
+fn probe(asked: &HealthCheck) -> Result<BackendProbe, HealthSpecFault> {
     let bundle = asked.ca_bundle.as_ref().filter(|pem| !pem.is_empty());
     let protocol = asked.protocol.as_deref().unwrap_or("tcp");
     if protocol != "https" && bundle.is_some() {
         let right = "set spec.healthCheck.protocol to https, or remove it";
-        return Err(Fault::new("caBundle", "it belongs to https", right));
+        return Err(HealthSpecFault::new("caBundle", "it belongs to https", right));
     }
     match protocol {
-        "tcp" => no_request(asked).map(|()| Probe::Tcp),
-        "http" => request(asked).map(Probe::Http),
+        "tcp" => no_request(asked).map(|()| BackendProbe::Tcp),
+        "http" => request(asked).map(BackendProbe::Http),
         "https" => {
             if bundle.is_some_and(|pem| pem.len() > LONGEST_BUNDLE || !has_certificate(pem)) {
                 let right = "give certificates between BEGIN CERTIFICATE and END CERTIFICATE, 8 KiB at most";
-                return Err(Fault::new("caBundle", "no certificate in PEM", right));
+                return Err(HealthSpecFault::new("caBundle", "no certificate in PEM", right));
             }
-            Ok(Probe::Https(request(asked)?, bundle.cloned()))
+            Ok(BackendProbe::Https(request(asked)?, bundle.cloned()))
         }
         other => {
             let wrong = format!("{} is unknown", shown(other));
-            Err(Fault::new("protocol", wrong, "use tcp, http or https (unset means tcp)"))
+            Err(HealthSpecFault::new("protocol", wrong, "use tcp, http or https (unset means tcp)"))
         }
     }
 }
 
 /// Refuses fields that are for HTTP alone: without HTTP they would have no effect.
-fn no_request(asked: &HealthCheck) -> Result<(), Fault> {
+fn no_request(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let statuses = asked.expected_statuses.as_ref().is_some_and(|list| !list.is_empty());
     let present = [
         ("path", asked.path.is_some()),
@@ -139,38 +145,42 @@ fn no_request(asked: &HealthCheck) -> Result<(), Fault> {
     match present.into_iter().find(|(_, is_set)| *is_set) {
         Some((field, _)) => {
             let right = "set spec.healthCheck.protocol, or remove it";
-            Err(Fault::new(field, "it belongs to http and https", right))
+            Err(HealthSpecFault::new(field, "it belongs to http and https", right))
         }
         None => Ok(()),
     }
 }
 
-fn request(asked: &HealthCheck) -> Result<Request, Fault> {
+fn request(asked: &HealthCheck) -> Result<ProbeRequest, HealthSpecFault> {
     let path = asked.path.as_deref().unwrap_or("/");
     let printable = path.bytes().all(|byte| byte.is_ascii_graphic());
     if !path.starts_with('/') || !printable || path.len() > LONGEST_PATH {
         let right = "begin with / and percent-encode spaces, control and non-ASCII characters, 1024 characters at most";
-        return Err(Fault::new("path", format!("{} is no path", shown(path)), right));
+        return Err(HealthSpecFault::new("path", format!("{} is no path", shown(path)), right));
     }
     let listed = asked.expected_statuses.as_deref().unwrap_or_default();
     if listed.len() > MOST_STATUSES {
         let wrong = format!("{} statuses", listed.len());
-        return Err(Fault::new("expectedStatuses", wrong, "list at most 32"));
+        return Err(HealthSpecFault::new("expectedStatuses", wrong, "list at most 32"));
     }
     let expected = listed
         .iter()
         .map(|status| {
             u16::try_from(*status).ok().filter(|s| (100..600).contains(s)).ok_or_else(|| {
-                Fault::new("expectedStatuses", format!("{status} is no status"), "use 100 to 599")
+                HealthSpecFault::new(
+                    "expectedStatuses",
+                    format!("{status} is no status"),
+                    "use 100 to 599",
+                )
             })
         })
         .collect::<Result<_, _>>()?;
     let server_name = asked.server_name.clone().filter(|name| !name.is_empty());
     if let Some(name) = server_name.as_deref().filter(|name| !is_name(name)) {
         let wrong = format!("{} is no DNS name", shown(name));
-        return Err(Fault::new("serverName", wrong, "use one such as www.example.com"));
+        return Err(HealthSpecFault::new("serverName", wrong, "use one such as www.example.com"));
     }
-    Ok(Request { path: path.to_owned(), expected, server_name })
+    Ok(ProbeRequest { path: path.to_owned(), expected, server_name })
 }
 
 /// Whether the text is a DNS name as in certificates: labels of letters, digits and inner dashes.

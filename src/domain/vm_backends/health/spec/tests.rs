@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::{Check, Probe, Request};
+use super::super::{BackendProbe, CheckSettings, ProbeRequest};
 use super::{LONGEST_PERIOD, LONGEST_TIMEOUT, MOST_IN_A_ROW, check, form};
 use api::LoadBalancerSpec;
 
@@ -22,7 +22,7 @@ fn spec(health_check: &Value) -> LoadBalancerSpec {
     .unwrap()
 }
 
-fn good(health_check: &Value) -> Check {
+fn good(health_check: &Value) -> CheckSettings {
     check(&spec(health_check)).unwrap().unwrap()
 }
 
@@ -67,8 +67,8 @@ fn the_form_is_judged_without_listeners() {
 
 #[test]
 fn zero_and_unset_mean_the_documented_defaults() {
-    let expected = Check {
-        probe: Probe::Tcp,
+    let expected = CheckSettings {
+        probe: BackendProbe::Tcp,
         port: 8080,
         success_threshold: 1,
         failure_threshold: 3,
@@ -99,16 +99,16 @@ fn what_is_set_counts_up_to_its_bound() {
 
 #[test]
 fn http_and_https_take_a_request() {
-    let request = Request { path: "/".into(), expected: vec![], server_name: None };
-    assert_eq!(good(&json!({"port": 443, "protocol": "http"})).probe, Probe::Http(request));
+    let request = ProbeRequest { path: "/".into(), expected: vec![], server_name: None };
+    assert_eq!(good(&json!({"port": 443, "protocol": "http"})).probe, BackendProbe::Http(request));
     let full = good(&json!({"port": 443, "protocol": "https", "path": "/a?b=%20",
         "expectedStatuses": [100, 599], "serverName": "www.example.com", "caBundle": PEM}));
-    let request = Request {
+    let request = ProbeRequest {
         path: "/a?b=%20".into(),
         expected: vec![100, 599],
         server_name: Some("www.example.com".into()),
     };
-    assert_eq!(full.probe, Probe::Https(request, Some(PEM.into())));
+    assert_eq!(full.probe, BackendProbe::Https(request, Some(PEM.into())));
 }
 
 #[test]

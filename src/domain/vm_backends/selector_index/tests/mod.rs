@@ -18,13 +18,13 @@ fn vm(uid: &str) -> Vm {
     Vm { uid: uid.into(), ..Vm::default() }
 }
 
-fn pod(uid: &str, vm: &str) -> Pod {
-    Pod { uid: uid.into(), vm: vm.into(), ..Pod::default() }
+fn pod(uid: &str, vm: &str) -> VmPod {
+    VmPod { uid: uid.into(), vm: vm.into(), ..VmPod::default() }
 }
 
 /// Names of members, each with the UIDs of its pods.
 fn members(index: &LabelIndex, lb: &str) -> Vec<(String, Vec<String>)> {
-    let uids = |pods: &[Pod]| pods.iter().map(|pod| pod.uid.to_string()).collect();
+    let uids = |pods: &[VmPod]| pods.iter().map(|pod| pod.uid.to_string()).collect();
     let mut all: Vec<_> =
         index.members("ns", lb).map(|(name, _, pods)| (name.to_string(), uids(pods))).collect();
     all.sort();

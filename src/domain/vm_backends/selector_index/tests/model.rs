@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::*;
-use crate::vm_backends::vm::Phase;
+use crate::vm_backends::vm::VmPhase;
 
 const NAMESPACES: [&str; 2] = ["a", "b"];
 const KEYS: [&str; 3] = ["app", "tier", "example.org/x"];
@@ -52,12 +52,12 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// VMs of a LoadBalancer, with their pods by UID.
-type Seen = BTreeMap<String, (Vm, Vec<Pod>)>;
+type Seen = BTreeMap<String, (Vm, Vec<VmPod>)>;
 
 #[derive(Clone, Default)]
 struct Model {
     vms: BTreeMap<Key, (Labels, Vm)>,
-    pods: BTreeMap<Key, Pod>,
+    pods: BTreeMap<Key, VmPod>,
     lbs: BTreeMap<Key, Selector>,
 }
 
@@ -74,7 +74,7 @@ impl Model {
             .iter()
             .filter(|((of, _), (labels, _))| *of == namespace && selects(labels))
             .map(|((_, name), (_, vm))| {
-                let mut pods: Vec<Pod> =
+                let mut pods: Vec<VmPod> =
                     self.pods.values().filter(|pod| pod.vm == vm.uid).cloned().collect();
                 pods.sort_by(|a, b| a.uid.cmp(&b.uid));
                 (name.to_string(), (vm.clone(), pods))
@@ -123,7 +123,7 @@ fn carry_out(step: Step, index: &mut LabelIndex, model: &mut Model) -> Vec<LbKey
             match fact {
                 Fact::None => {}
                 Fact::Version => vm.version = "2".into(),
-                Fact::Phase => vm.phase = Phase::Running,
+                Fact::Phase => vm.phase = VmPhase::Running,
             }
             let (namespace, name) = name(at);
             let affected = index.set_vm(namespace, &name, &labels, vm.clone());
@@ -135,7 +135,7 @@ fn carry_out(step: Step, index: &mut LabelIndex, model: &mut Model) -> Vec<LbKey
             index.remove_vm(name(at).0, &name(at).1)
         }
         Step::SetPod(at, run, vm, vm_run, ready) => {
-            let pod = Pod { uid: uid(at, run), vm: uid(vm, vm_run), ready, ..Pod::default() };
+            let pod = VmPod { uid: uid(at, run), vm: uid(vm, vm_run), ready, ..VmPod::default() };
             model.pods.insert(at, pod.clone());
             index.set_pod(name(at).0, &name(at).1, Some(pod))
         }

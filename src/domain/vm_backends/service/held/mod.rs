@@ -12,7 +12,7 @@
 use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Value, json};
 
-use super::{ASKED_ADDRESS, Stored, StoredPort};
+use super::{ASKED_ADDRESS, StoredPort, StoredService};
 use api::DHCP_ADDRESS;
 
 /// Annotation that makes kube-vip ignore the Service.
@@ -29,7 +29,7 @@ const HOLD: TimeDelta = TimeDelta::seconds(2);
 
 /// Next step for a Service that is held back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum HeldServiceStep {
     /// Write the address into the Service's status: this patch does that.
     Unnamed(Value),
     /// Wait for this time.
@@ -39,21 +39,25 @@ pub enum Held {
 }
 
 /// Checks whether a Service is held back. `address` is the one that it asks for.
-pub fn held(stored: &Stored, address: &str, now: DateTime<FixedOffset>) -> Option<Held> {
+pub fn held(
+    stored: &StoredService,
+    address: &str,
+    now: DateTime<FixedOffset>,
+) -> Option<HeldServiceStep> {
     let until = stored.annotations.get(HELD_UNTIL)?;
     if !stored.ingress.is_empty() {
         // An announcer announces it already.
-        return Some(Held::Over(released(stored)));
+        return Some(HeldServiceStep::Over(released(stored)));
     }
     if until.is_empty() {
-        return Some(Held::Unnamed(named(stored, address, now + HOLD)));
+        return Some(HeldServiceStep::Unnamed(named(stored, address, now + HOLD)));
     }
     // Invalid text does not hold it back.
     let left =
         until.parse::<DateTime<FixedOffset>>().map_or(TimeDelta::zero(), |until| until - now);
     // A clock that was set back does not either.
     let is_held = left > TimeDelta::zero() && left <= HOLD;
-    Some(if is_held { Held::For(left) } else { Held::Over(released(stored)) })
+    Some(if is_held { HeldServiceStep::For(left) } else { HeldServiceStep::Over(released(stored)) })
 }
 
 /// Holds a new Service back, unless its user wants kube-vip to ignore it, or kube-vip leases the
@@ -67,7 +71,7 @@ pub fn hold_back(mut service: Value) -> Value {
     service
 }
 
-fn released(stored: &Stored) -> Value {
+fn released(stored: &StoredService) -> Value {
     json!({"metadata": {
         "resourceVersion": stored.version,
         "annotations": {IGNORED: null, HELD_UNTIL: null},
@@ -75,7 +79,7 @@ fn released(stored: &Stored) -> Value {
 }
 
 /// Patch of the subresource status, which accepts annotations in the same write.
-fn named(stored: &Stored, address: &str, until: DateTime<FixedOffset>) -> Value {
+fn named(stored: &StoredService, address: &str, until: DateTime<FixedOffset>) -> Value {
     let port = |port: &StoredPort| json!({"port": port.port, "protocol": port.protocol, "error": NOT_ANNOUNCED});
     let ports: Vec<Value> = stored.ports.iter().map(port).collect();
     json!({

@@ -2,14 +2,14 @@
 
 use super::*;
 
-fn stored(until: Option<&str>) -> Stored {
+fn stored(until: Option<&str>) -> StoredService {
     let held = until.map(|until| (HELD_UNTIL.to_owned(), until.to_owned()));
     let port = StoredPort { port: 443, protocol: "TCP".into(), ..StoredPort::default() };
-    Stored {
+    StoredService {
         version: "7".into(),
         annotations: held.into_iter().collect(),
         ports: vec![port],
-        ..Stored::default()
+        ..StoredService::default()
     }
 }
 
@@ -22,7 +22,7 @@ fn a_service_is_held_from_when_its_status_names_the_address() {
     let now = at("2026-11-25T12:00:00Z");
     let next = |until: Option<&str>| held(&stored(until), "10.0.0.5", now);
     assert_eq!(next(None), None);
-    let Some(Held::Unnamed(patch)) = next(Some("")) else { panic!() };
+    let Some(HeldServiceStep::Unnamed(patch)) = next(Some("")) else { panic!() };
     assert_eq!(patch["metadata"]["resourceVersion"], "7");
     let until = patch["metadata"]["annotations"][HELD_UNTIL].as_str().unwrap();
     assert_eq!(until, "2026-11-25T12:00:02.000Z");
@@ -30,9 +30,9 @@ fn a_service_is_held_from_when_its_status_names_the_address() {
     let port = json!({"port": 443, "protocol": "TCP", "error": NOT_ANNOUNCED});
     assert_eq!(*ingress, json!([{"ip": "10.0.0.5", "ports": [port]}]));
 
-    assert_eq!(next(Some(until)), Some(Held::For(HOLD)));
+    assert_eq!(next(Some(until)), Some(HeldServiceStep::For(HOLD)));
     let later = held(&stored(Some(until)), "10.0.0.5", at("2026-11-25T12:00:01.500Z"));
-    assert_eq!(later, Some(Held::For(TimeDelta::milliseconds(500))));
+    assert_eq!(later, Some(HeldServiceStep::For(TimeDelta::milliseconds(500))));
 }
 
 /// Neither a clock that was set back nor invalid text prevents the announcement of an address.
@@ -40,15 +40,20 @@ fn a_service_is_held_from_when_its_status_names_the_address() {
 fn nothing_holds_a_service_for_ever() {
     let now = at("2026-11-25T12:00:00Z");
     for until in ["2026-11-25T12:00:00Z", "2026-11-25T11:00:00Z", "2026-11-25T13:00:00Z", "soon"] {
-        let Some(Held::Over(patch)) = held(&stored(Some(until)), "10.0.0.5", now) else { panic!() };
+        let Some(HeldServiceStep::Over(patch)) = held(&stored(Some(until)), "10.0.0.5", now) else {
+            panic!()
+        };
         let both = json!({IGNORED: null, HELD_UNTIL: null});
         let expected = json!({"metadata": {"resourceVersion": "7", "annotations": both}});
         assert_eq!(patch, expected, "{until}");
     }
     // The status that another announcer has written stays.
     for until in ["", "2026-11-25T12:00:01Z"] {
-        let announced = Stored { ingress: vec!["10.0.0.9".into()], ..stored(Some(until)) };
-        assert!(matches!(held(&announced, "10.0.0.5", now), Some(Held::Over(_))), "{until}");
+        let announced = StoredService { ingress: vec!["10.0.0.9".into()], ..stored(Some(until)) };
+        assert!(
+            matches!(held(&announced, "10.0.0.5", now), Some(HeldServiceStep::Over(_))),
+            "{until}"
+        );
     }
 }
 

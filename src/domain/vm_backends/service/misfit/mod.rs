@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use super::super::endpoints::Endpoint;
-use super::Stored;
+use super::super::endpoints::VmEndpoint;
+use super::StoredService;
 
 /// Setting that does not have its documented effect, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Misfit {
+pub enum SettingMisfit {
     /// `externalTrafficPolicy` is Local, and the node that announces has no VM: the address is not
     /// announced.
     NoLocalBackend(String),
@@ -17,21 +17,21 @@ pub enum Misfit {
 }
 
 /// Finds such a setting. `endpoints`: the VMs behind the Service.
-pub fn misfit(stored: &Stored, endpoints: &[Endpoint]) -> Option<Misfit> {
+pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<SettingMisfit> {
     let bypassed = stored.source_range.is_some();
     no_local_backend(stored, endpoints)
-        .map(Misfit::NoLocalBackend)
-        .or_else(|| bypassed.then(|| Misfit::SourceRanges(source_ranges(stored))))
+        .map(SettingMisfit::NoLocalBackend)
+        .or_else(|| bypassed.then(|| SettingMisfit::SourceRanges(source_ranges(stored))))
 }
 
 /// Text for an address that is not announced. kube-vip 1.2 withdraws such an address if no VM on
 /// the leader's own node serves (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go), and leaves
 /// status and annotation of the Service unchanged.
-fn no_local_backend(stored: &Stored, endpoints: &[Endpoint]) -> Option<String> {
+fn no_local_backend(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<String> {
     let node = stored.announcing_node();
     // An announcer other than kube-vip may announce it.
     let is_known = node.is_some() || stored.ingress.is_empty();
-    let is_local = |endpoint: &Endpoint| Some(&*endpoint.node) == node && endpoint.serving;
+    let is_local = |endpoint: &VmEndpoint| Some(&*endpoint.node) == node && endpoint.serving;
     if stored.policy != "Local" || !is_known || endpoints.iter().any(is_local) {
         return None;
     }
@@ -47,7 +47,7 @@ fn no_local_backend(stored: &Stored, endpoints: &[Endpoint]) -> Option<String> {
     ))
 }
 
-fn source_ranges(stored: &Stored) -> String {
+fn source_ranges(stored: &StoredService) -> String {
     let ports: Vec<String> =
         stored.ports.iter().map(|port| format!("{} {}", port.protocol, port.port)).collect();
     format!(

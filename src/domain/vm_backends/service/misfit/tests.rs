@@ -5,33 +5,33 @@ use std::collections::BTreeMap;
 use super::super::{ANNOUNCING_NODE, StoredPort};
 use super::*;
 use crate::vm_backends::endpoint_slices;
-use crate::vm_backends::endpoints::Family;
+use crate::vm_backends::endpoints::AddressFamily;
 
-fn service(policy: &str, node: Option<&str>, is_announced: bool) -> Stored {
+fn service(policy: &str, node: Option<&str>, is_announced: bool) -> StoredService {
     let annotation = |name: &str| (ANNOUNCING_NODE.to_owned(), name.to_owned());
-    Stored {
+    StoredService {
         policy: policy.into(),
         annotations: node.map(annotation).into_iter().collect::<BTreeMap<_, _>>(),
         ingress: if is_announced { vec!["10.1.0.5".into()] } else { Vec::new() },
         ports: vec![StoredPort { port: 443, protocol: "TCP".into(), ..StoredPort::default() }],
-        ..Stored::default()
+        ..StoredService::default()
     }
 }
 
-fn vm(node: &str, serving: bool, terminating: bool) -> Endpoint {
-    Endpoint {
+fn vm(node: &str, serving: bool, terminating: bool) -> VmEndpoint {
+    VmEndpoint {
         node: node.into(),
         serving,
         terminating,
-        ..endpoint_slices::sink("a", Family::V4, None)
+        ..endpoint_slices::sink("a", AddressFamily::V4, None)
     }
 }
 
 #[test]
 fn with_policy_local_the_announcing_node_must_run_a_vm_that_serves() {
     let elsewhere = [vm("n2", true, false), vm("n3", true, false), vm("n4", false, false)];
-    let of = |stored: &Stored, endpoints: &[Endpoint]| match misfit(stored, endpoints) {
-        Some(Misfit::NoLocalBackend(why)) => Some(why),
+    let of = |stored: &StoredService, endpoints: &[VmEndpoint]| match misfit(stored, endpoints) {
+        Some(SettingMisfit::NoLocalBackend(why)) => Some(why),
         None => None,
         other => panic!("{other:?}"),
     };
@@ -54,14 +54,14 @@ fn with_policy_local_the_announcing_node_must_run_a_vm_that_serves() {
 
 #[test]
 fn of_source_ranges_it_is_said_which_ports_they_do_not_close() {
-    let with = |policy: &str| Stored {
+    let with = |policy: &str| StoredService {
         source_range: Some("10.0.0.0/8".into()),
         ..service(policy, Some("n1"), true)
     };
     let here = [vm("n1", true, false)];
-    let Some(Misfit::SourceRanges(why)) = misfit(&with("Cluster"), &here) else { panic!() };
+    let Some(SettingMisfit::SourceRanges(why)) = misfit(&with("Cluster"), &here) else { panic!() };
     assert!(why.contains("what the announcing node itself serves on TCP 443:"), "{why}");
     // The misfit that blocks all clients comes first.
-    assert!(matches!(misfit(&with("Local"), &[]), Some(Misfit::NoLocalBackend(_))));
+    assert!(matches!(misfit(&with("Local"), &[]), Some(SettingMisfit::NoLocalBackend(_))));
     assert_eq!(misfit(&service("Cluster", Some("n1"), true), &here), None);
 }

@@ -37,7 +37,7 @@ const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 
 /// Settings that are carried from one Service to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Carried {
+pub struct CarriedSettings {
     /// JSON of a Service with the settings.
     pub text: String,
     /// Whether annotations are included: they are left out if they are too long.
@@ -45,7 +45,7 @@ pub struct Carried {
 }
 
 /// Reads the settings of a stored Service.
-pub fn of(service: &Value) -> Carried {
+pub fn of(service: &Value) -> CarriedSettings {
     let metadata = &service["metadata"];
     let mut annotations = object(&metadata["annotations"]);
     // Hints that come from a network are removed with it.
@@ -73,7 +73,7 @@ pub fn of(service: &Value) -> Carried {
     };
     let text = with(annotations);
     let is_whole = text.len() <= LONGEST;
-    Carried { text: if is_whole { text } else { with(Map::new()) }, is_whole }
+    CarriedSettings { text: if is_whole { text } else { with(Map::new()) }, is_whole }
 }
 
 /// Adds the settings of an earlier Service to a new one. Invalid text changes nothing.

@@ -3,26 +3,33 @@
 use k8s_openapi::api::core::v1::Service;
 
 use super::super::stored::read_service;
-use super::super::{Identity, Plan, Wanted, plan};
+use super::super::{LbIdentity, ServicePlan, WantedService, plan};
 use super::*;
 use crate::network::host_links::NetworkReach;
-use crate::vm_backends::listeners::Listener;
+use crate::vm_backends::listeners::ListenerPort;
 
-const LB: Identity<'_> = Identity { namespace: "apps", name: "web", uid: "lb-1" };
+const LB: LbIdentity<'_> = LbIdentity { namespace: "apps", name: "web", uid: "lb-1" };
 
-fn listeners() -> [Listener; 2] {
+fn listeners() -> [ListenerPort; 2] {
     [("http", "TCP", 80, 8080), ("dns", "UDP", 53, 53)].map(|(name, protocol, port, target)| {
-        Listener { name: name.into(), protocol: protocol.into(), port, backend_port: target }
+        ListenerPort { name: name.into(), protocol: protocol.into(), port, backend_port: target }
     })
 }
 
-fn wanted<'a>(address: &str, listeners: &'a [Listener]) -> Wanted<'a> {
+fn wanted<'a>(address: &str, listeners: &'a [ListenerPort]) -> WantedService<'a> {
     let address = address.parse().ok();
-    Wanted { lb: LB, address, listeners, network: "", attachment: None, link: NetworkReach::Ready }
+    WantedService {
+        lb: LB,
+        address,
+        listeners,
+        network: "",
+        attachment: None,
+        link: NetworkReach::Ready,
+    }
 }
 
-fn fresh(wanted: &Wanted<'_>) -> Value {
-    let Plan::Create(service) = plan(None, wanted) else { panic!("there is none") };
+fn fresh(wanted: &WantedService<'_>) -> Value {
+    let ServicePlan::Create(service) = plan(None, wanted) else { panic!("there is none") };
     service
 }
 
@@ -62,7 +69,7 @@ fn allotted() -> Value {
     })
 }
 
-fn stored(wanted: &Wanted<'_>) -> Value {
+fn stored(wanted: &WantedService<'_>) -> Value {
     let mut service = fresh(wanted);
     json_patch::merge(&mut service, &set());
     json_patch::merge(&mut service, &allotted());
@@ -89,7 +96,7 @@ fn the_next_service_has_what_users_set_and_what_the_server_allotted_and_nothing_
     let read = |service: &Value| {
         read_service(&serde_json::from_value::<Service>(service.clone()).unwrap())
     };
-    assert_eq!(plan(Some(&read(&made)), &next), Plan::Keep);
+    assert_eq!(plan(Some(&read(&made)), &next), ServicePlan::Keep);
     // Values that another Service has by now are not requested again.
     let anew = without_allotted(made);
     for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {
@@ -102,7 +109,7 @@ fn the_next_service_has_what_users_set_and_what_the_server_allotted_and_nothing_
 #[test]
 fn ports_that_are_no_more_and_addresses_of_the_other_family_are_left_behind() {
     let before = listeners();
-    let after = [before[1].clone(), Listener { port: 443, ..before[0].clone() }];
+    let after = [before[1].clone(), ListenerPort { port: 443, ..before[0].clone() }];
     let next = wanted("fd00::101", &after);
     let made = applied(fresh(&next), &of(&stored(&wanted("10.0.0.100", &before))).text);
     assert_eq!(made["spec"]["ports"], fresh(&next)["spec"]["ports"]);
@@ -118,7 +125,7 @@ fn hints_are_carried_where_they_are_a_users() {
     let listeners = listeners();
     let attachment = super::super::NetworkAttachment { bridge: "mgmt-br".into(), vlan: 0 };
     let plain = wanted("10.0.0.100", &listeners);
-    let on = Wanted { network: "apps/mgmt", attachment: Some(&attachment), ..plain.clone() };
+    let on = WantedService { network: "apps/mgmt", attachment: Some(&attachment), ..plain.clone() };
     let hint = |service: &Value, key: &str| service["metadata"]["annotations"].get(key).cloned();
     let off = applied(fresh(&plain), &of(&stored(&on)).text);
     assert_eq!(hint(&off, ASKED_INTERFACE), None);
@@ -136,7 +143,7 @@ fn settings_that_are_too_long_are_carried_without_annotations_and_nonsense_chang
     let wanted = wanted("10.0.0.100", &listeners);
     let mut long = stored(&wanted);
     long["metadata"]["annotations"]["note"] = json!("x".repeat(200_000));
-    let Carried { text, is_whole } = of(&long);
+    let CarriedSettings { text, is_whole } = of(&long);
     assert!(text.len() < 2_000 && !is_whole, "{}", text.len());
     assert!(of(&stored(&wanted)).is_whole);
     let made = applied(fresh(&wanted), &text);

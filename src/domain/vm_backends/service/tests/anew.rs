@@ -10,15 +10,15 @@ fn a_service_that_asks_for_another_address_goes_first() {
     for stored in [announced(service.clone(), "10.0.0.100"), service.clone()] {
         for address in ["10.0.0.101", ""] {
             let plan = plan(Some(&read(&stored)), &wanted(address, &listeners));
-            assert_eq!(plan, Plan::Replace, "{address:?}");
+            assert_eq!(plan, ServicePlan::Replace, "{address:?}");
         }
     }
     // Edited by hand: kube-vip has withdrawn the address by now.
     for (annotation, field, expected) in [
-        (json!("10.0.0.101"), "10.0.0.100", Plan::Replace),
-        (json!("10.0.0.100,10.0.0.101"), "10.0.0.100", Plan::Replace),
-        (json!("web.example.com"), "10.0.0.100", Plan::Replace),
-        (Value::Null, "10.0.0.101", Plan::Replace),
+        (json!("10.0.0.101"), "10.0.0.100", ServicePlan::Replace),
+        (json!("10.0.0.100,10.0.0.101"), "10.0.0.100", ServicePlan::Replace),
+        (json!("web.example.com"), "10.0.0.100", ServicePlan::Replace),
+        (Value::Null, "10.0.0.101", ServicePlan::Replace),
     ] {
         let mut edited = service.clone();
         let annotations = json!({"metadata": {"annotations": {ASKED_ADDRESS: annotation}}});
@@ -31,12 +31,12 @@ fn a_service_that_asks_for_another_address_goes_first() {
     let mut adopted = service.clone();
     adopted["metadata"]["annotations"] = Value::Null;
     let change = plan(Some(&read(&adopted)), &wanted_100);
-    assert!(matches!(change, Plan::Change(_)), "{change:?}");
+    assert!(matches!(change, ServicePlan::Change(_)), "{change:?}");
     let six = made(&wanted("fd00::100", &listeners));
     let mut spelled = six.clone();
     spelled["metadata"]["annotations"][ASKED_ADDRESS] = json!("fd00:0:0::0100");
     let change = plan(Some(&read(&spelled)), &wanted("fd00::100", &listeners));
-    assert!(matches!(change, Plan::Change(_)), "{change:?}");
+    assert!(matches!(change, ServicePlan::Change(_)), "{change:?}");
 }
 
 /// kube-vip 1.2 withdraws the address for good. Without the annotation, the policy at creation is
@@ -46,12 +46,12 @@ fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     let listeners = listeners();
     let wanted = wanted("10.0.0.100", &listeners);
     for (made_with, policy, expected) in [
-        (json!("Cluster"), json!("Cluster"), Plan::Keep),
-        (json!("Cluster"), Value::Null, Plan::Keep),
-        (json!("Cluster"), json!("Local"), Plan::Replace),
-        (json!("Local"), json!("Local"), Plan::Keep),
-        (json!("Local"), json!("Cluster"), Plan::Replace),
-        (json!("Local"), Value::Null, Plan::Replace),
+        (json!("Cluster"), json!("Cluster"), ServicePlan::Keep),
+        (json!("Cluster"), Value::Null, ServicePlan::Keep),
+        (json!("Cluster"), json!("Local"), ServicePlan::Replace),
+        (json!("Local"), json!("Local"), ServicePlan::Keep),
+        (json!("Local"), json!("Cluster"), ServicePlan::Replace),
+        (json!("Local"), Value::Null, ServicePlan::Replace),
     ] {
         let mut service = made(&wanted);
         service["metadata"]["annotations"][MADE_WITH_POLICY] = made_with;
@@ -71,22 +71,22 @@ fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
 fn a_service_that_loses_a_port_is_made_anew_and_one_that_gets_another_is_not() {
     let both = listeners();
     let service = made(&wanted("10.0.0.100", &both));
-    let moved = [both[0].clone(), Listener { port: 54, ..both[1].clone() }];
+    let moved = [both[0].clone(), ListenerPort { port: 54, ..both[1].clone() }];
     for after in [&both[..1], &both[1..], &moved[..]] {
         let plan = plan(Some(&read(&service)), &wanted("10.0.0.100", after));
-        assert_eq!(plan, Plan::Replace, "{after:?}");
+        assert_eq!(plan, ServicePlan::Replace, "{after:?}");
     }
     let three = [both[0].clone(), both[1].clone(), listener("https", "TCP", 443, 8443)];
     let reversed = [both[1].clone(), both[0].clone()];
     for after in [&three[..], &reversed[..]] {
         let plan = plan(Some(&read(&service)), &wanted("10.0.0.100", after));
-        assert!(matches!(plan, Plan::Change(_)), "{after:?}: {plan:?}");
+        assert!(matches!(plan, ServicePlan::Change(_)), "{after:?}: {plan:?}");
     }
     let mut by_hand = service.clone();
     let ssh = json!({"name": "ssh", "protocol": "TCP", "port": 22, "targetPort": 22});
     by_hand["spec"]["ports"].as_array_mut().unwrap().push(ssh);
     let change = plan(Some(&read(&by_hand)), &wanted("10.0.0.100", &both));
-    assert!(matches!(change, Plan::Change(_)), "{change:?}");
+    assert!(matches!(change, ServicePlan::Change(_)), "{change:?}");
     // Without the annotation, the ports at creation are assumed to be the present ones.
     let mut silent = service;
     silent["metadata"]["annotations"].as_object_mut().unwrap().remove(MADE_WITH_PORTS);

@@ -25,14 +25,14 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
     let network = |name| (ANNOTATION_NETWORK, name);
     let by_interface = texts(&[(ASKED_INTERFACE, "mgmt-br"), network("apps/mgmt")]);
     let (mgmt, vlan7) = (on("apps/mgmt", &untagged, &plain), on("apps/vlan7", &tagged, &plain));
-    let unknown = Wanted { network: "apps/vlan7", ..plain.clone() };
+    let unknown = WantedService { network: "apps/vlan7", ..plain.clone() };
     assert_eq!(annotations(&made(&mgmt)), by_interface);
     assert_eq!(annotations(&made(&vlan7)), texts(&[]), "nodes have no link for a VLAN");
     assert_eq!(annotations(&made(&unknown)), texts(&[]), "not known how it is reached");
     assert_eq!(annotations(&made(&on("", &tagged, &plain))), texts(&[]), "no network is named");
     for (before, after, expected) in [
         // Set as soon as the network is known.
-        (&Wanted { network: "apps/mgmt", ..plain.clone() }, &mgmt, &by_interface),
+        (&WantedService { network: "apps/mgmt", ..plain.clone() }, &mgmt, &by_interface),
         (&plain, &mgmt, &by_interface),
         // Another network: the former hints are removed.
         (&mgmt, &vlan7, &texts(&[])),
@@ -50,7 +50,7 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
     }
     // The bridge or VLAN has changed, or is unknown for a while: the hints stay.
     let moved = on("apps/mgmt", &tagged, &plain);
-    let unknown = Wanted { network: "apps/mgmt", ..plain.clone() };
+    let unknown = WantedService { network: "apps/mgmt", ..plain.clone() };
     for wanted in [&moved, &unknown] {
         assert!(!repaired(&made(&mgmt), wanted).1);
     }
@@ -67,7 +67,7 @@ fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced()
     service["metadata"]["annotations"][ASKED_VLAN] = json!("prod-br.7");
     service["metadata"]["annotations"][ANNOTATION_NETWORK] = json!("apps/vlan7");
     for stored in [service.clone(), announced(service, "10.0.0.100")] {
-        for wanted in [&vlan7, &plain, &Wanted { network: "apps/vlan7", ..plain.clone() }] {
+        for wanted in [&vlan7, &plain, &WantedService { network: "apps/vlan7", ..plain.clone() }] {
             let (changed, wrote) = repaired(&stored, wanted);
             assert_eq!((annotations(&changed), wrote), (texts(&[]), true), "{wanted:?}");
             assert!(!repaired(&changed, wanted).1, "written once");
@@ -82,18 +82,19 @@ fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
     let plain = wanted("10.0.0.100", &listeners);
     let tagged = NetworkAttachment { bridge: "prod-br".into(), vlan: 7 };
     let without = on("apps/vlan7", &tagged, &plain);
-    let with = Wanted { link: NetworkReach::Ready, ..without.clone() };
-    let missing = Wanted { link: NetworkReach::Missing(vec!["n2".into()]), ..without.clone() };
+    let with = WantedService { link: NetworkReach::Ready, ..without.clone() };
+    let missing =
+        WantedService { link: NetworkReach::Missing(vec!["n2".into()]), ..without.clone() };
     let hinted = texts(&[(ASKED_INTERFACE, "prod-br.7"), (ANNOTATION_NETWORK, "apps/vlan7")]);
     assert_eq!(annotations(&made(&with)), hinted);
     assert_eq!(annotations(&made(&missing)), texts(&[]));
     // kube-vip reads the interface once.
     let service = made(&without);
-    assert_eq!(plan(Some(&read(&service)), &with), Plan::Replace);
+    assert_eq!(plan(Some(&read(&service)), &with), ServicePlan::Replace);
     assert_eq!(annotations(&repaired(&service, &with).0), hinted);
-    assert_eq!(plan(Some(&read(&announced(service, "10.0.0.100"))), &with), Plan::Keep);
+    assert_eq!(plan(Some(&read(&announced(service, "10.0.0.100"))), &with), ServicePlan::Keep);
     // A link that is lost for a while changes nothing.
-    assert_eq!(plan(Some(&read(&made(&with))), &missing), Plan::Keep);
+    assert_eq!(plan(Some(&read(&made(&with))), &missing), ServicePlan::Keep);
 }
 
 #[test]
@@ -102,13 +103,15 @@ fn the_default_interface_is_explained_where_nodes_have_no_link() {
     let plain = wanted("10.0.0.100", &listeners);
     let of = |vlan| NetworkAttachment { bridge: "prod-br".into(), vlan };
     let (tagged, untagged) = (of(7), of(0));
-    let said = |wanted: &Wanted<'_>, service: Option<&Value>| {
+    let said = |wanted: &WantedService<'_>, service: Option<&Value>| {
         wanted.on_default_interface(service.map(read).as_ref()).unwrap_or_default()
     };
     let without = on("apps/vlan7", &tagged, &plain);
-    let with = Wanted { link: NetworkReach::Ready, ..without.clone() };
-    let missing =
-        Wanted { link: NetworkReach::Missing(vec!["n2".into(), "n3".into()]), ..without.clone() };
+    let with = WantedService { link: NetworkReach::Ready, ..without.clone() };
+    let missing = WantedService {
+        link: NetworkReach::Missing(vec!["n2".into(), "n3".into()]),
+        ..without.clone()
+    };
     let flat = on("apps/flat", &untagged, &plain);
     for (wanted, service, expected) in [
         (&plain, None, ""),
@@ -131,7 +134,7 @@ fn the_default_interface_is_explained_where_nodes_have_no_link() {
             "it was announced before nodes had the link prod-br.7: delete the Service to announce it there",
         ),
         (
-            &Wanted { network: "apps/x", ..plain.clone() },
+            &WantedService { network: "apps/x", ..plain.clone() },
             None,
             "nodes have no bridge for network apps/x",
         ),

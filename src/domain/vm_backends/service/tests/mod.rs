@@ -11,19 +11,19 @@ use super::stored::read_service;
 use super::*;
 use crate::network::host_links::HostLinks;
 
-const LB: Identity<'_> = Identity { namespace: "apps", name: "web", uid: "lb-1" };
+const LB: LbIdentity<'_> = LbIdentity { namespace: "apps", name: "web", uid: "lb-1" };
 
-fn listener(name: &str, protocol: &str, port: u16, backend_port: u16) -> Listener {
-    Listener { name: name.into(), protocol: protocol.into(), port, backend_port }
+fn listener(name: &str, protocol: &str, port: u16, backend_port: u16) -> ListenerPort {
+    ListenerPort { name: name.into(), protocol: protocol.into(), port, backend_port }
 }
 
-fn listeners() -> [Listener; 2] {
+fn listeners() -> [ListenerPort; 2] {
     [listener("http", "TCP", 80, 8080), listener("dns", "UDP", 53, 53)]
 }
 
-fn wanted<'a>(address: &str, listeners: &'a [Listener]) -> Wanted<'a> {
+fn wanted<'a>(address: &str, listeners: &'a [ListenerPort]) -> WantedService<'a> {
     let address = address.parse().ok();
-    Wanted {
+    WantedService {
         lb: LB,
         address,
         listeners,
@@ -34,12 +34,16 @@ fn wanted<'a>(address: &str, listeners: &'a [Listener]) -> Wanted<'a> {
 }
 
 /// Nodes have a bridge for each cluster network, and no link for a VLAN.
-fn on<'a>(network: &'a str, attachment: &'a NetworkAttachment, wanted: &Wanted<'a>) -> Wanted<'a> {
+fn on<'a>(
+    network: &'a str,
+    attachment: &'a NetworkAttachment,
+    wanted: &WantedService<'a>,
+) -> WantedService<'a> {
     let link = HostLinks::default().link(attachment);
-    Wanted { network, attachment: Some(attachment), link, ..wanted.clone() }
+    WantedService { network, attachment: Some(attachment), link, ..wanted.clone() }
 }
 
-fn read(service: &Value) -> Stored {
+fn read(service: &Value) -> StoredService {
     read_service(&serde_json::from_value::<Service>(service.clone()).unwrap())
 }
 
@@ -69,8 +73,8 @@ fn accepted(service: Value) -> Value {
     service
 }
 
-fn made(wanted: &Wanted<'_>) -> Value {
-    let Plan::Create(service) = plan(None, wanted) else { panic!("there is none") };
+fn made(wanted: &WantedService<'_>) -> Value {
+    let ServicePlan::Create(service) = plan(None, wanted) else { panic!("there is none") };
     accepted(service)
 }
 
@@ -80,14 +84,14 @@ fn announced(mut service: Value, ip: &str) -> Value {
 }
 
 /// The Service after one plan, and whether that wrote.
-fn repaired(service: &Value, wanted: &Wanted<'_>) -> (Value, bool) {
+fn repaired(service: &Value, wanted: &WantedService<'_>) -> (Value, bool) {
     match plan(Some(&read(service)), wanted) {
-        Plan::Keep => (service.clone(), false),
-        Plan::Replace => {
-            let Plan::Create(next) = plan(None, wanted) else { panic!("there is none") };
+        ServicePlan::Keep => (service.clone(), false),
+        ServicePlan::Replace => {
+            let ServicePlan::Create(next) = plan(None, wanted) else { panic!("there is none") };
             (defaulted(settings::applied(next, &settings::of(service).text)), true)
         }
-        Plan::Change(patch) => {
+        ServicePlan::Change(patch) => {
             assert_eq!(patch["metadata"]["resourceVersion"], "7", "every write is a swap");
             let mut service = service.clone();
             json_patch::merge(&mut service, &patch);
@@ -123,7 +127,7 @@ fn a_service_says_who_asks_for_which_address_and_selects_nothing() {
             ],
         },
     });
-    assert_eq!(plan(None, &wanted("10.0.0.100", &listeners)), Plan::Create(expected));
+    assert_eq!(plan(None, &wanted("10.0.0.100", &listeners)), ServicePlan::Create(expected));
 }
 
 #[test]
@@ -145,10 +149,10 @@ fn what_was_created_needs_no_further_write() {
         assert_eq!(service["spec"]["loadBalancerIP"], asked);
         assert_eq!(service["spec"]["ipFamilies"], json!([family]));
         for service in [announced(service.clone(), "10.0.0.100"), service] {
-            assert_eq!(plan(Some(&read(&service)), &wanted), Plan::Keep, "{address:?}");
+            assert_eq!(plan(Some(&read(&service)), &wanted), ServicePlan::Keep, "{address:?}");
         }
         let wanted = on("apps/vlan7", &vlan, &wanted);
-        assert_eq!(plan(Some(&read(&made(&wanted))), &wanted), Plan::Keep, "{address:?}");
+        assert_eq!(plan(Some(&read(&made(&wanted))), &wanted), ServicePlan::Keep, "{address:?}");
     }
 }
 
@@ -225,7 +229,7 @@ fn a_repair_says_no_more_than_it_must() {
     ] {
         let mut service = made(&wanted);
         json_patch::merge(&mut service, &edit);
-        assert_eq!(plan(Some(&read(&service)), &wanted), Plan::Change(expected), "{edit}");
+        assert_eq!(plan(Some(&read(&service)), &wanted), ServicePlan::Change(expected), "{edit}");
     }
 }
 
@@ -260,7 +264,7 @@ fn what_others_added_is_left_alone() {
     service["metadata"]["ownerReferences"].as_array_mut().unwrap().insert(0, second);
     service["spec"]["ports"][0]["nodePort"] = json!(31_000);
     service["spec"]["ports"][0]["appProtocol"] = json!("http");
-    assert_eq!(plan(Some(&read(&service)), &wanted), Plan::Keep);
+    assert_eq!(plan(Some(&read(&service)), &wanted), ServicePlan::Keep);
     let edit = json!({"metadata": {"labels": {LABEL_SERVICE_LB: null}, "annotations":
         {ASKED_ADDRESS: null}}, "spec": {"selector": {"app": "web"}, "loadBalancerIP": ""}});
     let mut edited = service.clone();
@@ -291,11 +295,11 @@ fn a_change_of_listeners_keeps_node_ports_of_those_that_stay() {
 /// No Service may lead an address here before it is allocated to another LoadBalancer.
 #[test]
 fn an_address_leads_here_while_it_is_announced_or_asked_for_however_it_is_spelled() {
-    let service = |annotation: &str, field: &str, ingress: &[&str]| Stored {
+    let service = |annotation: &str, field: &str, ingress: &[&str]| StoredService {
         annotations: BTreeMap::from([(ASKED_ADDRESS.to_owned(), annotation.to_owned())]),
         load_balancer_ip: field.to_owned(),
         ingress: ingress.iter().map(|ip| (*ip).to_owned()).collect(),
-        ..Stored::default()
+        ..StoredService::default()
     };
     for (stored, expected) in [
         (service("10.0.0.100", "", &[]), [true, false]),
@@ -303,7 +307,7 @@ fn an_address_leads_here_while_it_is_announced_or_asked_for_however_it_is_spelle
         (service("", "10.0.0.100", &[]), [true, false]),
         (service("10.0.0.1", "10.0.0.1", &["10.0.0.100", "fd00::100"]), [true, true]),
         (service("nonsense", "10.0.0.10", &["10.0.0.1000"]), [false, false]),
-        (Stored::default(), [false, false]),
+        (StoredService::default(), [false, false]),
     ] {
         let asks = ["10.0.0.100", "fd00::100"].map(|ip| stored.asks_for(ip.parse().unwrap()));
         assert_eq!(asks, expected, "{stored:?}");
@@ -329,7 +333,7 @@ fn anothers_service_is_left_alone_and_it_is_said_whose_it_is() {
         // Whatever other faults the Service has.
         service["spec"]["ipFamilies"] = json!(["IPv6"]);
         service["spec"]["selector"] = json!({"app": "web"});
-        let foreign = Plan::Foreign(whose.to_owned());
+        let foreign = ServicePlan::Foreign(whose.to_owned());
         assert_eq!(plan(Some(&read(&service)), &wanted), foreign);
         service["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         assert_eq!(plan(Some(&read(&service)), &wanted), foreign);
@@ -342,12 +346,12 @@ fn one_on_its_way_out_is_waited_for_and_one_of_the_other_family_goes_first() {
     let (v4, v6) = (wanted("10.0.0.100", &listeners), wanted("fd00::100", &listeners));
     for (stored, wanted) in [(&v4, &v6), (&v6, &v4)] {
         let mut service = made(stored);
-        assert_eq!(plan(Some(&read(&service)), wanted), Plan::Replace);
+        assert_eq!(plan(Some(&read(&service)), wanted), ServicePlan::Replace);
         service["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-        assert_eq!(plan(Some(&read(&service)), wanted), Plan::Leaving);
-        assert_eq!(plan(Some(&read(&service)), stored), Plan::Leaving);
+        assert_eq!(plan(Some(&read(&service)), wanted), ServicePlan::Leaving);
+        assert_eq!(plan(Some(&read(&service)), stored), ServicePlan::Leaving);
     }
-    assert_eq!(plan(Some(&read(&made(&v6))), &wanted("", &listeners)), Plan::Replace);
+    assert_eq!(plan(Some(&read(&made(&v6))), &wanted("", &listeners)), ServicePlan::Replace);
 }
 
 proptest! {
@@ -377,7 +381,7 @@ proptest! {
             wanted = on("apps/net", &attachment, &wanted);
         }
         let (after, _) = repaired(&service, &wanted);
-        prop_assert_eq!(plan(Some(&read(&after)), &wanted), Plan::Keep);
+        prop_assert_eq!(plan(Some(&read(&after)), &wanted), ServicePlan::Keep);
         prop_assert_eq!(&after["spec"]["type"], "LoadBalancer");
         prop_assert_eq!(after["spec"].get("selector"), None);
         prop_assert_eq!(read(&after).load_balancer_ip, wanted.asked());

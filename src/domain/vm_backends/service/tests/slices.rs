@@ -3,16 +3,16 @@
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use super::*;
-use crate::vm_backends::endpoint_slices::{self, Port};
-use crate::vm_backends::endpoints::Endpoint;
+use crate::vm_backends::endpoint_slices::{self, EndpointPort};
+use crate::vm_backends::endpoints::VmEndpoint;
 use api::LABEL_SERVICE_NAME;
 
 fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn endpoints() -> Vec<Endpoint> {
-    let vm = Endpoint {
+fn endpoints() -> Vec<VmEndpoint> {
+    let vm = VmEndpoint {
         address: address("10.0.0.5"),
         name: "vm-1".into(),
         uid: "uid-1".into(),
@@ -20,14 +20,14 @@ fn endpoints() -> Vec<Endpoint> {
         serving: true,
         terminating: false,
     };
-    let draining = Endpoint {
+    let draining = VmEndpoint {
         address: address("10.0.0.6"),
         name: "vm-2".into(),
         uid: "uid-2".into(),
         terminating: true,
         ..vm.clone()
     };
-    let failing = Endpoint {
+    let failing = VmEndpoint {
         address: address("10.0.0.7"),
         name: "vm-3".into(),
         uid: "uid-3".into(),
@@ -38,18 +38,18 @@ fn endpoints() -> Vec<Endpoint> {
     vec![vm, draining, failing]
 }
 
-fn slice_ports() -> Vec<Port> {
-    vec![Port { name: "http".into(), protocol: "TCP".into(), port: 8080 }]
+fn slice_ports() -> Vec<EndpointPort> {
+    vec![EndpointPort { name: "http".into(), protocol: "TCP".into(), port: 8080 }]
 }
 
 #[test]
 fn a_slice_says_who_its_endpoints_are_and_how() {
-    let sink = endpoint_slices::sink("web", Family::V4, None);
-    let all: Vec<Endpoint> = endpoints().into_iter().chain([sink]).collect();
+    let sink = endpoint_slices::sink("web", AddressFamily::V4, None);
+    let all: Vec<VmEndpoint> = endpoints().into_iter().chain([sink]).collect();
     let slice = endpoint_slices::create(
         LB,
         "web.ipv4-2",
-        Family::V4,
+        AddressFamily::V4,
         &slice_ports(),
         &all,
         "2026-01-01T00:00:00Z",
@@ -90,7 +90,7 @@ fn a_slice_says_who_its_endpoints_are_and_how() {
     assert_eq!(slice, expected);
 }
 
-fn read_slice(slice: &Value) -> (String, String, endpoint_slices::Slice) {
+fn read_slice(slice: &Value) -> (String, String, endpoint_slices::StoredSlice) {
     let slice = serde_json::from_value::<EndpointSlice>(slice.clone()).unwrap();
     stored::read_slice(&slice).unwrap()
 }
@@ -98,14 +98,14 @@ fn read_slice(slice: &Value) -> (String, String, endpoint_slices::Slice) {
 /// A written slice is read back as it was planned, or it would be written again for ever.
 #[test]
 fn a_slice_is_read_back_as_it_was_meant() {
-    for family in [Family::V4, Family::V6] {
+    for family in [AddressFamily::V4, AddressFamily::V6] {
         for endpoints in [endpoints(), vec![endpoint_slices::sink("web", family, None)]] {
             let slice =
                 endpoint_slices::create(LB, "web", family, &slice_ports(), &endpoints, "then");
             let mut slice = serde_json::to_value(slice).unwrap();
             slice["metadata"]["resourceVersion"] = json!("9");
             let (key, owner, read) = read_slice(&slice);
-            let expected = endpoint_slices::Slice {
+            let expected = endpoint_slices::StoredSlice {
                 name: "web".into(),
                 version: "9".into(),
                 family: Some(family),
@@ -142,7 +142,7 @@ fn a_patch_makes_a_go_controllers_slice_sound() {
     });
     let before = read_slice(&stored).2;
     assert!(!before.sound && before.endpoints.len() == 2);
-    assert!(before.endpoints.iter().all(Endpoint::ready), "what was ready stays so meanwhile");
+    assert!(before.endpoints.iter().all(VmEndpoint::ready), "what was ready stays so meanwhile");
     let endpoints = endpoints();
     let patch = endpoint_slices::patch(LB, "9", &slice_ports(), &endpoints, "now");
     let patch = serde_json::to_value(patch).unwrap();
