@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::ExpiryGauge;
 use crate::http::probes::Process;
 use crate::k8s::lease::Leadership;
-use crate::metrics::{Dhcp, Metrics};
+use crate::metrics::{DhcpMetrics, Metrics};
 
 /// Inputs of the health and metrics answers.
 #[derive(Clone)]
@@ -15,7 +15,7 @@ pub struct AgentHealth {
     /// The process's metrics.
     pub metrics: Metrics,
     /// Metrics of the process's DHCP leases.
-    pub dhcp: Dhcp,
+    pub dhcp: DhcpMetrics,
     /// State of the leases that is computed on each request for metrics.
     pub standing: Arc<ExpiryGauge>,
     /// Leadership: whether this process holds the network's Lease.

@@ -30,11 +30,11 @@ pub use self::health::AgentHealth;
 use self::links::KernelLinks;
 use self::term::AgentTerm;
 use crate::domain::dhcp::ProbeTiming;
-use crate::k8s::events::Events;
+use crate::k8s::events::EventRecorder;
 use crate::k8s::lease::Leadership;
 use crate::k8s::records::RecordClient;
-use crate::k8s::write::Writer;
-use crate::metrics::Dhcp;
+use crate::k8s::write::ApiWriter;
+use crate::metrics::DhcpMetrics;
 
 /// Configuration of one agent.
 #[derive(Clone, Debug)]
@@ -63,13 +63,13 @@ pub struct DhcpAgent {
     /// Reader of DHCPLeases.
     pub records: RecordClient,
     /// Writer of DHCPLeases; it writes only while this process is leader.
-    pub writer: Writer,
+    pub writer: ApiWriter,
     /// Leadership: whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,
     /// Recorder of Events.
-    pub events: Events,
+    pub events: EventRecorder,
     /// Metrics of the leases.
-    pub dhcp: Dhcp,
+    pub dhcp: DhcpMetrics,
     /// State of the leases that is computed on each request for metrics.
     pub standing: Arc<ExpiryGauge>,
 }
@@ -83,7 +83,7 @@ pub struct ExpiryGauge {
 
 impl ExpiryGauge {
     /// Updates the metrics.
-    pub fn show(&self, dhcp: &Dhcp, speaks: bool) {
+    pub fn show(&self, dhcp: &DhcpMetrics, speaks: bool) {
         let end = Duration::from_millis(self.first_expiry.load(Ordering::Relaxed));
         let left = end.saturating_sub(clock::now()).as_secs();
         dhcp.first_expiry.set(i64::try_from(left).unwrap_or(i64::MAX));

@@ -22,7 +22,7 @@ use crate::http::tls::{self, InUse};
 use crate::http::webhook::{CONNECTIONS, Webhooks};
 use crate::k8s::installation::Installation;
 use crate::k8s::lease::Leadership;
-use crate::k8s::read::Reader;
+use crate::k8s::read::ApiReader;
 use crate::k8s::views::Views;
 use crate::metrics::Metrics;
 
@@ -127,7 +127,7 @@ pub(super) async fn start(
     let (found, me) = watch::channel(String::new());
     let (tell, ready) = watch::channel(false);
     let admission = Admission {
-        reader: Reader::new(client.clone()),
+        reader: ApiReader::new(client.clone()),
         views: views.clone(),
         leadership: leadership.clone(),
     };

@@ -10,23 +10,23 @@ use tokio::time::Instant;
 use super::{ControllerArgs, admission};
 use crate::controllers::second_opinion::{self, Replica};
 use crate::controllers::{self, Context};
-use crate::domain::leader_election::Pace;
+use crate::domain::leader_election::ElectionPace;
 use crate::domain::vm_backends::health::second_opinion::ReplicaPlace;
 use crate::http::operator::Operator;
 use crate::http::probes;
 use crate::k8s::client;
 use crate::k8s::credentials::CredentialReader;
-use crate::k8s::events::Events;
+use crate::k8s::events::EventRecorder;
 use crate::k8s::lease::{Keeper, Leadership};
-use crate::k8s::other_controller::Lookout;
+use crate::k8s::other_controller::LeaseHolderWatch;
 use crate::k8s::views::Views;
-use crate::k8s::write::Writer;
+use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
 /// Runs until SIGTERM or SIGINT, or until a task that must not end ends.
 pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let lease = args.reach.lease()?;
-    let pace = Pace::beside_go(args.lease_duration);
+    let pace = ElectionPace::beside_go(args.lease_duration);
     let me = args.identity.clone().unwrap_or_else(identity);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -59,8 +59,8 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     });
     tokio::spawn(second_opinion::answer(replica.clone(), views.clone()));
     let ctx = Context {
-        writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
-        events: Events::start(client.clone(), &me, metrics.clone()),
+        writer: ApiWriter::new(client.clone(), leadership.clone(), metrics.clone()),
+        events: EventRecorder::start(client.clone(), &me, metrics.clone()),
         credentials: CredentialReader::new(client.clone(), way, metrics.clone()),
         credential_namespaces: Arc::new(super::namespaces(&args.credential_namespaces)),
         client,
@@ -72,7 +72,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         repair_crds: args.repair_crds,
         agents: args.dhcp.agents(&args.admission)?.map(Arc::new),
     };
-    let lookout = Lookout {
+    let lookout = LeaseHolderWatch {
         client: ctx.client.clone(),
         lease: (lease.0.to_owned(), lease.1.to_owned()),
         leadership: leadership.clone(),

@@ -16,13 +16,13 @@ use super::controller::identity;
 use super::logs::Logs;
 use crate::agent::{self, AgentHealth, AgentSettings, DhcpAgent, ExpiryGauge};
 use crate::domain::dhcp::{ProbeTiming, agent_name};
-use crate::domain::leader_election::Pace;
+use crate::domain::leader_election::ElectionPace;
 use crate::http::probes;
 use crate::k8s::client;
-use crate::k8s::events::Events;
+use crate::k8s::events::EventRecorder;
 use crate::k8s::lease::{Claim, Keeper, Leadership};
 use crate::k8s::records::RecordClient;
-use crate::k8s::write::Writer;
+use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
 /// Lease duration for leader election. Long enough that a stalled agent on a busy machine remains
@@ -119,7 +119,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     let lease = agent_name(&args.network);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, network = args.network, lease, "started");
 
-    let pace = Pace::new(CLAIM_SECONDS);
+    let pace = ElectionPace::new(CLAIM_SECONDS);
     let keeper = Keeper::new(keepers, (&args.namespace, &lease), me.clone(), pace);
     let agent = DhcpAgent {
         settings: AgentSettings {
@@ -135,8 +135,8 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
             keep: args.on_lease_loss == OnLeaseLoss::Keep,
             broadcast: args.broadcast,
         },
-        writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
-        events: Events::start(client.clone(), &me, metrics.clone()),
+        writer: ApiWriter::new(client.clone(), leadership.clone(), metrics.clone()),
+        events: EventRecorder::start(client.clone(), &me, metrics.clone()),
         records: RecordClient::new(client, metrics),
         leadership: leadership.clone(),
         dhcp,

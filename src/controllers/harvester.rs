@@ -36,16 +36,16 @@ const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_min
 
 /// A CRD as last read.
 #[derive(Default)]
-struct Known {
+struct KnownCrd {
     version: String,
     form: Option<Form>,
     written: Option<Instant>,
 }
 
 /// Clears the gauges at the end of a term, so that only the leader reports CRDs.
-struct Gauges(Metrics);
+struct CrdGauges(Metrics);
 
-impl Drop for Gauges {
+impl Drop for CrdGauges {
     fn drop(&mut self) {
         self.0.leadership.crd_replaced.reset();
         self.0.leadership.go_finalizers.set(0);
@@ -54,7 +54,7 @@ impl Drop for Gauges {
 
 /// Watches until dropped.
 pub(super) async fn run(ctx: Context, pools: LedgerHandle) {
-    let _gauges = Gauges(ctx.metrics.clone());
+    let _gauges = CrdGauges(ctx.metrics.clone());
     tokio::join!(count(&ctx), watch(&ctx, pools));
 }
 
@@ -72,7 +72,7 @@ async fn count(ctx: &Context) {
 }
 
 async fn watch(ctx: &Context, pools: LedgerHandle) {
-    let mut known: BTreeMap<&str, Known> = BTreeMap::new();
+    let mut known: BTreeMap<&str, KnownCrd> = BTreeMap::new();
     loop {
         for name in CRDS {
             match look(ctx, name, known.entry(name).or_default(), &pools).await {
@@ -87,7 +87,7 @@ async fn watch(ctx: &Context, pools: LedgerHandle) {
 async fn look(
     ctx: &Context,
     name: &'static str,
-    known: &mut Known,
+    known: &mut KnownCrd,
     pools: &LedgerHandle,
 ) -> Result<(), CallError> {
     let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());

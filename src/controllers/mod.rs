@@ -28,9 +28,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::LoadBalancer;
 use crate::k8s::credentials::CredentialReader;
-use crate::k8s::events::Events;
-use crate::k8s::views::{Signal, Views};
-use crate::k8s::write::Writer;
+use crate::k8s::events::EventRecorder;
+use crate::k8s::views::{ChangeEvent, Views};
+use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 use crate::prober::Prober;
 
@@ -42,9 +42,9 @@ pub struct Context {
     /// Views of the cluster.
     pub views: Views,
     /// Writer; it writes only while this process is leader.
-    pub writer: Writer,
+    pub writer: ApiWriter,
     /// Recorder of Events.
-    pub events: Events,
+    pub events: EventRecorder,
     /// Metrics of the process.
     pub metrics: Metrics,
     /// Time for which a leased address outlives its LoadBalancer.
@@ -92,18 +92,18 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let rotations = token_rotation::run(ctx.clone());
     let asked = second_opinion::ask(ctx.clone(), prober.clone());
     let harvester = harvester::run(ctx.clone(), handle.clone());
-    let (context, due) = load_balancer::Context::new(ctx, handle.clone(), prober.clone());
+    let (context, due) = load_balancer::LbContext::new(ctx, handle.clone(), prober.clone());
     // A separate task: its wake-ups would otherwise poll all the other tasks here.
     let serving = load_balancer::run(Arc::new(context), woken, due);
     let serving = AbortOnDropHandle::new(tokio::spawn(serving));
     let route = async {
         while let Some(signal) = signals.recv().await {
             match signal {
-                Signal::LoadBalancer(lb) => {
+                ChangeEvent::LoadBalancer(lb) => {
                     records.look(&lb.name, lb.namespace.as_deref());
                     drop(wake.send(lb));
                 }
-                Signal::Gone(owner) => {
+                ChangeEvent::Gone(owner) => {
                     if let Some((namespace, name)) = owner.name.split_once('/') {
                         records.look(name, Some(namespace));
                     }
@@ -114,10 +114,10 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
                         handle.forget(owner);
                     }
                 }
-                Signal::Moved(vm) => drop(report_move.send(vm)),
-                Signal::Pool(name, version) => handle.pool_changed(name, Some(version)),
-                Signal::Networks => handle.networks_changed(),
-                Signal::PoolGone(name) => handle.pool_changed(name, None),
+                ChangeEvent::Moved(vm) => drop(report_move.send(vm)),
+                ChangeEvent::Pool(name, version) => handle.pool_changed(name, Some(version)),
+                ChangeEvent::Networks => handle.networks_changed(),
+                ChangeEvent::PoolGone(name) => handle.pool_changed(name, None),
             }
         }
     };

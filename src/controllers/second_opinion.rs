@@ -62,26 +62,26 @@ impl Replica {
 pub(super) async fn ask(ctx: Context, prober: Prober) {
     let held = prober.held();
     ctx.metrics.probes.doubt(0, false);
-    let mut term = Term { ctx, prober, held };
+    let mut term = OpinionTerm { ctx, prober, held };
     while term.held.wait_for(|held| *held > 0).await.is_ok() {
         term.doubt().await;
     }
 }
 
 /// State of the questions of a term. Dropping it removes its question and metric.
-struct Term {
+struct OpinionTerm {
     ctx: Context,
     prober: Prober,
     held: watch::Receiver<usize>,
 }
 
-impl Drop for Term {
+impl Drop for OpinionTerm {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl Term {
+impl OpinionTerm {
     fn end(&self) {
         self.ctx.replica.leadership.ask(None);
         self.ctx.metrics.probes.doubt(0, false);

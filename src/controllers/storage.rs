@@ -29,7 +29,7 @@ const SETTLED: Duration = Duration::from_secs(10);
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
 /// Outcome of an attempt.
-enum Outcome {
+enum StorageOutcome {
     /// No object is stored in another version, or the CRD cannot be read at all.
     Done,
     /// The migration has to wait, and why.
@@ -42,9 +42,9 @@ pub(super) async fn run(ctx: Context) {
     let mut logged = String::new();
     loop {
         match attempt(&ctx).await {
-            Ok(Outcome::Done) => break,
-            Ok(Outcome::Waits(why)) if why == logged => {}
-            Ok(Outcome::Waits(why)) => {
+            Ok(StorageOutcome::Done) => break,
+            Ok(StorageOutcome::Waits(why)) if why == logged => {}
+            Ok(StorageOutcome::Waits(why)) => {
                 tracing::warn!(why, "objects are still stored in the old version, trying again");
                 logged = why;
             }
@@ -57,13 +57,13 @@ pub(super) async fn run(ctx: Context) {
     std::future::pending::<()>().await;
 }
 
-async fn attempt(ctx: &Context) -> Result<Outcome, CallError> {
+async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
     let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());
     let crd = match call(crds.get(CRD)).await {
         Ok(crd) => crd,
         Err(error) if matches!(error, CallError::NotFound) || error.refusal().is_some() => {
             tracing::info!(%error, "the stored versions of LoadBalancer are not changed");
-            return Ok(Outcome::Done);
+            return Ok(StorageOutcome::Done);
         }
         Err(error) => return Err(error),
     };
@@ -71,22 +71,24 @@ async fn attempt(ctx: &Context) -> Result<Outcome, CallError> {
     let old: Vec<String> =
         stored.unwrap_or_default().into_iter().filter(|version| version != STORED).collect();
     if old.is_empty() {
-        return Ok(Outcome::Done);
+        return Ok(StorageOutcome::Done);
     }
     if !crd.spec.versions.iter().any(|version| version.storage && version.name == STORED) {
-        return Ok(Outcome::Waits(format!("the CRD does not store {STORED}")));
+        return Ok(StorageOutcome::Waits(format!("the CRD does not store {STORED}")));
     }
     // With the other strategy an object would be read without the fields of its stored version.
     let conversion = crd.spec.conversion.as_ref().filter(|c| c.strategy == "Webhook");
     let config = conversion.and_then(|c| c.webhook.as_ref()?.client_config.as_ref());
     if config.and_then(|config| config.ca_bundle.as_ref()).is_none_or(|ca| ca.0.is_empty()) {
-        return Ok(Outcome::Waits("the CRD has no conversion webhook with a CA bundle".to_owned()));
+        return Ok(StorageOutcome::Waits(
+            "the CRD has no conversion webhook with a CA bundle".to_owned(),
+        ));
     }
     tokio::time::sleep(SETTLED).await;
     let objects = match list(ctx).await {
         Ok(objects) => objects,
         Err(error) => {
-            return Ok(Outcome::Waits(format!("LoadBalancers cannot be listed: {error}")));
+            return Ok(StorageOutcome::Waits(format!("LoadBalancers cannot be listed: {error}")));
         }
     };
     for (namespace, name, version) in &objects {
@@ -96,7 +98,9 @@ async fn attempt(ctx: &Context) -> Result<Outcome, CallError> {
             Ok(_) | Err(CallError::Conflict | CallError::NotFound) => {}
             Err(CallError::NotLeader) => return Err(CallError::NotLeader),
             Err(error) => {
-                return Ok(Outcome::Waits(format!("{namespace}/{name} is not written: {error}")));
+                return Ok(StorageOutcome::Waits(format!(
+                    "{namespace}/{name} is not written: {error}"
+                )));
             }
         }
         tokio::time::sleep(PACE).await;
@@ -108,7 +112,7 @@ async fn attempt(ctx: &Context) -> Result<Outcome, CallError> {
     match ctx.writer.patch_crd_status(CRD, &patch).await {
         Ok(_) => {}
         Err(CallError::Conflict) => {
-            return Ok(Outcome::Waits("the CRD was changed meanwhile".to_owned()));
+            return Ok(StorageOutcome::Waits("the CRD was changed meanwhile".to_owned()));
         }
         Err(error) => return Err(error),
     }
@@ -119,7 +123,7 @@ async fn attempt(ctx: &Context) -> Result<Outcome, CallError> {
     );
     tracing::info!("{note}");
     ctx.events.normal(crd.object_ref(&()), "StorageMigrated", note);
-    Ok(Outcome::Done)
+    Ok(StorageOutcome::Done)
 }
 
 /// Namespace, name and resourceVersion of every LoadBalancer.

@@ -27,12 +27,12 @@ const GO_LEASE_SECONDS: u8 = 45;
 
 /// Intervals and deadlines that follow from a lease duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct ElectionPace {
     seconds: u8,
     others: u8,
 }
 
-impl Pace {
+impl ElectionPace {
     /// Pace for a lease duration in seconds, which must be in [`LEASE_SECONDS`].
     pub const fn new(seconds: u8) -> Self {
         Self { seconds, others: seconds }
@@ -101,7 +101,7 @@ impl LeaseSeen {
 
 /// Next action on the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum LeaseAction {
     /// Create the Lease: there is none.
     Create,
     /// Replace the Lease and count one more transition: it is free or expired.
@@ -141,22 +141,22 @@ impl fmt::Display for StoreWentBack {
 
 /// Record of when this process last observed a change of the Lease.
 #[derive(Clone, Debug, Default)]
-pub struct Observer {
+pub struct LeaseObserver {
     seen: Option<(LeaseSeen, Duration)>,
     /// The greatest version read.
     newest: u64,
 }
 
-impl Observer {
+impl LeaseObserver {
     /// Decides on the Lease that was read at `now`. `None`: there is no Lease.
-    pub fn decide(&mut self, lease: Option<LeaseSeen>, me: &str, now: Duration) -> Action {
+    pub fn decide(&mut self, lease: Option<LeaseSeen>, me: &str, now: Duration) -> LeaseAction {
         let Some(lease) = lease else {
             self.seen = None;
-            return Action::Create;
+            return LeaseAction::Create;
         };
         let version = lease.version.parse().unwrap_or(self.newest);
         if version < self.newest {
-            return Action::StartAnew(StoreWentBack { from: self.newest, to: version });
+            return LeaseAction::StartAnew(StoreWentBack { from: self.newest, to: version });
         }
         self.newest = version;
         let since = match &self.seen {
@@ -165,10 +165,10 @@ impl Observer {
         };
         let until = since + lease.duration;
         let action = match lease.holder.as_str() {
-            "" => Action::Acquire,
-            holder if holder == me => Action::Renew,
-            _ if now >= until => Action::Acquire,
-            _ => Action::Wait(until),
+            "" => LeaseAction::Acquire,
+            holder if holder == me => LeaseAction::Renew,
+            _ if now >= until => LeaseAction::Acquire,
+            _ => LeaseAction::Wait(until),
         };
         self.seen = Some((lease, since));
         action
@@ -194,9 +194,9 @@ mod tests {
 
     #[test]
     fn an_absent_lease_is_created_and_a_returned_one_acquired() {
-        let mut observer = Observer::default();
-        assert_eq!(observer.decide(None, "me", at(0)), Action::Create);
-        assert_eq!(observer.decide(Some(lease("", "1")), "me", at(0)), Action::Acquire);
+        let mut observer = LeaseObserver::default();
+        assert_eq!(observer.decide(None, "me", at(0)), LeaseAction::Create);
+        assert_eq!(observer.decide(Some(lease("", "1")), "me", at(0)), LeaseAction::Acquire);
     }
 
     /// client-go's lock reads the object, changes `spec` and writes it back (`leaselock.go`,
@@ -210,48 +210,60 @@ mod tests {
 
     #[test]
     fn our_own_lease_is_renewed() {
-        assert_eq!(Observer::default().decide(Some(lease("me", "1")), "me", at(9)), Action::Renew);
+        assert_eq!(
+            LeaseObserver::default().decide(Some(lease("me", "1")), "me", at(9)),
+            LeaseAction::Renew
+        );
     }
 
     /// A Lease expires by when its last change was observed here, whatever its own times are.
     #[test]
     fn a_foreign_lease_is_taken_only_after_its_own_duration_without_change() {
-        let mut observer = Observer::default();
-        assert_eq!(observer.decide(Some(lease("go", "1")), "me", at(100)), Action::Wait(at(145)));
-        assert_eq!(observer.decide(Some(lease("go", "1")), "me", at(144)), Action::Wait(at(145)));
-        assert_eq!(observer.decide(Some(lease("go", "2")), "me", at(144)), Action::Wait(at(189)));
-        assert_eq!(observer.decide(Some(lease("go", "2")), "me", at(189)), Action::Acquire);
+        let mut observer = LeaseObserver::default();
+        assert_eq!(
+            observer.decide(Some(lease("go", "1")), "me", at(100)),
+            LeaseAction::Wait(at(145))
+        );
+        assert_eq!(
+            observer.decide(Some(lease("go", "1")), "me", at(144)),
+            LeaseAction::Wait(at(145))
+        );
+        assert_eq!(
+            observer.decide(Some(lease("go", "2")), "me", at(144)),
+            LeaseAction::Wait(at(189))
+        );
+        assert_eq!(observer.decide(Some(lease("go", "2")), "me", at(189)), LeaseAction::Acquire);
     }
 
     #[test]
     fn a_lease_of_an_older_version_is_of_a_store_that_went_back() {
-        let mut observer = Observer::default();
+        let mut observer = LeaseObserver::default();
         observer.decide(Some(lease("me", "10")), "me", at(0));
         // A Lease that was deleted and created again has a greater version too.
-        assert_eq!(observer.decide(None, "me", at(1)), Action::Create);
+        assert_eq!(observer.decide(None, "me", at(1)), LeaseAction::Create);
         let back = StoreWentBack { from: 10, to: 9 };
         for holder in ["me", "go", ""] {
             let action = observer.decide(Some(lease(holder, "9")), "me", at(2));
-            assert_eq!(action, Action::StartAnew(back), "{holder:?}");
+            assert_eq!(action, LeaseAction::StartAnew(back), "{holder:?}");
         }
-        assert_eq!(observer.decide(Some(lease("me", "10")), "me", at(3)), Action::Renew);
+        assert_eq!(observer.decide(Some(lease("me", "10")), "me", at(3)), LeaseAction::Renew);
         // A version that is not a number is ignored.
-        assert_eq!(observer.decide(Some(lease("me", "a")), "me", at(4)), Action::Renew);
+        assert_eq!(observer.decide(Some(lease("me", "a")), "me", at(4)), LeaseAction::Renew);
     }
 
     #[test]
     fn a_claim_ends_for_its_holder_before_it_ends_for_others() {
         for seconds in LEASE_SECONDS {
-            let pace = Pace::new(u8::try_from(seconds).unwrap());
+            let pace = ElectionPace::new(u8::try_from(seconds).unwrap());
             let lasts = Duration::from_secs(pace.seconds().into());
             let trusted = pace.trusted_until(at(10));
             assert!(trusted < at(10) + lasts, "{seconds}");
             // A renewal that hangs leaves time for another one.
             assert!(at(10) + pace.renew_every() + pace.deadline() < trusted, "{seconds}");
         }
-        let pace = Pace::beside_go(DEFAULT_LEASE_SECONDS);
+        let pace = ElectionPace::beside_go(DEFAULT_LEASE_SECONDS);
         assert_eq!((pace.seconds(), pace.others()), (3, 45));
-        assert_eq!(Pace::beside_go(60).others(), 60);
+        assert_eq!(ElectionPace::beside_go(60).others(), 60);
         assert_eq!([pace.renew_every(), pace.deadline()].map(|d| d.as_millis()), [800, 1_200]);
     }
 }

@@ -19,7 +19,7 @@ use tower::util::option_layer;
 use tower::{BoxError, Service, ServiceBuilder, layer::layer_fn};
 
 use super::SILENCE;
-use super::read_only::{ReadOnly, Refusals};
+use super::read_only::{ReadOnly, RefusedReads};
 use crate::metrics::Metrics;
 
 /// Time after which an idle connection is closed. The API server at the other end may have become
@@ -55,10 +55,10 @@ pub async fn connect_read_only(
     patience: Duration,
     kubeconfig: Option<&Path>,
     metrics: &Metrics,
-) -> anyhow::Result<(Client, Refusals)> {
+) -> anyhow::Result<(Client, RefusedReads)> {
     let mut config = way(kubeconfig).await?;
     config.connect_timeout = Some(patience);
-    let refusals = Refusals::default();
+    let refusals = RefusedReads::default();
     Ok((assemble(config, Some(refusals.clone()), metrics)?, refusals))
 }
 
@@ -90,7 +90,7 @@ pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
 /// A client as [`through`] makes it. `refusals`: it reads only, and notes there what is refused.
 fn assemble(
     config: Config,
-    refusals: Option<Refusals>,
+    refusals: Option<RefusedReads>,
     metrics: &Metrics,
 ) -> anyhow::Result<Client> {
     ensure!(
@@ -117,7 +117,7 @@ fn assemble(
         .pool_idle_timeout(IDLE)
         .build::<_, Body>(connector);
     let metrics = metrics.clone();
-    let counted = layer_fn(move |inner| Counted { inner, metrics: metrics.clone() });
+    let counted = layer_fn(move |inner| CallCounter { inner, metrics: metrics.clone() });
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
@@ -134,12 +134,12 @@ fn assemble(
 
 /// Counts the calls of all clones of a client, and notes when watches begin.
 #[derive(Clone)]
-struct Counted<S> {
+struct CallCounter<S> {
     inner: S,
     metrics: Metrics,
 }
 
-impl<S, B> Service<Request<Body>> for Counted<S>
+impl<S, B> Service<Request<Body>> for CallCounter<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
     S::Future: Send + 'static,

@@ -23,34 +23,34 @@ const EARN: Duration = Duration::from_millis(500);
 
 /// Sender of Events. Does not wait for the API server.
 #[derive(Clone)]
-pub struct Events {
-    queue: Arc<Queue>,
+pub struct EventRecorder {
+    queue: Arc<EventQueue>,
     metrics: Metrics,
 }
 
 #[derive(Default)]
-struct Queue {
+struct EventQueue {
     waiting: Mutex<FairQueue<(Event, ObjectReference)>>,
     /// Notified when an Event is queued, and when the last sender is dropped.
     news: Arc<Notify>,
 }
 
-impl Queue {
+impl EventQueue {
     fn pop(&self) -> Option<(Event, ObjectReference)> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 }
 
-impl Drop for Queue {
+impl Drop for EventQueue {
     fn drop(&mut self) {
         self.news.notify_one();
     }
 }
 
-impl Events {
+impl EventRecorder {
     /// Starts the writer. It ends when the last clone is dropped.
     pub fn start(client: Client, me: &str, metrics: Metrics) -> Self {
-        let queue = Arc::<Queue>::default();
+        let queue = Arc::<EventQueue>::default();
         let reporter = Reporter {
             controller: "harvester-guest-operator".to_owned(),
             instance: Some(me.to_owned()),
@@ -88,7 +88,7 @@ impl Events {
     }
 }
 
-async fn write(queue: Weak<Queue>, news: Arc<Notify>, recorder: Recorder, metrics: Metrics) {
+async fn write(queue: Weak<EventQueue>, news: Arc<Notify>, recorder: Recorder, metrics: Metrics) {
     let mut budget = BURST;
     let mut earned = Instant::now();
     loop {
@@ -126,7 +126,7 @@ mod tests {
     /// The API server's limit counts bytes, not characters.
     #[test]
     fn a_long_note_is_cut_and_what_finds_no_room_is_counted() {
-        let events = Events { queue: Arc::default(), metrics: Metrics::new().unwrap() };
+        let events = EventRecorder { queue: Arc::default(), metrics: Metrics::new().unwrap() };
         for letter in ["x", "€"] {
             events.warning(ObjectReference::default(), "Reason", letter.repeat(5_000));
             let (event, _) = events.queue.pop().unwrap();

@@ -13,12 +13,12 @@ use crate::domain::load_balancer::bounds::{LONGEST_TEXT, cut};
 
 /// An object, or the reason why it does not fit its type.
 #[derive(Clone, Debug)]
-pub struct Guard<K>(pub Result<K, Misfit>);
+pub struct Guard<K>(pub Result<K, ObjectMisfit>);
 
 /// An object that does not fit its type.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{error}")]
-pub struct Misfit {
+pub struct ObjectMisfit {
     /// Metadata of the object.
     pub metadata: ObjectMeta,
     /// Parse error, cut to [`LONGEST_TEXT`].
@@ -35,7 +35,7 @@ impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guard<K> {
                     serde_json::from_str(text.get()).map_err(D::Error::custom)?;
                 // The error quotes the text that does not fit.
                 let error = cut(error.to_string(), LONGEST_TEXT);
-                Ok(Self(Err(Misfit { metadata, error })))
+                Ok(Self(Err(ObjectMisfit { metadata, error })))
             }
         }
     }

@@ -66,7 +66,8 @@ pub async fn run_or_tell<K>(
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     // Created before the watch: a watch that is dropped, with a term for example, is not overdue.
-    let watched = Watched { metrics, resource: resource_at(api.resource_url()).to_owned() };
+    let watched =
+        WatchRegistration { metrics, resource: resource_at(api.resource_url()).to_owned() };
     let events = watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff());
     let mut events = std::pin::pin!(events);
     let mut served = true;
@@ -99,12 +100,12 @@ pub async fn run_or_tell<K>(
 }
 
 /// Registration of a watched resource in the metrics, until dropped.
-struct Watched<'a> {
+struct WatchRegistration<'a> {
     metrics: &'a Metrics,
     resource: String,
 }
 
-impl Drop for Watched<'_> {
+impl Drop for WatchRegistration<'_> {
     fn drop(&mut self) {
         self.metrics.watches.forget(&self.resource);
     }
@@ -114,14 +115,14 @@ impl Drop for Watched<'_> {
 ///
 /// The library's own delays begin at 800 ms. An API server that has just received a CRD refuses the
 /// first watch and accepts the next one a moment later: a guest need not wait a second for that.
-struct Delays(ResetTimerBackoff<watcher::ExponentialBackoff>);
+struct RetryDelays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
 /// Longest delay: how often each kind is tried while it cannot be listed.
 const LAST_DELAY: Duration = Duration::from_secs(3);
 /// Time after a failure from which the next failure counts as the first one again.
 const FORGIVEN: Duration = Duration::from_secs(30);
 
-impl Iterator for Delays {
+impl Iterator for RetryDelays {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -129,20 +130,20 @@ impl Iterator for Delays {
     }
 }
 
-impl Backoff for Delays {
+impl Backoff for RetryDelays {
     /// No effect. The library calls it at each event that is not an error, and a list that fails
     /// begins with such an event, so only the time may reset the delays.
     fn reset(&mut self) {}
 }
 
-fn backoff() -> Delays {
+fn backoff() -> RetryDelays {
     let delays = backon::ExponentialBuilder::default()
         .with_min_delay(Duration::from_millis(100))
         .with_max_delay(LAST_DELAY)
         .with_factor(2.0)
         .with_jitter()
         .without_max_times();
-    Delays(ResetTimerBackoff::new(delays.into(), FORGIVEN))
+    RetryDelays(ResetTimerBackoff::new(delays.into(), FORGIVEN))
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ pub const SECRET: &str = "harvester-guest-operator-admission";
 
 /// Content and version of the Secret.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Sealed {
+pub struct VersionedSecret {
     /// Values by key.
     pub data: BTreeMap<String, Vec<u8>>,
     version: String,
@@ -43,9 +43,9 @@ pub struct Sealed {
 
 /// An observed object. `None`: it does not exist.
 #[derive(Clone)]
-pub enum Look {
+pub enum ObservedObject {
     /// The Secret.
-    Secret(Option<Sealed>),
+    Secret(Option<VersionedSecret>),
     /// A configuration.
     Configuration(Part, Option<Value>),
 }
@@ -65,13 +65,13 @@ impl Installation {
     }
 
     /// Watches all of these objects. Existing ones are reported first.
-    pub fn watch(&self) -> mpsc::UnboundedReceiver<Look> {
+    pub fn watch(&self) -> mpsc::UnboundedReceiver<ObservedObject> {
         let (looks, seen) = mpsc::unbounded_channel();
         let tell = looks.clone();
         let metrics = self.metrics.clone();
         let secrets = self.secrets();
         tokio::spawn(async move {
-            let look = |secret: Option<Secret>| Look::Secret(secret.map(sealed));
+            let look = |secret: Option<Secret>| ObservedObject::Secret(secret.map(sealed));
             single(secrets, SECRET, "Secret", metrics, |s| drop(tell.send(look(s)))).await;
         });
         self.watch_part::<ValidatingWebhookConfiguration>(Part::Validating, &looks);
@@ -80,14 +80,17 @@ impl Installation {
         seen
     }
 
-    fn watch_part<K>(&self, part: Part, looks: &mpsc::UnboundedSender<Look>)
+    fn watch_part<K>(&self, part: Part, looks: &mpsc::UnboundedSender<ObservedObject>)
     where
         K: Named,
     {
         let (client, metrics, looks) = (self.client.clone(), self.metrics.clone(), looks.clone());
         tokio::spawn(async move {
             let tell = |object: Option<K>| {
-                drop(looks.send(Look::Configuration(part, object.map(|object| value(&object)))));
+                drop(looks.send(ObservedObject::Configuration(
+                    part,
+                    object.map(|object| value(&object)),
+                )));
             };
             single(Api::<K>::all(client), name(part), part.kind(), metrics, tell).await;
         });
@@ -98,7 +101,7 @@ impl Installation {
     }
 
     /// The Secret as the API server has it now.
-    pub async fn secret(&self) -> Result<Option<Sealed>, CallError> {
+    pub async fn secret(&self) -> Result<Option<VersionedSecret>, CallError> {
         Ok(call(self.secrets().get_opt(SECRET)).await?.map(sealed))
     }
 
@@ -106,9 +109,9 @@ impl Installation {
     /// that needs the right to create any Secret, such as one with another account's token.
     pub async fn write_secret(
         &self,
-        seen: Option<&Sealed>,
+        seen: Option<&VersionedSecret>,
         data: BTreeMap<String, Vec<u8>>,
-    ) -> Result<Sealed, CallError> {
+    ) -> Result<VersionedSecret, CallError> {
         let seen = seen.ok_or(CallError::Missing("Secret", SECRET))?;
         // In a merge patch, removed keys must be named.
         let gone = seen.data.keys().map(|key| (key.clone(), None));
@@ -242,10 +245,10 @@ async fn single<K>(
     .await;
 }
 
-fn sealed(secret: Secret) -> Sealed {
+fn sealed(secret: Secret) -> VersionedSecret {
     let version = secret.resource_version().unwrap_or_default();
     let data = secret.data.unwrap_or_default();
-    Sealed { data: data.into_iter().map(|(key, value)| (key, value.0)).collect(), version }
+    VersionedSecret { data: data.into_iter().map(|(key, value)| (key, value.0)).collect(), version }
 }
 
 /// The fields of a configuration that decisions use. The schemas of a CRD, most of its size, are

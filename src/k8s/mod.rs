@@ -2,7 +2,7 @@
 //!
 //! Invariants: every call has a deadline; every write is refused here when this process does not
 //! lead, except those of the Lease, of admission, of the `cloud-config` and `takeover` commands, and
-//! the condition that names another controller as the leader; [`write::Writer::check_leadership`]
+//! the condition that names another controller as the leader; [`write::ApiWriter::check_leadership`]
 //! refuses writes in a Rancher likewise; every write here rests on a resourceVersion, so that the
 //! server refuses a decision made from a stale view.
 

@@ -12,10 +12,10 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 
 use super::call;
-use super::events::Events;
+use super::events::EventRecorder;
 use super::lease::Leadership;
 use super::views::Views;
-use super::write::Writer;
+use super::write::ApiWriter;
 use crate::domain::load_balancer::status;
 use crate::domain::reason;
 use crate::domain::takeover::crds::without_status;
@@ -32,7 +32,7 @@ const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 const UNANSWERED: i64 = 10;
 
 /// Watches the holder of the Lease, on every replica.
-pub struct Lookout {
+pub struct LeaseHolderWatch {
     /// Client for IPPool's CRD.
     pub client: Client,
     /// Namespace and name of the Lease.
@@ -42,14 +42,14 @@ pub struct Lookout {
     /// Source of the LoadBalancers.
     pub views: Views,
     /// Writer of the condition.
-    pub writer: Writer,
+    pub writer: ApiWriter,
     /// Sender of the Event.
-    pub events: Events,
+    pub events: EventRecorder,
     /// Metrics of this process.
     pub metrics: Metrics,
 }
 
-impl Lookout {
+impl LeaseHolderWatch {
     /// Runs until the process ends.
     pub async fn run(self) {
         let mut other = self.leadership.other_controller();

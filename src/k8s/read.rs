@@ -17,9 +17,9 @@ const READS: usize = 16;
 
 /// Reads, each under the deadline of one call.
 #[derive(Clone)]
-pub struct Reader(Client);
+pub struct ApiReader(Client);
 
-impl Reader {
+impl ApiReader {
     /// A reader with this client's rights.
     pub fn new(client: Client) -> Self {
         Self(client)

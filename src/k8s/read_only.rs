@@ -18,14 +18,14 @@ use crate::domain::preview::unread::{Read, Why};
 /// A write that was not sent.
 #[derive(Debug, thiserror::Error)]
 #[error("this connection only reads: {0} {1} was not sent")]
-pub struct Withheld(Method, String);
+pub struct WithheldWrite(Method, String);
 
 /// Reads that the API server refused, or could not serve, each with the reason. Clones share the
 /// state.
 #[derive(Clone, Debug, Default)]
-pub struct Refusals(Arc<Mutex<BTreeMap<Read, Why>>>);
+pub struct RefusedReads(Arc<Mutex<BTreeMap<Read, Why>>>);
 
-impl Refusals {
+impl RefusedReads {
     /// Refused reads, in order.
     pub fn all(&self) -> BTreeMap<Read, Why> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -49,11 +49,11 @@ impl Refusals {
 #[derive(Clone)]
 pub(super) struct ReadOnly<S> {
     inner: S,
-    refusals: Refusals,
+    refusals: RefusedReads,
 }
 
 impl<S> ReadOnly<S> {
-    pub(super) fn new(inner: S, refusals: Refusals) -> Self {
+    pub(super) fn new(inner: S, refusals: RefusedReads) -> Self {
         Self { inner, refusals }
     }
 }
@@ -75,7 +75,7 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let (method, uri) = (request.method().clone(), request.uri().clone());
         if method != Method::GET {
-            let withheld = Withheld(method, uri.path().to_owned());
+            let withheld = WithheldWrite(method, uri.path().to_owned());
             return Box::pin(async move { Err(withheld.into()) });
         }
         if watched(&uri).is_some() {
@@ -136,7 +136,7 @@ mod tests {
     use crate::api::IPPool;
 
     /// Client of a server that answers everything in one way and counts the requests.
-    fn client(code: u16, refusals: &Refusals) -> (Client, Arc<AtomicUsize>) {
+    fn client(code: u16, refusals: &RefusedReads) -> (Client, Arc<AtomicUsize>) {
         let sent = Arc::new(AtomicUsize::new(0));
         let count = sent.clone();
         let server = service_fn(move |_: Request<Body>| {
@@ -156,7 +156,7 @@ mod tests {
 
     #[tokio::test]
     async fn no_write_is_sent_by_any_verb() {
-        let (client, sent) = client(200, &Refusals::default());
+        let (client, sent) = client(200, &RefusedReads::default());
         let pools = Api::<IPPool>::all(client);
         let pool: IPPool =
             serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {"ranges": []}}))
@@ -188,7 +188,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_waits_and_is_not_sent() {
-        let (client, sent) = client(200, &Refusals::default());
+        let (client, sent) = client(200, &RefusedReads::default());
         let pools = Api::<IPPool>::all(client);
         let params = WatchParams::default();
         let watch = pools.watch(&params, "1");
@@ -198,7 +198,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_refused_is_noted_as_a_role_names_it() {
-        let refusals = Refusals::default();
+        let refusals = RefusedReads::default();
         let pools = Api::<IPPool>::all(client(403, &refusals).0);
         let _ = pools.list(&ListParams::default()).await;
         let _ = pools.get("a").await;
@@ -211,7 +211,7 @@ mod tests {
             ]
         );
         // A kind that is not served is noted; an object that does not exist is none.
-        let refusals = Refusals::default();
+        let refusals = RefusedReads::default();
         let pools = Api::<IPPool>::all(client(404, &refusals).0);
         let _ = pools.get("a").await;
         assert_eq!(refusals.all().len(), 0);

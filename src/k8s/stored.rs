@@ -11,8 +11,8 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 
 use super::guard::Guard;
-use super::read_only::Refusals;
-use super::trimmed::{self, Trimmed};
+use super::read_only::RefusedReads;
+use super::trimmed::{self, TrimmedLb};
 use super::views::Views;
 use super::{CallError, call};
 use crate::api::{ANNOTATION_IMPORTED, DHCP_ADDRESS, IPPool, LoadBalancer};
@@ -30,7 +30,7 @@ const LISTED: Duration = Duration::from_mins(1);
 const PAGE: u32 = 100;
 
 /// Result of a read.
-pub struct Reading {
+pub struct ReadResult {
     /// Pools and LoadBalancers, and what their addresses depend on.
     pub stored: Stored,
     /// Pools of `stored`, with their metadata. Those of [`Self::imported`] do not exist yet.
@@ -49,17 +49,17 @@ pub struct Reading {
 /// `refusals` are not waited for, but for those of pools and LoadBalancers.
 pub async fn read(
     client: &Client,
-    refusals: &Refusals,
+    refusals: &RefusedReads,
     namespace: &str,
     dhcp: DhcpNetworks,
     metrics: &Metrics,
-) -> anyhow::Result<Reading> {
+) -> anyhow::Result<ReadResult> {
     let mut unreadable = Vec::new();
     // Before all else, so that without one of these rights it ends at once. Pools come first, so that
     // the owner of each claim is in the later list.
     let pools = list::<IPPool>(client, PAGE, &mut unreadable).await;
     let mut pools = pools.map_err(|error| needed("ippools", error, refusals))?;
-    let lbs = list::<Trimmed>(client, trimmed::PAGE, &mut unreadable).await;
+    let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut unreadable).await;
     let lbs = lbs.map_err(|error| needed("loadbalancers", error, refusals))?;
     let load_balancers: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();
     let views = Views::start(client, namespace, dhcp, metrics);
@@ -88,7 +88,7 @@ pub async fn read(
         load_balancers,
         unreadable,
     };
-    Ok(Reading { stored, pools, imported: names, removals, views, late })
+    Ok(ReadResult { stored, pools, imported: names, removals, views, late })
 }
 
 /// Pools that the operator makes of kube-vip's ConfigMap before it gives the first address. None
@@ -114,7 +114,7 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
 
 /// The address of each LoadBalancer that has one, by `namespace/name`.
 pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, String>> {
-    let lbs = list::<Trimmed>(client, trimmed::PAGE, &mut Vec::new()).await?;
+    let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut Vec::new()).await?;
     let address = |lb: &LoadBalancer| {
         let allocated = lb.status.as_ref()?.allocated_address.as_ref()?.ip.clone()?;
         (!allocated.is_empty() && allocated != DHCP_ADDRESS).then_some(allocated)
@@ -123,7 +123,7 @@ pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, Strin
 }
 
 /// Error of a list without which nothing can be said.
-fn needed(resource: &str, error: CallError, refusals: &Refusals) -> anyhow::Error {
+fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::Error {
     let refused = refusals.all();
     let unserved = refused.iter().any(|(r, why)| r.resource == resource && *why == Why::NotServed);
     if unserved {

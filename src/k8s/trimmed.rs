@@ -13,14 +13,14 @@ pub const PAGE: u32 = 50;
 
 /// A LoadBalancer within bounds.
 #[derive(Clone, Debug)]
-pub struct Trimmed {
+pub struct TrimmedLb {
     /// The trimmed object.
     pub lb: LoadBalancer,
     /// Whether trimming removed list entries that a write of that list must contain.
     pub partial: bool,
 }
 
-impl<'de> Deserialize<'de> for Trimmed {
+impl<'de> Deserialize<'de> for TrimmedLb {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut lb = LoadBalancer::deserialize(deserializer)?;
         let partial = bounds::trim(&mut lb);
@@ -28,7 +28,7 @@ impl<'de> Deserialize<'de> for Trimmed {
     }
 }
 
-impl Resource for Trimmed {
+impl Resource for TrimmedLb {
     super::kind_of!(LoadBalancer);
 
     fn meta(&self) -> &ObjectMeta {

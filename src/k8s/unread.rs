@@ -14,13 +14,13 @@ use serde_json::value::RawValue;
 
 /// An object's name, version, UID and owners. The rest is parsed on demand.
 #[derive(Clone, Debug)]
-pub struct Unread<K> {
+pub struct LazyObject<K> {
     head: ObjectMeta,
     text: Box<RawValue>,
     kind: PhantomData<fn() -> K>,
 }
 
-impl<K: DeserializeOwned> Unread<K> {
+impl<K: DeserializeOwned> LazyObject<K> {
     /// Parses the whole object.
     pub fn read(&self) -> Result<K, serde_json::Error> {
         serde_json::from_str(self.text.get())
@@ -28,13 +28,13 @@ impl<K: DeserializeOwned> Unread<K> {
 }
 
 #[derive(Deserialize)]
-struct Text {
-    metadata: Head,
+struct ObjectHead {
+    metadata: MetadataHead,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Head {
+struct MetadataHead {
     name: Option<String>,
     namespace: Option<String>,
     uid: Option<String>,
@@ -42,10 +42,11 @@ struct Head {
     owner_references: Option<Vec<OwnerReference>>,
 }
 
-impl<'de, K> Deserialize<'de> for Unread<K> {
+impl<'de, K> Deserialize<'de> for LazyObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
-        let Text { metadata: head } = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
+        let ObjectHead { metadata: head } =
+            serde_json::from_str(text.get()).map_err(D::Error::custom)?;
         let head = ObjectMeta {
             name: head.name,
             namespace: head.namespace,
@@ -58,7 +59,7 @@ impl<'de, K> Deserialize<'de> for Unread<K> {
     }
 }
 
-impl<K: Resource> Resource for Unread<K> {
+impl<K: Resource> Resource for LazyObject<K> {
     super::kind_of!(K);
 
     fn meta(&self) -> &ObjectMeta {
@@ -85,7 +86,8 @@ mod tests {
                 "ownerReferences":[{"apiVersion":"v1","kind":"LoadBalancer","name":"web","uid":"l"}],
                 "managedFields":[{"manager":"x","fieldsV1":{"f:endpoints":{}}}]},
             "addressType":"IPv4","endpoints":[{"addresses":["192.0.2.1"]}]}}"#;
-        let WatchEvent::<Unread<EndpointSlice>>::Added(seen) = serde_json::from_str(event).unwrap()
+        let WatchEvent::<LazyObject<EndpointSlice>>::Added(seen) =
+            serde_json::from_str(event).unwrap()
         else {
             panic!("{event}")
         };

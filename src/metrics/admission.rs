@@ -2,11 +2,11 @@
 
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
 
-use super::Maker;
+use super::MetricMaker;
 
 /// Requests of the API server, and the certificates for them.
 #[derive(Clone)]
-pub struct Admission {
+pub struct AdmissionMetrics {
     /// Requests by call, kind of object and verdict.
     pub requests: IntCounterVec,
     /// Time that the rules took in seconds, by call.
@@ -19,8 +19,8 @@ pub struct Admission {
     pub repairs: IntCounterVec,
 }
 
-impl Admission {
-    pub(super) fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+impl AdmissionMetrics {
+    pub(super) fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
         Ok(Self {
             requests: make.counters(
                 "hgo_admission_requests_total",

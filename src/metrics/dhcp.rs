@@ -2,11 +2,11 @@
 
 use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec};
 
-use super::Maker;
+use super::MetricMaker;
 
 /// Metrics of an agent.
 #[derive(Clone)]
-pub struct Dhcp {
+pub struct DhcpMetrics {
     /// 1 on the agent that holds the network's Lease.
     pub speaks: IntGauge,
     /// Leases by state.
@@ -31,8 +31,8 @@ pub struct Dhcp {
     pub still_announced: IntGauge,
 }
 
-impl Dhcp {
-    pub(super) fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+impl DhcpMetrics {
+    pub(super) fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
         let seconds = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
         Ok(Self {
             speaks: make

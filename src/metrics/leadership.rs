@@ -2,11 +2,11 @@
 
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::Maker;
+use super::MetricMaker;
 
 /// Holder of the Lease, as this process observes it.
 #[derive(Clone)]
-pub struct Leadership {
+pub struct LeadershipMetrics {
     /// 1 on the leader.
     pub leader: IntGauge,
     /// 1 for another controller that holds the Lease, by its identity.
@@ -19,8 +19,8 @@ pub struct Leadership {
     pub crd_repairs: IntCounterVec,
 }
 
-impl Leadership {
-    pub(super) fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+impl LeadershipMetrics {
+    pub(super) fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
         Ok(Self {
             leader: make.gauge("hgo_leader", "1 on the replica that leads")?,
             other_controller: make.gauges(

@@ -2,11 +2,11 @@
 
 use prometheus::{IntCounterVec, IntGaugeVec};
 
-use super::Maker;
+use super::MetricMaker;
 
 /// Leased addresses, as the leader observes them. Agents have metrics of their own.
 #[derive(Clone)]
-pub struct Leasing {
+pub struct LeasingMetrics {
     /// DHCPLeases by state.
     pub records: IntGaugeVec,
     /// 1 for each network with an active agent, else 0.
@@ -17,8 +17,8 @@ pub struct Leasing {
     pub changes: IntCounterVec,
 }
 
-impl Leasing {
-    pub(super) fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+impl LeasingMetrics {
+    pub(super) fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
         let changes = make.counters(
             "hgo_dhcp_address_changes_total",
             "Leased addresses of LoadBalancers that were published, moved or withdrawn",

@@ -20,8 +20,9 @@ use prometheus::{
 };
 
 pub use self::{
-    admission::Admission, dhcp::Dhcp, leadership::Leadership, leasing::Leasing, probes::Probes,
-    rotation::Rotation, watches::Watches,
+    admission::AdmissionMetrics, dhcp::DhcpMetrics, leadership::LeadershipMetrics,
+    leasing::LeasingMetrics, probes::ProbeMetrics, rotation::RotationMetrics,
+    watches::WatchMetrics,
 };
 use crate::api::LoadBalancer;
 
@@ -30,7 +31,7 @@ use crate::api::LoadBalancer;
 pub struct Metrics {
     registry: Registry,
     /// Pools. Only the leader sets them.
-    pub pools: Pools,
+    pub pools: PoolGauges,
     /// LoadBalancers that wait for an address, by reason.
     pub waiters: IntGaugeVec,
     /// Addresses that two LoadBalancers have on one network.
@@ -52,7 +53,7 @@ pub struct Metrics {
     /// Ledger entries that were corrected, by fault.
     pub repairs: IntCounterVec,
     /// Watches of the process.
-    pub watches: Watches,
+    pub watches: WatchMetrics,
     /// Objects that do not fit their type.
     pub unreadable: IntCounterVec,
     /// Calls of the API server by method and status.
@@ -66,21 +67,21 @@ pub struct Metrics {
     /// Connections that were closed because there were too many, by port.
     pub evicted: IntCounterVec,
     /// Probes and verdicts of health checks.
-    pub probes: Probes,
+    pub probes: ProbeMetrics,
     /// Admission reviews and certificates.
-    pub admission: Admission,
+    pub admission: AdmissionMetrics,
     /// Addresses that the host leases, as the leader sees them.
-    pub leasing: Leasing,
+    pub leasing: LeasingMetrics,
     /// Credentials that are replaced or watched, as the leader sees them.
-    pub rotation: Rotation,
+    pub rotation: RotationMetrics,
     /// Holder of the Lease.
-    pub leadership: Leadership,
+    pub leadership: LeadershipMetrics,
     seen: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
 /// Gauges of pools, by name.
 #[derive(Clone)]
-pub struct Pools {
+pub struct PoolGauges {
     /// Addresses in the ranges.
     pub addresses: IntGaugeVec,
     /// Addresses that can be allocated.
@@ -91,8 +92,8 @@ pub struct Pools {
     pub waiters: IntGaugeVec,
 }
 
-impl Pools {
-    fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+impl PoolGauges {
+    fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
         let gauges = |name, help| make.gauges(name, help, &["pool"]);
         Ok(Self {
             addresses: gauges("hgo_pool_addresses", "Addresses in the pool's ranges")?,
@@ -126,9 +127,9 @@ impl Metrics {
     /// Registers all metrics of the operator.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let make = Maker { registry: &registry };
+        let make = MetricMaker { registry: &registry };
         let metrics = Self {
-            pools: Pools::new(&make)?,
+            pools: PoolGauges::new(&make)?,
             shared_addresses: make.gauge(
                 "hgo_shared_addresses",
                 "Addresses that two LoadBalancers have on one network",
@@ -175,7 +176,7 @@ impl Metrics {
                 "Ledger entries corrected",
                 &["kind"],
             )?,
-            watches: Watches::new(&make)?,
+            watches: WatchMetrics::new(&make)?,
             unreadable: make.counters(
                 "hgo_unreadable_objects_total",
                 "Objects that do not fit their type",
@@ -203,11 +204,11 @@ impl Metrics {
                 "Connections closed because there were too many, the oldest of the largest source",
                 &["port"],
             )?,
-            probes: Probes::new(&make)?,
-            admission: Admission::new(&make)?,
-            leasing: Leasing::new(&make)?,
-            rotation: Rotation::new(&make)?,
-            leadership: Leadership::new(&make)?,
+            probes: ProbeMetrics::new(&make)?,
+            admission: AdmissionMetrics::new(&make)?,
+            leasing: LeasingMetrics::new(&make)?,
+            rotation: RotationMetrics::new(&make)?,
+            leadership: LeadershipMetrics::new(&make)?,
             seen: Arc::default(),
             registry: registry.clone(),
         };
@@ -216,7 +217,7 @@ impl Metrics {
     }
 
     /// Registers the metrics of an agent: its own, and those of the operator that agents have too.
-    pub fn agent() -> Result<(Self, Dhcp), prometheus::Error> {
+    pub fn agent() -> Result<(Self, DhcpMetrics), prometheus::Error> {
         let all = Self::new()?;
         let registry = Registry::new();
         for shared in [&all.api_writes, &all.watches.errors, &all.unreadable, &all.api_requests] {
@@ -225,9 +226,9 @@ impl Metrics {
         registry.register(Box::new(all.watches.staleness.clone()))?;
         registry.register(Box::new(all.events_dropped.clone()))?;
         registry.register(Box::new(all.evicted.clone()))?;
-        let make = Maker { registry: &registry };
+        let make = MetricMaker { registry: &registry };
         make.process()?;
-        let dhcp = Dhcp::new(&make)?;
+        let dhcp = DhcpMetrics::new(&make)?;
         Ok((Self { registry, ..all }, dhcp))
     }
 
@@ -242,7 +243,10 @@ impl Metrics {
     /// Measures a reconcile of a LoadBalancer, from the request until the guard is dropped.
     pub fn reconciling(&self) -> impl Drop + use<> {
         self.reconciles.inc();
-        Turn { pending: self.reconciles.clone(), timer: self.reconcile_seconds.start_timer() }
+        ReconcileTurn {
+            pending: self.reconciles.clone(),
+            timer: self.reconcile_seconds.start_timer(),
+        }
     }
 
     /// Starts the clock of a LoadBalancer without an address.
@@ -282,24 +286,24 @@ impl Metrics {
     }
 }
 
-struct Turn {
+struct ReconcileTurn {
     pending: IntGauge,
     /// Timer that records the time when it is dropped.
     #[allow(dead_code)]
     timer: HistogramTimer,
 }
 
-impl Drop for Turn {
+impl Drop for ReconcileTurn {
     fn drop(&mut self) {
         self.pending.dec();
     }
 }
 
-struct Maker<'a> {
+struct MetricMaker<'a> {
     registry: &'a Registry,
 }
 
-impl Maker<'_> {
+impl MetricMaker<'_> {
     /// Registers the metrics that every process has.
     fn process(&self) -> Result<(), prometheus::Error> {
         let build = self.gauges(

@@ -2,11 +2,11 @@
 
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::Maker;
+use super::MetricMaker;
 
 /// Health checks of VM backends.
 #[derive(Clone)]
-pub struct Probes {
+pub struct ProbeMetrics {
     /// Probes by protocol and result.
     pub done: IntCounterVec,
     /// Seconds that a probe took, by protocol.
@@ -21,8 +21,8 @@ pub struct Probes {
     doubted: IntGaugeVec,
 }
 
-impl Probes {
-    pub(super) fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+impl ProbeMetrics {
+    pub(super) fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
         Ok(Self {
             done: make.counters(
                 "hgo_probes_total",

@@ -3,12 +3,12 @@
 
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
-use super::Maker;
+use super::MetricMaker;
 use crate::domain::credentials::rotation::RotationStep;
 
 /// TokenRotations, as the leader observes them.
 #[derive(Clone)]
-pub struct Rotation {
+pub struct RotationMetrics {
     /// Expiry of a target's first credential, in seconds since the epoch.
     pub ends: IntGaugeVec,
     /// 1 where a credential should have been replaced by now, or is only watched and expires soon.
@@ -32,8 +32,8 @@ pub struct Rotation {
     pub revoked: IntCounter,
 }
 
-impl Rotation {
-    pub(super) fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+impl RotationMetrics {
+    pub(super) fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
         let of = ["namespace", "rotation", "rotated"];
         let failures = make.counters(
             "hgo_credential_failures_total",

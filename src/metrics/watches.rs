@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use prometheus::{IntCounterVec, IntGaugeVec};
 
-use super::Maker;
+use super::MetricMaker;
 
 /// Watches of the process.
 #[derive(Clone)]
-pub struct Watches {
+pub struct WatchMetrics {
     /// Interrupted watches, by kind.
     pub errors: IntCounterVec,
     /// Seconds since the API server last accepted a watch, by resource.
@@ -18,8 +18,8 @@ pub struct Watches {
     began: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
-impl Watches {
-    pub(super) fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+impl WatchMetrics {
+    pub(super) fn new(make: &MetricMaker<'_>) -> Result<Self, prometheus::Error> {
         Ok(Self {
             errors: make.counters("hgo_watch_errors_total", "Interrupted watches", &["kind"])?,
             staleness: make.gauges(

@@ -7,7 +7,7 @@ use anyhow::Result;
 use harvester_guest_operator::domain::admission::{Answer, Operation, Request};
 use harvester_guest_operator::domain::dhcp_lease::DhcpNetworks;
 use harvester_guest_operator::http::admission::{Admission, Stage};
-use harvester_guest_operator::k8s::read::Reader;
+use harvester_guest_operator::k8s::read::ApiReader;
 use harvester_guest_operator::k8s::views::Views;
 use harvester_guest_operator::metrics::Metrics;
 use serde_json::{Value, json};
@@ -58,7 +58,7 @@ async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Resu
         &Metrics::new()?,
     );
     let at = Admission {
-        reader: Reader::new(cluster.client.clone()),
+        reader: ApiReader::new(cluster.client.clone()),
         views: views.clone(),
         leadership: Arc::default(),
     };
@@ -132,7 +132,7 @@ async fn among_a_hundred_pools_the_one_in_the_way_is_named() -> Result<()> {
         &Metrics::new()?,
     );
     let at = Admission {
-        reader: Reader::new(cluster.client.clone()),
+        reader: ApiReader::new(cluster.client.clone()),
         views: views.clone(),
         leadership: Arc::default(),
     };

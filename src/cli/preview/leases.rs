@@ -6,13 +6,13 @@ use chrono::Utc;
 use crate::api::LoadBalancer;
 use crate::domain::dhcp_lease::{self, LeasingFacts, LeasingStep};
 use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status::Finding;
+use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::preview::Change;
 use crate::domain::reason::NoLease;
 use crate::k8s::views::Views;
 
 /// The finding, and the write that comes before it. `None`: too little is known.
-pub(super) fn decide(views: &Views, lb: &LoadBalancer) -> Option<(Finding, Option<Change>)> {
+pub(super) fn decide(views: &Views, lb: &LoadBalancer) -> Option<(AddressOutcome, Option<Change>)> {
     let cluster = views.cluster_id()?;
     if !views.leasing_synced_for(lb) {
         return None;
@@ -38,11 +38,13 @@ pub(super) fn decide(views: &Views, lb: &LoadBalancer) -> Option<(Finding, Optio
         early: true,
         now,
     };
-    let wait = |why: NoLease| Finding::Host(Err(why));
+    let wait = |why: NoLease| AddressOutcome::Host(Err(why));
     Some(match dhcp_lease::step(&seen) {
-        LeasingStep::Guest(why) => (Finding::Guest(why), None),
+        LeasingStep::Guest(why) => (AddressOutcome::Guest(why), None),
         LeasingStep::Wait(why) => (wait(why), None),
-        LeasingStep::Take(lease) => (Finding::Host(views.unless_in_the_way(lb, lease)), None),
+        LeasingStep::Take(lease) => {
+            (AddressOutcome::Host(views.unless_in_the_way(lb, lease)), None)
+        }
         LeasingStep::Create => {
             let form = views.client_id_form(&network);
             match dhcp_lease::record(lb, &cluster, &network, form) {
@@ -67,7 +69,7 @@ pub(super) fn decide(views: &Views, lb: &LoadBalancer) -> Option<(Finding, Optio
             let patch = dhcp_lease::release_after(record, None);
             let change = Change::patch("DHCPLease", &name, &patch);
             let finding = match dhcp_lease::usable(record, now) {
-                Some(lease) => Finding::Host(views.unless_in_the_way(lb, lease)),
+                Some(lease) => AddressOutcome::Host(views.unless_in_the_way(lb, lease)),
                 None => wait(NoLease::Pending { network, said: None }),
             };
             (finding, Some(change))

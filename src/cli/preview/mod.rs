@@ -20,13 +20,13 @@ use crate::domain::dhcp::agent_name;
 use crate::domain::dhcp_lease::WantedAgent;
 use crate::domain::forecast::{Forecast, forecast};
 use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status::Finding;
+use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::pools::kube_vip_import;
 use crate::domain::preview::{self, Change, LoadBalancerLine, Preview, report, unread};
 use crate::k8s::client;
-use crate::k8s::stored::{self, Reading};
-use crate::k8s::takeover::Takeover;
+use crate::k8s::stored::{self, ReadResult};
+use crate::k8s::takeover::TakeoverClient;
 use crate::metrics::Metrics;
 
 /// Deadline of one connection.
@@ -57,7 +57,7 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     let dhcp = args.dhcp.networks();
     let read = stored::read(&client, &refusals, &args.namespace, dhcp, &metrics);
     let reading = Box::pin(read).await?;
-    let takeover = Takeover {
+    let takeover = TakeoverClient {
         client: client.clone(),
         controller: (args.namespace.clone(), String::new()),
         chart: (String::new(), String::new()),
@@ -80,7 +80,7 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
 }
 
 /// Addresses, and the writes that lead to them.
-async fn plan(client: &Client, reading: &Reading, namespace: &str) -> Preview {
+async fn plan(client: &Client, reading: &ReadResult, namespace: &str) -> Preview {
     let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
     let forecast = forecast(&reading.stored);
     let mut plan = Preview::default();
@@ -105,7 +105,7 @@ async fn plan(client: &Client, reading: &Reading, namespace: &str) -> Preview {
     plan
 }
 
-fn pools(plan: &mut Preview, reading: &Reading, forecast: &Forecast, now: &str) {
+fn pools(plan: &mut Preview, reading: &ReadResult, forecast: &Forecast, now: &str) {
     for (stored, seen) in reading.pools.iter().zip(&reading.stored.pools) {
         let Some(pool) = forecast.book.pools().get(&seen.name) else { continue };
         let touched = forecast.touched.contains(&seen.name);
@@ -129,7 +129,7 @@ fn pools(plan: &mut Preview, reading: &Reading, forecast: &Forecast, now: &str) 
 async fn load_balancer(
     plan: &mut Preview,
     client: &Client,
-    reading: &Reading,
+    reading: &ReadResult,
     forecast: &Forecast,
     lb: &LoadBalancer,
     now: &str,
@@ -142,8 +142,8 @@ async fn load_balancer(
         return line;
     }
     let finding = match (reading.removals.get(&name), forecast.verdicts.get(&name)) {
-        (Some(removal), _) => Some(Finding::Pool(ClaimResult::Waiting(removal.clone()))),
-        (None, Some(verdict)) => Some(Finding::Pool(verdict.clone())),
+        (Some(removal), _) => Some(AddressOutcome::Pool(ClaimResult::Waiting(removal.clone()))),
+        (None, Some(verdict)) => Some(AddressOutcome::Pool(verdict.clone())),
         (None, None) => leases::decide(&reading.views, lb).map(|(finding, change)| {
             plan.changes.extend(change);
             finding

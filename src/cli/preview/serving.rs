@@ -8,7 +8,7 @@ use kube::{Api, Client, ResourceExt as _};
 
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
 use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status::{self, Finding};
+use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::preview::Change;
 use crate::domain::vm_backends::endpoint_slices::{
     self, AnnouncingNode, EndpointPort, SliceWrite, StoredSlice, remembered,
@@ -28,7 +28,7 @@ use crate::k8s::{CallError, call};
 /// Result of a plan.
 pub(super) struct Served {
     /// Address that would be published.
-    pub(super) finding: Finding,
+    pub(super) finding: AddressOutcome,
     /// State of the Service, as the LoadBalancer's status would report it.
     pub(super) report: Option<ServingStatus>,
     /// Writes of Service and EndpointSlices.
@@ -52,7 +52,7 @@ pub(super) async fn serve(
     views: &Views,
     client: &Client,
     lb: &LoadBalancer,
-    finding: Finding,
+    finding: AddressOutcome,
 ) -> Option<Served> {
     if !listeners::is_vm(lb) {
         return Some(Served { finding, report: None, changes: Vec::new(), unchecked: false });
@@ -122,7 +122,11 @@ impl At<'_> {
     }
 
     /// State, writes, and whether a health check would decide.
-    fn announce(&self, lb: &LoadBalancer, finding: &Finding) -> (ServingStatus, Vec<Change>, bool) {
+    fn announce(
+        &self,
+        lb: &LoadBalancer,
+        finding: &AddressOutcome,
+    ) -> (ServingStatus, Vec<Change>, bool) {
         let ingress = self.own().map(|own| own.ingress.clone()).unwrap_or_default();
         let state = self.own().map_or(ServiceState::Waiting, |_| ServiceState::Ours);
         let mut report = ServingStatus::new(state, ingress);

@@ -14,7 +14,7 @@ use crate::domain::forecast::forecast;
 use crate::domain::preview::unread;
 use crate::domain::takeover::report;
 use crate::domain::takeover::steps::{Direction, State, Step};
-use crate::k8s::takeover::{Place, Takeover};
+use crate::k8s::takeover::{Place, TakeoverClient};
 use crate::k8s::{client, stored};
 use crate::metrics::Metrics;
 
@@ -83,7 +83,7 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     } else {
         reader.clone()
     };
-    let takeover = Takeover {
+    let takeover = TakeoverClient {
         client: client.clone(),
         controller: args.controller.clone(),
         chart: args.managed_chart.clone(),
@@ -122,7 +122,7 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
 }
 
 async fn apply(
-    takeover: &Takeover,
+    takeover: &TakeoverClient,
     direction: Direction,
     client: &Client,
     per_second: u16,
@@ -163,7 +163,10 @@ async fn apply(
 }
 
 /// The next step and what it was decided from. VMs are counted once nothing else is left.
-async fn next(takeover: &Takeover, direction: Direction) -> anyhow::Result<Option<(Step, State)>> {
+async fn next(
+    takeover: &TakeoverClient,
+    direction: Direction,
+) -> anyhow::Result<Option<(Step, State)>> {
     let mut state = Box::pin(takeover.state()).await?;
     let decide =
         |state: &State| direction.next(state).map_err(|refusal| anyhow::anyhow!("{refusal}"));
@@ -175,7 +178,11 @@ async fn next(takeover: &Takeover, direction: Direction) -> anyhow::Result<Optio
     Ok(step.map(|step| (step, state)))
 }
 
-async fn remove_finalizers(takeover: &Takeover, all: usize, per_second: u16) -> anyhow::Result<()> {
+async fn remove_finalizers(
+    takeover: &TakeoverClient,
+    all: usize,
+    per_second: u16,
+) -> anyhow::Result<()> {
     let began = Instant::now();
     let mut last = began;
     takeover

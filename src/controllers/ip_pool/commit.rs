@@ -16,7 +16,7 @@ use crate::domain::limits::backoff::backoff;
 use crate::domain::pools::allocator::AllocatorPool;
 use crate::domain::pools::status;
 use crate::k8s::CallError;
-use crate::k8s::write::{Writer, differs};
+use crate::k8s::write::{ApiWriter, differs};
 
 /// First delay before the write of a pool is retried, doubling up to [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(10);
@@ -200,7 +200,10 @@ fn job(
 }
 
 /// Makes the writes of a pool. Each requires the resourceVersion that the previous write returned.
-async fn carry_out(writer: Writer, job: CommitJob) -> (CommitJob, Result<ObjectMeta, CallError>) {
+async fn carry_out(
+    writer: ApiWriter,
+    job: CommitJob,
+) -> (CommitJob, Result<ObjectMeta, CallError>) {
     let mut meta =
         ObjectMeta { resource_version: Some(job.version.clone()), ..ObjectMeta::default() };
     let result = async {

@@ -23,7 +23,7 @@ use crate::domain::load_balancer::facts::{self, Project};
 use crate::domain::pools::allocator::{LoadBalancerIndex, PoolAllocator, PoolSeen};
 use crate::domain::pools::write_pacing::WritePace;
 use crate::k8s::guard::Guard;
-use crate::k8s::trimmed::{self, Trimmed};
+use crate::k8s::trimmed::{self, TrimmedLb};
 use crate::k8s::{CallError, call};
 
 /// Objects per page of a list.
@@ -117,7 +117,7 @@ impl LedgerTask {
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;
         task.book.set_infrastructure(views.infrastructure.held_back());
         let pools = list::<IPPool>(&Api::all(task.ctx.client.clone()), PAGE).await?;
-        let lbs = list::<Trimmed>(&Api::all(task.ctx.client.clone()), trimmed::PAGE).await?;
+        let lbs = list::<TrimmedLb>(&Api::all(task.ctx.client.clone()), trimmed::PAGE).await?;
         let lbs: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();
         let world = LoadBalancerIndex::new(lbs.iter().filter_map(facts::world_entry));
         for pool in &pools {

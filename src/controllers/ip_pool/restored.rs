@@ -12,7 +12,7 @@ use crate::domain::load_balancer::facts;
 use crate::domain::pools::allocator::WorldEntry;
 use crate::domain::pools::restored_store::{RestoreOutcome, changes, with_kept};
 use crate::k8s::CallError;
-use crate::k8s::trimmed::{self, Trimmed};
+use crate::k8s::trimmed::{self, TrimmedLb};
 
 /// Longest time for all of it: an API server that starts refuses calls until it has read the roles.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ pub async fn keep_published(ctx: &Context) {
 async fn keep(ctx: &Context, before: &[WorldEntry], is_logged: &mut bool) -> Result<(), CallError> {
     // Pools first: the owner of each claim is in the later list, if it exists.
     let pools = list::<IPPool>(&Api::all(ctx.client.clone()), PAGE).await?;
-    let lbs = list::<Trimmed>(&Api::all(ctx.client.clone()), trimmed::PAGE).await?;
+    let lbs = list::<TrimmedLb>(&Api::all(ctx.client.clone()), trimmed::PAGE).await?;
     let after: Vec<WorldEntry> =
         lbs.iter().filter_map(|trimmed| facts::world_entry(&trimmed.lb)).collect();
     let changes = changes(before, &pools, &after);

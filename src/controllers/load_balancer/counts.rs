@@ -16,7 +16,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Context, publish};
+use super::{LbContext, publish};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
 use crate::k8s::CallError;
@@ -25,12 +25,12 @@ use crate::k8s::CallError;
 const WITHIN: Duration = Duration::from_secs(1);
 
 /// Waiting patches, by UID of the LoadBalancer.
-pub(super) struct Counts {
-    waiting: Mutex<HashMap<String, Waiting>>,
+pub(super) struct DeferredCounts {
+    waiting: Mutex<HashMap<String, WaitingPatch>>,
     due: mpsc::UnboundedSender<(Instant, String)>,
 }
 
-struct Waiting {
+struct WaitingPatch {
     /// Time of the write.
     due: Instant,
     lb: Arc<LoadBalancer>,
@@ -42,7 +42,7 @@ struct Waiting {
 /// Queue of UIDs with the time when each is due, in order.
 pub(super) type Due = mpsc::UnboundedReceiver<(Instant, String)>;
 
-impl Counts {
+impl DeferredCounts {
     pub(super) fn new() -> (Self, Due) {
         let (due, receiver) = mpsc::unbounded_channel();
         (Self { waiting: Mutex::default(), due }, receiver)
@@ -59,7 +59,7 @@ impl Counts {
             return false;
         }
         let due = before.unwrap_or(now + WITHIN);
-        waiting.insert(uid.to_owned(), Waiting { due, lb: lb.clone(), patch, is_all });
+        waiting.insert(uid.to_owned(), WaitingPatch { due, lb: lb.clone(), patch, is_all });
         if before.is_none() {
             // The receiver is gone after the end of the term.
             let _ = self.due.send((due, uid.to_owned()));
@@ -76,7 +76,7 @@ impl Counts {
     /// it was removed.
     fn settle_unless_replaced(&self, uid: &str, at: Instant, lb: &Arc<LoadBalancer>) -> bool {
         let mut waiting = self.waiting();
-        let is_same = |found: &Waiting| found.due == at && Arc::ptr_eq(&found.lb, lb);
+        let is_same = |found: &WaitingPatch| found.due == at && Arc::ptr_eq(&found.lb, lb);
         let same = waiting.get(uid).is_some_and(is_same);
         if same {
             waiting.remove(uid);
@@ -84,13 +84,13 @@ impl Counts {
         same
     }
 
-    fn waiting(&self) -> MutexGuard<'_, HashMap<String, Waiting>> {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<String, WaitingPatch>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Writes what is due until dropped.
-pub(super) async fn run(due: Due, ctx: &Context) {
+pub(super) async fn run(due: Due, ctx: &LbContext) {
     let due =
         futures::stream::unfold(
             due,
@@ -103,7 +103,7 @@ pub(super) async fn run(due: Due, ctx: &Context) {
     .await;
 }
 
-async fn write(at: Instant, uid: &str, ctx: &Context) {
+async fn write(at: Instant, uid: &str, ctx: &LbContext) {
     let found = {
         let waiting = ctx.counts.waiting();
         let found = waiting.get(uid).filter(|found| found.due == at);

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use chrono::Utc;
 use kube::{Api, Resource, ResourceExt};
 
-use super::{Context, Error};
+use super::{LbContext, ReconcileError};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp_lease::{self, LeasedAddress, LeasingFacts, LeasingStep};
 use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status::Finding;
+use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::reason::{self, NoLease};
 use crate::k8s::{CallError, call};
 
@@ -31,7 +31,10 @@ const REPETITIONS: usize = 5;
 
 /// Leases the LoadBalancer's address on the host: creates, adopts or keeps its DHCPLease. `None`: a
 /// required object was not observed yet; its event triggers the next reconcile.
-pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Finding>, Error> {
+pub(super) async fn allocate(
+    lb: &LoadBalancer,
+    ctx: &LbContext,
+) -> Result<Option<AddressOutcome>, ReconcileError> {
     let views = &ctx.shared.views;
     let (Some(cluster), true) = (views.cluster_id(), views.leasing_synced_for(lb)) else {
         return Ok(None);
@@ -59,12 +62,12 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
             now: Utc::now().fixed_offset(),
         };
         let written = match dhcp_lease::step(&seen) {
-            LeasingStep::Guest(why) => return Ok(Some(Finding::Guest(why))),
-            LeasingStep::Wait(why) => return Ok(Some(Finding::Host(Err(why)))),
+            LeasingStep::Guest(why) => return Ok(Some(AddressOutcome::Guest(why))),
+            LeasingStep::Wait(why) => return Ok(Some(AddressOutcome::Host(Err(why)))),
             LeasingStep::Take(lease) => {
                 // A view may be older than the end of the lease.
                 if fresh || facts::leased(lb) == Some(lease.ip) {
-                    return Ok(Some(Finding::Host(views.unless_in_the_way(lb, lease))));
+                    return Ok(Some(AddressOutcome::Host(views.unless_in_the_way(lb, lease))));
                 }
                 None
             }
@@ -74,12 +77,12 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
                     Ok(new) => new,
                     Err(fault) => {
                         let why = NoLease::Annotation(fault.text());
-                        return Ok(Some(Finding::Host(Err(why))));
+                        return Ok(Some(AddressOutcome::Host(Err(why))));
                     }
                 };
                 match create(&new, ctx).await {
                     Ok(created) => Some(created),
-                    Err(why) => return Ok(Some(Finding::Host(Err(why)))),
+                    Err(why) => return Ok(Some(AddressOutcome::Host(Err(why)))),
                 }
             }
             LeasingStep::Adopt(patch) => {
@@ -105,13 +108,13 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
             }
             Some(Err(CallError::NotFound)) if record.is_none() => {
                 let why = "the kind is not served: install its CustomResourceDefinition".to_owned();
-                return Ok(Some(Finding::Host(Err(NoLease::Refused(why)))));
+                return Ok(Some(AddressOutcome::Host(Err(NoLease::Refused(why)))));
             }
             Some(Err(CallError::Conflict | CallError::NotFound)) | None => {}
             Some(Err(error)) => match error.refusal() {
                 Some(why) => {
                     let why = NoLease::Refused(why.to_owned());
-                    return Ok(Some(Finding::Host(Err(why))));
+                    return Ok(Some(AddressOutcome::Host(Err(why))));
                 }
                 None => return Err(error.into()),
             },
@@ -124,7 +127,7 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
 
 /// Creates a record, unless a DHCP server would identify its holder and another record's as one
 /// client. Of two records created at the same time, the second is checked against the first.
-async fn create(new: &DHCPLease, ctx: &Context) -> Result<Result<DHCPLease, CallError>, NoLease> {
+async fn create(new: &DHCPLease, ctx: &LbContext) -> Result<Result<DHCPLease, CallError>, NoLease> {
     let mut made = ctx.made.lock().await;
     let views = &ctx.shared.views;
     made.retain(|(at, _)| at.elapsed() < SEEN_WITHIN);
@@ -144,7 +147,7 @@ async fn create(new: &DHCPLease, ctx: &Context) -> Result<Result<DHCPLease, Call
 }
 
 /// Reads the record from the API server.
-async fn current(lb: &LoadBalancer, ctx: &Context) -> Result<Option<DHCPLease>, CallError> {
+async fn current(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<DHCPLease>, CallError> {
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<DHCPLease> = Api::namespaced(ctx.shared.client.clone(), &namespace);
     match Box::pin(call(api.get(&lb.name_any()))).await {
@@ -160,7 +163,7 @@ fn record_name(record: &DHCPLease) -> String {
 
 /// Time until the published address expires unless its lease is renewed. Without a renewal from the
 /// agent, the address expires by the clock.
-pub(super) fn ends_in(lb: &LoadBalancer, ctx: &Context) -> Option<Duration> {
+pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
     if facts::wants_pool(lb) {
         return None;
     }
@@ -172,16 +175,16 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &Context) -> Option<Duration> {
 }
 
 /// Time until an obstacle is checked again, if its end produces no event.
-pub(super) fn again(finding: &Finding) -> Option<Duration> {
+pub(super) fn again(finding: &AddressOutcome) -> Option<Duration> {
     match finding {
-        Finding::Host(Err(NoLease::TakingOver { .. })) => Some(dhcp_lease::TAKEOVER_AGAIN),
-        Finding::Host(Err(NoLease::IdentityTaken(_))) => Some(LOOKS_AGAIN),
+        AddressOutcome::Host(Err(NoLease::TakingOver { .. })) => Some(dhcp_lease::TAKEOVER_AGAIN),
+        AddressOutcome::Host(Err(NoLease::IdentityTaken(_))) => Some(LOOKS_AGAIN),
         _ => None,
     }
 }
 
 /// Remaining time of [`AGENTS_RETURN`]; zero after it.
-fn early(ctx: &Context) -> Duration {
+fn early(ctx: &LbContext) -> Duration {
     AGENTS_RETURN.saturating_sub(ctx.shared.began.elapsed())
 }
 
@@ -191,7 +194,7 @@ pub(super) fn published(
     lb: &LoadBalancer,
     lease: Result<&LeasedAddress, &NoLease>,
     before: Option<&str>,
-    ctx: &Context,
+    ctx: &LbContext,
 ) {
     let shared = &ctx.shared;
     let (object, name) = (lb.object_ref(&()), facts::name(lb));

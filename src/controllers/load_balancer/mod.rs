@@ -30,7 +30,7 @@ use super::ip_pool::{LedgerError, LedgerHandle};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::limits::backoff::backoff;
 use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status::Finding;
+use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::vm_backends::listeners::{self, ServingStatus};
 use crate::k8s::{CallError, call};
 use crate::prober::Prober;
@@ -51,7 +51,7 @@ const LAST_RETRY: Duration = Duration::from_secs(30);
 pub(super) const VMS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Context of all reconciles.
-pub struct Context {
+pub struct LbContext {
     /// Context of all controllers of the process.
     pub shared: super::Context,
     /// Handle of the ledger task.
@@ -60,16 +60,16 @@ pub struct Context {
     writes: Semaphore,
     first_writes: Semaphore,
     began: Instant,
-    failures: report::Failures,
-    counts: counts::Counts,
+    failures: report::FailureCounts,
+    counts: counts::DeferredCounts,
     /// Recently created DHCPLeases, each with the time of its creation.
     made: tokio::sync::Mutex<Vec<(Instant, DHCPLease)>>,
 }
 
-impl Context {
+impl LbContext {
     /// Makes the context of one term of leadership, and the queue that [`run`] takes with it.
-    pub fn new(shared: super::Context, ledger: LedgerHandle, prober: Prober) -> (Self, Due) {
-        let (counts, due) = counts::Counts::new();
+    pub fn new(shared: super::Context, ledger: LedgerHandle, prober: Prober) -> (Self, DueCounts) {
+        let (counts, due) = counts::DeferredCounts::new();
         let context = Self {
             shared,
             ledger,
@@ -77,11 +77,11 @@ impl Context {
             began: Instant::now(),
             writes: Semaphore::new(WRITES_AT_ONCE),
             first_writes: Semaphore::new(FIRST_WRITES_AT_ONCE),
-            failures: report::Failures::default(),
+            failures: report::FailureCounts::default(),
             counts,
             made: tokio::sync::Mutex::default(),
         };
-        (context, Due(due))
+        (context, DueCounts(due))
     }
 
     /// Whether VMs should have been listed by now.
@@ -91,11 +91,11 @@ impl Context {
 }
 
 /// Queue of counts of VMs that wait to be written.
-pub struct Due(counts::Due);
+pub struct DueCounts(counts::Due);
 
 /// Reason why a reconcile must be repeated.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ReconcileError {
     /// The ledger gave no answer.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -113,9 +113,9 @@ pub enum Error {
 /// Reconciles each LoadBalancer received on `woken`, and writes the counts that are due, until
 /// dropped.
 pub async fn run(
-    ctx: Arc<Context>,
+    ctx: Arc<LbContext>,
     woken: mpsc::UnboundedReceiver<ObjectRef<LoadBalancer>>,
-    Due(due): Due,
+    DueCounts(due): DueCounts,
 ) {
     let store = ctx.shared.views.load_balancers.clone();
     let woken = futures::stream::unfold(woken, |mut woken| async move {
@@ -142,15 +142,15 @@ pub async fn run(
 }
 
 /// LoadBalancer as observed by a reconcile.
-struct Observed {
+struct ObservedLb {
     lb: Arc<LoadBalancer>,
     /// Whether entries are missing that a write of the object must contain.
     partial: bool,
 }
 
 /// Address of a LoadBalancer, and the state of its Service.
-struct Served {
-    finding: Finding,
+struct ServingOutcome {
+    finding: AddressOutcome,
     /// State of the Service of a vm load balancer.
     report: Option<ServingStatus>,
     /// Time until the Service must be read again, if its change produces no event.
@@ -160,14 +160,14 @@ struct Served {
 /// Reconciles the observed object; after a conflict, the object that the API server has.
 async fn reconcile_until_settled(
     seen: Arc<LoadBalancer>,
-    ctx: Arc<Context>,
-) -> Result<Action, Error> {
+    ctx: Arc<LbContext>,
+) -> Result<Action, ReconcileError> {
     let _turn = ctx.shared.metrics.reconciling();
     let mut observed = observe(seen.clone(), &ctx);
     for _ in 0..REPETITIONS {
         let again = match reconcile(observed, &ctx).await {
             Ok(again) => again,
-            Err(Error::Outdated) => match observe_again(&seen, &ctx).await? {
+            Err(ReconcileError::Outdated) => match observe_again(&seen, &ctx).await? {
                 Some(now) => {
                     observed = now;
                     continue;
@@ -185,7 +185,10 @@ async fn reconcile_until_settled(
 /// Runs one pass of a reconcile. Returns the time until the next pass is due even without a change.
 ///
 /// Thousands of these futures wait for the ledger at the same time, so the later steps are boxed.
-async fn reconcile(observed: Observed, ctx: &Context) -> Result<Option<Duration>, Error> {
+async fn reconcile(
+    observed: ObservedLb,
+    ctx: &LbContext,
+) -> Result<Option<Duration>, ReconcileError> {
     if facts::is_leaving(&observed.lb) {
         withdraw(observed, ctx).await?;
         return Ok(None);
@@ -209,7 +212,7 @@ async fn reconcile(observed: Observed, ctx: &Context) -> Result<Option<Duration>
 
 /// Removes Service, claim and finalizer, in this order. While the Service still exists, its
 /// deletion event triggers the next reconcile.
-async fn withdraw(observed: Observed, ctx: &Context) -> Result<(), Error> {
+async fn withdraw(observed: ObservedLb, ctx: &LbContext) -> Result<(), ReconcileError> {
     let lb = &observed.lb;
     ctx.counts.settle(lb);
     if listeners::is_vm(lb) && !Box::pin(serve::withdraw(lb, ctx)).await? {
@@ -219,19 +222,22 @@ async fn withdraw(observed: Observed, ctx: &Context) -> Result<(), Error> {
     Box::pin(publish::finalize(&observed, ctx)).await
 }
 
-fn observe(lb: Arc<LoadBalancer>, ctx: &Context) -> Observed {
+fn observe(lb: Arc<LoadBalancer>, ctx: &LbContext) -> ObservedLb {
     ctx.shared.views.look(&lb);
     let partial = ctx.shared.views.is_partial(&lb);
-    Observed { lb, partial }
+    ObservedLb { lb, partial }
 }
 
 /// Reads the object from the API server. `None`: it is gone, or another object has its name.
-async fn observe_again(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Observed>, CallError> {
+async fn observe_again(
+    lb: &LoadBalancer,
+    ctx: &LbContext,
+) -> Result<Option<ObservedLb>, CallError> {
     let api: Api<LoadBalancer> =
         Api::namespaced(ctx.shared.client.clone(), &lb.namespace().unwrap_or_default());
     match Box::pin(call(api.get(&lb.name_any()))).await {
         Ok(now) if now.uid() == lb.uid() => {
-            Ok(Some(Observed { lb: Arc::new(now), partial: false }))
+            Ok(Some(ObservedLb { lb: Arc::new(now), partial: false }))
         }
         Ok(_) | Err(CallError::NotFound) => Ok(None),
         Err(error) => Err(error),
@@ -240,7 +246,7 @@ async fn observe_again(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Observ
 
 /// Releases the address of a LoadBalancer that was deleted between claim and publication. If the
 /// deletion event came before the claim, nothing else releases the address.
-async fn give_back(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Duration>, Error> {
+async fn give_back(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<Duration>, ReconcileError> {
     let owner = facts::owner(lb);
     // The deletion event of its Service releases the address.
     if !ctx.shared.views.is_served(&owner) {
@@ -250,8 +256,11 @@ async fn give_back(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Duration>,
 }
 
 #[allow(clippy::needless_pass_by_value)] // The signature is the library's.
-fn retry(lb: Arc<LoadBalancer>, error: &Error, ctx: Arc<Context>) -> Action {
-    if matches!(error, Error::Call(CallError::NotLeader) | Error::Ledger(LedgerError::Closed)) {
+fn retry(lb: Arc<LoadBalancer>, error: &ReconcileError, ctx: Arc<LbContext>) -> Action {
+    if matches!(
+        error,
+        ReconcileError::Call(CallError::NotLeader) | ReconcileError::Ledger(LedgerError::Closed)
+    ) {
         return Action::await_change();
     }
     let failures = ctx.failures.count(lb.uid().as_deref());

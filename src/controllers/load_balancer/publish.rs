@@ -5,28 +5,28 @@ use chrono::{SecondsFormat, Utc};
 use kube::ResourceExt;
 use serde_json::Value;
 
-use super::{Context, Error, Observed, Served};
+use super::{LbContext, ObservedLb, ReconcileError, ServingOutcome};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status::{self, Finding};
+use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::pools::allocator::ClaimResult;
 use crate::k8s::CallError;
 
 /// Publishes the address, and the state of the Service of a vm load balancer. A change of only the
 /// counts of VMs may be written later. Returns whether the object was written.
 pub(super) async fn publish(
-    observed: &Observed,
-    served: &Served,
-    ctx: &Context,
-) -> Result<bool, Error> {
-    let (Observed { lb, partial }, Served { finding, report, .. }) = (observed, served);
+    observed: &ObservedLb,
+    served: &ServingOutcome,
+    ctx: &LbContext,
+) -> Result<bool, ReconcileError> {
+    let (ObservedLb { lb, partial }, ServingOutcome { finding, report, .. }) = (observed, served);
     let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
     let Some(patch) = status::patch(lb, finding, report.as_ref(), &now) else {
         ctx.counts.settle(lb);
         return Ok(false);
     };
     if *partial {
-        return Err(Error::Outdated);
+        return Err(ReconcileError::Outdated);
     }
     // A decision about the whole object need not be repeated after its own write. Without a report,
     // and when pools change, the event of this write triggers the next step.
@@ -44,28 +44,30 @@ pub(super) async fn publish(
 }
 
 /// Removes the finalizer of a deleted object, after the ledger has released its claim.
-pub(super) async fn finalize(observed: &Observed, ctx: &Context) -> Result<(), Error> {
+pub(super) async fn finalize(observed: &ObservedLb, ctx: &LbContext) -> Result<(), ReconcileError> {
     let Some(patch) = status::finalize(&observed.lb) else { return Ok(()) };
     if observed.partial {
-        return Err(Error::Outdated);
+        return Err(ReconcileError::Outdated);
     }
     write(&observed.lb, &patch, ctx).await.map(drop).map_err(unless_outdated)
 }
 
-fn unless_outdated(error: CallError) -> Error {
+fn unless_outdated(error: CallError) -> ReconcileError {
     match error {
-        CallError::Conflict | CallError::NotFound => Error::Outdated,
+        CallError::Conflict | CallError::NotFound => ReconcileError::Outdated,
         error => error.into(),
     }
 }
 
 /// Whether the observed object already publishes this address.
-fn is_published(lb: &LoadBalancer, finding: &Finding) -> bool {
+fn is_published(lb: &LoadBalancer, finding: &AddressOutcome) -> bool {
     match finding {
-        Finding::Pool(ClaimResult::Held { claim, .. }) => {
+        AddressOutcome::Pool(ClaimResult::Held { claim, .. }) => {
             facts::published(lb).as_ref() == Some(claim)
         }
-        Finding::Host(lease) => facts::leased(lb) == lease.as_ref().ok().map(|lease| lease.ip),
+        AddressOutcome::Host(lease) => {
+            facts::leased(lb) == lease.as_ref().ok().map(|lease| lease.ip)
+        }
         _ => facts::published(lb).is_none(),
     }
 }
@@ -74,7 +76,7 @@ fn is_published(lb: &LoadBalancer, finding: &Finding) -> bool {
 pub(super) async fn write(
     lb: &LoadBalancer,
     patch: &Value,
-    ctx: &Context,
+    ctx: &LbContext,
 ) -> Result<String, CallError> {
     // The semaphore is never closed; a closed one would not be a reason to skip the write.
     let has_address = facts::published(lb).is_some() || facts::leased(lb).is_some();

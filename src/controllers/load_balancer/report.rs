@@ -6,32 +6,32 @@ use std::sync::{Mutex, PoisonError};
 
 use kube::{Resource, ResourceExt};
 
-use super::{Context, Served, leasing};
+use super::{LbContext, ServingOutcome, leasing};
 use crate::api::{ConditionStatus, LoadBalancer, READY};
 use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status::Finding;
+use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason;
 use crate::domain::vm_backends::listeners::{self, ServingStatus};
 
 /// Reports a published status. `lb`: the object before the write.
-pub(super) fn report(lb: &LoadBalancer, served: &Served, ctx: &Context) {
+pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext) {
     let shared = &ctx.shared;
-    let Served { finding, report, .. } = served;
+    let ServingOutcome { finding, report, .. } = served;
     if let Some(report) = report {
         report_service(lb, report, ctx);
     }
     let before =
         lb.status.as_ref().and_then(|s| s.allocated_address.as_ref()).and_then(|a| a.ip.as_deref());
     match finding {
-        Finding::Guest(why) => {
+        AddressOutcome::Guest(why) => {
             shared.metrics.addressed(&lb.uid().unwrap_or_default());
             if let Some(why) = why.clone().filter(|_| before.is_none()) {
                 shared.events.normal(lb.object_ref(&()), reason::DHCP, why);
             }
         }
-        Finding::Host(lease) => leasing::published(lb, lease.as_ref(), before, ctx),
-        Finding::Pool(ClaimResult::Held { claim, instead, .. }) => {
+        AddressOutcome::Host(lease) => leasing::published(lb, lease.as_ref(), before, ctx),
+        AddressOutcome::Pool(ClaimResult::Held { claim, instead, .. }) => {
             shared.metrics.addressed(&lb.uid().unwrap_or_default());
             let ip = claim.ip.to_string();
             if before != Some(&ip) {
@@ -43,7 +43,7 @@ pub(super) fn report(lb: &LoadBalancer, served: &Served, ctx: &Context) {
                 shared.events.warning(lb.object_ref(&()), wait.reason(), wait.message());
             }
         }
-        Finding::Pool(ClaimResult::Waiting(wait)) => {
+        AddressOutcome::Pool(ClaimResult::Waiting(wait)) => {
             tracing::info!(lb = facts::name(lb), reason = wait.reason(), "no address");
             shared.events.warning(lb.object_ref(&()), wait.reason(), wait.message());
         }
@@ -51,7 +51,7 @@ pub(super) fn report(lb: &LoadBalancer, served: &Served, ctx: &Context) {
 }
 
 /// Reports a changed reason of the Ready condition of a vm load balancer.
-fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &Context) {
+fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
     let allocated = lb.status.as_ref().and_then(|s| s.allocated_address.as_ref());
     let asked = allocated.and_then(|a| a.ip.as_deref()).unwrap_or_default();
     let (status, why, message) = listeners::ready(report, asked);
@@ -75,9 +75,9 @@ fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &Context) {
 
 /// Consecutive failures, by UID of the object.
 #[derive(Default)]
-pub(super) struct Failures(Mutex<HashMap<String, u32>>);
+pub(super) struct FailureCounts(Mutex<HashMap<String, u32>>);
 
-impl Failures {
+impl FailureCounts {
     pub(super) fn count(&self, uid: Option<&str>) -> u32 {
         let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = failures.entry(uid.unwrap_or_default().to_owned()).or_default();

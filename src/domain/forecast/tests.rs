@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::load_balancer::facts::{Project, Surroundings, facts};
+use crate::load_balancer::facts::{LbSurroundings, Project, facts};
 use crate::network::Segment;
 use api::IPPool;
 
@@ -47,7 +47,7 @@ impl World {
         full.as_object_mut().unwrap().extend(object.as_object().unwrap().clone());
         let lb: LoadBalancer = serde_json::from_value(full).unwrap();
         if facts::wants_pool(&lb) && !facts::is_leaving(&lb) {
-            let around = Surroundings { project: Project::Outside, vm_network: None };
+            let around = LbSurroundings { project: Project::Outside, vm_network: None };
             self.stored.facts.push(facts(&lb, &around, |_| Segment::default(), true));
         }
         self.stored.load_balancers.push(lb);

@@ -15,7 +15,7 @@ use serde_json::Value;
 use self::credentials::Credential;
 use crate::forecast::{self, Effect, Forecast};
 use crate::load_balancer::facts;
-use crate::load_balancer::status::{self, Finding};
+use crate::load_balancer::status::{self, AddressOutcome};
 use crate::pools::allocator::{AllocatorPool, PoolSeen};
 use crate::pools::status::{pool_ready, pool_status};
 use crate::takeover::steps::{Admission, Leader};
@@ -116,7 +116,7 @@ fn fields(patch: &Value) -> Vec<String> {
 /// 3339 time.
 pub fn load_balancer(
     lb: &LoadBalancer,
-    finding: &Finding,
+    finding: &AddressOutcome,
     report: Option<&ServingStatus>,
     now: &str,
 ) -> (LoadBalancerLine, Option<Change>) {

@@ -9,7 +9,7 @@ use super::*;
 use crate::credentials::rotation::target_secret::SecretContent;
 use crate::credentials::token::TokenText;
 use crate::forecast::{Stored, forecast};
-use crate::load_balancer::facts::{Project, Surroundings, facts as facts_of};
+use crate::load_balancer::facts::{LbSurroundings, Project, facts as facts_of};
 use crate::network::Segment;
 use api::{IPPool, LB_FINALIZER, TokenRotation};
 
@@ -42,7 +42,7 @@ fn asks() -> Value {
 
 /// The plan of a pool and LoadBalancers that ask it.
 fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
-    let around = Surroundings { project: Project::Outside, vm_network: None };
+    let around = LbSurroundings { project: Project::Outside, vm_network: None };
     let facts = lbs.iter().filter(|lb| !facts::is_leaving(lb));
     let facts = facts.map(|lb| facts_of(lb, &around, |_| Segment::default(), true)).collect();
     let seen = PoolSeen::new(pool, Segment::default());
@@ -60,7 +60,7 @@ fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
     plan.changes.extend(change);
     for lb in lbs {
         let (line, change) = match forecast.verdicts.get(&facts::name(lb)) {
-            Some(verdict) => load_balancer(lb, &Finding::Pool(verdict.clone()), None, NOW),
+            Some(verdict) => load_balancer(lb, &AddressOutcome::Pool(verdict.clone()), None, NOW),
             None => leaving(lb),
         };
         plan.load_balancers.push(line);
@@ -154,11 +154,15 @@ fn what_is_as_it_would_be_is_not_written() {
         instead: None,
     };
     let mut value = serde_json::to_value(lb("a", &asks(), &Value::Null)).unwrap();
-    let patch =
-        status::patch(&lb("a", &asks(), &Value::Null), &Finding::Pool(verdict.clone()), None, NOW);
+    let patch = status::patch(
+        &lb("a", &asks(), &Value::Null),
+        &AddressOutcome::Pool(verdict.clone()),
+        None,
+        NOW,
+    );
     json_patch::merge(&mut value, &patch.unwrap());
     let settled: LoadBalancer = serde_json::from_value(value).unwrap();
-    let (line, change) = load_balancer(&settled, &Finding::Pool(verdict), None, NOW);
+    let (line, change) = load_balancer(&settled, &AddressOutcome::Pool(verdict), None, NOW);
     assert_eq!((line.has.as_str(), line.gets.as_str()), ("10.1.0.2", "10.1.0.2"));
     assert_eq!(change, None);
 }

@@ -11,7 +11,7 @@ use super::{Admission, Stage};
 use crate::api::LoadBalancer;
 use crate::domain::admission::load_balancer::{self, Asks, Known, Named, PoolSeen};
 use crate::domain::admission::{Answer, Request};
-use crate::domain::load_balancer::facts::{self, Surroundings};
+use crate::domain::load_balancer::facts::{self, LbSurroundings};
 use crate::domain::network::Segment;
 use crate::domain::pools::conflict::{PoolFacts, network_mismatch};
 use crate::domain::pools::ranges::PoolRanges;
@@ -27,9 +27,9 @@ pub(super) async fn decide(
         Some(asks) => gather(at, stage, &asks).await?,
         // The namespace is known for any object.
         None => Known {
-            around: Surroundings {
+            around: LbSurroundings {
                 project: at.views.project_of(request.namespace),
-                ..Surroundings::default()
+                ..LbSurroundings::default()
             },
             ..Known::default()
         },

@@ -13,7 +13,7 @@ use crate::api::GO_CONTROLLER;
 use crate::domain::admission::{Answer, Request};
 use crate::k8s::CallError;
 use crate::k8s::lease::Leadership;
-use crate::k8s::read::Reader;
+use crate::k8s::read::ApiReader;
 use crate::k8s::views::Views;
 
 /// Calls of the API server for one request: mutation first, then validation.
@@ -39,7 +39,7 @@ impl Stage {
 #[derive(Clone)]
 pub struct Admission {
     /// Reader of the API server, for facts that must be current.
-    pub reader: Reader,
+    pub reader: ApiReader,
     /// Views of the cluster.
     pub views: Views,
     /// Leadership, which names the holder of the Lease.

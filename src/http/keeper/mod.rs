@@ -24,7 +24,7 @@ use crate::domain::admission::certificates::{At, SETTLING, Step, adopt, plan, re
 use crate::domain::admission::webhook_configuration::{Owner, Part, Place};
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
-use crate::k8s::installation::{Installation, Look, Sealed};
+use crate::k8s::installation::{Installation, ObservedObject, VersionedSecret};
 use crate::metrics::Metrics;
 use registering::Repairs;
 
@@ -64,7 +64,7 @@ pub struct Keeper {
 struct State {
     /// Whether the Secret has been read.
     looked: bool,
-    secret: Option<Sealed>,
+    secret: Option<VersionedSecret>,
     material: Option<Material>,
     /// Content to restore if the Secret is deleted.
     memory: Option<Material>,
@@ -259,12 +259,16 @@ impl Keeper {
     }
 }
 
-fn take(state: &mut State, look: Look, more: &mut mpsc::UnboundedReceiver<Look>) {
+fn take(
+    state: &mut State,
+    look: ObservedObject,
+    more: &mut mpsc::UnboundedReceiver<ObservedObject>,
+) {
     let mut look = Some(look);
     while let Some(seen) = look {
         match seen {
-            Look::Secret(secret) => take_secret(state, secret),
-            Look::Configuration(part, content) => {
+            ObservedObject::Secret(secret) => take_secret(state, secret),
+            ObservedObject::Configuration(part, content) => {
                 state.parts.insert(part, content);
             }
         }
@@ -272,7 +276,7 @@ fn take(state: &mut State, look: Look, more: &mut mpsc::UnboundedReceiver<Look>)
     }
 }
 
-fn take_secret(state: &mut State, secret: Option<Sealed>) {
+fn take_secret(state: &mut State, secret: Option<VersionedSecret>) {
     if std::mem::replace(&mut state.looked, true) && state.secret == secret {
         return;
     }

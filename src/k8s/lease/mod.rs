@@ -28,7 +28,9 @@ use crate::api::{
     ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION,
     ANNOTATION_LEASE_SECONDS,
 };
-use crate::domain::leader_election::{Action, LeaseSeen, Observer, Pace, RETRY, StoreWentBack};
+use crate::domain::leader_election::{
+    ElectionPace, LeaseAction, LeaseObserver, LeaseSeen, RETRY, StoreWentBack,
+};
 
 /// Consecutive failed calls about the Lease, with the claim expired, after which the API server
 /// counts as silent. A single call may have been under way while this process was frozen.
@@ -205,19 +207,24 @@ pub struct Keeper {
     api: Api<Lease>,
     name: String,
     me: String,
-    pace: Pace,
+    pace: ElectionPace,
 }
 
 impl Keeper {
     /// A keeper of the Lease. `me` must be unique to this process.
-    pub fn new(client: Client, (namespace, name): (&str, &str), me: String, pace: Pace) -> Self {
+    pub fn new(
+        client: Client,
+        (namespace, name): (&str, &str),
+        me: String,
+        pace: ElectionPace,
+    ) -> Self {
         Self { api: Api::namespaced(client, namespace), name: name.to_owned(), me, pace }
     }
 
     /// Competes until dropped, or until the API server's store goes back in time: then the process
     /// must end.
     pub async fn run(&self, leadership: &Leadership) -> StoreWentBack {
-        let mut observer = Observer::default();
+        let mut observer = LeaseObserver::default();
         let deadline = self.pace.deadline();
         let mut failures = 0;
         loop {
@@ -277,7 +284,7 @@ impl Keeper {
     async fn round(
         &self,
         leadership: &Leadership,
-        observer: &mut Observer,
+        observer: &mut LeaseObserver,
     ) -> Result<Next, CallError> {
         let sent = leadership.now();
         let lease = self.api.get_opt(&self.name).await?;
@@ -286,7 +293,7 @@ impl Keeper {
         leadership.note_other(lease_seen.as_ref().and_then(LeaseSeen::other_controller));
         let notes = leadership.note(lease.as_ref());
         let action = observer.decide(lease_seen, &self.me, leadership.now());
-        if !matches!(action, Action::Renew | Action::StartAnew(_)) {
+        if !matches!(action, LeaseAction::Renew | LeaseAction::StartAnew(_)) {
             if *leadership.leading.borrow() {
                 tracing::warn!(
                     lease = self.name,
@@ -297,19 +304,19 @@ impl Keeper {
             leadership.set(Claim::Lost);
         }
         match action {
-            Action::StartAnew(back) => {
+            LeaseAction::StartAnew(back) => {
                 // The Lease is not released either: each write gives it a greater version, by which other
                 // replicas could take it for newer than what they read before, and notice nothing.
                 leadership.give_up();
                 return Ok(Next::End(back));
             }
-            Action::Wait(until) => {
+            LeaseAction::Wait(until) => {
                 if notes.question.is_some() && !other {
                     self.give_answer(lease, leadership).await?;
                 }
                 return Ok(Next::Pause(until.saturating_sub(leadership.now()).min(RETRY)));
             }
-            Action::Create => {
+            LeaseAction::Create => {
                 let lease = Lease {
                     metadata: ObjectMeta {
                         name: Some(self.name.clone()),
@@ -320,9 +327,9 @@ impl Keeper {
                 };
                 self.api.create(&PostParams::default(), &lease).await?;
             }
-            Action::Acquire | Action::Renew => {
+            LeaseAction::Acquire | LeaseAction::Renew => {
                 let Some(mut lease) = lease else { return Ok(Next::Pause(RETRY)) };
-                lease.spec = Some(self.spec(lease.spec.as_ref(), action == Action::Acquire));
+                lease.spec = Some(self.spec(lease.spec.as_ref(), action == LeaseAction::Acquire));
                 let annotations = lease.metadata.annotations.get_or_insert_default();
                 annotations.extend(self.marks());
                 put_question(annotations, leadership.said().question.clone());
@@ -337,7 +344,7 @@ impl Keeper {
         }
         leadership.note_other(None);
         leadership.hold_until(self.pace.trusted_until(sent));
-        if action != Action::Renew {
+        if action != LeaseAction::Renew {
             tracing::info!(lease = self.name, me = self.me, "leading");
         }
         Ok(Next::Pause(self.pace.renew_every()))

@@ -28,7 +28,7 @@ fn keeper(version: &Arc<AtomicU64>) -> (Keeper, Arc<AtomicUsize>) {
     });
     let client = ClientBuilder::new(server, "kube-system").build();
     let lease = ("kube-system", "lease");
-    (Keeper::new(client, lease, "me".to_owned(), Pace::new(3)), writes)
+    (Keeper::new(client, lease, "me".to_owned(), ElectionPace::new(3)), writes)
 }
 
 #[tokio::test]

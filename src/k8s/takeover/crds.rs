@@ -6,7 +6,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
-use super::{Takeover, call};
+use super::{TakeoverClient, call};
 use crate::api;
 use crate::domain::takeover::crds::{ANNOTATION_FORM, adopted, restored};
 use crate::domain::takeover::steps::{Crd, WayBack};
@@ -17,7 +17,7 @@ const KEEP: &str = "helm.sh/resource-policy";
 const CRDS: [&str; 2] =
     ["ippools.loadbalancer.harvesterhci.io", "loadbalancers.loadbalancer.harvesterhci.io"];
 
-impl Takeover {
+impl TakeoverClient {
     fn definitions(&self) -> Api<CustomResourceDefinition> {
         Api::all(self.client.clone())
     }

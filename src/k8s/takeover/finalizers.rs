@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Takeover, call};
+use super::{TakeoverClient, call};
 use crate::api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use crate::domain::takeover::steps::VM_FINALIZERS;
 use crate::k8s::CallError;
@@ -21,7 +21,7 @@ const PAGE: u32 = 500;
 /// Finalizers that are removed at a time.
 const AT_A_TIME: usize = 16;
 
-impl Takeover {
+impl TakeoverClient {
     /// VirtualMachines and VirtualMachineInstances that have one of [`VM_FINALIZERS`].
     pub async fn finalizers(&self) -> anyhow::Result<usize> {
         count(&self.client).await

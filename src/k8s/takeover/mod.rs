@@ -40,7 +40,7 @@ const LEEWAY: i64 = 5;
 pub type Place = (String, String);
 
 /// Reads and writes them.
-pub struct Takeover {
+pub struct TakeoverClient {
     /// Connection with the rights of the person who runs the command.
     pub client: Client,
     /// The Go controller's Deployment. Its webhook's name ends in `-webhook`.
@@ -51,7 +51,7 @@ pub struct Takeover {
     pub lease: Place,
 }
 
-impl Takeover {
+impl TakeoverClient {
     /// Everything that a step is decided from, but for the finalizers: those are counted by
     /// [`Self::finalizers`].
     pub async fn state(&self) -> anyhow::Result<State> {

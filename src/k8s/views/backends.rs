@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::Views;
-use crate::domain::load_balancer::status::Finding;
+use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::network::NetworkAttachment;
 use crate::domain::network::host_links::NetworkReach;
 use crate::domain::pools::allocator::ClaimResult;
@@ -12,7 +12,7 @@ use crate::domain::vm_backends::endpoints::{self, VmBackend};
 
 /// Network on which an address is announced.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct AnnouncePlace {
     /// `namespace/name` of the network; empty for the nodes' own.
     pub network: String,
     /// Bridge and VLAN of the network, if known.
@@ -24,15 +24,15 @@ pub struct Place {
 impl Views {
     /// Network of the address's pool, or of its lease. The address of a global pool is unique on all
     /// networks, so that the network that the LoadBalancer names counts.
-    pub fn place(&self, named: &str, finding: &Finding) -> Place {
+    pub fn place(&self, named: &str, finding: &AddressOutcome) -> AnnouncePlace {
         let network = match finding {
-            Finding::Pool(ClaimResult::Held { network: Some(network), .. }) => network,
-            Finding::Host(Ok(lease)) => &lease.network,
+            AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,
+            AddressOutcome::Host(Ok(lease)) => &lease.network,
             _ => named,
         };
         let attachment = self.attachment(network);
         let link = attachment.as_ref().map(|at| self.link(at)).unwrap_or_default();
-        Place { network: network.to_owned(), attachment, link }
+        AnnouncePlace { network: network.to_owned(), attachment, link }
     }
 
     /// VMs that the LoadBalancer, by namespace and name, selects. `own`: its address. `last` returns

@@ -9,20 +9,20 @@ use std::collections::HashMap;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use super::{Views, lock, serving};
-use crate::k8s::unread::Unread;
+use crate::k8s::unread::LazyObject;
 
-type Slice = Unread<EndpointSlice>;
+type Slice = LazyObject<EndpointSlice>;
 
 /// Slices that are being written, by `namespace/name`, and the last event of each.
-pub(super) struct Early<T = Slice>(HashMap<String, Option<T>>);
+pub(super) struct DeferredSlices<T = Slice>(HashMap<String, Option<T>>);
 
-impl<T> Default for Early<T> {
+impl<T> Default for DeferredSlices<T> {
     fn default() -> Self {
         Self(HashMap::new())
     }
 }
 
-impl<T> Early<T> {
+impl<T> DeferredSlices<T> {
     fn begin(&mut self, name: &str) {
         self.0.insert(name.to_owned(), None);
     }
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_is_heard_of_during_a_write_waits_for_its_end() {
-        let mut early = Early::default();
+        let mut early = DeferredSlices::default();
         assert_eq!(early.put_aside("a", 1), Some(1), "it is not being written");
         early.begin("a");
         assert_eq!(early.put_aside("b", 1), Some(1), "another's write");
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn what_is_older_than_a_deletion_or_a_list_is_not_looked_at() {
-        let mut early = Early::default();
+        let mut early = DeferredSlices::default();
         early.begin("a");
         early.put_aside("a", 1);
         early.gone("a");

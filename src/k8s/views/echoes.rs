@@ -14,10 +14,10 @@ use crate::domain::load_balancer::facts;
 /// State of each LoadBalancer's writes, by `namespace/name`.
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone))]
-pub(super) struct Echoes(HashMap<String, Echo>);
+pub(super) struct OwnWrites(HashMap<String, WriteEcho>);
 
 #[cfg_attr(test, derive(Clone))]
-enum Echo {
+enum WriteEcho {
     /// A write is under way; the version is that of the last event meanwhile. The event of a write
     /// may arrive before its answer.
     Writing(Option<String>),
@@ -25,23 +25,23 @@ enum Echo {
     Wrote { version: String, heard: bool },
 }
 
-impl Echoes {
+impl OwnWrites {
     /// Registers the start of a write. If another write is under way, the event that arrived during
     /// it is not forgotten.
     fn begin(&mut self, name: &str) {
-        if !matches!(self.0.get(name), Some(Echo::Writing(_))) {
-            self.0.insert(name.to_owned(), Echo::Writing(None));
+        if !matches!(self.0.get(name), Some(WriteEcho::Writing(_))) {
+            self.0.insert(name.to_owned(), WriteEcho::Writing(None));
         }
     }
 
     /// Records a watch event. Returns whether it must trigger a reconcile now.
     pub(super) fn hear(&mut self, name: &str, version: &str) -> bool {
         match self.0.get_mut(name) {
-            Some(Echo::Writing(heard)) => {
+            Some(WriteEcho::Writing(heard)) => {
                 *heard = Some(version.to_owned());
                 false
             }
-            Some(Echo::Wrote { version: wrote, heard }) => {
+            Some(WriteEcho::Wrote { version: wrote, heard }) => {
                 *heard |= wrote == version;
                 wrote != version
             }
@@ -55,9 +55,9 @@ impl Echoes {
     fn look(&mut self, name: &str, version: &str) -> bool {
         let heard = match self.0.get(name) {
             None => return false,
-            Some(Echo::Wrote { version: wrote, .. }) if wrote == version => return false,
-            Some(Echo::Wrote { heard, .. }) => *heard,
-            Some(Echo::Writing(heard)) => heard.as_ref().is_some_and(|heard| heard != version),
+            Some(WriteEcho::Wrote { version: wrote, .. }) if wrote == version => return false,
+            Some(WriteEcho::Wrote { heard, .. }) => *heard,
+            Some(WriteEcho::Writing(heard)) => heard.as_ref().is_some_and(|heard| heard != version),
         };
         self.0.remove(name);
         heard
@@ -66,12 +66,12 @@ impl Echoes {
     /// Records the end of a write. `wrote`: its version, if nothing remains to be done. Returns
     /// whether an event that arrived meanwhile must trigger a reconcile.
     fn end(&mut self, name: &str, wrote: Option<String>) -> bool {
-        let Some(Echo::Writing(heard)) = self.0.get_mut(name) else { return false };
+        let Some(WriteEcho::Writing(heard)) = self.0.get_mut(name) else { return false };
         let heard = heard.take();
         self.0.remove(name);
         let is_echo = heard == wrote;
         if let Some(version) = wrote {
-            self.0.insert(name.to_owned(), Echo::Wrote { version, heard: is_echo });
+            self.0.insert(name.to_owned(), WriteEcho::Wrote { version, heard: is_echo });
         }
         heard.is_some() && !is_echo
     }
@@ -88,13 +88,13 @@ impl Echoes {
 
 /// A write of a LoadBalancer under way. Its watch events trigger no reconcile until this is
 /// dropped.
-pub struct Writing<'a> {
+pub struct OwnWrite<'a> {
     views: &'a Views,
     lb: String,
     wrote: Option<String>,
 }
 
-impl Writing<'_> {
+impl OwnWrite<'_> {
     /// Marks the write final: the watch event of this resourceVersion triggers no reconcile,
     /// because nothing remains to be done.
     pub fn is_all(mut self, version: String) {
@@ -102,7 +102,7 @@ impl Writing<'_> {
     }
 }
 
-impl Drop for Writing<'_> {
+impl Drop for OwnWrite<'_> {
     fn drop(&mut self) {
         if lock(&self.views.echoes).end(&self.lb, self.wrote.take()) {
             self.views.tell_lbs([&self.lb]);
@@ -112,9 +112,9 @@ impl Drop for Writing<'_> {
 
 impl Views {
     /// Registers the start of a write of a LoadBalancer, by `namespace/name`.
-    pub fn writing(&self, lb: String) -> Writing<'_> {
+    pub fn writing(&self, lb: String) -> OwnWrite<'_> {
         lock(&self.echoes).begin(&lb);
-        Writing { views: self, lb, wrote: None }
+        OwnWrite { views: self, lb, wrote: None }
     }
 
     /// Records that a decision about the LoadBalancer begins from this object, which may be older
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn an_echo_wakes_no_reconcile_before_the_answer_or_after_it() {
-        let mut echoes = Echoes::default();
+        let mut echoes = OwnWrites::default();
         assert!(echoes.hear(LB, "6"), "it is not being written");
         echoes.begin(LB);
         assert!(!echoes.hear(LB, "7"));
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_foreign_write_in_between_wakes_a_reconcile() {
-        let mut echoes = Echoes::default();
+        let mut echoes = OwnWrites::default();
         echoes.begin(LB);
         assert!(!echoes.hear(LB, "7") && !echoes.hear(LB, "8"));
         assert!(echoes.end(LB, Some(wrote("7"))));
@@ -166,7 +166,7 @@ mod tests {
     /// be done.
     #[test]
     fn without_a_version_everything_heard_is_looked_at() {
-        let mut echoes = Echoes::default();
+        let mut echoes = OwnWrites::default();
         echoes.begin(LB);
         assert!(!echoes.end(LB, None), "nothing was heard");
         assert!(echoes.hear(LB, "7"));
@@ -180,7 +180,7 @@ mod tests {
     /// of the later one is not awaited.
     #[test]
     fn of_two_writes_at_once_nothing_heard_is_lost() {
-        let mut echoes = Echoes::default();
+        let mut echoes = OwnWrites::default();
         echoes.begin(LB);
         assert!(!echoes.hear(LB, "7"), "another client's");
         echoes.begin(LB);
@@ -196,8 +196,8 @@ mod tests {
     /// A decision from the earlier version, between a write and its event.
     #[test]
     fn an_echo_wakes_a_reconcile_if_an_older_version_was_read() {
-        let mut echoes = Echoes::default();
-        let write = |echoes: &mut Echoes| {
+        let mut echoes = OwnWrites::default();
+        let write = |echoes: &mut OwnWrites| {
             echoes.begin(LB);
             assert!(!echoes.end(LB, Some(wrote("7"))));
         };
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn of_one_that_is_gone_nothing_is_left() {
-        let mut echoes = Echoes::default();
+        let mut echoes = OwnWrites::default();
         echoes.begin(LB);
         echoes.hear(LB, "7");
         echoes.forget(LB);
@@ -260,7 +260,7 @@ mod tests {
 
     #[derive(Clone)]
     struct World {
-        echoes: Echoes,
+        echoes: OwnWrites,
         stored: u32,
         heard: u32,
         woken: bool,
@@ -347,7 +347,7 @@ mod tests {
                 0..40,
             ),
         ) {
-            let (echoes, at) = (Echoes::default(), At::Idle);
+            let (echoes, at) = (OwnWrites::default(), At::Idle);
             let mut world = World { echoes, stored: 1, heard: 0, woken: false, at, settled: 0 };
             for step in steps {
                 world.step(step);

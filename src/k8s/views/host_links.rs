@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use kube::{Api, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, Part, Views, lock};
+use super::{InformerContext, ViewPart, Views, lock};
 use crate::api::kubevirt::{HostNetworkConfig, HostNetworkConfigStatus};
 use crate::domain::load_balancer::facts;
 use crate::domain::network::host_links::HostLink;
@@ -16,8 +16,8 @@ use crate::k8s::informer;
 /// Label of the nodes on which Harvester runs kube-vip.
 pub(super) const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 
-pub(super) async fn watch(at: Informer) {
-    let Informer { client, views, .. } = at.clone();
+pub(super) async fn watch(at: InformerContext) {
+    let InformerContext { client, views, .. } = at.clone();
     let mut listed = BTreeSet::new();
     let set = |config: &Guard<HostNetworkConfig>| {
         // A config that cannot be parsed has made no link.
@@ -36,7 +36,7 @@ pub(super) async fn watch(at: Informer) {
         Event::InitDone => {
             let is_news = lock(&views.host_links).keep_only(&listed);
             listed.clear();
-            at.done(Part::HostLinks);
+            at.done(ViewPart::HostLinks);
             views.tell_announced(is_news);
         }
         Event::Apply(config) => set(&config),
@@ -48,7 +48,7 @@ pub(super) async fn watch(at: Informer) {
     // Harvester serves the kind since 1.8, and a role may be older than this program.
     let out_of_reach = |status: &kube::core::Status| {
         if matches!(status.code, 403 | 404) {
-            at.done(Part::HostLinks);
+            at.done(ViewPart::HostLinks);
         }
     };
     let api = Api::<Guard<HostNetworkConfig>>::all(client);

@@ -11,7 +11,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::{Api, Resource, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, Part, Signal, Views, lock};
+use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::GROUP;
 use crate::api::kubevirt::ServiceAddresses;
 use crate::domain::network::infrastructure::{HeldBack, Infrastructure, Reserved};
@@ -78,7 +78,7 @@ impl Views {
         self.tell_reporting(&changed);
         self.tell_leased_in(&changed);
         if object.is_held_back() {
-            self.tell(Signal::Networks);
+            self.tell(ChangeEvent::Networks);
         }
     }
 
@@ -94,14 +94,14 @@ impl Views {
 }
 
 /// Parts of the views that reserve addresses.
-pub(super) const INFRASTRUCTURE: u32 = Part::Nodes as u32
-    | Part::Addresses as u32
-    | Part::ServiceNetworks as u32
-    | Part::Management as u32;
+pub(super) const INFRASTRUCTURE: u32 = ViewPart::Nodes as u32
+    | ViewPart::Addresses as u32
+    | ViewPart::ServiceNetworks as u32
+    | ViewPart::Management as u32;
 
 /// Watches the addresses of all Services.
-pub(super) async fn watch_services(at: Informer) {
-    let Informer { client, views, .. } = at.clone();
+pub(super) async fn watch_services(at: InformerContext) {
+    let InformerContext { client, views, .. } = at.clone();
     let mut listed: HashSet<String> = HashSet::new();
     let set = |service: &ServiceAddresses| {
         for (object, networks) in claims(service) {
@@ -127,7 +127,7 @@ pub(super) async fn watch_services(at: Informer) {
                 views.reserve(&gone, Vec::new());
             }
             listed = HashSet::new();
-            at.done(Part::Addresses);
+            at.done(ViewPart::Addresses);
         }
         Event::Apply(service) => set(&service),
         Event::Delete(service) => {
@@ -161,8 +161,8 @@ fn is_own(service: &ServiceAddresses) -> bool {
 
 /// Watches the networks from which Services get their addresses. A cluster before Kubernetes 1.33
 /// does not serve the kind: there only each Service's own address is known.
-pub(super) async fn watch_service_networks(at: Informer) {
-    let Informer { client, views, .. } = at.clone();
+pub(super) async fn watch_service_networks(at: InformerContext) {
+    let InformerContext { client, views, .. } = at.clone();
     let mut listed: HashSet<String> = HashSet::new();
     let set = |cidr: &ServiceCIDR| {
         let cidrs = cidr.spec.as_ref().and_then(|spec| spec.cidrs.as_deref()).unwrap_or_default();
@@ -180,22 +180,22 @@ pub(super) async fn watch_service_networks(at: Informer) {
             for gone in views.infrastructure.unlisted(is_gone) {
                 views.reserve(&gone, Vec::new());
             }
-            at.done(Part::ServiceNetworks);
+            at.done(ViewPart::ServiceNetworks);
         }
         Event::Apply(cidr) => set(&cidr),
         Event::Delete(cidr) => {
             views.reserve(&Reserved::ServiceNetwork(cidr.name_any()), Vec::new());
         }
     };
-    let not_served = || at.done(Part::ServiceNetworks);
+    let not_served = || at.done(ViewPart::ServiceNetworks);
     let (api, kind) = (Api::<ServiceCIDR>::all(client), "ServiceCIDR");
     informer::run_if_served(api, Config::default(), kind, &at.metrics, on_event, not_served).await;
 }
 
 /// Watches Harvester's management address. `namespace` is the operator's own, which on Harvester is
 /// also Harvester's.
-pub(super) async fn watch_management(at: Informer, namespace: String) {
-    let Informer { client, views, .. } = at.clone();
+pub(super) async fn watch_management(at: InformerContext, namespace: String) {
+    let InformerContext { client, views, .. } = at.clone();
     let object = Reserved::Management(format!("{namespace}/{MANAGEMENT}"));
     let set = |map: &ConfigMap| {
         let data = map.data.iter().flatten();
@@ -215,7 +215,7 @@ pub(super) async fn watch_management(at: Informer, namespace: String) {
             if !listed {
                 views.reserve(&object, Vec::new());
             }
-            at.done(Part::Management);
+            at.done(ViewPart::Management);
         }
         Event::Apply(map) => set(&map),
         Event::Delete(_) => views.reserve(&object, Vec::new()),

@@ -19,7 +19,7 @@ use kube::{Api, Resource, ResourceExt};
 use kube_runtime::reflector::{ObjectRef, store::Writer};
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, LEASING, Part, Signal, Views, lock};
+use super::{ChangeEvent, InformerContext, LEASING, ViewPart, Views, lock};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp::{AGENT_PREFIX, ClientIdForm, agent_name};
 use crate::domain::dhcp_lease::{self, AgentLease, DhcpDeclaration};
@@ -66,7 +66,7 @@ impl Views {
     /// Whether [`Self::leasing_synced`] holds, and the VMs are listed that determine the
     /// LoadBalancer's network, if VMs do.
     pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
-        let vms = || self.is_listed(Part::Vms) || self.has_no_vms();
+        let vms = || self.is_listed(ViewPart::Vms) || self.has_no_vms();
         self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
     }
 
@@ -208,7 +208,7 @@ impl Views {
     /// Enqueues every LoadBalancer that may have a leased address.
     pub(super) fn tell_leased(&self) {
         for lb in self.load_balancers.state_filter(|lb| !facts::wants_pool(lb)) {
-            self.tell(Signal::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
+            self.tell(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
         }
     }
 }
@@ -219,8 +219,8 @@ fn is_out_of_reach(status: &Status) -> bool {
     matches!(status.code, 403 | 404)
 }
 
-pub(super) async fn watch_records(at: Informer, mut writer: Writer<DHCPLease>) {
-    let Informer { client, views, metrics, .. } = at.clone();
+pub(super) async fn watch_records(at: InformerContext, mut writer: Writer<DHCPLease>) {
+    let InformerContext { client, views, metrics, .. } = at.clone();
     let mut listed: HashSet<String> = HashSet::new();
     let api = Api::<Guard<DHCPLease>>::all(client);
     let on_event = |event: Event<Guard<DHCPLease>>| match event {
@@ -240,7 +240,7 @@ pub(super) async fn watch_records(at: Informer, mut writer: Writer<DHCPLease>) {
             let gone = before.iter().map(|record| key(record.as_ref()));
             views.tell_lbs(gone.filter(|name| !listed.contains(name)));
             views.tell_lbs(listed.drain());
-            at.done(Part::Records);
+            at.done(ViewPart::Records);
         }
         Event::Apply(record) => {
             let name = key(&record);
@@ -259,14 +259,14 @@ pub(super) async fn watch_records(at: Informer, mut writer: Writer<DHCPLease>) {
     };
     let refused = |status: &Status| {
         if is_out_of_reach(status) {
-            at.done(Part::Records);
+            at.done(ViewPart::Records);
         }
     };
     informer::run_or_tell(api, Config::default(), "DHCPLease", &metrics, on_event, refused).await;
 }
 
-pub(super) async fn watch_agents(at: Informer, namespace: String) {
-    let Informer { client, views, metrics, .. } = at.clone();
+pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
+    let InformerContext { client, views, metrics, .. } = at.clone();
     let mut listed: HashSet<String> = HashSet::new();
     let api = Api::<Lease>::namespaced(client, &namespace);
     let on_event = |event: Event<Lease>| match event {
@@ -277,14 +277,14 @@ pub(super) async fn watch_agents(at: Informer, namespace: String) {
         }
         Event::InitDone => {
             lock(&views.agents).retain(|name, _| listed.contains(name));
-            at.done(Part::Agents);
+            at.done(ViewPart::Agents);
         }
         Event::Apply(lease) => see(&views, &lease),
         Event::Delete(lease) => drop(lock(&views.agents).remove(&lease.name_any())),
     };
     let refused = |status: &Status| {
         if is_out_of_reach(status) {
-            at.done(Part::Agents);
+            at.done(ViewPart::Agents);
         }
     };
     informer::run_or_tell(api, Config::default(), "Lease", &metrics, on_event, refused).await;
@@ -340,7 +340,7 @@ fn moment(time: MicroTime) -> Option<DateTime<FixedOffset>> {
 }
 
 /// Drops fields that decisions do not use. A record that does not fit its type is skipped.
-fn readable(record: Guard<DHCPLease>, at: &Informer) -> Option<DHCPLease> {
+fn readable(record: Guard<DHCPLease>, at: &InformerContext) -> Option<DHCPLease> {
     match record.0 {
         Ok(mut record) => {
             record.metadata.managed_fields = None;

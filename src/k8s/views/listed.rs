@@ -2,36 +2,36 @@
 
 use std::time::Duration;
 
-use super::{ENDPOINTS, Part, Views};
+use super::{ENDPOINTS, ViewPart, Views};
 
 /// Interval between two looks at what was listed or refused.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Parts of the views, each with the read that it waits for.
-const READS: [(Part, &str, &str); 17] = [
-    (Part::LoadBalancers, "list", "loadbalancers"),
-    (Part::Pools, "list", "ippools"),
-    (Part::PoolSpecs, "get", "ippools"),
-    (Part::Namespaces, "list", "namespaces"),
-    (Part::Vms, "list", "virtualmachineinstances"),
-    (Part::Machines, "list", "virtualmachines"),
-    (Part::Pods, "list", "pods"),
-    (Part::Nodes, "list", "nodes"),
-    (Part::Services, "list", "services"),
-    (Part::Addresses, "list", "services"),
-    (Part::Slices, "list", "endpointslices"),
-    (Part::Networks, "list", "network-attachment-definitions"),
-    (Part::Records, "list", "dhcpleases"),
-    (Part::Agents, "list", "leases"),
-    (Part::ServiceNetworks, "list", "servicecidrs"),
-    (Part::Management, "list", "configmaps"),
-    (Part::HostLinks, "list", "hostnetworkconfigs"),
+const READS: [(ViewPart, &str, &str); 17] = [
+    (ViewPart::LoadBalancers, "list", "loadbalancers"),
+    (ViewPart::Pools, "list", "ippools"),
+    (ViewPart::PoolSpecs, "get", "ippools"),
+    (ViewPart::Namespaces, "list", "namespaces"),
+    (ViewPart::Vms, "list", "virtualmachineinstances"),
+    (ViewPart::Machines, "list", "virtualmachines"),
+    (ViewPart::Pods, "list", "pods"),
+    (ViewPart::Nodes, "list", "nodes"),
+    (ViewPart::Services, "list", "services"),
+    (ViewPart::Addresses, "list", "services"),
+    (ViewPart::Slices, "list", "endpointslices"),
+    (ViewPart::Networks, "list", "network-attachment-definitions"),
+    (ViewPart::Records, "list", "dhcpleases"),
+    (ViewPart::Agents, "list", "leases"),
+    (ViewPart::ServiceNetworks, "list", "servicecidrs"),
+    (ViewPart::Management, "list", "configmaps"),
+    (ViewPart::HostLinks, "list", "hostnetworkconfigs"),
 ];
 
 impl Views {
     /// Waits until networks were listed, at most for `patience`.
     pub async fn networks_listed(&self, patience: Duration) {
-        let _ = tokio::time::timeout(patience, self.wait_for(Part::Networks as u32)).await;
+        let _ = tokio::time::timeout(patience, self.wait_for(ViewPart::Networks as u32)).await;
     }
 
     /// Whether every kind that endpoints depend on was listed once.
@@ -54,7 +54,7 @@ impl Views {
         is_out_of_reach: impl Fn(&str, &str) -> bool,
     ) -> Vec<&'static str> {
         let late = || -> Vec<&'static str> {
-            let waits = |(part, verb, resource): &&(Part, &str, &str)| {
+            let waits = |(part, verb, resource): &&(ViewPart, &str, &str)| {
                 let is_refused = is_out_of_reach(verb, resource)
                     // What was not listed is not read one by one.
                     || is_out_of_reach("list", resource);

@@ -8,13 +8,13 @@ use kube::{Api, Resource, ResourceExt};
 use kube_runtime::reflector::{ObjectRef, store::Writer};
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, Part, Signal, Views, lock};
+use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::LoadBalancer;
 use crate::domain::Owner;
 use crate::domain::vm_backends::listeners;
-use crate::k8s::guard::{Guard, Misfit};
+use crate::k8s::guard::{Guard, ObjectMisfit};
 use crate::k8s::informer;
-use crate::k8s::trimmed::{PAGE, Trimmed};
+use crate::k8s::trimmed::{PAGE, TrimmedLb};
 use crate::metrics::Metrics;
 
 impl Views {
@@ -43,15 +43,15 @@ impl Views {
 
     /// Unwraps an object. An object that does not fit its type is skipped, so that it affects no
     /// other.
-    fn readable(&self, lb: Guard<Trimmed>, metrics: &Metrics) -> Option<LoadBalancer> {
+    fn readable(&self, lb: Guard<TrimmedLb>, metrics: &Metrics) -> Option<LoadBalancer> {
         match lb.0 {
-            Ok(Trimmed { lb, partial }) => {
+            Ok(TrimmedLb { lb, partial }) => {
                 lock(&self.uids).insert(lb.uid().unwrap_or_default(), partial);
                 Some(lb)
             }
             Err(invalid) => {
                 let part = |part: &Option<String>| part.clone().unwrap_or_default();
-                let Misfit { metadata, error } = invalid;
+                let ObjectMisfit { metadata, error } = invalid;
                 let lb = format!("{}/{}", part(&metadata.namespace), part(&metadata.name));
                 metrics.unreadable.with_label_values(&["LoadBalancer"]).inc();
                 tracing::warn!(lb, error, "this LoadBalancer cannot be read and is skipped");
@@ -61,11 +61,11 @@ impl Views {
     }
 }
 
-pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
-    let Informer { client, views, metrics, .. } = at.clone();
+pub(super) async fn watch(at: InformerContext, mut writer: Writer<LoadBalancer>) {
+    let InformerContext { client, views, metrics, .. } = at.clone();
     // UIDs of a list under way.
     let mut listed: HashSet<String> = HashSet::new();
-    let api = Api::<Guard<Trimmed>>::all(client);
+    let api = Api::<Guard<TrimmedLb>>::all(client);
     // The list is refused while stored objects have an old version and no conversion webhook
     // answers.
     let unconverted = views.unconverted.clone();
@@ -73,7 +73,7 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
         let speechless = status.message.contains("conversion webhook");
         unconverted.store(speechless, Ordering::Relaxed);
     };
-    let on_event = |event: Event<Guard<Trimmed>>| match event {
+    let on_event = |event: Event<Guard<TrimmedLb>>| match event {
         Event::Init => {
             listed.clear();
             writer.apply_watcher_event(&Event::Init);
@@ -93,7 +93,7 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
                 before.iter().filter(|lb| !listed.contains(lb.uid().as_deref().unwrap_or_default()))
             {
                 unselect(&views, lb.meta());
-                views.tell(Signal::Gone(owner_of(lb.meta())));
+                views.tell(ChangeEvent::Gone(owner_of(lb.meta())));
             }
             listed = HashSet::new();
             for lb in views.load_balancers.state() {
@@ -101,9 +101,9 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
                 select(&views, &lb);
             }
             for lb in views.load_balancers.state() {
-                views.tell(Signal::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
+                views.tell(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
             }
-            at.done(Part::LoadBalancers);
+            at.done(ViewPart::LoadBalancers);
         }
         Event::Apply(lb) => {
             if let Some(lb) = views.readable(lb, &metrics) {
@@ -114,7 +114,7 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
                 let version = lb.resource_version().unwrap_or_default();
                 writer.apply_watcher_event(&Event::Apply(lb));
                 if lock(&views.echoes).hear(&name, &version) {
-                    views.tell(Signal::LoadBalancer(key));
+                    views.tell(ChangeEvent::LoadBalancer(key));
                 }
             }
         }
@@ -122,8 +122,8 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
             let owner = owner_of(lb.meta());
             metrics.forget(&owner.uid);
             unselect(&views, lb.meta());
-            views.tell(Signal::Gone(owner));
-            if let Ok(Trimmed { lb, .. }) = lb.0 {
+            views.tell(ChangeEvent::Gone(owner));
+            if let Ok(TrimmedLb { lb, .. }) = lb.0 {
                 writer.apply_watcher_event(&Event::Delete(lb));
             }
         }

@@ -10,7 +10,7 @@ use kube::core::PartialObjectMeta;
 use kube::{Api, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, Part, Views, lock};
+use super::{InformerContext, ViewPart, Views, lock};
 use crate::api::kubevirt::{
     ANNOTATION_REMOVES_VOLUMES, LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine,
 };
@@ -23,12 +23,12 @@ type Cluster = (String, String);
 
 /// VMs that are removed together with their guest cluster.
 #[derive(Default)]
-pub(super) struct Removals {
+pub(super) struct GuestRemovals {
     by_cluster: BTreeMap<Cluster, BTreeSet<String>>,
     cluster_of: HashMap<(String, String), Cluster>,
 }
 
-impl Removals {
+impl GuestRemovals {
     /// Name of the first VM, by name, that shows the removal of the cluster. `None`: no VM shows
     /// it.
     pub(super) fn of(&self, namespace: &str, cluster: &str) -> Option<String> {
@@ -62,8 +62,8 @@ impl Removals {
     }
 }
 
-pub(super) async fn watch(at: Informer) {
-    let Informer { client, views, .. } = at.clone();
+pub(super) async fn watch(at: InformerContext) {
+    let InformerContext { client, views, .. } = at.clone();
     let mut listed: BTreeSet<(String, String)> = BTreeSet::new();
     let api = Api::<Machine>::all(client);
     let of_guests = format!("{LABEL_CREATOR}={NODE_DRIVER},{LABEL_GUEST_CLUSTER}");
@@ -80,7 +80,7 @@ pub(super) async fn watch(at: Informer) {
                 views.set_machine(gone, None);
             }
             listed = BTreeSet::new();
-            at.done(Part::Machines);
+            at.done(ViewPart::Machines);
         }
         Event::Apply(vm) => views.set_machine(key(&vm), shown_by(&vm)),
         Event::Delete(vm) => views.set_machine(key(&vm), None),
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_cluster_is_being_removed_as_long_as_one_of_its_vms_shows_it() {
-        let mut removals = Removals::default();
+        let mut removals = GuestRemovals::default();
         let mut set = |vm: &str, cluster: Option<&str>| {
             let changed = removals.set("ns".into(), vm.into(), cluster.map(Into::into));
             (changed.len(), removals.of("ns", "a"), removals.of("ns", "b"))

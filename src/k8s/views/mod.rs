@@ -30,13 +30,13 @@ use kube::Client;
 use kube_runtime::reflector::{ObjectRef, Store, store::Writer};
 use tokio::sync::{mpsc, watch};
 
-use self::early::Early;
-use self::echoes::Echoes;
-use self::machines::Removals;
+use self::early::DeferredSlices;
+use self::echoes::OwnWrites;
+use self::machines::GuestRemovals;
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::Owner;
 use crate::domain::dhcp_lease;
-use crate::domain::load_balancer::facts::{self, Project, Surroundings};
+use crate::domain::load_balancer::facts::{self, LbSurroundings, Project};
 use crate::domain::network::NetworkAttachment;
 use crate::domain::network::Segment;
 use crate::domain::network::host_links::{HostLinks, NetworkReach};
@@ -46,14 +46,14 @@ use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
 use crate::domain::vm_backends::vm::{self, Topology, Vm, VmPod};
 use crate::metrics::Metrics;
 pub use early::WritingSlice;
-pub use echoes::Writing;
+pub use echoes::OwnWrite;
 pub use infrastructure::InfrastructureAddresses;
 pub use leases::{AgentNetwork, lb_of};
-pub use serving::{Owned, OwnedSlice};
+pub use serving::{OwnedObjects, OwnedSlice};
 
 /// A change in the cluster for the leader to handle.
 #[derive(Clone, Debug)]
-pub enum Signal {
+pub enum ChangeEvent {
     /// A LoadBalancer was created or changed, or an object that it depends on was.
     LoadBalancer(ObjectRef<LoadBalancer>),
     /// A LoadBalancer was deleted.
@@ -70,7 +70,7 @@ pub enum Signal {
 
 /// A part of the views that is listed and watched, as a bit.
 #[derive(Clone, Copy, Debug)]
-enum Part {
+enum ViewPart {
     LoadBalancers = 1,
     Pools = 2,
     Namespaces = 4,
@@ -94,20 +94,21 @@ enum Part {
 }
 
 /// Kinds that the allocation of addresses depends on.
-const ADDRESSES: u32 = Part::LoadBalancers as u32 | Part::Pools as u32 | Part::Namespaces as u32;
+const ADDRESSES: u32 =
+    ViewPart::LoadBalancers as u32 | ViewPart::Pools as u32 | ViewPart::Namespaces as u32;
 /// Kinds that the endpoints of VMs depend on.
 const ENDPOINTS: u32 = infrastructure::INFRASTRUCTURE
-    | Part::Vms as u32
-    | Part::Pods as u32
-    | Part::Services as u32
-    | Part::Slices as u32
-    | Part::Networks as u32
-    | Part::HostLinks as u32;
+    | ViewPart::Vms as u32
+    | ViewPart::Pods as u32
+    | ViewPart::Services as u32
+    | ViewPart::Slices as u32
+    | ViewPart::Networks as u32
+    | ViewPart::HostLinks as u32;
 /// Kinds that leased addresses depend on, conflicts with a leased address included.
 const LEASING: u32 = infrastructure::INFRASTRUCTURE
-    | Part::Records as u32
-    | Part::Agents as u32
-    | Part::Networks as u32;
+    | ViewPart::Records as u32
+    | ViewPart::Agents as u32
+    | ViewPart::Networks as u32;
 
 /// The views, and the leader's receiver of changes.
 #[derive(Clone)]
@@ -117,9 +118,9 @@ pub struct Views {
     /// Records of all leased addresses.
     pub records: Store<DHCPLease>,
     /// Services of vm LoadBalancers, by name.
-    pub services: Owned<crate::domain::vm_backends::service::StoredService>,
+    pub services: OwnedObjects<crate::domain::vm_backends::service::StoredService>,
     /// EndpointSlices of vm LoadBalancers, by the LoadBalancer that owns them.
-    pub slices: Owned<OwnedSlice>,
+    pub slices: OwnedObjects<OwnedSlice>,
     projects: Arc<Mutex<HashMap<String, Project>>>,
     /// UID of the namespace kube-system.
     cluster: Arc<Mutex<Option<String>>>,
@@ -128,14 +129,14 @@ pub struct Views {
     /// Networks on which the host leases by the operator's options, besides
     /// NetworkAttachmentDefinitions.
     dhcp: Arc<dhcp_lease::DhcpNetworks>,
-    removals: Arc<Mutex<Removals>>,
+    removals: Arc<Mutex<GuestRemovals>>,
     vms: Arc<Mutex<LabelIndex>>,
     /// Whether the cluster does not serve VirtualMachineInstances.
     no_vms: Arc<AtomicBool>,
     /// Addresses that the cluster itself uses.
     pub infrastructure: InfrastructureAddresses,
     nodes: Arc<Mutex<HashMap<String, vms::KnownNode>>>,
-    networks: Arc<Mutex<HashMap<String, networks::Network>>>,
+    networks: Arc<Mutex<HashMap<String, networks::NetworkFacts>>>,
     /// Links of nodes for VLANs, from HostNetworkConfigs.
     host_links: Arc<Mutex<HostLinks>>,
     /// Facts of the pools, without their ledgers.
@@ -143,15 +144,15 @@ pub struct Views {
     /// Times at which slices were first observed to be out of date, by LoadBalancer.
     touched: Arc<Mutex<HashMap<LbKey, Instant>>>,
     /// State of this process's writes of LoadBalancers.
-    echoes: Arc<Mutex<Echoes>>,
+    echoes: Arc<Mutex<OwnWrites>>,
     /// UIDs of existing LoadBalancers, and whether the view lacks list entries that a write must
     /// contain.
     uids: Arc<Mutex<HashMap<String, bool>>>,
     /// EndpointSlices that this process is writing.
-    early: Arc<Mutex<Early>>,
+    early: Arc<Mutex<DeferredSlices>>,
     /// Unbounded, but in effect bounded by the number of objects: the leader's loops receive faster
     /// than an API server can report.
-    leader: Arc<Mutex<Option<mpsc::UnboundedSender<Signal>>>>,
+    leader: Arc<Mutex<Option<mpsc::UnboundedSender<ChangeEvent>>>>,
     synced: watch::Receiver<u32>,
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
     unconverted: Arc<AtomicBool>,
@@ -159,22 +160,22 @@ pub struct Views {
 
 /// Common inputs of all informers.
 #[derive(Clone)]
-struct Informer {
+struct InformerContext {
     client: Client,
     views: Views,
     metrics: Metrics,
     synced: Arc<watch::Sender<u32>>,
 }
 
-impl Informer {
+impl InformerContext {
     /// Marks the first list of the kind as complete.
-    fn done(&self, part: Part) {
+    fn done(&self, part: ViewPart) {
         let is_news = self.synced.send_if_modified(|parts| {
             let before = *parts;
             *parts |= part as u32;
             *parts != before
         });
-        if is_news && (LEASING | Part::Vms as u32) & part as u32 != 0 {
+        if is_news && (LEASING | ViewPart::Vms as u32) & part as u32 != 0 {
             self.views.tell_leased();
         }
     }
@@ -195,8 +196,8 @@ impl Views {
         let views = Self {
             load_balancers: writer.as_reader(),
             records: records.as_reader(),
-            services: Owned::default(),
-            slices: Owned::default(),
+            services: OwnedObjects::default(),
+            slices: OwnedObjects::default(),
             projects: Arc::default(),
             cluster: Arc::default(),
             agents: Arc::default(),
@@ -217,7 +218,7 @@ impl Views {
             synced,
             unconverted: Arc::default(),
         };
-        let informer = Informer {
+        let informer = InformerContext {
             client: client.clone(),
             views: views.clone(),
             metrics: metrics.clone(),
@@ -243,7 +244,7 @@ impl Views {
     }
 
     /// A new receiver for all later signals. The previous receiver gets no more.
-    pub fn listen(&self) -> mpsc::UnboundedReceiver<Signal> {
+    pub fn listen(&self) -> mpsc::UnboundedReceiver<ChangeEvent> {
         let (sender, receiver) = mpsc::unbounded_channel();
         lock(&self.touched).clear();
         lock(&self.echoes).clear();
@@ -259,7 +260,7 @@ impl Views {
     /// Whether the specs of all pools in the first list were read: before that, a conflicting pool
     /// could be admitted.
     pub fn pools_are_read(&self) -> bool {
-        *self.synced.borrow() & Part::PoolSpecs as u32 != 0
+        *self.synced.borrow() & ViewPart::PoolSpecs as u32 != 0
     }
 
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers. The list then
@@ -285,11 +286,11 @@ impl Views {
     }
 
     /// Facts from other objects that decisions about a LoadBalancer's address use.
-    pub fn around(&self, lb: &LoadBalancer) -> Surroundings {
+    pub fn around(&self, lb: &LoadBalancer) -> LbSurroundings {
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
         let vm_network = facts::asks_vms_for_network(lb)
             .and_then(|cluster| vm::cluster_network(&lock(&self.vms), namespace, &cluster));
-        Surroundings { project: self.project_of(namespace), vm_network }
+        LbSurroundings { project: self.project_of(namespace), vm_network }
     }
 
     /// Reason why a LoadBalancer without address gets none: one of its VMs shows that its guest cluster
@@ -304,7 +305,7 @@ impl Views {
     /// Whether the namespace exists. `None`: not known yet.
     pub fn has_namespace(&self, namespace: &str) -> Option<bool> {
         let found = lock(&self.projects).contains_key(namespace);
-        (found || self.is_listed(Part::Namespaces)).then_some(found)
+        (found || self.is_listed(ViewPart::Namespaces)).then_some(found)
     }
 
     /// Results of `say` for each VM that a LoadBalancer selects: its name, the VM, its pods.
@@ -340,7 +341,7 @@ impl Views {
     /// Whether the network exists. `None`: not known yet.
     pub fn has_network(&self, network: &str) -> Option<bool> {
         let found = lock(&self.networks).contains_key(network);
-        (found || self.is_listed(Part::Networks)).then_some(found)
+        (found || self.is_listed(ViewPart::Networks)).then_some(found)
     }
 
     /// VLAN of a network; 0 for none. `None`: the network is not in the view.
@@ -351,11 +352,11 @@ impl Views {
     /// Segment where the addresses of a network are announced.
     pub fn segment(&self, network: &str) -> Segment {
         // Read before the network itself: the list may complete in between.
-        let listed = self.is_listed(Part::Networks);
+        let listed = self.is_listed(ViewPart::Networks);
         Segment::of(network, self.attachment(network).as_ref(), listed)
     }
 
-    fn is_listed(&self, part: Part) -> bool {
+    fn is_listed(&self, part: ViewPart) -> bool {
         *self.synced.borrow() & part as u32 != 0
     }
 
@@ -369,7 +370,7 @@ impl Views {
     /// Whether a Service still requests the LoadBalancer's address, or may. Until the Service is
     /// gone, the address must not be given to another LoadBalancer.
     pub fn is_served(&self, owner: &Owner) -> bool {
-        *self.synced.borrow() & Part::Services as u32 == 0
+        *self.synced.borrow() & ViewPart::Services as u32 == 0
             || self
                 .services
                 .of(&owner.name)
@@ -382,7 +383,7 @@ impl Views {
         lock(&self.touched).remove(lb)
     }
 
-    fn tell(&self, signal: Signal) {
+    fn tell(&self, signal: ChangeEvent) {
         let mut leader = lock(&self.leader);
         if leader.as_ref().is_some_and(|l| l.send(signal).is_err()) {
             *leader = None;
@@ -393,7 +394,7 @@ impl Views {
     pub fn tell_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
         for lb in lbs {
             if let Some((namespace, name)) = lb.as_ref().split_once('/') {
-                self.tell(Signal::LoadBalancer(ObjectRef::new(name).within(namespace)));
+                self.tell(ChangeEvent::LoadBalancer(ObjectRef::new(name).within(namespace)));
             }
         }
     }

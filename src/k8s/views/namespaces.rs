@@ -8,13 +8,13 @@ use kube::{Api, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, Part, Signal, Views, lock};
+use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::ANNOTATION_NAMESPACE_PROJECT;
 use crate::domain::load_balancer::facts::Project;
 use crate::k8s::informer;
 
-pub(super) async fn watch(at: Informer) {
-    let Informer { client, views, metrics, .. } = at.clone();
+pub(super) async fn watch(at: InformerContext) {
+    let InformerContext { client, views, metrics, .. } = at.clone();
     let mut listed: HashMap<String, Project> = HashMap::new();
     let api = Api::<PartialObjectMeta<Namespace>>::all(client);
     let project = |namespace: &PartialObjectMeta<Namespace>| {
@@ -38,7 +38,7 @@ pub(super) async fn watch(at: Informer) {
                     views.tell_namespace(namespace);
                 }
             }
-            at.done(Part::Namespaces);
+            at.done(ViewPart::Namespaces);
         }
         Event::Apply(namespace) => {
             know_cluster(&views, &namespace);
@@ -69,7 +69,7 @@ impl Views {
         for lb in
             self.load_balancers.state_filter(|lb| lb.namespace().as_deref() == Some(namespace))
         {
-            self.tell(Signal::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
+            self.tell(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
         }
     }
 }

@@ -8,7 +8,7 @@ use kube::{Api, Resource, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 use serde::Deserialize;
 
-use super::{Informer, Part, Signal, lock};
+use super::{ChangeEvent, InformerContext, ViewPart, lock};
 use crate::api::kubevirt::{NetworkAttachmentDefinition, NetworkAttachmentDefinitionSpec};
 use crate::api::{
     ANNOTATION_DHCP, ANNOTATION_DHCP_BROADCAST, ANNOTATION_DHCP_CLIENT_ID,
@@ -28,7 +28,7 @@ const BRIDGE: &str = "-br";
 
 /// The fields of a bridge plugin's configuration that locate a network.
 #[derive(Deserialize)]
-struct Plugin {
+struct BridgePlugin {
     #[serde(rename = "type")]
     type_: String,
     #[serde(default)]
@@ -42,7 +42,7 @@ struct Plugin {
 /// The fields of Harvester's annotation that contain a network's addresses. Empty if they were
 /// neither entered nor detected.
 #[derive(Deserialize)]
-struct Route {
+struct NetworkRoute {
     #[serde(default)]
     cidr: String,
     #[serde(default)]
@@ -52,9 +52,9 @@ struct Route {
     outdated: bool,
 }
 
-pub(super) async fn watch(at: Informer) {
-    let Informer { client, views, .. } = at.clone();
-    let mut listed: HashMap<String, Network> = HashMap::new();
+pub(super) async fn watch(at: InformerContext) {
+    let InformerContext { client, views, .. } = at.clone();
+    let mut listed: HashMap<String, NetworkFacts> = HashMap::new();
     let on_event = |event: Event<Guard<NetworkAttachmentDefinition>>| match event {
         Event::Init => listed.clear(),
         Event::InitApply(network) => {
@@ -64,8 +64,8 @@ pub(super) async fn watch(at: Informer) {
         Event::InitDone => {
             let new = std::mem::take(&mut listed);
             let before = std::mem::replace(&mut *lock(&views.networks), new.clone());
-            at.done(Part::Networks);
-            views.tell(Signal::Networks);
+            at.done(ViewPart::Networks);
+            views.tell(ChangeEvent::Networks);
             for key in new.keys().chain(before.keys()) {
                 if declaration(before.get(key)) != declaration(new.get(key)) {
                     views.tell_network(key);
@@ -77,10 +77,11 @@ pub(super) async fn watch(at: Informer) {
             let key = key(&network);
             let new = known(&network);
             let old = lock(&views.networks).insert(key.clone(), new.clone());
-            let attachment = |known: Option<&Network>| known.and_then(|n| n.attachment.clone());
+            let attachment =
+                |known: Option<&NetworkFacts>| known.and_then(|n| n.attachment.clone());
             if attachment(old.as_ref()) != new.attachment {
                 tell_users(&at, &key);
-                views.tell(Signal::Networks);
+                views.tell(ChangeEvent::Networks);
             }
             if declaration(old.as_ref()) != Some(&new.declaration) {
                 views.tell_network(&key);
@@ -93,7 +94,7 @@ pub(super) async fn watch(at: Informer) {
         Event::Delete(network) => {
             let key = key(&network);
             let old = lock(&views.networks).remove(&key);
-            views.tell(Signal::Networks);
+            views.tell(ChangeEvent::Networks);
             views.tell_network(&key);
             if old.is_some_and(|old| old.range.is_some()) {
                 views.tell_on_network(&key);
@@ -102,7 +103,7 @@ pub(super) async fn watch(at: Informer) {
         }
     };
     // Without Multus the cluster has no such networks.
-    let not_served = || at.done(Part::Networks);
+    let not_served = || at.done(ViewPart::Networks);
     let api = Api::<Guard<NetworkAttachmentDefinition>>::all(client);
     let kind = "NetworkAttachmentDefinition";
     informer::run_if_served(api, Config::default(), kind, &at.metrics, on_event, not_served).await;
@@ -112,7 +113,7 @@ pub(super) async fn watch(at: Informer) {
 /// CRD allows a network without a spec.
 fn readable(
     network: Guard<NetworkAttachmentDefinition>,
-    at: &Informer,
+    at: &InformerContext,
 ) -> NetworkAttachmentDefinition {
     network.0.unwrap_or_else(|misfit| {
         let kind = "NetworkAttachmentDefinition";
@@ -124,7 +125,7 @@ fn readable(
     })
 }
 
-fn tell_users(at: &Informer, network: &str) {
+fn tell_users(at: &InformerContext, network: &str) {
     let names = |lb: &crate::api::LoadBalancer| {
         lb.annotations().get(ANNOTATION_NETWORK).is_some_and(|named| named == network)
     };
@@ -134,7 +135,7 @@ fn tell_users(at: &Informer, network: &str) {
 
 /// Facts of an existing network.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Network {
+pub(super) struct NetworkFacts {
     /// Bridge and VLAN by which nodes reach the network. `None`: they do not.
     pub(super) attachment: Option<NetworkAttachment>,
     /// VLAN of the network, by Harvester's label, else by its configuration; 0 for none.
@@ -149,11 +150,11 @@ pub(super) struct Network {
     pub(super) reference: Box<ObjectReference>,
 }
 
-fn declaration(known: Option<&Network>) -> Option<&DhcpDeclaration> {
+fn declaration(known: Option<&NetworkFacts>) -> Option<&DhcpDeclaration> {
     known.map(|known| &known.declaration)
 }
 
-fn known(network: &NetworkAttachmentDefinition) -> Network {
+fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     let attachment = attachment(network);
     let labelled = network.labels().get(LABEL_VLAN).and_then(|vlan| vlan.parse().ok());
     let configured = attachment.as_ref().map(|attachment| attachment.vlan);
@@ -184,12 +185,12 @@ fn known(network: &NetworkAttachmentDefinition) -> Network {
     reference.resource_version = network.resource_version();
     let status = network.annotations().get(ANNOTATION_DHCP_STATUS).cloned().unwrap_or_default();
     let status = cut(status, LONGEST_TEXT);
-    Network { vlan, attachment, range: range(network), declaration, status, reference }
+    NetworkFacts { vlan, attachment, range: range(network), declaration, status, reference }
 }
 
 /// Form of a network's configuration, for an agent that attaches to it.
 fn form(network: &NetworkAttachmentDefinition) -> NetworkForm {
-    match serde_json::from_str::<Plugin>(&network.spec.config) {
+    match serde_json::from_str::<BridgePlugin>(&network.spec.config) {
         Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => NetworkForm::Other,
         Ok(plugin) if plugin.vlan_trunk.is_empty() => NetworkForm::Bridge,
         Ok(_) => NetworkForm::Trunk,
@@ -199,14 +200,15 @@ fn form(network: &NetworkAttachmentDefinition) -> NetworkForm {
 
 /// Bridge and VLAN of a network. `None`: the network uses no bridge of the node.
 fn attachment(network: &NetworkAttachmentDefinition) -> Option<NetworkAttachment> {
-    let Plugin { type_, bridge, vlan, .. } = serde_json::from_str(&network.spec.config).ok()?;
+    let BridgePlugin { type_, bridge, vlan, .. } =
+        serde_json::from_str(&network.spec.config).ok()?;
     (type_ == "bridge" && !bridge.is_empty()).then_some(NetworkAttachment { bridge, vlan })
 }
 
 /// Address range of a network. `None`: unknown.
 fn range(network: &NetworkAttachmentDefinition) -> Option<NetworkRange> {
     let route = network.annotations().get(ANNOTATION_ROUTE)?;
-    let Route { cidr, gateway, outdated } = serde_json::from_str(route).ok()?;
+    let NetworkRoute { cidr, gateway, outdated } = serde_json::from_str(route).ok()?;
     let cidr: IpNet = cidr.parse().ok().filter(|_| !outdated)?;
     Some(NetworkRange { cidr: cidr.trunc(), gateway: gateway.parse().ok() })
 }

@@ -16,7 +16,7 @@ use kube_runtime::watcher::{Config, Event};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Informer, Part, Signal, Views, lock};
+use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::{IPPool, IPPoolSpec};
 use crate::domain::pools::allocator::PoolSeen;
 use crate::domain::pools::conflict::PoolFacts;
@@ -34,7 +34,7 @@ type Wishes = Object<IPPoolSpec, NotUsed>;
 pub type Seen = PartialObjectMeta<IPPool>;
 
 /// An event of the watch.
-enum Change {
+enum PoolChange {
     /// A pool, new or changed.
     There(Box<Seen>),
     /// A pool that was deleted, by name.
@@ -43,19 +43,19 @@ enum Change {
     Listed,
 }
 
-pub(super) async fn watch(at: Informer) {
-    let Informer { client, views, metrics, .. } = at.clone();
+pub(super) async fn watch(at: InformerContext) {
+    let InformerContext { client, views, metrics, .. } = at.clone();
     let mut known: HashSet<String> = HashSet::new();
     let mut listed: HashSet<String> = HashSet::new();
     let (teller, changes) = mpsc::unbounded_channel();
     let api = Api::<Seen>::all(client.clone());
     let tell = |pool: Seen| {
-        views.tell(Signal::Pool(pool.name_any(), pool.resource_version().unwrap_or_default()));
-        let _ = teller.send(Change::There(Box::new(pool)));
+        views.tell(ChangeEvent::Pool(pool.name_any(), pool.resource_version().unwrap_or_default()));
+        let _ = teller.send(PoolChange::There(Box::new(pool)));
     };
     let gone = |name: &String| {
-        let _ = teller.send(Change::Gone(name.clone()));
-        views.tell(Signal::PoolGone(name.clone()));
+        let _ = teller.send(PoolChange::Gone(name.clone()));
+        views.tell(ChangeEvent::PoolGone(name.clone()));
     };
     let on_event = |event: Event<Seen>| match event {
         Event::Init => listed.clear(),
@@ -66,8 +66,8 @@ pub(super) async fn watch(at: Informer) {
         Event::InitDone => {
             known.difference(&listed).for_each(gone);
             known = std::mem::take(&mut listed);
-            at.done(Part::Pools);
-            let _ = teller.send(Change::Listed);
+            at.done(ViewPart::Pools);
+            let _ = teller.send(PoolChange::Listed);
         }
         Event::Apply(pool) => {
             known.insert(pool.name_any());
@@ -87,15 +87,15 @@ pub(super) async fn watch(at: Informer) {
 /// Facts of a pool, and the generation that they are from.
 pub(super) struct KnownPool {
     facts: Arc<PoolFacts>,
-    generation: Generation,
+    generation: PoolGeneration,
 }
 
 /// Detects whether a pool's facts may have changed: UID, generation, and whether it is being
 /// deleted.
 #[derive(PartialEq, Eq)]
-struct Generation(Option<String>, Option<i64>, bool);
+struct PoolGeneration(Option<String>, Option<i64>, bool);
 
-impl Generation {
+impl PoolGeneration {
     fn of(pool: &impl ResourceExt) -> Self {
         let meta = pool.meta();
         Self(meta.uid.clone(), meta.generation, meta.deletion_timestamp.is_some())
@@ -104,7 +104,7 @@ impl Generation {
 
 /// State of the reads of a pool.
 #[derive(Default)]
-struct Reading {
+struct PoolReads {
     uid: Option<String>,
     generation: Option<i64>,
     deleting: bool,
@@ -115,15 +115,15 @@ struct Reading {
 
 /// Reads the specs of changed pools, one after the other, each at most as often as [`SOON`] or
 /// [`LATER`] allows.
-async fn read(at: &Informer, mut changes: mpsc::UnboundedReceiver<Change>) {
+async fn read(at: &InformerContext, mut changes: mpsc::UnboundedReceiver<PoolChange>) {
     let views = &at.views;
     let resource = ApiResource::erase::<IPPool>(&());
     let api: Api<Guard<Wishes>> = Api::all_with(at.client.clone(), &resource);
-    let mut readings: HashMap<String, Reading> = HashMap::new();
+    let mut readings: HashMap<String, PoolReads> = HashMap::new();
     let mut is_listed = false;
     loop {
         if is_listed && !readings.values().any(|reading| reading.due) {
-            at.done(Part::PoolSpecs);
+            at.done(ViewPart::PoolSpecs);
         }
         let now = Instant::now();
         let due = readings.iter().filter(|(_, reading)| reading.due);
@@ -132,13 +132,13 @@ async fn read(at: &Informer, mut changes: mpsc::UnboundedReceiver<Change>) {
             biased;
             change = changes.recv() => {
                 let pool = match change {
-                    Some(Change::There(pool)) => pool,
-                    Some(Change::Gone(name)) => {
+                    Some(PoolChange::There(pool)) => pool,
+                    Some(PoolChange::Gone(name)) => {
                         readings.remove(&name);
                         lock(&views.pools).remove(&name);
                         continue;
                     }
-                    Some(Change::Listed) => {
+                    Some(PoolChange::Listed) => {
                         is_listed = true;
                         continue;
                     }
@@ -192,7 +192,7 @@ async fn take(
             let created = created.map_or(0, |time| time.0.as_second());
             let mut facts = PoolFacts::new(name, created, &pool.spec);
             facts.deleting = pool.metadata.deletion_timestamp.is_some();
-            Some(KnownPool { facts: Arc::new(facts), generation: Generation::of(&pool) })
+            Some(KnownPool { facts: Arc::new(facts), generation: PoolGeneration::of(&pool) })
         }
         // The leader reports this fault, and the pool gives out nothing.
         Ok(Guard(Err(_))) => None,
@@ -229,7 +229,7 @@ impl Views {
     pub fn pool_as_of(&self, pool: &Seen) -> Option<Arc<PoolFacts>> {
         let pools = lock(&self.pools);
         let known = pools.get(&pool.name_any())?;
-        (known.generation == Generation::of(pool)).then(|| known.facts.clone())
+        (known.generation == PoolGeneration::of(pool)).then(|| known.facts.clone())
     }
 
     /// A stored pool, with the segment of its selector's network.

@@ -11,7 +11,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Resource, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, Part, Signal, Views, lock};
+use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::LABEL_SERVICE_LB;
 use crate::domain::Owner;
 use crate::domain::vm_backends::endpoint_slices::StoredSlice;
@@ -20,12 +20,12 @@ use crate::domain::vm_backends::service::stored::{
 };
 use crate::k8s::informer;
 use crate::k8s::trimmed::PAGE;
-use crate::k8s::unread::Unread;
+use crate::k8s::unread::LazyObject;
 
 /// Objects by the LoadBalancer that they serve, `namespace/name`, and by their own name.
-pub struct Owned<T>(Arc<Mutex<HashMap<String, Vec<Entry<T>>>>>);
+pub struct OwnedObjects<T>(Arc<Mutex<HashMap<String, Vec<OwnedEntry<T>>>>>);
 
-struct Entry<T> {
+struct OwnedEntry<T> {
     name: String,
     version: u64,
     object: T,
@@ -49,19 +49,19 @@ impl OwnedSlice {
     }
 }
 
-impl<T> Default for Owned<T> {
+impl<T> Default for OwnedObjects<T> {
     fn default() -> Self {
         Self(Arc::default())
     }
 }
 
-impl<T> Clone for Owned<T> {
+impl<T> Clone for OwnedObjects<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<T: Clone> Owned<T> {
+impl<T: Clone> OwnedObjects<T> {
     /// The objects that serve a LoadBalancer.
     pub fn of(&self, lb: &str) -> impl Iterator<Item = T> + use<T> {
         let list: Vec<T> = lock(&self.0)
@@ -84,7 +84,7 @@ impl<T: Clone> Owned<T> {
                 true
             }
             None => {
-                list.push(Entry { name: name.to_owned(), version, object });
+                list.push(OwnedEntry { name: name.to_owned(), version, object });
                 list.sort_by(|a, b| a.name.cmp(&b.name));
                 true
             }
@@ -148,8 +148,8 @@ fn number(version: &str) -> u64 {
     version.parse().unwrap_or(0)
 }
 
-pub(super) async fn watch_services(at: Informer) {
-    let Informer { client, views, .. } = at.clone();
+pub(super) async fn watch_services(at: InformerContext) {
+    let InformerContext { client, views, .. } = at.clone();
     let mut listed = std::collections::HashSet::new();
     let api = Api::<Service>::all(client);
     let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(PAGE);
@@ -170,7 +170,7 @@ pub(super) async fn watch_services(at: Informer) {
             let gone = views.services.keep_only(&listed);
             views.tell_lbs(gone);
             listed.clear();
-            at.done(Part::Services);
+            at.done(ViewPart::Services);
         }
         Event::Apply(object) => set(&object),
         Event::Delete(object) => {
@@ -184,7 +184,7 @@ pub(super) async fn watch_services(at: Informer) {
             // no harm.
             for owner in owners(&object.metadata).into_iter().filter(|o| o.kind == "LoadBalancer") {
                 if !views.has_uid(&owner.uid) {
-                    views.tell(Signal::Gone(Owner { name: lb.clone(), uid: owner.uid }));
+                    views.tell(ChangeEvent::Gone(Owner { name: lb.clone(), uid: owner.uid }));
                 }
             }
         }
@@ -192,10 +192,10 @@ pub(super) async fn watch_services(at: Informer) {
     .await;
 }
 
-pub(super) async fn watch_slices(at: Informer) {
-    let Informer { client, views, .. } = at.clone();
+pub(super) async fn watch_slices(at: InformerContext) {
+    let InformerContext { client, views, .. } = at.clone();
     let mut listed = std::collections::HashSet::new();
-    let api = Api::<Unread<EndpointSlice>>::all(client);
+    let api = Api::<LazyObject<EndpointSlice>>::all(client);
     let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(100);
     informer::run(api, config, "EndpointSlice", &at.metrics, |event| match event {
         Event::Init => listed.clear(),
@@ -210,7 +210,7 @@ pub(super) async fn watch_slices(at: Informer) {
             let gone = views.slices.keep_only(&listed);
             views.tell_lbs(gone);
             listed.clear();
-            at.done(Part::Slices);
+            at.done(ViewPart::Slices);
         }
         Event::Apply(object) => {
             let name = qualified(object.meta(), &object.name_any());
@@ -232,7 +232,7 @@ pub(super) async fn watch_slices(at: Informer) {
 }
 
 /// Records an EndpointSlice in this version.
-pub(super) fn see(views: &Views, object: &Unread<EndpointSlice>) {
+pub(super) fn see(views: &Views, object: &LazyObject<EndpointSlice>) {
     let (name, version) = (object.name_any(), object.resource_version().unwrap_or_default());
     let owner = owner(object.meta());
     if owner.as_ref().is_some_and(|(lb, _)| views.slices.knows(lb, &name, &version)) {

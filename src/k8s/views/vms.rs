@@ -12,7 +12,7 @@ use kube_runtime::watcher::{Config, Event};
 
 use super::host_links::CONTROL_PLANE;
 use super::infrastructure::single;
-use super::{Informer, Part, Signal, Views, lock};
+use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::kubevirt::{
     LAUNCHER, LauncherPod, Node, TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance,
 };
@@ -27,8 +27,8 @@ use crate::k8s::informer;
 /// Objects in one page of a list. Those of VMs are large, and held as text until they are parsed.
 const PAGE: u32 = 250;
 
-pub(super) async fn watch_vms(at: Informer) {
-    let Informer { client, views, metrics, .. } = at.clone();
+pub(super) async fn watch_vms(at: InformerContext) {
+    let InformerContext { client, views, metrics, .. } = at.clone();
     let mut listed: HashSet<Box<str>> = HashSet::new();
     let api = Api::<Guard<VirtualMachineInstance>>::all(client);
     let config = Config::default().page_size(PAGE);
@@ -61,7 +61,7 @@ pub(super) async fn watch_vms(at: Informer) {
                 views.remove_vm(gone);
             }
             listed = HashSet::new();
-            at.done(Part::Vms);
+            at.done(ViewPart::Vms);
         }
         Event::Apply(vmi) => {
             if let Some(vmi) = read(vmi) {
@@ -80,8 +80,8 @@ pub(super) async fn watch_vms(at: Informer) {
     informer::run_if_served(api, config, kind, &at.metrics, on_event, not_served).await;
 }
 
-pub(super) async fn watch_pods(at: Informer) {
-    let Informer { client, views, .. } = at.clone();
+pub(super) async fn watch_pods(at: InformerContext) {
+    let InformerContext { client, views, .. } = at.clone();
     let mut listed: HashSet<Box<str>> = HashSet::new();
     let api = Api::<LauncherPod>::all(client);
     let label = format!("{}={}", LAUNCHER.0, LAUNCHER.1);
@@ -102,7 +102,7 @@ pub(super) async fn watch_pods(at: Informer) {
                 views.remove_pod(gone);
             }
             listed = HashSet::new();
-            at.done(Part::Pods);
+            at.done(ViewPart::Pods);
         }
         Event::Apply(pod) => views.tell_touched(set(&pod)),
         Event::Delete(pod) => views.remove_pod(&key(&pod)),
@@ -110,8 +110,8 @@ pub(super) async fn watch_pods(at: Informer) {
     .await;
 }
 
-pub(super) async fn watch_nodes(at: Informer) {
-    let Informer { client, views, .. } = at.clone();
+pub(super) async fn watch_nodes(at: InformerContext) {
+    let InformerContext { client, views, .. } = at.clone();
     let mut listed: HashSet<String> = HashSet::new();
     informer::run(Api::<Node>::all(client), Config::default(), "Node", &at.metrics, |event| {
         match event {
@@ -127,7 +127,7 @@ pub(super) async fn watch_nodes(at: Informer) {
                     .filter(|name| !listed.contains(*name))
                     .for_each(|n| views.remove_node(n));
                 listed = HashSet::new();
-                at.done(Part::Nodes);
+                at.done(ViewPart::Nodes);
             }
             Event::Apply(node) => views.set_node(&node),
             Event::Delete(node) => views.remove_node(&node.name_any()),
@@ -155,7 +155,7 @@ impl Views {
         let affected = lock(&self.vms).set_vm(&namespace, &name, vmi.labels(), vm);
         self.tell_touched(affected);
         if moved {
-            self.tell(Signal::Moved(format!("{namespace}/{name}").into()));
+            self.tell(ChangeEvent::Moved(format!("{namespace}/{name}").into()));
         }
     }
 
@@ -215,7 +215,7 @@ impl Views {
             .map(|(key, _)| key.into())
             .collect();
         for vm in residents {
-            self.tell(Signal::Moved(vm));
+            self.tell(ChangeEvent::Moved(vm));
         }
     }
 
@@ -230,10 +230,10 @@ impl Views {
     /// Signals all VMs and LoadBalancers that depend on VMs: a new leader begins.
     pub fn tell_all(&self) {
         for vm in self.moved() {
-            self.tell(Signal::Moved(vm));
+            self.tell(ChangeEvent::Moved(vm));
         }
         for lb in self.load_balancers.state_filter(listeners::is_vm) {
-            self.tell(Signal::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
+            self.tell(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
         }
     }
 }

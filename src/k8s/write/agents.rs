@@ -6,13 +6,13 @@ use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Resource};
 use serde_json::Value;
 
-use super::Writer;
+use super::ApiWriter;
 use crate::api::kubevirt::NetworkAttachmentDefinition;
 use crate::k8s::{CallError, call};
 
 const DEPLOYMENT: &str = "Deployment";
 
-impl Writer {
+impl ApiWriter {
     /// Creates a Deployment. Returns the stored object. An existing one with the name is a
     /// conflict.
     pub async fn create_deployment(
@@ -57,7 +57,7 @@ impl Writer {
     }
 }
 
-impl Writer {
+impl ApiWriter {
     /// Patches annotations of a NetworkAttachmentDefinition.
     pub async fn patch_network(
         &self,

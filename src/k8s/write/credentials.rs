@@ -14,7 +14,7 @@ use kube::core::Request;
 use kube::{Api, Resource as _};
 use serde_json::{Value, json};
 
-use super::Writer;
+use super::ApiWriter;
 use crate::api::{ANNOTATION_HASH, LABEL_ROTATION, TokenRotation, Workload, WorkloadKind};
 use crate::domain::admission::webhook_configuration::{MANAGED_BY, MANAGER};
 use crate::domain::credentials::token::{TokenText, hash};
@@ -37,7 +37,7 @@ pub struct SecretKeyRef<'a> {
     pub version: &'a str,
 }
 
-impl Writer {
+impl ApiWriter {
     /// Patches a TokenRotation's status. Returns the stored object.
     pub async fn patch_rotation_status(
         &self,

@@ -5,13 +5,13 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::Value;
 
-use super::Writer;
+use super::ApiWriter;
 use crate::api::DHCPLease;
 use crate::k8s::{CallError, call};
 
 const RECORD: &str = "DHCPLease";
 
-impl Writer {
+impl ApiWriter {
     /// Creates a record. An existing one with the name is a conflict.
     pub async fn create_record(&self, record: &DHCPLease) -> Result<DHCPLease, CallError> {
         self.check_leadership()?;

@@ -31,7 +31,7 @@ use crate::metrics::Metrics;
 
 /// Client for writes. Refuses each write while this process does not lead.
 #[derive(Clone)]
-pub struct Writer {
+pub struct ApiWriter {
     client: Client,
     leadership: Arc<Leadership>,
     metrics: Metrics,
@@ -39,7 +39,7 @@ pub struct Writer {
     plain_pools: Arc<AtomicBool>,
 }
 
-impl Writer {
+impl ApiWriter {
     /// A writer that sends nothing before the first write.
     pub fn new(client: Client, leadership: Arc<Leadership>, metrics: Metrics) -> Self {
         Self { client, leadership, metrics, plain_pools: Arc::default() }
@@ -277,7 +277,7 @@ mod tests {
         // The address has no listener: a call that is sent gives another error.
         let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
         let client = Client::try_from(nowhere).unwrap();
-        let writer = Writer::new(client, Arc::default(), Metrics::new().unwrap());
+        let writer = ApiWriter::new(client, Arc::default(), Metrics::new().unwrap());
         let status = IPPoolStatus::default();
         let at = SecretKeyRef { namespace: "ns", name: "s", key: "k", version: "1" };
         let workload = Workload { kind: WorkloadKind::DaemonSet, name: "d".to_owned() };

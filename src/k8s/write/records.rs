@@ -3,11 +3,11 @@
 use kube::Resource as _;
 use serde_json::{Value, json};
 
-use super::Writer;
+use super::ApiWriter;
 use crate::api::DHCPLease;
 use crate::k8s::CallError;
 
-impl Writer {
+impl ApiWriter {
     /// Patches the status of a record in this version. Returns the new version.
     pub async fn patch_record_status(
         &self,

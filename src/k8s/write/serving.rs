@@ -9,7 +9,7 @@ use kube::{Api, Resource};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Writer;
+use super::ApiWriter;
 use crate::api::kubevirt::VirtualMachineInstance;
 use crate::k8s::{CallError, call};
 
@@ -17,7 +17,7 @@ const SERVICE: &str = "Service";
 const SLICE: &str = "EndpointSlice";
 const VM: &str = "VirtualMachineInstance";
 
-impl Writer {
+impl ApiWriter {
     /// Creates a Service. Returns the stored object. An existing one with the name is a conflict.
     pub async fn create_service(
         &self,

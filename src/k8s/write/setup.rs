@@ -8,13 +8,13 @@ use kube::core::ObjectMeta;
 use kube::{Api, Resource};
 use serde_json::Value;
 
-use super::Writer;
+use super::ApiWriter;
 use crate::api::IPPool;
 use crate::k8s::{CallError, call};
 
 const CRD: &str = "CustomResourceDefinition";
 
-impl Writer {
+impl ApiWriter {
     /// Creates an IPPool. Returns the stored object. An existing one with the name is a conflict.
     pub async fn create_pool(&self, pool: &IPPool) -> Result<IPPool, CallError> {
         self.check_leadership()?;

@@ -12,10 +12,10 @@ use std::cell::LazyCell;
 
 use kube::ResourceExt;
 
-use self::settings::Settings;
-use super::{Context, Error, LAST_RETRY, Served};
+use self::settings::KeptSettings;
+use super::{LAST_RETRY, LbContext, ReconcileError, ServingOutcome};
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
-use crate::domain::load_balancer::status::{self, Finding};
+use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::vm_backends::endpoint_slices::remembered;
 use crate::domain::vm_backends::endpoints::{self, VmBackend};
 use crate::domain::vm_backends::health::{self, CheckSettings, ProbeTarget};
@@ -28,7 +28,7 @@ use crate::k8s::CallError;
 const REPETITIONS: usize = 5;
 
 /// Reason why a write was not made.
-enum Obstacle {
+enum WriteObstacle {
     /// The Service of this name has another owner, named in the text.
     ForeignService(String),
     /// An EndpointSlice of this name has another owner; the text names both.
@@ -36,10 +36,10 @@ enum Obstacle {
     /// The API server refuses the write; the text contains the reason.
     Refused(String),
     /// The write failed, and a retry may succeed.
-    Error(Error),
+    Error(ReconcileError),
 }
 
-impl From<CallError> for Obstacle {
+impl From<CallError> for WriteObstacle {
     fn from(error: CallError) -> Self {
         match error.refusal() {
             Some(why) => Self::Refused(why.to_owned()),
@@ -53,16 +53,16 @@ impl From<CallError> for Obstacle {
 /// yet.
 pub(super) async fn serve(
     lb: &LoadBalancer,
-    finding: Finding,
-    ctx: &Context,
-) -> Result<Option<Served>, Error> {
+    finding: AddressOutcome,
+    ctx: &LbContext,
+) -> Result<Option<ServingOutcome>, ReconcileError> {
     if !listeners::is_vm(lb) || !status::may_serve(lb) {
-        return Ok(Some(Served { finding, report: None, again: None }));
+        return Ok(Some(ServingOutcome { finding, report: None, again: None }));
     }
     if !finding.is_allocated() {
         // The address may have been lost to a LoadBalancer whose claim has precedence.
         suspend(lb, ctx).await?;
-        return Ok(Some(Served { finding, report: None, again: None }));
+        return Ok(Some(ServingOutcome { finding, report: None, again: None }));
     }
     let Some(mut report) = announce(lb, &finding, ctx).await? else { return Ok(None) };
     // Neither a change of a foreign Service nor the end of a refusal produces a watch event.
@@ -73,22 +73,24 @@ pub(super) async fn serve(
     };
     let finding = match status::moves_from(lb, &finding) {
         // The old address is not released while it may be announced.
-        Some(old) if status::may_lead_to(lb, old.ip, At::new(lb, ctx).own().as_ref()) => {
+        Some(old)
+            if status::may_lead_to(lb, old.ip, ServiceTarget::new(lb, ctx).own().as_ref()) =>
+        {
             report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
             status::staying_at(old)
         }
         _ => finding,
     };
-    Ok(Some(Served { finding, report: Some(report), again }))
+    Ok(Some(ServingOutcome { finding, report: Some(report), again }))
 }
 
 /// Writes Service and EndpointSlices where they differ. `None`: VMs were not listed yet.
 async fn announce(
     lb: &LoadBalancer,
-    finding: &Finding,
-    ctx: &Context,
-) -> Result<Option<ServingStatus>, Error> {
-    let at = At::new(lb, ctx);
+    finding: &AddressOutcome,
+    ctx: &LbContext,
+) -> Result<Option<ServingStatus>, ReconcileError> {
+    let at = ServiceTarget::new(lb, ctx);
     if !ctx.shared.views.endpoints_synced() {
         let state = || at.own().map_or(ServiceState::Waiting, |_| ServiceState::Ours);
         return Ok(ctx.vms_overdue().then(|| ServingStatus::new(state(), at.ingress())));
@@ -130,14 +132,14 @@ async fn announce(
     };
     let service = match done.await {
         Ok(service) => service,
-        Err(Obstacle::ForeignService(whose)) => {
+        Err(WriteObstacle::ForeignService(whose)) => {
             // Slices of ours would give endpoints to the foreign Service.
             at.drop_slices().await?;
             ServiceState::Foreign(whose)
         }
-        Err(Obstacle::ForeignSlice(which)) => ServiceState::Foreign(which),
-        Err(Obstacle::Refused(why)) => ServiceState::Refused(why),
-        Err(Obstacle::Error(error)) => return Err(error),
+        Err(WriteObstacle::ForeignSlice(which)) => ServiceState::Foreign(which),
+        Err(WriteObstacle::Refused(why)) => ServiceState::Refused(why),
+        Err(WriteObstacle::Error(error)) => return Err(error),
     };
     let ingress = at.ingress();
     let selector_hint = listeners::selector_hint(&lb.spec);
@@ -159,9 +161,9 @@ async fn announce(
 }
 
 /// Deletes Service and slices. Returns whether they are gone.
-pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &Context) -> Result<bool, Error> {
-    let at = At::new(lb, ctx);
-    if !at.remove_service(Settings::Dropped).await? {
+pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool, ReconcileError> {
+    let at = ServiceTarget::new(lb, ctx);
+    if !at.remove_service(KeptSettings::Dropped).await? {
         return Ok(false);
     }
     at.drop_slices().await?;
@@ -170,22 +172,22 @@ pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &Context) -> Result<bool, E
 
 /// Deletes the Service until there is an address again. Settings of users are kept for the next
 /// one.
-async fn suspend(lb: &LoadBalancer, ctx: &Context) -> Result<(), Error> {
-    At::new(lb, ctx).remove_service(Settings::Kept).await.map(drop)
+async fn suspend(lb: &LoadBalancer, ctx: &LbContext) -> Result<(), ReconcileError> {
+    ServiceTarget::new(lb, ctx).remove_service(KeptSettings::Kept).await.map(drop)
 }
 
-fn into_error(obstacle: Obstacle) -> Error {
+fn into_error(obstacle: WriteObstacle) -> ReconcileError {
     match obstacle {
-        Obstacle::Error(error) => error,
-        Obstacle::ForeignService(text) | Obstacle::ForeignSlice(text) | Obstacle::Refused(text) => {
-            Error::Refused(text)
-        }
+        WriteObstacle::Error(error) => error,
+        WriteObstacle::ForeignService(text)
+        | WriteObstacle::ForeignSlice(text)
+        | WriteObstacle::Refused(text) => ReconcileError::Refused(text),
     }
 }
 
 /// LoadBalancer by name and UID, with the context for its objects.
-struct At<'a> {
-    ctx: &'a Context,
+struct ServiceTarget<'a> {
+    ctx: &'a LbContext,
     namespace: String,
     name: String,
     uid: String,
@@ -193,8 +195,8 @@ struct At<'a> {
     key: String,
 }
 
-impl<'a> At<'a> {
-    fn new(lb: &LoadBalancer, ctx: &'a Context) -> Self {
+impl<'a> ServiceTarget<'a> {
+    fn new(lb: &LoadBalancer, ctx: &'a LbContext) -> Self {
         let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
         let key = format!("{namespace}/{name}");
         Self { ctx, namespace, name, uid: lb.uid().unwrap_or_default(), key }
@@ -202,11 +204,11 @@ impl<'a> At<'a> {
 
     /// Ends the health checks of the VMs, and deletes the Service. Returns whether the Service is
     /// gone.
-    async fn remove_service(&self, settings: Settings) -> Result<bool, Error> {
+    async fn remove_service(&self, settings: KeptSettings) -> Result<bool, ReconcileError> {
         self.ctx.prober.remove(&self.key);
         match self.know_service().await {
             // A foreign Service requests no address for this LoadBalancer.
-            Ok(()) | Err(Obstacle::ForeignService(_)) => {}
+            Ok(()) | Err(WriteObstacle::ForeignService(_)) => {}
             Err(obstacle) => return Err(into_error(obstacle)),
         }
         match self.stored() {

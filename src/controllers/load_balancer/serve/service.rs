@@ -4,8 +4,8 @@ use chrono::Utc;
 use k8s_openapi::api::core::v1::Service as FullService;
 use kube::{Api, ResourceExt};
 
-use super::settings::Settings;
-use super::{At, Obstacle, REPETITIONS};
+use super::settings::KeptSettings;
+use super::{REPETITIONS, ServiceTarget, WriteObstacle};
 use crate::domain::vm_backends::listeners::ServiceState;
 use crate::domain::vm_backends::service::stored::read_service;
 use crate::domain::vm_backends::service::{
@@ -13,7 +13,7 @@ use crate::domain::vm_backends::service::{
 };
 use crate::k8s::{CallError, call};
 
-impl At<'_> {
+impl ServiceTarget<'_> {
     pub(super) fn stored(&self) -> Option<StoredService> {
         self.ctx.shared.views.services.of(&self.key).next()
     }
@@ -30,11 +30,11 @@ impl At<'_> {
 
     /// Reads the Service if the view does not have it as our own: without our label it is not
     /// watched. An error: it has another owner.
-    pub(super) async fn know_service(&self) -> Result<(), Obstacle> {
+    pub(super) async fn know_service(&self) -> Result<(), WriteObstacle> {
         if self.own().is_some() { Ok(()) } else { self.read_service().await }
     }
 
-    pub(super) async fn read_service(&self) -> Result<(), Obstacle> {
+    pub(super) async fn read_service(&self) -> Result<(), WriteObstacle> {
         let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
         match Box::pin(call(api.get(&self.name))).await {
             Ok(service) => {
@@ -51,8 +51,8 @@ impl At<'_> {
         Ok(())
     }
 
-    fn foreign_service(&self, whose: &str) -> Obstacle {
-        Obstacle::ForeignService(service::conflict(&self.key, whose))
+    fn foreign_service(&self, whose: &str) -> WriteObstacle {
+        WriteObstacle::ForeignService(service::conflict(&self.key, whose))
     }
 
     pub(super) fn note(&self, service: &FullService) {
@@ -70,7 +70,7 @@ impl At<'_> {
     pub(super) async fn write_service(
         &self,
         wanted: &WantedService<'_>,
-    ) -> Result<ServiceState, Obstacle> {
+    ) -> Result<ServiceState, WriteObstacle> {
         let writer = &self.ctx.shared.writer;
         for _ in 0..REPETITIONS {
             let stored = self.stored();
@@ -111,7 +111,7 @@ impl At<'_> {
                     drop(permit);
                     let Some(stored) = stored else { continue };
                     tracing::info!(lb = self.key, asks = wanted.asked(), "recreating the Service");
-                    if self.delete_service(&stored, Settings::Kept).await? {
+                    if self.delete_service(&stored, KeptSettings::Kept).await? {
                         continue;
                     }
                     // Its deletion event triggers the next reconcile.
@@ -131,15 +131,15 @@ impl At<'_> {
     pub(super) async fn delete_service(
         &self,
         stored: &StoredService,
-        settings: Settings,
-    ) -> Result<bool, Obstacle> {
+        settings: KeptSettings,
+    ) -> Result<bool, WriteObstacle> {
         let mut stored = stored.clone();
         for _ in 0..REPETITIONS {
             if stored.deleting {
                 // A finalizer delays the deletion, whose event triggers the next reconcile.
                 return Ok(false);
             }
-            if settings == Settings::Kept {
+            if settings == KeptSettings::Kept {
                 match self.keep_settings(&stored.uid).await? {
                     Some(now) => stored = now,
                     None => return Ok(true),

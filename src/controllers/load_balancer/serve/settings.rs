@@ -5,25 +5,28 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::{At, Obstacle, REPETITIONS};
+use super::{REPETITIONS, ServiceTarget, WriteObstacle};
 use crate::domain::vm_backends::service::settings::{self, CarriedSettings, SETTINGS};
 use crate::domain::vm_backends::service::{StoredService, hold_back};
 use crate::k8s::{CallError, call};
 
 /// Whether the settings of a deleted Service are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Settings {
+pub(super) enum KeptSettings {
     /// Kept for the next Service.
     Kept,
     /// Deleted with the Service.
     Dropped,
 }
 
-impl At<'_> {
+impl ServiceTarget<'_> {
     /// Writes the settings of the Service to one of its slices. Returns the version of the Service
     /// that they were read from: only this version may be deleted. `None`: the Service of this UID
     /// is gone.
-    pub(super) async fn keep_settings(&self, uid: &str) -> Result<Option<StoredService>, Obstacle> {
+    pub(super) async fn keep_settings(
+        &self,
+        uid: &str,
+    ) -> Result<Option<StoredService>, WriteObstacle> {
         let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
         let service = match Box::pin(call(api.get(&self.name))).await {
             Ok(service) if service.uid().as_deref() == Some(uid) => service,
@@ -48,11 +51,11 @@ impl At<'_> {
             Ok(false) => {
                 tracing::warn!(lb = self.key, "settings of the Service lost: no EndpointSlice");
             }
-            Err(Obstacle::Error(error)) => return Err(Obstacle::Error(error)),
+            Err(WriteObstacle::Error(error)) => return Err(WriteObstacle::Error(error)),
             Err(
-                Obstacle::Refused(why)
-                | Obstacle::ForeignSlice(why)
-                | Obstacle::ForeignService(why),
+                WriteObstacle::Refused(why)
+                | WriteObstacle::ForeignSlice(why)
+                | WriteObstacle::ForeignService(why),
             ) => {
                 tracing::warn!(lb = self.key, why, "settings of the Service lost");
             }
@@ -92,7 +95,7 @@ impl At<'_> {
     }
 
     /// Removes the settings from the slices: the Service has them again.
-    pub(super) async fn forget_settings(&self) -> Result<(), Obstacle> {
+    pub(super) async fn forget_settings(&self) -> Result<(), WriteObstacle> {
         while self.annotate_slice(|holds_settings| holds_settings, &Value::Null).await? {}
         Ok(())
     }
@@ -103,7 +106,7 @@ impl At<'_> {
         &self,
         is_so: impl Fn(bool) -> bool,
         settings: &Value,
-    ) -> Result<bool, Obstacle> {
+    ) -> Result<bool, WriteObstacle> {
         for _ in 0..REPETITIONS {
             let slices = self.slices();
             let Some(slice) = slices.iter().find(|slice| is_so(slice.holds_settings)) else {

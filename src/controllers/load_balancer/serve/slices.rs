@@ -6,8 +6,8 @@ use chrono::{SecondsFormat, Utc};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 
-use super::{At, Obstacle, REPETITIONS, into_error};
-use crate::controllers::load_balancer::Error;
+use super::{REPETITIONS, ServiceTarget, WriteObstacle, into_error};
+use crate::controllers::load_balancer::ReconcileError;
 use crate::domain::vm_backends::endpoint_slices::{
     self, AnnouncingNode, EndpointPort, SlicePlan, SliceWrite, StoredSlice,
 };
@@ -18,7 +18,7 @@ use crate::domain::vm_backends::service::stored::owners;
 use crate::k8s::views::OwnedSlice;
 use crate::k8s::{CallError, call};
 
-impl At<'_> {
+impl ServiceTarget<'_> {
     pub(super) fn slices(&self) -> Vec<Arc<StoredSlice>> {
         let all = self.ctx.shared.views.slices.of(&self.key);
         all.filter(|slice| slice.owner == self.uid).map(|slice| slice.slice).collect()
@@ -29,7 +29,7 @@ impl At<'_> {
         family: AddressFamily,
         ports: &[EndpointPort],
         backends: &BackendCounts,
-    ) -> Result<(), Obstacle> {
+    ) -> Result<(), WriteObstacle> {
         let touched = self.ctx.shared.views.take_touched(&self.key);
         let mut wrote = false;
         for _ in 0..REPETITIONS {
@@ -78,7 +78,7 @@ impl At<'_> {
         &self,
         family: AddressFamily,
         backends: &BackendCounts,
-    ) -> Result<(), Obstacle> {
+    ) -> Result<(), WriteObstacle> {
         match self.own() {
             Some(service) if self.slices().iter().any(|slice| slice.family == Some(family)) => {
                 self.write_slices(family, &service.backend_ports(), backends).await
@@ -140,7 +140,7 @@ impl At<'_> {
     }
 
     /// Reads a slice that differs from the view.
-    pub(super) async fn read_slice(&self, name: &str) -> Result<(), Obstacle> {
+    pub(super) async fn read_slice(&self, name: &str) -> Result<(), WriteObstacle> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         let slices = &self.ctx.shared.views.slices;
         match Box::pin(call(api.get(name))).await {
@@ -152,7 +152,7 @@ impl At<'_> {
                 _ => {
                     self.forget_slice(name);
                     let whose = service::foreign(&owners(&stored.metadata), self.identity());
-                    Err(Obstacle::ForeignSlice(format!(
+                    Err(WriteObstacle::ForeignSlice(format!(
                         "an EndpointSlice {}/{name} exists: {}; it is left as it is: remove it, or rename the LoadBalancer",
                         self.namespace,
                         whose.unwrap_or_default()
@@ -173,7 +173,7 @@ impl At<'_> {
         }
     }
 
-    pub(super) async fn drop_slices(&self) -> Result<(), Error> {
+    pub(super) async fn drop_slices(&self) -> Result<(), ReconcileError> {
         for _ in 0..REPETITIONS {
             let slices = self.slices();
             if slices.is_empty() {
@@ -187,7 +187,7 @@ impl At<'_> {
                     Err(CallError::Conflict | CallError::NotFound) => {
                         match self.read_slice(&slice.name).await {
                             // Gone, changed, or another owner's by now.
-                            Ok(()) | Err(Obstacle::ForeignSlice(_)) => {}
+                            Ok(()) | Err(WriteObstacle::ForeignSlice(_)) => {}
                             Err(obstacle) => return Err(into_error(obstacle)),
                         }
                     }

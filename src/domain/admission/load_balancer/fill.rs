@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{Answer, Request, is_blank, is_guest, read, shown};
-use crate::load_balancer::facts::{self, Project, Surroundings};
+use crate::load_balancer::facts::{self, LbSurroundings, Project};
 use api::{
     ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NAMESPACE,
     ANNOTATION_NETWORK, ANNOTATION_PROJECT, LABEL_CLUSTER,
@@ -19,7 +19,7 @@ const HEALTH_DEFAULTS: [(&str, i32); 4] =
 pub(super) fn annotations(
     object: &mut Value,
     request: &Request<'_>,
-    around: &Surroundings,
+    around: &LbSurroundings,
     answer: &mut Answer,
 ) {
     let guest = is_guest(object);

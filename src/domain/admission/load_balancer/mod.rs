@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{Answer, Operation, Request};
 use crate::conversion;
-use crate::load_balancer::facts::{self, Surroundings};
+use crate::load_balancer::facts::{self, LbSurroundings};
 use crate::pools::selection::PoolSelector;
 use crate::reason::NoAddressReason;
 use api::{ANNOTATION_V1BETA1_FIELDS, LB_FINALIZER, LoadBalancer};
@@ -68,7 +68,7 @@ pub enum Named {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     /// Project and network, from objects that the requesting user does not write.
-    pub around: Surroundings,
+    pub around: LbSurroundings,
     /// Reason why the LoadBalancer would get no address: its guest cluster is being removed. `None`:
     /// it is not.
     pub removal: Option<NoAddressReason>,

@@ -208,5 +208,5 @@ fn asks(lb: &LoadBalancer) -> Vec<Option<&String>> {
 }
 
 fn cluster(lb: &LoadBalancer) -> String {
-    facts::requirement(lb, &facts::Surroundings::default()).cluster
+    facts::requirement(lb, &facts::LbSurroundings::default()).cluster
 }

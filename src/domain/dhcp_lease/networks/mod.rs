@@ -9,7 +9,7 @@ use ipnet::Ipv4Net;
 
 use super::requested_identity::flag;
 use crate::dhcp::{ClientIdForm, NoForm};
-use crate::load_balancer::facts::{self, Surroundings};
+use crate::load_balancer::facts::{self, LbSurroundings};
 use api::{
     ANNOTATION_DHCP, ANNOTATION_DHCP_BROADCAST, ANNOTATION_DHCP_CLIENT_ID,
     ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_SUBNETS, LoadBalancer,
@@ -150,7 +150,7 @@ impl DhcpDeclaration {
 impl DhcpNetworks {
     /// Network on which the address of a LoadBalancer is to be leased; empty for none. A guest
     /// cluster is on the network of its VMs, so the default does not apply to it.
-    pub fn of(&self, lb: &LoadBalancer, around: &Surroundings) -> String {
+    pub fn of(&self, lb: &LoadBalancer, around: &LbSurroundings) -> String {
         let network = facts::requirement(lb, around).network;
         if network.is_empty() && !facts::is_guest(lb) { self.default.clone() } else { network }
     }

@@ -176,12 +176,12 @@ fn the_default_network_is_for_vms_that_name_none() {
         }))
         .unwrap()
     };
-    let around = Surroundings::default();
+    let around = LbSurroundings::default();
     assert_eq!(networks.of(&lb("vm", None), &around), "default/lan");
     assert_eq!(networks.of(&lb("vm", Some("")), &around), "default/lan");
     assert_eq!(networks.of(&lb("vm", Some("a/b")), &around), "a/b");
     assert_eq!(networks.of(&lb("cluster", None), &around), "");
-    let vms = Surroundings { vm_network: Some("a/b".to_owned()), ..Surroundings::default() };
+    let vms = LbSurroundings { vm_network: Some("a/b".to_owned()), ..LbSurroundings::default() };
     assert_eq!(networks.of(&lb("vm", None), &vms), "default/lan");
     assert_eq!(DhcpNetworks::default().of(&lb("vm", None), &around), "");
 }

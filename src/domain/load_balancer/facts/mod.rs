@@ -27,7 +27,7 @@ pub enum Project {
 
 /// Facts from other objects than the LoadBalancer. Authors of LoadBalancers do not write these.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct LbSurroundings {
     /// Project of the LoadBalancer's namespace.
     pub project: Project,
     /// Network of the guest cluster's VMs, if that determines the LoadBalancer's network.
@@ -38,7 +38,7 @@ pub struct Surroundings {
 /// object was just read from the API server.
 pub fn facts(
     lb: &LoadBalancer,
-    around: &Surroundings,
+    around: &LbSurroundings,
     segment: impl FnOnce(&str) -> Segment,
     fresh: bool,
 ) -> LbFacts {
@@ -98,7 +98,7 @@ pub fn name(lb: &LoadBalancer) -> String {
 
 /// Conditions that a pool must meet. Namespace and project come from the Namespace object:
 /// annotations cannot claim another one, nor a project if there is none.
-pub fn requirement(lb: &LoadBalancer, around: &Surroundings) -> PoolRequirement {
+pub fn requirement(lb: &LoadBalancer, around: &LbSurroundings) -> PoolRequirement {
     let annotation = |key: &str| given(lb.metadata.annotations.as_ref(), key);
     let management = || annotation(ANNOTATION_MANAGEMENT_NETWORK).filter(|_| is_guest(lb));
     let of_vms = || around.vm_network.clone().filter(|_| is_guest(lb));

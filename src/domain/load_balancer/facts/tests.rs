@@ -23,7 +23,7 @@ fn the_namespace_decides_on_the_project() {
         (Project::Outside, ""),
         (Project::Unknown, ""),
     ] {
-        let around = Surroundings { project, vm_network: None };
+        let around = LbSurroundings { project, vm_network: None };
         assert_eq!(requirement(&lb, &around).project, expected, "{around:?}");
     }
 }
@@ -31,7 +31,8 @@ fn the_namespace_decides_on_the_project() {
 #[test]
 fn guests_fall_back_to_their_management_network_and_then_to_their_vms() {
     let network = |annotations: &[(&str, &str)], guest| {
-        let around = Surroundings { vm_network: Some("ns/vms".into()), ..Surroundings::default() };
+        let around =
+            LbSurroundings { vm_network: Some("ns/vms".into()), ..LbSurroundings::default() };
         requirement(&lb(annotations, guest), &around).network
     };
     let both = [(ANNOTATION_NETWORK, ""), (ANNOTATION_MANAGEMENT_NETWORK, "ns/mgmt")];

@@ -22,7 +22,7 @@ pub use moving::{may_lead_to, moves_from, staying_at};
 
 /// Result of a reconcile of a LoadBalancer that is not being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum AddressOutcome {
     /// The address comes from pools, with the ledger's answer.
     Pool(ClaimResult),
     /// The announcer leases the address. The text gives the reason, if that was decided now.
@@ -31,7 +31,7 @@ pub enum Finding {
     Host(Result<LeasedAddress, NoLease>),
 }
 
-impl Finding {
+impl AddressOutcome {
     /// Whether there is an address, or the announcer leases one.
     pub fn is_allocated(&self) -> bool {
         !matches!(self, Self::Pool(ClaimResult::Waiting(_)) | Self::Host(Err(_)))
@@ -51,7 +51,7 @@ impl Finding {
 /// vm LoadBalancer's Service, once it exists. `now`: an RFC 3339 time.
 pub fn patch(
     lb: &LoadBalancer,
-    finding: &Finding,
+    finding: &AddressOutcome,
     report: Option<&ServingStatus>,
     now: &str,
 ) -> Option<Value> {
@@ -81,9 +81,9 @@ pub fn patch(
     }
     // A claim or a Service must be released before the object may be deleted.
     let holds = match finding {
-        Finding::Pool(verdict) => matches!(verdict, ClaimResult::Held { .. }),
-        Finding::Guest(_) => vm,
-        Finding::Host(lease) => lease.is_ok(),
+        AddressOutcome::Pool(verdict) => matches!(verdict, ClaimResult::Held { .. }),
+        AddressOutcome::Guest(_) => vm,
+        AddressOutcome::Host(lease) => lease.is_ok(),
     };
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let finalizer_missing = holds && !finalizers.iter().any(|f| f == LB_FINALIZER);
@@ -111,7 +111,7 @@ pub fn patch(
 /// Address and `Ready` condition of the finding, without times.
 pub fn outcome(
     lb: &LoadBalancer,
-    finding: &Finding,
+    finding: &AddressOutcome,
     report: Option<&ServingStatus>,
 ) -> (AllocatedAddress, Condition) {
     let none = LoadBalancerStatus::default();
@@ -124,8 +124,8 @@ pub fn outcome(
 
 /// The annotation by which a LoadBalancer that is restored without its status requests its address.
 /// One that waits for an address retains the present annotation. `None`: no change.
-fn allocated_annotation(lb: &LoadBalancer, finding: &Finding) -> Option<String> {
-    let Finding::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
+fn allocated_annotation(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<String> {
+    let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
     (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
 }
 
@@ -171,26 +171,26 @@ pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
 
 /// The desired `allocatedAddress`. Reserved fields are copied: without them, a patch would always
 /// be due.
-fn allocated(old: &AllocatedAddress, finding: &Finding) -> AllocatedAddress {
+fn allocated(old: &AllocatedAddress, finding: &AddressOutcome) -> AllocatedAddress {
     match finding {
-        Finding::Guest(_) => AllocatedAddress {
+        AddressOutcome::Guest(_) => AllocatedAddress {
             ip_pool: None,
             ip: Some(DHCP_ADDRESS.to_owned()),
             mask: None,
             gateway: None,
             ..old.clone()
         },
-        Finding::Host(Ok(lease)) => AllocatedAddress {
+        AddressOutcome::Host(Ok(lease)) => AllocatedAddress {
             ip_pool: None,
             ip: Some(lease.ip.to_string()),
             mask: lease.mask.map(|mask| mask.to_string()),
             gateway: lease.gateway.map(|gateway| gateway.to_string()),
             ..old.clone()
         },
-        Finding::Host(Err(_)) | Finding::Pool(ClaimResult::Waiting(_)) => {
+        AddressOutcome::Host(Err(_)) | AddressOutcome::Pool(ClaimResult::Waiting(_)) => {
             AllocatedAddress::default()
         }
-        Finding::Pool(ClaimResult::Held { claim, subnet, .. }) => {
+        AddressOutcome::Pool(ClaimResult::Held { claim, subnet, .. }) => {
             let ip = claim.ip.to_string();
             let (mask, gateway) = match subnet {
                 Some(subnet) => (Some(subnet.mask()), subnet.gateway.map(|g| g.to_string())),
@@ -262,7 +262,7 @@ fn backends_patch(status: &LoadBalancerStatus, backends: &BackendCounts) -> Map<
 }
 
 fn ready(
-    finding: &Finding,
+    finding: &AddressOutcome,
     report: Option<&ServingStatus>,
     new: &AllocatedAddress,
     vm: bool,
@@ -270,10 +270,12 @@ fn ready(
 ) -> Condition {
     let ip = new.ip.as_deref().unwrap_or_default();
     match finding {
-        Finding::Pool(ClaimResult::Waiting(wait)) => {
+        AddressOutcome::Pool(ClaimResult::Waiting(wait)) => {
             condition(ConditionStatus::False, wait.reason(), wait.message())
         }
-        Finding::Host(Err(why)) => condition(ConditionStatus::False, why.reason(), why.message()),
+        AddressOutcome::Host(Err(why)) => {
+            condition(ConditionStatus::False, why.reason(), why.message())
+        }
         _ if vm => {
             let (status, reason, message) = match report {
                 Some(report) => listeners::ready(report, ip),
@@ -284,30 +286,30 @@ fn ready(
                 ),
             };
             match finding {
-                Finding::Pool(ClaimResult::Held { instead: Some(wait), .. })
+                AddressOutcome::Pool(ClaimResult::Held { instead: Some(wait), .. })
                     if status == ConditionStatus::True =>
                 {
                     condition(status, wait.reason(), format!("keeps {ip}: {}", wait.message()))
                 }
-                Finding::Guest(Some(why)) if status == ConditionStatus::True => {
+                AddressOutcome::Guest(Some(why)) if status == ConditionStatus::True => {
                     condition(status, reason, format!("{message}; {why}"))
                 }
                 _ => condition(status, reason, message),
             }
         }
-        Finding::Pool(ClaimResult::Held { instead: Some(wait), .. }) => condition(
+        AddressOutcome::Pool(ClaimResult::Held { instead: Some(wait), .. }) => condition(
             ConditionStatus::True,
             wait.reason(),
             format!("keeps {ip}: {}", wait.message()),
         ),
-        Finding::Pool(ClaimResult::Held { .. }) => {
+        AddressOutcome::Pool(ClaimResult::Held { .. }) => {
             condition(ConditionStatus::True, reason::ALLOCATED, String::new())
         }
-        Finding::Host(Ok(lease)) => {
+        AddressOutcome::Host(Ok(lease)) => {
             let message = format!("{} is leased on network {}", lease.ip, lease.network);
             condition(ConditionStatus::True, reason::LEASED, message)
         }
-        Finding::Guest(why) => {
+        AddressOutcome::Guest(why) => {
             // The reason was reported when it was decided.
             let said = stored.filter(|stored| stored.reason.as_deref() == Some(reason::DHCP));
             let said = || said.and_then(|stored| stored.message.clone());

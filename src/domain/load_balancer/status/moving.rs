@@ -3,15 +3,15 @@
 use std::net::IpAddr;
 
 use super::super::facts;
-use super::Finding;
+use super::AddressOutcome;
 use crate::Claim;
 use crate::pools::allocator::ClaimResult;
 use crate::vm_backends::service::StoredService;
 use api::LoadBalancer;
 
 /// The published claim, if the ledger's claim is another one by now.
-pub fn moves_from(lb: &LoadBalancer, finding: &Finding) -> Option<Claim> {
-    let Finding::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
+pub fn moves_from(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<Claim> {
+    let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
     facts::published(lb).filter(|old| old != claim)
 }
 
@@ -27,6 +27,11 @@ pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&StoredServic
 
 /// The finding for a LoadBalancer whose old address may still be announced: the old address stays
 /// published until the Service has moved.
-pub fn staying_at(old: Claim) -> Finding {
-    Finding::Pool(ClaimResult::Held { claim: old, subnet: None, network: None, instead: None })
+pub fn staying_at(old: Claim) -> AddressOutcome {
+    AddressOutcome::Pool(ClaimResult::Held {
+        claim: old,
+        subnet: None,
+        network: None,
+        instead: None,
+    })
 }

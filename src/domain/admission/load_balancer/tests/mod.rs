@@ -62,7 +62,7 @@ pub(super) fn outside() -> Known {
 }
 
 fn known(project: Project) -> Known {
-    Known { around: Surroundings { project, vm_network: None }, ..Known::default() }
+    Known { around: LbSurroundings { project, vm_network: None }, ..Known::default() }
 }
 
 fn refusals(answer: &Answer) -> Vec<String> {

@@ -179,7 +179,7 @@ fn any_known() -> impl Strategy<Value = Known> {
         Just(Project::In("local/ours".into())),
     ];
     (project, any::<bool>(), any::<bool>()).prop_map(|(project, network, taken)| Known {
-        around: Surroundings { project, vm_network: network.then(|| "ns/vms".into()) },
+        around: LbSurroundings { project, vm_network: network.then(|| "ns/vms".into()) },
         taken_by: taken.then(|| "the address of another LoadBalancer".into()),
         ..Known::default()
     })

@@ -13,7 +13,7 @@ use api::{LoadBalancerStatus, WorkloadType};
 const THEN: &str = "2026-01-01T00:00:00Z";
 const NOW: &str = "2026-02-02T00:00:00Z";
 
-fn patched(lb: &LoadBalancer, finding: &Finding) -> LoadBalancer {
+fn patched(lb: &LoadBalancer, finding: &AddressOutcome) -> LoadBalancer {
     let mut value = serde_json::to_value(lb).unwrap();
     if let Some(patch) = patch(lb, finding, None, NOW) {
         json_patch::merge(&mut value, &patch);
@@ -33,12 +33,12 @@ fn status(lb: &mut LoadBalancer) -> &mut LoadBalancerStatus {
 }
 
 /// A claim of `10.0.0.<last>`, or of `10.1.0.<last>` in another pool.
-fn holds(pool: &str, last: u8, instead: Option<NoAddressReason>) -> Finding {
+fn holds(pool: &str, last: u8, instead: Option<NoAddressReason>) -> AddressOutcome {
     let net = if pool == "a" { "10.0.0.0/24" } else { "10.1.0.0/24" };
     let mut octets = if pool == "a" { [10, 0, 0, 1] } else { [10, 1, 0, 1] };
     let gateway = Some(octets.into());
     octets[3] = last;
-    Finding::Pool(ClaimResult::Held {
+    AddressOutcome::Pool(ClaimResult::Held {
         claim: Claim { pool: pool.into(), ip: octets.into() },
         subnet: Some(Subnet { net: net.parse().unwrap(), gateway }),
         network: Some(String::new()),
@@ -46,8 +46,8 @@ fn holds(pool: &str, last: u8, instead: Option<NoAddressReason>) -> Finding {
     })
 }
 
-fn waits() -> Finding {
-    Finding::Pool(ClaimResult::Waiting(NoAddressReason::Full { pools: vec!["a".into()] }))
+fn waits() -> AddressOutcome {
+    AddressOutcome::Pool(ClaimResult::Waiting(NoAddressReason::Full { pools: vec!["a".into()] }))
 }
 
 fn condition(lb: &LoadBalancer) -> (ConditionStatus, String, String) {
@@ -97,10 +97,10 @@ fn a_vm_load_balancer_holds_an_address_that_nothing_announces() {
 
 #[test]
 fn an_announcer_that_leases_needs_no_finalizer_and_the_address_says_that_it_exists() {
-    let lb = patched(&lb(WorkloadType::Cluster), &Finding::Guest(None));
+    let lb = patched(&lb(WorkloadType::Cluster), &AddressOutcome::Guest(None));
     // A guest cloud provider treats an empty address as a LoadBalancer that need not be deleted.
     assert_eq!(address(&lb), Some("0.0.0.0"));
-    let vm = patched(&self::lb(WorkloadType::Vm), &Finding::Guest(None));
+    let vm = patched(&self::lb(WorkloadType::Vm), &AddressOutcome::Guest(None));
     assert_eq!(address(&vm), None, "it is announced by the Service");
     assert_eq!(lb.metadata.finalizers, None);
     let allocated = lb.status.clone().unwrap().allocated_address.unwrap();
@@ -159,8 +159,10 @@ fn a_missing_address_gives_a_known_reason() {
         (NoAddressReason::NotReady { pool: pool(), why }, "IPPoolNotReady", "no available IP"),
     ] {
         assert!(reason::is_ours(wait.reason()));
-        let waiting =
-            patched(&lb(WorkloadType::Vm), &Finding::Pool(ClaimResult::Waiting(wait.clone())));
+        let waiting = patched(
+            &lb(WorkloadType::Vm),
+            &AddressOutcome::Pool(ClaimResult::Waiting(wait.clone())),
+        );
         assert_eq!(waiting.metadata.finalizers, None);
         let (status, condition_reason, message) = condition(&waiting);
         assert_eq!((status, condition_reason.as_str()), (ConditionStatus::False, reason));
@@ -189,8 +191,9 @@ fn an_object_without_an_answer_names_the_controller_that_leads() {
     let mut answered = lb.clone();
     answered.status = serde_json::from_value(patch["status"].clone()).unwrap();
     assert_eq!(unanswered(&answered, "go", NOW), None, "it says so already");
-    let waiting =
-        Finding::Pool(ClaimResult::Waiting(NoAddressReason::Full { pools: vec!["a".into()] }));
+    let waiting = AddressOutcome::Pool(ClaimResult::Waiting(NoAddressReason::Full {
+        pools: vec!["a".into()],
+    }));
     for answered in [patched(&lb, &holds("a", 5, None)), patched(&lb, &waiting)] {
         assert_eq!(unanswered(&answered, "go", NOW), None, "{answered:?}");
     }
@@ -233,10 +236,10 @@ fn condition_times_change_with_their_content_alone() {
 #[test]
 fn mask_and_gateway_outlive_the_ranges_they_came_from() {
     let lb = patched(&lb(WorkloadType::Cluster), &holds("a", 5, None));
-    let Finding::Pool(ClaimResult::Held { claim, instead, .. }) = holds("a", 5, None) else {
+    let AddressOutcome::Pool(ClaimResult::Held { claim, instead, .. }) = holds("a", 5, None) else {
         unreachable!("an address is held")
     };
-    let shrunk = Finding::Pool(ClaimResult::Held {
+    let shrunk = AddressOutcome::Pool(ClaimResult::Held {
         claim,
         subnet: None,
         network: Some(String::new()),
@@ -257,7 +260,7 @@ fn only_our_finalizer_is_removed_in_the_end() {
     assert_eq!(finalize(&lb), None);
 }
 
-fn any_finding() -> impl Strategy<Value = Finding> {
+fn any_finding() -> impl Strategy<Value = AddressOutcome> {
     let wait = NoAddressReason::Forbidden { pool: "b".into(), requirement: "{}".into() };
     let lease = LeasedAddress {
         ip: [10, 0, 0, 5].into(),
@@ -266,10 +269,10 @@ fn any_finding() -> impl Strategy<Value = Finding> {
         network: "default/vlan7".into(),
     };
     prop::sample::select(vec![
-        Finding::Guest(None),
-        Finding::Guest(Some("because".into())),
-        Finding::Host(Ok(lease)),
-        Finding::Host(Err(NoLease::Returning)),
+        AddressOutcome::Guest(None),
+        AddressOutcome::Guest(Some("because".into())),
+        AddressOutcome::Host(Ok(lease)),
+        AddressOutcome::Host(Err(NoLease::Returning)),
         waits(),
         holds("a", 5, None),
         holds("a", 5, Some(wait)),
@@ -332,14 +335,14 @@ proptest! {
         let asked = finding.address().map(|ip| ip.to_string());
         prop_assert_eq!(asked, ip.clone().filter(|ip| ip != DHCP_ADDRESS));
         match &finding {
-            Finding::Guest(_) => prop_assert_eq!(ip.as_deref(), Some(DHCP_ADDRESS)),
-            Finding::Host(Ok(lease)) => {
+            AddressOutcome::Guest(_) => prop_assert_eq!(ip.as_deref(), Some(DHCP_ADDRESS)),
+            AddressOutcome::Host(Ok(lease)) => {
                 prop_assert_eq!(ip, Some(lease.ip.to_string()));
                 prop_assert!(done.metadata.finalizers.as_ref().unwrap().iter().any(|f| f == LB_FINALIZER));
             }
-            Finding::Host(Err(_)) => prop_assert_eq!(ip, None),
-            Finding::Pool(ClaimResult::Waiting(_)) => prop_assert_eq!(ip, None),
-            Finding::Pool(ClaimResult::Held { claim, .. }) => {
+            AddressOutcome::Host(Err(_)) => prop_assert_eq!(ip, None),
+            AddressOutcome::Pool(ClaimResult::Waiting(_)) => prop_assert_eq!(ip, None),
+            AddressOutcome::Pool(ClaimResult::Held { claim, .. }) => {
                 prop_assert_eq!(ip, Some(claim.ip.to_string()));
                 prop_assert!(done.metadata.finalizers.as_ref().unwrap().iter().any(|f| f == LB_FINALIZER));
             }
@@ -350,7 +353,7 @@ proptest! {
         };
         prop_assert_eq!(kept(&done), kept(&lb));
         let (before, after) = (address(&lb), address(&done));
-        let guests = matches!(&finding, Finding::Guest(_)) && !listeners::is_vm(&lb);
+        let guests = matches!(&finding, AddressOutcome::Guest(_)) && !listeners::is_vm(&lb);
         prop_assert!(after == before || guests || after != Some(DHCP_ADDRESS));
         prop_assert!(!has_address || listeners::is_vm(&lb) || after.is_some());
         prop_assert!(after == before || before != Some("192.168.9.9") || lb.status.as_ref().unwrap().allocated_address.as_ref().unwrap().ip.as_deref() == before);

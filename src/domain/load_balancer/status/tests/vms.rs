@@ -30,7 +30,7 @@ fn report(
     ServingStatus { backends, ..ServingStatus::new(service, ingress) }
 }
 
-fn reported(lb: &LoadBalancer, finding: &Finding, report: &ServingStatus) -> LoadBalancer {
+fn reported(lb: &LoadBalancer, finding: &AddressOutcome, report: &ServingStatus) -> LoadBalancer {
     let mut value = serde_json::to_value(lb).unwrap();
     if let Some(patch) = patch(lb, finding, Some(report), NOW) {
         json_patch::merge(&mut value, &patch);
@@ -100,12 +100,12 @@ fn the_address_follows_the_announcement() {
 fn a_leased_address_is_published_and_the_finalizer_waits_for_the_service() {
     let new = lb(WorkloadType::Vm);
     assert!(!may_serve(&new));
-    let lb = patched(&new, &Finding::Guest(None));
+    let lb = patched(&new, &AddressOutcome::Guest(None));
     assert_eq!(lb.metadata.finalizers, Some(vec![LB_FINALIZER.to_owned()]));
     assert!(may_serve(&lb));
     let lb = reported(
         &lb,
-        &Finding::Guest(None),
+        &AddressOutcome::Guest(None),
         &report(ours(&["10.9.0.1"]), &[backend(7, true, false)]),
     );
     assert_eq!(address(&lb), Some("10.9.0.1"));
@@ -185,7 +185,7 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     let lb = reported(&holding(), &holds("a", 5, None), &report(ours(&["10.0.0.5"]), &[]));
     let new = holds("b", 6, None);
     assert_eq!(moves_from(&lb, &new), Some(old.clone()));
-    for finding in [holds("a", 5, None), waits(), Finding::Guest(None)] {
+    for finding in [holds("a", 5, None), waits(), AddressOutcome::Guest(None)] {
         assert_eq!(moves_from(&lb, &finding), None, "{finding:?}");
     }
     let stays = staying_at(old);
