@@ -14,10 +14,12 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::domain::admission::webhook_configuration::{Part, Place, emptied, is_ours};
-use crate::http::admission::Admission;
-use crate::http::keeper::{Keeper, find_me, jitter};
-use crate::http::listener::{AGE, Ending, Server};
+use crate::domain::admission::webhook_configuration::{
+    AdmissionEndpoint, WebhookObject, emptied, is_ours,
+};
+use crate::http::admission::RuleSources;
+use crate::http::keeper::{RegistrationKeeper, find_me, jitter};
+use crate::http::listener::{AGE, Server, ServerShutdown};
 use crate::http::tls::{self, InUse};
 use crate::http::webhook::{CONNECTIONS, Webhooks};
 use crate::k8s::installation::Installation;
@@ -78,7 +80,7 @@ pub(super) struct Running {
     /// Whether admission can answer, or is off.
     pub(super) ready: watch::Receiver<bool>,
     /// Tokens that end the listener.
-    pub(super) ending: Ending,
+    pub(super) ending: ServerShutdown,
     server: Option<JoinHandle<()>>,
 }
 
@@ -111,7 +113,7 @@ pub(super) async fn start(
     metrics: &Metrics,
 ) -> anyhow::Result<Running> {
     let installation = Installation::new(client.clone(), &args.namespace, metrics.clone());
-    let ending = Ending::default();
+    let ending = ServerShutdown::default();
     if args.admission == Mode::Off {
         unregister(&installation).await;
         let ready = watch::channel(true).1;
@@ -126,7 +128,7 @@ pub(super) async fn start(
     let settings = tls::settings(in_use.clone(), args.admission_client_ca.as_deref())?;
     let (found, me) = watch::channel(String::new());
     let (tell, ready) = watch::channel(false);
-    let admission = Admission {
+    let admission = RuleSources {
         reader: ApiReader::new(client.clone()),
         views: views.clone(),
         leadership: leadership.clone(),
@@ -145,7 +147,7 @@ pub(super) async fn start(
     let serving = server.serve(listener);
     tracing::info!(admission = %address, "listening");
     tokio::spawn(find_me(installation.clone(), found));
-    let keeper = Keeper {
+    let keeper = RegistrationKeeper {
         installation,
         in_use,
         names,
@@ -163,7 +165,10 @@ pub(super) async fn start(
 }
 
 /// Place at which the API server reaches admission, and the names in its certificate.
-fn place(args: &AdmissionArgs, bound: SocketAddr) -> anyhow::Result<(Place, BTreeSet<String>)> {
+fn place(
+    args: &AdmissionArgs,
+    bound: SocketAddr,
+) -> anyhow::Result<(AdmissionEndpoint, BTreeSet<String>)> {
     let namespace = &args.namespace;
     let mut names: BTreeSet<String> = [
         format!("{SERVICE}.{namespace}.svc"),
@@ -188,18 +193,18 @@ fn place(args: &AdmissionArgs, bound: SocketAddr) -> anyhow::Result<(Place, BTre
                 Some(port) => port,
                 None => 443,
             };
-            Place::Url(format!("https://{host}:{port}"))
+            AdmissionEndpoint::Url(format!("https://{host}:{port}"))
         }
         (Mode::Url, None) => bail!("--admission url needs --admission-url https://HOST:PORT"),
         (_, Some(_)) => bail!("--admission-url needs --admission url"),
-        (_, None) => Place::Service(namespace.clone(), SERVICE.to_owned()),
+        (_, None) => AdmissionEndpoint::Service(namespace.clone(), SERVICE.to_owned()),
     };
     Ok((place, names))
 }
 
 /// Empties the operator's webhook configurations: without a listener each request would be refused.
 async fn unregister(installation: &Installation) {
-    for part in [Part::Mutating, Part::Validating] {
+    for part in [WebhookObject::Mutating, WebhookObject::Validating] {
         let removed = match installation.read(part).await {
             Ok(Some(stored)) if is_ours(&stored) => {
                 installation.write(part, &emptied(&stored)).await.map(drop)

@@ -12,7 +12,7 @@ use crate::controllers::second_opinion::{self, Replica};
 use crate::controllers::{self, Context};
 use crate::domain::leader_election::ElectionPace;
 use crate::domain::vm_backends::health::second_opinion::ReplicaPlace;
-use crate::http::operator::Operator;
+use crate::http::operator::OperatorHealth;
 use crate::http::probes;
 use crate::k8s::client;
 use crate::k8s::credentials::CredentialReader;
@@ -40,7 +40,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let views = Views::start(&client, &args.admission.namespace, args.dhcp.networks(), &metrics);
     let mut admission =
         admission::start(&args.admission, &client, &views, &leadership, &metrics).await?;
-    let shown = Operator {
+    let shown = OperatorHealth {
         metrics: metrics.clone(),
         leadership: leadership.clone(),
         views: views.clone(),

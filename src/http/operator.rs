@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 
 /// Inputs of the health and metrics answers.
 #[derive(Clone)]
-pub struct Operator {
+pub struct OperatorHealth {
     /// The process's metrics.
     pub metrics: Metrics,
     /// Leadership: whether this process holds the Lease.
@@ -28,7 +28,7 @@ pub struct Operator {
     pub ending: CancellationToken,
 }
 
-impl Process for Operator {
+impl Process for OperatorHealth {
     fn metrics(&self) -> &Metrics {
         let leads = self.leadership.is_current();
         self.metrics.leadership.leader.set(i64::from(leads));
@@ -64,7 +64,7 @@ impl Process for Operator {
     }
 }
 
-impl Operator {
+impl OperatorHealth {
     fn count(&self) {
         let mut counts: HashMap<(String, String), i64> = HashMap::new();
         for lb in self.views.load_balancers.state() {

@@ -17,7 +17,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-use super::listener::{AGE, Ending, Server};
+use super::listener::{AGE, Server, ServerShutdown};
 use crate::domain::pools::write_pacing::WriteBudget;
 use crate::k8s::lease::Leadership;
 use crate::metrics::Metrics;
@@ -44,7 +44,7 @@ pub trait Process: Clone + Send + Sync + 'static {
 
 /// State of the endpoints: the process, and the last answer for `/metrics`.
 #[derive(Clone)]
-struct Shown<P> {
+struct EndpointState<P> {
     process: P,
     began: Instant,
     gathered: Arc<Mutex<(WriteBudget, String)>>,
@@ -67,7 +67,7 @@ pub async fn serve(
         connections: CONNECTIONS,
         age: AGE,
         // Serves health until the process ends.
-        ending: Ending::default(),
+        ending: ServerShutdown::default(),
     };
     Ok((bound, server.serve(listener)))
 }
@@ -78,10 +78,10 @@ fn router<P: Process>(process: P) -> Router {
         .route("/metrics", get(metrics::<P>))
         .route("/healthz", get(healthz::<P>))
         .route("/readyz", get(readyz::<P>))
-        .with_state(Shown { process, began: Instant::now(), gathered })
+        .with_state(EndpointState { process, began: Instant::now(), gathered })
 }
 
-async fn metrics<P: Process>(State(shown): State<Shown<P>>) -> Response {
+async fn metrics<P: Process>(State(shown): State<EndpointState<P>>) -> Response {
     let mut gathered = shown.gathered.lock().unwrap_or_else(PoisonError::into_inner);
     if gathered.0.take(shown.began.elapsed()) {
         match shown.process.metrics().render() {
@@ -94,7 +94,7 @@ async fn metrics<P: Process>(State(shown): State<Shown<P>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], gathered.1.clone()).into_response()
 }
 
-async fn healthz<P: Process>(State(shown): State<Shown<P>>) -> impl IntoResponse {
+async fn healthz<P: Process>(State(shown): State<EndpointState<P>>) -> impl IntoResponse {
     let silence = shown.process.leadership().silence();
     if silence > LONGEST_SILENCE {
         let text = format!("the Lease has not been read for {} s\n", silence.as_secs());
@@ -103,7 +103,7 @@ async fn healthz<P: Process>(State(shown): State<Shown<P>>) -> impl IntoResponse
     (StatusCode::OK, "ok\n".to_owned())
 }
 
-async fn readyz<P: Process>(State(shown): State<Shown<P>>) -> impl IntoResponse {
+async fn readyz<P: Process>(State(shown): State<EndpointState<P>>) -> impl IntoResponse {
     match shown.process.readiness() {
         Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),

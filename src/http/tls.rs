@@ -80,13 +80,13 @@ pub(super) mod tests {
     use tokio_rustls::TlsConnector;
 
     use super::*;
-    use crate::http::authority::Material;
+    use crate::http::authority::CertificateMaterial;
 
     /// TLS settings of a server at 127.0.0.1, and of a caller that trusts it.
     pub fn pair() -> (Arc<ServerConfig>, TlsConnector) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         let names = BTreeSet::from(["127.0.0.1".to_owned()]);
-        let material = Material::start(now, &names, "").unwrap();
+        let material = CertificateMaterial::start(now, &names, "").unwrap();
         let provider = || Arc::new(aws_lc_rs::default_provider());
         let data = material.data();
         let chain = vec![CertificateDer::from_pem_slice(&data["tls.crt"]).unwrap()];

@@ -8,31 +8,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-use crate::domain::limits::connections::Source;
+use crate::domain::limits::connections::ConnectionSource;
 
 /// Queue of callers that wait for a turn. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Turns(Arc<Mutex<Queue>>);
+pub struct Turns(Arc<Mutex<TurnQueue>>);
 
 #[derive(Debug, Default)]
-struct Queue {
+struct TurnQueue {
     is_taken: bool,
     /// Waiters by source, the source with the next turn first. Each source here has a waiter.
-    waiting: VecDeque<(Source, VecDeque<oneshot::Sender<Turn>>)>,
+    waiting: VecDeque<(ConnectionSource, VecDeque<oneshot::Sender<CallerTurn>>)>,
 }
 
 /// Turn of a caller. Dropping it gives the next source a turn.
 #[derive(Debug)]
-pub struct Turn(Option<Turns>);
+pub struct CallerTurn(Option<Turns>);
 
 impl Turns {
     /// Waits for a turn.
-    pub async fn take(&self, source: Source) -> Turn {
+    pub async fn take(&self, source: ConnectionSource) -> CallerTurn {
         loop {
             let turn = {
                 let mut queue = self.lock();
                 if !std::mem::replace(&mut queue.is_taken, true) {
-                    return Turn(Some(self.clone()));
+                    return CallerTurn(Some(self.clone()));
                 }
                 let (teller, turn) = oneshot::channel();
                 match queue.waiting.iter_mut().find(|(of, _)| *of == source) {
@@ -48,12 +48,12 @@ impl Turns {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, TurnQueue> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Next waiter; if there is none, the turn becomes free.
-    fn next(&self) -> Option<oneshot::Sender<Turn>> {
+    fn next(&self) -> Option<oneshot::Sender<CallerTurn>> {
         let mut queue = self.lock();
         let Some((source, mut waiters)) = queue.waiting.pop_front() else {
             queue.is_taken = false;
@@ -67,7 +67,7 @@ impl Turns {
     }
 }
 
-impl Drop for Turn {
+impl Drop for CallerTurn {
     fn drop(&mut self) {
         let Some(turns) = self.0.take() else { return };
         while let Some(next) = turns.next() {
@@ -89,8 +89,8 @@ mod tests {
 
     use super::*;
 
-    fn source(n: u8) -> Source {
-        Source::of(IpAddr::from([10, 0, 0, n]))
+    fn source(n: u8) -> ConnectionSource {
+        ConnectionSource::of(IpAddr::from([10, 0, 0, n]))
     }
 
     #[tokio::test]

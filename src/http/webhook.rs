@@ -21,11 +21,11 @@ use http_body_util::BodyExt;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::admission::{Admission, Stage};
+use super::admission::{AdmissionStage, RuleSources};
 use super::conversion;
 use super::listener::Caller;
-use super::review::{self, Outcome};
-use super::turns::{Turn, Turns};
+use super::review::{self, ReviewOutcome};
+use super::turns::{CallerTurn, Turns};
 use crate::metrics::Metrics;
 
 /// Path for mutating reviews.
@@ -56,7 +56,7 @@ const SMALL: usize = 32 << 10;
 /// Webhooks, and all that their answers need.
 pub struct Webhooks {
     /// Rules of admission, and their views.
-    pub admission: Admission,
+    pub admission: RuleSources,
     /// Username of this operator; empty until it is known.
     pub me: tokio::sync::watch::Receiver<String>,
     /// Whether reviews are accepted only from callers with a certificate.
@@ -72,7 +72,7 @@ pub struct Webhooks {
 impl Webhooks {
     /// Creates the webhooks with empty queues.
     pub fn new(
-        admission: Admission,
+        admission: RuleSources,
         me: tokio::sync::watch::Receiver<String>,
         known_only: bool,
         metrics: Metrics,
@@ -92,12 +92,12 @@ impl Webhooks {
 
     async fn review(
         self: Arc<Self>,
-        stage: Stage,
+        stage: AdmissionStage,
         caller: Caller,
         body: Body,
-    ) -> Result<Bytes, Refused> {
+    ) -> Result<Bytes, RequestRefusal> {
         if self.known_only && !caller.is_known {
-            return Err(Refused(
+            return Err(RequestRefusal(
                 StatusCode::FORBIDDEN,
                 "a client certificate is required\n".to_owned(),
             ));
@@ -110,8 +110,8 @@ impl Webhooks {
         beside(sent, move |bytes| handle.block_on(self.judge(stage, bytes))).await
     }
 
-    async fn judge(&self, stage: Stage, bytes: &[u8]) -> Result<Vec<u8>, Refused> {
-        let review = review::parse(bytes).map_err(Refused::malformed)?;
+    async fn judge(&self, stage: AdmissionStage, bytes: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
+        let review = review::parse(bytes).map_err(RequestRefusal::malformed)?;
         let me = self.me.borrow().clone();
         let began = Instant::now();
         let outcome = review::judge(&self.admission, stage, &review, &me).await;
@@ -119,13 +119,13 @@ impl Webhooks {
         Ok(outcome.render(&review, stage))
     }
 
-    async fn convert(self: Arc<Self>, caller: Caller, body: Body) -> Result<Bytes, Refused> {
+    async fn convert(self: Arc<Self>, caller: Caller, body: Body) -> Result<Bytes, RequestRefusal> {
         let sent =
             read(body, &self.conversions, caller, (LARGEST_CONVERSION, CONVERSION_ARRIVES)).await?;
         let work = move |bytes: &[u8]| {
             let began = Instant::now();
-            let answer = conversion::review(bytes).map_err(Refused::malformed)?;
-            self.count("conversion", "LoadBalancer", Outcome::CONVERTED, began);
+            let answer = conversion::review(bytes).map_err(RequestRefusal::malformed)?;
+            self.count("conversion", "LoadBalancer", ReviewOutcome::CONVERTED, began);
             Ok(answer)
         };
         if sent.turn.is_none() {
@@ -143,9 +143,9 @@ impl Webhooks {
 }
 
 /// Complete body. A large one holds a turn until its answer is sent.
-struct Sent {
+struct CompleteBody {
     bytes: Vec<u8>,
-    turn: Option<Turn>,
+    turn: Option<CallerTurn>,
 }
 
 /// Reads a body of at most `most` bytes, which must arrive within `patience`. A large one must
@@ -156,10 +156,10 @@ async fn read(
     turns: &Turns,
     caller: Caller,
     (most, patience): (usize, Duration),
-) -> Result<Sent, Refused> {
+) -> Result<CompleteBody, RequestRefusal> {
     let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if declared > most {
-        return Err(Refused::too_large(most));
+        return Err(RequestRefusal::too_large(most));
     }
     let mut turn = None;
     if declared > SMALL {
@@ -169,16 +169,20 @@ async fn read(
     let reading = read_until(&mut body, &mut bytes, declared.max(SMALL));
     let is_whole = timeout(patience, reading)
         .await
-        .map_err(|_| Refused::late("the body did not arrive in time"))??;
-    if is_whole { Ok(Sent { bytes, turn }) } else { Err(Refused::without_length()) }
+        .map_err(|_| RequestRefusal::late("the body did not arrive in time"))??;
+    if is_whole { Ok(CompleteBody { bytes, turn }) } else { Err(RequestRefusal::without_length()) }
 }
 
 /// Reads to the end, or until there are more than `most` bytes. Returns whether the end was
 /// reached.
-async fn read_until(body: &mut Body, bytes: &mut Vec<u8>, most: usize) -> Result<bool, Refused> {
+async fn read_until(
+    body: &mut Body,
+    bytes: &mut Vec<u8>,
+    most: usize,
+) -> Result<bool, RequestRefusal> {
     while bytes.len() <= most {
         let Some(frame) = body.frame().await else { return Ok(true) };
-        let frame = frame.map_err(|e| Refused::malformed(format!("body: {e}")))?;
+        let frame = frame.map_err(|e| RequestRefusal::malformed(format!("body: {e}")))?;
         let Ok(data) = frame.into_data() else { continue };
         bytes.extend_from_slice(&data);
     }
@@ -188,31 +192,31 @@ async fn read_until(body: &mut Body, bytes: &mut Vec<u8>, most: usize) -> Result
 /// Runs the work on another thread. The turn lasts until the work has ended and its answer is sent,
 /// even if the caller no longer waits.
 async fn beside(
-    sent: Sent,
-    work: impl FnOnce(&[u8]) -> Result<Vec<u8>, Refused> + Send + 'static,
-) -> Result<Bytes, Refused> {
-    let Sent { bytes, turn } = sent;
+    sent: CompleteBody,
+    work: impl FnOnce(&[u8]) -> Result<Vec<u8>, RequestRefusal> + Send + 'static,
+) -> Result<Bytes, RequestRefusal> {
+    let CompleteBody { bytes, turn } = sent;
     let done = tokio::task::spawn_blocking(move || {
         let answer = work(&bytes)?;
-        Ok(Bytes::from_owner(Leaving { answer, _turn: turn }))
+        Ok(Bytes::from_owner(LeavingAnswer { answer, _turn: turn }))
     });
     match done.await {
         Ok(done) => done,
         // Continues the panic, so that it is caught where panics of small requests are.
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            Err(error) => Err(Refused(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+            Err(error) => Err(RequestRefusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
         },
     }
 }
 
 /// Answer that is being sent, and the turn that ends with it.
-struct Leaving {
+struct LeavingAnswer {
     answer: Vec<u8>,
-    _turn: Option<Turn>,
+    _turn: Option<CallerTurn>,
 }
 
-impl AsRef<[u8]> for Leaving {
+impl AsRef<[u8]> for LeavingAnswer {
     fn as_ref(&self) -> &[u8] {
         &self.answer
     }
@@ -223,7 +227,7 @@ async fn within(
     metrics: &Metrics,
     call: &'static str,
     deadline: Duration,
-    work: impl Future<Output = Result<Bytes, Refused>>,
+    work: impl Future<Output = Result<Bytes, RequestRefusal>>,
 ) -> Response {
     let work = timeout(deadline, AssertUnwindSafe(work).catch_unwind());
     let refused = match work.await {
@@ -233,9 +237,12 @@ async fn within(
         Ok(Ok(Err(refused))) => refused,
         Ok(Err(_)) => {
             tracing::error!(call, "panic while answering a review");
-            Refused(StatusCode::INTERNAL_SERVER_ERROR, "this is a bug of the operator\n".to_owned())
+            RequestRefusal(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "this is a bug of the operator\n".to_owned(),
+            )
         }
-        Err(_) => Refused::late("no answer in time"),
+        Err(_) => RequestRefusal::late("no answer in time"),
     };
     tracing::debug!(call, status = %refused.0, why = refused.1.trim(), "review not answered");
     let verdict = if refused.0.is_client_error() { "malformed" } else { "failed" };
@@ -244,9 +251,9 @@ async fn within(
 }
 
 /// Refusal of a request without a review: status and reason.
-struct Refused(StatusCode, String);
+struct RequestRefusal(StatusCode, String);
 
-impl Refused {
+impl RequestRefusal {
     fn malformed(why: impl std::fmt::Display) -> Self {
         Self(StatusCode::BAD_REQUEST, format!("{why}\n"))
     }
@@ -269,7 +276,7 @@ impl Refused {
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for RequestRefusal {
     fn into_response(self) -> Response {
         let mut response = (self.0, self.1).into_response();
         if self.0 == StatusCode::SERVICE_UNAVAILABLE {
@@ -283,12 +290,12 @@ type At = State<Arc<Webhooks>>;
 type From = Extension<Caller>;
 
 async fn mutation(State(at): At, Extension(caller): From, body: Body) -> Response {
-    let work = at.clone().review(Stage::Mutation, caller, body);
+    let work = at.clone().review(AdmissionStage::Mutation, caller, body);
     within(&at.metrics, "mutation", REVIEW_DEADLINE, work).await
 }
 
 async fn validation(State(at): At, Extension(caller): From, body: Body) -> Response {
-    let work = at.clone().review(Stage::Validation, caller, body);
+    let work = at.clone().review(AdmissionStage::Validation, caller, body);
     within(&at.metrics, "validation", REVIEW_DEADLINE, work).await
 }
 
@@ -310,8 +317,8 @@ mod tests {
     use tokio_rustls::rustls::pki_types::ServerName;
 
     use super::*;
-    use crate::domain::limits::connections::Source;
-    use crate::http::listener::{AGE, Ending, Server};
+    use crate::domain::limits::connections::ConnectionSource;
+    use crate::http::listener::{AGE, Server, ServerShutdown};
     use crate::http::tls;
 
     /// Sends one request on a new connection. Returns the first and the last line of the answer;
@@ -330,7 +337,7 @@ mod tests {
         (first, lines.next_back().unwrap_or_default().to_owned())
     }
 
-    fn panic_now() -> Result<Bytes, Refused> {
+    fn panic_now() -> Result<Bytes, RequestRefusal> {
         panic!("on purpose")
     }
 
@@ -343,16 +350,16 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         let counted = metrics.clone();
         let turns = Turns::default();
-        let app = |work: fn() -> Result<Bytes, Refused>, is_large: bool| {
+        let app = |work: fn() -> Result<Bytes, RequestRefusal>, is_large: bool| {
             let (metrics, turns) = (metrics.clone(), turns.clone());
             get(move || async move {
                 let done = async move {
                     if !is_large {
                         return work();
                     }
-                    let source = Source::of([127, 0, 0, 1].into());
+                    let source = ConnectionSource::of([127, 0, 0, 1].into());
                     let turn = Some(turns.take(source).await);
-                    let sent = Sent { bytes: Vec::new(), turn };
+                    let sent = CompleteBody { bytes: Vec::new(), turn };
                     beside(sent, move |_| work().map(|answer| answer.to_vec())).await
                 };
                 within(&metrics, "validation", REVIEW_DEADLINE, done).await
@@ -369,7 +376,7 @@ mod tests {
         let (config, client) = tls::tests::pair();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
-        let ending = Ending::default();
+        let ending = ServerShutdown::default();
         let server = Server {
             port: "test",
             tls: Some(config),

@@ -27,7 +27,9 @@ use tokio::sync::mpsc;
 
 use super::{CallError, call, informer};
 use crate::api::LABEL_SERVICE_NAME;
-use crate::domain::admission::webhook_configuration::{CONFIGURATION, CRD, Owner, Part};
+use crate::domain::admission::webhook_configuration::{
+    CONFIGURATION, CRD, OwnerRole, WebhookObject,
+};
 use crate::metrics::Metrics;
 
 /// Name of the Secret that the replicas share.
@@ -47,7 +49,7 @@ pub enum ObservedObject {
     /// The Secret.
     Secret(Option<VersionedSecret>),
     /// A configuration.
-    Configuration(Part, Option<Value>),
+    Configuration(WebhookObject, Option<Value>),
 }
 
 /// Client for these objects.
@@ -74,13 +76,13 @@ impl Installation {
             let look = |secret: Option<Secret>| ObservedObject::Secret(secret.map(sealed));
             single(secrets, SECRET, "Secret", metrics, |s| drop(tell.send(look(s)))).await;
         });
-        self.watch_part::<ValidatingWebhookConfiguration>(Part::Validating, &looks);
-        self.watch_part::<MutatingWebhookConfiguration>(Part::Mutating, &looks);
-        self.watch_part::<CustomResourceDefinition>(Part::Conversion, &looks);
+        self.watch_part::<ValidatingWebhookConfiguration>(WebhookObject::Validating, &looks);
+        self.watch_part::<MutatingWebhookConfiguration>(WebhookObject::Mutating, &looks);
+        self.watch_part::<CustomResourceDefinition>(WebhookObject::Conversion, &looks);
         seen
     }
 
-    fn watch_part<K>(&self, part: Part, looks: &mpsc::UnboundedSender<ObservedObject>)
+    fn watch_part<K>(&self, part: WebhookObject, looks: &mpsc::UnboundedSender<ObservedObject>)
     where
         K: Named,
     {
@@ -124,17 +126,25 @@ impl Installation {
     }
 
     /// Writes a configuration, as a merge patch over the stored one.
-    pub async fn write(&self, part: Part, content: &Value) -> Result<Value, CallError> {
+    pub async fn write(&self, part: WebhookObject, content: &Value) -> Result<Value, CallError> {
         match part {
-            Part::Validating => {
+            WebhookObject::Validating => {
                 self.write_part::<ValidatingWebhookConfiguration>(part, content).await
             }
-            Part::Mutating => self.write_part::<MutatingWebhookConfiguration>(part, content).await,
-            Part::Conversion => self.write_part::<CustomResourceDefinition>(part, content).await,
+            WebhookObject::Mutating => {
+                self.write_part::<MutatingWebhookConfiguration>(part, content).await
+            }
+            WebhookObject::Conversion => {
+                self.write_part::<CustomResourceDefinition>(part, content).await
+            }
         }
     }
 
-    async fn write_part<K: Named>(&self, part: Part, content: &Value) -> Result<Value, CallError> {
+    async fn write_part<K: Named>(
+        &self,
+        part: WebhookObject,
+        content: &Value,
+    ) -> Result<Value, CallError> {
         let api = Api::<K>::all(self.client.clone());
         let (params, patch) = (PatchParams::default(), Patch::Merge(content));
         let written = call(api.patch(name(part), &params, &patch)).await;
@@ -142,19 +152,19 @@ impl Installation {
     }
 
     /// The configuration as the API server has it now. `None`: it does not exist.
-    pub async fn read(&self, part: Part) -> Result<Option<Value>, CallError> {
+    pub async fn read(&self, part: WebhookObject) -> Result<Option<Value>, CallError> {
         let client = self.client.clone();
         let name = name(part);
         Ok(match part {
-            Part::Validating => {
+            WebhookObject::Validating => {
                 let api = Api::<ValidatingWebhookConfiguration>::all(client);
                 call(api.get_opt(name)).await?.as_ref().map(value)
             }
-            Part::Mutating => {
+            WebhookObject::Mutating => {
                 let api = Api::<MutatingWebhookConfiguration>::all(client);
                 call(api.get_opt(name)).await?.as_ref().map(value)
             }
-            Part::Conversion => {
+            WebhookObject::Conversion => {
                 let api = Api::<CustomResourceDefinition>::all(client);
                 call(api.get_opt(name)).await?.as_ref().map(value)
             }
@@ -163,9 +173,9 @@ impl Installation {
 
     /// The ClusterRole with this name, as an owner reference for other objects. `None`: it does not
     /// exist.
-    pub async fn owner(&self, name: &str) -> Result<Option<Owner>, CallError> {
+    pub async fn owner(&self, name: &str) -> Result<Option<OwnerRole>, CallError> {
         let role = call(Api::<ClusterRole>::all(self.client.clone()).get_opt(name)).await?;
-        Ok(role.and_then(|role| role.uid()).map(|uid| Owner { name: name.to_owned(), uid }))
+        Ok(role.and_then(|role| role.uid()).map(|uid| OwnerRole { name: name.to_owned(), uid }))
     }
 
     /// Whether a Service has a ready endpoint.
@@ -216,10 +226,10 @@ impl Named for ValidatingWebhookConfiguration {}
 impl Named for MutatingWebhookConfiguration {}
 impl Named for CustomResourceDefinition {}
 
-fn name(part: Part) -> &'static str {
+fn name(part: WebhookObject) -> &'static str {
     match part {
-        Part::Validating | Part::Mutating => CONFIGURATION,
-        Part::Conversion => CRD,
+        WebhookObject::Validating | WebhookObject::Mutating => CONFIGURATION,
+        WebhookObject::Conversion => CRD,
     }
 }
 

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use harvester_guest_operator::domain::admission::{Answer, Operation, Request};
+use harvester_guest_operator::domain::admission::{AdmissionAnswer, AdmissionRequest, Operation};
 use harvester_guest_operator::domain::dhcp_lease::DhcpNetworks;
-use harvester_guest_operator::http::admission::{Admission, Stage};
+use harvester_guest_operator::http::admission::{AdmissionStage, RuleSources};
 use harvester_guest_operator::k8s::read::ApiReader;
 use harvester_guest_operator::k8s::views::Views;
 use harvester_guest_operator::metrics::Metrics;
@@ -24,13 +24,13 @@ fn range(third: usize, first: usize, last: usize) -> Value {
 }
 
 async fn ask(
-    at: &Admission,
+    at: &RuleSources,
     operation: Operation,
     name: &str,
     object: Option<&Value>,
     old: Option<&Value>,
-) -> Result<Answer> {
-    let request = Request {
+) -> Result<AdmissionAnswer> {
+    let request = AdmissionRequest {
         operation,
         subresource: "",
         namespace: "",
@@ -40,10 +40,10 @@ async fn ask(
         object,
         old,
     };
-    Ok(at.pool(Stage::Validation, &request).await?)
+    Ok(at.pool(AdmissionStage::Validation, &request).await?)
 }
 
-fn refusal(answer: &Answer) -> String {
+fn refusal(answer: &AdmissionAnswer) -> String {
     answer.refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
@@ -57,7 +57,7 @@ async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Resu
         DhcpNetworks::default(),
         &Metrics::new()?,
     );
-    let at = Admission {
+    let at = RuleSources {
         reader: ApiReader::new(cluster.client.clone()),
         views: views.clone(),
         leadership: Arc::default(),
@@ -96,10 +96,16 @@ async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Resu
     // blocks nothing.
     let mut leaked = old.clone();
     leaked["status"]["allocated"] = json!({"10.1.0.12": "default/gone", "10.1.0.13": "no name"});
-    assert_eq!(ask(&at, Operation::Delete, "held", None, Some(&leaked)).await?, Answer::default());
+    assert_eq!(
+        ask(&at, Operation::Delete, "held", None, Some(&leaked)).await?,
+        AdmissionAnswer::default()
+    );
     leaked["status"]["allocated"] = json!({"10.1.0.10": "default/one"});
     leaked["status"]["allocatedOwners"] = json!({"10.1.0.10": "another uid"});
-    assert_eq!(ask(&at, Operation::Delete, "held", None, Some(&leaked)).await?, Answer::default());
+    assert_eq!(
+        ask(&at, Operation::Delete, "held", None, Some(&leaked)).await?,
+        AdmissionAnswer::default()
+    );
     let mut released = old.clone();
     released["metadata"]["annotations"] =
         json!({"loadbalancer.harvesterhci.io/manuallyReleaseIP": "10.1.0.10: default/one"});
@@ -131,7 +137,7 @@ async fn among_a_hundred_pools_the_one_in_the_way_is_named() -> Result<()> {
         DhcpNetworks::default(),
         &Metrics::new()?,
     );
-    let at = Admission {
+    let at = RuleSources {
         reader: ApiReader::new(cluster.client.clone()),
         views: views.clone(),
         leadership: Arc::default(),

@@ -26,7 +26,7 @@ pub enum Operation {
 
 /// An admission request from the API server.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct AdmissionRequest<'a> {
     /// Operation of the request.
     pub operation: Operation,
     /// Subresource of the request: `status`, or empty for the object itself.
@@ -69,7 +69,7 @@ impl fmt::Display for Refusal {
 
 /// Answer to a request. The default admits the request unchanged.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Answer {
+pub struct AdmissionAnswer {
     /// Refusals. Empty: the request is admitted.
     pub refusals: Vec<Refusal>,
     /// Warnings for the requesting user. kubectl shows each on a line; at most 120 characters.
@@ -78,7 +78,7 @@ pub struct Answer {
     pub object: Option<Value>,
 }
 
-impl Answer {
+impl AdmissionAnswer {
     /// Adds a refusal, up to a hundred.
     pub fn refuse(&mut self, field: impl Into<String>, message: impl Into<String>) {
         if self.refusals.len() < MOST {

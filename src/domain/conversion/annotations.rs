@@ -27,7 +27,7 @@ const LONGEST_CUT: usize = 128;
 /// Fields that travel.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Carry {
+pub(super) struct CarriedFields {
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     spec: Map<String, Value>,
     #[serde(default, skip_serializing_if = "Map::is_empty")]
@@ -40,7 +40,7 @@ pub(super) struct Carry {
     cut: Vec<String>,
 }
 
-impl Carry {
+impl CarriedFields {
     /// Notes the fields of a section that `back`, its translation there and back, lacks or changes.
     pub(super) fn note(
         &mut self,
@@ -132,20 +132,20 @@ impl Carry {
 /// Fields of the spec that were lost because they did not fit, in an object that is to be stored.
 pub fn lost(object: &Value, annotation: &str) -> Vec<String> {
     let text = object["metadata"]["annotations"][annotation].as_str().unwrap_or_default();
-    let carry = Carry::parse(text).unwrap_or_default();
+    let carry = CarriedFields::parse(text).unwrap_or_default();
     if carry.is_only_cut() { carry.cut } else { Vec::new() }
 }
 
 /// Removes the fields that travelled in this annotation, and returns them.
-pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> Carry {
-    let Some(annotations) = annotations(object) else { return Carry::default() };
+pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> CarriedFields {
+    let Some(annotations) = annotations(object) else { return CarriedFields::default() };
     let text = annotations.get(annotation).and_then(Value::as_str).unwrap_or_default();
-    let Some(mut carry) = Carry::parse(text) else { return Carry::default() };
+    let Some(mut carry) = CarriedFields::parse(text) else { return CarriedFields::default() };
     let mut stays = carry.kept.take();
     let lost: Vec<String> =
         carry.cut.iter().filter(|path| path.starts_with("spec.")).cloned().collect();
     if !lost.is_empty() {
-        stays = Carry { cut: lost, ..Carry::default() }.text();
+        stays = CarriedFields { cut: lost, ..CarriedFields::default() }.text();
     }
     match stays {
         Some(text) => drop(annotations.insert(annotation.to_owned(), Value::String(text))),
@@ -156,21 +156,21 @@ pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> Carry {
 }
 
 /// Adds the fields that are to travel in this annotation.
-pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: Carry) {
+pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: CarriedFields) {
     let there = annotations(object)
         .and_then(|annotations| annotations.get(annotation)?.as_str().map(str::to_owned));
     if let Some(there) = there {
         // A text of this form that stays would be read as fields that travelled.
-        let taken = Carry::parse(&there);
-        let stale = taken.as_ref().is_some_and(Carry::is_only_cut);
-        if (taken.is_some() || carry != Carry::default()) && !stale {
+        let taken = CarriedFields::parse(&there);
+        let stale = taken.as_ref().is_some_and(CarriedFields::is_only_cut);
+        if (taken.is_some() || carry != CarriedFields::default()) && !stale {
             carry.kept = Some(there);
         }
         if stale && let Some(annotations) = annotations(object) {
             annotations.remove(annotation);
         }
     }
-    if carry == Carry::default() {
+    if carry == CarriedFields::default() {
         return drop_if_empty(object);
     }
     let Some(Value::Object(metadata)) = object.get_mut("metadata") else { return };

@@ -35,7 +35,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use annotations::Carry;
+use annotations::CarriedFields;
 use api::{self, ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS, LABEL_VM_NAME, v1alpha1};
 
 /// Numbers of a health check: name in v1beta1, name in v1alpha1, and default when unset.
@@ -117,7 +117,7 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
     let Some(fields) = object.as_object_mut().filter(|_| from != to) else { return Ok(object) };
     fields.insert("apiVersion".to_owned(), json!(to.to_string()));
     let travelled = annotations::take(fields, to.annotation());
-    let mut lost = Carry::default();
+    let mut lost = CarriedFields::default();
     for section in [Section::Spec, Section::Status] {
         let source = match fields.remove(section.name()) {
             Some(Value::Object(source)) => Some(source),
@@ -144,7 +144,7 @@ fn recall(
     section: Section,
     to: Version,
     source: Option<&Map<String, Value>>,
-    travelled: &Carry,
+    travelled: &CarriedFields,
 ) -> Option<Map<String, Value>> {
     let from = if to == Version::V1beta1 { Version::V1alpha1 } else { Version::V1beta1 };
     let plain = translate(section, from, source);

@@ -11,9 +11,9 @@ use std::time::Duration;
 /// Source of connections: an IPv4 address, or the /64 of an IPv6 address, because one host has a
 /// /64 to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Source(IpAddr);
+pub struct ConnectionSource(IpAddr);
 
-impl Source {
+impl ConnectionSource {
     /// Source that a caller's address belongs to.
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
@@ -23,7 +23,7 @@ impl Source {
     }
 }
 
-impl std::fmt::Display for Source {
+impl std::fmt::Display for ConnectionSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(f)
     }
@@ -31,7 +31,7 @@ impl std::fmt::Display for Source {
 
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum ConnectionPhase {
     /// The TLS handshake is under way.
     Greeting,
     /// No byte has come since the last answer.
@@ -46,7 +46,7 @@ pub enum Phase {
     Sending,
 }
 
-impl Phase {
+impl ConnectionPhase {
     /// Whether the connection may be closed: the caller can send any request again that is lost by
     /// that.
     fn may_go(self) -> bool {
@@ -56,39 +56,39 @@ impl Phase {
 
 /// Connections, each with a handle that closes it.
 #[derive(Debug)]
-pub struct Crowd<T> {
+pub struct ConnectionTable<T> {
     most: usize,
     next: u64,
-    seats: BTreeMap<Source, BTreeMap<u64, Seat<T>>>,
+    seats: BTreeMap<ConnectionSource, BTreeMap<u64, ConnectionSeat<T>>>,
 }
 
 #[derive(Debug)]
-struct Seat<T> {
-    phase: Phase,
+struct ConnectionSeat<T> {
+    phase: ConnectionPhase,
     /// Start of the phase, as an offset on one monotonic clock.
     since: Duration,
     ends: T,
 }
 
-/// Key of a connection in a [`Crowd`].
+/// Key of a connection in a [`ConnectionTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    source: Source,
+pub struct ConnectionKey {
+    source: ConnectionSource,
     number: u64,
 }
 
 /// A connection that must be closed.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Evicted<T> {
+pub struct EvictedConnection<T> {
     /// Handle that closes the connection.
     pub ends: T,
     /// Source of the connection.
-    pub source: Source,
+    pub source: ConnectionSource,
     /// Number of connections that the source had.
     pub had: usize,
 }
 
-impl<T> Crowd<T> {
+impl<T> ConnectionTable<T> {
     /// Empty crowd with room for `most` connections.
     pub fn new(most: usize) -> Self {
         Self { most, next: 0, seats: BTreeMap::new() }
@@ -96,30 +96,30 @@ impl<T> Crowd<T> {
 
     /// Removes a connection if there is no room for another. `Ok(None)`: there is room already.
     /// `Err`: there is no room, and no connection may be closed.
-    pub fn make_room(&mut self) -> Result<Option<Evicted<T>>, NoRoom> {
+    pub fn make_room(&mut self) -> Result<Option<EvictedConnection<T>>, NoRoom> {
         if self.len() < self.most {
             return Ok(None);
         }
-        let oldest = |(source, seats): (&Source, &BTreeMap<u64, Seat<T>>)| {
+        let oldest = |(source, seats): (&ConnectionSource, &BTreeMap<u64, ConnectionSeat<T>>)| {
             let may_go = seats.iter().filter(|(_, seat)| seat.phase.may_go());
             let (number, seat) = may_go.min_by_key(|(_, seat)| seat.since)?;
             Some((seats.len(), std::cmp::Reverse(seat.since), *source, *number))
         };
         let (had, _, source, number) = self.seats.iter().filter_map(oldest).max().ok_or(NoRoom)?;
-        let gone = self.leave(Place { source, number });
-        Ok(gone.map(|ends| Evicted { ends, source, had }))
+        let gone = self.leave(ConnectionKey { source, number });
+        Ok(gone.map(|ends| EvictedConnection { ends, source, had }))
     }
 
     /// Adds a connection whose handshake begins.
-    pub fn enter(&mut self, source: Source, now: Duration, ends: T) -> Place {
+    pub fn enter(&mut self, source: ConnectionSource, now: Duration, ends: T) -> ConnectionKey {
         self.next += 1;
-        let seat = Seat { phase: Phase::Greeting, since: now, ends };
+        let seat = ConnectionSeat { phase: ConnectionPhase::Greeting, since: now, ends };
         self.seats.entry(source).or_default().insert(self.next, seat);
-        Place { source, number: self.next }
+        ConnectionKey { source, number: self.next }
     }
 
     /// Sets the phase of a connection from `now` on. A connection that was removed is ignored.
-    pub fn note(&mut self, place: Place, phase: Phase, now: Duration) {
+    pub fn note(&mut self, place: ConnectionKey, phase: ConnectionPhase, now: Duration) {
         let seats = self.seats.get_mut(&place.source);
         if let Some(seat) = seats.and_then(|seats| seats.get_mut(&place.number)) {
             (seat.phase, seat.since) = (phase, now);
@@ -127,7 +127,7 @@ impl<T> Crowd<T> {
     }
 
     /// Removes a connection, if it is still there, and returns its handle.
-    pub fn leave(&mut self, place: Place) -> Option<T> {
+    pub fn leave(&mut self, place: ConnectionKey) -> Option<T> {
         let seats = self.seats.get_mut(&place.source)?;
         let seat = seats.remove(&place.number);
         if seats.is_empty() {
@@ -159,24 +159,24 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    fn source(n: u8) -> Source {
-        Source::of(IpAddr::from([10, 0, 0, n]))
+    fn source(n: u8) -> ConnectionSource {
+        ConnectionSource::of(IpAddr::from([10, 0, 0, n]))
     }
 
     /// Adds a connection, and returns the one that was closed for it.
     fn come<T>(
-        crowd: &mut Crowd<T>,
-        from: Source,
+        crowd: &mut ConnectionTable<T>,
+        from: ConnectionSource,
         at: u64,
         ends: T,
-    ) -> (Place, Option<(T, usize)>) {
+    ) -> (ConnectionKey, Option<(T, usize)>) {
         let gone = crowd.make_room().unwrap().map(|gone| (gone.ends, gone.had));
         (crowd.enter(from, s(at), ends), gone)
     }
 
     #[test]
     fn an_address_is_a_source_and_so_is_a_network_of_64_bits() {
-        let of = |text: &str| Source::of(text.parse().unwrap());
+        let of = |text: &str| ConnectionSource::of(text.parse().unwrap());
         assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
         assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
         assert_eq!(of("fd00:1::1"), of("fd00:1::ffff:2"));
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn the_source_with_the_most_gives_up_its_oldest() {
-        let mut crowd = Crowd::new(4);
+        let mut crowd = ConnectionTable::new(4);
         for (from, at, name) in [(1, 1, "api"), (2, 2, "a"), (2, 3, "b"), (2, 4, "c")] {
             assert_eq!(come(&mut crowd, source(from), at, name).1, None);
         }
@@ -199,19 +199,19 @@ mod tests {
 
     #[test]
     fn what_is_in_use_stays_and_what_was_used_last_goes_last() {
-        let mut crowd = Crowd::new(2);
+        let mut crowd = ConnectionTable::new(2);
         let (first, _) = come(&mut crowd, source(1), 1, "first");
         let (second, _) = come(&mut crowd, source(1), 2, "second");
-        crowd.note(first, Phase::Idle, s(3));
+        crowd.note(first, ConnectionPhase::Idle, s(3));
         assert_eq!(come(&mut crowd, source(2), 4, "third").1, Some(("second", 2)));
-        crowd.note(second, Phase::Working, s(5));
-        for busy in [Phase::Working, Phase::Sending] {
+        crowd.note(second, ConnectionPhase::Working, s(5));
+        for busy in [ConnectionPhase::Working, ConnectionPhase::Sending] {
             crowd.note(first, busy, s(5));
             assert_eq!(crowd.make_room().unwrap().unwrap().ends, "third");
             let (third, _) = come(&mut crowd, source(2), 4, "third");
             crowd.note(third, busy, s(6));
             assert_eq!(crowd.make_room().unwrap_err(), NoRoom);
-            crowd.note(third, Phase::Asking, s(7));
+            crowd.note(third, ConnectionPhase::Asking, s(7));
         }
         assert_eq!(crowd.leave(first), Some("first"));
         assert_eq!(crowd.leave(first), None);
@@ -221,11 +221,11 @@ mod tests {
     /// A source that opens a thousand connections closes none of another source.
     #[test]
     fn a_flood_from_one_source_costs_the_others_nothing() {
-        let mut crowd = Crowd::new(100);
+        let mut crowd = ConnectionTable::new(100);
         for server in 1..=3 {
             for n in 0..10 {
                 let (place, _) = come(&mut crowd, source(server), n, server);
-                crowd.note(place, Phase::Idle, s(n));
+                crowd.note(place, ConnectionPhase::Idle, s(n));
             }
         }
         for n in 0..1_000 {

@@ -7,10 +7,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::{Admission, Stage};
+use super::{AdmissionStage, RuleSources};
 use crate::api::LoadBalancer;
-use crate::domain::admission::load_balancer::{self, Asks, Known, Named, PoolSeen};
-use crate::domain::admission::{Answer, Request};
+use crate::domain::admission::load_balancer::{
+    self, FactRequests, LbRuleFacts, NamedPool, PoolSeen,
+};
+use crate::domain::admission::{AdmissionAnswer, AdmissionRequest};
 use crate::domain::load_balancer::facts::{self, LbSurroundings};
 use crate::domain::network::Segment;
 use crate::domain::pools::conflict::{PoolFacts, network_mismatch};
@@ -19,35 +21,39 @@ use crate::domain::reason::NoAddressReason;
 use crate::k8s::CallError;
 
 pub(super) async fn decide(
-    at: &Admission,
-    stage: Stage,
-    request: &Request<'_>,
-) -> Result<Answer, CallError> {
+    at: &RuleSources,
+    stage: AdmissionStage,
+    request: &AdmissionRequest<'_>,
+) -> Result<AdmissionAnswer, CallError> {
     let known = match load_balancer::asks(request) {
         Some(asks) => gather(at, stage, &asks).await?,
         // The namespace is known for any object.
-        None => Known {
+        None => LbRuleFacts {
             around: LbSurroundings {
                 project: at.views.project_of(request.namespace),
                 ..LbSurroundings::default()
             },
-            ..Known::default()
+            ..LbRuleFacts::default()
         },
     };
     Ok(match stage {
-        Stage::Mutation => load_balancer::mutate(request, &known),
-        Stage::Validation => load_balancer::validate(request, &known),
+        AdmissionStage::Mutation => load_balancer::mutate(request, &known),
+        AdmissionStage::Validation => load_balancer::validate(request, &known),
     })
 }
 
-async fn gather(at: &Admission, stage: Stage, asks: &Asks) -> Result<Known, CallError> {
+async fn gather(
+    at: &RuleSources,
+    stage: AdmissionStage,
+    asks: &FactRequests,
+) -> Result<LbRuleFacts, CallError> {
     let views = &at.views;
-    let mut known = Known {
+    let mut known = LbRuleFacts {
         around: views.around(&asks.lb),
         taken_by: asks.address.and_then(|address| taken_by(at, address, &asks.lb)),
-        ..Known::default()
+        ..LbRuleFacts::default()
     };
-    if stage == Stage::Validation {
+    if stage == AdmissionStage::Validation {
         known.removal = views.removal_of(&asks.lb);
         if let Some(pool) = &asks.pool {
             known.named = named(at, pool, &asks.lb).await?;
@@ -62,7 +68,7 @@ async fn gather(at: &Admission, stage: Stage, asks: &Asks) -> Result<Known, Call
 
 /// Whether the LoadBalancer names another network than the pool's. The ledger task uses the same
 /// rule.
-fn mismatch(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoAddressReason> {
+fn mismatch(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoAddressReason> {
     let segment = |network: &str| at.views.segment(network);
     let facts = facts::facts(lb, &at.views.around(lb), segment, false);
     network_mismatch(&pool.name, &pool.selector, &segment(pool.selector.network()), &facts)
@@ -72,7 +78,7 @@ fn mismatch(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoAdd
 /// LoadBalancer's own or free. Only addresses count that a pool or the host gave on the same
 /// segment: a guest's report does not block other tenants. The owner is not named: tenants could
 /// use that to search for each other's LoadBalancers.
-fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
+fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
     if views.infrastructure.is_node(address) {
         return Some("a node's own address".to_owned());
@@ -110,18 +116,18 @@ fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String
 }
 
 /// Reads the named pool. A pool that is not in the view may be new.
-async fn named(at: &Admission, name: &str, lb: &LoadBalancer) -> Result<Named, CallError> {
+async fn named(at: &RuleSources, name: &str, lb: &LoadBalancer) -> Result<NamedPool, CallError> {
     let seen = at.views.pools().into_iter().find(|pool| pool.name == name);
     if let Some(pool) = seen {
-        return Ok(Named::There(pool_seen(at, &pool, lb)));
+        return Ok(NamedPool::There(pool_seen(at, &pool, lb)));
     }
     Ok(match at.reader.pool(name).await? {
-        Some(pool) => Named::There(pool_seen(at, &pool, lb)),
-        None => Named::Missing,
+        Some(pool) => NamedPool::There(pool_seen(at, &pool, lb)),
+        None => NamedPool::Missing,
     })
 }
 
-fn pool_seen(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> PoolSeen {
+fn pool_seen(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> PoolSeen {
     let store = &at.views.load_balancers;
     let taken = || {
         // Compares the pool's name first: to parse the address of ten thousand LoadBalancers is

@@ -10,7 +10,7 @@ mod pools;
 use std::sync::Arc;
 
 use crate::api::GO_CONTROLLER;
-use crate::domain::admission::{Answer, Request};
+use crate::domain::admission::{AdmissionAnswer, AdmissionRequest};
 use crate::k8s::CallError;
 use crate::k8s::lease::Leadership;
 use crate::k8s::read::ApiReader;
@@ -18,14 +18,14 @@ use crate::k8s::views::Views;
 
 /// Calls of the API server for one request: mutation first, then validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum AdmissionStage {
     /// Mutation: the object may still be changed.
     Mutation,
     /// Validation: the object is as it will be stored.
     Validation,
 }
 
-impl Stage {
+impl AdmissionStage {
     /// Name of the stage, for metrics.
     pub const fn name(self) -> &'static str {
         match self {
@@ -37,7 +37,7 @@ impl Stage {
 
 /// Sources of the facts that rules need.
 #[derive(Clone)]
-pub struct Admission {
+pub struct RuleSources {
     /// Reader of the API server, for facts that must be current.
     pub reader: ApiReader,
     /// Views of the cluster.
@@ -46,7 +46,7 @@ pub struct Admission {
     pub leadership: Arc<Leadership>,
 }
 
-impl Admission {
+impl RuleSources {
     /// Whether a user is a leader: this operator is one, and the Go controller while another
     /// controller holds the Lease. The Lease is read several times a second.
     pub fn is_leader(&self, user: &str, me: &str) -> bool {
@@ -57,14 +57,18 @@ impl Admission {
     /// Answers a review of a LoadBalancer.
     pub async fn load_balancer(
         &self,
-        stage: Stage,
-        request: &Request<'_>,
-    ) -> Result<Answer, CallError> {
+        stage: AdmissionStage,
+        request: &AdmissionRequest<'_>,
+    ) -> Result<AdmissionAnswer, CallError> {
         load_balancers::decide(self, stage, request).await
     }
 
     /// Answers a review of an IPPool.
-    pub async fn pool(&self, stage: Stage, request: &Request<'_>) -> Result<Answer, CallError> {
+    pub async fn pool(
+        &self,
+        stage: AdmissionStage,
+        request: &AdmissionRequest<'_>,
+    ) -> Result<AdmissionAnswer, CallError> {
         pools::decide(self, stage, request).await
     }
 }

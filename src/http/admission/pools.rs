@@ -11,11 +11,11 @@ use chrono::Utc;
 use futures::future::join_all;
 use kube::ResourceExt as _;
 
-use super::{Admission, Stage};
+use super::{AdmissionStage, RuleSources};
 use crate::domain::admission::pool::{
-    Holder, Known, Leased, Look, Question, look, mutate, network,
+    AnswerOrQuestion, ClaimHolder, Leased, PoolQuestion, PoolRuleFacts, look, mutate, network,
 };
-use crate::domain::admission::{Answer, Request};
+use crate::domain::admission::{AdmissionAnswer, AdmissionRequest};
 use crate::domain::dhcp_lease;
 use crate::k8s::CallError;
 
@@ -25,21 +25,21 @@ const READS: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn decide(
-    at: &Admission,
-    stage: Stage,
-    request: &Request<'_>,
-) -> Result<Answer, CallError> {
-    if stage == Stage::Mutation {
+    at: &RuleSources,
+    stage: AdmissionStage,
+    request: &AdmissionRequest<'_>,
+) -> Result<AdmissionAnswer, CallError> {
+    if stage == AdmissionStage::Mutation {
         let vlan = request.object.and_then(|object| at.views.vlan_of(network(object)));
         return Ok(mutate(request, vlan));
     }
     match look(request) {
-        Look::Decided(answer) => Ok(answer),
-        Look::Ask(question) => Ok(question.judge(&known(at, &question).await)),
+        AnswerOrQuestion::Decided(answer) => Ok(answer),
+        AnswerOrQuestion::Ask(question) => Ok(question.judge(&known(at, &question).await)),
     }
 }
 
-async fn known(at: &Admission, question: &Question) -> Known {
+async fn known(at: &RuleSources, question: &PoolQuestion) -> PoolRuleFacts {
     let views = &at.views;
     let listed = tokio::time::timeout(PATIENCE, at.reader.pools(views)).await;
     let pools = listed.ok().and_then(Result::ok).unwrap_or_else(|| views.pools());
@@ -48,7 +48,7 @@ async fn known(at: &Admission, question: &Question) -> Known {
         (pool, segment)
     });
     let missing = question.namespaces().filter(|name| views.has_namespace(name) == Some(false));
-    Known {
+    PoolRuleFacts {
         pools: pools.collect(),
         segment: views.segment(question.network()),
         has_network: views.has_network(question.network()),
@@ -64,7 +64,7 @@ async fn known(at: &Admission, question: &Question) -> Known {
 }
 
 /// Addresses that the host leases now, according to the DHCPLeases.
-fn leased(at: &Admission) -> Vec<Leased> {
+fn leased(at: &RuleSources) -> Vec<Leased> {
     let views = &at.views;
     let now = Utc::now().fixed_offset();
     let records = views.records.state();
@@ -79,16 +79,16 @@ fn leased(at: &Admission) -> Vec<Leased> {
 
 /// Holders that exist. A holder that is not in the view may be newer than the view: it is read from
 /// the API server. A claim whose LoadBalancer is gone waits for the sweep and blocks nothing.
-async fn existing(at: &Admission, holders: &[Holder]) -> Vec<Holder> {
-    let is = |holder: &Holder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
-    let seen = |holder: &Holder| {
+async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder> {
+    let is = |holder: &ClaimHolder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
+    let seen = |holder: &ClaimHolder| {
         let (namespace, name) = holder.name.split_once('/')?;
         at.views.uid_of(namespace, name)
     };
     let (mut found, suspects): (Vec<_>, Vec<_>) =
         holders.iter().partition(|holder| seen(holder).is_some_and(|uid| is(holder, &uid)));
     if found.is_empty() {
-        let asked = suspects.into_iter().take(READS).map(async |holder: &Holder| {
+        let asked = suspects.into_iter().take(READS).map(async |holder: &ClaimHolder| {
             let (namespace, name) = holder.name.split_once('/')?;
             let uid = at.reader.uid_of(namespace, name).await.ok()??;
             is(holder, &uid).then_some(holder)
@@ -100,7 +100,7 @@ async fn existing(at: &Admission, holders: &[Holder]) -> Vec<Holder> {
 }
 
 /// Whether a LoadBalancer exists. `None`: the API server did not answer.
-async fn exists(at: &Admission, name: &str) -> Option<bool> {
+async fn exists(at: &RuleSources, name: &str) -> Option<bool> {
     let (namespace, name) = name.split_once('/')?;
     let answer = tokio::time::timeout(PATIENCE, at.reader.uid_of(namespace, name)).await.ok()?;
     answer.ok().map(|uid| uid.is_some())

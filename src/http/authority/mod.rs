@@ -27,7 +27,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::domain::admission::certificates::{
-    AUTHORITY_LIFE, Authority, BACKDATED, Serving, Stored, serving_end,
+    AUTHORITY_LIFE, BACKDATED, CertificateSecret, StoredAuthority, StoredCertificate, serving_end,
 };
 
 /// Content of the Secret, by key.
@@ -42,7 +42,7 @@ const MOST_PREVIOUS: usize = 8;
 
 /// Parsed certificate.
 #[derive(Clone, PartialEq, Eq)]
-struct Certificate {
+struct ParsedCertificate {
     pem: String,
     der: CertificateDer<'static>,
     not_after: Duration,
@@ -54,21 +54,21 @@ struct Certificate {
 
 /// Certificate and its private key, if present and matching.
 #[derive(Clone, PartialEq, Eq)]
-struct Pair {
-    certificate: Certificate,
+struct CertificatePair {
+    certificate: ParsedCertificate,
     key: Option<String>,
 }
 
 /// Parsed content of the Secret.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Material {
-    ca: Pair,
-    next: Option<Pair>,
-    serving: Option<Pair>,
-    previous: Vec<Certificate>,
+pub struct CertificateMaterial {
+    ca: CertificatePair,
+    next: Option<CertificatePair>,
+    serving: Option<CertificatePair>,
+    previous: Vec<ParsedCertificate>,
 }
 
-impl fmt::Debug for Material {
+impl fmt::Debug for CertificateMaterial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Material").field("ca", &self.ca.certificate.name).finish_non_exhaustive()
     }
@@ -77,18 +77,22 @@ impl fmt::Debug for Material {
 /// Reason why a key or certificate could not be read or made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Unfit(String);
+pub struct CertificateError(String);
 
-impl Unfit {
+impl CertificateError {
     fn new(what: &str, why: impl fmt::Display) -> Self {
         Self(format!("{what}: {why}"))
     }
 }
 
-impl Material {
+impl CertificateMaterial {
     /// Makes a new authority and serving certificate. `previous` holds authorities that must stay
     /// trusted, in PEM.
-    pub fn start(now: Duration, names: &BTreeSet<String>, previous: &str) -> Result<Self, Unfit> {
+    pub fn start(
+        now: Duration,
+        names: &BTreeSet<String>,
+        previous: &str,
+    ) -> Result<Self, CertificateError> {
         let mut previous = certificates(previous);
         previous.retain(|ca| ca.not_after > now);
         previous.truncate(MOST_PREVIOUS);
@@ -108,8 +112,8 @@ impl Material {
     }
 
     /// Reads the content of the Secret.
-    pub fn read(data: &Data) -> Result<Self, Unfit> {
-        let ca = pair(data, CA)?.ok_or_else(|| Unfit::new(CA.0, "missing"))?;
+    pub fn read(data: &Data) -> Result<Self, CertificateError> {
+        let ca = pair(data, CA)?.ok_or_else(|| CertificateError::new(CA.0, "missing"))?;
         // Errors in the other keys are ignored: they can be replaced.
         let next = pair(data, NEXT).ok().flatten();
         let serving = pair(data, SERVING).ok().flatten();
@@ -136,16 +140,16 @@ impl Material {
     }
 
     /// Facts for decisions. `ours` is the authority of the certificate that this replica serves.
-    pub fn facts(&self, ours: Option<&Trusted>) -> Stored {
-        let authority = |pair: &Pair| Authority {
+    pub fn facts(&self, ours: Option<&TrustedAuthority>) -> CertificateSecret {
+        let authority = |pair: &CertificatePair| StoredAuthority {
             not_after: pair.certificate.not_after,
             signs: pair.key.is_some() && pair.certificate.name.is_some(),
         };
         let ca = &self.ca.certificate;
-        Stored {
+        CertificateSecret {
             ca: authority(&self.ca),
             next: self.next.as_ref().map(authority),
-            serving: self.serving.as_ref().map(|pair| Serving {
+            serving: self.serving.as_ref().map(|pair| StoredCertificate {
                 not_after: pair.certificate.not_after,
                 names: pair.certificate.names.clone(),
                 fits: pair.key.is_some() && is_signed(&pair.certificate, ca),
@@ -171,8 +175,8 @@ impl Material {
     }
 
     /// Next authority to sign.
-    pub fn next(&self) -> Option<Trusted> {
-        self.next.as_ref().map(|pair| Trusted(pair.certificate.clone()))
+    pub fn next(&self) -> Option<TrustedAuthority> {
+        self.next.as_ref().map(|pair| TrustedAuthority(pair.certificate.clone()))
     }
 
     /// Ends of validity: of the current authority, and of the serving certificate.
@@ -182,7 +186,7 @@ impl Material {
     }
 
     /// Serving certificate with its key, if it is valid.
-    pub fn identity(&self) -> Option<Identity> {
+    pub fn identity(&self) -> Option<ServingIdentity> {
         let serving = self.serving.as_ref()?;
         let ca = &self.ca.certificate;
         if !is_signed(&serving.certificate, ca) {
@@ -192,39 +196,47 @@ impl Material {
         let chain = vec![serving.certificate.der.clone()];
         let provider = aws_lc_rs::default_provider();
         let certified = CertifiedKey::from_der(chain, key, &provider).ok()?;
-        Some(Identity {
+        Some(ServingIdentity {
             certified: Arc::new(certified),
-            authority: Trusted(ca.clone()),
+            authority: TrustedAuthority(ca.clone()),
             not_after: serving.certificate.not_after.min(ca.not_after),
         })
     }
 
     /// Adds `ours` to the trusted authorities.
     #[must_use]
-    pub fn remembering(mut self, ours: &Trusted) -> Self {
+    pub fn remembering(mut self, ours: &TrustedAuthority) -> Self {
         self.previous.insert(0, ours.0.clone());
         self.previous.truncate(MOST_PREVIOUS);
         self
     }
 
     /// Signs a serving certificate.
-    pub fn renewed(mut self, now: Duration, names: &BTreeSet<String>) -> Result<Self, Unfit> {
+    pub fn renewed(
+        mut self,
+        now: Duration,
+        names: &BTreeSet<String>,
+    ) -> Result<Self, CertificateError> {
         self.serving = Some(signed(&self.ca, now, names)?);
         Ok(self)
     }
 
     /// Makes the authority that will sign next.
-    pub fn begun(mut self, now: Duration) -> Result<Self, Unfit> {
+    pub fn begun(mut self, now: Duration) -> Result<Self, CertificateError> {
         self.next = Some(authority(now)?);
         Ok(self)
     }
 
     /// Makes the next authority the current one.
-    pub fn switched(mut self, now: Duration, names: &BTreeSet<String>) -> Result<Self, Unfit> {
-        let next = self.next.take().ok_or_else(|| Unfit::new(NEXT.0, "missing"))?;
+    pub fn switched(
+        mut self,
+        now: Duration,
+        names: &BTreeSet<String>,
+    ) -> Result<Self, CertificateError> {
+        let next = self.next.take().ok_or_else(|| CertificateError::new(NEXT.0, "missing"))?;
         let before = std::mem::replace(&mut self.ca, next);
         self.serving = Some(signed(&self.ca, now, names)?);
-        Ok(self.remembering(&Trusted(before.certificate)))
+        Ok(self.remembering(&TrustedAuthority(before.certificate)))
     }
 
     /// Removes previous authorities that have expired.
@@ -237,9 +249,9 @@ impl Material {
 
 /// Certificate of an authority.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Trusted(Certificate);
+pub struct TrustedAuthority(ParsedCertificate);
 
-impl Trusted {
+impl TrustedAuthority {
     /// Whether a bundle in PEM contains the certificate.
     pub fn is_in(&self, bundle: &[u8]) -> bool {
         CertificateDer::pem_slice_iter(bundle).flatten().any(|der| der == self.0.der)
@@ -248,17 +260,17 @@ impl Trusted {
 
 /// Serving certificate, and the authority to trust for it.
 #[derive(Clone)]
-pub struct Identity {
+pub struct ServingIdentity {
     /// The certificate with its key.
     pub certified: Arc<CertifiedKey>,
     /// Authority that signed the certificate.
-    pub authority: Trusted,
+    pub authority: TrustedAuthority,
     /// End of validity of the certificate or its authority, whichever is earlier.
     pub not_after: Duration,
 }
 
-fn authority(now: Duration) -> Result<Pair, Unfit> {
-    let unfit = |e: rcgen::Error| Unfit::new("new authority", e);
+fn authority(now: Duration) -> Result<CertificatePair, CertificateError> {
+    let unfit = |e: rcgen::Error| CertificateError::new("new authority", e);
     let key = KeyPair::generate().map_err(unfit)?;
     let mark = key
         .public_key_raw()
@@ -269,7 +281,7 @@ fn authority(now: Duration) -> Result<Pair, Unfit> {
     let mut params = authority_params(&format!("harvester-guest-operator admission {mark:08x}"));
     validity(&mut params, now, now + AUTHORITY_LIFE);
     let made = params.self_signed(&key).map_err(unfit)?;
-    Ok(Pair { certificate: certificate(&made.pem())?, key: Some(key.serialize_pem()) })
+    Ok(CertificatePair { certificate: certificate(&made.pem())?, key: Some(key.serialize_pem()) })
 }
 
 fn authority_params(name: &str) -> CertificateParams {
@@ -281,10 +293,14 @@ fn authority_params(name: &str) -> CertificateParams {
     params
 }
 
-fn signed(ca: &Pair, now: Duration, names: &BTreeSet<String>) -> Result<Pair, Unfit> {
-    let unfit = |e: rcgen::Error| Unfit::new("new serving certificate", e);
+fn signed(
+    ca: &CertificatePair,
+    now: Duration,
+    names: &BTreeSet<String>,
+) -> Result<CertificatePair, CertificateError> {
+    let unfit = |e: rcgen::Error| CertificateError::new("new serving certificate", e);
     let (Some(key), Some(name)) = (&ca.key, &ca.certificate.name) else {
-        return Err(Unfit::new(CA.1, "missing"));
+        return Err(CertificateError::new(CA.1, "missing"));
     };
     let key = KeyPair::from_pem(key).map_err(unfit)?;
     let issuer = Issuer::new(authority_params(name), key);
@@ -300,9 +316,12 @@ fn signed(ca: &Pair, now: Duration, names: &BTreeSet<String>) -> Result<Pair, Un
     let made = params.signed_by(&key, &issuer).map_err(unfit)?;
     let certificate = certificate(&made.pem())?;
     if !is_signed(&certificate, &ca.certificate) {
-        return Err(Unfit::new("new serving certificate", "its own authority does not verify it"));
+        return Err(CertificateError::new(
+            "new serving certificate",
+            "its own authority does not verify it",
+        ));
     }
-    Ok(Pair { certificate, key: Some(key.serialize_pem()) })
+    Ok(CertificatePair { certificate, key: Some(key.serialize_pem()) })
 }
 
 fn validity(params: &mut CertificateParams, now: Duration, end: Duration) {
@@ -312,34 +331,34 @@ fn validity(params: &mut CertificateParams, now: Duration, end: Duration) {
     params.not_after = epoch + Duration::from_secs(end.as_secs());
 }
 
-fn pair(data: &Data, keys: (&str, &str)) -> Result<Option<Pair>, Unfit> {
+fn pair(data: &Data, keys: (&str, &str)) -> Result<Option<CertificatePair>, CertificateError> {
     let Some(text) = data.get(keys.0) else { return Ok(None) };
-    let certificate =
-        certificate(&String::from_utf8_lossy(text)).map_err(|e| Unfit::new(keys.0, e))?;
+    let certificate = certificate(&String::from_utf8_lossy(text))
+        .map_err(|e| CertificateError::new(keys.0, e))?;
     let key = data.get(keys.1).map(|text| String::from_utf8_lossy(text).into_owned());
     let fits = |key: &String| {
         KeyPair::from_pem(key).is_ok_and(|key| key.subject_public_key_info() == certificate.key)
     };
-    Ok(Some(Pair { key: key.filter(fits), certificate }))
+    Ok(Some(CertificatePair { key: key.filter(fits), certificate }))
 }
 
 /// All certificates in a text that can be parsed.
-fn certificates(pem: &str) -> Vec<Certificate> {
+fn certificates(pem: &str) -> Vec<ParsedCertificate> {
     let found = CertificateDer::pem_slice_iter(pem.as_bytes()).flatten();
     found.filter_map(|der| parsed(der).ok()).collect()
 }
 
 /// First certificate in a text.
-fn certificate(pem: &str) -> Result<Certificate, Unfit> {
-    let der =
-        CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| Unfit::new("certificate", e))?;
+fn certificate(pem: &str) -> Result<ParsedCertificate, CertificateError> {
+    let der = CertificateDer::from_pem_slice(pem.as_bytes())
+        .map_err(|e| CertificateError::new("certificate", e))?;
     parsed(der)
 }
 
-fn parsed(der: CertificateDer<'static>) -> Result<Certificate, Unfit> {
+fn parsed(der: CertificateDer<'static>) -> Result<ParsedCertificate, CertificateError> {
     let (not_after, name, names, key) = {
         let (_, parsed) =
-            X509Certificate::from_der(&der).map_err(|e| Unfit::new("certificate", e))?;
+            X509Certificate::from_der(&der).map_err(|e| CertificateError::new("certificate", e))?;
         let end = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
         let parts: Vec<_> = parsed.subject().iter_attributes().collect();
         let name = match parts.as_slice() {
@@ -356,7 +375,7 @@ fn parsed(der: CertificateDer<'static>) -> Result<Certificate, Unfit> {
         let names: BTreeSet<String> = names.collect();
         (Duration::from_secs(end), name, names, parsed.public_key().raw.to_vec())
     };
-    Ok(Certificate { pem: pem(&der), not_after, name, names, key, der })
+    Ok(ParsedCertificate { pem: pem(&der), not_after, name, names, key, der })
 }
 
 fn address(bytes: &[u8]) -> Option<IpAddr> {
@@ -365,7 +384,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 /// Whether the authority signed the certificate for its first name. Expiry is not checked.
-fn is_signed(certificate: &Certificate, ca: &Certificate) -> bool {
+fn is_signed(certificate: &ParsedCertificate, ca: &ParsedCertificate) -> bool {
     let mut roots = RootCertStore::empty();
     let Some(name) = certificate.names.first() else { return false };
     let Ok(name) = ServerName::try_from(name.clone()) else { return false };

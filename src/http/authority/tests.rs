@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::*;
-use crate::domain::admission::certificates::{SERVING_LIFE, Step, plan};
+use crate::domain::admission::certificates::{CertificateStep, SERVING_LIFE, plan};
 
 const NOW: Duration = Duration::from_hours(500_000);
 
@@ -12,14 +12,14 @@ fn names() -> BTreeSet<String> {
     ["svc.ns.svc", "127.0.0.1", "::1"].map(str::to_owned).into()
 }
 
-fn material() -> Material {
-    Material::start(NOW, &names(), "").unwrap()
+fn material() -> CertificateMaterial {
+    CertificateMaterial::start(NOW, &names(), "").unwrap()
 }
 
 #[test]
 fn what_is_made_is_good_and_reads_back_the_same() {
     let made = material();
-    let read = Material::read(&made.data()).unwrap();
+    let read = CertificateMaterial::read(&made.data()).unwrap();
     assert_eq!(made.data(), read.data());
     let facts = read.facts(None);
     assert_eq!(facts.ca.not_after, NOW + AUTHORITY_LIFE);
@@ -28,13 +28,13 @@ fn what_is_made_is_good_and_reads_back_the_same() {
     assert_eq!(serving.names, names());
     assert!(read.identity().is_some());
     let names = names();
-    let at = crate::domain::admission::certificates::At {
+    let at = crate::domain::admission::certificates::StepInput {
         now: NOW,
         early: Duration::ZERO,
         names: &names,
         trusted_for: None,
     };
-    assert!(matches!(plan(Some(&facts), at), Step::Wait(_)));
+    assert!(matches!(plan(Some(&facts), at), CertificateStep::Wait(_)));
 }
 
 #[test]
@@ -43,7 +43,8 @@ fn a_change_of_authority_goes_through_the_bundle() {
     let next = begun.next().unwrap();
     let old = begun.identity().unwrap().authority;
     assert!(next.is_in(begun.bundle().as_bytes()) && old.is_in(begun.bundle().as_bytes()));
-    let switched = Material::read(&begun.data()).unwrap().switched(NOW, &names()).unwrap();
+    let switched =
+        CertificateMaterial::read(&begun.data()).unwrap().switched(NOW, &names()).unwrap();
     assert!(switched.identity().unwrap().authority == next);
     assert!(old.is_in(switched.bundle().as_bytes()));
     assert!(switched.facts(Some(&old)).knows_ours);
@@ -58,7 +59,7 @@ fn any_stored_content_is_judged() {
     let spoiled = |change: &dyn Fn(&mut Data)| {
         let mut data = good.data();
         change(&mut data);
-        Material::read(&data)
+        CertificateMaterial::read(&data)
     };
     for (what, change) in [
         ("no authority", &(|data: &mut Data| drop(data.remove("ca.crt"))) as &dyn Fn(&mut Data)),

@@ -36,18 +36,18 @@ const LARGEST_ANSWER: usize = 32 << 20;
 const LONGEST_UID: usize = 256;
 
 #[derive(Deserialize)]
-struct Question<'a> {
+struct ConversionReview<'a> {
     #[serde(rename = "apiVersion", default)]
     api_version: String,
     #[serde(default)]
     kind: String,
     #[serde(borrow)]
-    request: Option<Request<'a>>,
+    request: Option<ConversionRequest<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Request<'a> {
+struct ConversionRequest<'a> {
     uid: String,
     #[serde(rename = "desiredAPIVersion")]
     desired_api_version: String,
@@ -56,7 +56,7 @@ struct Request<'a> {
 }
 
 #[derive(Serialize)]
-struct Outcome<'a> {
+struct ConversionResult<'a> {
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<&'a str>,
@@ -64,7 +64,7 @@ struct Outcome<'a> {
 
 /// Answers a ConversionReview. `Err`: the body is not a ConversionReview.
 pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
-    let question: Question<'_> =
+    let question: ConversionReview<'_> =
         serde_json::from_slice(body).map_err(|error| format!("not a {KIND}: {error}"))?;
     if (question.api_version.as_str(), question.kind.as_str()) != (API_VERSION, KIND) {
         return Err(format!(
@@ -89,13 +89,13 @@ pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
         .as_bytes(),
     );
     let before = answer.len();
-    let failure = convert_all(&request, Budget::FULL, &mut answer).err();
+    let failure = convert_all(&request, ReviewBudget::FULL, &mut answer).err();
     if let Some(message) = &failure {
         tracing::warn!(message, "objects cannot be converted");
         answer.truncate(before);
     }
     let status = if failure.is_none() { "Success" } else { "Failure" };
-    let outcome = serde_json::to_string(&Outcome { status, message: failure.as_deref() });
+    let outcome = serde_json::to_string(&ConversionResult { status, message: failure.as_deref() });
     let outcome = outcome.map_err(|error| error.to_string())?;
     answer.extend_from_slice(format!(r#"],"result":{outcome}}}}}"#).as_bytes());
     Ok(answer)
@@ -103,8 +103,8 @@ pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
 
 /// Writes the converted objects, separated by commas.
 fn convert_all(
-    request: &Request<'_>,
-    mut budget: Budget,
+    request: &ConversionRequest<'_>,
+    mut budget: ReviewBudget,
     answer: &mut Vec<u8>,
 ) -> Result<(), String> {
     let to = Version::parse(&request.desired_api_version).map_err(|error| error.to_string())?;
@@ -164,14 +164,14 @@ impl<'de> Visitor<'de> for EachOf<'_> {
 
 /// Remaining budget: values of the review and of the current object, maps of the object, and bytes
 /// of the answer.
-struct Budget {
+struct ReviewBudget {
     review: usize,
     object: usize,
     maps: usize,
     answer: usize,
 }
 
-impl Budget {
+impl ReviewBudget {
     const FULL: Self = Self { review: MOST_VALUES, object: 0, maps: 0, answer: LARGEST_ANSWER };
 
     fn take(&mut self, values: usize) -> Result<(), String> {
@@ -205,7 +205,7 @@ type Fields<'a> = BTreeMap<String, &'a RawValue>;
 fn convert_one(
     text: &str,
     to: Version,
-    budget: &mut Budget,
+    budget: &mut ReviewBudget,
     answer: &mut Vec<u8>,
 ) -> Result<(), String> {
     if text.len() > LARGEST_OBJECT {
@@ -247,7 +247,7 @@ fn convert_one(
     write(&converted, &rest, metadata.as_ref(), answer).map_err(|error| error.to_string())
 }
 
-fn fields_of<'a>(text: &'a str, budget: &mut Budget) -> Result<Fields<'a>, String> {
+fn fields_of<'a>(text: &'a str, budget: &mut ReviewBudget) -> Result<Fields<'a>, String> {
     let fields: Fields<'a> = serde_json::from_str(text).map_err(|error| error.to_string())?;
     budget.take(fields.len() + 1)?;
     Ok(fields)
@@ -263,7 +263,7 @@ fn write(
     let sections = converted.as_object().into_iter().flatten();
     let sections = sections.filter(|(key, _)| key.as_str() != "metadata");
     let others = rest.iter().filter(|(key, _)| !SECTIONS.contains(&key.as_str()));
-    let mut object = Members::begin(answer);
+    let mut object = ObjectWriter::begin(answer);
     for (key, value) in sections {
         object.member(key, value)?;
     }
@@ -271,7 +271,7 @@ fn write(
         object.member(key, text)?;
     }
     if let Some(metadata) = metadata {
-        let mut inner = Members::begin(object.key("metadata")?);
+        let mut inner = ObjectWriter::begin(object.key("metadata")?);
         for (key, text) in metadata {
             inner.member(key, text)?;
         }
@@ -288,12 +288,12 @@ fn write(
 const SECTIONS: [&str; 3] = ["apiVersion", "spec", "status"];
 
 /// Writer of an object, field by field.
-struct Members<'a> {
+struct ObjectWriter<'a> {
     to: &'a mut Vec<u8>,
     before: &'static str,
 }
 
-impl<'a> Members<'a> {
+impl<'a> ObjectWriter<'a> {
     fn begin(to: &'a mut Vec<u8>) -> Self {
         Self { to, before: "{" }
     }

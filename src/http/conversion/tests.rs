@@ -118,9 +118,12 @@ fn what_is_too_large_or_no_object_is_named() {
     assert!(refused("{}").starts_with("objects: invalid type"), "{message}");
     let objects = json!([lb(BETA, "a"), lb(BETA, "b")]).to_string();
     let text: &RawValue = serde_json::from_str(&objects).unwrap();
-    let request =
-        Request { uid: String::new(), desired_api_version: ALPHA.to_owned(), objects: Some(text) };
-    let budget = Budget { answer: objects.len() / 2, ..Budget::FULL };
+    let request = ConversionRequest {
+        uid: String::new(),
+        desired_api_version: ALPHA.to_owned(),
+        objects: Some(text),
+    };
+    let budget = ReviewBudget { answer: objects.len() / 2, ..ReviewBudget::FULL };
     let message = convert_all(&request, budget, &mut Vec::new()).unwrap_err();
     assert_eq!(message, "objects[1]: the answer would be too large: list fewer objects at a time");
 }
@@ -140,7 +143,7 @@ fn text_that_is_not_read_passes_as_it_is() {
         let object = format!(
             r#"{{"apiVersion":"{ALPHA}","metadata":{metadata},"spec":{{"ipam":"dhcp"}},"\u00e9":[ 1 ]}}"#
         );
-        let (mut budget, mut answer) = (Budget::FULL, Vec::new());
+        let (mut budget, mut answer) = (ReviewBudget::FULL, Vec::new());
         convert_one(&object, Version::V1beta1, &mut budget, &mut answer).unwrap();
         let answer = String::from_utf8(answer).unwrap();
         let read = format!(r#"{{"apiVersion":"{BETA}","spec":{{"ipam":"dhcp"}},"#);

@@ -18,10 +18,14 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::authority::{Identity, Material, Trusted, Unfit};
+use super::authority::{CertificateError, CertificateMaterial, ServingIdentity, TrustedAuthority};
 use super::tls::InUse;
-use crate::domain::admission::certificates::{At, SETTLING, Step, adopt, plan, ready};
-use crate::domain::admission::webhook_configuration::{Owner, Part, Place};
+use crate::domain::admission::certificates::{
+    CertificateStep, SETTLING, StepInput, adopt, plan, ready,
+};
+use crate::domain::admission::webhook_configuration::{
+    AdmissionEndpoint, OwnerRole, WebhookObject,
+};
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
 use crate::k8s::installation::{Installation, ObservedObject, VersionedSecret};
@@ -36,7 +40,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 const MOST_STEPS: usize = 8;
 
 /// Keeper of admission's registration, and its settings.
-pub struct Keeper {
+pub struct RegistrationKeeper {
     /// Access to the Secret and the configurations.
     pub installation: Installation,
     /// Certificate for handshakes.
@@ -44,7 +48,7 @@ pub struct Keeper {
     /// Names by which the API server may call this replica.
     pub names: BTreeSet<String>,
     /// Place at which the API server reaches the replicas.
-    pub place: Place,
+    pub place: AdmissionEndpoint,
     /// Namespace in the webhooks' names.
     pub namespace: String,
     /// ClusterRole that owns the webhook configurations.
@@ -61,50 +65,50 @@ pub struct Keeper {
 
 /// State that was read, and the certificate that is served.
 #[derive(Default)]
-struct State {
+struct KeeperState {
     /// Whether the Secret has been read.
     looked: bool,
     secret: Option<VersionedSecret>,
-    material: Option<Material>,
+    material: Option<CertificateMaterial>,
     /// Content to restore if the Secret is deleted.
-    memory: Option<Material>,
-    serving: Option<Identity>,
+    memory: Option<CertificateMaterial>,
+    serving: Option<ServingIdentity>,
     /// Configurations as last read; `None` if missing.
-    parts: BTreeMap<Part, Option<Value>>,
+    parts: BTreeMap<WebhookObject, Option<Value>>,
     /// Owner of the configurations, once it was read.
-    owner: Option<Owner>,
+    owner: Option<OwnerRole>,
     owner_was_asked: bool,
     /// Authorities that every configuration trusts, each with the time since which it was observed.
-    trusted: Vec<(Trusted, Instant)>,
+    trusted: Vec<(TrustedAuthority, Instant)>,
     repairs: Repairs,
     failures: u32,
 }
 
 /// Reason why a round ended early.
-enum Stop {
+enum RoundStop {
     Failed(CallError),
-    Unfit(Unfit),
+    Unfit(CertificateError),
     /// Conflict: another replica was faster; its version has been read.
     Again,
 }
 
-impl From<CallError> for Stop {
+impl From<CallError> for RoundStop {
     fn from(error: CallError) -> Self {
         Self::Failed(error)
     }
 }
 
-impl From<Unfit> for Stop {
-    fn from(error: Unfit) -> Self {
+impl From<CertificateError> for RoundStop {
+    fn from(error: CertificateError) -> Self {
         Self::Unfit(error)
     }
 }
 
-impl Keeper {
+impl RegistrationKeeper {
     /// Operates the registration until dropped.
     pub async fn run(mut self) {
         let mut looks = self.installation.watch();
-        let mut state = State::default();
+        let mut state = KeeperState::default();
         loop {
             let pause = self.rounds(&mut state).await;
             let me_changed = async {
@@ -126,19 +130,19 @@ impl Keeper {
     }
 
     /// Runs rounds until one changes nothing. Returns the time until the next is due.
-    async fn rounds(&self, state: &mut State) -> Duration {
+    async fn rounds(&self, state: &mut KeeperState) -> Duration {
         for _ in 0..MOST_STEPS {
             match self.round(state).await {
                 Ok(pause) => {
                     state.failures = 0;
                     return pause.min(LONGEST_PAUSE);
                 }
-                Err(Stop::Again) => {}
-                Err(Stop::Failed(error)) => {
+                Err(RoundStop::Again) => {}
+                Err(RoundStop::Failed(error)) => {
                     tracing::warn!(%error, "cannot update admission's Secret or configurations, will try again");
                     return retry(state);
                 }
-                Err(Stop::Unfit(error)) => {
+                Err(RoundStop::Unfit(error)) => {
                     tracing::error!(%error, "cannot make a certificate for admission, will try again");
                     return retry(state);
                 }
@@ -147,8 +151,8 @@ impl Keeper {
         retry(state)
     }
 
-    async fn round(&self, state: &mut State) -> Result<Duration, Stop> {
-        if !state.looked || state.parts.len() < Part::ALL.len() {
+    async fn round(&self, state: &mut KeeperState) -> Result<Duration, RoundStop> {
+        if !state.looked || state.parts.len() < WebhookObject::ALL.len() {
             return Ok(LONGEST_PAUSE);
         }
         Self::note_trust(state);
@@ -159,38 +163,38 @@ impl Keeper {
     }
 
     /// Takes the next step for the certificates if one is due; then the round starts again.
-    async fn certificates(&self, state: &mut State) -> Result<Duration, Stop> {
+    async fn certificates(&self, state: &mut KeeperState) -> Result<Duration, RoundStop> {
         let now = now();
         let ours = state.serving.as_ref().filter(|ours| ours.not_after > now);
         let facts = state.material.as_ref().map(|m| m.facts(ours.map(|ours| &ours.authority)));
-        let next = state.material.as_ref().and_then(Material::next);
+        let next = state.material.as_ref().and_then(CertificateMaterial::next);
         let trusted_for = next.as_ref().and_then(|next| trusted_for(state, next));
-        let at = At { now, early: self.early, names: &self.names, trusted_for };
+        let at = StepInput { now, early: self.early, names: &self.names, trusted_for };
         let step = plan(facts.as_ref(), at);
         let material = state.material.clone();
         let made = match (&step, material) {
-            (Step::Wait(until), _) => return Ok(until.saturating_sub(now)),
-            (Step::Start, _) => {
+            (CertificateStep::Wait(until), _) => return Ok(until.saturating_sub(now)),
+            (CertificateStep::Start, _) => {
                 // Authorities of other replicas are trusted now, and must stay so while they serve.
-                for part in [Part::Validating, Part::Mutating] {
+                for part in [WebhookObject::Validating, WebhookObject::Mutating] {
                     let stored = self.installation.read(part).await?;
                     state.parts.insert(part, stored);
                 }
                 let trusted = registering::trusted(state);
                 match state.memory.clone() {
                     Some(memory) => memory.trusting(now, &trusted),
-                    None => Material::start(now, &self.names, &trusted)?,
+                    None => CertificateMaterial::start(now, &self.names, &trusted)?,
                 }
             }
             (_, None) => return Ok(LONGEST_PAUSE),
-            (Step::Remember, Some(material)) => match ours {
+            (CertificateStep::Remember, Some(material)) => match ours {
                 Some(ours) => material.remembering(&ours.authority),
                 None => return Ok(LONGEST_PAUSE),
             },
-            (Step::Renew(names), Some(material)) => material.renewed(now, names)?,
-            (Step::Begin, Some(material)) => material.begun(now)?,
-            (Step::Switch, Some(material)) => material.switched(now, &self.names)?,
-            (Step::Forget, Some(material)) => material.forgetting(now),
+            (CertificateStep::Renew(names), Some(material)) => material.renewed(now, names)?,
+            (CertificateStep::Begin, Some(material)) => material.begun(now)?,
+            (CertificateStep::Switch, Some(material)) => material.switched(now, &self.names)?,
+            (CertificateStep::Forget, Some(material)) => material.forgetting(now),
         };
         match self.installation.write_secret(state.secret.as_ref(), made.data()).await {
             Ok(written) => {
@@ -203,11 +207,11 @@ impl Keeper {
             }
             Err(error) => return Err(error.into()),
         }
-        Err(Stop::Again)
+        Err(RoundStop::Again)
     }
 
     /// Serves the stored certificate as soon as it is at least as good as the served one.
-    fn adopt(&self, state: &mut State) -> Duration {
+    fn adopt(&self, state: &mut KeeperState) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
         let (ca, serving) = material.ends();
         let ends = &self.metrics.admission.certificate_end;
@@ -216,7 +220,7 @@ impl Keeper {
             ends.with_label_values(&[which]).set(end.unwrap_or(0));
         }
         let Some(stored) = material.identity() else { return LONGEST_PAUSE };
-        let same = |ours: &Identity| ours.certified.cert == stored.certified.cert;
+        let same = |ours: &ServingIdentity| ours.certified.cert == stored.certified.cert;
         if !state.serving.as_ref().is_some_and(same) {
             let good = state.serving.as_ref().is_some_and(|ours| {
                 ours.not_after > now() && trusted_for(state, &ours.authority).is_some()
@@ -243,7 +247,7 @@ impl Keeper {
     }
 
     /// Records since when each authority has been trusted by every configuration.
-    fn note_trust(state: &mut State) {
+    fn note_trust(state: &mut KeeperState) {
         let Some(material) = &state.material else { return };
         let stored = material.identity().map(|identity| identity.authority);
         let ours = state.serving.as_ref().map(|ours| ours.authority.clone());
@@ -260,7 +264,7 @@ impl Keeper {
 }
 
 fn take(
-    state: &mut State,
+    state: &mut KeeperState,
     look: ObservedObject,
     more: &mut mpsc::UnboundedReceiver<ObservedObject>,
 ) {
@@ -276,13 +280,13 @@ fn take(
     }
 }
 
-fn take_secret(state: &mut State, secret: Option<VersionedSecret>) {
+fn take_secret(state: &mut KeeperState, secret: Option<VersionedSecret>) {
     if std::mem::replace(&mut state.looked, true) && state.secret == secret {
         return;
     }
     // A newly installed Secret is empty.
     let written = secret.as_ref().filter(|secret| !secret.data.is_empty());
-    state.material = written.and_then(|secret| match Material::read(&secret.data) {
+    state.material = written.and_then(|secret| match CertificateMaterial::read(&secret.data) {
         Ok(material) => Some(material),
         Err(error) => {
             tracing::warn!(%error, "admission's Secret is unreadable and will be replaced");
@@ -292,11 +296,11 @@ fn take_secret(state: &mut State, secret: Option<VersionedSecret>) {
     state.secret = secret;
 }
 
-fn trusted_for(state: &State, ca: &Trusted) -> Option<Duration> {
+fn trusted_for(state: &KeeperState, ca: &TrustedAuthority) -> Option<Duration> {
     state.trusted.iter().find(|(known, _)| known == ca).map(|(_, since)| since.elapsed())
 }
 
-fn retry(state: &mut State) -> Duration {
+fn retry(state: &mut KeeperState) -> Duration {
     state.failures = state.failures.saturating_add(1);
     backoff(state.failures - 1, RETRY.0, RETRY.1, jitter())
 }
@@ -312,15 +316,15 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-fn step_name(step: &Step) -> &'static str {
+fn step_name(step: &CertificateStep) -> &'static str {
     match step {
-        Step::Start => "start",
-        Step::Remember => "remember",
-        Step::Renew(_) => "renew",
-        Step::Begin => "begin",
-        Step::Switch => "switch",
-        Step::Forget => "forget",
-        Step::Wait(_) => "wait",
+        CertificateStep::Start => "start",
+        CertificateStep::Remember => "remember",
+        CertificateStep::Renew(_) => "renew",
+        CertificateStep::Begin => "begin",
+        CertificateStep::Switch => "switch",
+        CertificateStep::Forget => "forget",
+        CertificateStep::Wait(_) => "wait",
     }
 }
 

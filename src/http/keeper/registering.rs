@@ -12,13 +12,13 @@ use k8s_openapi::ByteString;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{Keeper, LONGEST_PAUSE, State, Stop, take_secret};
+use super::{KeeperState, LONGEST_PAUSE, RegistrationKeeper, RoundStop, take_secret};
 use crate::domain::admission::webhook_configuration::{
-    CONFIGURATION, Owner, Part, Place, Registration, bundles, is_ours, needs_conversion, patch,
-    says,
+    AdmissionEndpoint, CONFIGURATION, OwnerRole, Registration, WebhookObject, bundles, is_ours,
+    needs_conversion, patch, says,
 };
 use crate::domain::limits::backoff::backoff;
-use crate::http::authority::Trusted;
+use crate::http::authority::TrustedAuthority;
 use crate::http::webhook;
 use crate::k8s::CallError;
 
@@ -34,27 +34,27 @@ const SERVICE_LOOK: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Repairs {
     /// Registration last written to, or found in, each part.
-    said: BTreeMap<Part, Value>,
+    said: BTreeMap<WebhookObject, Value>,
     /// Number of repairs in a row of each part, and the time of the last.
-    done: BTreeMap<Part, (u32, Instant)>,
+    done: BTreeMap<WebhookObject, (u32, Instant)>,
     /// Missing parts that have been logged.
-    missing: BTreeSet<Part>,
+    missing: BTreeSet<WebhookObject>,
     /// Whether the Service has been seen with a ready endpoint.
     reachable: bool,
     /// Whether the lack of endpoints has been logged.
     logged: bool,
 }
 
-impl Keeper {
+impl RegistrationKeeper {
     /// Writes the configurations that differ from the wanted ones.
-    pub(super) async fn register(&self, state: &mut State) -> Result<Duration, Stop> {
+    pub(super) async fn register(&self, state: &mut KeeperState) -> Result<Duration, RoundStop> {
         if !state.owner_was_asked {
             state.owner = self.find_owner().await?;
             state.owner_was_asked = true;
         }
         let Some(registration) = self.registration(state) else { return Ok(LONGEST_PAUSE) };
         let mut wrong = Vec::new();
-        for part in Part::ALL {
+        for part in WebhookObject::ALL {
             let Some(stored) = state.parts.get(&part).and_then(Option::as_ref) else {
                 state.repairs.note_missing(part);
                 continue;
@@ -77,13 +77,13 @@ impl Keeper {
         let fresh = self.installation.secret().await?;
         if state.secret != fresh {
             take_secret(state, fresh);
-            return Err(Stop::Again);
+            return Err(RoundStop::Again);
         }
         // A configuration with an owner that is gone would be removed at once.
         let owner = self.find_owner().await?;
         if state.owner != owner {
             state.owner = owner;
-            return Err(Stop::Again);
+            return Err(RoundStop::Again);
         }
         let mut pause = LONGEST_PAUSE;
         for (part, wanted) in wrong {
@@ -95,16 +95,16 @@ impl Keeper {
             self.write(state, part, wanted, is_repair).await?;
         }
         // A step of the certificates may wait for this write.
-        if pause == LONGEST_PAUSE { Err(Stop::Again) } else { Ok(pause) }
+        if pause == LONGEST_PAUSE { Err(RoundStop::Again) } else { Ok(pause) }
     }
 
     async fn write(
         &self,
-        state: &mut State,
-        part: Part,
+        state: &mut KeeperState,
+        part: WebhookObject,
         wanted: Value,
         is_repair: bool,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), RoundStop> {
         let Some(stored) = state.parts.get(&part).and_then(Option::as_ref) else { return Ok(()) };
         match self.installation.write(part, &patch(stored, &wanted)).await {
             Ok(written) => {
@@ -127,13 +127,13 @@ impl Keeper {
             Err(CallError::Conflict | CallError::NotFound) => {
                 let now = self.installation.read(part).await?;
                 state.parts.insert(part, now);
-                Err(Stop::Again)
+                Err(RoundStop::Again)
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    fn registration(&self, state: &State) -> Option<Registration> {
+    fn registration(&self, state: &KeeperState) -> Option<Registration> {
         let me = self.me.borrow().clone();
         let material = state.material.as_ref()?;
         if me.is_empty() || state.serving.is_none() {
@@ -150,15 +150,15 @@ impl Keeper {
         })
     }
 
-    async fn find_owner(&self) -> Result<Option<Owner>, Stop> {
+    async fn find_owner(&self) -> Result<Option<OwnerRole>, RoundStop> {
         let Some(name) = &self.owner else { return Ok(None) };
         Ok(self.installation.owner(name).await?)
     }
 
     /// Whether the place has a ready endpoint. A Service without one must not be registered: every
     /// request would fail.
-    async fn is_reachable(&self, state: &mut State) -> Result<bool, Stop> {
-        let Place::Service(namespace, name) = &self.place else { return Ok(true) };
+    async fn is_reachable(&self, state: &mut KeeperState) -> Result<bool, RoundStop> {
+        let AdmissionEndpoint::Service(namespace, name) = &self.place else { return Ok(true) };
         if !state.repairs.reachable {
             state.repairs.reachable = self.installation.is_served(namespace, name).await?;
             if !state.repairs.reachable && !std::mem::replace(&mut state.repairs.logged, true) {
@@ -174,22 +174,22 @@ impl Keeper {
 
 impl Repairs {
     /// Logs once that a part is missing: only its return can change that.
-    fn note_missing(&mut self, part: Part) {
-        if part != Part::Conversion && self.missing.insert(part) {
+    fn note_missing(&mut self, part: WebhookObject) {
+        if part != WebhookObject::Conversion && self.missing.insert(part) {
             let error = CallError::Missing(part.kind(), CONFIGURATION);
             tracing::warn!(%error, "admission is not called");
         }
     }
 
     /// Time that a repair has to wait.
-    fn wait(&self, part: Part) -> Option<Duration> {
+    fn wait(&self, part: WebhookObject) -> Option<Duration> {
         let (times, last) = self.done.get(&part)?;
         let pause = backoff(times.saturating_sub(1), REPAIR.0, REPAIR.1, 0.0);
         Some(pause.checked_sub(last.elapsed())?).filter(|wait| !wait.is_zero())
     }
 
     /// Records a repair. Returns the number of repairs in a row.
-    fn note(&mut self, part: Part) -> u32 {
+    fn note(&mut self, part: WebhookObject) -> u32 {
         let done = self.done.entry(part).or_insert_with(|| (0, Instant::now()));
         if done.1.elapsed() > QUIET {
             done.0 = 0;
@@ -200,11 +200,11 @@ impl Repairs {
 }
 
 /// Whether every configuration that calls this operator trusts an authority.
-pub(super) fn is_trusted(state: &State, ca: &Trusted) -> bool {
-    Part::ALL.iter().all(|part| {
+pub(super) fn is_trusted(state: &KeeperState, ca: &TrustedAuthority) -> bool {
+    WebhookObject::ALL.iter().all(|part| {
         // A missing configuration trusts no authority and calls no server.
         let Some(stored) = state.parts.get(part).and_then(Option::as_ref) else { return true };
-        if *part == Part::Conversion && !needs_conversion(stored) {
+        if *part == WebhookObject::Conversion && !needs_conversion(stored) {
             return true;
         }
         let bundles = bundles(*part, stored);
@@ -213,18 +213,19 @@ pub(super) fn is_trusted(state: &State, ca: &Trusted) -> bool {
 }
 
 /// Whether the API server is configured to call this operator, by any replica.
-pub(super) fn is_registered(state: &State) -> bool {
-    [Part::Validating, Part::Mutating]
+pub(super) fn is_registered(state: &KeeperState) -> bool {
+    [WebhookObject::Validating, WebhookObject::Mutating]
         .iter()
         .any(|part| state.parts.get(part).and_then(Option::as_ref).is_some_and(is_ours))
 }
 
 /// Authorities that the operator's configurations trust now, in PEM.
-pub(super) fn trusted(state: &State) -> String {
-    let ours = [Part::Validating, Part::Mutating].into_iter().filter_map(|part| {
-        let stored = state.parts.get(&part)?.as_ref()?;
-        is_ours(stored).then(|| bundles(part, stored))
-    });
+pub(super) fn trusted(state: &KeeperState) -> String {
+    let ours =
+        [WebhookObject::Validating, WebhookObject::Mutating].into_iter().filter_map(|part| {
+            let stored = state.parts.get(&part)?.as_ref()?;
+            is_ours(stored).then(|| bundles(part, stored))
+        });
     let mut known: Vec<&str> = ours.flatten().collect();
     known.sort_unstable();
     known.dedup();

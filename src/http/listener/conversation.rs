@@ -33,9 +33,9 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::line::{Arriving, Line, Progress};
-use super::{Caller, Seat, WIND_DOWN};
-use crate::domain::limits::connections::Phase;
+use super::line::{ArrivingBody, RecordedStream, RequestProgress};
+use super::{Caller, ListenerSeat, WIND_DOWN};
+use crate::domain::limits::connections::ConnectionPhase;
 
 /// Buffer for the head and the unread body of one connection. The library's minimum is 8 KiB.
 const BUFFER: usize = 16 * 1024;
@@ -65,14 +65,14 @@ const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n
 
 /// Connection that carries requests.
 pub(super) struct Conversation {
-    pub(super) seat: Seat,
+    pub(super) seat: ListenerSeat,
     pub(super) caller: Caller,
     /// Cancelled when the connection must make room for another.
     pub(super) gone: CancellationToken,
 }
 
 /// End of a conversation.
-enum End {
+enum ConversationEnd {
     /// The last answer has left, or the caller has closed the connection.
     Over,
     /// No request has arrived, or not a complete one.
@@ -88,7 +88,7 @@ impl Conversation {
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let shared = self.seat.shared.clone();
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(RequestProgress::default());
         let answering = Answering {
             app: shared.server.app.clone(),
             caller: self.caller,
@@ -96,7 +96,7 @@ impl Conversation {
             soon: shared.server.ending.soon.clone(),
             last_from: Instant::now() + shared.server.age,
         };
-        let line = Line { io, progress: progress.clone() };
+        let line = RecordedStream { io, progress: progress.clone() };
         let mut http =
             http1::Builder::new().header_read_timeout(None).max_buf_size(BUFFER).serve_connection(
                 TokioIo::new(line),
@@ -108,16 +108,16 @@ impl Conversation {
                 // Polls the connection first: after a stall of this machine a request that has
                 // arrived counts.
                 if http.poll_without_shutdown(cx).is_ready() {
-                    return Poll::Ready(End::Over);
+                    return Poll::Ready(ConversationEnd::Over);
                 }
                 watch.as_mut().poll(cx)
             })
             .await
         };
         let words: &[u8] = match end {
-            End::Cut => return,
-            End::Over => b"",
-            End::Unasked => FAREWELL,
+            ConversationEnd::Cut => return,
+            ConversationEnd::Over => b"",
+            ConversationEnd::Unasked => FAREWELL,
         };
         let line = http.into_parts().io.into_inner();
         drop(self.seat);
@@ -129,7 +129,7 @@ impl Conversation {
 
     /// Completes when the connection must end, and tracks its phase until then. Polled after each
     /// transfer.
-    fn watch(&self, progress: Arc<Progress>) -> impl Future<Output = End> {
+    fn watch(&self, progress: Arc<RequestProgress>) -> impl Future<Output = ConversationEnd> {
         let ending = self.seat.shared.server.ending.now.clone();
         let gone = self.gone.clone();
         let mut gone = Box::pin(gone.cancelled_owned());
@@ -155,15 +155,17 @@ impl Conversation {
             }
             let is_late = deadline.as_mut().poll(cx).is_ready();
             match now {
-                (Phase::Working | Phase::Sending, _) if is_late => Poll::Ready(End::Cut),
-                (Phase::Working | Phase::Sending, _) => Poll::Pending,
-                _ if is_late || is_gone => Poll::Ready(End::Unasked),
-                (Phase::Asking, _) => Poll::Pending,
+                (ConnectionPhase::Working | ConnectionPhase::Sending, _) if is_late => {
+                    Poll::Ready(ConversationEnd::Cut)
+                }
+                (ConnectionPhase::Working | ConnectionPhase::Sending, _) => Poll::Pending,
+                _ if is_late || is_gone => Poll::Ready(ConversationEnd::Unasked),
+                (ConnectionPhase::Asking, _) => Poll::Pending,
                 // A caller treats an answer before its first request as a failure.
                 (_, 0) if is_ending && began.elapsed() < FRESH => {
                     shorten_and_poll(deadline.as_mut(), began + FRESH, cx)
                 }
-                _ if is_ending => Poll::Ready(End::Unasked),
+                _ if is_ending => Poll::Ready(ConversationEnd::Unasked),
                 _ => Poll::Pending,
             }
         })
@@ -171,12 +173,12 @@ impl Conversation {
 }
 
 /// Longest time that a connection may spend in a phase.
-fn patience(phase: Phase) -> Duration {
+fn patience(phase: ConnectionPhase) -> Duration {
     match phase {
-        Phase::Greeting | Phase::Heading => HEAD,
-        Phase::Idle => FOREVER,
-        Phase::Asking | Phase::Working => ANSWER,
-        Phase::Sending => SENDING,
+        ConnectionPhase::Greeting | ConnectionPhase::Heading => HEAD,
+        ConnectionPhase::Idle => FOREVER,
+        ConnectionPhase::Asking | ConnectionPhase::Working => ANSWER,
+        ConnectionPhase::Sending => SENDING,
     }
 }
 
@@ -186,14 +188,18 @@ fn shorten(mut deadline: Pin<&mut Sleep>, to: Instant) {
     }
 }
 
-fn shorten_and_poll(mut deadline: Pin<&mut Sleep>, to: Instant, cx: &mut Context<'_>) -> Poll<End> {
+fn shorten_and_poll(
+    mut deadline: Pin<&mut Sleep>,
+    to: Instant,
+    cx: &mut Context<'_>,
+) -> Poll<ConversationEnd> {
     shorten(deadline.as_mut(), to);
-    deadline.poll(cx).map(|()| End::Unasked)
+    deadline.poll(cx).map(|()| ConversationEnd::Unasked)
 }
 
 /// Sends the final answer, and reads data that the caller sent before it read that.
 async fn take_leave<IO>(
-    mut line: Line<IO>,
+    mut line: RecordedStream<IO>,
     words: &[u8],
     places: &tokio::sync::Semaphore,
 ) -> std::io::Result<()>
@@ -227,7 +233,7 @@ where
 struct Answering {
     app: Router,
     caller: Caller,
-    progress: Arc<Progress>,
+    progress: Arc<RequestProgress>,
     soon: CancellationToken,
     /// Time from which the next answer is the last.
     last_from: Instant,
@@ -237,7 +243,7 @@ impl Answering {
     async fn answer(self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
         self.progress.asked(request.body().is_end_stream());
         let progress = self.progress.clone();
-        let mut request = request.map(|body| Body::new(Arriving { body, progress }));
+        let mut request = request.map(|body| Body::new(ArrivingBody { body, progress }));
         request.extensions_mut().insert(self.caller);
         let app = TowerToHyperService::new(self.app);
         let mut response = hyper::service::Service::call(&app, request).await?;

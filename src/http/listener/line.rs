@@ -10,11 +10,11 @@ use axum::body::{Bytes, HttpBody};
 use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::domain::limits::connections::Phase;
+use crate::domain::limits::connections::ConnectionPhase;
 
 /// Progress of the current request and answer. Only one task writes it.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct RequestProgress {
     /// Data has arrived since the last answer.
     has_heard: AtomicBool,
     /// A request is being answered.
@@ -28,16 +28,16 @@ pub(super) struct Progress {
     answers: AtomicU64,
 }
 
-impl Progress {
+impl RequestProgress {
     /// Phase of the connection.
-    pub(super) fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> ConnectionPhase {
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         match () {
-            () if is(&self.is_asked) && is(&self.is_whole) => Phase::Working,
-            () if is(&self.is_asked) => Phase::Asking,
-            () if is(&self.is_unsent) => Phase::Sending,
-            () if is(&self.has_heard) => Phase::Heading,
-            () => Phase::Idle,
+            () if is(&self.is_asked) && is(&self.is_whole) => ConnectionPhase::Working,
+            () if is(&self.is_asked) => ConnectionPhase::Asking,
+            () if is(&self.is_unsent) => ConnectionPhase::Sending,
+            () if is(&self.has_heard) => ConnectionPhase::Heading,
+            () => ConnectionPhase::Idle,
         }
     }
 
@@ -72,12 +72,12 @@ impl Progress {
 }
 
 /// Stream that records reads and writes.
-pub(super) struct Line<IO> {
+pub(super) struct RecordedStream<IO> {
     pub(super) io: IO,
-    pub(super) progress: Arc<Progress>,
+    pub(super) progress: Arc<RequestProgress>,
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Line<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for RecordedStream<IO> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -92,7 +92,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Line<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Line<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for RecordedStream<IO> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -114,12 +114,12 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Line<IO> {
 }
 
 /// Body of a request that records its end.
-pub(super) struct Arriving {
+pub(super) struct ArrivingBody {
     pub(super) body: Incoming,
-    pub(super) progress: Arc<Progress>,
+    pub(super) progress: Arc<RequestProgress>,
 }
 
-impl HttpBody for Arriving {
+impl HttpBody for ArrivingBody {
     type Data = Bytes;
     type Error = hyper::Error;
 

@@ -25,7 +25,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::turns::Turns;
-use crate::domain::limits::connections::{Crowd, Phase, Place, Source};
+use crate::domain::limits::connections::{
+    ConnectionKey, ConnectionPhase, ConnectionSource, ConnectionTable,
+};
 use crate::metrics::Metrics;
 use conversation::Conversation;
 
@@ -50,14 +52,14 @@ const TELL_EVERY: Duration = Duration::from_mins(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// Source of the connection, from its address.
-    pub source: Source,
+    pub source: ConnectionSource,
     /// Whether the caller has shown a certificate that the TLS settings accept.
     pub is_known: bool,
 }
 
 /// Shutdown of a server, in two steps.
 #[derive(Clone, Debug, Default)]
-pub struct Ending {
+pub struct ServerShutdown {
     /// Every answer from now on is the last of its connection. New connections are still accepted:
     /// routes to this process may not have changed yet.
     pub soon: CancellationToken,
@@ -82,15 +84,15 @@ pub struct Server {
     /// Age at which a connection's next answer is its last.
     pub age: Duration,
     /// Tokens that end the server.
-    pub ending: Ending,
+    pub ending: ServerShutdown,
     /// The process's metrics.
     pub metrics: Metrics,
 }
 
 /// State that connections share.
-struct Shared {
+struct ListenerState {
     server: Server,
-    crowd: Mutex<Crowd<CancellationToken>>,
+    crowd: Mutex<ConnectionTable<CancellationToken>>,
     /// Notified when a connection ends, or changes its phase.
     moved: Notify,
     lingering: Semaphore,
@@ -103,8 +105,8 @@ impl Server {
     /// Serves until the shutdown, then until the last connection ends.
     pub async fn serve(self, listener: TcpListener) {
         let ending = self.ending.clone();
-        let shared = Arc::new(Shared {
-            crowd: Mutex::new(Crowd::new(self.connections)),
+        let shared = Arc::new(ListenerState {
+            crowd: Mutex::new(ConnectionTable::new(self.connections)),
             moved: Notify::new(),
             lingering: Semaphore::new(LINGERING),
             handshakes: Turns::default(),
@@ -132,7 +134,7 @@ impl Server {
     }
 }
 
-impl Shared {
+impl ListenerState {
     async fn accept(self: &Arc<Self>, listener: &TcpListener, tasks: &TaskTracker) {
         let mut paused = None;
         loop {
@@ -176,7 +178,7 @@ impl Shared {
         }
     }
 
-    fn tell(&self, source: Source, had: usize) {
+    fn tell(&self, source: ConnectionSource, had: usize) {
         let port = self.server.port;
         self.server.metrics.evicted.with_label_values(&[port]).inc();
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
@@ -192,13 +194,18 @@ impl Shared {
         }
     }
 
-    fn seat(self: &Arc<Self>, peer: SocketAddr) -> (Seat, CancellationToken) {
-        let (source, gone) = (Source::of(peer.ip()), CancellationToken::new());
+    fn seat(self: &Arc<Self>, peer: SocketAddr) -> (ListenerSeat, CancellationToken) {
+        let (source, gone) = (ConnectionSource::of(peer.ip()), CancellationToken::new());
         let place = self.crowd().enter(source, self.began.elapsed(), gone.clone());
-        (Seat { shared: self.clone(), source, place }, gone)
+        (ListenerSeat { shared: self.clone(), source, place }, gone)
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, seat: Seat, gone: CancellationToken) {
+    async fn connection(
+        self: Arc<Self>,
+        stream: TcpStream,
+        seat: ListenerSeat,
+        gone: CancellationToken,
+    ) {
         let _ = stream.set_nodelay(true);
         let caller = Caller { source: seat.source, is_known: false };
         let Some(settings) = self.server.tls.clone() else {
@@ -226,7 +233,7 @@ impl Shared {
         &self,
         stream: TcpStream,
         settings: Arc<ServerConfig>,
-        source: Source,
+        source: ConnectionSource,
     ) -> std::io::Result<TlsStream<TcpStream>> {
         let first_half = async {
             let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
@@ -240,27 +247,27 @@ impl Shared {
         timeout(HANDSHAKE, accept).await?
     }
 
-    fn crowd(&self) -> MutexGuard<'_, Crowd<CancellationToken>> {
+    fn crowd(&self) -> MutexGuard<'_, ConnectionTable<CancellationToken>> {
         self.crowd.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Place of a connection. Dropping it makes room for another.
-struct Seat {
-    shared: Arc<Shared>,
-    source: Source,
-    place: Place,
+struct ListenerSeat {
+    shared: Arc<ListenerState>,
+    source: ConnectionSource,
+    place: ConnectionKey,
 }
 
-impl Seat {
-    fn note(&self, phase: Phase) {
+impl ListenerSeat {
+    fn note(&self, phase: ConnectionPhase) {
         let now = self.shared.began.elapsed();
         self.shared.crowd().note(self.place, phase, now);
         self.shared.moved.notify_one();
     }
 }
 
-impl Drop for Seat {
+impl Drop for ListenerSeat {
     fn drop(&mut self) {
         self.shared.crowd().leave(self.place);
         self.shared.moved.notify_one();
@@ -286,7 +293,7 @@ mod tests {
     use crate::http::tls;
 
     /// Server that answers every request for `/` until it ends.
-    fn server(tls: Option<Arc<ServerConfig>>, ending: Ending) -> Server {
+    fn server(tls: Option<Arc<ServerConfig>>, ending: ServerShutdown) -> Server {
         Server {
             port: "test",
             tls,
@@ -305,7 +312,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (settings, connector) = tls::tests::pair();
-        tokio::spawn(server(Some(settings), Ending::default()).serve(listener));
+        tokio::spawn(server(Some(settings), ServerShutdown::default()).serve(listener));
         // A connection that delays each of the caller's first two parts by most of a deadline.
         let (near, far) = tokio::io::duplex(1 << 16);
         tokio::spawn(async move {
@@ -337,7 +344,7 @@ mod tests {
     async fn a_connection_that_was_just_made_has_time_to_ask_while_the_listener_ends() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let ending = Ending::default();
+        let ending = ServerShutdown::default();
         let serving = tokio::spawn(server(None, ending.clone()).serve(listener));
         let ask = async |caller: &mut TcpStream| {
             let request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";

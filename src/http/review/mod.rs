@@ -10,9 +10,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::admission::{Admission, Stage};
+use super::admission::{AdmissionStage, RuleSources};
 use crate::api::GROUP;
-use crate::domain::admission::{Answer, Operation, Refusal, Request};
+use crate::domain::admission::{AdmissionAnswer, AdmissionRequest, Operation, Refusal};
 use crate::domain::limits::json_size::{maps, most_values};
 use crate::k8s::CallError;
 
@@ -30,16 +30,16 @@ const MOST_MAPS: usize = 15_000;
 
 /// Kind of the reviewed object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ReviewedKind {
     LoadBalancer,
     IPPool,
 }
 
 /// Parsed review.
 #[derive(Debug)]
-pub struct Review {
+pub struct ParsedReview {
     uid: String,
-    kind: Kind,
+    kind: ReviewedKind,
     operation: Operation,
     subresource: String,
     namespace: String,
@@ -59,15 +59,15 @@ struct Envelope<'a> {
     #[serde(default)]
     kind: String,
     #[serde(borrow)]
-    request: Option<Asked<'a>>,
+    request: Option<RequestFields<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Asked<'a> {
+struct RequestFields<'a> {
     #[serde(default)]
     uid: String,
-    resource: Resource,
+    resource: ReviewedResource,
     #[serde(default)]
     sub_resource: String,
     #[serde(default)]
@@ -75,7 +75,7 @@ struct Asked<'a> {
     #[serde(default)]
     namespace: String,
     operation: String,
-    user_info: User,
+    user_info: ReviewUser,
     #[serde(borrow, default)]
     object: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -83,7 +83,7 @@ struct Asked<'a> {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Resource {
+struct ReviewedResource {
     group: String,
     version: String,
     #[serde(rename = "resource")]
@@ -91,13 +91,13 @@ struct Resource {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct User {
+struct ReviewUser {
     #[serde(default)]
     username: String,
 }
 
 /// Parses a review. `Err` describes the fault.
-pub fn parse(bytes: &[u8]) -> Result<Review, String> {
+pub fn parse(bytes: &[u8]) -> Result<ParsedReview, String> {
     const WANTED: &str = "want kind AdmissionReview of admission.k8s.io/v1";
     let envelope: Envelope<'_> =
         serde_json::from_slice(bytes).map_err(|e| format!("not an AdmissionReview: {e}"))?;
@@ -109,10 +109,10 @@ pub fn parse(bytes: &[u8]) -> Result<Review, String> {
     if request.uid.is_empty() {
         return Err("request.uid: missing".to_owned());
     }
-    let Resource { group, version, plural } = &request.resource;
+    let ReviewedResource { group, version, plural } = &request.resource;
     let kind = match (group.as_str(), version.as_str(), plural.as_str()) {
-        (GROUP, "v1beta1", "loadbalancers") => Kind::LoadBalancer,
-        (GROUP, "v1beta1", "ippools") => Kind::IPPool,
+        (GROUP, "v1beta1", "loadbalancers") => ReviewedKind::LoadBalancer,
+        (GROUP, "v1beta1", "ippools") => ReviewedKind::IPPool,
         _ => {
             let asked = clipped(&format!("{plural} of {group}/{version}"));
             return Err(format!(
@@ -151,7 +151,7 @@ pub fn parse(bytes: &[u8]) -> Result<Review, String> {
     };
     let object = read("object", request.object, new)?;
     let old = read("oldObject", request.old_object, old)?;
-    Ok(Review {
+    Ok(ParsedReview {
         uid: request.uid,
         kind,
         operation,
@@ -169,31 +169,36 @@ fn clipped(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
-impl Review {
+impl ParsedReview {
     /// Name of the object's kind, for metrics.
     pub fn kind(&self) -> &'static str {
         match self.kind {
-            Kind::LoadBalancer => "LoadBalancer",
-            Kind::IPPool => "IPPool",
+            ReviewedKind::LoadBalancer => "LoadBalancer",
+            ReviewedKind::IPPool => "IPPool",
         }
     }
 }
 
 /// Outcome of a review.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum ReviewOutcome {
     /// Answer of the rules.
-    Answered(Answer),
+    Answered(AdmissionAnswer),
     /// A required fact was not available.
     Unknown(CallError),
 }
 
 /// Applies the rules.
-pub async fn judge(rules: &Admission, stage: Stage, review: &Review, me: &str) -> Outcome {
+pub async fn judge(
+    rules: &RuleSources,
+    stage: AdmissionStage,
+    review: &ParsedReview,
+    me: &str,
+) -> ReviewOutcome {
     if let Some(field) = review.too_large {
-        return Outcome::Answered(unread(stage, field));
+        return ReviewOutcome::Answered(unread(stage, field));
     }
-    let request = Request {
+    let request = AdmissionRequest {
         operation: review.operation,
         subresource: &review.subresource,
         namespace: &review.namespace,
@@ -204,16 +209,16 @@ pub async fn judge(rules: &Admission, stage: Stage, review: &Review, me: &str) -
         old: review.old.as_ref(),
     };
     let answer = match review.kind {
-        Kind::LoadBalancer => rules.load_balancer(stage, &request).await,
-        Kind::IPPool => rules.pool(stage, &request).await,
+        ReviewedKind::LoadBalancer => rules.load_balancer(stage, &request).await,
+        ReviewedKind::IPPool => rules.pool(stage, &request).await,
     };
-    answer.map_or_else(Outcome::Unknown, Outcome::Answered)
+    answer.map_or_else(ReviewOutcome::Unknown, ReviewOutcome::Answered)
 }
 
 /// Answer for an unparsed object. Mutation lets it pass unchanged, because validation follows.
-fn unread(stage: Stage, field: &str) -> Answer {
-    let mut answer = Answer::default();
-    if stage == Stage::Validation {
+fn unread(stage: AdmissionStage, field: &str) -> AdmissionAnswer {
+    let mut answer = AdmissionAnswer::default();
+    if stage == AdmissionStage::Validation {
         let which = if field == "object" { "" } else { "the stored object " };
         answer.refuse(
             "",
@@ -223,7 +228,7 @@ fn unread(stage: Stage, field: &str) -> Answer {
     answer
 }
 
-impl Outcome {
+impl ReviewOutcome {
     /// Verdict on a conversion, for metrics.
     pub const CONVERTED: &'static str = "allowed";
 
@@ -238,7 +243,7 @@ impl Outcome {
     }
 
     /// Serialized answer.
-    pub fn render(&self, review: &Review, stage: Stage) -> Vec<u8> {
+    pub fn render(&self, review: &ParsedReview, stage: AdmissionStage) -> Vec<u8> {
         let mut response = json!({"uid": review.uid, "allowed": true});
         match self {
             Self::Answered(answer) => {
@@ -256,7 +261,7 @@ impl Outcome {
                 }
             }
             // The reconciler can make the change later; validation cannot be done later.
-            Self::Unknown(error) if stage == Stage::Mutation => {
+            Self::Unknown(error) if stage == AdmissionStage::Mutation => {
                 tracing::warn!(%error, "an object passes unchanged: a required fact is not available");
             }
             Self::Unknown(error) => {
@@ -277,17 +282,21 @@ impl Outcome {
     }
 }
 
-fn change(review: &Review, stage: Stage, answer: &Answer) -> Option<Vec<u8>> {
+fn change(
+    review: &ParsedReview,
+    stage: AdmissionStage,
+    answer: &AdmissionAnswer,
+) -> Option<Vec<u8>> {
     let (old, new) = (review.object.as_ref()?, answer.object.as_ref()?);
     let patch = json_patch::diff(old, new);
-    (stage == Stage::Mutation && !patch.0.is_empty())
+    (stage == AdmissionStage::Mutation && !patch.0.is_empty())
         .then(|| serde_json::to_vec(&patch).ok())
         .flatten()
 }
 
 /// Status of a refusal. kubectl shows only the causes, each as field and message; other clients
 /// show the whole message.
-fn refusal(review: &Review, refusals: &[Refusal]) -> Value {
+fn refusal(review: &ParsedReview, refusals: &[Refusal]) -> Value {
     let shown = &refusals[..refusals.len().min(MOST_REFUSALS)];
     let mut sentences: Vec<String> = shown.iter().map(ToString::to_string).collect();
     let cause = |Refusal { field, message }: &Refusal| json!({"reason": "FieldValueInvalid", "field": field, "message": message});

@@ -16,11 +16,11 @@ fn asked() -> Value {
     })
 }
 
-fn parsed() -> Review {
+fn parsed() -> ParsedReview {
     parse(asked().to_string().as_bytes()).unwrap()
 }
 
-fn answer(outcome: &Outcome, stage: Stage) -> Value {
+fn answer(outcome: &ReviewOutcome, stage: AdmissionStage) -> Value {
     let answer: Value = serde_json::from_slice(&outcome.render(&parsed(), stage)).unwrap();
     assert_eq!(answer["kind"], "AdmissionReview");
     assert_eq!(answer["response"]["uid"], "u-1");
@@ -65,13 +65,13 @@ fn what_is_no_review_of_ours_is_refused_with_a_sentence() {
 
 #[test]
 fn refusals_are_whole_sentences_in_every_place() {
-    let mut refused = Answer::default();
+    let mut refused = AdmissionAnswer::default();
     refused.refuse("spec.a", "is wrong");
     refused.refuse("", "as a whole");
     refused.warn("w".repeat(200));
     // A refused request changes nothing, even if the answer has a patch.
     refused.object = Some(json!({}));
-    let response = answer(&Outcome::Answered(refused), Stage::Mutation);
+    let response = answer(&ReviewOutcome::Answered(refused), AdmissionStage::Mutation);
     assert_eq!(response["allowed"], false);
     assert_eq!(response.get("patch"), None);
     let status = &response["status"];
@@ -86,13 +86,13 @@ fn refusals_are_whole_sentences_in_every_place() {
 
 #[test]
 fn a_change_is_a_patch_that_fits_what_was_sent() {
-    let mut changed = Answer::default();
+    let mut changed = AdmissionAnswer::default();
     let mut object = asked()["request"]["object"].clone();
     object["spec"] = json!({"a/b": 1});
     object["extra"][0] = json!(2);
     changed.object = Some(object.clone());
-    let outcome = Outcome::Answered(changed);
-    let response = answer(&outcome, Stage::Mutation);
+    let outcome = ReviewOutcome::Answered(changed);
+    let response = answer(&outcome, AdmissionStage::Mutation);
     assert_eq!(response["patchType"], "JSONPatch");
     let patch: ByteString = serde_json::from_value(response["patch"].clone()).unwrap();
     let patch: Vec<json_patch::PatchOperation> = serde_json::from_slice(&patch.0).unwrap();
@@ -100,19 +100,25 @@ fn a_change_is_a_patch_that_fits_what_was_sent() {
     json_patch::patch(&mut sent, &patch).unwrap();
     assert_eq!(sent, object);
     // Validation never changes an object.
-    assert_eq!(answer(&outcome, Stage::Validation), json!({"uid": "u-1", "allowed": true}));
-    let same = Answer { object: Some(asked()["request"]["object"].clone()), ..Answer::default() };
-    let response = answer(&Outcome::Answered(same), Stage::Mutation);
+    assert_eq!(
+        answer(&outcome, AdmissionStage::Validation),
+        json!({"uid": "u-1", "allowed": true})
+    );
+    let same = AdmissionAnswer {
+        object: Some(asked()["request"]["object"].clone()),
+        ..AdmissionAnswer::default()
+    };
+    let response = answer(&ReviewOutcome::Answered(same), AdmissionStage::Mutation);
     assert_eq!(response, json!({"uid": "u-1", "allowed": true}));
 }
 
 #[test]
 fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
-    let unknown = Outcome::Unknown(CallError::Timeout(std::time::Duration::from_secs(5)));
-    let judged = answer(&unknown, Stage::Validation);
+    let unknown = ReviewOutcome::Unknown(CallError::Timeout(std::time::Duration::from_secs(5)));
+    let judged = answer(&unknown, AdmissionStage::Validation);
     assert_eq!((&judged["allowed"], &judged["status"]["code"]), (&json!(false), &json!(500)));
     assert!(judged["status"]["message"].as_str().unwrap().starts_with("cannot be validated now: "));
-    assert_eq!(answer(&unknown, Stage::Mutation), json!({"uid": "u-1", "allowed": true}));
+    assert_eq!(answer(&unknown, AdmissionStage::Mutation), json!({"uid": "u-1", "allowed": true}));
 }
 
 /// A tree of the values would take many times the memory of the text.
@@ -122,13 +128,13 @@ fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     review["request"]["object"]["extra"] = json!(vec![0; MOST_VALUES]);
     let review = parse(review.to_string().as_bytes()).unwrap();
     assert_eq!((&review.object, review.too_large), (&None, Some("object")));
-    let refused = Outcome::Answered(unread(Stage::Validation, "object"));
-    let response = answer(&refused, Stage::Validation);
+    let refused = ReviewOutcome::Answered(unread(AdmissionStage::Validation, "object"));
+    let response = answer(&refused, AdmissionStage::Validation);
     assert_eq!(response["allowed"], false);
     let message = response["status"]["message"].as_str().unwrap();
     assert!(message.starts_with("has more than 100000 values or 15000 maps: "), "{message}");
-    let passed = Outcome::Answered(unread(Stage::Mutation, "object"));
-    assert_eq!(answer(&passed, Stage::Mutation), json!({"uid": "u-1", "allowed": true}));
+    let passed = ReviewOutcome::Answered(unread(AdmissionStage::Mutation, "object"));
+    assert_eq!(answer(&passed, AdmissionStage::Mutation), json!({"uid": "u-1", "allowed": true}));
     let mut review = asked();
     review["request"]["object"]["extra"] = json!(vec![json!({}); MOST_MAPS]);
     assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, Some("object"));

@@ -2,14 +2,14 @@
 //! known.
 #![no_main]
 
-use harvester_guest_operator::domain::admission::{Answer, Operation, Request, load_balancer, pool};
-use harvester_guest_operator::http::admission::Stage;
-use harvester_guest_operator::http::review::{self, Outcome};
+use harvester_guest_operator::domain::admission::{AdmissionAnswer, Operation, AdmissionRequest, load_balancer, pool};
+use harvester_guest_operator::http::admission::AdmissionStage;
+use harvester_guest_operator::http::review::{self, ReviewOutcome};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
 /// Checks that mutation is idempotent: it does not change its own result.
-fn settles(object: &Value, mutate: impl Fn(&Value) -> Answer) {
+fn settles(object: &Value, mutate: impl Fn(&Value) -> AdmissionAnswer) {
     let answer = mutate(object);
     if let Some(changed) = answer.object {
         assert!(answer.refusals.is_empty());
@@ -17,7 +17,7 @@ fn settles(object: &Value, mutate: impl Fn(&Value) -> Answer) {
     }
 }
 
-fn request<'a>(asked: &'a Value, object: Option<&'a Value>) -> Request<'a> {
+fn request<'a>(asked: &'a Value, object: Option<&'a Value>) -> AdmissionRequest<'a> {
     let operation = match asked["operation"].as_str() {
         Some("CREATE") => Operation::Create,
         Some("UPDATE") => Operation::Update,
@@ -25,7 +25,7 @@ fn request<'a>(asked: &'a Value, object: Option<&'a Value>) -> Request<'a> {
     };
     let text = |field: &str| asked[field].as_str().unwrap_or_default();
     let old = Some(&asked["oldObject"]);
-    Request {
+    AdmissionRequest {
         operation,
         subresource: text("subResource"),
         namespace: text("namespace"),
@@ -39,11 +39,11 @@ fn request<'a>(asked: &'a Value, object: Option<&'a Value>) -> Request<'a> {
 
 fn decide(asked: &Value) {
     let object = Some(&asked["object"]).filter(|object| object.is_object());
-    let known = load_balancer::Known::default();
+    let known = load_balancer::LbRuleFacts::default();
     load_balancer::asks(&request(asked, object));
     load_balancer::validate(&request(asked, object), &known);
-    if let pool::Look::Ask(question) = pool::look(&request(asked, object)) {
-        question.judge(&pool::Known::default());
+    if let pool::AnswerOrQuestion::Ask(question) = pool::look(&request(asked, object)) {
+        question.judge(&pool::PoolRuleFacts::default());
     }
     if let Some(object) = object {
         settles(object, |object| load_balancer::mutate(&request(asked, Some(object)), &known));
@@ -55,8 +55,8 @@ fuzz_target!(|data: &[u8]| {
     if let Ok(review) = review::parse(data) {
         // Skipped parts need not be text.
         let Ok(question) = serde_json::from_slice::<Value>(data) else { return };
-        for stage in [Stage::Mutation, Stage::Validation] {
-            let text = Outcome::Answered(Answer::default()).render(&review, stage);
+        for stage in [AdmissionStage::Mutation, AdmissionStage::Validation] {
+            let text = ReviewOutcome::Answered(AdmissionAnswer::default()).render(&review, stage);
             let answer: Value = serde_json::from_slice(&text).unwrap();
             assert_eq!(answer["response"]["uid"], question["request"]["uid"]);
         }

@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, ensure};
 use harvester_guest_operator::api::IPPool;
-use harvester_guest_operator::http::authority::{Data, Material};
+use harvester_guest_operator::http::authority::{CertificateMaterial, Data};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
@@ -70,8 +70,8 @@ impl Cluster {
         Ok(secret.data.unwrap_or_default().into_iter().map(|(key, text)| (key, text.0)).collect())
     }
 
-    pub(crate) async fn material(&self) -> Result<Material> {
-        Ok(Material::read(&self.stored().await?)?)
+    pub(crate) async fn material(&self) -> Result<CertificateMaterial> {
+        Ok(CertificateMaterial::read(&self.stored().await?)?)
     }
 
     /// Writes content into the Secret, in place of its content.

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use harvester_guest_operator::domain::admission::pool::{Known, Look, look, mutate, network};
-use harvester_guest_operator::domain::admission::{self, Answer, Request};
+use harvester_guest_operator::domain::admission::pool::{
+    AnswerOrQuestion, PoolRuleFacts, look, mutate, network,
+};
+use harvester_guest_operator::domain::admission::{self, AdmissionAnswer, AdmissionRequest};
 use harvester_guest_operator::domain::network::{NetworkAttachment, Segment};
 use harvester_guest_operator::domain::pools::conflict::PoolFacts;
 use serde_json::{Value, json};
@@ -26,7 +28,7 @@ fn segment(network: &str) -> Segment {
 }
 
 /// The answer with the warnings of both calls, and the object as it would be stored.
-fn answer(row: &Row) -> Result<(Answer, Value)> {
+fn answer(row: &Row) -> Result<(AdmissionAnswer, Value)> {
     let mut pools: Vec<Value> = Vec::new();
     let mut holder = false;
     for text in row.before {
@@ -61,8 +63,8 @@ fn answer(row: &Row) -> Result<(Answer, Value)> {
     new = answer.object.take().or(new);
     if answer.refusals.is_empty() {
         let judged = match look(&request(operation, &name, new.as_ref(), old.as_ref())) {
-            Look::Decided(answer) => answer,
-            Look::Ask(question) => {
+            AnswerOrQuestion::Decided(answer) => answer,
+            AnswerOrQuestion::Ask(question) => {
                 let facts = |pool: &Value| {
                     let name = pool["metadata"]["name"].as_str().unwrap_or_default();
                     let spec = serde_json::from_value(pool["spec"].clone())?;
@@ -70,7 +72,7 @@ fn answer(row: &Row) -> Result<(Answer, Value)> {
                     let segment = segment(network(pool));
                     anyhow::Ok((Arc::new(facts), segment))
                 };
-                question.judge(&Known {
+                question.judge(&PoolRuleFacts {
                     pools: pools.iter().map(facts).collect::<Result<_>>()?,
                     segment: segment(question.network()),
                     has_network: Some(question.network() != "default/none"),
@@ -97,9 +99,18 @@ fn request<'a>(
     name: &'a str,
     object: Option<&'a Value>,
     old: Option<&'a Value>,
-) -> Request<'a> {
+) -> AdmissionRequest<'a> {
     let (namespace, subresource, user) = ("", "", "admin");
-    Request { operation, subresource, namespace, name, user, by_operator: false, object, old }
+    AdmissionRequest {
+        operation,
+        subresource,
+        namespace,
+        name,
+        user,
+        by_operator: false,
+        object,
+        old,
+    }
 }
 
 #[test]

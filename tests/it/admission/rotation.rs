@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::domain::admission::certificates::{AUTHORITY_LIFE, SERVING_LIFE};
-use harvester_guest_operator::http::authority::Material;
+use harvester_guest_operator::http::authority::CertificateMaterial;
 use kube::api::DeleteParams;
 use testbed::{Balancer, Operator, eventually};
 use tokio::time::sleep;
@@ -79,7 +79,7 @@ async fn an_authority_is_replaced_without_a_refused_call() -> Result<()> {
     let cluster = Cluster::start().await?;
     // An authority that ends in some minutes, and a certificate that it signed.
     let near = (now() + Duration::from_secs(200)).saturating_sub(AUTHORITY_LIFE);
-    let old = Material::start(near, &names(), "")?.renewed(now(), &names())?;
+    let old = CertificateMaterial::start(near, &names(), "")?.renewed(now(), &names())?;
     cluster.store(old.data()).await?;
     let (_balancer, operators) = pair(&cluster).await?;
     let load = Load::start(&cluster.client, RATE)?;
@@ -138,7 +138,7 @@ async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() ->
     }
     // A Secret by a foreign authority: served certificates stay trusted while replicas switch to
     // it. Then an old content, as from a backup.
-    let foreign = Material::start(now(), &names(), "")?;
+    let foreign = CertificateMaterial::start(now(), &names(), "")?;
     for (what, data) in [("foreign", foreign.data()), ("old", before.clone())] {
         let adopted = |operator: &Operator| {
             operator.process.log().matches("admission serves a new certificate").count()

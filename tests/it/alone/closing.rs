@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::post;
-use harvester_guest_operator::http::listener::{Ending, Server};
+use harvester_guest_operator::http::listener::{Server, ServerShutdown};
 use harvester_guest_operator::metrics::Metrics;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use kube::Api;
@@ -116,7 +116,7 @@ async fn no_call_is_lost_when_its_connection_ends() -> Result<()> {
         .with_cert_resolver(counting.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
-    let ending = Ending::default();
+    let ending = ServerShutdown::default();
     let server = Server {
         port: "test",
         tls: Some(Arc::new(config)),

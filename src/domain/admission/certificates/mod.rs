@@ -32,7 +32,7 @@ const MOST_NAMES: usize = 20;
 
 /// A stored authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Authority {
+pub struct StoredAuthority {
     /// End of its validity.
     pub not_after: Duration,
     /// Whether its key is present and fits.
@@ -41,7 +41,7 @@ pub struct Authority {
 
 /// A stored serving certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Serving {
+pub struct StoredCertificate {
     /// End of its validity.
     pub not_after: Duration,
     /// DNS names and IP addresses that the certificate is valid for.
@@ -52,13 +52,13 @@ pub struct Serving {
 
 /// Content of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct CertificateSecret {
     /// Authority that signs now.
-    pub ca: Authority,
+    pub ca: StoredAuthority,
     /// Authority that will sign next, once it is trusted.
-    pub next: Option<Authority>,
+    pub next: Option<StoredAuthority>,
     /// Serving certificate. `None`: none is stored.
-    pub serving: Option<Serving>,
+    pub serving: Option<StoredCertificate>,
     /// Ends of validity of authorities that signed before.
     pub previous: Vec<Duration>,
     /// Whether the Secret has the authority of the certificate that this replica serves now.
@@ -67,7 +67,7 @@ pub struct Stored {
 
 /// Other inputs of a step.
 #[derive(Clone, Copy, Debug)]
-pub struct At<'a> {
+pub struct StepInput<'a> {
     /// Present time.
     pub now: Duration,
     /// Time by which this replica makes replacements earlier, so that not all replicas make them at
@@ -82,7 +82,7 @@ pub struct At<'a> {
 
 /// The next action on the Secret. Each is one guarded write, and they are made one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum CertificateStep {
     /// Make everything: no usable certificate is stored.
     Start,
     /// Add the authority of this replica's certificate to the previous ones.
@@ -100,37 +100,37 @@ pub enum Step {
 }
 
 /// Decides the next step.
-pub fn plan(stored: Option<&Stored>, at: At<'_>) -> Step {
-    let Some(stored) = stored else { return Step::Start };
+pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> CertificateStep {
+    let Some(stored) = stored else { return CertificateStep::Start };
     if !stored.knows_ours {
-        return Step::Remember;
+        return CertificateStep::Remember;
     }
     let ca_is_good = stored.ca.signs && stored.ca.not_after > at.now;
     if ca_is_good && let Some(names) = renewal(stored, at) {
-        return Step::Renew(names);
+        return CertificateStep::Renew(names);
     }
     let mut wake = due(stored.ca.not_after, AUTHORITY_LIFE, at.early);
     match &stored.next {
         Some(next) if next.signs && next.not_after > at.now + SERVING_LIFE / DUE_PART => {
             let patience = patience(stored, at.now);
             match at.trusted_for {
-                Some(trusted) if trusted >= patience => return Step::Switch,
+                Some(trusted) if trusted >= patience => return CertificateStep::Switch,
                 Some(trusted) => wake = at.now + patience.saturating_sub(trusted),
                 // Trust is an event, not a time.
                 None => wake = at.now + LONGEST_SETTLING,
             }
         }
-        Some(_) => return Step::Begin,
-        None if !ca_is_good || wake <= at.now => return Step::Begin,
+        Some(_) => return CertificateStep::Begin,
+        None if !ca_is_good || wake <= at.now => return CertificateStep::Begin,
         None => {}
     }
     if stored.previous.iter().any(|end| *end <= at.now) {
-        return Step::Forget;
+        return CertificateStep::Forget;
     }
     let ends = stored.previous.iter().copied();
     let serving = stored.serving.iter().map(|s| due(s.not_after, SERVING_LIFE, at.early));
     let next = ends.chain(serving.filter(|due| *due > at.now)).fold(wake, Duration::min);
-    Step::Wait(next)
+    CertificateStep::Wait(next)
 }
 
 /// End of validity of a certificate that is signed now by an authority that ends at `ca`.
@@ -152,7 +152,7 @@ pub fn ready(registered: bool, trusted_for: Option<Duration>) -> bool {
 }
 
 /// Names to sign for. `None`: the serving certificate need not be replaced.
-fn renewal(stored: &Stored, at: At<'_>) -> Option<BTreeSet<String>> {
+fn renewal(stored: &CertificateSecret, at: StepInput<'_>) -> Option<BTreeSet<String>> {
     let Some(serving) = stored.serving.as_ref().filter(|serving| serving.fits) else {
         return Some(at.names.clone());
     };
@@ -172,7 +172,7 @@ fn due(end: Duration, life: Duration, early: Duration) -> Duration {
 }
 
 /// Time that API servers get to learn of the next authority: longer if there is more time left.
-fn patience(stored: &Stored, now: Duration) -> Duration {
+fn patience(stored: &CertificateSecret, now: Duration) -> Duration {
     let serving = stored.serving.as_ref().filter(|s| s.fits).map_or(now, |s| s.not_after);
     let left = stored.ca.not_after.min(serving).saturating_sub(now);
     (left / 10).clamp(SETTLING, LONGEST_SETTLING)

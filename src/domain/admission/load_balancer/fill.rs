@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Answer, Request, is_blank, is_guest, read, shown};
+use super::{AdmissionAnswer, AdmissionRequest, is_blank, is_guest, read, shown};
 use crate::load_balancer::facts::{self, LbSurroundings, Project};
 use api::{
     ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NAMESPACE,
@@ -18,9 +18,9 @@ const HEALTH_DEFAULTS: [(&str, i32); 4] =
 /// where they are unset.
 pub(super) fn annotations(
     object: &mut Value,
-    request: &Request<'_>,
+    request: &AdmissionRequest<'_>,
     around: &LbSurroundings,
-    answer: &mut Answer,
+    answer: &mut AdmissionAnswer,
 ) {
     let guest = is_guest(object);
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
@@ -62,7 +62,7 @@ pub(super) fn annotations(
 }
 
 /// Copies the claim in the status of a restored object to the annotation that requests it.
-pub(super) fn former(object: &mut Value, request: &Request<'_>) {
+pub(super) fn former(object: &mut Value, request: &AdmissionRequest<'_>) {
     let published = read(request, object).as_ref().and_then(facts::published);
     let Some(claim) = published else { return };
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
@@ -84,7 +84,7 @@ fn if_silent(given: &mut Map<String, Value>, key: &str, value: Option<Value>) {
 }
 
 /// Fills in the defaults of a health check that is used.
-pub(super) fn health_check(object: &mut Value, old: Option<&Value>, answer: &mut Answer) {
+pub(super) fn health_check(object: &mut Value, old: Option<&Value>, answer: &mut AdmissionAnswer) {
     let vm =
         object.pointer("/spec/workloadType").is_none_or(|type_| is_blank(type_) || type_ == "vm");
     let check = object.pointer_mut("/spec/healthCheck").and_then(Value::as_object_mut);

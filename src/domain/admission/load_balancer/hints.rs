@@ -3,10 +3,10 @@
 
 use serde_json::Value;
 
-use super::{Answer, is_blank, shown};
+use super::{AdmissionAnswer, is_blank, shown};
 
 /// Checks the spec as it was sent.
-pub(super) fn give(object: &Value, answer: &mut Answer) {
+pub(super) fn give(object: &Value, answer: &mut AdmissionAnswer) {
     let Some(spec) = object.get("spec") else { return };
     word(spec, "ipam", &["pool", "dhcp"], ipam, answer);
     word(spec, "workloadType", &["vm", "cluster"], workload, answer);
@@ -39,7 +39,7 @@ fn word(
     field: &str,
     words: &[&str],
     meant: fn(&str) -> &'static str,
-    answer: &mut Answer,
+    answer: &mut AdmissionAnswer,
 ) {
     let Some(text) = spec.get(field).and_then(Value::as_str) else { return };
     if !text.is_empty() && !words.contains(&text) {
@@ -65,7 +65,7 @@ fn workload(text: &str) -> &'static str {
 }
 
 /// Refuses a number in quotes.
-fn number(of: &Value, path: &str, field: &str, answer: &mut Answer) {
+fn number(of: &Value, path: &str, field: &str, answer: &mut AdmissionAnswer) {
     if let Some(Value::String(text)) = of.get(field) {
         let sent = shown(&Value::from(text.as_str()));
         let right = match text.trim().parse::<u16>() {
@@ -76,7 +76,7 @@ fn number(of: &Value, path: &str, field: &str, answer: &mut Answer) {
     }
 }
 
-fn selector(spec: &Value, answer: &mut Answer) {
+fn selector(spec: &Value, answer: &mut AdmissionAnswer) {
     let field = "spec.backendServerSelector";
     match spec.get("backendServerSelector") {
         Some(Value::Object(selector)) => {

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::{Answer, Operation, Request};
+use super::{AdmissionAnswer, AdmissionRequest, Operation};
 use crate::conversion;
 use crate::load_balancer::facts::{self, LbSurroundings};
 use crate::pools::selection::PoolSelector;
@@ -27,7 +27,7 @@ const LONGEST_WARNING: usize = 120;
 
 /// Facts to look up before a request can be answered.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Asks {
+pub struct FactRequests {
     /// The object as it would be stored.
     pub lb: LoadBalancer,
     /// Pool that the object newly names.
@@ -53,7 +53,7 @@ pub struct PoolSeen {
 
 /// The pool that `spec.ipPool` names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Named {
+pub enum NamedPool {
     /// No answer: not looked up, or not known now.
     #[default]
     Unknown,
@@ -66,14 +66,14 @@ pub enum Named {
 /// Known facts besides the request. The default knows nothing, and then no rule refuses because of
 /// them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct LbRuleFacts {
     /// Project and network, from objects that the requesting user does not write.
     pub around: LbSurroundings,
     /// Reason why the LoadBalancer would get no address: its guest cluster is being removed. `None`:
     /// it is not.
     pub removal: Option<NoAddressReason>,
     /// Pool that the LoadBalancer names.
-    pub named: Named,
+    pub named: NamedPool,
     /// Selectors of all pools, if they were looked up and are known.
     pub pools: Option<Vec<PoolSelector>>,
     /// Owner of the address that the object newly publishes as leased, as text. `None`: no owner is
@@ -82,7 +82,7 @@ pub struct Known {
 }
 
 /// Facts to look up. `None`: nothing, or the object does not fit its type.
-pub fn asks(request: &Request<'_>) -> Option<Asks> {
+pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
     if request.operation == Operation::Delete || request.by_operator {
         return None;
     }
@@ -90,7 +90,7 @@ pub fn asks(request: &Request<'_>) -> Option<Asks> {
     let old = request.old.and_then(|old| read(request, old));
     let judged = !facts::is_leaving(&lb) && rules::are_due(&lb, old.as_ref());
     let named = facts::named_pool(&lb);
-    Some(Asks {
+    Some(FactRequests {
         pool: named.clone().filter(|_| judged && facts::wants_pool(&lb)),
         pools: judged && facts::wants_pool(&lb) && named.is_none() && !facts::has_address(&lb),
         address: request.old.and_then(|old| status::new_lease(request.object?, old)),
@@ -100,8 +100,8 @@ pub fn asks(request: &Request<'_>) -> Option<Asks> {
 
 /// The object as it shall be stored, or refusals that belong in this stage because the schema's own
 /// texts would not help.
-pub fn mutate(request: &Request<'_>, known: &Known) -> Answer {
-    let mut answer = Answer::default();
+pub fn mutate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionAnswer {
+    let mut answer = AdmissionAnswer::default();
     let Some(object) = request.object else { return answer };
     if request.operation == Operation::Delete || request.by_operator {
         return answer;
@@ -127,8 +127,8 @@ pub fn mutate(request: &Request<'_>, known: &Known) -> Answer {
 }
 
 /// Decides whether the object may be stored as it is.
-pub fn validate(request: &Request<'_>, known: &Known) -> Answer {
-    let mut answer = Answer::default();
+pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionAnswer {
+    let mut answer = AdmissionAnswer::default();
     let Some(object) = request.object else { return answer };
     if request.operation == Operation::Delete || request.by_operator {
         return answer;
@@ -156,7 +156,7 @@ pub fn validate(request: &Request<'_>, known: &Known) -> Answer {
 
 /// The object, in the namespace of the request. `None`: it does not fit its type; the schema
 /// refuses it.
-fn read(request: &Request<'_>, object: &Value) -> Option<LoadBalancer> {
+fn read(request: &AdmissionRequest<'_>, object: &Value) -> Option<LoadBalancer> {
     let mut lb: LoadBalancer = serde_json::from_value(object.clone()).ok()?;
     lb.metadata.namespace = Some(request.namespace.to_owned());
     Some(lb)
@@ -200,7 +200,7 @@ fn cut(text: &str, longest: usize) -> String {
     format!("{kept}...")
 }
 
-fn finish(mut answer: Answer) -> Answer {
+fn finish(mut answer: AdmissionAnswer) -> AdmissionAnswer {
     for warning in &mut answer.warnings {
         *warning = cut(warning, LONGEST_WARNING);
     }

@@ -2,7 +2,7 @@
 //! reconciler uses too, so that both report the same.
 
 use super::super::Refusal;
-use super::{Answer, Known, Named, PoolSeen};
+use super::{AdmissionAnswer, LbRuleFacts, NamedPool, PoolSeen};
 use crate::dhcp_lease;
 use crate::load_balancer::bounds;
 use crate::load_balancer::facts::{self, Project};
@@ -24,8 +24,8 @@ pub(super) fn are_due(lb: &LoadBalancer, old: Option<&LoadBalancer>) -> bool {
 pub(super) fn judge(
     lb: &LoadBalancer,
     old: Option<&LoadBalancer>,
-    known: &Known,
-    answer: &mut Answer,
+    known: &LbRuleFacts,
+    answer: &mut AdmissionAnswer,
 ) {
     if !are_due(lb, old) {
         return;
@@ -131,7 +131,7 @@ fn reserved(spec: &LoadBalancerSpec) -> impl Iterator<Item = Refusal> {
 
 /// Refuses changes of immutable fields. This operator's CRD has the same rule; Harvester's does
 /// not.
-fn immutable(lb: &LoadBalancer, old: &LoadBalancer, answer: &mut Answer) {
+fn immutable(lb: &LoadBalancer, old: &LoadBalancer, answer: &mut AdmissionAnswer) {
     let fields = [
         ("ipam", facts::wants_pool(lb) == facts::wants_pool(old), "pool"),
         ("workloadType", facts::is_guest(lb) == facts::is_guest(old), "vm"),
@@ -148,7 +148,12 @@ fn immutable(lb: &LoadBalancer, old: &LoadBalancer, answer: &mut Answer) {
     }
 }
 
-fn pool(lb: &LoadBalancer, old: Option<&LoadBalancer>, known: &Known, answer: &mut Answer) {
+fn pool(
+    lb: &LoadBalancer,
+    old: Option<&LoadBalancer>,
+    known: &LbRuleFacts,
+    answer: &mut AdmissionAnswer,
+) {
     let requirement = facts::requirement(lb, &known.around);
     let Some(name) = facts::named_pool(lb) else {
         let served = |pools: &Vec<_>| {
@@ -169,11 +174,11 @@ fn pool(lb: &LoadBalancer, old: Option<&LoadBalancer>, known: &Known, answer: &m
         return;
     }
     match &known.named {
-        Named::Unknown => {}
-        Named::Missing => {
+        NamedPool::Unknown => {}
+        NamedPool::Missing => {
             answer.warn(format!("spec.ipPool: there is no IPPool {name:?} yet; it waits for one"));
         }
-        Named::There(PoolSeen { selector, idle, full, mismatch }) => {
+        NamedPool::There(PoolSeen { selector, idle, full, mismatch }) => {
             if !selector.may_be_named_by(&requirement) {
                 if known.around.project != Project::Unknown {
                     answer.refuse(

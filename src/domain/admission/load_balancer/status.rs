@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value};
 
-use super::{Answer, Known, is_blank, is_guest, shown};
+use super::{AdmissionAnswer, LbRuleFacts, is_blank, is_guest, shown};
 use api::{DHCP_ADDRESS, READY};
 
 /// Most differences that are reported. More would not help.
@@ -16,7 +16,12 @@ const MOST_REPORTED: usize = 4;
 
 /// Restores missing fields: a client that knows fewer fields, or none, does not mean to remove
 /// them.
-pub(super) fn keep(new: &mut Value, old: &Value, known: &Known, answer: &mut Answer) {
+pub(super) fn keep(
+    new: &mut Value,
+    old: &Value,
+    known: &LbRuleFacts,
+    answer: &mut AdmissionAnswer,
+) {
     let guest = is_guest(old);
     put_back(new, old, guest);
     if guest && let Err(why) = guests_address(new, old, known) {
@@ -77,7 +82,7 @@ fn conditions_back(status: &mut Map<String, Value>, stored: &Value) {
 
 /// Removes the status of another object from a new one: a restored backup must claim its address
 /// again.
-pub(super) fn strip(new: &mut Value, answer: &mut Answer) {
+pub(super) fn strip(new: &mut Value, answer: &mut AdmissionAnswer) {
     let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) else { return };
     let mut dropped = false;
     status.retain(|field, value| {
@@ -101,7 +106,12 @@ pub(super) fn strip(new: &mut Value, answer: &mut Answer) {
 }
 
 /// Refuses changes of the status that only the operator may make.
-pub(super) fn judge(new: &Value, old: Option<&Value>, known: &Known, answer: &mut Answer) {
+pub(super) fn judge(
+    new: &Value,
+    old: Option<&Value>,
+    known: &LbRuleFacts,
+    answer: &mut AdmissionAnswer,
+) {
     let nothing = Value::Null;
     let before = old.unwrap_or(&nothing);
     let guest = is_guest(old.unwrap_or(new));
@@ -169,7 +179,7 @@ fn compare<'a>(
 }
 
 /// Checks the address that a guest publishes. The error is the reason why it may not.
-fn guests_address(new: &Value, old: &Value, known: &Known) -> Result<(), String> {
+fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), String> {
     let Some(published) = address(new).filter(|published| address(old) != Some(published)) else {
         return Ok(());
     };

@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 pub use form::{mutate, network};
 pub use leased::Leased;
 
-use super::{Answer, Operation, Request};
+use super::{AdmissionAnswer, AdmissionRequest, Operation};
 use crate::network::Segment;
 use crate::network::infrastructure::HeldBack;
 use crate::pools::conflict::{self, ConflictCause, PoolConflict, PoolFacts};
@@ -41,7 +41,7 @@ const MOST_SCOPES: usize = 1_024;
 
 /// A claim of an address, with its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub struct ClaimHolder {
     /// The claimed address.
     pub ip: String,
     /// `namespace/name` of the LoadBalancer.
@@ -52,7 +52,7 @@ pub struct Holder {
 
 /// A request that needs facts from other objects.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct PoolQuestion {
     operation: Operation,
     pool: PoolFacts,
     before: Option<PoolFacts>,
@@ -65,21 +65,21 @@ pub struct Question {
     release: Option<Result<ManualRelease, String>>,
     allocated: BTreeMap<String, String>,
     /// Claims that the request would end. The caller looks up which of their LoadBalancers exist.
-    pub at_stake: Vec<Holder>,
+    pub at_stake: Vec<ClaimHolder>,
 }
 
 /// First result of a request: its answer, or the facts that it needs.
 #[derive(Clone, Debug)]
-pub enum Look {
+pub enum AnswerOrQuestion {
     /// The request can be answered.
-    Decided(Answer),
+    Decided(AdmissionAnswer),
     /// Other objects must be looked up first.
-    Ask(Box<Question>),
+    Ask(Box<PoolQuestion>),
 }
 
 /// Facts from other objects.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct PoolRuleFacts {
     /// All pools, each with the segment of its network.
     pub pools: Vec<(Arc<PoolFacts>, Segment)>,
     /// Segment of the pool's own network.
@@ -87,7 +87,7 @@ pub struct Known {
     /// Whether that network exists. `None`: not known.
     pub has_network: Option<bool>,
     /// Claims of `at_stake` whose LoadBalancer exists.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<ClaimHolder>,
     /// Whether the LoadBalancer of a manual release exists. `None`: not known.
     pub exists: Option<bool>,
     /// Namespaces in the scope that do not exist.
@@ -100,14 +100,14 @@ pub struct Known {
 
 /// Answers a request if that needs no other objects; a request without relevant changes is
 /// admitted.
-pub fn look(request: &Request<'_>) -> Look {
-    let pass = || Look::Decided(Answer::default());
+pub fn look(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
+    let pass = || AnswerOrQuestion::Decided(AdmissionAnswer::default());
     if request.by_operator {
         return pass();
     }
     let old = request.old;
     if let Some(refused) = guard_status(request) {
-        return Look::Decided(refused);
+        return AnswerOrQuestion::Decided(refused);
     }
     if !request.subresource.is_empty() {
         return pass();
@@ -127,10 +127,10 @@ pub fn look(request: &Request<'_>) -> Look {
         spec.selector.as_ref().and_then(|selector| selector.scope.as_ref()).map_or(0, Vec::len)
     };
     if scopes(&spec) > MOST_SCOPES.max(before.as_ref().map_or(0, scopes)) && !ends {
-        let mut refused = Answer::default();
+        let mut refused = AdmissionAnswer::default();
         let message = format!("has {} entries: {MOST_SCOPES} at most", scopes(&spec));
         refused.refuse("spec.selector.scope", message);
-        return Look::Decided(refused);
+        return AnswerOrQuestion::Decided(refused);
     }
     let made = old.map_or(i64::MAX, created);
     let facts = |spec: &IPPoolSpec| {
@@ -155,7 +155,7 @@ pub fn look(request: &Request<'_>) -> Look {
     if !changed && asked.is_none() && at_stake.is_empty() {
         return pass();
     }
-    Look::Ask(Box::new(Question {
+    AnswerOrQuestion::Ask(Box::new(PoolQuestion {
         operation: request.operation,
         allocated: holders.into_iter().map(|holder| (holder.ip, holder.name)).collect(),
         release: asked.filter(|_| !ends).map(|asked| ManualRelease::parse(&asked)),
@@ -169,7 +169,7 @@ pub fn look(request: &Request<'_>) -> Look {
     }))
 }
 
-impl Question {
+impl PoolQuestion {
     /// Network that the pool names, `namespace/name`. Empty for the nodes' own.
     pub fn network(&self) -> &str {
         self.pool.selector.network()
@@ -196,8 +196,8 @@ impl Question {
     }
 
     /// Judges the request, with the facts from other objects.
-    pub fn judge(&self, known: &Known) -> Answer {
-        let mut answer = Answer::default();
+    pub fn judge(&self, known: &PoolRuleFacts) -> AdmissionAnswer {
+        let mut answer = AdmissionAnswer::default();
         if self.operation == Operation::Delete {
             if !known.holders.is_empty() {
                 let who = name_some(&known.holders);
@@ -247,17 +247,17 @@ impl Question {
         answer
     }
 
-    fn conflicts(&self, known: &Known) -> Vec<PoolConflict> {
+    fn conflicts(&self, known: &PoolRuleFacts) -> Vec<PoolConflict> {
         conflict::against(&self.pool.contender(&known.segment), &self.others(known))
     }
 
-    fn others<'a>(&self, known: &'a Known) -> Vec<conflict::PoolContender<'a>> {
+    fn others<'a>(&self, known: &'a PoolRuleFacts) -> Vec<conflict::PoolContender<'a>> {
         let others = known.pools.iter().filter(|(pool, _)| pool.name != self.pool.name);
         others.map(|(pool, segment)| pool.contender(segment)).collect()
     }
 
     /// Conflicts of the stored pool, if it was on the same network.
-    fn conflicts_before(&self, known: &Known) -> Vec<PoolConflict> {
+    fn conflicts_before(&self, known: &PoolRuleFacts) -> Vec<PoolConflict> {
         let same = |before: &&PoolFacts| before.selector.network() == self.pool.selector.network();
         self.before.as_ref().filter(same).map_or_else(Vec::new, |before| {
             conflict::against(&before.contender(&known.segment), &self.others(known))
@@ -267,7 +267,7 @@ impl Question {
     /// Warns of a manual release that will not be carried out. The rest of the request is not
     /// refused for it: where pools are applied from Git, the annotation is sent again after the
     /// address has another owner. A malformed annotation is refused.
-    fn judge_release(&self, known: &Known, answer: &mut Answer) {
+    fn judge_release(&self, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
         let asked = match asked {
@@ -315,7 +315,7 @@ fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
 
 /// Refuses changes of the status by other clients than the operator. Where the status has a
 /// subresource, a plain update contains the stored status here, whatever was sent.
-fn guard_status(request: &Request<'_>) -> Option<Answer> {
+fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     let (Operation::Update, Some(object), Some(old)) =
         (request.operation, request.object, request.old)
     else {
@@ -331,7 +331,7 @@ fn guard_status(request: &Request<'_>) -> Option<Answer> {
         status.get(key).filter(|value| !value.is_null()).cloned()
     };
     let field = old.keys().chain(new.keys()).find(|key| set(&old, key) != set(&new, key))?;
-    let mut answer = Answer::default();
+    let mut answer = AdmissionAnswer::default();
     answer.refuse(
         format!("status.{field}"),
         format!(
@@ -342,8 +342,8 @@ fn guard_status(request: &Request<'_>) -> Option<Answer> {
 }
 
 /// Claims that the old ranges contain and the new ones do not.
-fn lost(holders: &[Holder], before: Option<&PoolFacts>, now: &PoolFacts) -> Vec<Holder> {
-    let within = |facts: Option<&PoolFacts>, holder: &Holder| {
+fn lost(holders: &[ClaimHolder], before: Option<&PoolFacts>, now: &PoolFacts) -> Vec<ClaimHolder> {
+    let within = |facts: Option<&PoolFacts>, holder: &ClaimHolder| {
         let ranges = facts.and_then(|facts| facts.ranges.as_ref());
         let ip = holder.ip.parse::<IpAddr>().ok();
         ranges.zip(ip).is_some_and(|(ranges, ip)| ranges.find(ip).is_some())
@@ -357,11 +357,11 @@ fn lost(holders: &[Holder], before: Option<&PoolFacts>, now: &PoolFacts) -> Vec<
 }
 
 /// Claims of a stored pool, by address.
-fn holders(pool: &Value) -> Vec<Holder> {
+fn holders(pool: &Value) -> Vec<ClaimHolder> {
     let status = &pool["status"];
     let allocated = status["allocated"].as_object().into_iter().flatten();
-    let mut holders: Vec<Holder> = allocated
-        .map(|(ip, name)| Holder {
+    let mut holders: Vec<ClaimHolder> = allocated
+        .map(|(ip, name)| ClaimHolder {
             ip: ip.clone(),
             name: name.as_str().unwrap_or_default().to_owned(),
             uid: status["allocatedOwners"][ip].as_str().unwrap_or_default().to_owned(),
@@ -371,7 +371,7 @@ fn holders(pool: &Value) -> Vec<Holder> {
     holders
 }
 
-fn name_some(holders: &[Holder]) -> String {
+fn name_some(holders: &[ClaimHolder]) -> String {
     let named: Vec<String> =
         holders.iter().take(NAMED).map(|h| format!("{} ({})", h.ip, h.name)).collect();
     let named = named.join(", ");

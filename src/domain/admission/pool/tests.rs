@@ -11,8 +11,8 @@ pub(super) fn request<'a>(
     operation: Operation,
     object: Option<&'a Value>,
     old: Option<&'a Value>,
-) -> Request<'a> {
-    Request {
+) -> AdmissionRequest<'a> {
+    AdmissionRequest {
         operation,
         subresource: "",
         namespace: "",
@@ -36,21 +36,25 @@ pub(super) fn everybody() -> Value {
     json!([{"project": "*", "namespace": "*", "guestCluster": "*"}])
 }
 
-pub(super) fn refusals(answer: &Answer) -> Vec<String> {
+pub(super) fn refusals(answer: &AdmissionAnswer) -> Vec<String> {
     answer.refusals.iter().map(ToString::to_string).collect()
 }
 
 /// Answer of mutation for a new or changed pool.
-pub(super) fn mutated(object: &Value, old: Option<&Value>, vlan: Option<u16>) -> Answer {
+pub(super) fn mutated(object: &Value, old: Option<&Value>, vlan: Option<u16>) -> AdmissionAnswer {
     let operation = if old.is_some() { Operation::Update } else { Operation::Create };
     mutate(&request(operation, Some(object), old), vlan)
 }
 
-pub(super) fn judged(object: &Value, old: Option<&Value>, known: &Known) -> Answer {
+pub(super) fn judged(
+    object: &Value,
+    old: Option<&Value>,
+    known: &PoolRuleFacts,
+) -> AdmissionAnswer {
     let operation = if old.is_some() { Operation::Update } else { Operation::Create };
     match look(&request(operation, Some(object), old)) {
-        Look::Decided(answer) => answer,
-        Look::Ask(question) => question.judge(known),
+        AnswerOrQuestion::Decided(answer) => answer,
+        AnswerOrQuestion::Ask(question) => question.judge(known),
     }
 }
 
@@ -84,26 +88,31 @@ fn a_status_that_is_left_out_is_put_back_and_one_that_is_changed_refused() {
         new["status"] = left_out;
         new["spec"]["description"] = json!("edited");
         assert_eq!(mutated(&new, Some(&old), None).object.unwrap()["status"], old["status"]);
-        assert!(refusals(&judged(&new, Some(&old), &Known::default()))[0].starts_with("status."));
+        assert!(
+            refusals(&judged(&new, Some(&old), &PoolRuleFacts::default()))[0]
+                .starts_with("status.")
+        );
     }
     let mut forged = old.clone();
     forged["status"]["allocated"]["10.0.0.11"] = json!("ns/mine");
     assert!(mutated(&forged, Some(&old), None).refusals.is_empty(), "judged later");
     for subresource in ["", "status"] {
-        let request = |by_operator| Request {
+        let request = |by_operator| AdmissionRequest {
             subresource,
             by_operator,
             ..request(Operation::Update, Some(&forged), Some(&old))
         };
-        let Look::Decided(answer) = look(&request(false)) else { panic!("asks") };
+        let AnswerOrQuestion::Decided(answer) = look(&request(false)) else { panic!("asks") };
         assert!(
             refusals(&answer)[0].starts_with("status.allocated: is the operator's"),
             "{answer:?}"
         );
-        assert!(matches!(look(&request(true)), Look::Decided(a) if a == Answer::default()));
-        assert_eq!(mutate(&request(true), None), Answer::default());
+        assert!(
+            matches!(look(&request(true)), AnswerOrQuestion::Decided(a) if a == AdmissionAnswer::default())
+        );
+        assert_eq!(mutate(&request(true), None), AdmissionAnswer::default());
     }
-    assert_eq!(judged(&old, Some(&old), &Known::default()), Answer::default());
+    assert_eq!(judged(&old, Some(&old), &PoolRuleFacts::default()), AdmissionAnswer::default());
 }
 
 #[test]
@@ -142,7 +151,7 @@ fn ranges_are_judged_as_the_ledgers_owner_does() {
         ),
     ] {
         let object = pool(&json!({"ranges": [range]}));
-        let answer = judged(&object, None, &Known::default());
+        let answer = judged(&object, None, &PoolRuleFacts::default());
         assert!(
             answer.refusals.iter().any(|r| r.field == field && r.message.contains(part)),
             "{answer:?}"
@@ -150,24 +159,27 @@ fn ranges_are_judged_as_the_ledgers_owner_does() {
         // A stored pool of this kind can still be described, and deleted.
         let mut edited = object.clone();
         edited["spec"]["description"] = json!("still wrong");
-        assert_eq!(judged(&edited, Some(&object), &Known::default()), Answer::default());
+        assert_eq!(
+            judged(&edited, Some(&object), &PoolRuleFacts::default()),
+            AdmissionAnswer::default()
+        );
     }
     let twice = json!([range(10, 20)[0], range(20, 30)[0]]);
-    let answer = judged(&pool(&json!({"ranges": twice})), None, &Known::default());
+    let answer = judged(&pool(&json!({"ranges": twice})), None, &PoolRuleFacts::default());
     assert_eq!(answer.refusals[0].field, "spec.ranges[1]");
 }
 
 #[test]
 fn a_pool_may_put_no_other_out_of_use() {
     let ns = |name: &str| json!([{"project": "*", "namespace": name, "guestCluster": "*"}]);
-    let known = |network: &str| Known {
+    let known = |network: &str| PoolRuleFacts {
         pools: vec![
             other("old", (10, 20), "ns/seven", (5, &ns("a"))),
             other("plain", (40, 50), "", (0, &ns("a"))),
             other("global", (60, 70), "", (0, &everybody())),
         ],
         segment: segment(network),
-        ..Known::default()
+        ..PoolRuleFacts::default()
     };
     let new = |ends: (u8, u8), network: &str, priority: i64, scope: Value| {
         pool(&json!({
@@ -212,20 +224,22 @@ fn a_pool_may_put_no_other_out_of_use() {
     let old = new((80, 90), "", 0, ns("b"));
     let mut labelled = old.clone();
     labelled["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true"});
-    assert_eq!(judged(&labelled, Some(&old), &known("")), Answer::default());
+    assert_eq!(judged(&labelled, Some(&old), &known("")), AdmissionAnswer::default());
 }
 
 #[test]
 fn a_conflict_that_is_there_may_shrink_and_not_grow() {
-    let known =
-        Known { pools: vec![other("old", (10, 20), "", (0, &json!([])))], ..Known::default() };
+    let known = PoolRuleFacts {
+        pools: vec![other("old", (10, 20), "", (0, &json!([])))],
+        ..PoolRuleFacts::default()
+    };
     let of = |first, last| pool(&json!({"ranges": range(first, last)}));
     assert_eq!(judged(&of(15, 30), None, &known).refusals.len(), 1);
     let better = judged(&of(18, 30), Some(&of(15, 30)), &known);
     assert_eq!(refusals(&better), Vec::<String>::new());
     assert!(better.warnings.iter().any(|w| w.contains("still in conflict with IPPool old")));
     assert_eq!(judged(&of(14, 30), Some(&of(15, 30)), &known).refusals.len(), 1);
-    assert_eq!(judged(&of(14, 30), Some(&of(14, 30)), &known), Answer::default());
+    assert_eq!(judged(&of(14, 30), Some(&of(14, 30)), &known), AdmissionAnswer::default());
 }
 
 #[test]
@@ -236,14 +250,16 @@ fn who_would_lose_an_address_is_named() {
     old["status"] = json!({"allocated": allocated, "allocatedOwners": {"10.0.0.16": "u16"}});
     let mut shrunk = old.clone();
     shrunk["spec"]["ranges"] = range(10, 15);
-    let Look::Ask(question) = look(&request(Operation::Update, Some(&shrunk), Some(&old))) else {
+    let AnswerOrQuestion::Ask(question) =
+        look(&request(Operation::Update, Some(&shrunk), Some(&old)))
+    else {
         panic!("the request needs no other objects")
     };
     let at_stake: Vec<&str> = question.at_stake.iter().map(|h| h.ip.as_str()).collect();
     assert_eq!(at_stake, ["10.0.0.16", "10.0.0.17", "10.0.0.18", "10.0.0.19", "10.0.0.20"]);
     assert_eq!(question.at_stake[0].uid, "u16");
     let holders = question.at_stake.clone();
-    let refused = refusals(&question.judge(&Known { holders, ..Known::default() }));
+    let refused = refusals(&question.judge(&PoolRuleFacts { holders, ..PoolRuleFacts::default() }));
     assert_eq!(
         refused,
         [
@@ -251,10 +267,11 @@ fn who_would_lose_an_address_is_named() {
         ]
     );
     // Leaked claims refuse nothing, and claims that were outside before are not at stake.
-    assert_eq!(refusals(&question.judge(&Known::default())), Vec::<String>::new());
+    assert_eq!(refusals(&question.judge(&PoolRuleFacts::default())), Vec::<String>::new());
     let mut further = shrunk.clone();
     further["spec"]["ranges"] = range(10, 14);
-    let Look::Ask(question) = look(&request(Operation::Update, Some(&further), Some(&shrunk)))
+    let AnswerOrQuestion::Ask(question) =
+        look(&request(Operation::Update, Some(&further), Some(&shrunk)))
     else {
         panic!("the request needs no other objects")
     };
@@ -262,24 +279,26 @@ fn who_would_lose_an_address_is_named() {
     // A PUT without status does not hide the claims: the stored status counts.
     shrunk["status"] = Value::Null;
     let put = mutated(&shrunk, Some(&old), None).object.unwrap();
-    let Look::Ask(question) = look(&request(Operation::Update, Some(&put), Some(&old))) else {
+    let AnswerOrQuestion::Ask(question) = look(&request(Operation::Update, Some(&put), Some(&old)))
+    else {
         panic!("the request needs no other objects")
     };
     assert_eq!(question.at_stake.len(), 5);
 
-    let Look::Ask(question) = look(&request(Operation::Delete, None, Some(&old))) else {
+    let AnswerOrQuestion::Ask(question) = look(&request(Operation::Delete, None, Some(&old)))
+    else {
         panic!("the request needs no other objects")
     };
     assert_eq!(question.at_stake.len(), 11);
     let holders = vec![question.at_stake[0].clone()];
-    let refused = refusals(&question.judge(&Known { holders, ..Known::default() }));
+    let refused = refusals(&question.judge(&PoolRuleFacts { holders, ..PoolRuleFacts::default() }));
     assert!(
         refused[0].starts_with(
             "can't delete pool before releasing all the allocated IP: 10.0.0.10 (ns/lb10);"
         ),
         "{refused:?}"
     );
-    assert_eq!(question.judge(&Known::default()), Answer::default());
+    assert_eq!(question.judge(&PoolRuleFacts::default()), AdmissionAnswer::default());
 }
 
 #[test]
@@ -290,17 +309,24 @@ fn a_deletion_under_way_and_the_operator_are_never_in_the_way_of_a_rule() {
     let mut leaving = old.clone();
     leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     assert!(
-        matches!(look(&request(Operation::Delete, None, Some(&leaving))), Look::Decided(a) if a == Answer::default())
+        matches!(look(&request(Operation::Delete, None, Some(&leaving))), AnswerOrQuestion::Decided(a) if a == AdmissionAnswer::default())
     );
     let mut done = leaving.clone();
     done["metadata"]["finalizers"] = json!([]);
     done["spec"]["ranges"] = json!([]);
-    assert_eq!(judged(&done, Some(&leaving), &Known::default()), Answer::default());
+    assert_eq!(
+        judged(&done, Some(&leaving), &PoolRuleFacts::default()),
+        AdmissionAnswer::default()
+    );
     let mut broken = old.clone();
     broken["spec"]["ranges"] = json!([]);
-    let by_operator =
-        Request { by_operator: true, ..request(Operation::Update, Some(&broken), Some(&old)) };
-    assert!(matches!(look(&by_operator), Look::Decided(a) if a == Answer::default()));
+    let by_operator = AdmissionRequest {
+        by_operator: true,
+        ..request(Operation::Update, Some(&broken), Some(&old))
+    };
+    assert!(
+        matches!(look(&by_operator), AnswerOrQuestion::Decided(a) if a == AdmissionAnswer::default())
+    );
 }
 
 #[test]
@@ -331,14 +357,19 @@ fn a_manual_release_is_judged_as_it_would_be_carried_out() {
         ("10.0.0.11: ns/lb", Some(true), "", "10.0.0.11 is not allocated here"),
     ] {
         let new = annotated(asked);
-        let answer = judged(&new, Some(&old), &Known { exists, ..Known::default() });
+        let answer =
+            judged(&new, Some(&old), &PoolRuleFacts { exists, ..PoolRuleFacts::default() });
         let fits = |texts: &[String], expected: &str| match expected {
             "" => texts.is_empty(),
             text => texts.len() == 1 && texts[0].contains(text),
         };
         let is_right = fits(&refusals(&answer), refused) && fits(&answer.warnings, warned);
         assert!(is_right, "{asked}: {answer:?}");
-        assert_eq!(judged(&new, Some(&new), &Known::default()), Answer::default(), "unchanged");
+        assert_eq!(
+            judged(&new, Some(&new), &PoolRuleFacts::default()),
+            AdmissionAnswer::default(),
+            "unchanged"
+        );
     }
 }
 
@@ -386,7 +417,7 @@ proptest! {
         for wrapped in [object.clone(), json!({"metadata": object, "spec": object}), json!({"spec": {"ranges": object, "selector": object}})] {
             let answer = mutated(&wrapped, old.as_ref(), Some(7));
             prop_assert!(answer.refusals.is_empty() || answer.object.is_none());
-            judged(&wrapped, old.as_ref(), &Known::default());
+            judged(&wrapped, old.as_ref(), &PoolRuleFacts::default());
             let _ = look(&request(Operation::Delete, None, Some(&wrapped)));
         }
     }

@@ -39,7 +39,7 @@ const NOT_AN_EMPTY_LEDGER: &str = "request.operation != 'DELETE' || (has(oldObje
 
 /// A configuration object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Part {
+pub enum WebhookObject {
     /// The ValidatingWebhookConfiguration.
     Validating,
     /// The MutatingWebhookConfiguration.
@@ -48,7 +48,7 @@ pub enum Part {
     Conversion,
 }
 
-impl Part {
+impl WebhookObject {
     /// All parts, in the order in which they are written: validation comes before mutation.
     pub const ALL: [Self; 3] = [Self::Validating, Self::Mutating, Self::Conversion];
 
@@ -64,7 +64,7 @@ impl Part {
 
 /// Address of admission, for the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum AdmissionEndpoint {
     /// A Service, by namespace and name.
     Service(String, String),
     /// A URL outside the cluster: scheme, host and port.
@@ -77,7 +77,7 @@ pub struct Registration {
     /// Namespace in the webhooks' names, which users see in refusals.
     pub namespace: String,
     /// Address of admission.
-    pub place: Place,
+    pub place: AdmissionEndpoint,
     /// User name of this operator. Its own requests are not sent to admission.
     pub me: String,
     /// Trusted authorities, in base64 of PEM.
@@ -85,12 +85,12 @@ pub struct Registration {
     /// Paths of validation, mutation and conversion.
     pub paths: [&'static str; 3],
     /// Owner of the webhook configurations. `None`: none.
-    pub owner: Option<Owner>,
+    pub owner: Option<OwnerRole>,
 }
 
 /// A ClusterRole of the operator, which is removed together with the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct OwnerRole {
     /// Name of the ClusterRole.
     pub name: String,
     /// UID of the ClusterRole.
@@ -99,18 +99,20 @@ pub struct Owner {
 
 impl Registration {
     /// Desired content of the object. `None`: it must not be changed.
-    pub fn wanted(&self, part: Part, stored: Option<&Value>) -> Option<Value> {
+    pub fn wanted(&self, part: WebhookObject, stored: Option<&Value>) -> Option<Value> {
         match part {
-            Part::Validating => Some(self.configuration(&self.validating())),
-            Part::Mutating => Some(self.configuration(&self.mutating())),
-            Part::Conversion => stored.is_some_and(needs_conversion).then(|| self.conversion()),
+            WebhookObject::Validating => Some(self.configuration(&self.validating())),
+            WebhookObject::Mutating => Some(self.configuration(&self.mutating())),
+            WebhookObject::Conversion => {
+                stored.is_some_and(needs_conversion).then(|| self.conversion())
+            }
         }
     }
 
     fn configuration(&self, webhook: &Value) -> Value {
         let mut wanted =
             json!({"metadata": {"labels": {REGISTERED_BY: MANAGER}}, "webhooks": [webhook]});
-        if let Some(Owner { name, uid }) = &self.owner {
+        if let Some(OwnerRole { name, uid }) = &self.owner {
             wanted["metadata"][OWNERS] = json!([{
                 "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
                 "name": name, "uid": uid,
@@ -183,11 +185,11 @@ impl Registration {
 
     fn client(&self, path: &str) -> Value {
         match &self.place {
-            Place::Service(namespace, name) => json!({
+            AdmissionEndpoint::Service(namespace, name) => json!({
                 "service": {"namespace": namespace, "name": name, "path": path, "port": 443},
                 "caBundle": self.bundle,
             }),
-            Place::Url(url) => json!({
+            AdmissionEndpoint::Url(url) => json!({
                 "url": format!("{}{path}", url.trim_end_matches('/')),
                 "caBundle": self.bundle,
             }),
@@ -262,13 +264,13 @@ pub fn is_ours(stored: &Value) -> bool {
 }
 
 /// Authority bundles of an object, in base64. Empty text: a webhook without one.
-pub fn bundles(part: Part, stored: &Value) -> Vec<&str> {
+pub fn bundles(part: WebhookObject, stored: &Value) -> Vec<&str> {
     match part {
-        Part::Conversion => {
+        WebhookObject::Conversion => {
             let client = &stored["spec"]["conversion"]["webhook"]["clientConfig"];
             client["caBundle"].as_str().into_iter().collect()
         }
-        Part::Validating | Part::Mutating => stored["webhooks"]
+        WebhookObject::Validating | WebhookObject::Mutating => stored["webhooks"]
             .as_array()
             .into_iter()
             .flatten()

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-fn registration(place: Place) -> Registration {
+fn registration(place: AdmissionEndpoint) -> Registration {
     Registration {
         namespace: "ns".to_owned(),
         place,
@@ -17,13 +17,13 @@ fn registration(place: Place) -> Registration {
 
 #[test]
 fn the_webhook_configurations_go_with_their_owner_and_the_crd_stays() {
-    let owner = Owner { name: "role".to_owned(), uid: "1".to_owned() };
+    let owner = OwnerRole { name: "role".to_owned(), uid: "1".to_owned() };
     let with_role = Registration { owner: Some(owner), ..service() };
     let named = |uid| {
         json!([{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
                 "name": "role", "uid": uid}])
     };
-    for part in [Part::Validating, Part::Mutating] {
+    for part in [WebhookObject::Validating, WebhookObject::Mutating] {
         let wanted = with_role.wanted(part, None).unwrap();
         assert_eq!(wanted["metadata"]["ownerReferences"], named("1"));
         assert!(says(&wanted, &wanted));
@@ -40,16 +40,16 @@ fn the_webhook_configurations_go_with_their_owner_and_the_crd_stays() {
         }
     }
     let stored = crd(&["v1beta1", "v1alpha1"]);
-    let conversion = with_role.wanted(Part::Conversion, Some(&stored)).unwrap();
+    let conversion = with_role.wanted(WebhookObject::Conversion, Some(&stored)).unwrap();
     assert!(conversion.get("metadata").is_none());
 }
 
 fn service() -> Registration {
-    registration(Place::Service("ns".to_owned(), "svc".to_owned()))
+    registration(AdmissionEndpoint::Service("ns".to_owned(), "svc".to_owned()))
 }
 
 fn url() -> Registration {
-    registration(Place::Url("https://10.0.0.1:8443/".to_owned()))
+    registration(AdmissionEndpoint::Url("https://10.0.0.1:8443/".to_owned()))
 }
 
 fn crd(versions: &[&str]) -> Value {
@@ -59,8 +59,8 @@ fn crd(versions: &[&str]) -> Value {
 
 #[test]
 fn judgement_fails_closed_and_changes_fail_open() {
-    let validating = service().wanted(Part::Validating, None).unwrap();
-    let mutating = service().wanted(Part::Mutating, None).unwrap();
+    let validating = service().wanted(WebhookObject::Validating, None).unwrap();
+    let mutating = service().wanted(WebhookObject::Mutating, None).unwrap();
     let (judge, change) = (&validating["webhooks"][0], &mutating["webhooks"][0]);
     assert_eq!(judge["failurePolicy"], "Fail");
     assert_eq!(change["failurePolicy"], "Ignore");
@@ -92,7 +92,7 @@ fn judgement_fails_closed_and_changes_fail_open() {
 
 #[test]
 fn an_address_is_put_together() {
-    let wanted = url().wanted(Part::Validating, None).unwrap();
+    let wanted = url().wanted(WebhookObject::Validating, None).unwrap();
     let client = &wanted["webhooks"][0]["clientConfig"];
     assert_eq!(client["url"], "https://10.0.0.1:8443/v");
     assert_eq!(client.get("service"), None);
@@ -100,10 +100,10 @@ fn an_address_is_put_together() {
 
 #[test]
 fn a_crd_without_the_old_version_is_left_alone() {
-    assert_eq!(service().wanted(Part::Conversion, Some(&crd(&["v1beta1"]))), None);
-    assert_eq!(service().wanted(Part::Conversion, None), None);
+    assert_eq!(service().wanted(WebhookObject::Conversion, Some(&crd(&["v1beta1"]))), None);
+    assert_eq!(service().wanted(WebhookObject::Conversion, None), None);
     let old = crd(&["v1beta1", "v1alpha1"]);
-    let wanted = url().wanted(Part::Conversion, Some(&old)).unwrap();
+    let wanted = url().wanted(WebhookObject::Conversion, Some(&old)).unwrap();
     let client = &wanted["spec"]["conversion"]["webhook"]["clientConfig"];
     // In a merge patch, the Service that the CRD was installed with must be named to be removed.
     assert_eq!(client["service"], Value::Null);
@@ -115,7 +115,7 @@ fn a_crd_without_the_old_version_is_left_alone() {
 
 #[test]
 fn what_the_server_adds_is_no_reason_to_write() {
-    let wanted = service().wanted(Part::Validating, None).unwrap();
+    let wanted = service().wanted(WebhookObject::Validating, None).unwrap();
     let mut stored = wanted.clone();
     stored["metadata"]["resourceVersion"] = json!("1");
     stored["metadata"]["labels"]["other"] = json!("x");
@@ -128,7 +128,7 @@ fn what_the_server_adds_is_no_reason_to_write() {
 
 #[test]
 fn a_foreign_change_is_found() {
-    let wanted = service().wanted(Part::Validating, None).unwrap();
+    let wanted = service().wanted(WebhookObject::Validating, None).unwrap();
     let changes: [fn(&mut Value); 8] = [
         |s| s["webhooks"][0]["clientConfig"]["caBundle"] = json!("Qg=="),
         |s| s["webhooks"][0]["failurePolicy"] = json!("Ignore"),
@@ -154,13 +154,13 @@ fn a_foreign_change_is_found() {
 
 #[test]
 fn bundles_are_found_where_they_are() {
-    let wanted = service().wanted(Part::Mutating, None).unwrap();
-    assert_eq!(bundles(Part::Mutating, &wanted), ["QQ=="]);
+    let wanted = service().wanted(WebhookObject::Mutating, None).unwrap();
+    assert_eq!(bundles(WebhookObject::Mutating, &wanted), ["QQ=="]);
     assert!(is_ours(&wanted));
-    let old = service().wanted(Part::Conversion, Some(&crd(&["v1alpha1"]))).unwrap();
-    assert_eq!(bundles(Part::Conversion, &old), ["QQ=="]);
-    assert_eq!(bundles(Part::Conversion, &json!({})), Vec::<&str>::new());
+    let old = service().wanted(WebhookObject::Conversion, Some(&crd(&["v1alpha1"]))).unwrap();
+    assert_eq!(bundles(WebhookObject::Conversion, &old), ["QQ=="]);
+    assert_eq!(bundles(WebhookObject::Conversion, &json!({})), Vec::<&str>::new());
     // A webhook that trusts the system's authorities counts as one that does not trust ours.
-    assert_eq!(bundles(Part::Mutating, &json!({"webhooks": [{}]})), [""]);
+    assert_eq!(bundles(WebhookObject::Mutating, &json!({"webhooks": [{}]})), [""]);
     assert!(!is_ours(&json!({})));
 }

@@ -5,7 +5,7 @@ mod model;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::admission::{Operation, Refusal, Request, load_balancer};
+use crate::admission::{AdmissionRequest, Operation, Refusal, load_balancer};
 
 const ALPHA: Version = Version::V1alpha1;
 const BETA: Version = Version::V1beta1;
@@ -236,7 +236,7 @@ fn what_travels_never_overrules_what_is_said() {
 
 /// Refusals of an update by admission.
 fn asked(old: &Value, new: &Value) -> Vec<Refusal> {
-    let request = Request {
+    let request = AdmissionRequest {
         operation: Operation::Update,
         subresource: "",
         namespace: "default",
@@ -246,7 +246,7 @@ fn asked(old: &Value, new: &Value) -> Vec<Refusal> {
         object: Some(new),
         old: Some(old),
     };
-    load_balancer::validate(&request, &load_balancer::Known::default()).refusals
+    load_balancer::validate(&request, &load_balancer::LbRuleFacts::default()).refusals
 }
 
 fn annotations_size(object: &Value) -> usize {

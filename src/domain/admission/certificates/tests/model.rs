@@ -78,7 +78,7 @@ impl World {
         self.ends[usize::try_from(id).unwrap()]
     }
 
-    fn made(&mut self, step: &Step, seen: Option<&Secret>, replica: &Replica) -> Secret {
+    fn made(&mut self, step: &CertificateStep, seen: Option<&Secret>, replica: &Replica) -> Secret {
         let now = self.now;
         let Some(mut secret) = seen.cloned() else {
             if let Some(mut memory) = replica.memory.clone() {
@@ -99,17 +99,19 @@ impl World {
             return Secret { ca, next: None, serving, previous };
         };
         match step {
-            Step::Remember => secret.previous.insert(0, replica.in_use.unwrap().0),
-            Step::Renew(_) => secret.serving = (secret.ca, serving_end(now, self.end(secret.ca))),
-            Step::Begin => secret.next = Some(self.authority()),
-            Step::Switch => {
+            CertificateStep::Remember => secret.previous.insert(0, replica.in_use.unwrap().0),
+            CertificateStep::Renew(_) => {
+                secret.serving = (secret.ca, serving_end(now, self.end(secret.ca)))
+            }
+            CertificateStep::Begin => secret.next = Some(self.authority()),
+            CertificateStep::Switch => {
                 self.switches += 1;
                 secret.previous.insert(0, secret.ca);
                 secret.ca = secret.next.take().unwrap();
                 secret.serving = (secret.ca, serving_end(now, self.end(secret.ca)));
             }
-            Step::Forget => secret.previous.retain(|id| self.end(*id) > now),
-            Step::Start | Step::Wait(_) => unreachable!(),
+            CertificateStep::Forget => secret.previous.retain(|id| self.end(*id) > now),
+            CertificateStep::Start | CertificateStep::Wait(_) => unreachable!(),
         }
         secret
     }
@@ -146,10 +148,10 @@ impl World {
 
         let ours = replica.in_use.filter(|(id, end)| *end.min(&self.end(*id)) > now);
         let names = BTreeSet::from(["a".to_owned()]);
-        let facts = seen.as_ref().map(|s| Stored {
-            ca: Authority { not_after: self.end(s.ca), signs: true },
-            next: s.next.map(|id| Authority { not_after: self.end(id), signs: true }),
-            serving: Some(Serving {
+        let facts = seen.as_ref().map(|s| CertificateSecret {
+            ca: StoredAuthority { not_after: self.end(s.ca), signs: true },
+            next: s.next.map(|id| StoredAuthority { not_after: self.end(id), signs: true }),
+            serving: Some(StoredCertificate {
                 not_after: s.serving.1,
                 names: names.clone(),
                 fits: s.serving.0 == s.ca,
@@ -158,14 +160,14 @@ impl World {
             knows_ours: ours.is_none_or(|(id, _)| s.bundle().contains(&id)),
         });
         let next = seen.as_ref().and_then(|s| s.next);
-        let at = At {
+        let at = StepInput {
             now,
             early: replica.early,
             names: &names,
             trusted_for: next.and_then(trusted_for),
         };
         let step = plan(facts.as_ref(), at);
-        if !matches!(step, Step::Wait(_)) {
+        if !matches!(step, CertificateStep::Wait(_)) {
             if version == self.version {
                 if seen.is_none() {
                     replica.bundles = self.bundles.clone().map(Some);

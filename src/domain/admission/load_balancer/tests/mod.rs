@@ -44,8 +44,8 @@ pub(super) fn with(mut object: Value, path: &str, value: Value) -> Value {
     object
 }
 
-pub(super) fn request<'a>(old: Option<&'a Value>, object: &'a Value) -> Request<'a> {
-    Request {
+pub(super) fn request<'a>(old: Option<&'a Value>, object: &'a Value) -> AdmissionRequest<'a> {
+    AdmissionRequest {
         operation: if old.is_some() { Operation::Update } else { Operation::Create },
         subresource: "",
         namespace: "ns",
@@ -57,23 +57,23 @@ pub(super) fn request<'a>(old: Option<&'a Value>, object: &'a Value) -> Request<
     }
 }
 
-pub(super) fn outside() -> Known {
+pub(super) fn outside() -> LbRuleFacts {
     known(Project::Outside)
 }
 
-fn known(project: Project) -> Known {
-    Known { around: LbSurroundings { project, vm_network: None }, ..Known::default() }
+fn known(project: Project) -> LbRuleFacts {
+    LbRuleFacts { around: LbSurroundings { project, vm_network: None }, ..LbRuleFacts::default() }
 }
 
-fn refusals(answer: &Answer) -> Vec<String> {
+fn refusals(answer: &AdmissionAnswer) -> Vec<String> {
     answer.refusals.iter().map(ToString::to_string).collect()
 }
 
-fn create(object: &Value, known: &Known) -> Answer {
+fn create(object: &Value, known: &LbRuleFacts) -> AdmissionAnswer {
     validate(&request(None, object), known)
 }
 
-fn update(old: &Value, object: &Value, known: &Known) -> Answer {
+fn update(old: &Value, object: &Value, known: &LbRuleFacts) -> AdmissionAnswer {
     validate(&request(Some(old), object), known)
 }
 
@@ -303,13 +303,16 @@ fn what_people_write_by_mistake_gets_a_hint() {
 #[test]
 fn the_operator_and_deletions_pass() {
     let (old, new) = (vm(), with(lb(json!({"ipam": "x"})), "status", json!({"address": "x"})));
-    let operator = Request { by_operator: true, ..request(Some(&old), &new) };
-    let deletion =
-        Request { operation: Operation::Delete, object: None, ..request(Some(&old), &new) };
+    let operator = AdmissionRequest { by_operator: true, ..request(Some(&old), &new) };
+    let deletion = AdmissionRequest {
+        operation: Operation::Delete,
+        object: None,
+        ..request(Some(&old), &new)
+    };
     for request in [operator, deletion] {
         assert_eq!(asks(&request), None);
-        assert_eq!(mutate(&request, &outside()), Answer::default());
-        assert_eq!(validate(&request, &outside()), Answer::default());
+        assert_eq!(mutate(&request, &outside()), AdmissionAnswer::default());
+        assert_eq!(validate(&request, &outside()), AdmissionAnswer::default());
     }
 }
 
@@ -352,7 +355,7 @@ fn who_asks_the_dhcp_server_is_judged() {
         "{answer:?}"
     );
     let free = |mac| update(&ask("02:00:00:00:00:01"), &ask(mac), &outside());
-    assert_eq!(free("02:00:00:00:00:02"), Answer::default());
+    assert_eq!(free("02:00:00:00:00:02"), AdmissionAnswer::default());
     assert_eq!(free("nonsense").refusals.len(), 1);
     // Addresses of pools have no DHCP client.
     let pool = with(ask("nonsense"), "spec/ipam", json!("pool"));
@@ -367,5 +370,5 @@ fn a_finalizer_may_be_taken_off() {
     let answer = update(&stored, &vm(), &outside());
     assert!(answer.refusals.is_empty());
     assert!(answer.warnings[0].starts_with("metadata.finalizers: "), "{answer:?}");
-    assert_eq!(update(&vm(), &vm(), &outside()), Answer::default());
+    assert_eq!(update(&vm(), &vm(), &outside()), AdmissionAnswer::default());
 }

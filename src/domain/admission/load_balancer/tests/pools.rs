@@ -13,7 +13,7 @@ fn pool(scope: &Value) -> PoolSeen {
 #[test]
 fn a_pool_that_is_named_must_admit_it() {
     let naming = with(vm(), "spec/ipPool", json!("theirs"));
-    let there = |pool: PoolSeen| Known { named: Named::There(pool), ..outside() };
+    let there = |pool: PoolSeen| LbRuleFacts { named: NamedPool::There(pool), ..outside() };
     let theirs = pool(&json!([{"namespace": "theirs"}]));
     let refusal = r#"spec.ipPool: it names "theirs", whose scope does not admit {network:"" project:"" namespace:"ns" cluster:""}: name another, or ask the admin of the pool"#;
     assert_eq!(refusals(&create(&naming, &there(theirs.clone()))), [refusal]);
@@ -27,7 +27,7 @@ fn a_pool_that_is_named_must_admit_it() {
     );
     let described = with(holding.clone(), "spec/description", json!("x"));
     assert!(update(&holding, &described, &there(theirs.clone())).refusals.is_empty());
-    let unknown = Known { named: Named::There(theirs.clone()), ..Known::default() };
+    let unknown = LbRuleFacts { named: NamedPool::There(theirs.clone()), ..LbRuleFacts::default() };
     assert!(create(&naming, &unknown).refusals.is_empty(), "its project is not known yet");
     // A label that changes the cluster the LoadBalancer belongs to.
     let of = |cluster: &str| {
@@ -38,10 +38,10 @@ fn a_pool_that_is_named_must_admit_it() {
     assert_eq!(update(&of("one"), &of("two"), &there(one)).refusals.len(), 1);
 
     let ours = pool(&json!([{"namespace": "ns"}]));
-    assert_eq!(create(&naming, &there(ours.clone())), Answer::default());
+    assert_eq!(create(&naming, &there(ours.clone())), AdmissionAnswer::default());
     for (known, warning) in [
         (
-            Known { named: Named::Missing, ..outside() },
+            LbRuleFacts { named: NamedPool::Missing, ..outside() },
             "spec.ipPool: there is no IPPool \"theirs\" yet; it waits for one",
         ),
         (
@@ -69,7 +69,7 @@ fn a_pool_that_is_named_must_admit_it() {
 
 #[test]
 fn one_that_no_pool_admits_gets_a_warning() {
-    let pools = |pools: &[PoolSeen]| Known {
+    let pools = |pools: &[PoolSeen]| LbRuleFacts {
         pools: Some(pools.iter().map(|pool| pool.selector.clone()).collect()),
         ..outside()
     };
@@ -80,8 +80,8 @@ fn one_that_no_pool_admits_gets_a_warning() {
         warnings,
         [r#"no IPPool admits it now, it waits: {network:"" project:"" namespace:"ns" cluster:""}"#]
     );
-    assert_eq!(create(&vm(), &pools(&[theirs.clone(), any])), Answer::default());
-    assert_eq!(create(&vm(), &outside()), Answer::default(), "pools are not known");
+    assert_eq!(create(&vm(), &pools(&[theirs.clone(), any])), AdmissionAnswer::default());
+    assert_eq!(create(&vm(), &outside()), AdmissionAnswer::default(), "pools are not known");
     let long = with(vm(), "metadata/annotations", json!({NETWORK: "n".repeat(300)}));
     let warnings = create(&long, &pools(&[theirs])).warnings;
     assert_eq!(warnings[0].chars().count(), 120);
@@ -91,7 +91,7 @@ fn one_that_no_pool_admits_gets_a_warning() {
 fn a_guest_cluster_that_is_being_removed_gets_no_new_load_balancer() {
     let removal =
         NoAddressReason::ClusterRemoved { cluster: "guest".into(), vm: "ns/node-1".into() };
-    let known = Known { removal: Some(removal), ..outside() };
+    let known = LbRuleFacts { removal: Some(removal), ..outside() };
     let refusal = "metadata.labels[cloudprovider.harvesterhci.io/cluster]: the vm ns/node-1 shows guest cluster guest is being removed: it gets no address before its VMs are gone";
     assert_eq!(refusals(&create(&guest(), &known)), [refusal]);
     let described = with(guest(), "spec/description", json!("x"));

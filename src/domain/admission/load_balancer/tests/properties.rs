@@ -172,16 +172,16 @@ fn through_go(object: &Value) -> Value {
     object
 }
 
-fn any_known() -> impl Strategy<Value = Known> {
+fn any_known() -> impl Strategy<Value = LbRuleFacts> {
     let project = prop_oneof![
         Just(Project::Unknown),
         Just(Project::Outside),
         Just(Project::In("local/ours".into())),
     ];
-    (project, any::<bool>(), any::<bool>()).prop_map(|(project, network, taken)| Known {
+    (project, any::<bool>(), any::<bool>()).prop_map(|(project, network, taken)| LbRuleFacts {
         around: LbSurroundings { project, vm_network: network.then(|| "ns/vms".into()) },
         taken_by: taken.then(|| "the address of another LoadBalancer".into()),
-        ..Known::default()
+        ..LbRuleFacts::default()
     })
 }
 

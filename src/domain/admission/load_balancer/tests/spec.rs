@@ -101,8 +101,8 @@ fn an_address_in_place_of_a_vms_name_gives_a_warning() {
     assert_eq!(answer.warnings, [warning]);
     // A stored object gets no second warning.
     let labelled = with(old.clone(), "metadata/labels", json!({"a": "b"}));
-    assert_eq!(update(&old, &labelled, &outside()), Answer::default());
-    assert_eq!(create(&selecting(json!(["web"])), &outside()), Answer::default());
+    assert_eq!(update(&old, &labelled, &outside()), AdmissionAnswer::default());
+    assert_eq!(create(&selecting(json!(["web"])), &outside()), AdmissionAnswer::default());
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn stored_vm() -> Value {
 }
 
 /// The stored object after a request, without annotations, and the warnings.
-fn after(old: &Value, new: &Value, known: &Known) -> (Value, Vec<String>) {
+fn after(old: &Value, new: &Value, known: &LbRuleFacts) -> (Value, Vec<String>) {
     let answer = mutate(&request(Some(old), new), known);
     assert!(answer.refusals.is_empty(), "{answer:?}");
     let mut object = answer.object.unwrap_or_else(|| new.clone());
@@ -234,7 +234,8 @@ fn a_guest_that_leases_says_where_unless_it_is_anothers() {
     let at = |address: &str| with(leasing.clone(), "status/address", json!(address));
     assert_eq!(after(&leasing, &at("10.9.0.7"), &outside()), (at("10.9.0.7"), vec![]));
     assert_eq!(after(&at("10.9.0.7"), &at("10.9.0.8"), &outside()), (at("10.9.0.8"), vec![]));
-    let taken = Known { taken_by: Some("the address of another LoadBalancer".into()), ..outside() };
+    let taken =
+        LbRuleFacts { taken_by: Some("the address of another LoadBalancer".into()), ..outside() };
     let (object, warnings) = after(&at("10.9.0.7"), &at("10.1.0.2"), &taken);
     assert_eq!(object, at("10.9.0.7"));
     assert_eq!(

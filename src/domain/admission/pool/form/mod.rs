@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::{Answer, Operation, Request};
+use super::super::{AdmissionAnswer, AdmissionRequest, Operation};
 use super::{leaves, text};
 use api::{LABEL_GLOBAL_POOL, LABEL_VID};
 
@@ -26,8 +26,8 @@ const RANGE: [&str; 5] = ["subnet", "rangeStart", "rangeEnd", "gateway", "exclud
 /// Sets the labels that Harvester's own webhook sets, restores a status that was omitted, and
 /// refuses with a hint what the schema would refuse without one. `vlan`: that of the network, if
 /// known.
-pub fn mutate(request: &Request<'_>, vlan: Option<u16>) -> Answer {
-    let mut answer = Answer::default();
+pub fn mutate(request: &AdmissionRequest<'_>, vlan: Option<u16>) -> AdmissionAnswer {
+    let mut answer = AdmissionAnswer::default();
     let plain = request.subresource.is_empty() && !request.by_operator;
     let Some(object) = request.object.filter(|_| plain && request.operation != Operation::Delete)
     else {
@@ -99,7 +99,7 @@ fn serves_all(pool: &Value) -> bool {
 
 /// Warns of a label or annotation that was set to make the pool global: only the scope does that.
 /// An exported global pool whose scope was narrowed still has the label.
-fn warn_of_flag(request: &Request<'_>, object: &Value, answer: &mut Answer) {
+fn warn_of_flag(request: &AdmissionRequest<'_>, object: &Value, answer: &mut AdmissionAnswer) {
     for place in ["labels", "annotations"] {
         let flag = |of: &Value| text(of, &["metadata", place, LABEL_GLOBAL_POOL]);
         let new = flag(object).filter(|value| request.old.and_then(flag).as_ref() != Some(value));
@@ -111,7 +111,7 @@ fn warn_of_flag(request: &Request<'_>, object: &Value, answer: &mut Answer) {
     }
 }
 
-fn check(spec: &Value, answer: &mut Answer) {
+fn check(spec: &Value, answer: &mut AdmissionAnswer) {
     let Some(fields) = spec.as_object() else { return };
     for (field, place) in [
         ("network", "spec.selector.network"),
@@ -136,7 +136,7 @@ fn check(spec: &Value, answer: &mut Answer) {
     check_selector(&spec["selector"], answer);
 }
 
-fn check_ranges(ranges: &Value, answer: &mut Answer) {
+fn check_ranges(ranges: &Value, answer: &mut AdmissionAnswer) {
     let right = "must be a list: - subnet: 192.168.1.0/24";
     let Some(list) = ranges.as_array() else {
         if ranges.is_null() {
@@ -177,7 +177,7 @@ fn check_ranges(ranges: &Value, answer: &mut Answer) {
     }
 }
 
-fn check_selector(selector: &Value, answer: &mut Answer) {
+fn check_selector(selector: &Value, answer: &mut AdmissionAnswer) {
     let fields = match selector {
         Value::Null => return,
         Value::Object(fields) => fields,
@@ -248,7 +248,7 @@ fn check_selector(selector: &Value, answer: &mut Answer) {
     }
 }
 
-fn check_text(value: &Value, path: &str, what: &str, answer: &mut Answer) {
+fn check_text(value: &Value, path: &str, what: &str, answer: &mut AdmissionAnswer) {
     match value {
         Value::Null | Value::String(_) => {}
         Value::Array(list) if list.len() == 1 => {
@@ -262,7 +262,7 @@ fn check_text(value: &Value, path: &str, what: &str, answer: &mut Answer) {
 }
 
 /// Warns of unknown fields, which the API server drops silently if it has not yet.
-fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut Answer) {
+fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut AdmissionAnswer) {
     for field in fields.keys().filter(|field| !known.contains(&field.as_str())) {
         let at = format!("{path}.{}", clip(field));
         let is_refused = answer.refusals.iter().any(|refusal| refusal.field == at);

@@ -3,13 +3,13 @@
 
 use ipnet::IpNet;
 
-use super::super::Answer;
-use super::{Known, Question};
+use super::super::AdmissionAnswer;
+use super::{PoolQuestion, PoolRuleFacts};
 use crate::network::infrastructure::within;
 use crate::pools::ranges::AddressBlock;
 
 /// Refuses each such range that is new.
-pub(super) fn judge(question: &Question, known: &Known, answer: &mut Answer) {
+pub(super) fn judge(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let Some(ranges) = question.pool.ranges.as_ref().filter(|_| question.ranges_changed) else {
         return;
     };

@@ -7,9 +7,9 @@ use super::*;
 use crate::network::Segment;
 use crate::network::infrastructure::Reserved;
 
-fn known(networks: &[(&str, Reserved)]) -> Known {
+fn known(networks: &[(&str, Reserved)]) -> PoolRuleFacts {
     let all = networks.iter().map(|(net, what)| (net.parse().unwrap(), what.clone()));
-    Known { infrastructure: all.collect(), ..Known::default() }
+    PoolRuleFacts { infrastructure: all.collect(), ..PoolRuleFacts::default() }
 }
 
 #[test]
@@ -58,9 +58,9 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
     assert_eq!(refusals(&answers(&new(2, 14), Some(new(2, 15)))), [""; 0]);
     assert_eq!(refusals(&answers(&new(2, 15), Some(new(50, 60)))).len(), 1);
     // Unknown networks refuse nothing.
-    assert_eq!(refusals(&judged(&new(2, 15), None, &Known::default())), [""; 0]);
+    assert_eq!(refusals(&judged(&new(2, 15), None, &PoolRuleFacts::default())), [""; 0]);
     // Another VLAN may use the same addresses.
-    let apart = Known { segment: Segment::Vlan("vlan-br".into(), 100), ..some };
+    let apart = PoolRuleFacts { segment: Segment::Vlan("vlan-br".into(), 100), ..some };
     let answer = judged(&new(2, 15), None, &apart);
     assert_eq!(refusals(&answer), [""; 0]);
     let said = answer.warnings.iter().filter(|warning| warning.contains("10.0.0.0/28"));

@@ -6,8 +6,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::super::Answer;
-use super::{Known, NAMED, Question};
+use super::super::AdmissionAnswer;
+use super::{NAMED, PoolQuestion, PoolRuleFacts};
 use crate::network::Segment;
 
 /// A leased address.
@@ -22,7 +22,7 @@ pub struct Leased {
 }
 
 /// Refuses ranges that newly include leased addresses.
-pub(super) fn judge(question: &Question, known: &Known, answer: &mut Answer) {
+pub(super) fn judge(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let Some(ranges) = &question.pool.ranges else { return };
     let is_global = question.pool.selector.is_global();
     let before = question.before.as_ref().filter(|old| {

@@ -16,15 +16,15 @@ fn leased(last: u8, network: &str) -> Leased {
     Leased { ip, name: format!("ns/lb-{last}"), segment: segment(network) }
 }
 
-fn known(leased: Vec<Leased>) -> Known {
-    Known { leased, segment: segment(VLAN), ..Known::default() }
+fn known(leased: Vec<Leased>) -> PoolRuleFacts {
+    PoolRuleFacts { leased, segment: segment(VLAN), ..PoolRuleFacts::default() }
 }
 
 #[test]
 fn no_new_range_takes_a_leased_address_in() {
     let new =
         |first, last| pool(&json!({"ranges": range(first, last), "selector": {"network": VLAN}}));
-    let refusals = |object: &Value, old: Option<Value>, known: &Known| {
+    let refusals = |object: &Value, old: Option<Value>, known: &PoolRuleFacts| {
         refusals(&judged(object, old.as_ref(), known))
     };
     let some = known(vec![leased(15, VLAN), leased(12, VLAN), leased(30, VLAN)]);
@@ -63,6 +63,6 @@ fn a_global_pool_meets_the_leases_of_all_networks_and_an_unknown_one_may_be_any(
     assert_eq!(refusals(&judged(&new, None, &there)), [""; 0]);
     let global = pool(&json!({"ranges": range(10, 20), "selector": {"scope": everybody()}}));
     assert!(refusals(&judged(&global, None, &there))[0].contains("10.0.0.15 (ns/lb-15)"));
-    let unlisted = Known { segment: Segment::Unlisted, ..there };
+    let unlisted = PoolRuleFacts { segment: Segment::Unlisted, ..there };
     assert!(refusals(&judged(&new, None, &unlisted))[0].contains("10.0.0.15 (ns/lb-15)"));
 }

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::super::Answer;
-use super::{Known, Question};
+use super::super::AdmissionAnswer;
+use super::{PoolQuestion, PoolRuleFacts};
 use crate::network::infrastructure::within;
 use crate::pools::ranges::{PoolRanges, to_u128};
 use api::Range;
@@ -16,7 +16,7 @@ const LONGEST: usize = 120;
 const FEW: usize = 3;
 
 /// Adds warnings to an answer without refusals.
-pub(super) fn warn(question: &Question, known: &Known, answer: &mut Answer) {
+pub(super) fn warn(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let mut warnings = Vec::new();
     if question.ranges_changed {
         for (index, range) in question.spec.ranges.iter().enumerate() {
@@ -86,7 +86,7 @@ fn is_link_local(net: &IpNet) -> bool {
     }
 }
 
-fn of_addresses(ranges: &PoolRanges, known: &Known, warnings: &mut Vec<String>) {
+fn of_addresses(ranges: &PoolRanges, known: &PoolRuleFacts, warnings: &mut Vec<String>) {
     for (network, what) in within(&known.infrastructure, ranges).iter().take(FEW) {
         let is_one = network.prefix_len() == network.max_prefix_len();
         warnings.push(if !what.is_held_back_on(&known.segment) {
@@ -106,7 +106,7 @@ fn of_addresses(ranges: &PoolRanges, known: &Known, warnings: &mut Vec<String>) 
     }
 }
 
-fn of_selector(question: &Question, known: &Known, warnings: &mut Vec<String>) {
+fn of_selector(question: &PoolQuestion, known: &PoolRuleFacts, warnings: &mut Vec<String>) {
     let network = question.network();
     if known.has_network == Some(false) && !network.is_empty() {
         warnings

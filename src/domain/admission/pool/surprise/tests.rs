@@ -13,11 +13,11 @@ fn what_will_surprise_is_said_in_a_line() {
         let selector = if selector.is_null() { json!({"scope": plain}) } else { selector };
         pool(&json!({"ranges": [range], "selector": selector}))
     };
-    let known = Known {
+    let known = PoolRuleFacts {
         has_network: Some(false),
         missing: vec!["gone".into()],
         infrastructure: [("10.0.0.15/32".parse().unwrap(), Reserved::Node("n1".into()))].into(),
-        ..Known::default()
+        ..PoolRuleFacts::default()
     };
     let at = |first: &str, last: &str| json!({"subnet": "10.0.0.0/24", "rangeStart": first, "rangeEnd": last});
     let calm = at("10.0.0.20", "10.0.0.29");
