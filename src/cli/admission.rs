@@ -37,7 +37,7 @@ const LINGER: Duration = Duration::from_secs(4);
 
 /// Way by which the API server reaches admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Mode {
+pub(super) enum AdmissionMode {
     /// The Service harvester-guest-operator-admission of the operator's namespace.
     Service,
     /// The URL of --admission-url: the operator runs outside the cluster.
@@ -54,8 +54,8 @@ pub(super) struct AdmissionArgs {
     #[arg(long, env = "HGO_NAMESPACE", default_value = "harvester-system")]
     pub(super) namespace: String,
     /// Way by which the API server reaches admission.
-    #[arg(long, env = "HGO_ADMISSION", value_enum, default_value_t = Mode::Service)]
-    admission: Mode,
+    #[arg(long, env = "HGO_ADMISSION", value_enum, default_value_t = AdmissionMode::Service)]
+    admission: AdmissionMode,
     /// Address on which admission and conversion listen, with TLS.
     #[arg(long, env = "HGO_ADMISSION_ADDR", default_value = "0.0.0.0:8443")]
     admission_addr: SocketAddr,
@@ -76,7 +76,7 @@ pub(super) struct AdmissionArgs {
 }
 
 /// Admission: its listener, or nothing if it is off.
-pub(super) struct Running {
+pub(super) struct RunningAdmission {
     /// Whether admission can answer, or is off.
     pub(super) ready: watch::Receiver<bool>,
     /// Tokens that end the listener.
@@ -84,7 +84,7 @@ pub(super) struct Running {
     server: Option<JoinHandle<()>>,
 }
 
-impl Running {
+impl RunningAdmission {
     /// Returns if the listener ends without a shutdown.
     pub(super) async fn ended(&mut self) {
         match &mut self.server {
@@ -111,13 +111,13 @@ pub(super) async fn start(
     views: &Views,
     leadership: &Arc<Leadership>,
     metrics: &Metrics,
-) -> anyhow::Result<Running> {
+) -> anyhow::Result<RunningAdmission> {
     let installation = Installation::new(client.clone(), &args.namespace, metrics.clone());
     let ending = ServerShutdown::default();
-    if args.admission == Mode::Off {
+    if args.admission == AdmissionMode::Off {
         unregister(&installation).await;
         let ready = watch::channel(true).1;
-        return Ok(Running { ready, ending, server: None });
+        return Ok(RunningAdmission { ready, ending, server: None });
     }
     let listener = TcpListener::bind(args.admission_addr)
         .await
@@ -161,7 +161,7 @@ pub(super) async fn start(
     };
     // A process that ends leaves the configurations as they are: `takeover --undo` opens admission then.
     tokio::spawn(ending.soon.clone().run_until_cancelled_owned(keeper.run()));
-    Ok(Running { ready, ending, server: Some(tokio::spawn(serving)) })
+    Ok(RunningAdmission { ready, ending, server: Some(tokio::spawn(serving)) })
 }
 
 /// Place at which the API server reaches admission, and the names in its certificate.
@@ -178,7 +178,7 @@ fn place(
     .into();
     let url = args.admission_url.as_deref();
     let place = match (args.admission, url) {
-        (Mode::Url, Some(url)) => {
+        (AdmissionMode::Url, Some(url)) => {
             let uri: Uri = url.parse().with_context(|| format!("--admission-url {url}"))?;
             let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
             let plain = uri.path().len() <= 1 && uri.query().is_none();
@@ -195,7 +195,9 @@ fn place(
             };
             AdmissionEndpoint::Url(format!("https://{host}:{port}"))
         }
-        (Mode::Url, None) => bail!("--admission url needs --admission-url https://HOST:PORT"),
+        (AdmissionMode::Url, None) => {
+            bail!("--admission url needs --admission-url https://HOST:PORT")
+        }
         (_, Some(_)) => bail!("--admission-url needs --admission url"),
         (_, None) => AdmissionEndpoint::Service(namespace.clone(), SERVICE.to_owned()),
     };

@@ -13,7 +13,7 @@ use ipnet::Ipv4Net;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::controller::identity;
-use super::logs::Logs;
+use super::logs::LogOptions;
 use crate::agent::{self, AgentHealth, AgentSettings, DhcpAgent, ExpiryGauge};
 use crate::domain::dhcp::{ProbeTiming, agent_name};
 use crate::domain::leader_election::ElectionPace;
@@ -36,7 +36,7 @@ const CLEARING: Duration = Duration::from_secs(10);
 #[command(name = "lease-agent", version)]
 pub struct LeaseAgent {
     #[command(flatten)]
-    pub(super) logs: Logs,
+    pub(super) logs: LogOptions,
     /// Network of the agent: namespace/name of its NetworkAttachmentDefinition.
     #[arg(long, env = "HGO_NETWORK")]
     network: String,

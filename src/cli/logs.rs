@@ -6,7 +6,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 #[derive(Clone, Debug, clap::Args)]
-pub(super) struct Logs {
+pub(super) struct LogOptions {
     /// Format of the log.
     #[arg(long, env = "HGO_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, global = true)]
     log_format: LogFormat,
@@ -22,7 +22,7 @@ enum LogFormat {
     Json,
 }
 
-impl Logs {
+impl LogOptions {
     /// Starts logging. `undumped` is an error if core dumps could not be prevented.
     pub(super) fn start(&self, undumped: &Result<(), String>) -> anyhow::Result<()> {
         // The library gives each reconcile a span, which costs more than it is worth: log lines

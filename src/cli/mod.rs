@@ -21,7 +21,7 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 pub use self::lease_agent::LeaseAgent;
-use self::logs::Logs;
+use self::logs::LogOptions;
 use crate::domain::leader_election::{DEFAULT_LEASE_SECONDS, LEASE_SECONDS};
 
 /// Load-balancer addresses for guests of Harvester.
@@ -29,7 +29,7 @@ use crate::domain::leader_election::{DEFAULT_LEASE_SECONDS, LEASE_SECONDS};
 #[command(version)]
 pub struct Cli {
     #[command(flatten)]
-    logs: Logs,
+    logs: LogOptions,
     #[command(subcommand)]
     command: Command,
 }
@@ -53,7 +53,7 @@ enum Command {
     RancherSecret(rancher_secret::RancherSecretArgs),
     /// Prints a report for maintainers: versions, pools, LoadBalancers that wait, last decisions.
     /// No secrets.
-    Support(Reach),
+    Support(ConnectionOptions),
     /// Prints the CustomResourceDefinitions.
     Crds {
         /// Directory to write to, one file for each CRD, instead of standard output.
@@ -64,7 +64,7 @@ enum Command {
 
 /// Options to reach the API server, and the leader's Lease.
 #[derive(Clone, Debug, clap::Args)]
-struct Reach {
+struct ConnectionOptions {
     /// Kubeconfig file. Default: KUBECONFIG, then the default file, then the pod's account.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
@@ -74,7 +74,7 @@ struct Reach {
     lease: String,
 }
 
-impl Reach {
+impl ConnectionOptions {
     /// Namespace and name of the Lease.
     fn lease(&self) -> anyhow::Result<(&str, &str)> {
         self.lease
@@ -88,7 +88,7 @@ impl Reach {
 #[derive(Clone, Debug, clap::Args)]
 struct ControllerArgs {
     #[command(flatten)]
-    reach: Reach,
+    reach: ConnectionOptions,
     /// Address on which /metrics, /healthz and /readyz listen.
     #[arg(long, env = "HGO_HTTP_ADDR", default_value = "0.0.0.0:8080")]
     http_addr: SocketAddr,

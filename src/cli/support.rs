@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::Reach;
+use super::ConnectionOptions;
 use crate::api::{IPPool, LoadBalancer, TokenRotation};
 use crate::domain::admission::webhook_configuration::{CONFIGURATION, CRD};
 use crate::domain::support_report;
@@ -26,7 +26,7 @@ use crate::k8s::{CallError, call, client};
 use crate::metrics::Metrics;
 
 /// Writes the report to standard output.
-pub(super) async fn run(reach: &Reach) -> anyhow::Result<()> {
+pub(super) async fn run(reach: &ConnectionOptions) -> anyhow::Result<()> {
     let (namespace, name) = reach.lease()?;
     let client = client::connect(reach.kubeconfig.as_deref(), &Metrics::new()?).await?;
     let report = Box::pin(report(&client, namespace, name)).await;

@@ -17,7 +17,7 @@ use super::Context;
 use super::ip_pool::LedgerHandle;
 use crate::api;
 use crate::domain::reason;
-use crate::domain::takeover::crds::{Form, form, repaired, with_status};
+use crate::domain::takeover::crds::{CrdForm, form, repaired, with_status};
 use crate::k8s::takeover::finalizers;
 use crate::k8s::{CallError, call};
 use crate::metrics::Metrics;
@@ -38,7 +38,7 @@ const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_min
 #[derive(Default)]
 struct KnownCrd {
     version: String,
-    form: Option<Form>,
+    form: Option<CrdForm>,
     written: Option<Instant>,
 }
 
@@ -103,7 +103,7 @@ async fn look(
     let before = known.form.replace(found);
     known.version = crd.resource_version().unwrap_or_default();
     tell(ctx, name, found, pools);
-    if found == Form::Replaced && before != Some(found) {
+    if found == CrdForm::Replaced && before != Some(found) {
         tracing::warn!(crd = name, "{}", reason::FORM_REPLACED);
         let note = reason::FORM_REPLACED.to_owned();
         ctx.events.warning(crd.object_ref(&()), "CRDReplaced", note);
@@ -112,9 +112,9 @@ async fn look(
         return Ok(());
     }
     let (patch, note) = match found {
-        Form::Expected => return Ok(()),
-        Form::StatusRemoved => (with_status(&stored), reason::STATUS_BACK),
-        Form::Replaced => {
+        CrdForm::Expected => return Ok(()),
+        CrdForm::StatusRemoved => (with_status(&stored), reason::STATUS_BACK),
+        CrdForm::Replaced => {
             let ours = api::crds().into_iter().find(|ours| ours.name_any() == name);
             let versions = ours.map(|ours| ours.spec.versions);
             let versions = serde_json::to_value(versions).unwrap_or_default();
@@ -133,8 +133,8 @@ async fn look(
             written?;
         }
     }
-    known.form = Some(Form::Expected);
-    tell(ctx, name, Form::Expected, pools);
+    known.form = Some(CrdForm::Expected);
+    tell(ctx, name, CrdForm::Expected, pools);
     tracing::warn!(crd = name, "{note}");
     ctx.metrics.leadership.crd_repairs.with_label_values(&[name]).inc();
     ctx.events.normal(crd.object_ref(&()), "CRDRestored", note.to_owned());
@@ -142,8 +142,8 @@ async fn look(
 }
 
 /// Has the metrics, and the pools of IPPool's CRD, say which form it has.
-fn tell(ctx: &Context, name: &str, form: Form, pools: &LedgerHandle) {
-    let is_replaced = form == Form::Replaced;
+fn tell(ctx: &Context, name: &str, form: CrdForm, pools: &LedgerHandle) {
+    let is_replaced = form == CrdForm::Replaced;
     ctx.metrics.leadership.crd_replaced.with_label_values(&[name]).set(is_replaced.into());
     // A series that is there from the start shows the first repair as an increase.
     ctx.metrics.leadership.crd_repairs.with_label_values(&[name]).inc_by(0);
@@ -153,10 +153,10 @@ fn tell(ctx: &Context, name: &str, form: Form, pools: &LedgerHandle) {
 }
 
 /// Whether a CRD of this form is written.
-fn repairs(ctx: &Context, form: Form) -> bool {
+fn repairs(ctx: &Context, form: CrdForm) -> bool {
     match form {
-        Form::Expected => false,
-        Form::StatusRemoved => true,
-        Form::Replaced => ctx.repair_crds,
+        CrdForm::Expected => false,
+        CrdForm::StatusRemoved => true,
+        CrdForm::Replaced => ctx.repair_crds,
     }
 }

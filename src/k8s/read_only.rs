@@ -13,7 +13,7 @@ use kube::client::Body;
 use tower::{BoxError, Service};
 
 use super::client::watched;
-use crate::domain::preview::unread::{Read, Why};
+use crate::domain::preview::unread::{ReadFailure, RoleRead};
 
 /// A write that was not sent.
 #[derive(Debug, thiserror::Error)]
@@ -23,23 +23,23 @@ pub struct WithheldWrite(Method, String);
 /// Reads that the API server refused, or could not serve, each with the reason. Clones share the
 /// state.
 #[derive(Clone, Debug, Default)]
-pub struct RefusedReads(Arc<Mutex<BTreeMap<Read, Why>>>);
+pub struct RefusedReads(Arc<Mutex<BTreeMap<RoleRead, ReadFailure>>>);
 
 impl RefusedReads {
     /// Refused reads, in order.
-    pub fn all(&self) -> BTreeMap<Read, Why> {
+    pub fn all(&self) -> BTreeMap<RoleRead, ReadFailure> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn note(&self, method: &Method, uri: &Uri, status: StatusCode) {
         let why = match status {
-            StatusCode::FORBIDDEN => Why::Forbidden,
-            StatusCode::NOT_FOUND => Why::NotServed,
+            StatusCode::FORBIDDEN => ReadFailure::Forbidden,
+            StatusCode::NOT_FOUND => ReadFailure::NotServed,
             _ => return,
         };
         let Some(read) = read(uri).filter(|_| method == Method::GET) else { return };
         // An object that does not exist was read.
-        if why == Why::Forbidden || read.verb == "list" {
+        if why == ReadFailure::Forbidden || read.verb == "list" {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(read, why);
         }
     }
@@ -93,7 +93,7 @@ where
 }
 
 /// Object or list that a path names: `/api/v1/…` or `/apis/GROUP/VERSION/…`. `None`: neither.
-fn read(uri: &Uri) -> Option<Read> {
+fn read(uri: &Uri) -> Option<RoleRead> {
     let mut parts = uri.path().split('/').filter(|part| !part.is_empty());
     let group = match parts.next()? {
         "api" => "",
@@ -111,7 +111,7 @@ fn read(uri: &Uri) -> Option<Read> {
         [resource, name, ..] => (*resource, Some(*name)),
         [] => return None,
     };
-    Some(Read {
+    Some(RoleRead {
         verb: if name.is_some() { "get" } else { "list" },
         resource: resource.to_owned(),
         group: group.to_owned(),
@@ -216,7 +216,7 @@ mod tests {
         let _ = pools.get("a").await;
         assert_eq!(refusals.all().len(), 0);
         let _ = pools.list(&ListParams::default()).await;
-        assert_eq!(refusals.all().into_values().collect::<Vec<_>>(), [Why::NotServed]);
+        assert_eq!(refusals.all().into_values().collect::<Vec<_>>(), [ReadFailure::NotServed]);
     }
 
     #[test]

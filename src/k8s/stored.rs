@@ -17,10 +17,10 @@ use super::views::Views;
 use super::{CallError, call};
 use crate::api::{ANNOTATION_IMPORTED, DHCP_ADDRESS, IPPool, LoadBalancer};
 use crate::domain::dhcp_lease::DhcpNetworks;
-use crate::domain::forecast::Stored;
+use crate::domain::forecast::StoredObjects;
 use crate::domain::load_balancer::facts;
 use crate::domain::pools::kube_vip_import::{self, ImportFacts};
-use crate::domain::preview::unread::Why;
+use crate::domain::preview::unread::ReadFailure;
 use crate::domain::reason::NoAddressReason;
 use crate::metrics::Metrics;
 
@@ -32,7 +32,7 @@ const PAGE: u32 = 100;
 /// Result of a read.
 pub struct ReadResult {
     /// Pools and LoadBalancers, and what their addresses depend on.
-    pub stored: Stored,
+    pub stored: StoredObjects,
     /// Pools of `stored`, with their metadata. Those of [`Self::imported`] do not exist yet.
     pub pools: Vec<IPPool>,
     /// Names of the pools that would be made of kube-vip's ConfigMap.
@@ -81,7 +81,7 @@ pub async fn read(
     let facts = asking
         .map(|lb| facts::facts(lb, &views.around(lb), |network| views.segment(network), true))
         .collect();
-    let stored = Stored {
+    let stored = StoredObjects {
         pools: pools.iter().map(|pool| views.seen(pool)).collect(),
         held_back: views.infrastructure.held_back(),
         facts,
@@ -125,7 +125,8 @@ pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, Strin
 /// Error of a list without which nothing can be said.
 fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::Error {
     let refused = refusals.all();
-    let unserved = refused.iter().any(|(r, why)| r.resource == resource && *why == Why::NotServed);
+    let unserved =
+        refused.iter().any(|(r, why)| r.resource == resource && *why == ReadFailure::NotServed);
     if unserved {
         anyhow::anyhow!("list {resource}: the cluster does not serve them: is it a Harvester?")
     } else {

@@ -17,7 +17,7 @@ use anyhow::{Context as _, bail, ensure};
 use chrono::Utc;
 use clap::ValueEnum;
 
-use self::request::{Make, Request, Work};
+use self::request::{CloudConfigRequest, MakeRequest, RequestedWork};
 use crate::domain::credentials::guest_account::list::{GuestCredential, table};
 use crate::domain::credentials::guest_account::output::{self, OutputForm, TokenMaterial};
 use crate::domain::credentials::guest_account::{
@@ -56,8 +56,8 @@ pub(super) struct CloudConfigArgs {
     #[arg(long, short = 'A')]
     all_namespaces: bool,
     /// Form of the output.
-    #[arg(long, short, value_enum, default_value_t = Output::Kubeconfig)]
-    output: Output,
+    #[arg(long, short, value_enum, default_value_t = OutputKind::Kubeconfig)]
+    output: OutputKind,
     /// File to write to instead of standard output. Only its owner may read it.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -94,7 +94,7 @@ pub(super) struct CloudConfigArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
+enum OutputKind {
     /// Kubeconfig file.
     Kubeconfig,
     /// Secret for the guest: kube-system/harvester-csi-config.
@@ -125,7 +125,7 @@ pub(super) async fn run(args: CloudConfigArgs) -> anyhow::Result<()> {
     let request = request::read(&args)?;
     let metrics = Metrics::new()?;
     let client = client::connect_within(PATIENCE, args.kubeconfig.as_deref(), &metrics).await?;
-    let hand = Hand { api: GuestCredentials::new(client), dry_run: request.dry_run };
+    let hand = CredentialCommands { api: GuestCredentials::new(client), dry_run: request.dry_run };
     if let Some(namespace) = &request.namespace {
         ensure!(
             hand.api.has_namespace(namespace).await?,
@@ -133,27 +133,30 @@ pub(super) async fn run(args: CloudConfigArgs) -> anyhow::Result<()> {
         );
     }
     match &request.work {
-        Work::List => hand.list(&request).await,
-        Work::Make(guest, make) => hand.make(guest, make).await,
-        Work::Revoke(guest, what) => hand.revoke(guest, what, None).await,
-        Work::RevokeGone(guest) => hand.revoke_gone(&request, guest.as_ref()).await,
+        RequestedWork::List => hand.list(&request).await,
+        RequestedWork::Make(guest, make) => hand.make(guest, make).await,
+        RequestedWork::Revoke(guest, what) => hand.revoke(guest, what, None).await,
+        RequestedWork::RevokeGone(guest) => hand.revoke_gone(&request, guest.as_ref()).await,
     }
 }
 
-struct Hand {
+struct CredentialCommands {
     api: GuestCredentials,
     dry_run: bool,
 }
 
-impl Hand {
-    async fn list(&self, request: &Request) -> anyhow::Result<()> {
+impl CredentialCommands {
+    async fn list(&self, request: &CloudConfigRequest) -> anyhow::Result<()> {
         let credentials = self.credentials(request).await?;
         let table = table(&credentials, Utc::now().timestamp(), request.unused_days);
         print(&table)
     }
 
     /// All credentials that the request covers.
-    async fn credentials(&self, request: &Request) -> anyhow::Result<Vec<GuestCredential>> {
+    async fn credentials(
+        &self,
+        request: &CloudConfigRequest,
+    ) -> anyhow::Result<Vec<GuestCredential>> {
         let namespace = request.namespace.as_deref();
         let mut survey = self.api.survey(namespace).await?;
         match self.api.machines(namespace).await {
@@ -167,7 +170,7 @@ impl Hand {
         Ok(credentials)
     }
 
-    async fn make(&self, guest: &GuestCluster, make: &Make) -> anyhow::Result<()> {
+    async fn make(&self, guest: &GuestCluster, make: &MakeRequest) -> anyhow::Result<()> {
         // Checks everything that can be refused before the first write.
         let server = match &make.server {
             Some(server) => server.clone(),
@@ -325,7 +328,7 @@ impl Hand {
 
     async fn revoke_gone(
         &self,
-        request: &Request,
+        request: &CloudConfigRequest,
         guest: Option<&GuestCluster>,
     ) -> anyhow::Result<()> {
         let credentials = self.credentials(request).await?;
@@ -440,15 +443,15 @@ fn say(text: &str) -> anyhow::Result<()> {
     writeln!(std::io::stderr(), "{text}").context("write to standard error")
 }
 
-impl From<Output> for OutputForm {
-    fn from(output: Output) -> Self {
+impl From<OutputKind> for OutputForm {
+    fn from(output: OutputKind) -> Self {
         match output {
-            Output::Kubeconfig => Self::Kubeconfig,
-            Output::Secret => Self::Secret,
-            Output::RancherSecret => Self::RancherSecret,
-            Output::CloudInitRke2 => Self::CloudInitRke2,
-            Output::CloudInitK3s => Self::CloudInitK3s,
-            Output::HelmChartK3s => Self::HelmChartK3s,
+            OutputKind::Kubeconfig => Self::Kubeconfig,
+            OutputKind::Secret => Self::Secret,
+            OutputKind::RancherSecret => Self::RancherSecret,
+            OutputKind::CloudInitRke2 => Self::CloudInitRke2,
+            OutputKind::CloudInitK3s => Self::CloudInitK3s,
+            OutputKind::HelmChartK3s => Self::HelmChartK3s,
         }
     }
 }

@@ -11,25 +11,25 @@ use super::{
 use crate::domain::credentials::guest_account::{namespace_fault, output};
 
 /// Request of the user.
-pub(super) struct Request {
+pub(super) struct CloudConfigRequest {
     /// Namespace of the guests. `None`: all namespaces.
     pub(super) namespace: Option<String>,
     /// Name of the guest cluster. `None`: all.
     pub(super) cluster: Option<String>,
     pub(super) unused_days: i64,
     pub(super) dry_run: bool,
-    pub(super) work: Work,
+    pub(super) work: RequestedWork,
 }
 
-pub(super) enum Work {
+pub(super) enum RequestedWork {
     List,
-    Make(GuestCluster, Box<Make>),
+    Make(GuestCluster, Box<MakeRequest>),
     Revoke(GuestCluster, RevokeScope),
     /// Revokes the credentials of one guest, or of all guests that are gone.
     RevokeGone(Option<GuestCluster>),
 }
 
-pub(super) struct Make {
+pub(super) struct MakeRequest {
     /// Rights of the CSI driver, if requested.
     pub(super) csi: Option<CsiAccess>,
     pub(super) form: OutputForm,
@@ -45,7 +45,7 @@ pub(super) struct Make {
 }
 
 /// Parses the options. `Err` names every fault, not only the first.
-pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
+pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<CloudConfigRequest> {
     let mut faults = Vec::new();
     let what = args.revoke.as_deref().map(RevokeScope::from);
     let gone = what == Some(RevokeScope::Gone);
@@ -100,12 +100,12 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
         return Err(RefusalReasons(faults).into());
     }
     let work = match (args.list, what, guest.clone()) {
-        (true, ..) => Work::List,
-        (_, Some(RevokeScope::Gone), guest) => Work::RevokeGone(guest),
-        (_, Some(what), Some(guest)) if !args.rotate => Work::Revoke(guest, what),
-        (_, what, Some(guest)) => Work::Make(
+        (true, ..) => RequestedWork::List,
+        (_, Some(RevokeScope::Gone), guest) => RequestedWork::RevokeGone(guest),
+        (_, Some(what), Some(guest)) if !args.rotate => RequestedWork::Revoke(guest, what),
+        (_, what, Some(guest)) => RequestedWork::Make(
             guest,
-            Box::new(Make {
+            Box::new(MakeRequest {
                 csi: args.csi.map(CsiAccess::from),
                 form: args.output.into(),
                 out: args.out.clone(),
@@ -118,7 +118,7 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
         ),
         (_, _, None) => anyhow::bail!("--cluster: must be given"),
     };
-    Ok(Request {
+    Ok(CloudConfigRequest {
         namespace: args.namespace.clone(),
         cluster: args.cluster.clone(),
         unused_days: args.unused_days.into(),

@@ -6,7 +6,7 @@ use kube::Client;
 
 use crate::api::TokenRotation;
 use crate::domain::credentials::rotation::Seconds;
-use crate::domain::preview::credentials::{Credential, merged, of_rotation, of_secret};
+use crate::domain::preview::credentials::{EndingCredential, merged, of_rotation, of_secret};
 use crate::k8s::CallError;
 use crate::k8s::credentials::contents;
 use crate::k8s::stored::list;
@@ -19,7 +19,7 @@ pub(super) async fn read(
     client: &Client,
     namespaces: &BTreeMap<String, BTreeSet<String>>,
     now: Seconds,
-) -> Result<Vec<Credential>, CallError> {
+) -> Result<Vec<EndingCredential>, CallError> {
     let listed = list::<TokenRotation>(client, PAGE, &mut Vec::new()).await;
     let rotations = if_readable(listed)?.into_iter().flat_map(|one| of_rotation(&one, now));
     let mut secrets = Vec::new();

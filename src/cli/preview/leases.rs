@@ -7,12 +7,15 @@ use crate::api::LoadBalancer;
 use crate::domain::dhcp_lease::{self, LeasingFacts, LeasingStep};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::AddressOutcome;
-use crate::domain::preview::Change;
+use crate::domain::preview::PlannedWrite;
 use crate::domain::reason::NoLease;
 use crate::k8s::views::Views;
 
 /// The finding, and the write that comes before it. `None`: too little is known.
-pub(super) fn decide(views: &Views, lb: &LoadBalancer) -> Option<(AddressOutcome, Option<Change>)> {
+pub(super) fn decide(
+    views: &Views,
+    lb: &LoadBalancer,
+) -> Option<(AddressOutcome, Option<PlannedWrite>)> {
     let cluster = views.cluster_id()?;
     if !views.leasing_synced_for(lb) {
         return None;
@@ -54,20 +57,20 @@ pub(super) fn decide(views: &Views, lb: &LoadBalancer) -> Option<(AddressOutcome
                         (wait(dhcp_lease::identity_taken(&new, &other)), None)
                     } else {
                         let what = "created: its address is leased from the DHCP server";
-                        let change = Change::new("DHCPLease", &name, what);
+                        let change = PlannedWrite::new("DHCPLease", &name, what);
                         (wait(NoLease::Pending { network, said: None }), Some(change))
                     }
                 }
             }
         }
         LeasingStep::Adopt(patch) => {
-            let change = Change::patch("LoadBalancer", &name, &patch);
+            let change = PlannedWrite::patch("LoadBalancer", &name, &patch);
             (wait(NoLease::TakingOver { network }), Some(change))
         }
         LeasingStep::Keep => {
             let record = record.as_deref()?;
             let patch = dhcp_lease::release_after(record, None);
-            let change = Change::patch("DHCPLease", &name, &patch);
+            let change = PlannedWrite::patch("DHCPLease", &name, &patch);
             let finding = match dhcp_lease::usable(record, now) {
                 Some(lease) => AddressOutcome::Host(views.unless_in_the_way(lb, lease)),
                 None => wait(NoLease::Pending { network, said: None }),

@@ -12,8 +12,8 @@ use anyhow::Context as _;
 use chrono::{SecondsFormat, Utc};
 use kube::{Client, ResourceExt as _};
 
-use self::serving::Served;
-use super::Reach;
+use self::serving::ServingPreview;
+use super::ConnectionOptions;
 use super::dhcp::NetworkArgs;
 use crate::api::LoadBalancer;
 use crate::domain::dhcp::agent_name;
@@ -23,7 +23,7 @@ use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::pools::kube_vip_import;
-use crate::domain::preview::{self, Change, LoadBalancerLine, Preview, report, unread};
+use crate::domain::preview::{self, LoadBalancerLine, PlannedWrite, Preview, report, unread};
 use crate::k8s::client;
 use crate::k8s::stored::{self, ReadResult};
 use crate::k8s::takeover::TakeoverClient;
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct PreviewArgs {
     #[command(flatten)]
-    reach: Reach,
+    reach: ConnectionOptions,
     /// Namespace in which the operator would run. On Harvester, the management address is there.
     #[arg(long, env = "HGO_NAMESPACE", default_value = "harvester-system")]
     namespace: String,
@@ -92,13 +92,13 @@ async fn plan(client: &Client, reading: &ReadResult, namespace: &str) -> Preview
     plan.load_balancers.sort_by(|a, b| a.name.cmp(&b.name));
     for vm in reading.views.moved() {
         let what = "metadata.annotations: region and zone of its node";
-        plan.changes.push(Change::new("VirtualMachineInstance", &vm, what));
+        plan.changes.push(PlannedWrite::new("VirtualMachineInstance", &vm, what));
     }
     for network in reading.views.agent_networks() {
         if network.agent == WantedAgent::Ours && reading.views.agent_of(&network.name).is_none() {
             let agent = format!("{namespace}/{}", agent_name(&network.name));
             let what = format!("created: DHCP agent of network {}", network.name);
-            plan.changes.push(Change::new("Deployment", &agent, what));
+            plan.changes.push(PlannedWrite::new("Deployment", &agent, what));
         }
     }
     plan.findings = preview::further(&forecast, &plan);
@@ -113,7 +113,7 @@ fn pools(plan: &mut Preview, reading: &ReadResult, forecast: &Forecast, now: &st
         plan.pools.push(line);
         if reading.imported.contains(&seen.name) {
             let what = "created: from kube-vip's ConfigMap";
-            plan.changes.push(Change::new("IPPool", &seen.name, what));
+            plan.changes.push(PlannedWrite::new("IPPool", &seen.name, what));
         } else {
             plan.changes.extend(change);
         }
@@ -122,7 +122,7 @@ fn pools(plan: &mut Preview, reading: &ReadResult, forecast: &Forecast, now: &st
     if !reading.imported.is_empty() {
         let name = format!("{}/{}", kube_vip_import::NAMESPACE, kube_vip_import::NAME);
         let what = "metadata.annotations: that it was imported, and what was not";
-        plan.changes.push(Change::new("ConfigMap", &name, what));
+        plan.changes.push(PlannedWrite::new("ConfigMap", &name, what));
     }
 }
 
@@ -151,7 +151,7 @@ async fn load_balancer(
     };
     let Some(finding) = finding else { return preview::unknown(lb) };
     let served = serving::serve(&reading.views, client, lb, finding.clone()).await;
-    let Some(Served { finding, report, changes, unchecked }) = served else {
+    let Some(ServingPreview { finding, report, changes, unchecked }) = served else {
         let (line, change) = preview::load_balancer(lb, &finding, None, now);
         plan.changes.extend(change);
         return LoadBalancerLine { said: preview::unknown(lb).said, ..line };

@@ -9,7 +9,7 @@ use kube::{Api, Client, ResourceExt as _};
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::{self, AddressOutcome};
-use crate::domain::preview::Change;
+use crate::domain::preview::PlannedWrite;
 use crate::domain::vm_backends::endpoint_slices::{
     self, AnnouncingNode, EndpointPort, SliceWrite, StoredSlice, remembered,
 };
@@ -26,19 +26,19 @@ use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};
 
 /// Result of a plan.
-pub(super) struct Served {
+pub(super) struct ServingPreview {
     /// Address that would be published.
     pub(super) finding: AddressOutcome,
     /// State of the Service, as the LoadBalancer's status would report it.
     pub(super) report: Option<ServingStatus>,
     /// Writes of Service and EndpointSlices.
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<PlannedWrite>,
     /// Whether a health check decides which VMs are ready: it is not run here.
     pub(super) unchecked: bool,
 }
 
 /// A vm load balancer and the objects that serve it.
-struct At<'a> {
+struct PreviewTarget<'a> {
     views: &'a Views,
     lb: LbIdentity<'a>,
     /// `namespace/name`.
@@ -53,25 +53,30 @@ pub(super) async fn serve(
     client: &Client,
     lb: &LoadBalancer,
     finding: AddressOutcome,
-) -> Option<Served> {
+) -> Option<ServingPreview> {
     if !listeners::is_vm(lb) {
-        return Some(Served { finding, report: None, changes: Vec::new(), unchecked: false });
+        return Some(ServingPreview {
+            finding,
+            report: None,
+            changes: Vec::new(),
+            unchecked: false,
+        });
     }
     if !views.endpoints_synced() && !views.has_no_vms() {
         return None;
     }
     let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
     let (key, uid) = (facts::name(lb), lb.uid().unwrap_or_default());
-    let at = At {
+    let at = PreviewTarget {
         views,
         lb: LbIdentity { namespace: &namespace, name: &name, uid: &uid },
         key: &key,
         stored: stored(views, client, &namespace, &name).await.ok()?,
     };
     if !finding.is_allocated() {
-        let changes = at.own().map(|_| Change::new("Service", &key, "deleted"));
+        let changes = at.own().map(|_| PlannedWrite::new("Service", &key, "deleted"));
         let changes = changes.into_iter().collect();
-        return Some(Served { finding, report: None, changes, unchecked: false });
+        return Some(ServingPreview { finding, report: None, changes, unchecked: false });
     }
     let (mut report, changes, unchecked) = at.announce(lb, &finding);
     let finding = match status::moves_from(lb, &finding) {
@@ -81,13 +86,13 @@ pub(super) async fn serve(
         }
         _ => finding,
     };
-    Some(Served { finding, report: Some(report), changes, unchecked })
+    Some(ServingPreview { finding, report: Some(report), changes, unchecked })
 }
 
 /// Writes for a LoadBalancer that is being deleted.
-pub(super) fn withdrawn(views: &Views, lb: &LoadBalancer) -> Vec<Change> {
+pub(super) fn withdrawn(views: &Views, lb: &LoadBalancer) -> Vec<PlannedWrite> {
     let key = facts::name(lb);
-    let gone = |kind: &str, name: &str| Change::new(kind, name, "deleted");
+    let gone = |kind: &str, name: &str| PlannedWrite::new(kind, name, "deleted");
     let services = views.services.of(&key).map(|_| gone("Service", &key));
     let namespace = lb.namespace().unwrap_or_default();
     let slices = views.slices.of(&key);
@@ -110,7 +115,7 @@ async fn stored(
     Ok(call(api.get_opt(name)).await?.map(|service| read_service(&service)))
 }
 
-impl At<'_> {
+impl PreviewTarget<'_> {
     /// Service of this name, if the LoadBalancer owns it.
     fn own(&self) -> Option<&StoredService> {
         self.stored.as_ref().filter(|stored| service::foreign(&stored.owners, self.lb).is_none())
@@ -126,7 +131,7 @@ impl At<'_> {
         &self,
         lb: &LoadBalancer,
         finding: &AddressOutcome,
-    ) -> (ServingStatus, Vec<Change>, bool) {
+    ) -> (ServingStatus, Vec<PlannedWrite>, bool) {
         let ingress = self.own().map(|own| own.ingress.clone()).unwrap_or_default();
         let state = self.own().map_or(ServiceState::Waiting, |_| ServiceState::Ours);
         let mut report = ServingStatus::new(state, ingress);
@@ -180,9 +185,9 @@ impl At<'_> {
         (report, changes, unchecked)
     }
 
-    fn service(&self, wanted: &WantedService<'_>) -> (ServiceState, Vec<Change>) {
-        let change = |what: &str| vec![Change::new("Service", self.key, what)];
-        let patched = |patch| vec![Change::patch("Service", self.key, &patch)];
+    fn service(&self, wanted: &WantedService<'_>) -> (ServiceState, Vec<PlannedWrite>) {
+        let change = |what: &str| vec![PlannedWrite::new("Service", self.key, what)];
+        let patched = |patch| vec![PlannedWrite::patch("Service", self.key, &patch)];
         let now = Utc::now().fixed_offset();
         let own = self.own().filter(|own| !own.deleting);
         match own.and_then(|own| service::held(own, &wanted.asked(), now)) {
@@ -214,7 +219,7 @@ impl At<'_> {
         ports: &[EndpointPort],
         slices: &[Arc<StoredSlice>],
         backends: &BackendCounts,
-    ) -> Vec<Change> {
+    ) -> Vec<PlannedWrite> {
         let announcing = self.own().and_then(|own| {
             let name = own.announcing_node()?;
             let addresses = self.views.internal_addresses(name)?;
@@ -236,7 +241,11 @@ impl At<'_> {
                 SliceWrite::Update { .. } => format!("{count} endpoints"),
                 SliceWrite::Delete { .. } => "deleted".to_owned(),
             };
-            Change::new("EndpointSlice", &format!("{}/{}", self.lb.namespace, write.name()), what)
+            PlannedWrite::new(
+                "EndpointSlice",
+                &format!("{}/{}", self.lb.namespace, write.name()),
+                what,
+            )
         };
         plan.writes.iter().map(change).collect()
     }

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use kube::Client;
 
-use super::Reach;
+use super::ConnectionOptions;
 use crate::domain::dhcp_lease::DhcpNetworks;
 use crate::domain::forecast::forecast;
 use crate::domain::preview::unread;
 use crate::domain::takeover::report;
-use crate::domain::takeover::steps::{Direction, State, Step};
+use crate::domain::takeover::steps::{Direction, TakeoverState, TakeoverStep};
 use crate::k8s::takeover::{Place, TakeoverClient};
 use crate::k8s::{client, stored};
 use crate::metrics::Metrics;
@@ -32,7 +32,7 @@ const PROGRESS: Duration = Duration::from_secs(2);
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub(super) struct TakeoverArgs {
     #[command(flatten)]
-    reach: Reach,
+    reach: ConnectionOptions,
     /// Carries the plan out. Without it the plan is printed and nothing is changed.
     #[arg(long)]
     apply: bool,
@@ -129,7 +129,7 @@ async fn apply(
 ) -> anyhow::Result<()> {
     let before = stored::addresses(client).await?;
     let began = Instant::now();
-    let mut current: Option<(Step, Instant)> = None;
+    let mut current: Option<(TakeoverStep, Instant)> = None;
     say("\n")?;
     while let Some((step, state)) = Box::pin(next(takeover, direction)).await? {
         let is_news = current.as_ref().is_none_or(|(last, _)| *last != step);
@@ -150,7 +150,9 @@ async fn apply(
             );
         }
         match &step {
-            Step::RemoveFinalizers(all) => remove_finalizers(takeover, *all, per_second).await?,
+            TakeoverStep::RemoveFinalizers(all) => {
+                remove_finalizers(takeover, *all, per_second).await?
+            }
             step if step.waits() => {}
             step => takeover.carry_out(step).await?,
         }
@@ -166,10 +168,11 @@ async fn apply(
 async fn next(
     takeover: &TakeoverClient,
     direction: Direction,
-) -> anyhow::Result<Option<(Step, State)>> {
+) -> anyhow::Result<Option<(TakeoverStep, TakeoverState)>> {
     let mut state = Box::pin(takeover.state()).await?;
-    let decide =
-        |state: &State| direction.next(state).map_err(|refusal| anyhow::anyhow!("{refusal}"));
+    let decide = |state: &TakeoverState| {
+        direction.next(state).map_err(|refusal| anyhow::anyhow!("{refusal}"))
+    };
     let mut step = decide(&state)?;
     if step.is_none() && direction != Direction::Undo {
         state.finalizers = takeover.finalizers().await?;

@@ -17,7 +17,7 @@ use api::{LB_FINALIZER, LoadBalancer};
 
 /// Stored objects that a forecast rests on.
 #[derive(Clone, Debug, Default)]
-pub struct Stored {
+pub struct StoredObjects {
     /// Every IPPool.
     pub pools: Vec<PoolSeen>,
     /// Every LoadBalancer.
@@ -43,7 +43,7 @@ pub enum Effect {
 
 /// A fault, or an object that the operator treats otherwise than the Go controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Finding {
+pub struct ForecastFinding {
     /// Consequence for the object.
     pub effect: Effect,
     /// Kind and name of the object.
@@ -68,7 +68,7 @@ pub struct Forecast {
     /// LoadBalancers that lease, or whose guest does, and that no pool serves.
     pub leased: usize,
     /// The rest, in order of effect and name.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<ForecastFinding>,
 }
 
 impl Forecast {
@@ -79,7 +79,7 @@ impl Forecast {
 }
 
 /// Reads what is stored into an allocator and asks it.
-pub fn forecast(stored: &Stored) -> Forecast {
+pub fn forecast(stored: &StoredObjects) -> Forecast {
     let mut forecast = Forecast::default();
     let mut book = PoolAllocator::default();
     book.set_infrastructure(stored.held_back.clone());
@@ -103,7 +103,7 @@ pub fn forecast(stored: &Stored) -> Forecast {
     forecast.pools(&book);
     for (claim, owner) in book.orphans(&world) {
         let Claim { pool, ip } = claim;
-        forecast.findings.push(Finding {
+        forecast.findings.push(ForecastFinding {
             effect: Effect::Repairs,
             object: format!("IPPool {pool}"),
             text: format!(
@@ -114,7 +114,7 @@ pub fn forecast(stored: &Stored) -> Forecast {
     }
     forecast.load_balancers(&stored.load_balancers);
     for (object, why) in &stored.unreadable {
-        forecast.findings.push(Finding {
+        forecast.findings.push(ForecastFinding {
             effect: Effect::Stays,
             object: object.clone(),
             text: format!("cannot be read, and is left as it is: {why}"),
@@ -128,7 +128,7 @@ pub fn forecast(stored: &Stored) -> Forecast {
 }
 
 /// Finding for a repair of a ledger. Doubles are reported at the LoadBalancer that loses.
-fn repaired(pool: &str, repair: &LedgerRepair) -> Option<Finding> {
+fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
     let text = match repair {
         LedgerRepair::Restored(Claim { ip, .. }, owner) => {
             format!("LoadBalancer {} publishes {ip}, which the ledger lacks: recorded", owner.name)
@@ -142,15 +142,15 @@ fn repaired(pool: &str, repair: &LedgerRepair) -> Option<Finding> {
             format!("status.allocated has the key {key:?}, which is no address: removed")
         }
     };
-    Some(Finding { effect: Effect::Repairs, object: format!("IPPool {pool}"), text })
+    Some(ForecastFinding { effect: Effect::Repairs, object: format!("IPPool {pool}"), text })
 }
 
 /// Ranges whose bounds are the wrong way round. The Go controller swaps them (`pkg/ipam/allocator.go`,
 /// `MakeRange`), and so does the operator where they are stored so.
-fn reversed(pool: &PoolSeen) -> impl Iterator<Item = Finding> + '_ {
+fn reversed(pool: &PoolSeen) -> impl Iterator<Item = ForecastFinding> + '_ {
     let faults =
         pool.spec.ranges.iter().enumerate().filter_map(|(i, range)| ranges::reversed(i, range));
-    faults.map(|fault| Finding {
+    faults.map(|fault| ForecastFinding {
         effect: Effect::Stays,
         object: format!("IPPool {}", pool.name),
         text: format!(
@@ -181,7 +181,7 @@ impl Forecast {
             (None, Some(gets)) => (Effect::Stays, format!("gets {gets}{why}")),
             (None, None) => (Effect::Stays, format!("has no address and gets none{why}")),
         };
-        self.findings.push(Finding {
+        self.findings.push(ForecastFinding {
             effect,
             object: format!("LoadBalancer {}", facts.owner.name),
             text,
@@ -192,7 +192,7 @@ impl Forecast {
         for (name, pool) in book.pools() {
             if let Some(why) = pool.idle() {
                 let holds = pool.ledger.claims().len();
-                self.findings.push(Finding {
+                self.findings.push(ForecastFinding {
                     effect: Effect::Stays,
                     object: format!("IPPool {name}"),
                     text: format!("gives out no address: {why}. The {holds} that it gave stay"),
@@ -207,13 +207,13 @@ impl Forecast {
             self.leased += usize::from(!facts::wants_pool(lb));
             let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
             if facts::is_leaving(lb) {
-                self.findings.push(Finding {
+                self.findings.push(ForecastFinding {
                     effect: Effect::Repairs,
                     object: object(),
                     text: "is being deleted: its address is released, and it is gone".to_owned(),
                 });
             } else if !finalizers.iter().any(|finalizer| finalizer == LB_FINALIZER) {
-                self.findings.push(Finding {
+                self.findings.push(ForecastFinding {
                     effect: Effect::Repairs,
                     object: object(),
                     text: format!("lacks the finalizer {LB_FINALIZER}: added"),

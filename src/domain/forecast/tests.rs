@@ -10,7 +10,7 @@ use api::IPPool;
 /// Pools and LoadBalancers as the Go controller stores them.
 #[derive(Default)]
 struct World {
-    stored: Stored,
+    stored: StoredObjects,
 }
 
 impl World {
@@ -65,7 +65,8 @@ fn subnet(subnet: &str) -> serde_json::Value {
 
 #[track_caller]
 fn finds(forecast: &Forecast, effect: Effect, object: &str, text: &str) {
-    let found = |f: &&Finding| f.effect == effect && f.object == object && f.text.contains(text);
+    let found =
+        |f: &&ForecastFinding| f.effect == effect && f.object == object && f.text.contains(text);
     assert!(
         forecast.findings.iter().any(|f| found(&f)),
         "{object}: {text}\n{:#?}",
@@ -166,7 +167,7 @@ fn pools_that_break_a_stricter_rule_are_named_and_serve_on() {
     let forecast = world.forecast();
     assert_eq!(forecast.keep, 2, "{forecast:#?}");
     finds(&forecast, Effect::Stays, "IPPool reversed", "10.2.0.20 is above rangeEnd 10.2.0.10");
-    let standing_back = |f: &&Finding| f.text.starts_with("gives out no address");
+    let standing_back = |f: &&ForecastFinding| f.text.starts_with("gives out no address");
     assert!(forecast.findings.iter().any(|f| standing_back(&f)), "{forecast:#?}");
 }
 

@@ -7,7 +7,7 @@ use api::{SecretTarget, TokenRotation, WatchedCredential};
 
 /// A credential that ends.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Credential {
+pub struct EndingCredential {
     /// End, in seconds since the epoch.
     pub end: Seconds,
     /// Kind and name of the object that has it, with the key and the user.
@@ -19,7 +19,7 @@ pub struct Credential {
 }
 
 /// Credentials of a TokenRotation, as its status has them.
-pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<Credential> {
+pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredential> {
     let meta = &rotation.metadata;
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     let (namespace, name) = (part(&meta.namespace), part(&meta.name));
@@ -35,7 +35,10 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<Credential> {
             None => format!("TokenRotation {namespace}/{name}"),
         };
         let place = with_user(place, rotation.spec.target.secret.as_ref());
-        return end.map(|end| Credential { end, place, is_soon, renewed_by }).into_iter().collect();
+        return end
+            .map(|end| EndingCredential { end, place, is_soon, renewed_by })
+            .into_iter()
+            .collect();
     }
     let near = now + plan.schedule.minimum_left;
     let one = |one: &WatchedCredential| {
@@ -43,7 +46,7 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<Credential> {
             || format!("user {:?}", one.user),
             |credential| format!("cloud credential {credential}"),
         );
-        Some(Credential {
+        Some(EndingCredential {
             end: watched::end(one)?,
             place: format!("TokenRotation {namespace}/{name}, {what}"),
             is_soon: watched::is_near(one, near),
@@ -60,7 +63,7 @@ pub fn of_secret(
     key: &str,
     content: &SecretContent,
     now: Seconds,
-) -> Vec<Credential> {
+) -> Vec<EndingCredential> {
     let target = SecretTarget { name: name.to_owned(), key: key.to_owned(), ..Default::default() };
     let listed = target_secret::read(&target, false, Some(content)).watched.listed;
     let one = |one: &WatchedCredential| {
@@ -69,13 +72,16 @@ pub fn of_secret(
             place = format!("{place}, user {}", one.user);
         }
         let is_soon = watched::is_near(one, now + MINIMUM_LEFT);
-        Some(Credential { end: watched::end(one)?, place, is_soon, renewed_by: None })
+        Some(EndingCredential { end: watched::end(one)?, place, is_soon, renewed_by: None })
     };
     listed.iter().filter_map(one).collect()
 }
 
 /// Both, in the order of their ends. A credential that a TokenRotation renews is listed once.
-pub fn merged(rotations: Vec<Credential>, secrets: Vec<Credential>) -> Vec<Credential> {
+pub fn merged(
+    rotations: Vec<EndingCredential>,
+    secrets: Vec<EndingCredential>,
+) -> Vec<EndingCredential> {
     let mut all = rotations;
     for credential in secrets {
         if !all.iter().any(|known| known.place == credential.place) {

@@ -12,13 +12,13 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use self::credentials::Credential;
+use self::credentials::EndingCredential;
 use crate::forecast::{self, Effect, Forecast};
 use crate::load_balancer::facts;
 use crate::load_balancer::status::{self, AddressOutcome};
 use crate::pools::allocator::{AllocatorPool, PoolSeen};
 use crate::pools::status::{pool_ready, pool_status};
-use crate::takeover::steps::{Admission, Leader};
+use crate::takeover::steps::{Leader, WebhookContent};
 use crate::vm_backends::listeners::ServingStatus;
 use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 
@@ -28,24 +28,24 @@ pub struct Preview {
     /// Holder of the Lease. `None`: not known.
     pub leader: Option<Leader>,
     /// Judge of objects for the API server. `None`: not known.
-    pub admission: Option<Admission>,
+    pub admission: Option<WebhookContent>,
     /// Every LoadBalancer, by name.
     pub load_balancers: Vec<LoadBalancerLine>,
     /// Every pool, by name.
     pub pools: Vec<PoolLine>,
     /// Objects that would be written.
-    pub changes: Vec<Change>,
+    pub changes: Vec<PlannedWrite>,
     /// Further findings of the forecast.
-    pub findings: Vec<forecast::Finding>,
+    pub findings: Vec<forecast::ForecastFinding>,
     /// Credentials whose end is known, in the order of their ends.
-    pub credentials: Vec<Credential>,
+    pub credentials: Vec<EndingCredential>,
     /// Facts that are not known, and why.
     pub unknown: Vec<String>,
 }
 
 /// Content of a condition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct ConditionContent {
     /// Status of the condition `Ready`. `None`: not known, or there would be none.
     pub ready: Option<ConditionStatus>,
     /// Reason of the condition.
@@ -64,7 +64,7 @@ pub struct LoadBalancerLine {
     /// Address that it would have; empty for none.
     pub gets: String,
     /// Expected condition.
-    pub said: Said,
+    pub said: ConditionContent,
 }
 
 /// A pool.
@@ -75,19 +75,19 @@ pub struct PoolLine {
     /// Addresses that it could still give.
     pub available: i64,
     /// Expected condition.
-    pub said: Said,
+    pub said: ConditionContent,
 }
 
 /// A write.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Change {
+pub struct PlannedWrite {
     /// Kind and name of the object.
     pub object: String,
     /// Fields that would be written.
     pub what: String,
 }
 
-impl Change {
+impl PlannedWrite {
     /// A write of an object.
     pub fn new(kind: &str, name: &str, what: impl Into<String>) -> Self {
         Self { object: format!("{kind} {name}"), what: what.into() }
@@ -119,38 +119,38 @@ pub fn load_balancer(
     finding: &AddressOutcome,
     report: Option<&ServingStatus>,
     now: &str,
-) -> (LoadBalancerLine, Option<Change>) {
+) -> (LoadBalancerLine, Option<PlannedWrite>) {
     let (address, ready) = status::outcome(lb, finding, report);
     let line = LoadBalancerLine {
         name: facts::name(lb),
         has: has(lb),
         gets: address.ip.unwrap_or_default(),
-        said: Said {
+        said: ConditionContent {
             ready: Some(ready.status),
             reason: ready.reason.unwrap_or_default(),
             message: ready.message.unwrap_or_default(),
         },
     };
     let patch = status::patch(lb, finding, report, now);
-    let change = patch.map(|patch| Change::patch("LoadBalancer", &line.name, &patch));
+    let change = patch.map(|patch| PlannedWrite::patch("LoadBalancer", &line.name, &patch));
     (line, change)
 }
 
 /// Line and write of a LoadBalancer that is being deleted.
-pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<Change>) {
+pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
     let message = "is being deleted: its address is released, and it is gone".to_owned();
-    let said = Said { message, ..Said::default() };
+    let said = ConditionContent { message, ..ConditionContent::default() };
     let name = facts::name(lb);
     let line = LoadBalancerLine { name, has: has(lb), gets: String::new(), said };
     let patch = status::finalize(lb);
-    let change = patch.map(|patch| Change::patch("LoadBalancer", &line.name, &patch));
+    let change = patch.map(|patch| PlannedWrite::patch("LoadBalancer", &line.name, &patch));
     (line, change)
 }
 
 /// Line of a LoadBalancer about which too little is known. It keeps the address that it has.
 pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
     let message = "not known: see below".to_owned();
-    let said = Said { message, ..Said::default() };
+    let said = ConditionContent { message, ..ConditionContent::default() };
     LoadBalancerLine { name: facts::name(lb), has: has(lb), gets: has(lb), said }
 }
 
@@ -167,12 +167,12 @@ pub fn pool(
     pool: &AllocatorPool,
     touched: bool,
     now: &str,
-) -> (PoolLine, Option<Change>) {
+) -> (PoolLine, Option<PlannedWrite>) {
     let ready = pool_ready(pool);
     let line = PoolLine {
         name: seen.name.clone(),
         available: pool.ledger.available(),
-        said: Said {
+        said: ConditionContent {
             ready: Some(ready.status),
             reason: ready.reason.unwrap_or_default(),
             message: ready.message.unwrap_or_default(),
@@ -185,7 +185,7 @@ pub fn pool(
         written.insert(0, "metadata.finalizers".to_owned());
     }
     let is_written = touched && !written.is_empty();
-    let change = is_written.then(|| Change::new("IPPool", &seen.name, written.join(", ")));
+    let change = is_written.then(|| PlannedWrite::new("IPPool", &seen.name, written.join(", ")));
     (line, change)
 }
 
@@ -201,8 +201,8 @@ fn status_fields(stored: &IPPoolStatus, new: &IPPoolStatus) -> Vec<String> {
 }
 
 /// Findings of a forecast that no line of the plan says.
-pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::Finding> {
-    let is_said = |finding: &&forecast::Finding| match finding.object.split_once(' ') {
+pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::ForecastFinding> {
+    let is_said = |finding: &&forecast::ForecastFinding| match finding.object.split_once(' ') {
         Some(("LoadBalancer", name)) => plan.load_balancers.iter().any(|line| line.name == name),
         Some(("IPPool", name)) => {
             let says = |line: &PoolLine| {

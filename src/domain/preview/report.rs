@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::credentials::Credential;
-use super::{LoadBalancerLine, PoolLine, Preview, Said, unread};
+use super::credentials::EndingCredential;
+use super::{ConditionContent, LoadBalancerLine, PoolLine, Preview, unread};
 use crate::credentials::rotation::Seconds;
 use crate::credentials::rotation::status::time;
-use crate::takeover::steps::{Admission, Leader};
+use crate::takeover::steps::{Leader, WebhookContent};
 use api::ConditionStatus;
 
 /// Objects of one section that are printed; the rest is counted.
@@ -27,8 +27,10 @@ pub fn text(plan: &Preview, now: Seconds) -> String {
     };
     let admission = match plan.admission {
         None => "not known",
-        Some(Admission::Other) => "not the operator's: it registers its own when it is installed",
-        Some(Admission::Operator | Admission::OperatorOpen) => "the operator's",
+        Some(WebhookContent::Other) => {
+            "not the operator's: it registers its own when it is installed"
+        }
+        Some(WebhookContent::Operator | WebhookContent::OperatorOpen) => "the operator's",
     };
     let _ = writeln!(text, "leader:     {leader}\nadmission:  {admission}");
 
@@ -98,14 +100,14 @@ fn pool(line: &PoolLine) -> Vec<String> {
     cells
 }
 
-fn said(said: &Said) -> [String; 3] {
+fn said(said: &ConditionContent) -> [String; 3] {
     let ready = said.ready.map_or("-".to_owned(), |status| format!("{status:?}"));
     let reason = if said.reason.is_empty() { "-" } else { &said.reason };
     [ready, reason.to_owned(), said.message.clone()]
 }
 
-fn ends(credential: &Credential, now: Seconds) -> String {
-    let Credential { end, place, is_soon, renewed_by } = credential;
+fn ends(credential: &EndingCredential, now: Seconds) -> String {
+    let EndingCredential { end, place, is_soon, renewed_by } = credential;
     let when = match (end - now) / DAY {
         _ if *end <= now => "ended".to_owned(),
         0 => "ends within a day".to_owned(),

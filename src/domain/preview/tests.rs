@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::unread::{Read, Why, section, sentences};
+use super::unread::{ReadFailure, RoleRead, section, sentences};
 use super::*;
 use crate::credentials::rotation::target_secret::SecretContent;
 use crate::credentials::token::TokenText;
-use crate::forecast::{Stored, forecast};
+use crate::forecast::{StoredObjects, forecast};
 use crate::load_balancer::facts::{LbSurroundings, Project, facts as facts_of};
 use crate::network::Segment;
 use api::{IPPool, LB_FINALIZER, TokenRotation};
@@ -46,11 +46,11 @@ fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
     let facts = lbs.iter().filter(|lb| !facts::is_leaving(lb));
     let facts = facts.map(|lb| facts_of(lb, &around, |_| Segment::default(), true)).collect();
     let seen = PoolSeen::new(pool, Segment::default());
-    let stored = Stored {
+    let stored = StoredObjects {
         pools: vec![seen.clone()],
         facts,
         load_balancers: lbs.to_owned(),
-        ..Stored::default()
+        ..StoredObjects::default()
     };
     let forecast = forecast(&stored);
     let mut plan = Preview::default();
@@ -228,7 +228,7 @@ fn credentials_are_listed_by_their_end_and_a_renewed_one_once() {
 
 #[test]
 fn what_is_not_known_names_the_right_and_what_depends_on_it() {
-    let read = |verb: &'static str, resource: &str, namespace: &str| Read {
+    let read = |verb: &'static str, resource: &str, namespace: &str| RoleRead {
         verb,
         group: String::new(),
         resource: resource.to_owned(),
@@ -236,11 +236,11 @@ fn what_is_not_known_names_the_right_and_what_depends_on_it() {
         name: String::new(),
     };
     let reads = BTreeMap::from([
-        (read("list", "nodes", ""), Why::Forbidden),
-        (read("list", "configmaps", "harvester-system"), Why::Forbidden),
-        (read("list", "virtualmachineinstances", ""), Why::NotServed),
+        (read("list", "nodes", ""), ReadFailure::Forbidden),
+        (read("list", "configmaps", "harvester-system"), ReadFailure::Forbidden),
+        (read("list", "virtualmachineinstances", ""), ReadFailure::NotServed),
         // Without its kind there is no TokenRotation.
-        (read("list", "tokenrotations", ""), Why::NotServed),
+        (read("list", "tokenrotations", ""), ReadFailure::NotServed),
     ]);
     let said = sentences(&reads, &["pods"]);
     assert_eq!(said.len(), 4, "{said:#?}");
@@ -258,7 +258,7 @@ fn columns_are_as_wide_as_their_cells_and_long_lists_are_cut() {
         name: format!("default/lb-{n}"),
         has: String::new(),
         gets: "10.1.0.200".to_owned(),
-        said: Said {
+        said: ConditionContent {
             ready: Some(ConditionStatus::True),
             reason: "Allocated".to_owned(),
             message: String::new(),

@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 
 /// A read, in the words of a role.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Read {
+pub struct RoleRead {
     /// `get` or `list`.
     pub verb: &'static str,
     /// API group; empty for the core group.
@@ -18,7 +18,7 @@ pub struct Read {
     pub name: String,
 }
 
-impl fmt::Display for Read {
+impl fmt::Display for RoleRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { verb, group, resource, namespace, name } = self;
         write!(f, "{verb} {resource}")?;
@@ -37,7 +37,7 @@ impl fmt::Display for Read {
 
 /// Reason for which a read brought nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Why {
+pub enum ReadFailure {
     /// No role of the user allows it.
     Forbidden,
     /// The cluster does not serve the kind.
@@ -74,7 +74,7 @@ fn facts(resource: &str) -> Option<&'static str> {
 
 /// Facts that are not known: for each read that brought nothing, and for each resource that was not
 /// listed in time.
-pub fn sentences(reads: &BTreeMap<Read, Why>, late: &[&str]) -> Vec<String> {
+pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<String> {
     let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
     let late = late.iter().map(|resource| {
         format!("{}: {resource} were not listed in time", facts(resource).unwrap_or(resource))
@@ -97,14 +97,14 @@ pub fn section(sentences: &[String]) -> String {
 }
 
 /// Sentence about a read that brought nothing. `None`: nothing is missing.
-fn sentence(read: &Read, why: Why) -> Option<String> {
+fn sentence(read: &RoleRead, why: ReadFailure) -> Option<String> {
     let facts = facts(&read.resource)?;
     match why {
-        Why::Forbidden => Some(format!("{facts}: the right to {read} is missing")),
-        Why::NotServed if read.resource.starts_with("virtualmachine") => {
+        ReadFailure::Forbidden => Some(format!("{facts}: the right to {read} is missing")),
+        ReadFailure::NotServed if read.resource.starts_with("virtualmachine") => {
             Some(format!("{facts}: this cluster does not serve {}", read.resource))
         }
         // Without its kind there is no such object.
-        Why::NotServed => None,
+        ReadFailure::NotServed => None,
     }
 }

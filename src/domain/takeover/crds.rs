@@ -17,7 +17,7 @@ const RELEASE: [&str; 2] = ["meta.helm.sh/release-name", "meta.helm.sh/release-n
 
 /// Form of a stored CRD, as the operator finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum CrdForm {
     /// The operator's, of whatever version, or Harvester's where the operator's never replaced it.
     Expected,
     /// The operator's, from which a replica has removed the status subresource.
@@ -27,12 +27,12 @@ pub enum Form {
 }
 
 /// Form of a stored CRD.
-pub fn form(stored: &Value) -> Form {
+pub fn form(stored: &Value) -> CrdForm {
     let annotations = &stored["metadata"]["annotations"];
     match is_operators(stored) {
-        true if annotations[ANNOTATION_STATUS_REMOVED].is_string() => Form::StatusRemoved,
-        false if annotations[ANNOTATION_FORM].is_string() => Form::Replaced,
-        _ => Form::Expected,
+        true if annotations[ANNOTATION_STATUS_REMOVED].is_string() => CrdForm::StatusRemoved,
+        false if annotations[ANNOTATION_FORM].is_string() => CrdForm::Replaced,
+        _ => CrdForm::Expected,
     }
 }
 
@@ -256,21 +256,21 @@ mod tests {
         let safe = without_status(&stored).unwrap();
         let safe = apply(stored, &safe);
         assert_eq!(safe["spec"]["versions"][0]["subresources"], json!({}));
-        assert_eq!(form(&safe), Form::StatusRemoved);
+        assert_eq!(form(&safe), CrdForm::StatusRemoved);
         assert_eq!(without_status(&safe), None);
         let back = with_status(&safe);
         let back = apply(safe, &back);
         assert_eq!(back["spec"]["versions"], ours("a"));
-        assert_eq!(form(&back), Form::Expected);
+        assert_eq!(form(&back), CrdForm::Expected);
     }
 
     #[test]
     fn a_form_that_replaced_the_operators_is_found_and_replaced() {
-        assert_eq!(form(&stored()), Form::Expected, "the operator's never replaced it");
+        assert_eq!(form(&stored()), CrdForm::Expected, "the operator's never replaced it");
         let mut upgraded = adopt(stored(), &ours("a"));
-        assert_eq!(form(&upgraded), Form::Expected);
+        assert_eq!(form(&upgraded), CrdForm::Expected);
         upgraded["spec"]["versions"] = harvesters("b");
-        assert_eq!(form(&upgraded), Form::Replaced);
+        assert_eq!(form(&upgraded), CrdForm::Replaced);
         // With the marks that `adopted` wrote, and with those that a chart has written since.
         for marks in [["hgo", "lb"], ["harvester", "harvester-system"]] {
             let mut upgraded = upgraded.clone();
@@ -280,12 +280,12 @@ mod tests {
             let patch = repaired(&upgraded, &ours("a"));
             let again = apply(upgraded, &patch);
             assert_eq!(again["spec"]["versions"], ours("a"));
-            assert_eq!(form(&again), Form::Expected);
+            assert_eq!(form(&again), CrdForm::Expected);
             let patch = restored(&again).unwrap();
             let restored = apply(again, &patch);
             assert_eq!(restored["spec"]["versions"], harvesters("b"));
             assert_eq!(restored["metadata"], stored()["metadata"]);
-            assert_eq!(form(&restored), Form::Expected);
+            assert_eq!(form(&restored), CrdForm::Expected);
         }
     }
 }

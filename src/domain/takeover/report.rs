@@ -2,47 +2,51 @@
 
 use std::fmt::Write as _;
 
-use super::steps::{Direction, Leader, Program, SUB_CHART, State, Step};
-use crate::forecast::{Effect, Finding, Forecast};
+use super::steps::{Direction, Leader, SUB_CHART, TakeoverProgram, TakeoverState, TakeoverStep};
+use crate::forecast::{Effect, Forecast, ForecastFinding};
 
 /// Findings of one effect that are printed; the rest is counted.
 const MOST: usize = 200;
 
 /// Describes one step, as a sentence.
-pub fn sentence(step: &Step, state: &State) -> String {
+pub fn sentence(step: &TakeoverStep, state: &TakeoverState) -> String {
     let chart = || state.chart.as_ref().map_or("", |chart| &chart.name);
     match step {
-        Step::KeepCrd(name) => {
+        TakeoverStep::KeepCrd(name) => {
             format!("annotate CRD {name}: Helm keeps it when its chart no longer has it")
         }
-        Step::StopChart => {
+        TakeoverStep::StopChart => {
             format!(
                 "set the replicas of {SUB_CHART} in the values of ManagedChart {} to 0",
                 chart()
             )
         }
-        Step::RestoreChart => {
+        TakeoverStep::RestoreChart => {
             format!("set the values of {SUB_CHART} in ManagedChart {} to what they were", chart())
         }
-        Step::AwaitAdmission => "wait until the operator has registered its admission".to_owned(),
-        Step::OpenAdmission => {
+        TakeoverStep::AwaitAdmission => {
+            "wait until the operator has registered its admission".to_owned()
+        }
+        TakeoverStep::OpenAdmission => {
             "let writes pass that no webhook judges, until the Go webhook has registered".to_owned()
         }
-        Step::Stop(program) => {
+        TakeoverStep::Stop(program) => {
             format!("stop {program}: Deployment {} to 0 replicas", state.name(*program))
         }
-        Step::AwaitEnd(program) => format!("wait until {program} has ended"),
-        Step::Start(program, replicas) => {
+        TakeoverStep::AwaitEnd(program) => format!("wait until {program} has ended"),
+        TakeoverStep::Start(program, replicas) => {
             format!("start {program}: Deployment {} to {replicas} replicas", state.name(*program))
         }
-        Step::AwaitReady(program) => format!("wait until {program} is ready"),
-        Step::AwaitLease => "wait until the operator leads".to_owned(),
-        Step::AwaitLeaseFree => "wait until the operator no longer holds the Lease".to_owned(),
-        Step::AdoptCrd(name) => {
+        TakeoverStep::AwaitReady(program) => format!("wait until {program} is ready"),
+        TakeoverStep::AwaitLease => "wait until the operator leads".to_owned(),
+        TakeoverStep::AwaitLeaseFree => {
+            "wait until the operator no longer holds the Lease".to_owned()
+        }
+        TakeoverStep::AdoptCrd(name) => {
             format!("replace the form of CRD {name} by the operator's, and record it")
         }
-        Step::RestoreCrd(name) => format!("put back the recorded form of CRD {name}"),
-        Step::RemoveFinalizers(objects) => {
+        TakeoverStep::RestoreCrd(name) => format!("put back the recorded form of CRD {name}"),
+        TakeoverStep::RemoveFinalizers(objects) => {
             format!(
                 "remove the Go controller's finalizers from {objects} VirtualMachines and VirtualMachineInstances"
             )
@@ -51,9 +55,11 @@ pub fn sentence(step: &Step, state: &State) -> String {
 }
 
 /// Describes the observed state in a few lines.
-pub fn situation(state: &State) -> String {
+pub fn situation(state: &TakeoverState) -> String {
     let mut text = String::new();
-    for program in [Program::GoController, Program::GoWebhook, Program::Operator] {
+    for program in
+        [TakeoverProgram::GoController, TakeoverProgram::GoWebhook, TakeoverProgram::Operator]
+    {
         let there = match state.name(program) {
             "" => "not installed".to_owned(),
             name => format!("Deployment {name}"),
@@ -77,11 +83,11 @@ pub fn situation(state: &State) -> String {
     text
 }
 
-fn replicas(state: &State, program: Program) -> String {
+fn replicas(state: &TakeoverState, program: TakeoverProgram) -> String {
     let deployment = match program {
-        Program::GoController => &state.controller,
-        Program::GoWebhook => &state.webhook,
-        Program::Operator => &state.operator,
+        TakeoverProgram::GoController => &state.controller,
+        TakeoverProgram::GoWebhook => &state.webhook,
+        TakeoverProgram::Operator => &state.operator,
     };
     deployment
         .as_ref()
@@ -89,7 +95,7 @@ fn replicas(state: &State, program: Program) -> String {
 }
 
 /// The steps that are left, numbered, or what stands in the way.
-pub fn plan(direction: Direction, state: &State) -> String {
+pub fn plan(direction: Direction, state: &TakeoverState) -> String {
     match direction.plan(state) {
         Ok(steps) if steps.is_empty() => "nothing is left to do\n".to_owned(),
         Ok(steps) => {
@@ -114,7 +120,8 @@ pub fn forecast(forecast: &Forecast) -> String {
         (Effect::Stays, "Left as it is: decide"),
         (Effect::Repairs, "Repaired by the operator"),
     ] {
-        let of: Vec<&Finding> = forecast.findings.iter().filter(|f| f.effect == effect).collect();
+        let of: Vec<&ForecastFinding> =
+            forecast.findings.iter().filter(|f| f.effect == effect).collect();
         if of.is_empty() {
             continue;
         }

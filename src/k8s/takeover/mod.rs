@@ -24,8 +24,8 @@ use super::lease::seen;
 use super::{CallError, call_within};
 use crate::domain::admission::webhook_configuration::{CONFIGURATION, MANAGER, REGISTERED_BY};
 use crate::domain::takeover::steps::{
-    ANNOTATION_REPLICAS, ANNOTATION_VALUES, Admission, Deployment as Replicas, Leader,
-    ManagedChart, Program, SUB_CHART, State, Step,
+    ANNOTATION_REPLICAS, ANNOTATION_VALUES, Deployment as Replicas, Leader, ManagedChart,
+    SUB_CHART, TakeoverProgram, TakeoverState, TakeoverStep, WebhookContent,
 };
 
 /// Selects the operator's Deployment, as the chart and config/manager label it.
@@ -54,9 +54,9 @@ pub struct TakeoverClient {
 impl TakeoverClient {
     /// Everything that a step is decided from, but for the finalizers: those are counted by
     /// [`Self::finalizers`].
-    pub async fn state(&self) -> anyhow::Result<State> {
+    pub async fn state(&self) -> anyhow::Result<TakeoverState> {
         let (namespace, name) = &self.controller;
-        Ok(State {
+        Ok(TakeoverState {
             controller: self.replicas(self.deployment(namespace, name).await?).await?,
             webhook: self.replicas(self.deployment(namespace, &webhook(name)).await?).await?,
             operator: self.replicas(self.operator().await?).await?,
@@ -136,26 +136,26 @@ impl TakeoverClient {
     }
 
     /// Reads which controller's webhooks judge objects.
-    pub async fn admission(&self) -> anyhow::Result<Admission> {
+    pub async fn admission(&self) -> anyhow::Result<WebhookContent> {
         let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
         let found = call(api.get_opt(CONFIGURATION)).await;
         let found = found
             .with_context(|| format!("read ValidatingWebhookConfiguration {CONFIGURATION}"))?;
-        Ok(found.map_or(Admission::Other, |found| registered(&found)))
+        Ok(found.map_or(WebhookContent::Other, |found| registered(&found)))
     }
 
     /// Carries out a step that writes. An object that was changed meanwhile is left as it is, for the
     /// next decision.
-    pub async fn carry_out(&self, step: &Step) -> anyhow::Result<()> {
+    pub async fn carry_out(&self, step: &TakeoverStep) -> anyhow::Result<()> {
         let result = match step {
-            Step::KeepCrd(name) => self.keep(name).await,
-            Step::AdoptCrd(name) => self.adopt(name).await,
-            Step::RestoreCrd(name) => self.restore(name).await,
-            Step::StopChart => self.set_chart(true).await,
-            Step::RestoreChart => self.set_chart(false).await,
-            Step::OpenAdmission => self.open_admission().await,
-            Step::Stop(program) => self.scale(*program, None).await,
-            Step::Start(program, replicas) => self.scale(*program, Some(*replicas)).await,
+            TakeoverStep::KeepCrd(name) => self.keep(name).await,
+            TakeoverStep::AdoptCrd(name) => self.adopt(name).await,
+            TakeoverStep::RestoreCrd(name) => self.restore(name).await,
+            TakeoverStep::StopChart => self.set_chart(true).await,
+            TakeoverStep::RestoreChart => self.set_chart(false).await,
+            TakeoverStep::OpenAdmission => self.open_admission().await,
+            TakeoverStep::Stop(program) => self.scale(*program, None).await,
+            TakeoverStep::Start(program, replicas) => self.scale(*program, Some(*replicas)).await,
             _ => Ok(()),
         };
         match result {
@@ -204,12 +204,12 @@ impl TakeoverClient {
     }
 
     /// Sets the replicas: to 0, with a record of what they were, or to `start`, without one.
-    async fn scale(&self, program: Program, start: Option<i32>) -> anyhow::Result<()> {
+    async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
         let (namespace, name) = &self.controller;
         let stored = match program {
-            Program::GoController => self.deployment(namespace, name).await?,
-            Program::GoWebhook => self.deployment(namespace, &webhook(name)).await?,
-            Program::Operator => self.operator().await?,
+            TakeoverProgram::GoController => self.deployment(namespace, name).await?,
+            TakeoverProgram::GoWebhook => self.deployment(namespace, &webhook(name)).await?,
+            TakeoverProgram::Operator => self.operator().await?,
         };
         let Some(stored) = stored else { return Ok(()) };
         let seen = replicas(&stored);
@@ -280,7 +280,7 @@ fn holder(lease: &Lease, now: i64) -> Leader {
     }
 }
 
-fn registered(configuration: &ValidatingWebhookConfiguration) -> Admission {
+fn registered(configuration: &ValidatingWebhookConfiguration) -> WebhookContent {
     let by = configuration.labels().get(REGISTERED_BY);
     let webhooks = configuration.webhooks.as_deref().unwrap_or_default();
     let to_go = |service: &str| service == CONFIGURATION;
@@ -288,12 +288,12 @@ fn registered(configuration: &ValidatingWebhookConfiguration) -> Admission {
         webhook.client_config.service.as_ref().is_some_and(|service| to_go(&service.name))
     });
     if by.is_none_or(|by| by != MANAGER) || webhooks.is_empty() || leads_to_go {
-        return Admission::Other;
+        return WebhookContent::Other;
     }
     let is_closed = |policy: Option<&str>| policy.is_none_or(|policy| policy == "Fail");
     if webhooks.iter().all(|webhook| is_closed(webhook.failure_policy.as_deref())) {
-        Admission::Operator
+        WebhookContent::Operator
     } else {
-        Admission::OperatorOpen
+        WebhookContent::OperatorOpen
     }
 }

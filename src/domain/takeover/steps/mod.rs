@@ -29,7 +29,7 @@ pub const VM_FINALIZERS: [&str; 2] = [
 
 /// A program that a Deployment runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
+pub enum TakeoverProgram {
     /// The Go controller.
     GoController,
     /// The Go webhook.
@@ -38,7 +38,7 @@ pub enum Program {
     Operator,
 }
 
-impl fmt::Display for Program {
+impl fmt::Display for TakeoverProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::GoController => "the Go controller",
@@ -142,7 +142,7 @@ pub enum Leader {
 
 /// Content of the validating webhook configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Admission {
+pub enum WebhookContent {
     /// No configuration, or one that leads to the Go webhook.
     #[default]
     Other,
@@ -154,7 +154,7 @@ pub enum Admission {
 
 /// Observed state that the next step is decided from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
+pub struct TakeoverState {
     /// The Go controller's Deployment.
     pub controller: Option<Deployment>,
     /// The Go webhook's.
@@ -168,14 +168,14 @@ pub struct State {
     /// Holder of the Lease.
     pub leader: Leader,
     /// Webhook that the API server calls.
-    pub admission: Admission,
+    pub admission: WebhookContent,
     /// VirtualMachines and VirtualMachineInstances with one of [`VM_FINALIZERS`].
     pub finalizers: usize,
 }
 
 /// A step of a take-over or of its undoing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum TakeoverStep {
     /// Annotate the CRD, so that Helm keeps it.
     KeepCrd(String),
     /// Set the replicas in the values of the ManagedChart to 0, and record what they were.
@@ -183,9 +183,9 @@ pub enum Step {
     /// Wait until the operator has registered its admission.
     AwaitAdmission,
     /// Set the replicas to 0, and record how many they were.
-    Stop(Program),
+    Stop(TakeoverProgram),
     /// Wait until no pod is left.
-    AwaitEnd(Program),
+    AwaitEnd(TakeoverProgram),
     /// Wait until the operator holds the Lease.
     AwaitLease,
     /// Wait until the operator does not hold the Lease.
@@ -201,12 +201,12 @@ pub enum Step {
     /// Set the values of the ManagedChart to what they were.
     RestoreChart,
     /// Set the replicas to what they were.
-    Start(Program, i32),
+    Start(TakeoverProgram, i32),
     /// Wait until a replica is ready.
-    AwaitReady(Program),
+    AwaitReady(TakeoverProgram),
 }
 
-impl Step {
+impl TakeoverStep {
     /// Whether the step only waits.
     pub const fn waits(&self) -> bool {
         matches!(
@@ -234,7 +234,7 @@ pub enum Direction {
 
 impl Direction {
     /// The next step; `None` when nothing is left to do. The error says what stands in the way.
-    pub fn next(self, state: &State) -> Result<Option<Step>, String> {
+    pub fn next(self, state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
         match self {
             Self::TakeOver { crds } => take_over(state, crds),
             Self::Undo => undo(state),
@@ -242,7 +242,7 @@ impl Direction {
     }
 
     /// Every step that is left, as far as each goes as it should.
-    pub fn plan(self, state: &State) -> Result<Vec<Step>, String> {
+    pub fn plan(self, state: &TakeoverState) -> Result<Vec<TakeoverStep>, String> {
         let mut state = state.clone();
         let mut steps = Vec::new();
         while let Some(step) = self.next(&state)? {
@@ -253,38 +253,38 @@ impl Direction {
     }
 }
 
-fn take_over(state: &State, crds: bool) -> Result<Option<Step>, String> {
+fn take_over(state: &TakeoverState, crds: bool) -> Result<Option<TakeoverStep>, String> {
     if state.operator.is_none() {
         return Err("the operator is not installed: helm install it first. It stands by while the Go controller leads".to_owned());
     }
     // The Go controller is stopped only where one can go on. After a way back none runs.
-    if let Some(step) = state.beginning(Program::Operator) {
+    if let Some(step) = state.beginning(TakeoverProgram::Operator) {
         return Ok(Some(step));
     }
     if let Some(crd) = state.crds.iter().find(|crd| !crd.is_kept) {
-        return Ok(Some(Step::KeepCrd(crd.name.clone())));
+        return Ok(Some(TakeoverStep::KeepCrd(crd.name.clone())));
     }
     if state.chart.as_ref().is_some_and(|chart| !chart.starts_nothing()) {
-        return Ok(Some(Step::StopChart));
+        return Ok(Some(TakeoverStep::StopChart));
     }
-    if state.admission != Admission::Operator {
-        return Ok(Some(Step::AwaitAdmission));
+    if state.admission != WebhookContent::Operator {
+        return Ok(Some(TakeoverStep::AwaitAdmission));
     }
-    let programs = [Program::GoWebhook, Program::GoController];
+    let programs = [TakeoverProgram::GoWebhook, TakeoverProgram::GoController];
     if let Some(step) = programs.into_iter().find_map(|program| state.end(program)) {
         return Ok(Some(step));
     }
     if !matches!(state.leader, Leader::Operator(_)) {
-        return Ok(Some(Step::AwaitLease));
+        return Ok(Some(TakeoverStep::AwaitLease));
     }
     let replaced = |crd: &&Crd| (crds || crd.way_back == WayBack::Recorded) && !crd.is_current;
     if let Some(crd) = state.crds.iter().find(replaced) {
-        return Ok(Some(Step::AdoptCrd(crd.name.clone())));
+        return Ok(Some(TakeoverStep::AdoptCrd(crd.name.clone())));
     }
-    Ok((state.finalizers > 0).then_some(Step::RemoveFinalizers(state.finalizers)))
+    Ok((state.finalizers > 0).then_some(TakeoverStep::RemoveFinalizers(state.finalizers)))
 }
 
-fn undo(state: &State) -> Result<Option<Step>, String> {
+fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
     if state.controller.is_none() {
         return Err(
             "there is no Deployment of the Go controller to go back to: install Harvester's chart harvester-load-balancer first"
@@ -300,66 +300,66 @@ fn undo(state: &State) -> Result<Option<Step>, String> {
         ));
     }
     if let Some(crd) = has(WayBack::Recorded) {
-        return Ok(Some(Step::RestoreCrd(crd.name.clone())));
+        return Ok(Some(TakeoverStep::RestoreCrd(crd.name.clone())));
     }
-    let end = state.end(Program::Operator);
-    if let Some(Step::Stop(_)) = end {
+    let end = state.end(TakeoverProgram::Operator);
+    if let Some(TakeoverStep::Stop(_)) = end {
         return Ok(end);
     }
     // While its replicas still answer: afterwards each write of a guest would fail.
-    if state.admission == Admission::Operator {
-        return Ok(Some(Step::OpenAdmission));
+    if state.admission == WebhookContent::Operator {
+        return Ok(Some(TakeoverStep::OpenAdmission));
     }
     if end.is_some() {
         return Ok(end);
     }
     if matches!(state.leader, Leader::Operator(_)) {
-        return Ok(Some(Step::AwaitLeaseFree));
+        return Ok(Some(TakeoverStep::AwaitLeaseFree));
     }
     if state.chart.as_ref().is_some_and(|chart| chart.before.is_some()) {
-        return Ok(Some(Step::RestoreChart));
+        return Ok(Some(TakeoverStep::RestoreChart));
     }
-    let programs = [Program::GoWebhook, Program::GoController];
+    let programs = [TakeoverProgram::GoWebhook, TakeoverProgram::GoController];
     Ok(programs.into_iter().find_map(|program| state.beginning(program)))
 }
 
-impl State {
-    fn deployment(&self, program: Program) -> Option<&Deployment> {
+impl TakeoverState {
+    fn deployment(&self, program: TakeoverProgram) -> Option<&Deployment> {
         match program {
-            Program::GoController => self.controller.as_ref(),
-            Program::GoWebhook => self.webhook.as_ref(),
-            Program::Operator => self.operator.as_ref(),
+            TakeoverProgram::GoController => self.controller.as_ref(),
+            TakeoverProgram::GoWebhook => self.webhook.as_ref(),
+            TakeoverProgram::Operator => self.operator.as_ref(),
         }
     }
 
-    fn deployment_mut(&mut self, program: Program) -> Option<&mut Deployment> {
+    fn deployment_mut(&mut self, program: TakeoverProgram) -> Option<&mut Deployment> {
         match program {
-            Program::GoController => self.controller.as_mut(),
-            Program::GoWebhook => self.webhook.as_mut(),
-            Program::Operator => self.operator.as_mut(),
+            TakeoverProgram::GoController => self.controller.as_mut(),
+            TakeoverProgram::GoWebhook => self.webhook.as_mut(),
+            TakeoverProgram::Operator => self.operator.as_mut(),
         }
     }
 
     /// Name of the program's Deployment, `namespace/name`.
-    pub fn name(&self, program: Program) -> &str {
+    pub fn name(&self, program: TakeoverProgram) -> &str {
         self.deployment(program).map_or("", |deployment| &deployment.name)
     }
 
-    fn end(&self, program: Program) -> Option<Step> {
+    fn end(&self, program: TakeoverProgram) -> Option<TakeoverStep> {
         let deployment = self.deployment(program)?;
         if deployment.wanted > 0 {
-            return Some(Step::Stop(program));
+            return Some(TakeoverStep::Stop(program));
         }
-        (deployment.running > 0).then_some(Step::AwaitEnd(program))
+        (deployment.running > 0).then_some(TakeoverStep::AwaitEnd(program))
     }
 
-    fn beginning(&self, program: Program) -> Option<Step> {
+    fn beginning(&self, program: TakeoverProgram) -> Option<TakeoverStep> {
         let deployment = self.deployment(program)?;
         if deployment.wanted == 0 {
             // A chart installs one of each.
-            return Some(Step::Start(program, deployment.before.unwrap_or(1).max(1)));
+            return Some(TakeoverStep::Start(program, deployment.before.unwrap_or(1).max(1)));
         }
-        (deployment.ready == 0).then_some(Step::AwaitReady(program))
+        (deployment.ready == 0).then_some(TakeoverStep::AwaitReady(program))
     }
 
     fn change_crd(&mut self, name: &str, change: impl Fn(&mut Crd)) {
@@ -367,56 +367,58 @@ impl State {
     }
 
     /// Applies the effect of a step that succeeds.
-    fn carry_out(&mut self, direction: Direction, step: &Step) {
+    fn carry_out(&mut self, direction: Direction, step: &TakeoverStep) {
         match step {
-            Step::KeepCrd(name) => self.change_crd(name, |crd| crd.is_kept = true),
-            Step::AdoptCrd(name) => self.change_crd(name, |crd| {
+            TakeoverStep::KeepCrd(name) => self.change_crd(name, |crd| crd.is_kept = true),
+            TakeoverStep::AdoptCrd(name) => self.change_crd(name, |crd| {
                 (crd.is_current, crd.way_back) = (true, WayBack::Recorded);
             }),
-            Step::RestoreCrd(name) => self.change_crd(name, |crd| {
+            TakeoverStep::RestoreCrd(name) => self.change_crd(name, |crd| {
                 (crd.is_current, crd.way_back) = (false, WayBack::Open);
             }),
-            Step::StopChart => {
+            TakeoverStep::StopChart => {
                 if let Some(chart) = &mut self.chart {
                     chart.before.get_or_insert_with(|| chart.values.clone());
                     chart.values = ManagedChart::stopped();
                 }
             }
-            Step::RestoreChart => {
+            TakeoverStep::RestoreChart => {
                 if let Some(chart) = &mut self.chart {
                     chart.values = chart.before.take().unwrap_or_default();
                 }
             }
-            Step::AwaitAdmission => self.admission = Admission::Operator,
-            Step::OpenAdmission => self.admission = Admission::OperatorOpen,
-            Step::Stop(program) => {
+            TakeoverStep::AwaitAdmission => self.admission = WebhookContent::Operator,
+            TakeoverStep::OpenAdmission => self.admission = WebhookContent::OperatorOpen,
+            TakeoverStep::Stop(program) => {
                 if let Some(deployment) = self.deployment_mut(*program) {
                     deployment.before.get_or_insert(deployment.wanted);
                     deployment.wanted = 0;
                 }
             }
-            Step::AwaitEnd(program) => {
+            TakeoverStep::AwaitEnd(program) => {
                 if let Some(deployment) = self.deployment_mut(*program) {
                     (deployment.running, deployment.ready) = (0, 0);
                 }
             }
-            Step::Start(program, replicas) => {
+            TakeoverStep::Start(program, replicas) => {
                 if let Some(deployment) = self.deployment_mut(*program) {
                     (deployment.wanted, deployment.before) = (*replicas, None);
                 }
             }
-            Step::AwaitReady(program) => {
+            TakeoverStep::AwaitReady(program) => {
                 if let Some(deployment) = self.deployment_mut(*program) {
                     (deployment.running, deployment.ready) = (deployment.wanted, deployment.wanted);
                 }
             }
-            Step::AwaitLease => self.leader = Leader::Operator(String::new()),
-            Step::AwaitLeaseFree => self.leader = Leader::None,
-            Step::RemoveFinalizers(_) => self.finalizers = 0,
+            TakeoverStep::AwaitLease => self.leader = Leader::Operator(String::new()),
+            TakeoverStep::AwaitLeaseFree => self.leader = Leader::None,
+            TakeoverStep::RemoveFinalizers(_) => self.finalizers = 0,
         }
         // A webhook that starts registers itself.
-        if direction == Direction::Undo && *step == Step::AwaitReady(Program::GoWebhook) {
-            self.admission = Admission::Other;
+        if direction == Direction::Undo
+            && *step == TakeoverStep::AwaitReady(TakeoverProgram::GoWebhook)
+        {
+            self.admission = WebhookContent::Other;
         }
     }
 }

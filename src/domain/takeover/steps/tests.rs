@@ -19,14 +19,14 @@ fn deployment(name: &str, replicas: i32) -> Deployment {
 }
 
 /// A Harvester with the operator installed beside the Go controller.
-fn harvester() -> State {
+fn harvester() -> TakeoverState {
     let crd = |plural: &str| Crd {
         name: format!("{plural}.loadbalancer.harvesterhci.io"),
         is_kept: false,
         is_current: false,
         way_back: WayBack::Open,
     };
-    State {
+    TakeoverState {
         controller: Some(deployment("harvester-load-balancer", 1)),
         webhook: Some(deployment("harvester-load-balancer-webhook", 1)),
         operator: Some(deployment("harvester-guest-operator", 2)),
@@ -37,7 +37,7 @@ fn harvester() -> State {
         }),
         crds: vec![crd("ippools"), crd("loadbalancers")],
         leader: Leader::Other("go".to_owned()),
-        admission: Admission::Operator,
+        admission: WebhookContent::Operator,
         finalizers: 5,
     }
 }
@@ -48,48 +48,53 @@ fn a_take_over_protects_what_is_there_before_it_stops_anything() {
     assert_eq!(
         steps,
         [
-            Step::KeepCrd("ippools.loadbalancer.harvesterhci.io".to_owned()),
-            Step::KeepCrd("loadbalancers.loadbalancer.harvesterhci.io".to_owned()),
-            Step::StopChart,
-            Step::Stop(Program::GoWebhook),
-            Step::AwaitEnd(Program::GoWebhook),
-            Step::Stop(Program::GoController),
-            Step::AwaitEnd(Program::GoController),
-            Step::AwaitLease,
-            Step::RemoveFinalizers(5),
+            TakeoverStep::KeepCrd("ippools.loadbalancer.harvesterhci.io".to_owned()),
+            TakeoverStep::KeepCrd("loadbalancers.loadbalancer.harvesterhci.io".to_owned()),
+            TakeoverStep::StopChart,
+            TakeoverStep::Stop(TakeoverProgram::GoWebhook),
+            TakeoverStep::AwaitEnd(TakeoverProgram::GoWebhook),
+            TakeoverStep::Stop(TakeoverProgram::GoController),
+            TakeoverStep::AwaitEnd(TakeoverProgram::GoController),
+            TakeoverStep::AwaitLease,
+            TakeoverStep::RemoveFinalizers(5),
         ]
     );
 }
 
 #[test]
 fn the_go_webhook_runs_until_the_operator_answers_in_its_place() {
-    let state = State { admission: Admission::Other, ..harvester() };
+    let state = TakeoverState { admission: WebhookContent::Other, ..harvester() };
     let steps = TAKE_OVER.plan(&state).unwrap();
-    let at = |step: &Step| steps.iter().position(|s| s == step).unwrap();
-    assert!(at(&Step::AwaitAdmission) < at(&Step::Stop(Program::GoWebhook)));
+    let at = |step: &TakeoverStep| steps.iter().position(|s| s == step).unwrap();
+    assert!(
+        at(&TakeoverStep::AwaitAdmission) < at(&TakeoverStep::Stop(TakeoverProgram::GoWebhook))
+    );
 }
 
 #[test]
 fn nothing_is_stopped_where_no_replica_could_go_on() {
-    let refusal = TAKE_OVER.next(&State { operator: None, ..harvester() }).unwrap_err();
+    let refusal = TAKE_OVER.next(&TakeoverState { operator: None, ..harvester() }).unwrap_err();
     assert!(refusal.contains("the operator is not installed"), "{refusal}");
     let next = |operator: Deployment| {
-        let state = State { operator: Some(operator), ..harvester() };
+        let state = TakeoverState { operator: Some(operator), ..harvester() };
         TAKE_OVER.next(&state).unwrap().unwrap()
     };
     let operator = || deployment("harvester-guest-operator", 2);
-    assert_eq!(next(Deployment { ready: 0, ..operator() }), Step::AwaitReady(Program::Operator));
+    assert_eq!(
+        next(Deployment { ready: 0, ..operator() }),
+        TakeoverStep::AwaitReady(TakeoverProgram::Operator)
+    );
     // As a way back leaves it.
     let stopped = Deployment { before: Some(2), ..deployment("harvester-guest-operator", 0) };
-    assert_eq!(next(stopped), Step::Start(Program::Operator, 2));
+    assert_eq!(next(stopped), TakeoverStep::Start(TakeoverProgram::Operator, 2));
 }
 
 #[test]
 fn a_harvester_without_fleet_has_its_deployments_stopped_alone() {
-    let state = State { chart: None, ..harvester() };
+    let state = TakeoverState { chart: None, ..harvester() };
     let steps = TAKE_OVER.plan(&state).unwrap();
-    assert!(!steps.contains(&Step::StopChart));
-    assert!(steps.contains(&Step::Stop(Program::GoController)));
+    assert!(!steps.contains(&TakeoverStep::StopChart));
+    assert!(steps.contains(&TakeoverStep::Stop(TakeoverProgram::GoController)));
 }
 
 #[test]
@@ -102,15 +107,15 @@ fn the_way_back_ends_the_operator_before_the_go_webhook_starts() {
     assert_eq!(
         steps,
         [
-            Step::Stop(Program::Operator),
-            Step::OpenAdmission,
-            Step::AwaitEnd(Program::Operator),
-            Step::AwaitLeaseFree,
-            Step::RestoreChart,
-            Step::Start(Program::GoWebhook, 1),
-            Step::AwaitReady(Program::GoWebhook),
-            Step::Start(Program::GoController, 1),
-            Step::AwaitReady(Program::GoController),
+            TakeoverStep::Stop(TakeoverProgram::Operator),
+            TakeoverStep::OpenAdmission,
+            TakeoverStep::AwaitEnd(TakeoverProgram::Operator),
+            TakeoverStep::AwaitLeaseFree,
+            TakeoverStep::RestoreChart,
+            TakeoverStep::Start(TakeoverProgram::GoWebhook, 1),
+            TakeoverStep::AwaitReady(TakeoverProgram::GoWebhook),
+            TakeoverStep::Start(TakeoverProgram::GoController, 1),
+            TakeoverStep::AwaitReady(TakeoverProgram::GoController),
         ]
     );
     for step in &steps {
@@ -130,7 +135,8 @@ fn there_is_no_way_back_while_a_status_is_a_subresource() {
         refusal.contains("CRD ippools.loadbalancer.harvesterhci.io is the operator's"),
         "{refusal}"
     );
-    let refusal = Direction::Undo.next(&State { controller: None, ..harvester() }).unwrap_err();
+    let refusal =
+        Direction::Undo.next(&TakeoverState { controller: None, ..harvester() }).unwrap_err();
     assert!(refusal.contains("no Deployment of the Go controller"), "{refusal}");
 }
 
@@ -140,11 +146,12 @@ fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
     let mut state = harvester();
     let steps = WITH_CRDS.plan(&state).unwrap();
     let name = |plural: &str| format!("{plural}.loadbalancer.harvesterhci.io");
-    let at = |steps: &[Step], step: &Step| steps.iter().position(|s| s == step).unwrap();
+    let at =
+        |steps: &[TakeoverStep], step: &TakeoverStep| steps.iter().position(|s| s == step).unwrap();
     for plural in ["ippools", "loadbalancers"] {
-        let adopted = at(&steps, &Step::AdoptCrd(name(plural)));
-        assert!(adopted > at(&steps, &Step::AwaitEnd(Program::GoController)));
-        assert!(adopted > at(&steps, &Step::AwaitLease));
+        let adopted = at(&steps, &TakeoverStep::AdoptCrd(name(plural)));
+        assert!(adopted > at(&steps, &TakeoverStep::AwaitEnd(TakeoverProgram::GoController)));
+        assert!(adopted > at(&steps, &TakeoverStep::AwaitLease));
     }
     for step in &steps {
         state.carry_out(WITH_CRDS, step);
@@ -153,14 +160,14 @@ fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
     assert_eq!(
         steps[..3],
         [
-            Step::RestoreCrd(name("ippools")),
-            Step::RestoreCrd(name("loadbalancers")),
-            Step::Stop(Program::Operator),
+            TakeoverStep::RestoreCrd(name("ippools")),
+            TakeoverStep::RestoreCrd(name("loadbalancers")),
+            TakeoverStep::Stop(TakeoverProgram::Operator),
         ]
     );
     // Harvester's chart puts its own form back: the next run replaces it without being asked again.
     state.crds[0].is_current = false;
-    assert_eq!(TAKE_OVER.plan(&state).unwrap(), [Step::AdoptCrd(name("ippools"))]);
+    assert_eq!(TAKE_OVER.plan(&state).unwrap(), [TakeoverStep::AdoptCrd(name("ippools"))]);
     assert_eq!(TAKE_OVER.plan(&harvester()).unwrap().len(), 9);
 }
 
@@ -175,7 +182,13 @@ fn what_comes_back_is_stopped_again() {
     let controller = state.controller.as_mut().unwrap();
     (controller.wanted, controller.running) = (1, 1);
     let steps = TAKE_OVER.plan(&state).unwrap();
-    assert_eq!(steps, [Step::Stop(Program::GoController), Step::AwaitEnd(Program::GoController)]);
+    assert_eq!(
+        steps,
+        [
+            TakeoverStep::Stop(TakeoverProgram::GoController),
+            TakeoverStep::AwaitEnd(TakeoverProgram::GoController)
+        ]
+    );
 }
 
 #[test]
@@ -209,7 +222,7 @@ fn any_deployment() -> impl Strategy<Value = Option<Deployment>> {
     }))
 }
 
-fn any_state() -> impl Strategy<Value = State> {
+fn any_state() -> impl Strategy<Value = TakeoverState> {
     let values = prop_oneof![
         Just(Value::Null),
         Just(json!({"enabled": true})),
@@ -234,9 +247,9 @@ fn any_state() -> impl Strategy<Value = State> {
         Just(Leader::Other("b".to_owned())),
     ];
     let admission = prop_oneof![
-        Just(Admission::Other),
-        Just(Admission::Operator),
-        Just(Admission::OperatorOpen)
+        Just(WebhookContent::Other),
+        Just(WebhookContent::Operator),
+        Just(WebhookContent::OperatorOpen)
     ];
     (
         (any_deployment(), any_deployment(), any_deployment()),
@@ -246,7 +259,7 @@ fn any_state() -> impl Strategy<Value = State> {
         admission,
         0..3usize,
     )
-        .prop_map(|(programs, chart, crds, leader, admission, finalizers)| State {
+        .prop_map(|(programs, chart, crds, leader, admission, finalizers)| TakeoverState {
             controller: programs.0,
             webhook: programs.1,
             operator: programs.2,
