@@ -32,7 +32,7 @@ pub use load_balancer::{
 };
 pub use token_rotation::{
     CurrentCredential, Day, OnDelete, PendingCredential, PendingStep, PreviousCredential, Schedule,
-    Tell, TokenRotation, TokenRotationSpec, TokenRotationStatus, Window, Workload, WorkloadKind,
+    TokenRotation, TokenRotationSpec, TokenRotationStatus, Window, Workload, WorkloadKind,
 };
 pub use watched::{ApiKey, WatchedCredential};
 

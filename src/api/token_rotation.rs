@@ -82,8 +82,8 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
         "spec.target.allCloudCredentials: only tokens of spec.source.rancherToken can be put into them"),
     validation = ("!has(self.target.allCloudCredentials) || !has(self.source) || !has(self.source.rancherToken) || !has(self.source.rancherToken.cluster)",
         "spec.source.rancherToken.cluster: each of all cloud credentials is for the cluster to which its kubeconfig leads: remove it"),
-    validation = ("!has(self.target.allCloudCredentials) || !has(self.tell)",
-        "spec.tell: cloud credentials are read in Rancher, not by workloads here: remove it"),
+    validation = ("!has(self.target.allCloudCredentials) || !has(self.restartWorkloads)",
+        "spec.restartWorkloads: cloud credentials are read in Rancher, not by workloads here: remove it"),
     validation = ("!has(self.rancher) || !has(self.source) || has(self.source.rancherToken) || !has(self.target.secret)",
         "spec.rancher: it has nothing to do with this spec.source: remove it"),
     validation = ("!has(self.target.cloudCredential) || has(self.target.cloudCredential.server) || !has(self.source) || has(self.source.rancherToken)",
@@ -98,8 +98,8 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
         "spec.rancher.url is immutable: make another TokenRotation"),
     validation = ("!has(self.source) || !has(self.source.rancherToken) || !has(self.source.rancherToken.cluster) || !has(self.target.secret) || self.target.secret.name != self.rancher.minter.secretName || self.target.secret.key != self.rancher.minter.key",
         "spec.source.rancherToken.cluster: an API key that is good for one cluster cannot renew itself"),
-    validation = ("has(self.source) || !has(self.tell)",
-        "spec.tell: without spec.source nothing is replaced, so nothing is restarted: remove it"),
+    validation = ("has(self.source) || !has(self.restartWorkloads)",
+        "spec.restartWorkloads: without spec.source nothing is replaced, so nothing is restarted: remove it"),
     validation = ("has(self.source) || !has(self.overlapSeconds)",
         "spec.overlapSeconds: without spec.source nothing is replaced: remove it"),
     validation = ("has(self.source) || !has(self.onDelete) || self.onDelete == 'Keep'",
@@ -125,9 +125,11 @@ pub struct TokenRotationSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_592_000))]
     pub overlap_seconds: Option<i64>,
-    /// Workloads that are restarted to read a new credential.
+    /// Workloads in the same namespace that are restarted for a new credential: those that read it
+    /// only when they start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tell: Option<Tell>,
+    #[schemars(length(min = 1, max = 16))]
+    pub restart_workloads: Option<Vec<Workload>>,
     /// Fate of the published credential when the TokenRotation is deleted. Unset means Keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_delete: Option<OnDelete>,
@@ -196,21 +198,12 @@ pub enum Day {
     Sun,
 }
 
-/// Workloads that are restarted to read a new credential.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Tell {
-    /// Workloads in the same namespace that read the credential only when they start.
-    #[schemars(length(min = 1, max = 16))]
-    pub restart: Vec<Workload>,
-}
-
 /// Workload whose pods are replaced, as `kubectl rollout restart` does.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = ("self.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
-        "spec.tell.restart[].name: must be the name of a workload: lower-case letters, digits, dashes and dots"),
+        "spec.restartWorkloads[].name: must be the name of a workload: lower-case letters, digits, dashes and dots"),
 )]
 pub struct Workload {
     /// Kind of the workload to restart.

@@ -123,12 +123,12 @@ impl RotationRun<'_> {
         }
     }
 
-    /// Restarts every workload of `spec.tell`, so that it reads the target again.
-    pub(super) async fn tell(&mut self) -> Result<(), CallError> {
+    /// Restarts every workload of `spec.restartWorkloads`, so that it reads the target again.
+    pub(super) async fn restart(&mut self) -> Result<(), CallError> {
         let current = self.record.current.clone().unwrap_or_default();
         let part = self.plan.prefix.rsplit('-').next().unwrap_or_default();
         let key = format!("{ANNOTATION_HASH}-{part}");
-        let workloads = self.rotation.spec.tell.clone().unwrap_or_default().restart;
+        let workloads = self.rotation.spec.restart_workloads.clone().unwrap_or_default();
         for workload in &workloads {
             let (namespace, text) = (self.namespace(), (key.as_str(), current.hash.as_str()));
             match self.keeper.ctx.writer.restart(&namespace, workload, text).await {
@@ -138,7 +138,7 @@ impl RotationRun<'_> {
                     let events = &self.keeper.ctx.events;
                     events.warning(self.rotation.object_ref(&()), "WorkloadMissing", note);
                 }
-                Err(error) => return self.fail(RotationStep::Tell, &current.name, error).await,
+                Err(error) => return self.fail(RotationStep::Restart, &current.name, error).await,
             }
         }
         self.look_again().await?;

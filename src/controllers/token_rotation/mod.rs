@@ -8,12 +8,12 @@ mod account;
 mod act;
 mod census;
 mod children;
+mod gauges;
 mod leaving;
 mod look;
 mod probe;
 mod rancher;
 mod run;
-mod tell;
 mod way;
 
 use std::collections::{HashMap, HashSet};
@@ -130,7 +130,7 @@ pub(super) async fn run(ctx: Context) {
         .collect();
     let secrets = async { while secrets.next().await.is_some() {} };
     // Joined, so that the other tasks continue if no namespace is named and no Secret is watched.
-    tokio::join!(control, watch, secrets, tell::tell(&keeper));
+    tokio::join!(control, watch, secrets, gauges::report(&keeper));
 }
 
 async fn watch(

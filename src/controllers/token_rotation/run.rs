@@ -213,7 +213,7 @@ impl RotationRun<'_> {
             RotationAction::Verify if self.is_by_rancher() => self.verify_there().await?,
             RotationAction::Verify => self.verify().await?,
             RotationAction::Publish { keep } => self.publish(keep).await?,
-            RotationAction::Tell => self.tell().await?,
+            RotationAction::Restart => self.restart().await?,
             RotationAction::DropOld => self.drop_old().await?,
             RotationAction::Revoke(name) => self.revoke(&name).await?,
             RotationAction::Finish => {

@@ -39,16 +39,16 @@ fn window(start: &str, minutes: i64, days: &[&str]) -> Value {
 }
 
 fn restart(kind: &str, name: &str) -> Value {
-    spec(&[("tell", json!({"restart": [{"kind": kind, "name": name}]}))])
+    spec(&[("restartWorkloads", json!([{"kind": kind, "name": name}]))])
 }
 
-fn all(source: &Value, tell: &Value) -> Value {
+fn all(source: &Value, restart: &Value) -> Value {
     let mut spec = json!({
         "source": source, "target": {"allCloudCredentials": {}},
         "rancher": {"minter": {"secretName": "rancher"}},
     });
-    if !tell.is_null() {
-        spec["tell"] = tell.clone();
+    if !restart.is_null() {
+        spec["restartWorkloads"] = restart.clone();
     }
     spec
 }
@@ -119,13 +119,13 @@ fn bad() -> Vec<(Value, [&'static str; 2])> {
         (window("02:30", 60, &["Monday"]), ["spec.schedule.maintenanceWindow.days[0]", "\"Mon\""]),
         (spec(&[("overlapSeconds", json!(-1))]), ["spec.overlapSeconds", "0"]),
         (spec(&[("overlapSeconds", json!(2_592_001))]), ["spec.overlapSeconds", "2592000"]),
-        (restart("Pod", "web"), ["spec.tell.restart[0].kind", "\"Deployment\""]),
-        (restart("Deployment", "Web"), ["spec.tell.restart", "lower-case letters"]),
-        (spec(&[("tell", json!({"restart": []}))]), ["spec.tell.restart", "at least 1"]),
+        (restart("Pod", "web"), ["spec.restartWorkloads[0].kind", "\"Deployment\""]),
+        (restart("Deployment", "Web"), ["spec.restartWorkloads", "lower-case letters"]),
+        (spec(&[("restartWorkloads", json!([]))]), ["spec.restartWorkloads", "at least 1"]),
         (spec(&[("onDelete", json!("Delete"))]), ["spec.onDelete", "\"Revoke\""]),
         (
-            watched("tell", &json!({"restart": [{"kind": "Deployment", "name": "web"}]})),
-            ["spec.tell", "without spec.source"],
+            watched("restartWorkloads", &json!([{"kind": "Deployment", "name": "web"}])),
+            ["spec.restartWorkloads", "without spec.source"],
         ),
         (watched("overlapSeconds", &json!(60)), ["spec.overlapSeconds", "without spec.source"]),
         (watched("onDelete", &json!("Revoke")), ["spec.onDelete", "without spec.source"]),
@@ -144,7 +144,7 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
     };
     let server = rancher("url", json!("https://rancher"))["rancher"].clone();
     let authority = |value: Value| rancher("certificateAuthoritySecret", value);
-    let tell = |value: Value| spec(&[("tell", value)]);
+    let restarts = |value: Value| spec(&[("restartWorkloads", value)]);
     let stored = |seconds: i64| {
         let token = json!({"serviceAccountName": "guest", "lifetimeSeconds": seconds});
         source(&json!({"serviceAccountTokenSecret": token}))
@@ -177,11 +177,8 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
             source(&json!({"serviceAccountTokenSecret": {}})),
             ["spec.source.serviceAccountTokenSecret.serviceAccountName", "Required"],
         ),
-        (tell(json!({})), ["spec.tell.restart", "Required"]),
-        (
-            tell(json!({"restart": [{"kind": "Deployment"}]})),
-            ["spec.tell.restart[0].name", "Required"],
-        ),
+        (restarts(json!({})), ["spec.restartWorkloads", "array"]),
+        (restarts(json!([{"kind": "Deployment"}])), ["spec.restartWorkloads[0].name", "Required"]),
         (window_of(json!({"start": "02:30"})), ["maintenanceWindow.durationMinutes", "Required"]),
         (window_of(json!({"durationMinutes": 60})), ["maintenanceWindow.start", "Required"]),
         (window("02:30", 1441, &[]), ["maintenanceWindow.durationMinutes", "1440"]),
@@ -209,11 +206,8 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
             ["spec.source.rancherToken.allowOtherUser", "remove it"],
         ),
         (
-            all(
-                &json!({"rancherToken": {}}),
-                &json!({"restart": [{"kind": "Deployment", "name": "web"}]}),
-            ),
-            ["spec.tell: cloud credentials are read in Rancher", "remove it"],
+            all(&json!({"rancherToken": {}}), &json!([{"kind": "Deployment", "name": "web"}])),
+            ["spec.restartWorkloads: cloud credentials are read in Rancher", "remove it"],
         ),
         (
             behind(&account, "http://10.0.0.1"),

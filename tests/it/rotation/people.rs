@@ -297,7 +297,7 @@ async fn workloads_are_restarted_once_for_each_credential() -> Result<()> {
     cluster.put(&cluster.kubeconfig()).await?;
     let restart =
         json!([{"kind": "Deployment", "name": "ccm"}, {"kind": "DaemonSet", "name": "no"}]);
-    cluster.rotation(spec(&[("tell", json!({"restart": restart}))])).await?;
+    cluster.rotation(spec(&[("restartWorkloads", json!(restart))])).await?;
     let restarted = async |at_least: i64| {
         cluster
             .says("restart of the workloads", |s| {

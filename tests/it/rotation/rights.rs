@@ -29,7 +29,7 @@ async fn without_any_one_right_it_says_which_and_goes_on_with_it() -> Result<()>
     cluster.put(&cluster.kubeconfig()).await?;
     let restart: Vec<_> =
         WORKLOADS.iter().map(|kind| json!({"kind": kind, "name": "ccm"})).collect();
-    cluster.rotation(spec(&[("tell", json!({"restart": restart}))])).await?;
+    cluster.rotation(spec(&[("restartWorkloads", json!(restart))])).await?;
     let mut operator = leader(&cluster).await?;
     cluster.published(1).await?;
     cluster.one_is_left().await?;

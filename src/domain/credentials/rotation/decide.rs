@@ -29,7 +29,7 @@ pub fn decide(
     }
     let mut until = EarliestTime::default();
     replace(plan, record, seen, &mut until)
-        .or_else(|| tell(plan, record, seen, &mut until))
+        .or_else(|| restart(plan, record, seen, &mut until))
         .or_else(|| revoke(plan, record, seen, &mut until))
         .or_else(|| drop_foreign(plan, record, seen, &mut until))
         .unwrap_or(RotationAction::Wait(until.0))
@@ -102,7 +102,7 @@ fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> Rota
     let Some(pending) = next.pending.take() else { return next };
     let Some(PendingPublication { made, .. }) = pending.publishing else { return next };
     // One second more, because times are cut to whole seconds.
-    retire(&mut next, (!plan.tells).then_some(now + plan.overlap + 1));
+    retire(&mut next, (!plan.restarts).then_some(now + plan.overlap + 1));
     if pending.requests.leaked.is_some() {
         for old in &mut next.previous {
             old.after = Some(now);
@@ -325,7 +325,7 @@ fn go_on(
 }
 
 /// Restarts workloads if that is not done yet, and begins the overlap of old credentials.
-fn tell(
+fn restart(
     plan: &RotationPlan,
     record: &RotationRecord,
     seen: &ObservedState,
@@ -337,12 +337,12 @@ fn tell(
     if !is_there {
         return None;
     }
-    if plan.tells && !is_done {
+    if plan.restarts && !is_done {
         if let Some(retry) = record.retry_after.filter(|retry| *retry > seen.now) {
             until.or(retry);
             return None;
         }
-        return Some(RotationAction::Tell);
+        return Some(RotationAction::Restart);
     }
     // Workloads were restarted, or there are none to restart.
     record
@@ -355,7 +355,7 @@ fn tell(
 /// Record after workloads were restarted for the credential in the target.
 pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationRecord {
     let mut next = record.clone();
-    if plan.tells {
+    if plan.restarts {
         next.restarted_for = next.current.as_ref().map(|current| current.name.clone());
         next.failures = 0;
         next.retry_after = None;

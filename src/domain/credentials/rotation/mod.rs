@@ -62,7 +62,7 @@ pub struct RotationPlan {
     /// Time for which the old credential stays valid beside the new one, in seconds.
     pub overlap: Seconds,
     /// Whether workloads are restarted for a new credential.
-    pub tells: bool,
+    pub restarts: bool,
     /// Whether a deletion of the TokenRotation revokes the published credential.
     pub revokes: bool,
     /// Time of the request to delete the TokenRotation, if there is one.
@@ -295,7 +295,7 @@ pub enum RotationAction {
         keep: bool,
     },
     /// Restart the workloads that must read the new credential.
-    Tell,
+    Restart,
     /// Remove the kept old credential from the target.
     DropOld,
     /// Revoke the credential with this name, if it exists.
@@ -339,7 +339,7 @@ pub enum RotationStep {
     /// Publish it.
     Publish,
     /// Restart workloads.
-    Tell,
+    Restart,
     /// Revoke the old credential.
     Revoke,
 }
@@ -351,13 +351,14 @@ impl RotationStep {
             Self::Mint => "Mint",
             Self::Verify => "Verify",
             Self::Publish => "Publish",
-            Self::Tell => "Tell",
+            Self::Restart => "Restart",
             Self::Revoke => "Revoke",
         }
     }
 
     /// All steps, in their order.
-    pub const ALL: [Self; 5] = [Self::Mint, Self::Verify, Self::Publish, Self::Tell, Self::Revoke];
+    pub const ALL: [Self; 5] =
+        [Self::Mint, Self::Verify, Self::Publish, Self::Restart, Self::Revoke];
 }
 
 impl RotationRecord {

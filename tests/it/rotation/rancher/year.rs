@@ -217,7 +217,7 @@ impl Rotation {
                 paused: false,
             },
             overlap: OVERLAP,
-            tells: false,
+            restarts: false,
             revokes: false,
             deleting: None,
             requests: RotationRequests::default(),
@@ -311,7 +311,7 @@ impl Rotation {
                 Ok(()) => Ok(()),
                 Err(error) => Err((RotationStep::Revoke, name, error.to_string())),
             },
-            RotationAction::Tell | RotationAction::Finish => bail!("unexpected act {act:?}"),
+            RotationAction::Restart | RotationAction::Finish => bail!("unexpected act {act:?}"),
         };
         if let Err((step, name, why)) = done {
             self.acts.push(format!("{now} failed {step:?}: {why}"));

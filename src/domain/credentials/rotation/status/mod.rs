@@ -161,7 +161,7 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
             paused: wants.paused.unwrap_or_default(),
         },
         overlap: spec.overlap_seconds.unwrap_or(if prunes { OVERLAP_THERE } else { OVERLAP }),
-        tells: spec.tell.is_some(),
+        restarts: spec.restart_workloads.is_some(),
         revokes: spec.on_delete == Some(OnDelete::Revoke),
         deleting: rotation.metadata.deletion_timestamp.as_ref().map(|time| time.0.as_second()),
         requests: RotationRequests {

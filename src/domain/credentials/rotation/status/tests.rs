@@ -86,7 +86,10 @@ fn what_is_recorded_is_read_again() {
 fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
     let mut first = rotation(account());
     let plan = super::plan(&first);
-    assert_eq!((plan.lifetime, plan.overlap, plan.tells, plan.revokes), (600, 3_600, false, false));
+    assert_eq!(
+        (plan.lifetime, plan.overlap, plan.restarts, plan.revokes),
+        (600, 3_600, false, false)
+    );
     assert_eq!(plan.schedule.left_percent, 33);
     assert!(plan.prefix.starts_with("guest-") && plan.prefix.len() == 14, "{}", plan.prefix);
     // A longer lifetime is requested than Rancher grants. The assumed one is the default.

@@ -32,11 +32,11 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
         "spec": {
             "source": {"rancherToken": {}}, "target": {"cloudCredential": {"name": "cc"}},
             "rancher": {"url": "https://r", "minter": {"secretName": "s", "key": "k"}},
-            "tell": {"restart": [{"kind": "Deployment", "name": "d"}]},
+            "restartWorkloads": [{"kind": "Deployment", "name": "d"}],
         },
     }))
     .unwrap();
-    let plan = RotationPlan { prefix: "r".into(), tells: true, ..status::plan(&rotation) };
+    let plan = RotationPlan { prefix: "r".into(), restarts: true, ..status::plan(&rotation) };
     let names = record.previous.iter().map(|old| &old.name);
     let mut existing: Vec<String> =
         names.chain(record.current.as_ref().map(|current| &current.name)).cloned().collect();
@@ -75,7 +75,7 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
             RotationAction::Publish { .. } | RotationAction::DropOld => {
                 (RotationStep::Publish, String::new())
             }
-            RotationAction::Tell => (RotationStep::Tell, String::new()),
+            RotationAction::Restart => (RotationStep::Restart, String::new()),
             RotationAction::Revoke(name) => (RotationStep::Revoke, name),
             RotationAction::Finish => panic!("nothing is deleted"),
         };
@@ -151,9 +151,9 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
         ("verify", new(), RotationStep::Verify),
         ("publish", new(), RotationStep::Publish),
         (
-            "tell",
+            "restart",
             (RotationRecord { restarted_for: None, ..published.clone() }, there(Some("h2"), None)),
-            RotationStep::Tell,
+            RotationStep::Restart,
         ),
         ("revoke", (with(&old), there(Some("h2"), None)), RotationStep::Revoke),
         ("take out ours", (with(&old), there(Some("h2"), Some("h1"))), RotationStep::Publish),

@@ -123,7 +123,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(readable: bool, prunes: bool, tells: bool, fault: Option<Fault>) -> Self {
+    pub fn new(readable: bool, prunes: bool, restarts: bool, fault: Option<Fault>) -> Self {
         let schedule = ReplacementSchedule {
             left_percent: 33,
             minimum_left: 0,
@@ -138,7 +138,7 @@ impl World {
             presumed: LIFE,
             schedule,
             overlap: OVERLAP,
-            tells,
+            restarts,
             revokes: false,
             deleting: None,
             requests: RotationRequests::default(),
@@ -289,7 +289,7 @@ impl World {
             RotationAction::Mint(_) => Some(RotationStep::Mint),
             RotationAction::Verify => Some(RotationStep::Verify),
             RotationAction::Publish { .. } | RotationAction::DropOld => Some(RotationStep::Publish),
-            RotationAction::Tell => Some(RotationStep::Tell),
+            RotationAction::Restart => Some(RotationStep::Restart),
             RotationAction::Revoke(_) => Some(RotationStep::Revoke),
             _ => None,
         };
@@ -334,7 +334,7 @@ impl World {
             }
             RotationAction::Verify => self.verify(who)?,
             RotationAction::Publish { keep } => self.publish(&record, keep, trouble)?,
-            RotationAction::Tell => {
+            RotationAction::Restart => {
                 let next = after_restart(&self.plan, &record, self.now);
                 self.write(who, version, next, &seen);
             }

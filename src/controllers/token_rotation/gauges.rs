@@ -31,7 +31,7 @@ struct GaugeValues {
 }
 
 /// Updates the gauges until dropped.
-pub(super) async fn tell(keeper: &RotationContext) {
+pub(super) async fn report(keeper: &RotationContext) {
     // Removes the series at the end of the term.
     let _series = RotationSeries(&keeper.ctx);
     let gauges = &keeper.ctx.metrics.rotation;
