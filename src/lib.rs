@@ -1,9 +1,10 @@
 //! Load-balancer addresses for guests of Harvester: one operator in the host cluster.
 //!
-//! Rooms, in the order in which data flows: [`api`] holds the types, [`domain`] decides, `k8s`
-//! calls the API server, [`rancher`] calls a Rancher, `controllers` connect them, `http` serves
-//! metrics, probes and admission, `cli` starts all of them. `tls` has the TLS
-//! settings of [`prober`] and [`rancher`].
+//! Rooms, in the order in which data flows: [`api`] holds the types, [`domain`] decides,
+//! [`metrics`] counts, [`k8s`] calls the API server, [`prober`] the backends and [`rancher`] a
+//! Rancher, [`controllers`] connect them, [`http`] serves metrics, probes and admission, [`agent`]
+//! leases addresses by DHCP, [`cli`] starts all of them. `tls` has the TLS settings of [`prober`]
+//! and [`rancher`].
 
 pub mod agent;
 pub mod cli;

@@ -51,8 +51,8 @@ pub(super) struct LinkChanges {
     messages: Messages,
     links: KernelLinks,
     /// List of all links that is under way after the kernel dropped a notification for want of
-    /// buffer space. It survives a dropped [`LinkChanges::next`]: it takes longer the more links there
-    /// are.
+    /// buffer space. It survives a dropped [`LinkChanges::next`]: it takes longer the more links
+    /// there are.
     look: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
 }
 

@@ -1,10 +1,10 @@
-//! Watches what Harvester's chart and its Go controller leave or put back: finalizers of VMs, which are
-//! counted, and the form of the CRDs that the chart owns too. Another form in the place of the operator's is
-//! said, and replaced where that is allowed.
+//! Watches what Harvester's chart and its Go controller leave or put back: finalizers of VMs, which
+//! are counted, and the form of the CRDs that the chart owns too. Another form in the place of the
+//! operator's is said, and replaced where that is allowed.
 //!
-//! Invariants: a form is replaced only where a take-over has put the operator's before, and then at most
-//! once in [`AGAIN`], so that the operator and a chart that insists do not write in turns. The status
-//! subresource comes back only where a replica of the operator removed it.
+//! Invariants: a form is replaced only where a take-over has put the operator's before, and then at
+//! most once in [`AGAIN`], so that the operator and a chart that insists do not write in turns. The
+//! status subresource comes back only where a replica of the operator removed it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

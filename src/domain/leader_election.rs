@@ -38,9 +38,9 @@ impl ElectionPace {
         Self { seconds, others: seconds }
     }
 
-    /// Pace for a Lease for which the Go controller competes. The Go controller waits as long as for one
-    /// of its own, so that an API server that stalls for some seconds does not hand the Lease to it
-    /// while replicas of this operator live.
+    /// Pace for a Lease for which the Go controller competes. The Go controller waits as long as
+    /// for one of its own, so that an API server that stalls for some seconds does not hand the
+    /// Lease to it while replicas of this operator live.
     pub const fn beside_go(seconds: u8) -> Self {
         let others = if seconds > GO_LEASE_SECONDS { seconds } else { GO_LEASE_SECONDS };
         Self { seconds, others }
@@ -82,13 +82,13 @@ impl ElectionPace {
 pub struct LeaseSeen {
     /// `spec.holderIdentity`; empty when the Lease was released.
     pub holder: String,
-    /// Lease duration: of a replica of this operator the one that it wrote in an annotation, of another
-    /// controller `spec.leaseDurationSeconds`.
+    /// Lease duration: of a replica of this operator the one that it wrote in an annotation, of
+    /// another controller `spec.leaseDurationSeconds`.
     pub duration: Duration,
     /// `metadata.resourceVersion`: any change shows that the holder is alive.
     pub version: String,
-    /// Replica of this operator that acquired the Lease last, from the annotation that each replica
-    /// writes on it. Empty if there was none. The Go controller does not change the annotation.
+    /// Identity of the last replica of this operator that acquired the Lease, from an annotation
+    /// that the Go controller leaves as it is. Empty: there was none.
     pub operator: String,
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use futures::future::BoxFuture;
-use http::{Request, Response, StatusCode, Uri};
+use http::{Request, Response, StatusCode};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::Client as Http;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -20,6 +20,7 @@ use tower::{BoxError, Service, ServiceBuilder, layer::layer_fn};
 
 use super::SILENCE;
 use super::read_only::{ReadOnly, RefusedReads};
+use super::request_path::watched;
 use crate::metrics::Metrics;
 
 /// Time after which an idle connection is closed. The API server at the other end may have become
@@ -166,33 +167,5 @@ where
             }
             answer
         })
-    }
-}
-
-/// Plural name of the watched resource. `None`: the call is not a watch.
-pub(super) fn watched(uri: &Uri) -> Option<String> {
-    let is_watch = uri.query()?.split('&').any(|part| part == "watch=true" || part == "watch=1");
-    is_watch.then(|| resource_at(uri.path()).to_owned())
-}
-
-/// Last segment of a path: the resource's plural name.
-pub(super) fn resource_at(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_watch_is_recognized_by_its_query_and_named_by_its_path() {
-        for (uri, resource) in [
-            ("/apis/g.io/v1/namespaces/a/widgets?watch=true&resourceVersion=1", Some("widgets")),
-            ("/api/v1/nodes?timeoutSeconds=8&watch=1", Some("nodes")),
-            ("/api/v1/nodes?limit=500", None),
-            ("/api/v1/nodes", None),
-        ] {
-            assert_eq!(watched(&uri.parse().unwrap()).as_deref(), resource, "{uri}");
-        }
     }
 }

@@ -27,8 +27,8 @@ use super::guard::Guard;
 use super::{CALL_DEADLINE, CallError, call, call_within, informer};
 use crate::api::{ANNOTATION_RANCHER_URL, LABEL_ROTATION, TokenRotation};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
-use crate::domain::credentials::rotation::Seconds;
 use crate::domain::credentials::rotation::target_secret::SecretContent;
+use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::credentials::token::TokenText;
 use crate::metrics::Metrics;
 
@@ -271,8 +271,8 @@ impl CredentialReader {
     }
 }
 
-/// Contents of the Secrets of a namespace, or of the one with this name: each with the Secret's name and
-/// its key.
+/// Contents of the Secrets of a namespace, or of the one with this name: each with the Secret's
+/// name and its key.
 pub async fn contents(
     client: &Client,
     namespace: &str,

@@ -13,7 +13,7 @@ use kube_runtime::utils::{Backoff, ResetTimerBackoff};
 use kube_runtime::watcher::{self, Event};
 use serde::de::DeserializeOwned;
 
-use super::client::resource_at;
+use super::request_path::resource_at;
 use crate::metrics::Metrics;
 
 /// Duration of a watch, in seconds. The API server sends a bookmark two seconds before a watch

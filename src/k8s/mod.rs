@@ -1,10 +1,13 @@
-//! The only module that talks to the API server: informers, guarded writes, Events, the Lease.
+//! Client of the API server: informers, guarded writes, Events, the Lease. Other rooms may read by
+//! calls of their own; every write goes through here.
 //!
 //! Invariants: every call has a deadline; every write is refused here when this process does not
-//! lead, except those of the Lease, of admission, of the `cloud-config` and `takeover` commands, and
-//! the condition that names another controller as the leader; [`write::ApiWriter::check_leadership`]
-//! refuses writes in a Rancher likewise; every write here rests on a resourceVersion, so that the
-//! server refuses a decision made from a stale view.
+//! lead, except those of the Lease, of admission, of the `cloud-config` and `takeover` commands,
+//! and the condition that names another controller as the leader;
+//! [`write::ApiWriter::check_leadership`] refuses writes in a Rancher likewise. A change rests on a
+//! resourceVersion, and a deletion on it or on the UID, so that the server refuses a decision made
+//! from a stale view. Two writes need neither: the restart of a workload, which sets one
+//! annotation, and the deletion of a bound Secret, whose name is never used again.
 
 /// Implements a wrapper's kind by that of the wrapped type.
 macro_rules! kind_of {
@@ -44,6 +47,7 @@ pub mod other_controller;
 pub mod read;
 pub mod read_only;
 pub mod records;
+mod request_path;
 pub mod stored;
 pub mod takeover;
 pub mod trimmed;
@@ -84,8 +88,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Reason why the API server refuses the request for good, so that a retry would not help. `None`:
-    /// it does not.
+    /// Reason why the API server refuses the request for good, so that a retry would not help.
+    /// `None`: it does not.
     pub fn refusal(&self) -> Option<&str> {
         match self {
             Self::Other(error) => match &**error {

@@ -83,8 +83,8 @@ impl LeaseHolderWatch {
         self.events.warning(lease, reason::OTHER_CONTROLLER, note);
     }
 
-    /// Keeps the records of the other controller, as long as it holds the Lease: a chart or a person
-    /// may put the subresource back.
+    /// Keeps the records of the other controller, as long as it holds the Lease: a chart or a
+    /// person may put the subresource back.
     async fn watch_records(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {

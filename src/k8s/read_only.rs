@@ -12,7 +12,7 @@ use http::{Method, Request, Response, StatusCode, Uri};
 use kube::client::Body;
 use tower::{BoxError, Service};
 
-use super::client::watched;
+use super::request_path::watched;
 use crate::domain::preview::unread::{ReadFailure, RoleRead};
 
 /// A write that was not sent.

@@ -55,8 +55,8 @@ pub async fn read(
     metrics: &Metrics,
 ) -> anyhow::Result<ReadResult> {
     let mut unreadable = Vec::new();
-    // Before all else, so that without one of these rights it ends at once. Pools come first, so that
-    // the owner of each claim is in the later list.
+    // Before all else, so that without one of these rights it ends at once. Pools come first, so
+    // that the owner of each claim is in the later list.
     let pools = list::<IPPool>(client, PAGE, &mut unreadable).await;
     let mut pools = pools.map_err(|error| needed("ippools", error, refusals))?;
     let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut unreadable).await;

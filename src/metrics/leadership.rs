@@ -11,9 +11,11 @@ pub struct LeadershipMetrics {
     pub leader: IntGauge,
     /// 1 for another controller that holds the Lease, by its identity.
     pub other_controller: IntGaugeVec,
-    /// 1 for a CRD of which another form is in the place of the operator's. Only the leader sets it.
+    /// 1 for a CRD of which another form is in the place of the operator's. Only the leader sets
+    /// it.
     pub crd_replaced: IntGaugeVec,
-    /// VMs, and their instances, that have a finalizer of the Go controller. Only the leader sets it.
+    /// VMs, and their instances, that have a finalizer of the Go controller. Only the leader sets
+    /// it.
     pub go_finalizers: IntGauge,
     /// CRDs of which the operator put its form, or the status subresource, back.
     pub crd_repairs: IntCounterVec,

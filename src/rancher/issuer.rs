@@ -6,9 +6,8 @@ use super::{
     TokenList, TokenOrder, TrustedRoots,
 };
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
-use crate::domain::credentials::rotation::{
-    CredentialTerm, MintedCredential, Seconds, TargetCredential,
-};
+use crate::domain::credentials::rotation::{CredentialTerm, MintedCredential, TargetCredential};
+use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::credentials::token::{TokenClaims, TokenText as Value};
 
 /// A Rancher, and the API key for the calls to it.

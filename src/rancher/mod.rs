@@ -2,8 +2,8 @@
 //!
 //! Beside the prober, this is the only module that connects to anything but the API server, and it
 //! connects to the server that a spec names. Invariants: a call is sent once, bounded in time and
-//! size, over HTTPS, to no other host; a [`SecretText`] reveals its text only by [`SecretText::reveal`] and
-//! is wiped when it is dropped; an [`RancherError`] holds no secret.
+//! size, over HTTPS, to no other host; a [`SecretText`] reveals its text only by
+//! [`SecretText::reveal`] and is wiped when it is dropped; an [`RancherError`] holds no secret.
 
 mod api_server;
 mod bearer;

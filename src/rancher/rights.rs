@@ -54,8 +54,8 @@ impl RancherIssuer {
 }
 
 impl ApiServer {
-    /// Whether the bearer of a token may do what Rancher's node driver must, in all namespaces or in
-    /// one of those given. `account`: the ServiceAccount, for the message.
+    /// Whether the bearer of a token may do what Rancher's node driver must, in all namespaces or
+    /// in one of those given. `account`: the ServiceAccount, for the message.
     pub async fn rights(&self, token: &str, account: &str, namespaces: &[String]) -> TokenRights {
         let asked = async {
             let Some(lacking) = lacks(self.endpoint(), token, None).await? else {

@@ -38,8 +38,8 @@ impl CloudCredentialView {
 }
 
 impl RancherIssuer {
-    /// Whether Rancher reports that a cloud credential does not exist, or that the key's user may no
-    /// longer read it.
+    /// Whether Rancher reports that a cloud credential does not exist, or that the key's user may
+    /// no longer read it.
     pub async fn lacks(&self, name: &str) -> bool {
         let stored = self.rancher().stored(self.key(), name).await;
         matches!(stored, Ok(DatedAnswer { value: None, .. }) | Err(RancherError::Forbidden(_)))

@@ -1,7 +1,7 @@
 //! Certificate authorities that a server's certificate may come from.
 //!
-//! Invariant: either exactly the given authorities or exactly the system's are trusted. Where a token
-//! is sent, a certificate is always verified.
+//! Invariant: either exactly the given authorities or exactly the system's are trusted. Where a
+//! token is sent, a certificate is always verified.
 
 use tokio_rustls::rustls::ClientConfig;
 

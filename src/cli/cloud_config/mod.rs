@@ -7,6 +7,7 @@
 //! is no log: each change is reported on standard error.
 
 mod file;
+mod options;
 mod request;
 
 use std::io::Write as _;
@@ -15,11 +16,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use chrono::Utc;
-use clap::ValueEnum;
 
+use self::options::{CsiRights, OutputKind};
 use self::request::{CloudConfigRequest, MakeRequest, RequestedWork};
 use crate::domain::credentials::guest_account::list::{GuestCredential, table};
-use crate::domain::credentials::guest_account::output::{self, OutputForm, TokenMaterial};
+use crate::domain::credentials::guest_account::output::{self, TokenMaterial};
 use crate::domain::credentials::guest_account::{
     self, CreationStep, CsiAccess, ExistingObjects, GuestCluster, ObjectRemoval, RefusalReasons,
     RevokeScope, StandIn, plan, revoke, wanted_token,
@@ -91,33 +92,6 @@ pub(super) struct CloudConfigArgs {
     /// Prints the cloud config without a test. Needed where --server cannot be reached from here.
     #[arg(long)]
     skip_check: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum OutputKind {
-    /// Kubeconfig file.
-    Kubeconfig,
-    /// Secret for the guest: kube-system/harvester-csi-config.
-    Secret,
-    /// Secret for the Rancher that provisions the guest: fleet-default/harvesterconfig-CLUSTER.
-    RancherSecret,
-    /// User data for nodes of RKE2.
-    CloudInitRke2,
-    /// User data for nodes of K3s.
-    CloudInitK3s,
-    /// Secret for a guest of K3s, and HelmCharts of the cloud provider and the CSI driver.
-    #[value(name = "helm-chart-k3s")]
-    HelmChartK3s,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum CsiRights {
-    /// The rights that Harvester gives, for the whole cluster.
-    Harvester,
-    /// Rights in the guest's namespace, and elsewhere only the required ones.
-    Narrow,
-    /// No rights.
-    None,
 }
 
 /// Executes the request.
@@ -441,27 +415,4 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 fn say(text: &str) -> anyhow::Result<()> {
     writeln!(std::io::stderr(), "{text}").context("write to standard error")
-}
-
-impl From<OutputKind> for OutputForm {
-    fn from(output: OutputKind) -> Self {
-        match output {
-            OutputKind::Kubeconfig => Self::Kubeconfig,
-            OutputKind::Secret => Self::Secret,
-            OutputKind::RancherSecret => Self::RancherSecret,
-            OutputKind::CloudInitRke2 => Self::CloudInitRke2,
-            OutputKind::CloudInitK3s => Self::CloudInitK3s,
-            OutputKind::HelmChartK3s => Self::HelmChartK3s,
-        }
-    }
-}
-
-impl From<CsiRights> for CsiAccess {
-    fn from(rights: CsiRights) -> Self {
-        match rights {
-            CsiRights::Harvester => Self::Harvester,
-            CsiRights::Narrow => Self::Narrow,
-            CsiRights::None => Self::None,
-        }
-    }
 }

@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use x509_parser::pem::Pem;
 
-use super::{
-    CloudConfigArgs, CsiAccess, GuestCluster, OutputForm, RefusalReasons, RevokeScope, file,
-};
+use super::{CloudConfigArgs, CsiAccess, GuestCluster, RefusalReasons, RevokeScope, file};
+use crate::domain::credentials::guest_account::output::OutputForm;
 use crate::domain::credentials::guest_account::{namespace_fault, output};
 
 /// Request of the user.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::Client;
 
 use crate::api::TokenRotation;
-use crate::domain::credentials::rotation::Seconds;
+use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::preview::credentials::{EndingCredential, merged, of_rotation, of_secret};
 use crate::k8s::CallError;
 use crate::k8s::credentials::contents;

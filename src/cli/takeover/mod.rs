@@ -151,7 +151,7 @@ async fn apply(
         }
         match &step {
             TakeoverStep::RemoveFinalizers(all) => {
-                remove_finalizers(takeover, *all, per_second).await?
+                remove_finalizers(takeover, *all, per_second).await?;
             }
             step if step.waits() => {}
             step => takeover.carry_out(step).await?,

@@ -10,7 +10,7 @@ use kube::core::ObjectMeta;
 use serde_json::{Value, json};
 
 use super::LedgerTask;
-use super::load::StoredPool;
+use super::stored::StoredPool;
 use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPoolStatus, POOL_FINALIZER};
 use crate::domain::limits::backoff::backoff;
 use crate::domain::pools::allocator::AllocatorPool;

@@ -1,23 +1,19 @@
 //! Reads pools into the book: all of them at the start of a term, later each pool that changed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::ListParams;
-use kube::core::ObjectMeta;
 use kube::{Api, Resource, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
 
 use super::mailbox::LedgerHandle;
+use super::stored::StoredPool;
 use super::{Context, LedgerTask};
-use crate::api::{
-    ANNOTATION_KEEP_ORPHANS, ANNOTATION_MANUAL_RELEASE, Condition, IPPool, IPPoolStatus,
-    LoadBalancer,
-};
+use crate::api::{IPPool, LoadBalancer};
 use crate::domain::LbFacts;
 use crate::domain::load_balancer::facts::{self, Project};
 use crate::domain::pools::allocator::{LoadBalancerIndex, PoolAllocator, PoolSeen};
@@ -32,57 +28,6 @@ pub(super) const PAGE: u32 = 500;
 /// Longest time that the start of a term waits for the list of networks, and then for the
 /// infrastructure.
 const NETWORKS_WAIT: Duration = Duration::from_secs(2);
-
-/// Stored pool, as last read or written.
-pub(super) struct StoredPool {
-    pub(super) version: String,
-    pub(super) uid: String,
-    pub(super) generation: Option<i64>,
-    pub(super) deleting: bool,
-    pub(super) finalizers: Vec<String>,
-    pub(super) status: Arc<IPPoolStatus>,
-    /// Text of the annotation that asks for a manual release.
-    pub(super) manual: Option<String>,
-    /// Condition with the reason why the manual release was refused.
-    pub(super) notice: Option<Condition>,
-    /// Whether claims without a LoadBalancer are kept: [`ANNOTATION_KEEP_ORPHANS`].
-    pub(super) keeps_orphans: bool,
-}
-
-impl StoredPool {
-    fn new(pool: &IPPool) -> Self {
-        let mut stored = Self {
-            version: String::new(),
-            uid: pool.uid().unwrap_or_default(),
-            generation: None,
-            deleting: false,
-            finalizers: Vec::new(),
-            status: Arc::new(pool.status.clone().unwrap_or_default()),
-            manual: pool.annotations().get(ANNOTATION_MANUAL_RELEASE).cloned(),
-            notice: None,
-            keeps_orphans: pool.annotations().contains_key(ANNOTATION_KEEP_ORPHANS),
-        };
-        stored.update(pool.meta());
-        stored
-    }
-
-    /// Takes over the metadata that the API server returned for a write.
-    pub(super) fn update(&mut self, meta: &ObjectMeta) {
-        self.version = meta.resource_version.clone().unwrap_or_default();
-        self.generation = meta.generation;
-        self.deleting = meta.deletion_timestamp.is_some();
-        self.finalizers = meta.finalizers.clone().unwrap_or_default();
-    }
-
-    /// Whether a resourceVersion from a watch is newer. Versions of one resource are increasing
-    /// decimal numbers (KEP-5504); any other text that differs counts as newer.
-    pub(super) fn is_older_than(&self, version: &str) -> bool {
-        match (self.version.parse::<u64>(), version.parse::<u64>()) {
-            (Ok(known), Ok(observed)) => known < observed,
-            _ => self.version != version,
-        }
-    }
-}
 
 impl LedgerTask {
     /// Starts a term from consistent lists: first restores the claims of existing owners, then

@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::sweep::OrphanClaim;
 use crate::domain::pools::allocator::ClaimResult;
-use crate::domain::{LbFacts, Owner};
+use crate::domain::{Claim, LbFacts, Owner};
 
 /// Reason why the ledger gave no answer.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -33,6 +32,16 @@ pub(super) enum LedgerMessage {
     NetworksChanged,
     CrdReplaced(bool),
     Orphaned(Box<OrphanClaim>),
+}
+
+/// Claim that has no owner any more according to the API server.
+#[derive(Clone, Debug)]
+pub(super) struct OrphanClaim {
+    pub(super) claim: Claim,
+    pub(super) owner: Owner,
+    /// UID of the LoadBalancer that has the owner's name, for an entry without a UID: the entry is
+    /// an orphan if that LoadBalancer holds another address of the pool.
+    pub(super) namesake: Option<String>,
 }
 
 /// Requests that one write decides.

@@ -1,9 +1,10 @@
 //! The ledger task: the only owner of all pools while this process leads.
 //!
-//! Requests queue in its mailbox; [`PoolAllocator`] decides a batch, and each touched pool is written once.
-//! A request is answered when its write was accepted.
+//! Requests queue in its mailbox; [`PoolAllocator`] decides a batch, and each touched pool is
+//! written once. A request is answered when its write was accepted.
 //!
-//! The LoadBalancer controller calls it through [`LedgerHandle`]. It makes every write of an IPPool.
+//! The LoadBalancer controller calls it through [`LedgerHandle`]. It makes every write of a stored
+//! ledger. Only [`super::kube_vip`] creates pools, with the former owners of their addresses.
 
 mod commit;
 mod load;
@@ -11,6 +12,7 @@ mod mailbox;
 mod manual;
 mod report;
 mod restored;
+mod stored;
 mod sweep;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,10 +22,10 @@ use kube_runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::load::StoredPool;
 pub use self::mailbox::{LedgerError, LedgerHandle};
 use self::mailbox::{LedgerMessage, RequestBatch};
 pub use self::restored::keep_published;
+use self::stored::StoredPool;
 use super::Context;
 use crate::api::LoadBalancer;
 use crate::domain::Claim;
@@ -49,7 +51,8 @@ pub struct LedgerTask {
     started: Instant,
     /// Pools with metrics, so that series are removed with their pool.
     measured: BTreeSet<String>,
-    /// Whether another form of the CRD is in the place of the operator's. `None`: not looked at yet.
+    /// Whether another form of the CRD is in the place of the operator's. `None`: not looked at
+    /// yet.
     crd_is_replaced: Option<bool>,
     /// Task that looks up claims that may have no owner.
     sweeper: Option<AbortOnDropHandle<()>>,

@@ -1,4 +1,5 @@
-//! Records, after a restore of etcd from a backup, the addresses that LoadBalancers published before.
+//! Records, after a restore of etcd from a backup, the addresses that LoadBalancers published
+//! before.
 
 use std::time::Duration;
 

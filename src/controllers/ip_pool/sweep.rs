@@ -1,6 +1,6 @@
 //! Finds claims whose LoadBalancer is gone by comparison with the view, confirms them at the API
-//! server, and frees them, except in pools that keep them. Owners of several claims are reconciled: a change of pool may have been
-//! interrupted.
+//! server, and frees them, except in pools that keep them. Owners of several claims are reconciled:
+//! a change of pool may have been interrupted.
 //!
 //! The lookups run concurrently with the mailbox, and each confirmed claim comes back as a message.
 //! The ledger may have changed by then, so it is checked again: an address is freed only if its
@@ -17,7 +17,7 @@ use kube_runtime::reflector::ObjectRef;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::LedgerTask;
-use super::mailbox::LedgerHandle;
+use super::mailbox::{LedgerHandle, OrphanClaim};
 use crate::api::LoadBalancer;
 use crate::domain::{Claim, Owner};
 use crate::k8s::{CallError, call};
@@ -28,16 +28,6 @@ const LOOKUPS: usize = 8;
 /// Maximum of claims freed at the same time in one pool with an Event each; for more, one Event
 /// counts them.
 const MOST_EVENTS: usize = 5;
-
-/// Claim that has no owner any more according to the API server.
-#[derive(Clone, Debug)]
-pub(super) struct OrphanClaim {
-    claim: Claim,
-    owner: Owner,
-    /// UID of the LoadBalancer that has the owner's name, for an entry without a UID: the entry is
-    /// an orphan if that LoadBalancer holds another address of the pool.
-    namesake: Option<String>,
-}
 
 impl LedgerTask {
     /// Starts to look up claims without an owner, unless a lookup is under way.

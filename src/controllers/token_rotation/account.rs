@@ -1,12 +1,11 @@
 //! Tokens of a ServiceAccount of this cluster, also those in a cloud credential of a Rancher.
 //!
-//! Invariants: a token is tested at the server that its readers use, which must have a certificate of
-//! this cluster's own authority if the spec names it; a Rancher that does not answer hinders no
+//! Invariants: a token is tested at the server that its readers use, which must have a certificate
+//! of this cluster's own authority if the spec names it; a Rancher that does not answer hinders no
 //! revocation that needs no answer of it.
 
 use super::InHand;
-use super::act::TRIED_WITHIN;
-use super::run::RotationRun;
+use super::session::{RotationRun, TRIED_WITHIN};
 use crate::api::{ServiceAccountToken, TokenRotation};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::{

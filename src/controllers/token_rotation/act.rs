@@ -1,4 +1,5 @@
-//! The steps that reach beyond the record: make and publish a credential, restart workloads, revoke.
+//! The steps that reach beyond the record: make and publish a credential, restart workloads,
+//! revoke.
 //!
 //! Invariants: a new credential stays in memory until it is published or abandoned; a write of the
 //! target names the version that it replaces, and the target is read again afterwards.
@@ -8,7 +9,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 
-use super::run::RotationRun;
+use super::session::RotationRun;
 use super::{InHand, account};
 use crate::api::ANNOTATION_HASH;
 use crate::domain::credentials::rotation::{
@@ -22,9 +23,6 @@ use crate::k8s::write::SecretKeyRef;
 /// Reads of an account's Secret until it contains the token, and the pause between two reads.
 const LOOKS: u32 = 20;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
-/// Deadline for the test of a new credential at its server, also if the server does not answer. One
-/// of the few workers is busy during the test.
-pub(super) const TRIED_WITHIN: Duration = Duration::from_secs(10);
 
 impl RotationRun<'_> {
     /// Makes a credential with this name, or reads it again where that is possible.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use kube::ResourceExt as _;
 
-use super::run::RotationRun;
+use super::session::RotationRun;
 use super::{RotationContext, lock};
 use crate::api::{RancherServer, SecretTarget, TokenRotation};
 use crate::domain::credentials::children::ChildCandidate;
@@ -18,7 +18,8 @@ use crate::domain::credentials::rivals::{is_same, is_same_rancher};
 use crate::domain::credentials::rotation::inventory::{CredentialInventory, CredentialReadResult};
 use crate::domain::credentials::rotation::status::ReadyReason;
 use crate::domain::credentials::rotation::watched::WatchedCredentials;
-use crate::domain::credentials::rotation::{Seconds, TargetState, due, status};
+use crate::domain::credentials::rotation::{TargetState, due, status};
+use crate::domain::credentials::timestamp::Seconds;
 use crate::rancher::{self, IssuedTokens, RancherError, RancherIssuer};
 
 /// Maximum of contents read in one look; each takes up to three calls.

@@ -13,28 +13,15 @@ use kube_runtime::reflector::ObjectRef;
 use serde_json::{Value, json};
 
 use super::RotationContext;
-use super::run::{LOOK_THERE, RotationRun};
+use super::session::{AppliedChildren, LOOK_THERE, RotationRun};
 use crate::api::{ConditionStatus, READY, TokenRotation};
 use crate::domain::credentials::children::{
-    ChildRotations, ObservedRancher, SuperfluousChild, children, second, standing,
+    ObservedRancher, SuperfluousChild, children, second, standing,
 };
 use crate::domain::credentials::rivals::{before, made_by};
 use crate::domain::credentials::rotation::RotationPlan;
 use crate::domain::credentials::rotation::status::{self, ReadyReason};
 use crate::k8s::CallError;
-
-/// Children, and the reasons why some could not be made or changed, by their names.
-pub(super) struct AppliedChildren {
-    children: ChildRotations,
-    in_the_way: BTreeMap<String, String>,
-}
-
-impl AppliedChildren {
-    /// Whether a child could not be made or changed.
-    pub(super) fn is_hindered(&self) -> bool {
-        !self.in_the_way.is_empty()
-    }
-}
 
 impl RotationRun<'_> {
     /// Plan of the rotation. If another one has precedence, this one revokes nothing: the other may

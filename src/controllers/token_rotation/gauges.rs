@@ -9,7 +9,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::{Context, RotationContext, lock};
 use crate::api::{ConditionStatus, READY, TokenRotation};
-use crate::domain::credentials::rotation::{Seconds, due, expiry, status, watched};
+use crate::domain::credentials::rotation::{due, expiry, status, watched};
+use crate::domain::credentials::timestamp::{self, Seconds};
 use crate::k8s::credentials::ServerClock;
 
 /// Interval of updates: the passage of time produces no event.
@@ -77,7 +78,7 @@ fn note(sheet: &mut GaugeValues, rotation: &TokenRotation, now: Seconds) {
     let plan = status::plan(rotation);
     let said = rotation.status.clone().unwrap_or_default();
     let record = status::record(rotation.status.as_ref());
-    let end = said.expires_at.as_deref().and_then(status::seconds);
+    let end = said.expires_at.as_deref().and_then(timestamp::parse_rfc3339);
     let (namespace, name) = (rotation.namespace().unwrap_or_default(), rotation.name_any());
     let rotated = due(&plan, &record).is_some();
     let labels = vec![namespace.clone(), name.clone(), rotated.to_string()];
@@ -100,7 +101,7 @@ fn note(sheet: &mut GaugeValues, rotation: &TokenRotation, now: Seconds) {
     }
     let key = said.api_key.as_ref().zip(rotation.spec.rancher.as_ref());
     if let Some((key, there)) = key
-        && let Some(end) = key.expires_at.as_deref().and_then(status::seconds)
+        && let Some(end) = key.expires_at.as_deref().and_then(timestamp::parse_rfc3339)
     {
         let minter = &there.minter;
         let labels = vec![namespace, minter.secret_name.clone(), minter.key.clone()];

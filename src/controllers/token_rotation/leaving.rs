@@ -6,8 +6,7 @@ use kube::{Resource as _, ResourceExt as _};
 use serde_json::json;
 
 use super::LOOK_AGAIN;
-use super::look::BlindReason;
-use super::run::RotationRun;
+use super::session::{BlindReason, RotationRun};
 use crate::api::ROTATION_FINALIZER;
 use crate::domain::credentials::rotation::left_behind;
 use crate::domain::credentials::rotation::status::ReadyReason;

@@ -2,64 +2,13 @@
 
 use kube::ResourceExt as _;
 
-use super::rancher::{self, RancherSession};
-use super::{RotationContext, account};
+use super::session::{BlindReason, RancherSession, TargetSnapshot};
+use super::{RotationContext, account, rancher};
 use crate::api::TokenRotation;
-use crate::domain::credentials::rotation::status::{self, ReadyReason};
-use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
-use crate::domain::credentials::rotation::watched::WatchedCredentials;
-use crate::domain::credentials::rotation::{TargetState, UnknownReason};
+use crate::domain::credentials::rotation::status;
+use crate::domain::credentials::rotation::target_secret;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
-
-/// Content of a target, the clock of the read, and the reason if the target could not be read.
-pub(super) struct TargetSnapshot {
-    pub(super) read: TargetRead,
-    pub(super) clock: ServerClock,
-    pub(super) blind: Option<BlindReason>,
-    pub(super) side: Option<RancherSession>,
-}
-
-impl TargetSnapshot {
-    /// Makes the result of a read that failed for the given reason.
-    pub(super) fn blind(why: BlindReason) -> Self {
-        let read = TargetRead::elsewhere(TargetState::Unknown, WatchedCredentials::default());
-        Self { read, clock: ServerClock::local(), blind: Some(why), side: None }
-    }
-}
-
-/// Reason why a target cannot be read, or may not be written.
-#[derive(Clone)]
-pub(super) struct BlindReason {
-    pub(super) why: String,
-    pub(super) unknown: UnknownReason,
-    /// Standing that follows from the reason.
-    pub(super) standing: fn(String) -> ReadyReason,
-    /// Whether the Rancher rejects the API key.
-    pub(super) refused: bool,
-}
-
-impl BlindReason {
-    /// Reason that concerns the target alone: it cannot be read or written.
-    pub(super) fn target(why: String) -> Self {
-        Self {
-            why,
-            unknown: UnknownReason::TargetBarred,
-            standing: ReadyReason::Unreadable,
-            refused: false,
-        }
-    }
-
-    /// Neither the target nor the list of credentials can be read.
-    pub(super) fn barred(why: String) -> Self {
-        Self {
-            why,
-            unknown: UnknownReason::Barred,
-            standing: ReadyReason::Unreadable,
-            refused: false,
-        }
-    }
-}
 
 /// Names of the tokens that were made for the TokenRotation in Rancher.
 pub(super) fn named(rotation: &TokenRotation, side: Option<&RancherSession>) -> Vec<String> {

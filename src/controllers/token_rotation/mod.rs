@@ -14,6 +14,7 @@ mod look;
 mod probe;
 mod rancher;
 mod run;
+mod session;
 mod way;
 
 use std::collections::{HashMap, HashSet};
@@ -37,9 +38,10 @@ use crate::api::{LABEL_ROTATION, READY, ROTATION_FINALIZER, TokenRotation};
 use crate::domain::credentials::rotation::inventory::CredentialInventory;
 use crate::domain::credentials::rotation::status::UNREADABLE;
 use crate::domain::credentials::rotation::{
-    ObservedState, RecordChange, RotationAction, Seconds, TargetCredential, TargetState,
+    ObservedState, RecordChange, RotationAction, TargetCredential, TargetState,
     UnpublishedCredential, decide, expiry, status,
 };
+use crate::domain::credentials::timestamp::{self, Seconds};
 use crate::domain::credentials::token;
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
@@ -292,7 +294,7 @@ impl RotationContext {
         let seen = ObservedState { now, target, ..ObservedState::default() };
         match decide(&plan, &record, &seen) {
             RotationAction::Wait(until) => {
-                let end = status.expires_at.as_deref().and_then(status::seconds);
+                let end = status.expires_at.as_deref().and_then(timestamp::parse_rfc3339);
                 Some(pause(&[until, expiry::alarm(&plan, &record, end), end], now))
             }
             // A rotation that only waits for its turn needs no call.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kube_runtime::reflector::ObjectRef;
 
-use super::run::{LOOK_THERE, RotationRun};
+use super::session::{LOOK_THERE, RotationRun};
 use super::way::way;
 use super::{RotationContext, lock};
 use crate::api::TokenRotation;

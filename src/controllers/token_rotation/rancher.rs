@@ -5,20 +5,18 @@
 
 use std::time::Duration;
 
-use super::act::TRIED_WITHIN;
-use super::look::{BlindReason, TargetSnapshot};
-use super::run::RotationRun;
+use super::session::{BlindReason, RancherSession, RotationRun, TRIED_WITHIN, TargetSnapshot};
 use super::way::{RancherAccess, way};
 use super::{InHand, RotationContext, account, census};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
-use crate::domain::credentials::children::ChildCandidate;
 use crate::domain::credentials::minter::{self, TokenGrant};
 use crate::domain::credentials::rotation::status::ReadyReason;
 use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
 use crate::domain::credentials::rotation::watched::{self, WatchedCredentials};
 use crate::domain::credentials::rotation::{
-    RotationStep, TargetState, UnknownReason, UnpublishedCredential, status,
+    RotationStep, TargetState, UnknownReason, UnpublishedCredential,
 };
+use crate::domain::credentials::timestamp;
 use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
@@ -37,27 +35,6 @@ const BETWEEN_TRIES_THERE: [Duration; 5] = [
 
 /// Maximum of tests that fail otherwise than by a replica's delay. A proxy may break one call.
 const MOST_FAULTS: u8 = 2;
-
-/// State read from a Rancher.
-pub(super) struct RancherSession {
-    pub(super) issuer: RancherIssuer,
-    pub(super) issued: IssuedTokens,
-    sight: Option<CloudCredentialView>,
-    /// Name and times of the API key, if known.
-    pub(super) key: Option<ApiKey>,
-    /// URL of the Rancher.
-    pub(super) url: String,
-    /// Number of cloud credentials that were not read yet.
-    pub(super) unread: usize,
-    /// All cloud credentials, if the target is all of them.
-    pub(super) listed: Vec<ChildCandidate>,
-}
-
-impl RancherSession {
-    fn new(issuer: RancherIssuer, known: IssuedTokens, url: String) -> Self {
-        Self { issuer, issued: known, sight: None, key: None, url, unread: 0, listed: Vec::new() }
-    }
-}
 
 /// Reads the API key, the tokens of its user in Rancher, and the target.
 pub(super) async fn look(
@@ -78,8 +55,8 @@ pub(super) async fn look(
                 let found = side.issuer.life(&key, &side.issued).await.ok();
                 side.key = found.map(|life| ApiKey {
                     name: life.says.name,
-                    issued_at: life.says.issued.map(status::time),
-                    expires_at: life.says.expires.map(status::time),
+                    issued_at: life.says.issued.map(timestamp::rfc3339),
+                    expires_at: life.says.expires.map(timestamp::rfc3339),
                     renewed: census::is_renewed(keeper, rotation, server),
                 });
             }
@@ -254,7 +231,7 @@ async fn ask(
     let named = |name: &str| known.tokens.iter().find(|token| token.name == name);
     for one in &mut read.watched.listed {
         if let Some(token) = named(&one.name) {
-            one.expires_at = token.ends.map(status::time);
+            one.expires_at = token.ends.map(timestamp::rfc3339);
         }
     }
     if let (TargetState::There { holds: Some(held), .. }, Some(token)) = (&mut read.target, token) {
@@ -262,7 +239,7 @@ async fn ask(
         let said = std::mem::replace(held, now).says;
         let same = |one: &&mut WatchedCredential| one.name == said.name && !said.name.is_empty();
         for one in read.watched.listed.iter_mut().filter(same) {
-            one.expires_at = held.says.expires.map(status::time);
+            one.expires_at = held.says.expires.map(timestamp::rfc3339);
             one.unknown = held.is_unseen.then(|| census::NOT_SEEN.to_owned());
         }
     }

@@ -9,19 +9,17 @@ use std::time::Duration;
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 
-use super::children::AppliedChildren;
-use super::look::{BlindReason, TargetSnapshot, look, named};
-use super::rancher::RancherSession;
+use super::look::{look, named};
+use super::session::{AppliedChildren, BlindReason, LOOK_THERE, RotationRun, TargetSnapshot};
 use super::{InHand, RotationContext, account, lock, pause};
 use crate::api::{ROTATION_FINALIZER, TokenRotation};
 use crate::domain::credentials::rotation::status::{self, ReadyReason, StatusObservations};
-use crate::domain::credentials::rotation::target_secret::TargetRead;
 use crate::domain::credentials::rotation::{
-    ObservedState, RecordChange, RotationAction, RotationPlan, RotationRecord, RotationStep,
-    Seconds, TargetState, UnpublishedCredential, decide, expiry, failed, of_two,
+    ObservedState, RecordChange, RotationAction, RotationRecord, RotationStep, TargetState,
+    UnpublishedCredential, decide, expiry, failed, of_two,
 };
+use crate::domain::credentials::timestamp::{self, Seconds};
 use crate::k8s::CallError;
-use crate::k8s::credentials::ServerClock;
 
 /// Maximum of steps in a row; more of them are a fault.
 const MOST_STEPS: usize = 64;
@@ -31,27 +29,8 @@ const GO_ON: Duration = Duration::from_millis(500);
 /// Pause before the next check whether a right has been granted.
 const LOOK_AT_RIGHTS: Duration = Duration::from_secs(30);
 
-/// Longest interval between two looks at a Rancher.
-pub(super) const LOOK_THERE: Duration = Duration::from_mins(5);
 /// Pause before the next look while some cloud credentials were not read yet.
 const READ_ON: Duration = Duration::from_secs(5);
-
-pub(super) struct RotationRun<'a> {
-    pub(super) keeper: &'a RotationContext,
-    pub(super) rotation: TokenRotation,
-    pub(super) plan: RotationPlan,
-    pub(super) record: RotationRecord,
-    pub(super) read: TargetRead,
-    pub(super) existing: Vec<String>,
-    pub(super) clock: ServerClock,
-    pub(super) blind: Option<BlindReason>,
-    /// State read from the Rancher, if the spec names one.
-    pub(super) side: Option<RancherSession>,
-    /// Whether another TokenRotation for the same credential has precedence.
-    pub(super) is_second: bool,
-    /// Children of a TokenRotation for all cloud credentials.
-    pub(super) children: Option<AppliedChildren>,
-}
 
 /// Runs steps until there is nothing to do. Returns the time until the next reconcile.
 pub(super) async fn run(
@@ -356,7 +335,7 @@ impl RotationRun<'_> {
         self.record(self.record.clone(), standing.as_ref()).await?;
         let now = self.clock.now();
         let end = self.rotation.status.as_ref().and_then(|status| status.expires_at.as_deref());
-        let end = end.and_then(status::seconds);
+        let end = end.and_then(timestamp::parse_rfc3339);
         let pause = pause(&[until, expiry::alarm(&self.plan, &self.record, end), end], now);
         // A change in a Rancher produces no event.
         let most = match &self.side {

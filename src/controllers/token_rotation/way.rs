@@ -3,7 +3,7 @@
 use kube::ResourceExt as _;
 
 use super::RotationContext;
-use super::look::BlindReason;
+use super::session::BlindReason;
 use crate::api::{RancherServer, TokenRotation};
 use crate::domain::credentials::minter::MinterSecret;
 use crate::domain::credentials::rotation::status::ReadyReason;

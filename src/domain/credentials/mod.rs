@@ -10,4 +10,5 @@ pub mod node_driver;
 pub mod rancher_secret;
 pub mod rivals;
 pub mod rotation;
+pub mod timestamp;
 pub mod token;

@@ -341,8 +341,8 @@ pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
     one.network == other.network && (one.mac_address == other.mac_address || same_id)
 }
 
-/// Reason for which a record is not created: a DHCP server would identify its holder and that of the
-/// record `other`, by `namespace/name`, as one client.
+/// Reason for which a record is not created: a DHCP server would identify its holder and that of
+/// the record `other`, by `namespace/name`, as one client.
 pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
     let DHCPLeaseSpec { network, mac_address, client_id, .. } = &new.spec;
     NoLease::IdentityTaken(format!(

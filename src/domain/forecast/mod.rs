@@ -1,7 +1,8 @@
 //! Forecast of what the operator does with stored pools and LoadBalancers when it starts.
 //!
-//! Invariant: nothing is forecast by a rule of its own. The pools are read into the [`PoolAllocator`] as at the
-//! start of a term, and each LoadBalancer asks for its address as it would then.
+//! Invariant: nothing is forecast by a rule of its own. The pools are read into the
+//! [`PoolAllocator`] as at the start of a term, and each LoadBalancer asks for its address as it
+//! would then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -145,8 +146,8 @@ fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
     Some(ForecastFinding { effect: Effect::Repairs, object: format!("IPPool {pool}"), text })
 }
 
-/// Ranges whose bounds are the wrong way round. The Go controller swaps them (`pkg/ipam/allocator.go`,
-/// `MakeRange`), and so does the operator where they are stored so.
+/// Ranges whose bounds are the wrong way round. The Go controller swaps them
+/// (`pkg/ipam/allocator.go`, `MakeRange`), and so does the operator where they are stored so.
 fn reversed(pool: &PoolSeen) -> impl Iterator<Item = ForecastFinding> + '_ {
     let faults =
         pool.spec.ranges.iter().enumerate().filter_map(|(i, range)| ranges::reversed(i, range));

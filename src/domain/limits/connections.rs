@@ -47,8 +47,8 @@ pub enum ConnectionPhase {
 }
 
 impl ConnectionPhase {
-    /// Whether the connection may be closed: the caller can send any request again that is lost by
-    /// that.
+    /// Whether the connection may be closed without harm: the caller repeats a request that is cut
+    /// off in this phase.
     fn may_go(self) -> bool {
         !matches!(self, Self::Working | Self::Sending)
     }

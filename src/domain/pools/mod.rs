@@ -1,4 +1,5 @@
-//! IPPools: the meaning of their ranges, the owners of their addresses, and which pools serve a LoadBalancer.
+//! IPPools: the meaning of their ranges, the owners of their addresses, and which pools serve a
+//! LoadBalancer.
 
 pub mod allocator;
 pub mod conflict;

@@ -31,8 +31,8 @@ pub enum RestoreOutcome {
 pub struct RestoreChange {
     /// LoadBalancer, as `namespace/name`.
     pub name: String,
-    /// Claim that it published before the restore; for one that returned, since then. `None`: it has
-    /// no address.
+    /// Claim that it published before the restore; for one that returned, since then. `None`: it
+    /// has no address.
     pub claim: Option<Claim>,
     /// Outcome.
     pub fate: RestoreOutcome,

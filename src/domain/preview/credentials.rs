@@ -2,7 +2,8 @@
 
 use crate::credentials::rotation::status::{self, MINIMUM_LEFT};
 use crate::credentials::rotation::target_secret::{self, SecretContent};
-use crate::credentials::rotation::{Seconds, due, expiry, watched};
+use crate::credentials::rotation::{due, expiry, watched};
+use crate::credentials::timestamp::{self, Seconds};
 use api::{SecretTarget, TokenRotation, WatchedCredential};
 
 /// A credential that ends.
@@ -28,7 +29,7 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredenti
     let is_renewed = due(&plan, &record).is_some();
     let renewed_by = is_renewed.then(|| format!("{namespace}/{name}"));
     if is_renewed || status.watched.is_empty() {
-        let end = status.expires_at.as_deref().and_then(status::seconds);
+        let end = status.expires_at.as_deref().and_then(timestamp::parse_rfc3339);
         let is_soon = expiry::alarm(&plan, &record, end).is_some_and(|alarm| alarm <= now);
         let place = match &rotation.spec.target.secret {
             Some(target) => secret(&namespace, &target.name, &target.key),

@@ -159,8 +159,8 @@ fn has(lb: &LoadBalancer) -> String {
     allocated.and_then(|allocated| allocated.ip.clone()).unwrap_or_default()
 }
 
-/// Line and write of a pool. `pool`: after the forecast. `touched`: whether its ledger is then not as
-/// stored.
+/// Line and write of a pool. `pool`: after the forecast. `touched`: whether its ledger is then not
+/// as stored.
 pub fn pool(
     seen: &PoolSeen,
     finalizers: &[String],

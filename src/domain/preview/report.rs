@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 
 use super::credentials::EndingCredential;
 use super::{ConditionContent, LoadBalancerLine, PoolLine, Preview, unread};
-use crate::credentials::rotation::Seconds;
-use crate::credentials::rotation::status::time;
+use crate::credentials::timestamp::{Seconds, rfc3339};
 use crate::takeover::steps::{Leader, WebhookContent};
 use api::ConditionStatus;
 
@@ -115,7 +114,7 @@ fn ends(credential: &EndingCredential, now: Seconds) -> String {
     };
     let renewed = renewed_by.as_ref().map(|by| format!(", renewed by TokenRotation {by}"));
     let soon = if *is_soon { ": soon, and not replaced" } else { "" };
-    format!("{}  {place}: {when}{}{soon}", time(*end), renewed.unwrap_or_default())
+    format!("{}  {place}: {when}{}{soon}", rfc3339(*end), renewed.unwrap_or_default())
 }
 
 /// Rows with columns as wide as their widest cell; the last column has no width.

@@ -179,7 +179,7 @@ fn a_pool_that_stands_back_says_why() {
 #[test]
 fn credentials_are_listed_by_their_end_and_a_renewed_one_once() {
     let now = 1_800_000_000;
-    let at = crate::credentials::rotation::status::time;
+    let at = crate::credentials::timestamp::rfc3339;
     let rotation = |source: &Value, status: &Value| -> TokenRotation {
         serde_json::from_value(json!({
             "metadata": {"namespace": "n", "name": "r", "uid": "u"},

@@ -1,14 +1,15 @@
 //! The operator's form of a CRD in the place of Harvester's, and the way back.
 //!
-//! Invariant: a patch that replaces a form records it on the same object, unless it is the operator's
-//! own.
+//! Invariant: a patch that replaces a form records it on the same object, unless it is the
+//! operator's own.
 
 use serde_json::{Value, json};
 
-/// Annotation of a CRD: versions and Helm's marks before the operator's form replaced them, as JSON.
+/// Annotation of a CRD: versions and Helm's marks before the operator's form replaced them, as
+/// JSON.
 pub const ANNOTATION_FORM: &str = "loadbalancer.harvesterhci.io/form-before-takeover";
-/// Annotation of IPPool's CRD: a replica of the operator has removed the status subresource, because
-/// another controller led.
+/// Annotation of IPPool's CRD: a replica of the operator has removed the status subresource,
+/// because another controller led.
 pub const ANNOTATION_STATUS_REMOVED: &str = "loadbalancer.harvesterhci.io/status-removed";
 /// Label by which Helm recognizes what it manages.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
@@ -36,8 +37,8 @@ pub fn form(stored: &Value) -> CrdForm {
     }
 }
 
-/// Merge patch that puts the versions `ours` in the place of those that have replaced the operator's.
-/// Helm's marks, and the record of those before the take-over, stay.
+/// Merge patch that puts the versions `ours` in the place of those that have replaced the
+/// operator's. Helm's marks, and the record of those before the take-over, stay.
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let record = annotations[ANNOTATION_FORM].as_str();
@@ -150,7 +151,8 @@ pub fn without_status(stored: &Value) -> Option<Value> {
     })
 }
 
-/// Whether the form is one of the operator's, of whatever version: only those have validation rules.
+/// Whether the form is one of the operator's, of whatever version: only those have validation
+/// rules.
 fn is_operators(stored: &Value) -> bool {
     has_rules(&stored["spec"]["versions"])
 }

@@ -3,6 +3,7 @@
 pub mod backend_address;
 pub mod endpoint_slices;
 pub mod endpoints;
+pub mod guest_network;
 pub mod health;
 pub mod listeners;
 pub mod selector_index;

@@ -2,14 +2,14 @@
 //! rules are in [`crate::domain::leader_election`]; this file applies them.
 //!
 //! [`Leadership`] is a claim with an expiry: each writer checks [`Leadership::is_current`] at the
-//! moment of writing, and a claim that could not be renewed ends by itself. [`Claim`] says whether
-//! another process was observed to hold the Lease since then. Times come from a clock that goes on
-//! during suspension: other processes do not wait for a suspended machine.
+//! moment of writing, and a claim that could not be renewed ends by itself. [`LeadershipClaim`]
+//! says whether another process was observed to hold the Lease since then. Times come from a clock
+//! that goes on during suspension: other processes do not wait for a suspended machine.
 //!
 //! All replicas read the Lease anyway, so it also carries a question of the leader to the others,
-//! and an answer ([`Notes`]). A question is sent with a renewal. An answer is a separate write, and
-//! counts as a sign of the leader's life: if the leader dies at that moment, its absence is noticed
-//! one lease duration later.
+//! and an answer ([`ReplicaNotes`]). A question is sent with a renewal. An answer is a separate
+//! write, and counts as a sign of the leader's life: if the leader dies at that moment, its absence
+//! is noticed one lease duration later.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -389,8 +389,8 @@ impl Keeper {
         }
     }
 
-    /// Annotations that mark the holder as a replica of this operator, and tell the other replicas how
-    /// long the Lease lasts for them.
+    /// Annotations that mark the holder as a replica of this operator, and tell the other replicas
+    /// how long the Lease lasts for them.
     fn marks(&self) -> [(String, String); 2] {
         [
             (ANNOTATION_LEASE_OPERATOR.to_owned(), self.me.clone()),

@@ -27,8 +27,8 @@ impl TakeoverClient {
         count(&self.client).await
     }
 
-    /// Removes [`VM_FINALIZERS`] from every VM, at most so many objects a second, and reports how many
-    /// are done. An object that was changed or is gone is not counted, and not tried again.
+    /// Removes [`VM_FINALIZERS`] from every VM, at most so many objects a second, and reports how
+    /// many are done. An object that was changed or is gone is not counted, and not tried again.
     pub async fn remove_finalizers(
         &self,
         per_second: u16,
@@ -114,7 +114,8 @@ where
     }
 }
 
-/// Finalizers that are left once those of [`VM_FINALIZERS`] are removed. `None`: there are none of them.
+/// Finalizers that are left once those of [`VM_FINALIZERS`] are removed. `None`: there are none of
+/// them.
 fn without_finalizers(meta: &ObjectMeta) -> Option<Vec<&String>> {
     let all = meta.finalizers.as_deref().unwrap_or_default();
     let rest: Vec<&String> =

@@ -1,8 +1,9 @@
 //! Reads and writes of the `takeover` command: Deployments, the ManagedChart, CRDs, the Lease, the
 //! webhook configuration, and finalizers of VMs.
 //!
-//! Invariants: each change is one write that carries the resourceVersion of what it was decided from, and
-//! the record of what was there before; a conflict is no fault, because the caller decides anew.
+//! Invariants: each change is one write that carries the resourceVersion of what it was decided
+//! from, and the record of what was there before; a conflict is no fault, because the caller
+//! decides anew.
 
 mod crds;
 pub mod finalizers;
@@ -144,8 +145,8 @@ impl TakeoverClient {
         Ok(found.map_or(WebhookContent::Other, |found| registered(&found)))
     }
 
-    /// Carries out a step that writes. An object that was changed meanwhile is left as it is, for the
-    /// next decision.
+    /// Carries out a step that writes. An object that was changed meanwhile is left as it is, for
+    /// the next decision.
     pub async fn carry_out(&self, step: &TakeoverStep) -> anyhow::Result<()> {
         let result = match step {
             TakeoverStep::KeepCrd(name) => self.keep(name).await,

@@ -22,8 +22,8 @@ pub struct AnnouncePlace {
 }
 
 impl Views {
-    /// Network of the address's pool, or of its lease. The address of a global pool is unique on all
-    /// networks, so that the network that the LoadBalancer names counts.
+    /// Network of the address's pool, or of its lease. The address of a global pool is unique on
+    /// all networks, so that the network that the LoadBalancer names counts.
     pub fn place(&self, named: &str, finding: &AddressOutcome) -> AnnouncePlace {
         let network = match finding {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,
@@ -35,8 +35,8 @@ impl Views {
         AnnouncePlace { network: network.to_owned(), attachment, link }
     }
 
-    /// VMs that the LoadBalancer, by namespace and name, selects. `own`: its address. `last` returns
-    /// the last known address of a VM by its UID.
+    /// VMs that the LoadBalancer, by namespace and name, selects. `own`: its address. `last`
+    /// returns the last known address of a VM by its UID.
     pub fn backends(
         &self,
         (namespace, name): (&str, &str),

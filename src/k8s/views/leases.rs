@@ -81,8 +81,8 @@ impl Views {
         self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
     }
 
-    /// Fault in an annotation that keeps new addresses from being leased on a declared network. `None`:
-    /// no fault.
+    /// Fault in an annotation that keeps new addresses from being leased on a declared network.
+    /// `None`: no fault.
     pub fn network_fault(&self, network: &str) -> Option<String> {
         let networks = lock(&self.networks);
         self.dhcp.fault(network, networks.get(network).map(|known| &known.declaration))

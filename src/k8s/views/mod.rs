@@ -42,8 +42,9 @@ use crate::domain::network::Segment;
 use crate::domain::network::host_links::{HostLinks, NetworkReach};
 use crate::domain::reason::NoAddressReason;
 use crate::domain::vm_backends::backend_address::NetworkRange;
+use crate::domain::vm_backends::guest_network;
 use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
-use crate::domain::vm_backends::vm::{self, Topology, Vm, VmPod};
+use crate::domain::vm_backends::vm::{Topology, Vm, VmPod};
 use crate::metrics::Metrics;
 pub use early::WritingSlice;
 pub use echoes::OwnWrite;
@@ -288,13 +289,14 @@ impl Views {
     /// Facts from other objects that decisions about a LoadBalancer's address use.
     pub fn around(&self, lb: &LoadBalancer) -> LbSurroundings {
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
-        let vm_network = facts::asks_vms_for_network(lb)
-            .and_then(|cluster| vm::cluster_network(&lock(&self.vms), namespace, &cluster));
+        let vm_network = facts::asks_vms_for_network(lb).and_then(|cluster| {
+            guest_network::cluster_network(&lock(&self.vms), namespace, &cluster)
+        });
         LbSurroundings { project: self.project_of(namespace), vm_network }
     }
 
-    /// Reason why a LoadBalancer without address gets none: one of its VMs shows that its guest cluster
-    /// is being removed. An address that it has stays.
+    /// Reason why a LoadBalancer without address gets none: one of its VMs shows that its guest
+    /// cluster is being removed. An address that it has stays.
     pub fn removal_of(&self, lb: &LoadBalancer) -> Option<NoAddressReason> {
         let cluster = facts::guest_cluster(lb).filter(|_| !facts::has_address(lb))?;
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
@@ -323,7 +325,8 @@ impl Views {
         lock(&self.nodes).get(node).map(|node| node.internal_addresses.clone())
     }
 
-    /// Bridge and VLAN by which nodes reach a network, `namespace/name` of a NetworkAttachmentDefinition.
+    /// Bridge and VLAN by which nodes reach a network, `namespace/name` of a
+    /// NetworkAttachmentDefinition.
     pub fn attachment(&self, network: &str) -> Option<NetworkAttachment> {
         lock(&self.networks).get(network)?.attachment.clone()
     }

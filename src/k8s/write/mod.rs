@@ -72,8 +72,8 @@ impl ApiWriter {
     }
 
     /// Writes a pool's status and sets [`ANNOTATION_KEEP_ORPHANS`] without leading: the status has
-    /// more claims than the stored one, so that no leader gives those addresses out. Both patches have
-    /// the resourceVersion that they were computed from.
+    /// more claims than the stored one, so that no leader gives those addresses out. Both patches
+    /// have the resourceVersion that they were computed from.
     pub async fn keep_claims(
         &self,
         stored: &IPPool,
@@ -196,7 +196,8 @@ impl ApiWriter {
         self.count(kind, answer).map(|object| object.metadata)
     }
 
-    /// Refuses what is about to be written elsewhere, such as in a Rancher, when this process does not lead.
+    /// Refuses what is about to be written elsewhere, such as in a Rancher, when this process does
+    /// not lead.
     pub fn check_leadership(&self) -> Result<(), CallError> {
         if self.leadership.is_current() { Ok(()) } else { Err(CallError::NotLeader) }
     }

@@ -69,8 +69,8 @@ pub enum NamedPool {
 pub struct LbRuleFacts {
     /// Project and network, from objects that the requesting user does not write.
     pub around: LbSurroundings,
-    /// Reason why the LoadBalancer would get no address: its guest cluster is being removed. `None`:
-    /// it is not.
+    /// Reason why the LoadBalancer would get no address: its guest cluster is being removed.
+    /// `None`: it is not.
     pub removal: Option<NoAddressReason>,
     /// Pool that the LoadBalancer names.
     pub named: NamedPool,

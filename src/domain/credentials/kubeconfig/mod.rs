@@ -1,9 +1,9 @@
-//! A kubeconfig in which the token of one user is replaced, and nothing else; or a new one for another
-//! server.
+//! A kubeconfig in which the token of one user is replaced, and nothing else; or a new one for
+//! another server.
 //!
-//! Invariants: without another server, clusters, contexts, other users and unknown fields do not change; a user that does
-//! not authenticate by a token in the file is refused by name and never changed; the text that is
-//! written parses to the intended value.
+//! Invariants: without another server, clusters, contexts, other users and unknown fields do not
+//! change; a user that does not authenticate by a token in the file is refused by name and never
+//! changed; the text that is written parses to the intended value.
 
 use serde_json::{Value, json};
 
@@ -161,8 +161,8 @@ impl Kubeconfig {
         render(&config)
     }
 
-    /// New kubeconfig for another server, with one context, and one user with this token. `kept`: old
-    /// token that stays in an entry of its own.
+    /// New kubeconfig for another server, with one context, and one user with this token. `kept`:
+    /// old token that stays in an entry of its own.
     pub fn made(
         to: &ServerEndpoint,
         token: &TokenText,

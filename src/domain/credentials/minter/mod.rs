@@ -37,8 +37,8 @@ impl TokenGrant<'_> {
     }
 }
 
-/// The only cluster for which a token in a cloud credential is valid: the one in the spec, or else the
-/// one in the kubeconfig's URL.
+/// The only cluster for which a token in a cloud credential is valid: the one in the spec, or else
+/// the one in the kubeconfig's URL.
 pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, Unfit> {
     wanted.or_else(|| cluster(server)).map(str::to_owned).ok_or_else(|| {
         "its kubeconfig must lead to https://RANCHER/k8s/clusters/ID, so that a token can be made that is good \

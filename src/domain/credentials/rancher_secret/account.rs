@@ -1,5 +1,5 @@
-//! ServiceAccount behind a cloud credential, as `rancher-secret` prints it: the account, its rights,
-//! and the TokenRotation that puts its token into the cloud credential.
+//! ServiceAccount behind a cloud credential, as `rancher-secret` prints it: the account, its
+//! rights, and the TokenRotation that puts its token into the cloud credential.
 //!
 //! Invariant: the rights are those that Rancher's node driver uses, and no others: to make virtual
 //! machines in one namespace, and to get what a machine's configuration names, in any namespace.

@@ -16,7 +16,7 @@ use super::children::ChildCandidate;
 use super::guest_account::{is_object_name, namespace_fault};
 use super::kubeconfig::Unfit;
 use super::minter::is_server;
-use super::rotation::Seconds;
+use super::timestamp::Seconds;
 use super::token::{TokenText, hash};
 use api::ANNOTATION_RANCHER_URL;
 

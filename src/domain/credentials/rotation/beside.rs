@@ -1,7 +1,7 @@
 //! Credentials that the target keeps beside the one in use, for an issuer that deletes what the
 //! target no longer names.
 
-use super::decide::EarliestTime;
+use super::bookkeeping::EarliestTime;
 use super::{
     ObservedState, RetiredCredential, RotationAction, RotationPlan, RotationRecord, Seconds,
     TargetState,

@@ -1,7 +1,7 @@
 //! Steps before the deletion of a TokenRotation completes.
 
 use super::beside::{drop_foreign, foreign_until};
-use super::decide::{EarliestTime, abandon, gone, is_beside, may_go, settle, write};
+use super::bookkeeping::{EarliestTime, abandon, gone, is_beside, may_go, settle};
 use super::strangers::find;
 use super::{
     ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan, RotationRecord,
@@ -65,7 +65,7 @@ pub(super) fn leave(
         for old in next.previous.iter_mut().filter(|old| old.replaces.is_some()) {
             old.after = old.after.max(Some(answered));
         }
-        return write(RecordChange::Abandoned, next);
+        return RotationAction::write(RecordChange::Abandoned, next);
     }
     if plan.revokes
         && let Some(current) = record.current.as_ref().filter(|current| current.ours)
@@ -79,7 +79,7 @@ pub(super) fn leave(
             ..RetiredCredential::default()
         });
         next.current = None;
-        return write(RecordChange::Abandoned, next);
+        return RotationAction::write(RecordChange::Abandoned, next);
     }
     let mut until = EarliestTime::default();
     if let Some(act) = drop_foreign(plan, record, seen, &mut until) {

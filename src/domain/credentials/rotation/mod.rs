@@ -11,6 +11,7 @@
 //! party has put into the target is adopted, and not overwritten before its time.
 
 mod beside;
+mod bookkeeping;
 mod decide;
 mod deletion;
 pub mod expiry;
@@ -27,8 +28,7 @@ pub use decide::{after_restart, decide};
 pub use deletion::left_behind;
 pub use term::CredentialTerm;
 
-/// Seconds: a time since the epoch, by the clock of the issuer, or a duration.
-pub type Seconds = i64;
+use super::timestamp::Seconds;
 
 /// Number of credentials to be revoked at which no other is made: a person must act first.
 const MOST_PREVIOUS: usize = 16;
@@ -306,6 +306,13 @@ pub enum RotationAction {
     Wait(Option<Seconds>),
 }
 
+impl RotationAction {
+    /// Writes the record with a change.
+    fn write(change: RecordChange, record: RotationRecord) -> Self {
+        Self::Write(change, Box::new(record))
+    }
+}
+
 /// Difference of a record to the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordChange {
@@ -405,7 +412,7 @@ pub fn failed(
     next.failures = next.failures.saturating_add(1);
     next.retry_after = Some(now + pause(next.failures).min(LAST_RETRY));
     if matches!(step, RotationStep::Mint | RotationStep::Verify) {
-        decide::abandon(plan, &mut next, now);
+        bookkeeping::abandon(plan, &mut next, now);
     }
     next
 }

@@ -1,7 +1,6 @@
 //! Foreign credentials: made under a name that looks like one of ours, or put into a target with
 //! unknown properties.
 
-use super::decide::write;
 use super::{
     CurrentEntry, ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan,
     RotationRecord, TargetState,
@@ -32,7 +31,7 @@ pub(super) fn find(
         ..RetiredCredential::default()
     });
     next.serial = next.serial.max(number);
-    Some(write(RecordChange::Found, next))
+    Some(RotationAction::write(RecordChange::Found, next))
 }
 
 /// Number in the name of a credential that this plan made. `None`: the plan did not make it, or its
@@ -48,4 +47,13 @@ pub(super) fn is_unseen(record: &RotationRecord, seen: &ObservedState) -> bool {
     let TargetState::There { holds: Some(held), .. } = &seen.target else { return false };
     let known = |c: &CurrentEntry| c.ours || c.expires.is_some() || c.kept_alive;
     held.is_unseen && !record.current.as_ref().is_some_and(known)
+}
+
+impl RotationRecord {
+    /// Whether the record names the credential.
+    fn knows(&self, name: &str) -> bool {
+        self.current.as_ref().is_some_and(|current| current.name == name)
+            || self.pending.as_ref().is_some_and(|pending| pending.name == name)
+            || self.previous.iter().any(|old| old.name == name)
+    }
 }

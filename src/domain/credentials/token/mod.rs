@@ -11,7 +11,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
-use super::rotation::Seconds;
+use super::timestamp::Seconds;
 
 /// Longest name that is reported, in bytes.
 const LONGEST_NAME: usize = 253;

@@ -15,9 +15,8 @@ use std::time::Duration;
 use super::super::wire::arp::ArpPacket;
 use super::super::{ClientEvent, Mac};
 use super::DhcpClient;
+use super::output::{AnnouncedAddress, MOST_STATIONS};
 
-/// Stations that are stored at most: an announcer moves between nodes.
-const MOST_STATIONS: usize = 4;
 /// Time from the publication of an address to the first question who announces it.
 const FIRST_LOOK: Duration = Duration::from_secs(30);
 /// Time to wait for an answer.
@@ -27,31 +26,6 @@ const ANSWER: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Number of questions without an answer that show that a lost address is no longer announced.
 const MOST_SILENT: u32 = 3;
-
-/// An address, and the stations that answered for it while it was held.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AnnouncedAddress {
-    /// IP address that they announce.
-    pub address: Ipv4Addr,
-    /// Announcing stations, the one that was stored last first.
-    pub by: Vec<Mac>,
-}
-
-impl AnnouncedAddress {
-    pub(super) fn new(address: Ipv4Addr) -> Self {
-        Self { address, by: Vec::new() }
-    }
-
-    /// Stores a station. Returns whether it is new.
-    fn note(&mut self, station: Mac) -> bool {
-        if self.by.contains(&station) {
-            return false;
-        }
-        self.by.insert(0, station);
-        self.by.truncate(MOST_STATIONS);
-        true
-    }
-}
 
 /// Subject of the questions about an address.
 #[derive(Clone, Debug)]

@@ -196,9 +196,9 @@ impl DhcpClient {
         }
     }
 
-    /// Handles an offer to the DISCOVER that was sent in addition. Only the same address is of use
-    /// while there is one. If the lease has ended and its own server offers another address, that
-    /// server may grant the old one to others, so it is lost.
+    /// Handles an offer that answers the additional DISCOVER. While the client has an address, only
+    /// an offer of this address is of use. If the lease has ended, and its own server offers
+    /// another address, then the old one counts as lost: the server may grant it to another client.
     fn offered_besides(
         &mut self,
         reply: &ServerReply,

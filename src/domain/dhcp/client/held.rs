@@ -60,3 +60,14 @@ impl RecordedLease {
         }
     }
 }
+
+/// Address that was held before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FormerAddress {
+    pub(super) address: Ipv4Addr,
+    pub(super) server: Ipv4Addr,
+    /// Time until which our announcer may still announce the address.
+    pub(super) ours_until: Duration,
+    /// Whether the client asks for the address again.
+    pub(super) wanted: bool,
+}

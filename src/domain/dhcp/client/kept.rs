@@ -8,7 +8,8 @@
 //! address is lost two questions after two hosts have it.
 
 use super::super::{ClientTrouble, LossCause, Mac};
-use super::announcing::{AddressInquiry, AnnouncedAddress, InquirySubject};
+use super::announcing::{AddressInquiry, InquirySubject};
+use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
 /// Number of questions in a row, answered by two stations, that show that another host has the

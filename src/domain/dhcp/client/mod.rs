@@ -30,10 +30,11 @@ use super::{
     ClientAction, ClientEvent, ClientIdentity, ClientState, ClientTrouble, GrantedLease,
     IgnoreReason, LeaseRecord, LossCause, Mac,
 };
-pub use announcing::AnnouncedAddress;
+use held::FormerAddress;
 pub use held::RecordedLease;
 use jitter::{JitterRng, part};
 pub use options::{ClientOptions, OpenSockets, ProbeTiming};
+pub use output::AnnouncedAddress;
 
 use acquire::{Requesting, Selecting};
 use announcing::AddressInquiry;
@@ -60,17 +61,6 @@ enum ClientPhase {
     Parting(PendingRelease),
     /// The address was given back. With a time: the RELEASE is sent once more then.
     Released(Option<(Duration, GrantedLease)>),
-}
-
-/// Address that was held before.
-#[derive(Clone, Copy, Debug)]
-struct FormerAddress {
-    address: Ipv4Addr,
-    server: Ipv4Addr,
-    /// Time until which our announcer may still announce the address.
-    ours_until: Duration,
-    /// Whether the client asks for the address again.
-    wanted: bool,
 }
 
 /// The client of one lease.

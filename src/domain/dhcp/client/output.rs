@@ -4,16 +4,19 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::{AnnouncedAddress, GrantedLease, Mac, OfferFault};
+use super::super::{GrantedLease, Mac, OfferFault};
+
+/// Stations that are stored at most: an announcer moves between nodes.
+pub(super) const MOST_STATIONS: usize = 4;
 
 /// Action to take. Actions are taken in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientAction {
-    /// Send this whole Ethernet frame. The sockets that [`super::super::DhcpClient::listening`] names
-    /// by now must be open before it is sent.
+    /// Send this whole Ethernet frame. The sockets that [`super::super::DhcpClient::listening`]
+    /// names by now must be open before it is sent.
     Send(Vec<u8>),
-    /// Write this record, then call [`super::super::DhcpClient::recorded`]. A later record replaces all
-    /// earlier ones that have not been written yet.
+    /// Write this record, then call [`super::super::DhcpClient::recorded`]. A later record replaces
+    /// all earlier ones that have not been written yet.
     Record(LeaseRecord),
     /// Report this in metrics, logs and Events.
     Event(ClientEvent),
@@ -38,6 +41,31 @@ pub struct LeaseRecord {
     pub announced: Option<AnnouncedAddress>,
     /// Lost address that is still announced, and the station that does so.
     pub still_announced: Option<(Ipv4Addr, Mac)>,
+}
+
+/// An address, and the stations that answered for it while it was held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnnouncedAddress {
+    /// IP address that they announce.
+    pub address: Ipv4Addr,
+    /// Announcing stations, the one that was stored last first.
+    pub by: Vec<Mac>,
+}
+
+impl AnnouncedAddress {
+    pub(super) fn new(address: Ipv4Addr) -> Self {
+        Self { address, by: Vec::new() }
+    }
+
+    /// Stores a station. Returns whether it is new.
+    pub(super) fn note(&mut self, station: Mac) -> bool {
+        if self.by.contains(&station) {
+            return false;
+        }
+        self.by.insert(0, station);
+        self.by.truncate(MOST_STATIONS);
+        true
+    }
 }
 
 /// State of a client.
@@ -73,7 +101,8 @@ pub enum ClientTrouble {
     Refused,
     /// The granted address belongs to another host, the station given.
     AddressInUse(Mac),
-    /// All granted addresses that were tried in a row belonged to other hosts, the last to this station.
+    /// All granted addresses that were tried in a row belonged to other hosts, the last to this
+    /// station.
     TooManyInUse(Mac),
     /// The offered address cannot be used.
     Unusable {

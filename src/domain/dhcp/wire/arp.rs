@@ -3,10 +3,12 @@
 use std::net::Ipv4Addr;
 
 use super::super::Mac;
-use super::ethernet::{ETHERTYPE_ARP, ethernet, octets};
+use super::header::{ETHERTYPE_ARP, ethernet_header, octets};
 
 /// Header of ARP: Ethernet, IPv4, and the lengths of their addresses.
 const KIND: [u8; 6] = [0, 1, 0x08, 0, 6, 4];
+/// Length of a packet, in octets.
+const LENGTH: usize = 28;
 const REQUEST: [u8; 2] = [0, 1];
 const REPLY: [u8; 2] = [0, 2];
 
@@ -53,7 +55,7 @@ impl ArpPacket {
 
 /// Frame that asks who has the address, without claiming one.
 pub fn probe(ours: Mac, address: Ipv4Addr) -> Vec<u8> {
-    let mut frame = ethernet(ours, Mac::BROADCAST, ETHERTYPE_ARP);
+    let mut frame = ethernet_header(ours, Mac::BROADCAST, ETHERTYPE_ARP, LENGTH);
     frame.extend(KIND);
     frame.extend(REQUEST);
     frame.extend(ours.0);

@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 
 use super::super::Mac;
 use super::super::identity::ClientIdentity;
-use super::ethernet::octets;
+use super::header::octets;
 use super::options::{self, OptionReader, OptionWriter};
 
 /// Shortest message, in octets: the length that BOOTP relays and servers expect.

@@ -15,9 +15,9 @@ pub fn moves_from(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<Claim> 
     facts::published(lb).filter(|old| old != claim)
 }
 
-/// Whether traffic to the address may still arrive at the LoadBalancer's own Service: it is announced
-/// there or requests it, or requests another address now and the announcer has not confirmed that
-/// yet.
+/// Whether traffic to the address may still arrive at the LoadBalancer's own Service: it is
+/// announced there or requests it, or requests another address now and the announcer has not
+/// confirmed that yet.
 pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&StoredService>) -> bool {
     own.is_some_and(|stored| {
         let moves = stored.ingress.is_empty() && facts::is_announced_at(lb, address);

@@ -187,8 +187,8 @@ impl PoolAllocator {
         true
     }
 
-    /// Removes a pool. LoadBalancers that held an address there continue to publish it, and no other
-    /// pool gives it out.
+    /// Removes a pool. LoadBalancers that held an address there continue to publish it, and no
+    /// other pool gives it out.
     pub fn remove_pool(&mut self, name: &str) {
         if let Some(pool) = self.take_out(name) {
             self.standing.moved();

@@ -216,8 +216,8 @@ pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> V
     conflicts
 }
 
-/// Reason why a pool's addresses do not fit a LoadBalancer: the LoadBalancer names a network, and the
-/// pool, on `segment`, is for another one. A global pool serves every network. A pool without
+/// Reason why a pool's addresses do not fit a LoadBalancer: the LoadBalancer names a network, and
+/// the pool, on `segment`, is for another one. A global pool serves every network. A pool without
 /// network may serve guests on any network, since its admin named none and a guest's network is
 /// that of its VMs.
 pub fn network_mismatch(
@@ -257,7 +257,8 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
     found.map(|(mine, theirs, first, last)| (mine, theirs, first, last, count))
 }
 
-/// Conflict in the order of choice of two pools on one network, neither of them global.
+/// Conflict of two pools of one network between which a LoadBalancer's choice would not be
+/// definite: they have the same priority, or without one a scope in common. Neither pool is global.
 fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
     if a.network() != b.network()
         || a.priority() != b.priority()

@@ -1,9 +1,10 @@
 //! Order of the steps, in both directions.
 //!
-//! Taking over: the CRDs are protected from Helm before anything could delete them; Fleet is stopped from
-//! starting the Go controller again before it is stopped; admission is the operator's before the Go
-//! webhook ends; the operator's form of the CRDs comes after the Go controller, whose status it would
-//! drop; finalizers go last, because the Go controller adds them again for as long as it runs.
+//! Taking over: the CRDs are protected from Helm before anything could delete them; Fleet is
+//! stopped from starting the Go controller again before it is stopped; admission is the operator's
+//! before the Go webhook ends; the operator's form of the CRDs comes after the Go controller, whose
+//! status it would drop; finalizers go last, because the Go controller adds them again for as long
+//! as it runs.
 //!
 //! Going back: Harvester's form of the CRDs is put back while the operator, which works with both,
 //! still leads; the operator ends before the Go webhook starts, because two webhooks would take the
@@ -20,8 +21,8 @@ pub const ANNOTATION_VALUES: &str = "loadbalancer.harvesterhci.io/values-before-
 /// Sub-chart of Harvester's chart that installs the Go controller
 /// (harvester: `deploy/charts/harvester/Chart.yaml`).
 pub const SUB_CHART: &str = "harvester-load-balancer";
-/// Finalizers of the Go controller on objects that are not the operator's: wrangler adds one for each
-/// handler to each object that it sees (`pkg/generic/remove.go`, `OnRemove`).
+/// Finalizers of the Go controller on objects that are not the operator's: wrangler adds one for
+/// each handler to each object that it sees (`pkg/generic/remove.go`, `OnRemove`).
 pub const VM_FINALIZERS: [&str; 2] = [
     "wrangler.cattle.io/harvester-lb-vm-controller",
     "wrangler.cattle.io/harvester-lb-vmi-controller",
@@ -55,8 +56,8 @@ pub struct Deployment {
     pub name: String,
     /// `spec.replicas`.
     pub wanted: i32,
-    /// Pods that exist. `status.replicas` does not count those that are being deleted, and one of them may
-    /// still lead, or change what admission calls.
+    /// Pods that exist. `status.replicas` does not count those that are being deleted, and one of
+    /// them may still lead, or change what admission calls.
     pub running: i32,
     /// `status.readyReplicas`.
     pub ready: i32,
@@ -83,8 +84,8 @@ impl ManagedChart {
         json!({"replicaCount": 0, "webhook": {"replicasCount": 0}})
     }
 
-    /// Merge patch of the sub-chart's values that puts back what was recorded. What the record does not
-    /// have is null, so that it goes.
+    /// Merge patch of the sub-chart's values that puts back what was recorded. What the record does
+    /// not have is null, so that it goes.
     pub fn restored(&self) -> Value {
         let Some(Value::Object(before)) = &self.before else { return Value::Null };
         let mut patch = json!({"replicaCount": null, "webhook": null});
@@ -225,7 +226,8 @@ impl TakeoverStep {
 pub enum Direction {
     /// The operator takes over from the Go controller.
     TakeOver {
-        /// Whether the operator's CRDs replace Harvester's. Where they did before, they do so again.
+        /// Whether the operator's CRDs replace Harvester's. Where they did before, they do so
+        /// again.
         crds: bool,
     },
     /// The Go controller takes over from the operator.

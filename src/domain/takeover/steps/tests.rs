@@ -125,7 +125,8 @@ fn the_way_back_ends_the_operator_before_the_go_webhook_starts() {
     assert_eq!((chart.values, chart.before), (json!({"enabled": true}), None));
 }
 
-/// The Go controller would read what it wrote back as never written (`pkg/ipam/store/store.go`, `Reserve`).
+/// The Go controller would read what it wrote back as never written (`pkg/ipam/store/store.go`,
+/// `Reserve`).
 #[test]
 fn there_is_no_way_back_while_a_status_is_a_subresource() {
     let mut state = harvester();

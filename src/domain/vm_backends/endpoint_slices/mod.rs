@@ -152,7 +152,7 @@ pub fn sink(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> V
     }
 }
 
-/// Ports of a slice with these endpoints. `ports`: those of the VMs.
+/// Ports of a slice with these endpoints: `ports`, the VMs' own, or the placeholder's.
 pub fn ports_of(
     endpoints: &[impl Borrow<VmEndpoint>],
     ports: &[EndpointPort],

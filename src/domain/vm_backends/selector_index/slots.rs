@@ -1,7 +1,7 @@
 //! List in which entries keep their index.
 //!
-//! An index has four bytes, where the one of the crate `slab` has eight: with 20,000 VMs, most of the
-//! memory of the whole is indexes.
+//! An index has four bytes, where the one of the crate `slab` has eight: with 20,000 VMs, most of
+//! the memory of the whole is indexes.
 
 use std::mem;
 

@@ -263,8 +263,8 @@ fn loses_a_port(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     before.split(',').any(|port| !port.is_empty() && !after.contains(port))
 }
 
-/// Text about a Service of another owner under the LoadBalancer's name, `namespace/name`. `whose`: as
-/// [`foreign`] says.
+/// Text about a Service of another owner under the LoadBalancer's name, `namespace/name`. `whose`:
+/// as [`foreign`] says.
 pub fn conflict(lb: &str, whose: &str) -> String {
     format!(
         "a Service {lb} exists: {whose}; it is left as it is: rename one of the two, or remove it"

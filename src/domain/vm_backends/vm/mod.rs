@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::health::may_be_backend;
-use super::selector_index::LabelIndex;
 use api::kubevirt::{
     Interface, LABEL_CREATOR, LABEL_GUEST_CLUSTER, LauncherPod, NODE_DRIVER, Network,
     TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance, VmiCondition,
@@ -160,18 +159,6 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
             .map(|multus| qualified(namespace, &multus.network_name))
             .unwrap_or_default(),
     }
-}
-
-/// Network of a guest cluster: the first one of the VMs that have its name as a label, or, if
-/// there are none, of the nodes whose names begin with it. Of several the first VM by name counts.
-pub fn cluster_network(vms: &LabelIndex, namespace: &str, cluster: &str) -> Option<String> {
-    let first = |label: &str, value: &str, prefix: &str| {
-        vms.labelled(namespace, label, value)
-            .filter(|(name, vm)| name.starts_with(prefix) && !vm.network.is_empty())
-            .min_by(|a, b| a.0.cmp(b.0))
-            .map(|(_, vm)| vm.network.to_string())
-    };
-    first(LABEL_GUEST_CLUSTER, cluster, "").or_else(|| first(LABEL_CREATOR, NODE_DRIVER, cluster))
 }
 
 /// Reads a pod. `None`: no VirtualMachineInstance controls it.

@@ -414,37 +414,3 @@ fn the_guest_runs_in_the_newest_pod_on_its_node() {
         assert_eq!(vm.current_pod(pods).map(|pod| &*pod.uid), expected, "{node:?} {pods:?}");
     }
 }
-
-/// VMs with the cluster's name as a label come before those whose names only begin with it.
-#[test]
-fn the_network_of_a_guest_cluster_is_that_of_its_first_vm() {
-    let mut vms = LabelIndex::default();
-    let network = |vms: &LabelIndex, namespace: &str| cluster_network(vms, namespace, "blue");
-    let mut add = |name: &str, labels: Value, multus: &[&str]| {
-        let networks: Vec<Value> = multus
-            .iter()
-            .map(|name| match *name {
-                "" => json!({"name": "pod", "pod": {}}),
-                name => json!({"name": "n", "multus": {"networkName": name}}),
-            })
-            .collect();
-        let vmi: VirtualMachineInstance = serde_json::from_value(json!({
-            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
-            "metadata": {"name": name, "namespace": "ns", "uid": name, "labels": labels},
-            "spec": {"networks": networks},
-        }))
-        .unwrap();
-        vms.set_vm("ns", name, vmi.metadata.labels.as_ref().unwrap(), vm(&vmi));
-        (network(&vms, "ns"), network(&vms, "other"))
-    };
-    let driver = json!({LABEL_CREATOR: NODE_DRIVER});
-    let labelled = json!({LABEL_GUEST_CLUSTER: "blue", LABEL_CREATOR: NODE_DRIVER});
-    let is = |network: &str| (Some(network.to_owned()), None);
-    assert_eq!(add("blue-0", json!({"a": "b"}), &["x"]), (None, None), "not a node");
-    assert_eq!(add("red-1", driver.clone(), &["red"]), (None, None));
-    assert_eq!(add("blue-2", driver.clone(), &["", "net/two", "three"]), is("net/two"));
-    assert_eq!(add("blue-1", driver, &["one"]), is("ns/one"));
-    assert_eq!(add("z", labelled.clone(), &[""]), is("ns/one"), "on the pod network alone");
-    assert_eq!(add("y", labelled.clone(), &["named"]), is("ns/named"));
-    assert_eq!(add("x", labelled, &["first"]), is("ns/first"));
-}

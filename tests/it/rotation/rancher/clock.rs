@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::TokenRotationStatus;
-use harvester_guest_operator::domain::credentials::rotation::status::seconds;
+use harvester_guest_operator::domain::credentials::timestamp::parse_rfc3339;
 use serde_json::json;
 use testbed::rancher::Version;
 use testbed::{Call, eventually};
@@ -85,7 +85,7 @@ async fn is_calm(site: &Site) -> Result<()> {
     })
     .await?;
     let after = site.cluster.status().await?;
-    let due = |status: &TokenRotationStatus| seconds(status.next_rotation.as_deref()?);
+    let due = |status: &TokenRotationStatus| parse_rfc3339(status.next_rotation.as_deref()?);
     let is_due = due(&before).context("it is never due")? <= site.there.now() / 1000;
     ensure!(is_due || after.serial == before.serial, "issued again: {before:#?}, {after:#?}");
     Ok(())

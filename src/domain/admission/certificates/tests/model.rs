@@ -101,7 +101,7 @@ impl World {
         match step {
             CertificateStep::Remember => secret.previous.insert(0, replica.in_use.unwrap().0),
             CertificateStep::Renew(_) => {
-                secret.serving = (secret.ca, serving_end(now, self.end(secret.ca)))
+                secret.serving = (secret.ca, serving_end(now, self.end(secret.ca)));
             }
             CertificateStep::Begin => secret.next = Some(self.authority()),
             CertificateStep::Switch => {

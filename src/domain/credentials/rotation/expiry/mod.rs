@@ -1,6 +1,6 @@
 //! Conditions about the end of a target's credentials and of the API key.
 
-use super::status::{seconds, time};
+use super::super::timestamp::{parse_rfc3339, rfc3339};
 use super::watched::WatchedCredentials;
 use super::{RotationPlan, RotationRecord, Seconds, due};
 use api::ApiKey;
@@ -38,11 +38,14 @@ pub(super) fn expiring(
     match (is_near, ends) {
         (true, Some(end)) if plan.source.is_none() => {
             let named = watched.ending_by(now + plan.schedule.minimum_left, now);
-            let named = if named.is_empty() { format!("it ends at {}", time(end)) } else { named };
+            let named =
+                if named.is_empty() { format!("it ends at {}", rfc3339(end)) } else { named };
             let reason = if end <= now { "Expired" } else { "NotReplaced" };
             (True, reason, format!("{named}: not replaced automatically"))
         }
-        (true, Some(end)) if end <= now => (True, "Expired", format!("it ended at {}", time(end))),
+        (true, Some(end)) if end <= now => {
+            (True, "Expired", format!("it ended at {}", rfc3339(end)))
+        }
         (true, _) => {
             let message = "it should have been replaced by now: see the condition Ready";
             (True, "Overdue", message.to_owned())
@@ -56,11 +59,11 @@ pub(super) fn expiring(
 /// before it, but at most half of the key's lifetime. For a key that a TokenRotation renews: its
 /// end. `None`: the key has no end.
 pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
-    let end = seconds(key.expires_at.as_deref()?)?;
+    let end = parse_rfc3339(key.expires_at.as_deref()?)?;
     if key.renewed {
         return Some(end);
     }
-    let issued = key.issued_at.as_deref().and_then(seconds);
+    let issued = key.issued_at.as_deref().and_then(parse_rfc3339);
     let half = issued.map_or(Seconds::MAX, |issued| (end - issued) / 2);
     Some(end - plan.schedule.minimum_left.min(half).max(0))
 }
@@ -68,7 +71,7 @@ pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
 /// Condition of an API key. `refused`: the Rancher does not accept the key, whatever its times.
 pub(super) fn minter(plan: &RotationPlan, key: &ApiKey, refused: bool, now: Seconds) -> Says {
     let end = key.expires_at.as_deref().unwrap_or_default();
-    let is_over = seconds(end).is_some_and(|end| end <= now);
+    let is_over = parse_rfc3339(end).is_some_and(|end| end <= now);
     match key_alarm(plan, key) {
         _ if refused => {
             let message = format!(

@@ -15,8 +15,8 @@ fn plan() -> RotationPlan {
 fn key(issued: Option<Seconds>, ends: Option<Seconds>, renewed: bool) -> ApiKey {
     ApiKey {
         name: "token-abcde".into(),
-        issued_at: issued.map(time),
-        expires_at: ends.map(time),
+        issued_at: issued.map(rfc3339),
+        expires_at: ends.map(rfc3339),
         renewed,
     }
 }

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 
+use super::super::timestamp;
 use super::super::token::TokenClaims;
+use super::Seconds;
 use super::watched::{self, WatchedCredentials};
-use super::{Seconds, status};
 use api::WatchedCredential;
 
 /// Result of reading a cloud credential.
@@ -104,7 +105,7 @@ impl CredentialInventory {
             name: entry.name.clone(),
             credential: Some(watched::short(name)),
             title: Some(watched::short(&entry.title)).filter(|title| !title.is_empty()),
-            expires_at: entry.ends.map(status::time),
+            expires_at: entry.ends.map(timestamp::rfc3339),
             rotated: is_rotated(name),
             unknown: entry.unknown.clone(),
         };

@@ -2,9 +2,9 @@
 //!
 //! Invariant: of a credential only its name, its hash and its times get into a status.
 
-use chrono::{DateTime, SecondsFormat};
 use serde_json::{Map, Value};
 
+use super::super::timestamp::{parse_rfc3339, rfc3339};
 use super::super::token::hash;
 use super::deletion;
 use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring, minter};
@@ -120,7 +120,7 @@ impl ReadyReason {
             Self::Leaving(why) => {
                 let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
                 let waits = why.as_ref().map_or_else(String::new, |why| {
-                    let last = time(deletion::last(plan, record));
+                    let last = rfc3339(deletion::last(plan, record));
                     format!(": {why}; the deletion goes on without that at {last}")
                 });
                 (False, "Deleting", format!("{revokes} are revoked first{waits}"))
@@ -195,22 +195,11 @@ fn window(wants: &api::Window) -> Option<MaintenanceWindow> {
     Some(MaintenanceWindow { start, minutes: wants.duration_minutes, days })
 }
 
-/// Text of a time in RFC 3339, to the second.
-pub fn time(at: Seconds) -> String {
-    let at = DateTime::from_timestamp(at, 0).unwrap_or_default();
-    at.to_rfc3339_opts(SecondsFormat::Secs, true)
-}
-
-/// Time of a text in RFC 3339. `None`: the text is no time.
-pub fn seconds(text: &str) -> Option<Seconds> {
-    DateTime::parse_from_rfc3339(text).ok().map(|at| at.timestamp())
-}
-
 /// Record that a status holds. A time that cannot be read becomes the epoch, so that the step that
 /// depends on it is due now.
 pub fn record(status: Option<&TokenRotationStatus>) -> RotationRecord {
     let Some(status) = status else { return RotationRecord::default() };
-    let at = |text: &String| seconds(text).unwrap_or_default();
+    let at = |text: &String| parse_rfc3339(text).unwrap_or_default();
     let maybe = |text: &Option<String>| text.as_ref().map(at);
     RotationRecord {
         serial: u64::try_from(status.serial).unwrap_or_default(),
@@ -304,8 +293,8 @@ pub fn status(
         // The URL that was recorded first stays.
         rancher_url: old.rancher_url.or_else(|| beside.rancher_url.clone()),
         api_key,
-        expires_at: ends.map(time),
-        next_rotation: due.filter(|_| !plan.schedule.paused).map(|due| time(due.at)),
+        expires_at: ends.map(rfc3339),
+        next_rotation: due.filter(|_| !plan.schedule.paused).map(|due| rfc3339(due.at)),
         conditions: old.conditions,
         ..recorded(record)
     };
@@ -344,7 +333,7 @@ fn set(
         message: Some(message).filter(|message| !message.is_empty()),
         ..Condition::default()
     };
-    if let Some(all) = with_condition(conditions, new, &time(now)) {
+    if let Some(all) = with_condition(conditions, new, &rfc3339(now)) {
         *conditions = all;
     }
 }
@@ -357,8 +346,8 @@ fn recorded(record: &RotationRecord) -> TokenRotationStatus {
             name: current.name.clone(),
             hash: current.hash.clone(),
             ours: current.ours,
-            issued_at: time(current.issued),
-            expires_at: current.expires.map(time),
+            issued_at: rfc3339(current.issued),
+            expires_at: current.expires.map(rfc3339),
             kept_by_rancher: current.kept_alive,
         }),
         pending: record.pending.as_ref().map(pending),
@@ -368,15 +357,15 @@ fn recorded(record: &RotationRecord) -> TokenRotationStatus {
             .map(|old| PreviousCredential {
                 name: old.name.clone(),
                 hash: old.hash.clone(),
-                revoke_after: old.after.map(time),
+                revoke_after: old.after.map(rfc3339),
                 replaces: old.replaces.clone(),
                 failures: old.failures.into(),
             })
             .collect(),
-        last_rotation: record.last_rotation.map(time),
+        last_rotation: record.last_rotation.map(rfc3339),
         last_result: record.last_result.clone(),
         failures: record.failures.into(),
-        retry_after: record.retry_after.map(time),
+        retry_after: record.retry_after.map(rfc3339),
         restarted_for: record.restarted_for.clone(),
         rotate_request: record.done.rotate.clone(),
         leak_report: record.done.leaked.clone(),
@@ -389,10 +378,10 @@ fn pending(pending: &PendingEntry) -> PendingCredential {
     PendingCredential {
         name: pending.name.clone(),
         step: publishing.map_or(PendingStep::Minting, |_| PendingStep::Publishing),
-        since: time(pending.since),
+        since: rfc3339(pending.since),
         hash: publishing.map(|p| p.made.hash.clone()),
-        issued_at: publishing.map(|p| time(p.made.issued)),
-        expires_at: publishing.and_then(|p| p.made.expires).map(time),
+        issued_at: publishing.map(|p| rfc3339(p.made.issued)),
+        expires_at: publishing.and_then(|p| p.made.expires).map(rfc3339),
         replaces: publishing.map(|p| p.replaces.clone()),
         rotate_request: pending.requests.rotate.clone(),
         leak_report: pending.requests.leaked.clone(),

@@ -151,7 +151,7 @@ fn a_near_end_is_reported_for_rotated_and_watched_credentials() {
     assert_eq!(says(&rotated, &record, &[], 450), "Overdue");
     assert_eq!(says(&rotated, &record, &[], 600), "Expired");
     let watched = rotation(json!({"target": {"secret": {"name": "guest", "key": "token"}}}));
-    let token = |end| WatchedCredential { expires_at: Some(time(end)), ..Default::default() };
+    let token = |end| WatchedCredential { expires_at: Some(rfc3339(end)), ..Default::default() };
     let none = RotationRecord::default();
     let (near, far) = (token(700_000), token(9_000_000));
     assert_eq!(says(&watched, &none, std::slice::from_ref(&far), 0), "TimeLeft");
@@ -190,7 +190,7 @@ fn what_is_watched_and_cannot_be_read_now_stays_listed() {
     }));
     let one = |name: &str, end| WatchedCredential {
         credential: Some(name.into()),
-        expires_at: Some(time(end)),
+        expires_at: Some(rfc3339(end)),
         ..WatchedCredential::default()
     };
     let rotated = WatchedCredential { rotated: true, ..one("cc-a", 100) };
@@ -203,7 +203,7 @@ fn what_is_watched_and_cannot_be_read_now_stays_listed() {
     };
     let first =
         status(&rotation, &RotationRecord::default(), &beside, Some(&ReadyReason::Watched), 50);
-    assert_eq!(first.expires_at, Some(time(9_000_000)), "the other one is replaced");
+    assert_eq!(first.expires_at, Some(rfc3339(9_000_000)), "the other one is replaced");
     assert_eq!((first.watched.len(), first.watched_beyond), (32, Some(9)));
     assert_eq!(first.rancher_url.as_deref(), Some("https://a"));
     rotation.status = Some(first.clone());

@@ -85,7 +85,7 @@ fn after(
     loop {
         match decide(plan, &record, seen) {
             RotationAction::Write(RecordChange::Adopted | RecordChange::Retimed, next) => {
-                record = *next
+                record = *next;
             }
             act => return (record, act),
         }

@@ -4,6 +4,7 @@ use api::TokenRotation;
 
 use super::*;
 
+mod deletion;
 mod model;
 mod strangers;
 
@@ -203,217 +204,6 @@ fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
     assert_eq!(attempts(record, &target, RotationStep::Publish), [0; 10]);
 }
 
-/// A rotation whose deletion was requested a minute ago, with one credential in use and a replaced
-/// one that has 10 minutes left.
-fn leaving(revokes: bool) -> (RotationPlan, RotationRecord) {
-    let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
-        "metadata": {"name": "r", "namespace": "n", "uid": "u"},
-        "spec": {
-            "source": {"rancherToken": {}}, "target": {"cloudCredential": {"name": "cc"}},
-            "overlapSeconds": 3600,
-            "rancher": {"url": "https://r", "minter": {"secretName": "s", "key": "k"}},
-        },
-    }))
-    .unwrap();
-    let plan = RotationPlan {
-        prefix: "r".into(),
-        revokes,
-        deleting: Some(DAY - 60),
-        ..status::plan(&rotation)
-    };
-    let current = CurrentEntry {
-        name: "r-2".into(),
-        hash: "h2".into(),
-        ours: true,
-        issued: DAY,
-        expires: Some(31 * DAY),
-        ..CurrentEntry::default()
-    };
-    let old = RetiredCredential {
-        name: "r-1".into(),
-        hash: Some("h1".into()),
-        after: Some(DAY + 600),
-        ..RetiredCredential::default()
-    };
-    let record = RotationRecord {
-        serial: 2,
-        current: Some(current),
-        restarted_for: Some("r-2".into()),
-        previous: vec![old],
-        last_rotation: Some(DAY - 100),
-        ..RotationRecord::default()
-    };
-    (plan, record)
-}
-
-/// Acts until the deletion completes, each with the seconds since the operator observed it, and the
-/// names of the credentials that are left.
-fn left(
-    revokes: bool,
-    target: &TargetState,
-    unknown: UnknownReason,
-    refuses: bool,
-) -> (Vec<(Seconds, String)>, Vec<String>) {
-    let (plan, mut record) = leaving(revokes);
-    let mut existing = vec!["r-1".to_owned(), "r-2".to_owned()];
-    let (mut now, mut acts, mut target) = (DAY, Vec::new(), target.clone());
-    for _ in 0..10_000 {
-        let seen = ObservedState {
-            now,
-            target: target.clone(),
-            existing: Some(existing.clone()),
-            unknown,
-            ..ObservedState::default()
-        };
-        let act = decide(&plan, &record, &seen);
-        match act {
-            RotationAction::Wait(until) => {
-                now = until.filter(|at| *at > now).unwrap_or(now + LOOK_AGAIN)
-            }
-            RotationAction::Write(_, next) => record = *next,
-            RotationAction::Revoke(name) if refuses => {
-                record = failed(&plan, &record, RotationStep::Revoke, &name, now);
-            }
-            RotationAction::Revoke(name) => {
-                existing.retain(|one| *one != name);
-                acts.push((now - DAY, name));
-            }
-            RotationAction::DropOld => {
-                if let TargetState::There { kept, beside, .. } = &mut target {
-                    (*kept, *beside) = (None, Vec::new());
-                }
-                acts.push((now - DAY, "taken out".to_owned()));
-            }
-            RotationAction::Finish => {
-                acts.push((now - DAY, "gone".to_owned()));
-                let left = left_behind(&plan, &record).into_iter().map(str::to_owned).collect();
-                return (acts, left);
-            }
-            act => panic!("{act:?}"),
-        }
-    }
-    panic!("it never goes: {acts:?}")
-}
-
-/// A deletion ends, whatever does not answer or is refused, and names the credentials that are
-/// left.
-#[test]
-fn a_deletion_ends_whatever_happens() {
-    let there = |kept: Option<&str>| TargetState::There {
-        version: "1".into(),
-        holds: Some(TargetCredential { hash: "h2".into(), ..TargetCredential::default() }),
-        beside: kept.iter().map(|kept| (*kept).to_owned()).collect(),
-        kept: kept.map(str::to_owned),
-    };
-    // A quarter of an hour after the request, of which a minute is over; or after the overlap of the
-    // last publication.
-    let (asked, last) = (900 - 60, 900 + 3_501);
-    let (silent, barred, only) =
-        (UnknownReason::Silent, UnknownReason::Barred, UnknownReason::TargetBarred);
-    for (what, revokes, target, unknown, refuses, acts, left_over) in [
-        (
-            "nothing in the way, kept",
-            false,
-            there(None),
-            silent,
-            false,
-            &[(600, "r-1"), (600, "gone")][..],
-            &[][..],
-        ),
-        (
-            "and revoked",
-            true,
-            there(None),
-            silent,
-            false,
-            &[(0, "r-1"), (0, "r-2"), (0, "gone")],
-            &[],
-        ),
-        ("silence", false, TargetState::Unknown, silent, false, &[(last, "gone")], &["r-1"]),
-        (
-            "silence, revoked",
-            true,
-            TargetState::Unknown,
-            silent,
-            false,
-            &[(asked, "gone")],
-            &["r-1", "r-2"],
-        ),
-        ("no rights", true, TargetState::Unknown, barred, false, &[(0, "gone")], &["r-1", "r-2"]),
-        (
-            "no target",
-            false,
-            TargetState::Unknown,
-            only,
-            false,
-            &[(600, "r-1"), (600, "gone")],
-            &[],
-        ),
-        (
-            "no target, revoked",
-            true,
-            TargetState::Unknown,
-            only,
-            false,
-            &[(0, "r-1"), (0, "r-2"), (0, "gone")],
-            &[],
-        ),
-        ("refused", true, there(None), silent, true, &[(asked, "gone")], &["r-1", "r-2"]),
-        // Another maker's token, which Rancher never ends, stays beside ours for the overlap.
-        (
-            "another's, kept",
-            false,
-            there(Some("x")),
-            silent,
-            false,
-            &[(600, "r-1"), (3_501, "taken out"), (3_501, "gone")],
-            &[],
-        ),
-        (
-            "another's, revoked",
-            true,
-            there(Some("x")),
-            silent,
-            false,
-            &[(0, "taken out"), (0, "r-1"), (0, "r-2"), (0, "gone")],
-            &[],
-        ),
-    ] {
-        let (done, left) = left(revokes, &target, unknown, refuses);
-        let done: Vec<_> = done.iter().map(|(at, act)| (*at, act.as_str())).collect();
-        assert_eq!(done, acts, "{what}");
-        assert_eq!(left, left_over, "{what}");
-    }
-}
-
-/// A deletion waits for an overlap only if one runs, and never for another one.
-#[test]
-fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
-    let (plan, record) = leaving(false);
-    let asked = plan.deleting.unwrap();
-    let last = |record: &RotationRecord| deletion::last(&plan, record) - asked;
-    let idle = RotationRecord {
-        previous: Vec::new(),
-        last_rotation: Some(DAY - 10 * 3_600),
-        ..record.clone()
-    };
-    assert_eq!(last(&idle), 900);
-    let restarting = RotationRecord { last_rotation: None, ..record.clone() };
-    assert_eq!(last(&restarting), 660 + 900);
-    // A failed revocation is tried again after a pause, and the end stays.
-    let mut refused = idle;
-    refused.previous.push(RetiredCredential {
-        failures: 3,
-        after: Some(DAY + 1_000),
-        ..RetiredCredential::default()
-    });
-    assert_eq!(last(&refused), 900);
-    // An end that is far away, by a clock that was wrong.
-    let mut far = record;
-    far.previous[0].after = Some(100 * DAY);
-    assert_eq!(last(&far), 3_600 + 900);
-}
-
 /// A credential that is only watched may be a password: its status does not reveal it.
 #[test]
 fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
@@ -456,7 +246,8 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
     assert_eq!(said["current"].get("hash"), None, "{said}");
 }
 
-/// A token that Rancher keeps alive is replaced by an account's first token, and left alone from then on.
+/// A token that Rancher keeps alive is replaced by an account's first token, and left alone from
+/// then on.
 #[test]
 fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     let rotation: TokenRotation = serde_json::from_value(serde_json::json!({

@@ -3,8 +3,9 @@
 //! Invariants: the credentials that end soonest and are not replaced come first, so that a full
 //! status omits those that matter least; the number of omitted ones is reported.
 
+use super::super::timestamp;
 use super::super::token::TokenClaims;
-use super::{Seconds, status};
+use super::Seconds;
 use api::WatchedCredential;
 
 /// Most credentials that a status lists.
@@ -62,7 +63,7 @@ pub fn is_near(one: &WatchedCredential, at: Seconds) -> bool {
 
 /// End of a credential, if it is known.
 pub fn end(one: &WatchedCredential) -> Option<Seconds> {
-    one.expires_at.as_deref().and_then(status::seconds)
+    one.expires_at.as_deref().and_then(timestamp::parse_rfc3339)
 }
 
 /// Sort key: first ends of credentials that are not replaced, then unknown ends, then ends of
@@ -106,7 +107,7 @@ pub fn token(user: &str, says: &TokenClaims) -> WatchedCredential {
     WatchedCredential {
         user: short(user),
         name: short(&says.name),
-        expires_at: says.expires.map(status::time),
+        expires_at: says.expires.map(timestamp::rfc3339),
         ..WatchedCredential::default()
     }
 }

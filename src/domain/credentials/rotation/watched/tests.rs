@@ -5,7 +5,7 @@ use super::*;
 fn one(credential: &str, end: Option<Seconds>) -> WatchedCredential {
     WatchedCredential {
         credential: Some(credential.into()),
-        expires_at: end.map(status::time),
+        expires_at: end.map(timestamp::rfc3339),
         ..WatchedCredential::default()
     }
 }

@@ -8,30 +8,20 @@ use std::net::Ipv4Addr;
 
 use super::super::Mac;
 use super::arp::ArpPacket;
+use super::header::{ETHERNET, ETHERTYPE_ARP, ethernet_header, octets, word};
 use super::message;
 
 /// UDP port of a server.
 pub const SERVER_PORT: u16 = 67;
 /// UDP port of a client.
 pub const CLIENT_PORT: u16 = 68;
-pub const ETHERTYPE_ARP: u16 = 0x0806;
 const ETHERTYPE_IPV4: u16 = 0x0800;
-const ETHERNET: usize = 14;
 const IPV4: usize = 20;
 const UDP: usize = 8;
 const PROTOCOL_UDP: u8 = 17;
 const TTL: u8 = 64;
 /// Mask of "more fragments" and the offset: a packet that has either is a fragment.
 const FRAGMENT: u16 = 0x3fff;
-
-/// `N` octets from `at` on. `None`: there are fewer.
-pub fn octets<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u16> {
-    octets(bytes, at).map(u16::from_be_bytes)
-}
 
 /// Content of a frame, as far as DHCP needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,15 +106,6 @@ impl FrameAddresses {
     }
 }
 
-/// Ethernet header of a frame.
-pub fn ethernet(source: Mac, destination: Mac, ethertype: u16) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(ETHERNET + IPV4 + UDP + message::SHORTEST);
-    frame.extend(destination.0);
-    frame.extend(source.0);
-    frame.extend(ethertype.to_be_bytes());
-    frame
-}
-
 /// Frame with a client's message to a server.
 pub fn to_server(way: FrameAddresses, payload: &[u8]) -> Vec<u8> {
     let length = |parts: usize| u16::try_from(parts + payload.len()).unwrap_or(u16::MAX);
@@ -148,7 +129,8 @@ pub fn to_server(way: FrameAddresses, payload: &[u8]) -> Vec<u8> {
     let sum = if sum == 0 { u16::MAX } else { sum };
     udp[6..8].copy_from_slice(&sum.to_be_bytes());
 
-    let mut frame = ethernet(way.source, way.destination, ETHERTYPE_IPV4);
+    let length = IPV4 + UDP + payload.len();
+    let mut frame = ethernet_header(way.source, way.destination, ETHERTYPE_IPV4, length);
     frame.extend(ip);
     frame.extend(udp);
     frame.extend(payload);

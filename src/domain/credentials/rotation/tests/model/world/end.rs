@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{OVERLAP, World, works};
-use crate::credentials::rotation::{RotationAction, Seconds};
+use crate::credentials::rotation::RotationAction;
+use crate::credentials::timestamp::Seconds;
 
 impl World {
     pub(super) fn check(&mut self) -> Result<(), String> {

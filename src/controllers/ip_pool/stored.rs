@@ -1,0 +1,61 @@
+//! Pool as the ledger task last read or wrote it.
+
+use std::sync::Arc;
+
+use kube::core::ObjectMeta;
+use kube::{Resource, ResourceExt};
+
+use crate::api::{
+    ANNOTATION_KEEP_ORPHANS, ANNOTATION_MANUAL_RELEASE, Condition, IPPool, IPPoolStatus,
+};
+
+/// Stored pool, as last read or written.
+pub(super) struct StoredPool {
+    pub(super) version: String,
+    pub(super) uid: String,
+    pub(super) generation: Option<i64>,
+    pub(super) deleting: bool,
+    pub(super) finalizers: Vec<String>,
+    pub(super) status: Arc<IPPoolStatus>,
+    /// Text of the annotation that asks for a manual release.
+    pub(super) manual: Option<String>,
+    /// Condition with the reason why the manual release was refused.
+    pub(super) notice: Option<Condition>,
+    /// Whether claims without a LoadBalancer are kept: [`ANNOTATION_KEEP_ORPHANS`].
+    pub(super) keeps_orphans: bool,
+}
+
+impl StoredPool {
+    pub(super) fn new(pool: &IPPool) -> Self {
+        let mut stored = Self {
+            version: String::new(),
+            uid: pool.uid().unwrap_or_default(),
+            generation: None,
+            deleting: false,
+            finalizers: Vec::new(),
+            status: Arc::new(pool.status.clone().unwrap_or_default()),
+            manual: pool.annotations().get(ANNOTATION_MANUAL_RELEASE).cloned(),
+            notice: None,
+            keeps_orphans: pool.annotations().contains_key(ANNOTATION_KEEP_ORPHANS),
+        };
+        stored.update(pool.meta());
+        stored
+    }
+
+    /// Takes over the metadata that the API server returned for a write.
+    pub(super) fn update(&mut self, meta: &ObjectMeta) {
+        self.version = meta.resource_version.clone().unwrap_or_default();
+        self.generation = meta.generation;
+        self.deleting = meta.deletion_timestamp.is_some();
+        self.finalizers = meta.finalizers.clone().unwrap_or_default();
+    }
+
+    /// Whether a resourceVersion from a watch is newer. Versions of one resource are increasing
+    /// decimal numbers (KEP-5504); any other text that differs counts as newer.
+    pub(super) fn is_older_than(&self, version: &str) -> bool {
+        match (self.version.parse::<u64>(), version.parse::<u64>()) {
+            (Ok(known), Ok(observed)) => known < observed,
+            _ => self.version != version,
+        }
+    }
+}

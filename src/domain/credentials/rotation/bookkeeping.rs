@@ -1,0 +1,195 @@
+//! Changes of the record: what the target holds, which credential was published, replaced or
+//! abandoned, and which old one may be revoked.
+
+use super::strangers::{find, number};
+use super::{
+    CurrentEntry, ObservedState, PendingEntry, PendingPublication, RecordChange, RetiredCredential,
+    RotationAction, RotationPlan, RotationRecord, Seconds, TargetCredential, TargetState, term,
+};
+
+/// Earliest of several times.
+#[derive(Default)]
+pub(super) struct EarliestTime(pub(super) Option<Seconds>);
+
+impl EarliestTime {
+    pub(super) fn or(&mut self, at: Seconds) {
+        self.0 = Some(self.0.map_or(at, |until| until.min(at)));
+    }
+}
+
+/// Updates the record to what the target holds and to the credentials that exist.
+pub(super) fn settle(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+) -> Option<RotationAction> {
+    if let TargetState::There { holds: Some(held), .. } = &seen.target {
+        if has_hash(record.publishing().map(|publishing| &publishing.made.hash), held) {
+            return Some(RotationAction::write(
+                RecordChange::Published,
+                published(plan, record, seen.now),
+            ));
+        }
+        if !record.current.as_ref().is_some_and(|current| is_same(plan, current, held)) {
+            return Some(RotationAction::write(
+                RecordChange::Adopted,
+                adopted(plan, record, seen, held),
+            ));
+        }
+        if let Some(next) = term::retimed(record, held, seen.now) {
+            return Some(RotationAction::write(RecordChange::Retimed, next));
+        }
+    }
+    find(plan, record, seen)
+}
+
+/// Whether the target still holds the recorded credential. A credential that is only watched is
+/// compared by its name and expiry: it may be a password, and a hash in a status would reveal it.
+fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential) -> bool {
+    if plan.source.is_some() {
+        return current.hash == held.hash;
+    }
+    let is_asked_for = held.term.is_some() || held.is_unseen;
+    let ends_alike = is_asked_for || current.expires == held.says.expires;
+    current.name == held.says.name && ends_alike
+}
+
+fn has_hash(hash: Option<&String>, held: &TargetCredential) -> bool {
+    hash.is_some_and(|hash| *hash == held.hash)
+}
+
+impl RotationRecord {
+    fn publishing(&self) -> Option<&PendingPublication> {
+        self.pending.as_ref()?.publishing.as_ref()
+    }
+}
+
+/// Record after the pending credential was observed in the target.
+fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationRecord {
+    let mut next = record.clone();
+    let Some(pending) = next.pending.take() else { return next };
+    let Some(PendingPublication { made, .. }) = pending.publishing else { return next };
+    // One second more, because times are cut to whole seconds.
+    retire(&mut next, (!plan.restarts).then_some(now + plan.overlap + 1));
+    if pending.requests.leaked.is_some() {
+        for old in &mut next.previous {
+            old.after = Some(now);
+        }
+        next.done.leaked = pending.requests.leaked;
+    }
+    if pending.requests.rotate.is_some() {
+        next.done.rotate = pending.requests.rotate;
+    }
+    next.current = Some(CurrentEntry {
+        name: pending.name,
+        hash: made.hash,
+        ours: true,
+        issued: made.issued,
+        expires: made.expires,
+        kept_alive: false,
+    });
+    next.failures = 0;
+    next.retry_after = None;
+    next.last_rotation = Some(now);
+    next.last_result = Some("Published".to_owned());
+    next
+}
+
+/// Moves the current credential to those that are to be revoked, if the operator made it.
+fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
+    if let Some(old) = next.current.take().filter(|current| current.ours) {
+        let (name, hash) = (old.name, Some(old.hash));
+        next.previous.push(RetiredCredential { name, hash, after, ..RetiredCredential::default() });
+    }
+}
+
+/// Record after another party has changed the target: it holds a foreign credential, or an old one
+/// again.
+fn adopted(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+    held: &TargetCredential,
+) -> RotationRecord {
+    let mut next = record.clone();
+    abandon(plan, &mut next, seen.now);
+    let after = Some(seen.now + plan.overlap + 1);
+    retire(&mut next, after);
+    // The party that changed the target is responsible for the restart of workloads.
+    for old in next.previous.iter_mut().filter(|old| old.after.is_none()) {
+        old.after = after;
+    }
+    let by_hash = next.previous.iter().position(|old| has_hash(old.hash.as_ref(), held));
+    // A credential of ours whose record was lost is found by its own name.
+    let named = |name: &String| *name == held.says.name;
+    let by_name = || next.previous.iter().position(|old| old.hash.is_none() && named(&old.name));
+    let again = by_hash.or_else(by_name).map(|at| next.previous.remove(at).name);
+    let made_here = |name: &&String| named(name) && number(plan, record, name).is_some();
+    let lost = || seen.existing.iter().flatten().find(made_here).cloned();
+    let ours = again.or_else(lost);
+    next.current = Some(CurrentEntry {
+        ours: ours.is_some(),
+        name: ours.unwrap_or_else(|| held.says.name.clone()),
+        hash: plan.source.map(|_| held.hash.clone()).unwrap_or_default(),
+        issued: held.says.issued.unwrap_or(seen.now),
+        expires: held.says.expires,
+        kept_alive: held.is_kept_alive(),
+    });
+    next.last_result = Some("Adopted".to_owned());
+    next
+}
+
+/// Moves the pending credential to those that are to be revoked. If its publication was recorded,
+/// it may have been read, and the overlap applies.
+pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Seconds) {
+    let Some(PendingEntry { name, publishing, .. }) = next.pending.take() else { return };
+    next.previous.push(match publishing {
+        None => RetiredCredential { name, after: Some(now), ..RetiredCredential::default() },
+        Some(PendingPublication { made, replaces }) => RetiredCredential {
+            name,
+            hash: Some(made.hash),
+            after: Some(now + plan.overlap + 1),
+            replaces: Some(replaces),
+            ..RetiredCredential::default()
+        },
+    });
+}
+
+/// Revokes the credential, or records that it no longer exists.
+pub(super) fn gone(
+    record: &RotationRecord,
+    old: &RetiredCredential,
+    seen: &ObservedState,
+) -> RotationAction {
+    let is_there = seen.existing.as_ref().is_none_or(|all| all.contains(&old.name));
+    if is_there {
+        return RotationAction::Revoke(old.name.clone());
+    }
+    let mut next = record.clone();
+    next.previous.retain(|other| other.name != old.name);
+    if next.last_result.as_deref() == Some("Failed Revoke") {
+        next.last_result = Some("Revoked".to_owned());
+    }
+    RotationAction::write(RecordChange::Revoked, next)
+}
+
+/// Whether the target holds the credential in a second place.
+pub(super) fn is_beside(old: &RetiredCredential, seen: &ObservedState) -> bool {
+    let TargetState::There { beside, .. } = &seen.target else { return false };
+    old.hash.as_ref().is_some_and(|hash| beside.contains(hash))
+}
+
+/// Whether the target neither holds the credential nor can come to hold it.
+pub(super) fn may_go(old: &RetiredCredential, seen: &ObservedState) -> bool {
+    if old.hash.is_none() && old.replaces.is_none() {
+        // The credential was never published.
+        return true;
+    }
+    match &seen.target {
+        TargetState::There { holds, .. } => {
+            let held = holds.as_ref().is_some_and(|held| has_hash(old.hash.as_ref(), held));
+            !held && holds.is_some() && old.replaces.is_none()
+        }
+        _ => false,
+    }
+}

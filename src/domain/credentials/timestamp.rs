@@ -1,0 +1,17 @@
+//! Times of credentials, in seconds and in the text of a status.
+
+use chrono::{DateTime, SecondsFormat};
+
+/// Seconds: a time since the epoch, by the clock of the issuer, or a duration.
+pub type Seconds = i64;
+
+/// Text of a time in RFC 3339, to the second.
+pub fn rfc3339(at: Seconds) -> String {
+    let at = DateTime::from_timestamp(at, 0).unwrap_or_default();
+    at.to_rfc3339_opts(SecondsFormat::Secs, true)
+}
+
+/// Time of a text in RFC 3339. `None`: the text is no time.
+pub fn parse_rfc3339(text: &str) -> Option<Seconds> {
+    DateTime::parse_from_rfc3339(text).ok().map(|at| at.timestamp())
+}

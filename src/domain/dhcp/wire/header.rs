@@ -1,0 +1,27 @@
+//! Parts that packets have in common: octets at an offset, and the Ethernet header.
+
+use super::super::Mac;
+
+/// Type of a frame with an ARP packet.
+pub const ETHERTYPE_ARP: u16 = 0x0806;
+/// Length of the Ethernet header, in octets.
+pub const ETHERNET: usize = 14;
+
+/// `N` octets from `at` on. `None`: there are fewer.
+pub fn octets<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+/// Big-endian number of two octets from `at` on. `None`: there are fewer.
+pub fn word(bytes: &[u8], at: usize) -> Option<u16> {
+    octets(bytes, at).map(u16::from_be_bytes)
+}
+
+/// Ethernet header of a frame, with room for a payload of so many octets.
+pub fn ethernet_header(source: Mac, destination: Mac, ethertype: u16, payload: usize) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(ETHERNET + payload);
+    frame.extend(destination.0);
+    frame.extend(source.0);
+    frame.extend(ethertype.to_be_bytes());
+    frame
+}

@@ -1,0 +1,59 @@
+//! Network of a guest cluster, from the VMs that are its nodes.
+
+use super::selector_index::LabelIndex;
+use api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER};
+
+/// Network of a guest cluster: the first one of the VMs that have its name as a label, or, if
+/// there are none, of the nodes whose names begin with it. Of several the first VM by name counts.
+pub fn cluster_network(vms: &LabelIndex, namespace: &str, cluster: &str) -> Option<String> {
+    let first = |label: &str, value: &str, prefix: &str| {
+        vms.labelled(namespace, label, value)
+            .filter(|(name, vm)| name.starts_with(prefix) && !vm.network.is_empty())
+            .min_by(|a, b| a.0.cmp(b.0))
+            .map(|(_, vm)| vm.network.to_string())
+    };
+    first(LABEL_GUEST_CLUSTER, cluster, "").or_else(|| first(LABEL_CREATOR, NODE_DRIVER, cluster))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::vm;
+    use super::*;
+    use api::kubevirt::VirtualMachineInstance;
+
+    /// VMs with the cluster's name as a label come before those whose names only begin with it.
+    #[test]
+    fn the_network_of_a_guest_cluster_is_that_of_its_first_vm() {
+        let mut vms = LabelIndex::default();
+        let network = |vms: &LabelIndex, namespace: &str| cluster_network(vms, namespace, "blue");
+        let mut add = |name: &str, labels: Value, multus: &[&str]| {
+            let networks: Vec<Value> = multus
+                .iter()
+                .map(|name| match *name {
+                    "" => json!({"name": "pod", "pod": {}}),
+                    name => json!({"name": "n", "multus": {"networkName": name}}),
+                })
+                .collect();
+            let vmi: VirtualMachineInstance = serde_json::from_value(json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+                "metadata": {"name": name, "namespace": "ns", "uid": name, "labels": labels},
+                "spec": {"networks": networks},
+            }))
+            .unwrap();
+            vms.set_vm("ns", name, vmi.metadata.labels.as_ref().unwrap(), vm::vm(&vmi));
+            (network(&vms, "ns"), network(&vms, "other"))
+        };
+        let driver = json!({LABEL_CREATOR: NODE_DRIVER});
+        let labelled = json!({LABEL_GUEST_CLUSTER: "blue", LABEL_CREATOR: NODE_DRIVER});
+        let is = |network: &str| (Some(network.to_owned()), None);
+        assert_eq!(add("blue-0", json!({"a": "b"}), &["x"]), (None, None), "not a node");
+        assert_eq!(add("red-1", driver.clone(), &["red"]), (None, None));
+        assert_eq!(add("blue-2", driver.clone(), &["", "net/two", "three"]), is("net/two"));
+        assert_eq!(add("blue-1", driver, &["one"]), is("ns/one"));
+        assert_eq!(add("z", labelled.clone(), &[""]), is("ns/one"), "on the pod network alone");
+        assert_eq!(add("y", labelled.clone(), &["named"]), is("ns/named"));
+        assert_eq!(add("x", labelled, &["first"]), is("ns/first"));
+    }
+}

@@ -1,0 +1,31 @@
+//! The resource that a request to the API server is about, by its path.
+
+use http::Uri;
+
+/// Plural name of the watched resource. `None`: the call is not a watch.
+pub(super) fn watched(uri: &Uri) -> Option<String> {
+    let is_watch = uri.query()?.split('&').any(|part| part == "watch=true" || part == "watch=1");
+    is_watch.then(|| resource_at(uri.path()).to_owned())
+}
+
+/// Last segment of a path: the resource's plural name.
+pub(super) fn resource_at(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_is_recognized_by_its_query_and_named_by_its_path() {
+        for (uri, resource) in [
+            ("/apis/g.io/v1/namespaces/a/widgets?watch=true&resourceVersion=1", Some("widgets")),
+            ("/api/v1/nodes?timeoutSeconds=8&watch=1", Some("nodes")),
+            ("/api/v1/nodes?limit=500", None),
+            ("/api/v1/nodes", None),
+        ] {
+            assert_eq!(watched(&uri.parse().unwrap()).as_deref(), resource, "{uri}");
+        }
+    }
+}
