@@ -54,8 +54,8 @@ pub struct LeaseAgent {
     subnets: Vec<Ipv4Net>,
     /// Fate of an address whose lease expires without an answer of a DHCP server: withdraw removes
     /// it, keep retains it while no server refuses it and no other host answers ARP for it.
-    #[arg(long, env = "HGO_ON_LEASE_LOSS", value_enum, ignore_case = true, default_value_t = OnLeaseLoss::Withdraw)]
-    on_lease_loss: OnLeaseLoss,
+    #[arg(long, env = "HGO_ON_LEASE_LOSS", value_enum, ignore_case = true, default_value_t = LeaseLossOption::Withdraw)]
+    on_lease_loss: LeaseLossOption,
     /// Whether servers are always asked to broadcast their answers. Needed where a device on the
     /// way to the server drops answers to addresses that it has not seen yet.
     #[arg(long, env = "HGO_BROADCAST")]
@@ -82,7 +82,7 @@ enum ArpProbe {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum OnLeaseLoss {
+enum LeaseLossOption {
     Withdraw,
     Keep,
 }
@@ -132,7 +132,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
                 ArpProbe::Off => ProbeTiming::OFF,
             },
             subnets: args.subnets.into(),
-            keep: args.on_lease_loss == OnLeaseLoss::Keep,
+            keep: args.on_lease_loss == LeaseLossOption::Keep,
             broadcast: args.broadcast,
         },
         writer: ApiWriter::new(client.clone(), leadership.clone(), metrics.clone()),

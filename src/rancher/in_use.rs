@@ -1,6 +1,6 @@
 //! A token in use: whether Rancher still reports what was read before.
 
-use super::{RancherError, RancherIssuer, RancherToken};
+use super::{ListedToken, RancherError, RancherIssuer};
 use crate::domain::credentials::rotation::CredentialTerm;
 
 impl RancherIssuer {
@@ -12,7 +12,7 @@ impl RancherIssuer {
     }
 }
 
-fn differs(found: &Result<Option<RancherToken>, RancherError>, seen: &CredentialTerm) -> bool {
+fn differs(found: &Result<Option<ListedToken>, RancherError>, seen: &CredentialTerm) -> bool {
     match found {
         Ok(Some(token)) => !token.enabled || token.ends != seen.expires,
         Ok(None) | Err(RancherError::Unauthorized | RancherError::Forbidden(_)) => true,
@@ -29,7 +29,7 @@ mod tests {
     fn what_is_gone_disabled_or_ends_at_another_time_differs_and_silence_does_not() {
         let seen =
             CredentialTerm { id: "token-abcde".to_owned(), expires: Some(900), kept_alive: false };
-        let token = |ends: Option<i64>, enabled: bool| RancherToken {
+        let token = |ends: Option<i64>, enabled: bool| ListedToken {
             name: seen.id.clone(),
             user: "u-1".to_owned(),
             description: String::new(),

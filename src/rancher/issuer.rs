@@ -2,7 +2,7 @@
 //! it again.
 
 use super::{
-    DatedAnswer, ListedCredential, RancherClient, RancherError, RancherToken, SecretText, TokenApi,
+    DatedAnswer, ListedCredential, ListedToken, RancherClient, RancherError, SecretText, TokenApi,
     TokenList, TokenOrder, TrustedRoots,
 };
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
@@ -27,7 +27,7 @@ pub struct IssuedTokens {
     /// ID of the key's user. Empty: Rancher does not list tokens to this key.
     pub user: String,
     /// Tokens of that user.
-    pub tokens: Vec<RancherToken>,
+    pub tokens: Vec<ListedToken>,
     /// Server time, in seconds since the epoch. `None`: the server did not send it.
     pub now: Option<Seconds>,
 }
@@ -102,9 +102,9 @@ impl RancherIssuer {
 
     /// ID of the key's user: from the list, or else from a review. /v3 lists only the tokens of one
     /// user.
-    async fn user(&self, api: TokenApi, listed: &[RancherToken]) -> Result<String, RancherError> {
+    async fn user(&self, api: TokenApi, listed: &[ListedToken]) -> Result<String, RancherError> {
         let name = Value::new(self.key.reveal().to_owned()).says().name;
-        let own = |token: &&RancherToken| api == TokenApi::V3 || token.name == name;
+        let own = |token: &&ListedToken| api == TokenApi::V3 || token.name == name;
         if let Some(token) = listed.iter().find(own).filter(|token| !token.user.is_empty()) {
             return Ok(token.user.clone());
         }
@@ -242,7 +242,7 @@ impl IssuedTokens {
 
     /// Descriptions of the tokens that a plan with this prefix made: sorted, each once.
     pub fn named(&self, prefix: &str) -> Vec<String> {
-        let ours = |token: &&RancherToken| number(&token.description, prefix).is_some();
+        let ours = |token: &&ListedToken| number(&token.description, prefix).is_some();
         let mut names: Vec<String> =
             self.tokens.iter().filter(ours).map(|token| token.description.clone()).collect();
         names.sort_unstable();
@@ -258,7 +258,7 @@ impl IssuedTokens {
     }
 }
 
-fn life(token: &RancherToken, now: Option<Seconds>) -> TokenLife {
+fn life(token: &ListedToken, now: Option<Seconds>) -> TokenLife {
     let over = token.ends.is_some_and(|end| now.is_some_and(|now| end <= now));
     // A token that a plan made has the plan's name as its description.
     let name = if token.description.is_empty() { &token.name } else { &token.description };
@@ -296,7 +296,7 @@ mod tests {
     /// A token that an administrator has disabled is dead at once, whatever its expiry.
     #[test]
     fn a_token_lives_until_its_end_unless_it_is_disabled() {
-        let token = RancherToken {
+        let token = ListedToken {
             name: "token-abcde".to_owned(),
             user: "u-1".to_owned(),
             description: String::new(),
@@ -305,7 +305,7 @@ mod tests {
             cluster: None,
             enabled: true,
         };
-        let disabled = RancherToken { enabled: false, ..token.clone() };
+        let disabled = ListedToken { enabled: false, ..token.clone() };
         for (token, now, end, alive) in [
             (&token, Some(500), 900, true),
             (&token, Some(900), 900, false),

@@ -31,7 +31,7 @@ pub use error::RancherError;
 pub use issuer::{IssuedTokens, RancherIssuer, TokenFault, TokenLife};
 pub use rights::TokenRights;
 pub use target::CloudCredentialView;
-pub use tokens::{MintedToken, RancherToken, TokenApi, TokenList, TokenOrder};
+pub use tokens::{ListedToken, MintedToken, TokenApi, TokenList, TokenOrder};
 pub use trust::TrustedRoots;
 use wire::{ServerTarget, WireAnswer, WireRequest};
 

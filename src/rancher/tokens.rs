@@ -44,12 +44,12 @@ pub struct TokenList {
     /// The API that lists the tokens, and makes new ones.
     pub api: TokenApi,
     /// All tokens in the list.
-    pub tokens: Vec<RancherToken>,
+    pub tokens: Vec<ListedToken>,
 }
 
 /// A token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RancherToken {
+pub struct ListedToken {
     /// Name of the token; in ext.cattle.io with the prefix `ext/`.
     pub name: String,
     /// ID of the token's user.
@@ -70,7 +70,7 @@ pub struct RancherToken {
 #[derive(Debug)]
 pub struct MintedToken {
     /// Fields of the new token.
-    pub token: RancherToken,
+    pub token: ListedToken,
     /// The bearer token. Rancher returns it only once.
     pub secret: SecretText,
 }
@@ -78,7 +78,7 @@ pub struct MintedToken {
 /// A request for a new token.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenOrder<'a> {
-    /// Lifetime in seconds. Rancher may grant less, which only [`RancherToken::ends`] shows.
+    /// Lifetime in seconds. Rancher may grant less, which only [`ListedToken::ends`] shows.
     pub lifetime: i64,
     /// Description, which finds the token again.
     pub description: &'a str,
@@ -232,7 +232,7 @@ impl RancherClient {
         &self,
         key: &SecretText,
         name: &str,
-    ) -> Result<DatedAnswer<Option<RancherToken>>, RancherError> {
+    ) -> Result<DatedAnswer<Option<ListedToken>>, RancherError> {
         let answer = match self.send(key, Method::GET, &path(name)?, None).await {
             Ok(answer) => answer,
             Err(RancherError::NotFound(_)) => return Ok(DatedAnswer { value: None, date: None }),
@@ -256,9 +256,9 @@ impl RancherClient {
 }
 
 impl OldForm {
-    fn token(self) -> Result<RancherToken, RancherError> {
+    fn token(self) -> Result<ListedToken, RancherError> {
         let created = time(&self.created)?;
-        Ok(RancherToken {
+        Ok(ListedToken {
             // 0 means for ever; less than 0 means expired at creation.
             ends: (self.ttl != 0).then(|| created + self.ttl.max(0) / 1000),
             name: self.id,
@@ -272,9 +272,9 @@ impl OldForm {
 }
 
 impl NewForm {
-    fn token(self) -> Result<RancherToken, RancherError> {
+    fn token(self) -> Result<ListedToken, RancherError> {
         let created = time(&self.metadata.creation_timestamp)?;
-        Ok(RancherToken {
+        Ok(ListedToken {
             // Here, less than 0 means for ever; Rancher replaces 0 before it stores the token.
             ends: (self.spec.ttl > 0).then(|| created + self.spec.ttl / 1000),
             name: format!("{EXT_PREFIX}{}", self.metadata.name),
@@ -289,7 +289,7 @@ impl NewForm {
 
 fn minted(
     answer: &WireAnswer,
-    token: RancherToken,
+    token: ListedToken,
     secret: Option<Zeroizing<String>>,
 ) -> Result<DatedAnswer<MintedToken>, RancherError> {
     let secret = secret.filter(|secret| !secret.is_empty()).map(SecretText);

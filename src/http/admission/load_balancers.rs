@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::{AdmissionStage, RuleSources};
 use crate::api::LoadBalancer;
 use crate::domain::admission::load_balancer::{
-    self, FactRequests, LbRuleFacts, NamedPool, PoolSeen,
+    self, CandidatePool, FactRequests, LbRuleFacts, NamedPool,
 };
 use crate::domain::admission::{AdmissionAnswer, AdmissionRequest};
 use crate::domain::load_balancer::facts::{self, LbSurroundings};
@@ -127,7 +127,7 @@ async fn named(at: &RuleSources, name: &str, lb: &LoadBalancer) -> Result<NamedP
     })
 }
 
-fn pool_seen(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> PoolSeen {
+fn pool_seen(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> CandidatePool {
     let store = &at.views.load_balancers;
     let taken = || {
         // Compares the pool's name first: to parse the address of ten thousand LoadBalancers is
@@ -146,7 +146,7 @@ fn pool_seen(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> PoolSeen 
         Some(_) => None,
     };
     let total = pool.ranges.as_ref().map_or(0, PoolRanges::total);
-    PoolSeen {
+    CandidatePool {
         selector: pool.selector.clone(),
         idle: idle.map(str::to_owned),
         // Fewer LoadBalancers than addresses cannot fill the pool.

@@ -1,6 +1,7 @@
 //! Words of the repository: openings of doc comments, words that no text uses, and descriptions of
 //! CRD fields.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use serde_json::Value;
@@ -63,6 +64,25 @@ fn every_field_of_a_crd_is_described() {
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }
 
+/// A name that stands for one thing is found by one search. The old version of LoadBalancer has the
+/// names of the present one.
+#[test]
+fn every_type_has_a_name_of_its_own() {
+    let is_code = |file: &str| {
+        let is_test = file.split(['/', '.']).any(|part| part == "tests");
+        file.starts_with("src/") && has_extension(file, "rs") && !is_test
+    };
+    let mut defined: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (file, text) in texts(|file| is_code(file) && file != "src/api/v1alpha1.rs") {
+        for name in text.lines().filter_map(type_name) {
+            defined.entry(name.to_owned()).or_default().push(file.clone());
+        }
+    }
+    assert!(defined.len() > 500, "{} types found", defined.len());
+    defined.retain(|_, files| files.len() > 1);
+    assert!(defined.is_empty(), "names of two types each: {defined:#?}");
+}
+
 /// Chosen files and their texts. A file that is being removed has none.
 fn texts(is_chosen: impl Fn(&str) -> bool) -> impl Iterator<Item = (String, String)> {
     let chosen = files().into_iter().filter(move |file| is_chosen(file));
@@ -110,6 +130,16 @@ fn nameless(line: &str) -> Option<&'static str> {
         before = c;
     }
     NAMELESS.into_iter().find(|word| words.iter().any(|found| found == word))
+}
+
+/// Name of the struct or enum that a line outside of functions and inner modules defines.
+fn type_name(line: &str) -> Option<&str> {
+    let line = match line.strip_prefix("pub") {
+        Some(rest) => rest.split_once(' ')?.1,
+        None => line,
+    };
+    let name = line.strip_prefix("struct ").or_else(|| line.strip_prefix("enum "))?;
+    name.split(|c: char| !c.is_alphanumeric()).next()
 }
 
 /// Notes the descriptions of a schema that are too short. Returns the number of all.
@@ -203,5 +233,19 @@ fn terse_descriptions_are_found() {
     assert_eq!(faults.len(), expected.len(), "{faults:?}");
     for (fault, expected) in faults.iter().zip(expected) {
         assert!(fault.starts_with(expected), "{fault}");
+    }
+}
+
+#[test]
+fn names_of_types_are_found() {
+    for (line, name) in [
+        ("struct Slot {", Some("Slot")),
+        ("pub enum Kind<'a> {", Some("Kind")),
+        ("pub(super) struct Key(u8);", Some("Key")),
+        ("    struct Inner;", None),
+        ("pub fn structs() {", None),
+        ("// struct Text", None),
+    ] {
+        assert_eq!(type_name(line), name, "{line}");
     }
 }

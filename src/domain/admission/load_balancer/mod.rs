@@ -40,7 +40,7 @@ pub struct FactRequests {
 
 /// Facts of an IPPool that the rules of LoadBalancers use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PoolSeen {
+pub struct CandidatePool {
     /// LoadBalancers that the pool serves.
     pub selector: PoolSelector,
     /// Reason why the pool gives out no addresses. `None`: it does.
@@ -60,7 +60,7 @@ pub enum NamedPool {
     /// No pool has this name.
     Missing,
     /// The pool exists.
-    There(PoolSeen),
+    There(CandidatePool),
 }
 
 /// Known facts besides the request. The default knows nothing, and then no rule refuses because of

@@ -2,7 +2,7 @@
 //! reconciler uses too, so that both report the same.
 
 use super::super::Refusal;
-use super::{AdmissionAnswer, LbRuleFacts, NamedPool, PoolSeen};
+use super::{AdmissionAnswer, CandidatePool, LbRuleFacts, NamedPool};
 use crate::dhcp_lease;
 use crate::load_balancer::bounds;
 use crate::load_balancer::facts::{self, Project};
@@ -178,7 +178,7 @@ fn pool(
         NamedPool::Missing => {
             answer.warn(format!("spec.ipPool: there is no IPPool {name:?} yet; it waits for one"));
         }
-        NamedPool::There(PoolSeen { selector, idle, full, mismatch }) => {
+        NamedPool::There(CandidatePool { selector, idle, full, mismatch }) => {
             if !selector.may_be_named_by(&requirement) {
                 if known.around.project != Project::Unknown {
                     answer.refuse(

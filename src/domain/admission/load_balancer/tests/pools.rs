@@ -5,15 +5,15 @@ use serde_json::{Value, json};
 use super::*;
 use api;
 
-fn pool(scope: &Value) -> PoolSeen {
+fn pool(scope: &Value) -> CandidatePool {
     let selector: api::Selector = serde_json::from_value(json!({"scope": scope})).unwrap();
-    PoolSeen { selector: PoolSelector::new(Some(&selector)), ..PoolSeen::default() }
+    CandidatePool { selector: PoolSelector::new(Some(&selector)), ..CandidatePool::default() }
 }
 
 #[test]
 fn a_pool_that_is_named_must_admit_it() {
     let naming = with(vm(), "spec/ipPool", json!("theirs"));
-    let there = |pool: PoolSeen| LbRuleFacts { named: NamedPool::There(pool), ..outside() };
+    let there = |pool: CandidatePool| LbRuleFacts { named: NamedPool::There(pool), ..outside() };
     let theirs = pool(&json!([{"namespace": "theirs"}]));
     let refusal = r#"spec.ipPool: it names "theirs", whose scope does not admit {network:"" project:"" namespace:"ns" cluster:""}: name another, or ask the admin of the pool"#;
     assert_eq!(refusals(&create(&naming, &there(theirs.clone()))), [refusal]);
@@ -45,11 +45,11 @@ fn a_pool_that_is_named_must_admit_it() {
             "spec.ipPool: there is no IPPool \"theirs\" yet; it waits for one",
         ),
         (
-            there(PoolSeen { idle: Some("it is being deleted".into()), ..ours.clone() }),
+            there(CandidatePool { idle: Some("it is being deleted".into()), ..ours.clone() }),
             "spec.ipPool: theirs gives out no addresses: it is being deleted",
         ),
         (
-            there(PoolSeen { full: true, ..ours.clone() }),
+            there(CandidatePool { full: true, ..ours.clone() }),
             "spec.ipPool: theirs has no available IP now; it waits for one",
         ),
     ] {
@@ -61,7 +61,7 @@ fn a_pool_that_is_named_must_admit_it() {
         pool_network: "ns/a".into(),
         network: "ns/b".into(),
     };
-    let elsewhere = there(PoolSeen { mismatch: Some(mismatch.clone()), ..ours });
+    let elsewhere = there(CandidatePool { mismatch: Some(mismatch.clone()), ..ours });
     let refusal = format!("metadata.annotations[{NETWORK}]: {}", mismatch.message());
     assert_eq!(refusals(&create(&naming, &elsewhere)), [refusal]);
     assert_eq!(refusals(&update(&holding, &described, &elsewhere)), [""; 0], "it stays");
@@ -69,7 +69,7 @@ fn a_pool_that_is_named_must_admit_it() {
 
 #[test]
 fn one_that_no_pool_admits_gets_a_warning() {
-    let pools = |pools: &[PoolSeen]| LbRuleFacts {
+    let pools = |pools: &[CandidatePool]| LbRuleFacts {
         pools: Some(pools.iter().map(|pool| pool.selector.clone()).collect()),
         ..outside()
     };

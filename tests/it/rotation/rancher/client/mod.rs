@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use harvester_guest_operator::domain::credentials::kubeconfig::ServerEndpoint;
 use harvester_guest_operator::domain::credentials::token::TokenText as Value;
 use harvester_guest_operator::rancher::{
-    RancherClient, RancherError, RancherIssuer, RancherToken, SecretText, TokenApi, TokenOrder,
+    ListedToken, RancherClient, RancherError, RancherIssuer, SecretText, TokenApi, TokenOrder,
     TokenRights, TrustedRoots,
 };
 use testbed::Verdict;
@@ -42,7 +42,7 @@ impl Site {
         cluster.map_err(anyhow::Error::msg)
     }
 
-    async fn find(&self, description: &str) -> Result<Vec<RancherToken>, RancherError> {
+    async fn find(&self, description: &str) -> Result<Vec<ListedToken>, RancherError> {
         let mut all = self.client.tokens(&self.key).await?.value.tokens;
         all.retain(|token| token.description == description);
         Ok(all)
