@@ -47,7 +47,7 @@ pub async fn run_if_served<K>(
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let refused = |status: &Status| {
-        if status.is_not_found() {
+        if is_unserved(status) {
             not_served();
         }
     };
@@ -82,7 +82,7 @@ pub async fn run_or_tell<K>(
         };
         if let watcher::Error::InitialListFailed(kube::Error::Api(status)) = &error {
             refused(status);
-            if status.is_not_found() {
+            if is_unserved(status) {
                 metrics.watches.forget(&watched.resource);
                 if served {
                     tracing::info!(
@@ -109,6 +109,12 @@ impl Drop for WatchRegistration<'_> {
     fn drop(&mut self) {
         self.metrics.watches.forget(&self.resource);
     }
+}
+
+/// Whether the cluster does not serve the kind. Without any kind of the group, the answer is plain
+/// text without a reason.
+fn is_unserved(status: &Status) -> bool {
+    status.code == 404
 }
 
 /// Delays between consecutive failures, of at most [`LAST_DELAY`] and some jitter.
@@ -162,5 +168,12 @@ mod tests {
         let later: Vec<Duration> = (0..20).map(|_| next()).skip(10).collect();
         let bounds = LAST_DELAY..=LAST_DELAY * 2;
         assert!(later.iter().all(|delay| bounds.contains(delay)), "{later:?}");
+    }
+
+    #[test]
+    fn an_unserved_group_is_answered_without_a_reason() {
+        let answer = Status::failure("404 page not found", "Failed to parse error data");
+        assert!(is_unserved(&answer.with_code(404)));
+        assert!(!is_unserved(&Status::failure("no rights", "Forbidden").with_code(403)));
     }
 }

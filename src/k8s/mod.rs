@@ -110,7 +110,9 @@ impl From<kube::Error> for CallError {
             kube::Error::Api(status) if status.is_conflict() || status.is_already_exists() => {
                 Self::Conflict
             }
-            kube::Error::Api(status) if status.is_not_found() => Self::NotFound,
+            // kube takes only the reason "NotFound" for it (kube-core 5.0, `reason_or_code` looks up the wrong
+            // reason), and an API server has none where it serves no kind of the group.
+            kube::Error::Api(status) if status.code == 404 => Self::NotFound,
             _ => Self::Other(Box::new(error)),
         }
     }
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
 
     /// An API server answers 404 in plain text where it serves no kind of the group, and kube makes a
-    /// status of it (kube-client, `client/mod.rs`, `handle_api_errors`). A proxy may leave the reason out.
+    /// status of it (kube-client, `client/mod.rs`, `handle_api_errors`).
     #[test]
     fn a_404_is_not_found_whatever_reason_it_has() {
         for reason in ["NotFound", "Failed to parse error data", ""] {

@@ -123,8 +123,13 @@ impl TakeoverClient {
     /// `None` also where the kind is not served: a Harvester that no Rancher manages.
     async fn managed_chart(&self) -> anyhow::Result<Option<DynamicObject>> {
         let (namespace, name) = &self.chart;
-        let read = call(self.charts().get_opt(name)).await;
-        read.with_context(|| format!("read ManagedChart {namespace}/{name}"))
+        match call(self.charts().get(name)).await {
+            Ok(chart) => Ok(Some(chart)),
+            Err(CallError::NotFound) => Ok(None),
+            Err(error) => {
+                Err(error).with_context(|| format!("read ManagedChart {namespace}/{name}"))
+            }
+        }
     }
 
     /// Holder of the Lease.
