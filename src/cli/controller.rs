@@ -17,7 +17,7 @@ use crate::http::probes;
 use crate::k8s::client;
 use crate::k8s::credentials::CredentialReader;
 use crate::k8s::events::EventRecorder;
-use crate::k8s::lease::{Keeper, Leadership};
+use crate::k8s::lease::{LeaderElector, Leadership};
 use crate::k8s::other_controller::LeaseHolderWatch;
 use crate::k8s::views::Views;
 use crate::k8s::write::ApiWriter;
@@ -82,7 +82,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         metrics: ctx.metrics.clone(),
     };
     tokio::spawn(lookout.run());
-    let keeper = Keeper::new(keepers, lease, me, pace);
+    let keeper = LeaderElector::new(keepers, lease, me, pace);
     let mut restored = false;
     let result = tokio::select! {
         back = keeper.run(&leadership) => {

@@ -20,7 +20,7 @@ use crate::domain::leader_election::ElectionPace;
 use crate::http::probes;
 use crate::k8s::client;
 use crate::k8s::events::EventRecorder;
-use crate::k8s::lease::{Claim, Keeper, Leadership};
+use crate::k8s::lease::{LeaderElector, Leadership, LeadershipClaim};
 use crate::k8s::records::RecordClient;
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
@@ -120,7 +120,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, network = args.network, lease, "started");
 
     let pace = ElectionPace::new(CLAIM_SECONDS);
-    let keeper = Keeper::new(keepers, (&args.namespace, &lease), me.clone(), pace);
+    let keeper = LeaderElector::new(keepers, (&args.namespace, &lease), me.clone(), pace);
     let agent = DhcpAgent {
         settings: AgentSettings {
             network: args.network,
@@ -178,7 +178,7 @@ async fn terms(agent: &DhcpAgent, spoke: &AtomicBool) -> anyhow::Result<()> {
         let mut claim = agent.leadership.claim();
         tokio::select! {
             biased;
-            changed = claim.wait_for(|claim| *claim == Claim::Lost) => {
+            changed = claim.wait_for(|claim| *claim == LeadershipClaim::Lost) => {
                 changed?;
                 tracing::warn!("lost the network's Lease: DHCP stopped on this replica");
             }

@@ -25,7 +25,7 @@ use crate::domain::vm_backends::health::second_opinion::{
 };
 use crate::domain::vm_backends::health::{CheckSettings, check};
 use crate::domain::vm_backends::listeners::DOUBTED;
-use crate::k8s::lease::{Leadership, Notes};
+use crate::k8s::lease::{Leadership, ReplicaNotes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};
 
@@ -166,7 +166,7 @@ fn event(opinion: &Opinion) -> &'static str {
 pub async fn answer(replica: Arc<Replica>, views: Views) {
     let mut notes = replica.leadership.notes();
     while notes.changed().await.is_ok() {
-        let Notes { question, answer } = notes.borrow_and_update().clone();
+        let ReplicaNotes { question, answer } = notes.borrow_and_update().clone();
         let Some(question) = question.as_deref().and_then(OpinionQuestion::read) else { continue };
         let given = answer.as_deref().and_then(OpinionAnswer::read);
         if !question.wants_answer_of(&replica.place, given.as_ref()) {

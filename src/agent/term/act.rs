@@ -7,7 +7,7 @@ use super::super::wire::FrameFilter;
 use super::super::{clock, tell};
 use super::AgentTerm;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets, state};
-use crate::k8s::lease::Claim;
+use crate::k8s::lease::LeadershipClaim;
 
 /// Time for which the socket stays open, or accepts ARP, after the need ends. The next exchange is
 /// often near.
@@ -36,7 +36,7 @@ impl AgentTerm<'_> {
                         }
                         ClientEvent::Undisputed => self.disputes.clear(),
                         ClientEvent::Duplicate { .. } => {
-                            let silent = *self.claim.borrow() == Claim::Silent;
+                            let silent = *self.claim.borrow() == LeadershipClaim::Silent;
                             if silent && !std::mem::replace(&mut self.yields, true) {
                                 tracing::warn!("another agent is active: this one renews nothing");
                             }
@@ -130,7 +130,7 @@ impl AgentTerm<'_> {
         self.yields &= !leads;
         let renews = || {
             let client = self.leases.get(&mac).and_then(|lease| lease.client.as_ref());
-            let silent = *self.claim.borrow() == Claim::Silent;
+            let silent = *self.claim.borrow() == LeadershipClaim::Silent;
             silent && !self.yields && client.is_some_and(DhcpClient::renews)
         };
         if !leads && !renews() {

@@ -27,7 +27,7 @@ use super::wire::PacketSocket;
 use super::{DhcpAgent, clock};
 use crate::api::DHCPLease;
 use crate::domain::dhcp::{AddressDisputes, Mac, TokenBucket, owner_of};
-use crate::k8s::lease::Claim;
+use crate::k8s::lease::LeadershipClaim;
 use crate::k8s::records::RecordEvent;
 
 /// Longest sleep. A sleep does not count time while the machine is suspended; the clock does.
@@ -70,7 +70,7 @@ pub(super) struct AgentTerm<'a> {
     /// Number of clients started so far.
     begun: u32,
     seeds: RandomState,
-    claim: watch::Receiver<Claim>,
+    claim: watch::Receiver<LeadershipClaim>,
     /// Whether another agent was seen active on this network while the leader is not known.
     yields: bool,
     /// Whether the metrics that cover all leases are out of date.

@@ -38,7 +38,7 @@ const SILENT: u32 = 2;
 
 /// State of this process's claim on the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum LeadershipClaim {
     /// Never current, or another process was observed to take the Lease.
     Lost,
     /// Expired, because the API server does not answer: whether another process has the Lease is
@@ -50,7 +50,7 @@ pub enum Claim {
 
 /// Messages between replicas, as annotations of the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Notes {
+pub struct ReplicaNotes {
     /// Question of the leader. `None`: none.
     pub question: Option<String>,
     /// Answer of another replica. `None`: none.
@@ -64,15 +64,15 @@ pub struct Leadership {
     /// End of the claim, in milliseconds since `started`; 0 for none.
     until: AtomicU64,
     leading: watch::Sender<bool>,
-    claim: watch::Sender<Claim>,
+    claim: watch::Sender<LeadershipClaim>,
     /// Holder of the Lease, if it is another controller than this operator.
     other: watch::Sender<Option<String>>,
     /// End of the keeper's last round, in milliseconds since `started`.
     last_round: AtomicU64,
     /// Notes as last read from the Lease.
-    read: watch::Sender<Notes>,
+    read: watch::Sender<ReplicaNotes>,
     /// Messages of this process: the question while it leads, the answer while it does not.
-    said: Mutex<Notes>,
+    said: Mutex<ReplicaNotes>,
     /// Wakes the keeper when there is a message to send.
     news: Notify,
 }
@@ -83,10 +83,10 @@ impl Default for Leadership {
             started: clock::now(),
             until: AtomicU64::new(0),
             leading: watch::Sender::new(false),
-            claim: watch::Sender::new(Claim::Lost),
+            claim: watch::Sender::new(LeadershipClaim::Lost),
             other: watch::Sender::new(None),
             last_round: AtomicU64::new(0),
-            read: watch::Sender::new(Notes::default()),
+            read: watch::Sender::new(ReplicaNotes::default()),
             said: Mutex::default(),
             news: Notify::new(),
         }
@@ -105,7 +105,7 @@ impl Leadership {
     }
 
     /// Reports every change of the claim.
-    pub fn claim(&self) -> watch::Receiver<Claim> {
+    pub fn claim(&self) -> watch::Receiver<LeadershipClaim> {
         self.claim.subscribe()
     }
 
@@ -116,7 +116,7 @@ impl Leadership {
     }
 
     /// Reports the replicas' messages to each other.
-    pub fn notes(&self) -> watch::Receiver<Notes> {
+    pub fn notes(&self) -> watch::Receiver<ReplicaNotes> {
         self.read.subscribe()
     }
 
@@ -132,15 +132,15 @@ impl Leadership {
         self.news.notify_one();
     }
 
-    fn said(&self) -> std::sync::MutexGuard<'_, Notes> {
+    fn said(&self) -> std::sync::MutexGuard<'_, ReplicaNotes> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, lease: Option<&Lease>) -> Notes {
+    fn note(&self, lease: Option<&Lease>) -> ReplicaNotes {
         let annotations = lease.and_then(|lease| lease.metadata.annotations.as_ref());
         let of = |key| annotations.and_then(|all| all.get(key)).cloned();
         let (question, answer) = (of(ANNOTATION_LEASE_QUESTION), of(ANNOTATION_LEASE_ANSWER));
-        let notes = Notes { question, answer };
+        let notes = ReplicaNotes { question, answer };
         self.read.send_if_modified(|known| {
             let is_news = *known != notes;
             *known = notes.clone();
@@ -169,11 +169,11 @@ impl Leadership {
         // A waiter without a claim is notified even if no other process was observed to hold the
         // Lease.
         if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
-            self.claim.send_replace(Claim::Held);
+            self.claim.send_replace(LeadershipClaim::Held);
         }
     }
 
-    fn set(&self, claim: Claim) {
+    fn set(&self, claim: LeadershipClaim) {
         self.claim.send_if_modified(|before| std::mem::replace(before, claim) != claim);
     }
 
@@ -194,7 +194,7 @@ impl Leadership {
 }
 
 /// Result of one round.
-enum Next {
+enum RoundResult {
     /// The next round starts after this pause.
     Pause(Duration),
     /// The process must end.
@@ -203,14 +203,14 @@ enum Next {
 
 /// Renews, or competes for, one Lease.
 #[derive(Clone)]
-pub struct Keeper {
+pub struct LeaderElector {
     api: Api<Lease>,
     name: String,
     me: String,
     pace: ElectionPace,
 }
 
-impl Keeper {
+impl LeaderElector {
     /// A keeper of the Lease. `me` must be unique to this process.
     pub fn new(
         client: Client,
@@ -234,13 +234,13 @@ impl Keeper {
                 Ok(Ok(_) | Err(CallError::Conflict)) => 0,
                 _ => failures + 1,
             };
-            let held = *leadership.claim.borrow() == Claim::Held;
+            let held = *leadership.claim.borrow() == LeadershipClaim::Held;
             if failures >= SILENT && held && !leadership.is_current() {
-                leadership.set(Claim::Silent);
+                leadership.set(LeadershipClaim::Silent);
             }
             let pause = match done {
-                Ok(Ok(Next::Pause(pause))) => pause,
-                Ok(Ok(Next::End(back))) => return back,
+                Ok(Ok(RoundResult::Pause(pause))) => pause,
+                Ok(Ok(RoundResult::End(back))) => return back,
                 Ok(Err(CallError::Conflict)) => Duration::ZERO,
                 Ok(Err(error)) => {
                     tracing::warn!(%error, lease = self.name, "cannot read or write the lease");
@@ -285,7 +285,7 @@ impl Keeper {
         &self,
         leadership: &Leadership,
         observer: &mut LeaseObserver,
-    ) -> Result<Next, CallError> {
+    ) -> Result<RoundResult, CallError> {
         let sent = leadership.now();
         let lease = self.api.get_opt(&self.name).await?;
         let lease_seen = lease.as_ref().map(seen);
@@ -301,20 +301,20 @@ impl Keeper {
                 );
                 leadership.give_up();
             }
-            leadership.set(Claim::Lost);
+            leadership.set(LeadershipClaim::Lost);
         }
         match action {
             LeaseAction::StartAnew(back) => {
                 // The Lease is not released either: each write gives it a greater version, by which other
                 // replicas could take it for newer than what they read before, and notice nothing.
                 leadership.give_up();
-                return Ok(Next::End(back));
+                return Ok(RoundResult::End(back));
             }
             LeaseAction::Wait(until) => {
                 if notes.question.is_some() && !other {
                     self.give_answer(lease, leadership).await?;
                 }
-                return Ok(Next::Pause(until.saturating_sub(leadership.now()).min(RETRY)));
+                return Ok(RoundResult::Pause(until.saturating_sub(leadership.now()).min(RETRY)));
             }
             LeaseAction::Create => {
                 let lease = Lease {
@@ -328,7 +328,7 @@ impl Keeper {
                 self.api.create(&PostParams::default(), &lease).await?;
             }
             LeaseAction::Acquire | LeaseAction::Renew => {
-                let Some(mut lease) = lease else { return Ok(Next::Pause(RETRY)) };
+                let Some(mut lease) = lease else { return Ok(RoundResult::Pause(RETRY)) };
                 lease.spec = Some(self.spec(lease.spec.as_ref(), action == LeaseAction::Acquire));
                 let annotations = lease.metadata.annotations.get_or_insert_default();
                 annotations.extend(self.marks());
@@ -340,14 +340,14 @@ impl Keeper {
             // Renewed too late. Writes in between were refused, and are left to the next term: so
             // this term ends, and the next round begins a new one.
             self.lapse(leadership);
-            return Ok(Next::Pause(Duration::ZERO));
+            return Ok(RoundResult::Pause(Duration::ZERO));
         }
         leadership.note_other(None);
         leadership.hold_until(self.pace.trusted_until(sent));
         if action != LeaseAction::Renew {
             tracing::info!(lease = self.name, me = self.me, "leading");
         }
-        Ok(Next::Pause(self.pace.renew_every()))
+        Ok(RoundResult::Pause(self.pace.renew_every()))
     }
 
     /// Writes this process's answer, if it has one, to the version of the Lease that it read.
@@ -371,7 +371,7 @@ impl Keeper {
             return;
         }
         leadership.give_up();
-        leadership.set(Claim::Lost);
+        leadership.set(LeadershipClaim::Lost);
         let given_back = async {
             let mut lease = self.api.get(&self.name).await?;
             let Some(spec) = lease.spec.as_mut() else { return Ok(()) };

@@ -11,7 +11,7 @@ use tower::{BoxError, service_fn};
 use super::*;
 
 /// Keeper of a Lease that it holds, at a server that answers with this version, and the number of writes.
-fn keeper(version: &Arc<AtomicU64>) -> (Keeper, Arc<AtomicUsize>) {
+fn keeper(version: &Arc<AtomicU64>) -> (LeaderElector, Arc<AtomicUsize>) {
     let writes = Arc::new(AtomicUsize::new(0));
     let (version, count) = (version.clone(), writes.clone());
     let server = service_fn(move |request: Request<Body>| {
@@ -28,7 +28,7 @@ fn keeper(version: &Arc<AtomicU64>) -> (Keeper, Arc<AtomicUsize>) {
     });
     let client = ClientBuilder::new(server, "kube-system").build();
     let lease = ("kube-system", "lease");
-    (Keeper::new(client, lease, "me".to_owned(), ElectionPace::new(3)), writes)
+    (LeaderElector::new(client, lease, "me".to_owned(), ElectionPace::new(3)), writes)
 }
 
 #[tokio::test]

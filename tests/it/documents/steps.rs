@@ -36,9 +36,9 @@ pub(super) async fn renew_all(desk: &Desk, bed: &Bed, names: [&str; 2]) -> Resul
     let began = Instant::now();
     let mut screen = String::new();
     for command in commands.replace("\\\n", " ").lines() {
-        let begin = Instant::now();
+        let asked = Instant::now();
         let said = desk.run(command, true).await.with_context(|| command.to_owned())?;
-        println!("$ {command}\n{said}# {:?}\n", begin.elapsed());
+        println!("$ {command}\n{said}# {:?}\n", asked.elapsed());
         screen.push_str(&said);
     }
     let screen = plain(&screen, names);
@@ -80,7 +80,7 @@ async fn operator(bed: &Bed) -> Result<Operator> {
     let name = "harvester-guest-operator";
     let deployments: Api<Deployment> = Api::namespaced(bed.admin(), "harvester-system");
     let pod = deployments.get(name).await?.spec.and_then(|spec| spec.template.spec);
-    let variables = pod.into_iter().flat_map(|pod| pod.containers).flat_map(|c| c.env);
+    let variables = pod.into_iter().flat_map(|pod| pod.containers).filter_map(|c| c.env);
     let namespaces = variables
         .flatten()
         .find(|variable| variable.name == "HGO_CREDENTIAL_NAMESPACES")

@@ -67,7 +67,7 @@ fn left(
         let act = decide(&plan, &record, &seen);
         match act {
             RotationAction::Wait(until) => {
-                now = until.filter(|at| *at > now).unwrap_or(now + LOOK_AGAIN)
+                now = until.filter(|at| *at > now).unwrap_or(now + LOOK_AGAIN);
             }
             RotationAction::Write(_, next) => record = *next,
             RotationAction::Revoke(name) if refuses => {
