@@ -53,10 +53,12 @@ pub(super) async fn renew_all(desk: &Desk, bed: &Bed, names: [&str; 2]) -> Resul
     let _operator = operator(bed).await?;
     let (command, rows) = listing.split_once('\n').context("no list")?;
     let command = command.strip_prefix("$ ").context("no command")?;
-    let wanted: Vec<String> = rows.lines().map(|row| plain(row, names)).collect();
+    // The last column is the age.
+    let row = |row: &str| plain(row, names).rsplit_once(' ').map(|(row, _)| row.to_owned());
+    let wanted: Vec<String> = rows.lines().filter_map(row).collect();
     let list = eventually(LATER, "the list of the page", async || {
         let list = desk.run(command, true).await.map_err(|error| format!("{error:#}"))?;
-        let found: Vec<String> = list.lines().map(|row| plain(row, names)).collect();
+        let found: Vec<String> = list.lines().filter_map(row).collect();
         if found == wanted { Ok(Some(list)) } else { Err(format!("{list}, not {wanted:#?}")) }
     })
     .await?;
