@@ -33,6 +33,9 @@ const AGAIN: Duration = Duration::from_mins(10);
 
 /// Interval between two counts of finalizers while there are some, and while there are none.
 const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
+/// Time from the start of a term to the first count. It reads every VM, and LoadBalancers that wait
+/// for an address come first.
+const FIRST_COUNT: Duration = Duration::from_secs(5);
 
 /// A CRD as last read.
 #[derive(Default)]
@@ -60,6 +63,7 @@ pub(super) async fn run(ctx: Context, pools: LedgerHandle) {
 
 /// Counts the finalizers by which a deleted VM stays once no Go controller runs.
 async fn count(ctx: &Context) {
+    tokio::time::sleep(FIRST_COUNT).await;
     loop {
         let found = finalizers::count(&ctx.client).await.unwrap_or_else(|error| {
             tracing::warn!(%error, "the Go controller's finalizers are not counted");

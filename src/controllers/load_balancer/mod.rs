@@ -35,12 +35,12 @@ use crate::domain::vm_backends::listeners::{self, ServingStatus};
 use crate::k8s::{CallError, call};
 use crate::prober::Prober;
 
-/// Maximum of concurrent writes of LoadBalancers. Each write uses a connection of its own, and an
-/// API server is not faster with more of them.
-const WRITES_AT_ONCE: usize = 24;
-/// Further concurrent writes of LoadBalancers without an address, so that these do not wait for
-/// thousands that a new term brings up to date.
-const FIRST_WRITES_AT_ONCE: usize = 8;
+/// Maximum of concurrent writes of LoadBalancers that have an address: few, so that the API server
+/// has time for one that waits for its address while a new term brings thousands up to date.
+const WRITES_AT_ONCE: usize = 8;
+/// Further concurrent writes of LoadBalancers without an address. Each write uses a connection of
+/// its own, and an API server is not faster with more of them.
+const FIRST_WRITES_AT_ONCE: usize = 24;
 /// Passes of one reconcile if the object changes during each of them.
 const REPETITIONS: usize = 5;
 /// First and longest delay after a failure, per object.
