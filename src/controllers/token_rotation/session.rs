@@ -21,7 +21,7 @@ pub(super) const LOOK_THERE: Duration = Duration::from_mins(5);
 /// of the few workers is busy during the test.
 pub(super) const TRIED_WITHIN: Duration = Duration::from_secs(10);
 
-/// One reconcile of a TokenRotation.
+/// State of one reconcile of a TokenRotation.
 pub(super) struct RotationRun<'a> {
     pub(super) keeper: &'a RotationContext,
     pub(super) rotation: TokenRotation,

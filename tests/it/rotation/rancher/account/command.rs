@@ -15,7 +15,7 @@ use super::super::secret::{refused, run};
 use super::super::{MINTER, Site};
 use crate::support::{Cluster, LATER};
 
-/// One command prints the account with its rights, and the TokenRotation.
+/// The command prints the account with its rights, and the TokenRotation.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_command_puts_an_account_behind_a_cloud_credential() -> Result<()> {
     let site = Site::new(Version::V2_15).await?;
