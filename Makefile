@@ -170,7 +170,7 @@ docs: ## Write the generated pages of docs/reference
 
 # Kernels for arm64 have pages of 4, 16 or 64 KiB. jemalloc runs where they are no larger than the size
 # that it was built for, 2^16 bytes here.
-image: cross ## Write the image for ARCH, target/image.tar, without a container engine (cold: 6 to 12 minutes each)
+image: cross ## Write the image for ARCH, target/image.tar, without a container engine (cold: 25 minutes each)
 	@echo "image: the programs for $(ARCH) without this machine's paths, some minutes when cold, seconds later"
 	@cargo=$${CARGO_HOME:-$$HOME/.cargo}; \
 	export RUSTFLAGS="--remap-path-prefix=$$cargo=/cargo --remap-path-prefix=$$PWD=/src"; \
