@@ -4,7 +4,7 @@
 
 use harvester_guest_operator::domain::admission::{AdmissionAnswer, Operation, AdmissionRequest, load_balancer, pool};
 use harvester_guest_operator::http::admission::AdmissionStage;
-use harvester_guest_operator::http::review::{self, ReviewOutcome};
+use harvester_guest_operator::http::admission_review::{self, ReviewOutcome};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
