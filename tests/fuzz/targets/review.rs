@@ -52,7 +52,7 @@ fn decide(asked: &Value) {
 }
 
 fuzz_target!(|data: &[u8]| {
-    if let Ok(review) = review::parse(data) {
+    if let Ok(review) = admission_review::parse(data) {
         // Skipped parts need not be text.
         let Ok(question) = serde_json::from_slice::<Value>(data) else { return };
         for stage in [AdmissionStage::Mutation, AdmissionStage::Validation] {
