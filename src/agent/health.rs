@@ -1,12 +1,12 @@
-//! Health and metrics of a lease agent, as [`crate::http::probes`] reads them.
+//! Health and metrics of a lease agent, as [`crate::http::health_endpoints`] reads them.
 //!
 //! A standby agent is ready: it takes over as soon as no other agent holds the network's Lease.
 
 use std::sync::Arc;
 
 use super::ExpiryGauge;
-use crate::http::probes::Process;
-use crate::k8s::lease::Leadership;
+use crate::http::health_endpoints::Process;
+use crate::k8s::leadership::Leadership;
 use crate::metrics::{DhcpMetrics, Metrics};
 
 /// Inputs of the health and metrics answers.
@@ -17,14 +17,14 @@ pub struct AgentHealth {
     /// Metrics of the process's DHCP leases.
     pub dhcp: DhcpMetrics,
     /// State of the leases that is computed on each request for metrics.
-    pub standing: Arc<ExpiryGauge>,
+    pub expiry: Arc<ExpiryGauge>,
     /// Leadership: whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,
 }
 
 impl Process for AgentHealth {
     fn metrics(&self) -> &Metrics {
-        self.standing.show(&self.dhcp, self.leadership.is_current());
+        self.expiry.show(&self.dhcp, self.leadership.is_current());
         &self.metrics
     }
 

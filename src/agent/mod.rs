@@ -9,14 +9,14 @@
 //! released.
 
 mod clock;
-mod hands;
 mod health;
-mod lease;
+mod link_worker;
 mod links;
+mod managed_lease;
+mod packet_socket;
 mod privileges;
-mod tell;
+mod report;
 mod term;
-mod wire;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -30,9 +30,9 @@ pub use self::health::AgentHealth;
 use self::links::KernelLinks;
 use self::term::AgentTerm;
 use crate::domain::dhcp::ProbeTiming;
+use crate::k8s::agent_records::RecordClient;
 use crate::k8s::events::EventRecorder;
-use crate::k8s::lease::Leadership;
-use crate::k8s::records::RecordClient;
+use crate::k8s::leadership::Leadership;
 use crate::k8s::write::ApiWriter;
 use crate::metrics::DhcpMetrics;
 
@@ -71,7 +71,7 @@ pub struct DhcpAgent {
     /// Metrics of the leases.
     pub dhcp: DhcpMetrics,
     /// State of the leases that is computed on each request for metrics.
-    pub standing: Arc<ExpiryGauge>,
+    pub expiry: Arc<ExpiryGauge>,
 }
 
 /// State of the leases that is computed on each request for metrics.
@@ -104,14 +104,14 @@ pub fn drop_privileges() -> anyhow::Result<()> {
 /// Checks that the interface exists and that a packet socket opens on it; such a socket can also
 /// send.
 pub fn check(interface: &str) -> anyhow::Result<()> {
-    wire::may_open(interface).with_context(|| format!("--interface {interface}"))
+    packet_socket::may_open(interface).with_context(|| format!("--interface {interface}"))
 }
 
 impl DhcpAgent {
     /// Runs one term. Returns only on an error.
     pub async fn term(&self) -> anyhow::Result<()> {
         let result = AgentTerm::begin(self).await?.run().await;
-        self.standing.set(None);
+        self.expiry.set(None);
         result
     }
 

@@ -18,12 +18,12 @@ use crate::domain::admission::webhook_configuration::{
     AdmissionEndpoint, WebhookObject, emptied, is_ours,
 };
 use crate::http::admission::RuleSources;
-use crate::http::keeper::{RegistrationKeeper, find_me, jitter};
 use crate::http::listener::{AGE, Server, ServerShutdown};
+use crate::http::registration::{RegistrationKeeper, find_me, jitter};
 use crate::http::tls::{self, InUse};
 use crate::http::webhook::{CONNECTIONS, Webhooks};
 use crate::k8s::installation::Installation;
-use crate::k8s::lease::Leadership;
+use crate::k8s::leadership::Leadership;
 use crate::k8s::read::ApiReader;
 use crate::k8s::views::Views;
 use crate::metrics::Metrics;

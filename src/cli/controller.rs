@@ -12,12 +12,12 @@ use crate::controllers::second_opinion::{self, Replica};
 use crate::controllers::{self, Context};
 use crate::domain::leader_election::ElectionPace;
 use crate::domain::vm_backends::health::second_opinion::ReplicaPlace;
-use crate::http::operator::OperatorHealth;
-use crate::http::probes;
+use crate::http::health_endpoints;
+use crate::http::operator_health::OperatorHealth;
 use crate::k8s::client;
 use crate::k8s::credentials::CredentialReader;
 use crate::k8s::events::EventRecorder;
-use crate::k8s::lease::{LeaderElector, Leadership};
+use crate::k8s::leadership::{LeaderElector, Leadership};
 use crate::k8s::other_controller::LeaseHolderWatch;
 use crate::k8s::views::Views;
 use crate::k8s::write::ApiWriter;
@@ -47,7 +47,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         admission: admission.ready.clone(),
         ending: admission.ending.soon.clone(),
     };
-    let (address, server) = probes::serve(args.http_addr, shown).await?;
+    let (address, server) = health_endpoints::serve(args.http_addr, shown).await?;
     // Serves until the end, so that readiness shows that this replica is shutting down.
     let mut server = tokio::spawn(server);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.reach.lease, "started");

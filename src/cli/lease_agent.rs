@@ -17,11 +17,11 @@ use super::logs::LogOptions;
 use crate::agent::{self, AgentHealth, AgentSettings, DhcpAgent, ExpiryGauge};
 use crate::domain::dhcp::{ProbeTiming, agent_name};
 use crate::domain::leader_election::ElectionPace;
-use crate::http::probes;
+use crate::http::health_endpoints;
+use crate::k8s::agent_records::RecordClient;
 use crate::k8s::client;
 use crate::k8s::events::EventRecorder;
-use crate::k8s::lease::{LeaderElector, Leadership, LeadershipClaim};
-use crate::k8s::records::RecordClient;
+use crate::k8s::leadership::{LeaderElector, Leadership, LeadershipClaim};
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
@@ -107,14 +107,14 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     let keepers = client::through(way.clone(), &metrics)?;
     let client = client::through(way, &metrics)?;
     let leadership = Arc::new(Leadership::default());
-    let standing = Arc::new(ExpiryGauge::default());
+    let expiry = Arc::new(ExpiryGauge::default());
     let shown = AgentHealth {
         metrics: metrics.clone(),
         dhcp: dhcp.clone(),
-        standing: standing.clone(),
+        expiry: expiry.clone(),
         leadership: leadership.clone(),
     };
-    let (address, server) = probes::serve(args.http_addr, shown).await?;
+    let (address, server) = health_endpoints::serve(args.http_addr, shown).await?;
     let mut server = tokio::spawn(server);
     let lease = agent_name(&args.network);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, network = args.network, lease, "started");
@@ -140,7 +140,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
         records: RecordClient::new(client, metrics),
         leadership: leadership.clone(),
         dhcp,
-        standing,
+        expiry,
     };
     let spoke = AtomicBool::new(false);
     let result = tokio::select! {

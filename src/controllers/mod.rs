@@ -7,12 +7,12 @@
 
 pub mod dhcp_agent;
 mod dhcp_lease;
-mod harvester;
+mod harvester_leftovers;
 pub mod ip_pool;
-mod kube_vip;
+mod kube_vip_import;
 pub mod load_balancer;
 pub mod second_opinion;
-mod storage;
+mod storage_version;
 mod token_rotation;
 mod topology;
 
@@ -73,9 +73,9 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let (wake, woken) = mpsc::unbounded_channel::<ObjectRef<LoadBalancer>>();
     // Before any ledger is read: a LoadBalancer that waits for an imported pool gets its address at
     // once, and its former one if it had one.
-    let imported = kube_vip::first(&ctx).await;
-    let import = kube_vip::rest(ctx.clone(), imported);
-    let stored = storage::run(ctx.clone());
+    let imported = kube_vip_import::first(&ctx).await;
+    let import = kube_vip_import::rest(ctx.clone(), imported);
+    let stored = storage_version::run(ctx.clone());
     let (ledger, handle) = Box::pin(ip_pool::LedgerTask::load(ctx.clone(), wake.clone())).await?;
     for lb in ctx.views.load_balancers.state() {
         let _ = wake.send(ObjectRef::from_obj(lb.as_ref()));
@@ -91,7 +91,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let made = dhcp_agent::run(ctx.clone());
     let rotations = token_rotation::run(ctx.clone());
     let asked = second_opinion::ask(ctx.clone(), prober.clone());
-    let harvester = harvester::run(ctx.clone(), handle.clone());
+    let harvester = harvester_leftovers::run(ctx.clone(), handle.clone());
     let (context, due) = load_balancer::LbContext::new(ctx, handle.clone(), prober.clone());
     // A separate task: its wake-ups would otherwise poll all the other tasks here.
     let serving = load_balancer::run(Arc::new(context), woken, due);

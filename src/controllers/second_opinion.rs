@@ -25,7 +25,7 @@ use crate::domain::vm_backends::health::second_opinion::{
 };
 use crate::domain::vm_backends::health::{CheckSettings, check};
 use crate::domain::vm_backends::listeners::DOUBTED;
-use crate::k8s::lease::{Leadership, ReplicaNotes};
+use crate::k8s::leadership::{Leadership, ReplicaNotes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};
 

@@ -10,7 +10,6 @@ pub mod conversion;
 pub mod credentials;
 pub mod dhcp;
 pub mod dhcp_lease;
-pub mod forecast;
 pub mod leader_election;
 pub mod limits;
 pub mod load_balancer;

@@ -3,13 +3,13 @@
 //! Every replica serves all of it, leader or not.
 
 pub mod admission;
-pub mod authority;
+pub mod admission_review;
+pub mod certificates;
 pub mod conversion;
-pub mod keeper;
+pub mod health_endpoints;
 pub mod listener;
-pub mod operator;
-pub mod probes;
-pub mod review;
+pub mod operator_health;
+pub mod registration;
 pub mod tls;
 pub mod turns;
 pub mod webhook;

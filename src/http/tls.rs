@@ -80,7 +80,7 @@ pub(super) mod tests {
     use tokio_rustls::TlsConnector;
 
     use super::*;
-    use crate::http::authority::CertificateMaterial;
+    use crate::http::certificates::CertificateMaterial;
 
     /// TLS settings of a server at 127.0.0.1, and of a caller that trusts it.
     pub fn pair() -> (Arc<ServerConfig>, TlsConnector) {

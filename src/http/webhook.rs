@@ -22,9 +22,9 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::admission::{AdmissionStage, RuleSources};
+use super::admission_review::{self, ReviewOutcome};
 use super::conversion;
 use super::listener::Caller;
-use super::review::{self, ReviewOutcome};
 use super::turns::{CallerTurn, Turns};
 use crate::metrics::Metrics;
 
@@ -111,10 +111,10 @@ impl Webhooks {
     }
 
     async fn judge(&self, stage: AdmissionStage, bytes: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
-        let review = review::parse(bytes).map_err(RequestRefusal::malformed)?;
+        let review = admission_review::parse(bytes).map_err(RequestRefusal::malformed)?;
         let me = self.me.borrow().clone();
         let began = Instant::now();
-        let outcome = review::judge(&self.admission, stage, &review, &me).await;
+        let outcome = admission_review::judge(&self.admission, stage, &review, &me).await;
         self.count(stage.name(), review.kind(), outcome.verdict(), began);
         Ok(outcome.render(&review, stage))
     }

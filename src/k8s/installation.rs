@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::{CallError, call, informer};
+use super::{CallError, call, count_write, informer};
 use crate::api::LABEL_SERVICE_NAME;
 use crate::domain::admission::webhook_configuration::{
     CONFIGURATION, CRD, OwnerRole, WebhookObject,
@@ -122,7 +122,7 @@ impl Installation {
         let content = json!({"metadata": {"resourceVersion": seen.version}, "data": data});
         let (params, patch) = (PatchParams::default(), Patch::Merge(content));
         let written = call(self.secrets().patch(SECRET, &params, &patch)).await;
-        Ok(sealed(self.count("Secret", written)?))
+        Ok(sealed(count_write(&self.metrics, "Secret", written)?))
     }
 
     /// Writes a configuration, as a merge patch over the stored one.
@@ -148,7 +148,7 @@ impl Installation {
         let api = Api::<K>::all(self.client.clone());
         let (params, patch) = (PatchParams::default(), Patch::Merge(content));
         let written = call(api.patch(name(part), &params, &patch)).await;
-        self.count(part.kind(), written).map(|object| value(&object))
+        count_write(&self.metrics, part.kind(), written).map(|object| value(&object))
     }
 
     /// The configuration as the API server has it now. `None`: it does not exist.
@@ -195,17 +195,6 @@ impl Installation {
         let asked = SelfSubjectReview::default();
         let answer = call(api.create(&PostParams::default(), &asked)).await?;
         Ok(answer.status.and_then(|status| status.user_info).and_then(|user| user.username))
-    }
-
-    fn count<T>(&self, kind: &str, answer: Result<T, CallError>) -> Result<T, CallError> {
-        let outcome = match &answer {
-            Ok(_) => "ok",
-            Err(CallError::Conflict) => "conflict",
-            Err(CallError::NotFound) => "not_found",
-            Err(_) => "error",
-        };
-        self.metrics.api_writes.with_label_values(&[kind, outcome]).inc();
-        answer
     }
 }
 

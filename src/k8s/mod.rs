@@ -34,6 +34,7 @@ macro_rules! kind_of {
 }
 use kind_of;
 
+pub mod agent_records;
 pub mod client;
 pub mod clock;
 pub mod cloud_config;
@@ -42,20 +43,21 @@ pub mod events;
 pub mod guard;
 pub mod informer;
 pub mod installation;
-pub mod lease;
+mod lazy_object;
+pub mod leadership;
 pub mod other_controller;
 pub mod read;
 pub mod read_only;
-pub mod records;
 mod request_path;
-pub mod stored;
+pub mod stored_objects;
 pub mod takeover;
 pub mod trimmed;
-mod unread;
 pub mod views;
 pub mod write;
 
 use std::time::Duration;
+
+use crate::metrics::Metrics;
 
 /// Deadline of one call. After it, the outcome counts as unknown.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
@@ -118,6 +120,22 @@ impl From<kube::Error> for CallError {
     }
 }
 
+/// Counts a write of a kind by its outcome. Returns the answer.
+fn count_write<T>(
+    metrics: &Metrics,
+    kind: &str,
+    answer: Result<T, CallError>,
+) -> Result<T, CallError> {
+    let outcome = match &answer {
+        Ok(_) => "ok",
+        Err(CallError::Conflict) => "conflict",
+        Err(CallError::NotFound) => "not_found",
+        Err(_) => "error",
+    };
+    metrics.api_writes.with_label_values(&[kind, outcome]).inc();
+    answer
+}
+
 /// Runs one call under [`CALL_DEADLINE`].
 pub async fn call<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, CallError> {
     call_within(CALL_DEADLINE, call).await
@@ -140,8 +158,8 @@ mod tests {
 
     use super::*;
 
-    /// An API server answers 404 in plain text where it serves no kind of the group, and kube makes a
-    /// status of it (kube-client, `client/mod.rs`, `handle_api_errors`).
+    /// An API server answers 404 in plain text where it serves no kind of the group, and kube makes
+    /// a status of it (kube-client, `client/mod.rs`, `handle_api_errors`).
     #[test]
     fn a_404_is_not_found_whatever_reason_it_has() {
         for reason in ["NotFound", "Failed to parse error data", ""] {

@@ -13,7 +13,7 @@ use kube::{Api, Client, ResourceExt as _};
 
 use super::call;
 use super::events::EventRecorder;
-use super::lease::Leadership;
+use super::leadership::Leadership;
 use super::views::Views;
 use super::write::ApiWriter;
 use crate::domain::load_balancer::status;

@@ -2,10 +2,10 @@
 //! labels take values from small closed sets, or name a pool and are removed with it.
 
 mod admission;
-mod dhcp;
+mod dhcp_agents;
+mod dhcp_leases;
+mod health_checks;
 mod leadership;
-mod leasing;
-mod probes;
 mod rotation;
 mod watches;
 
@@ -20,8 +20,8 @@ use prometheus::{
 };
 
 pub use self::{
-    admission::AdmissionMetrics, dhcp::DhcpMetrics, leadership::LeadershipMetrics,
-    leasing::LeasingMetrics, probes::ProbeMetrics, rotation::RotationMetrics,
+    admission::AdmissionMetrics, dhcp_agents::DhcpMetrics, dhcp_leases::LeasingMetrics,
+    health_checks::ProbeMetrics, leadership::LeadershipMetrics, rotation::RotationMetrics,
     watches::WatchMetrics,
 };
 use crate::api::LoadBalancer;

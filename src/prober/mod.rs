@@ -5,13 +5,13 @@
 //! probed again, and the result of its probe under way is dropped. One task schedules all targets;
 //! the number of open sockets is bounded.
 
-mod ask;
-mod dial;
-mod roster;
+mod check_connection;
+mod probe;
 mod scheduler;
 mod sockets;
-mod survey;
+mod target_schedule;
 mod tls;
+mod unscheduled_probes;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,10 +24,10 @@ pub use crate::domain::vm_backends::health::ProbeTarget;
 use crate::domain::vm_backends::health::second_opinion::{self, ASKED, AskedTarget};
 use crate::domain::vm_backends::health::{CheckSettings, HealthSpecFault};
 use crate::metrics::Metrics;
-use dial::DialSettings;
-use roster::{Key, Roster};
+use check_connection::DialSettings;
 pub use scheduler::Scheduler;
-pub use survey::survey;
+use target_schedule::{Key, TargetSchedule};
+pub use unscheduled_probes::survey;
 
 /// Handle to set targets and read verdicts. Cheap to clone; clones share all state.
 #[derive(Clone)]
@@ -47,7 +47,7 @@ struct ProberShared {
 
 #[derive(Default)]
 struct ProberState {
-    roster: Roster<DialSettings>,
+    schedule: TargetSchedule<DialSettings>,
     /// Probes under way. The scheduler removes entries of probes that ended.
     under_way: HashMap<Key, AbortHandle>,
     /// Explanation of the doubted failures.
@@ -93,7 +93,7 @@ impl Prober {
         };
         let mut state = self.0.lock();
         // Creating a dial parses certificates; a reconcile without a change must not do that.
-        let dial = match state.roster.dial(lb, check) {
+        let dial = match state.schedule.dial(lb, check) {
             Some(dial) => dial,
             None => match DialSettings::new(check) {
                 Ok(dial) => Arc::new(dial),
@@ -104,7 +104,7 @@ impl Prober {
                 }
             },
         };
-        let change = state.roster.set(lb, check, &dial, targets, self.0.now());
+        let change = state.schedule.set(lb, check, &dial, targets, self.0.now());
         for refused in change.refused {
             tracing::warn!(lb, target = refused.id, address = %refused.address,
                 "not probed: this address cannot be a backend's");
@@ -116,7 +116,7 @@ impl Prober {
     /// Removes the LoadBalancer and all its targets.
     pub fn remove(&self, lb: &str) {
         let mut state = self.0.lock();
-        let dropped = state.roster.remove(lb);
+        let dropped = state.schedule.remove(lb);
         // Most LoadBalancers have no health check, and this is called for each of them repeatedly.
         if !dropped.is_empty() {
             self.0.settle(state, &dropped);
@@ -125,12 +125,12 @@ impl Prober {
 
     /// Verdict on a target. `None`: the target does not exist.
     pub fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
-        self.0.lock().roster.is_healthy(lb, id)
+        self.0.lock().schedule.is_healthy(lb, id)
     }
 
     /// Verdicts on all targets of a LoadBalancer, by id.
     pub fn verdicts(&self, lb: &str) -> HashMap<String, bool> {
-        self.0.lock().roster.verdicts(lb)
+        self.0.lock().schedule.verdicts(lb)
     }
 
     /// Watch of the number of targets that are healthy only because their failures are doubted.
@@ -140,7 +140,7 @@ impl Prober {
 
     /// Some of the doubted targets, as [`second_opinion::sample`] picks them.
     pub fn sample(&self, at: &str) -> Vec<AskedTarget> {
-        second_opinion::sample(self.0.lock().roster.held(), at)
+        second_opinion::sample(self.0.lock().schedule.held(), at)
     }
 
     /// Sets the explanation for LoadBalancers with doubted targets. Empty: another replica is being
@@ -149,7 +149,7 @@ impl Prober {
         let mut state = self.0.lock();
         if state.why_doubted != why {
             state.why_doubted = why;
-            let lbs = state.roster.held().map(|asked| asked.lb.into()).collect();
+            let lbs = state.schedule.held().map(|asked| asked.lb.into()).collect();
             self.0.tell(state, lbs);
         }
     }
@@ -158,15 +158,15 @@ impl Prober {
     pub fn why_doubted(&self, lb: &str) -> Option<String> {
         let state = self.0.lock();
         let why = if state.why_doubted.is_empty() { ASKED } else { &state.why_doubted };
-        state.roster.holds(lb).then(|| why.to_owned())
+        state.schedule.holds(lb).then(|| why.to_owned())
     }
 
     /// Accepts all doubted failures as real.
     pub fn believe(&self) {
         let mut state = self.0.lock();
-        let believed = state.roster.count_held();
+        let believed = state.schedule.count_held();
         self.0.metrics.probes.flipped(false, believed);
-        state.roster.believe();
+        state.schedule.believe();
         self.0.tell(state, BTreeSet::new());
     }
 }
@@ -188,15 +188,15 @@ impl ProberShared {
                 probe.abort();
             }
         }
-        self.metrics.probes.targets.set(i64::try_from(state.roster.len()).unwrap_or(i64::MAX));
+        self.metrics.probes.targets.set(i64::try_from(state.schedule.len()).unwrap_or(i64::MAX));
         self.tell(state, BTreeSet::new());
         self.wake.notify_one();
     }
 
     /// Sends notifications for these LoadBalancers, and for those that a doubt concerns.
     fn tell(&self, mut state: MutexGuard<'_, ProberState>, mut lbs: BTreeSet<Arc<str>>) {
-        lbs.append(&mut state.roster.take_concerned());
-        let held = state.roster.count_held();
+        lbs.append(&mut state.schedule.take_concerned());
+        let held = state.schedule.count_held();
         self.held.send_if_modified(|known| std::mem::replace(known, held) != held);
         drop(state);
         for lb in lbs {

@@ -12,8 +12,8 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::ask::{ProbeOutcome, ask};
-use super::roster::{Key, ProbeStart};
+use super::probe::{ProbeOutcome, ask};
+use super::target_schedule::{Key, ProbeStart};
 use super::{DialSettings, ProberShared, sockets};
 
 /// A probe that starts later than this share of its period counts as late: one tenth.
@@ -72,7 +72,7 @@ async fn schedule(shared: Arc<ProberShared>, most: usize) {
                 }
                 continue;
             }
-            Begun::All => shared.lock().roster.next_due(),
+            Begun::All => shared.lock().schedule.next_due(),
             Begun::NoRoom => None,
         };
         // A deadline, not a duration, so that the time until the sleep begins counts.
@@ -104,7 +104,7 @@ fn begin_due(shared: &ProberShared, probes: &mut JoinSet<ProbeAnswer>, most: usi
         if probes.len() >= most {
             return Begun::NoRoom;
         }
-        let Some(start) = state.roster.begin(shared.now()) else { return Begun::All };
+        let Some(start) = state.schedule.begin(shared.now()) else { return Begun::All };
         if start.late > start.check.period / LATE_SHARE {
             shared.metrics.probes.late.inc();
         }
@@ -149,7 +149,7 @@ fn take_in(
             }
         };
         state.under_way.remove(&key);
-        if let Some((lb, healthy)) = state.roster.end(key, passed, shared.now()) {
+        if let Some((lb, healthy)) = state.schedule.end(key, passed, shared.now()) {
             shared.metrics.probes.flipped(healthy, 1);
             flipped.insert(lb);
         }

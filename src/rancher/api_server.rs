@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::bearer::bearer;
 use super::error::safe;
 use super::issuer::pem;
-use super::wire::ServerTarget;
+use super::token_bearer::bearer;
+use super::transport::ServerTarget;
 use super::{RancherError, TrustedRoots};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 

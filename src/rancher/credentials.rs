@@ -13,7 +13,7 @@ use serde::Deserialize;
 use zeroize::Zeroizing;
 
 use super::error::RancherError;
-use super::wire::WireAnswer;
+use super::transport::WireAnswer;
 use super::{DatedAnswer, RancherClient, SecretText, parsed};
 
 const SECRETS: &str = "/k8s/clusters/local/api/v1/namespaces/cattle-global-data/secrets";

@@ -6,16 +6,16 @@
 //! [`SecretText::reveal`] and is wiped when it is dropped; an [`RancherError`] holds no secret.
 
 mod api_server;
-mod bearer;
 mod credentials;
 mod error;
-mod in_use;
 mod issuer;
 mod rights;
 mod target;
+mod token_bearer;
+mod token_in_use;
 mod tokens;
-mod trust;
-mod wire;
+mod transport;
+mod trusted_roots;
 
 use std::fmt;
 
@@ -25,15 +25,15 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 pub use api_server::ApiServer;
-pub use bearer::TokenBearer;
 pub use credentials::{ListedCredential, StoredCredential};
 pub use error::RancherError;
 pub use issuer::{IssuedTokens, RancherIssuer, TokenFault, TokenLife};
 pub use rights::TokenRights;
 pub use target::CloudCredentialView;
+pub use token_bearer::TokenBearer;
 pub use tokens::{ListedToken, MintedToken, TokenApi, TokenList, TokenOrder};
-pub use trust::TrustedRoots;
-use wire::{ServerTarget, WireAnswer, WireRequest};
+use transport::{ServerTarget, WireAnswer, WireRequest};
+pub use trusted_roots::TrustedRoots;
 
 /// Path of a review that every account may request everywhere. An accepted token succeeds, another
 /// fails.
@@ -42,7 +42,7 @@ const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessrevi
 /// Reads what the Rancher at a URL serves without authentication below a path. The server's
 /// certificate is not verified: the caller must check the content.
 pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
-    let answer = wire::shown(url, path).await?;
+    let answer = transport::shown(url, path).await?;
     let text = std::str::from_utf8(&answer.body);
     text.map(str::to_owned).map_err(|_| RancherError::Unreadable("it is no text".to_owned()))
 }
@@ -129,7 +129,7 @@ impl RancherClient {
         &self,
         token: &SecretText,
     ) -> Result<DatedAnswer<TokenBearer>, RancherError> {
-        bearer::bearer(&self.0, token.reveal()).await
+        token_bearer::bearer(&self.0, token.reveal()).await
     }
 
     async fn send(

@@ -8,7 +8,7 @@ use http::Method;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::wire::{ServerTarget, WireRequest};
+use super::transport::{ServerTarget, WireRequest};
 use super::{
     ACCESS_REVIEW, ApiServer, RancherClient, RancherError, RancherIssuer, SecretText, parsed, plain,
 };

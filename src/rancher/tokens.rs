@@ -15,7 +15,7 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::error::{RancherError, safe};
-use super::wire::WireAnswer;
+use super::transport::WireAnswer;
 use super::{DatedAnswer, RancherClient, SecretText, parsed, plain};
 
 const V3: &str = "/v3/tokens";

@@ -13,7 +13,7 @@ mod allocator;
 mod broadcasts;
 mod endpoints;
 #[path = "../it/dhcp/fixture.rs"]
-#[allow(dead_code, reason = "tests use the rest of it")]
+#[allow(dead_code, unused_imports, reason = "tests use the rest of it")]
 mod fixture;
 mod floor;
 mod guests;
@@ -22,8 +22,8 @@ mod leases;
 mod namespace;
 mod probes;
 mod rotations;
-#[path = "../it/support.rs"]
-#[allow(dead_code, reason = "tests use the rest of it")]
+#[path = "../it/support/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "tests use the rest of it")]
 mod support;
 mod table;
 #[path = "../it/admission/wire.rs"]

@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 const LONGEST_FILE: usize = 450;
+/// Folder of the decisions, and the most entries at its top, `lib.rs` among them.
+const DECISIONS: &str = "src/domain";
+const MOST_SUBJECTS: usize = 17;
 
 /// Rooms of the operator, and the rooms that each may use, as in DESIGN.md.
 const ROOMS: [(&str, &[&str]); 9] = [
@@ -44,7 +47,7 @@ const PRIVILEGED: &str = "src/agent/";
 const PRIVILEGED_WORDS: [&str; 6] =
     ["socket2", "rtnetlink", "nix", "UnixDatagram", "CapabilityFlags", "membarrier"];
 /// Code that connects to backends, and to the server that a spec names.
-const CALLERS: [&str; 2] = ["src/prober/", "src/rancher/wire.rs"];
+const CALLERS: [&str; 2] = ["src/prober/", "src/rancher/transport.rs"];
 /// Words of connecting code.
 const SOCKET_WORDS: [&str; 5] = ["TcpSocket", "TcpStream", "UdpSocket", "TlsConnector", "hyper"];
 
@@ -76,6 +79,16 @@ fn types_do_not_decide() {
 #[test]
 fn every_file_says_what_it_owns_and_is_short() {
     assert_none(&sources("src"), shape_faults);
+}
+
+#[test]
+fn decisions_are_found_by_their_subject() {
+    let sources = sources(DECISIONS);
+    let paths = sources.iter().filter_map(|(path, _)| path.strip_prefix("src/domain/"));
+    let entries: BTreeSet<&str> = paths.filter_map(|path| path.split('/').next()).collect();
+    let design = Path::new(env!("CARGO_MANIFEST_DIR")).join("DESIGN.md");
+    let faults = subject_faults(&entries, &fs::read_to_string(design).unwrap());
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }
 
 // ---- rules -------------------------------------------------------------------------------
@@ -182,6 +195,29 @@ fn shape_faults(path: &str, source: &str) -> Vec<String> {
     let lines = source.lines().count();
     if lines > LONGEST_FILE {
         faults.push(format!("{path}: {lines} lines, more than {LONGEST_FILE}: split it"));
+    }
+    faults
+}
+
+/// The table of subjects in DESIGN.md has a row for each entry, and none for an entry that is gone.
+fn subject_faults(entries: &BTreeSet<&str>, design: &str) -> Vec<String> {
+    let after = design.split("Within `src/domain`").nth(1).unwrap_or_default();
+    let table = after.split("\n## ").next().unwrap_or_default();
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
+    let firsts = rows.filter_map(|row| row.split('|').nth(1));
+    let named: BTreeSet<&str> =
+        firsts.flat_map(|first| first.split('`').skip(1).step_by(2)).collect();
+    let subjects: BTreeSet<&str> =
+        entries.iter().copied().filter(|entry| *entry != "lib.rs").collect();
+    let mut faults = Vec::new();
+    if entries.len() > MOST_SUBJECTS {
+        faults.push(format!("{DECISIONS}: {} entries, more than {MOST_SUBJECTS}", entries.len()));
+    }
+    for entry in subjects.difference(&named) {
+        faults.push(format!("DESIGN.md: no row for {DECISIONS}/{entry}"));
+    }
+    for row in named.difference(&subjects) {
+        faults.push(format!("DESIGN.md: a row for {DECISIONS}/{row}, which is not there"));
     }
     faults
 }
@@ -328,7 +364,7 @@ fn rooms_in_the_wrong_order_are_found() {
         ("src/k8s/views/mod.rs", "use crate::controllers::Shared;"),
         ("src/k8s/views/pools.rs", "use super::super::super::http::Webhook;"),
         ("src/metrics/mod.rs", "use crate::{domain::{reason, pools}, k8s::call};"),
-        ("src/http/probes.rs", "fn f() { crate::agent::run() }"),
+        ("src/http/health_endpoints.rs", "fn f() { crate::agent::run() }"),
         ("src/prober/mod.rs", "use domain::{a, b};\nuse crate::{metrics::Metrics, rancher};"),
     ] {
         assert!(!room_faults(path, bad).is_empty(), "not found: {path}: {bad}");
@@ -347,7 +383,7 @@ fn rooms_in_the_wrong_order_are_found() {
 #[test]
 fn bad_uses_of_the_client_are_found() {
     for (path, bad) in [
-        ("src/http/probes.rs", "use kube::{Api, ResourceExt};"),
+        ("src/http/health_endpoints.rs", "use kube::{Api, ResourceExt};"),
         ("src/prober/mod.rs", "fn f(c: kube::Client) {}"),
         ("src/metrics/mod.rs", "use kube::*;"),
         ("src/controllers/mod.rs", "use kube::api::{Patch, PatchParams};"),
@@ -356,7 +392,7 @@ fn bad_uses_of_the_client_are_found() {
         assert!(!client_faults(path, bad).is_empty(), "not found: {path}: {bad}");
     }
     for (path, good) in [
-        ("src/http/probes.rs", "use kube::ResourceExt; // not kube::Api"),
+        ("src/http/health_endpoints.rs", "use kube::ResourceExt; // not kube::Api"),
         ("src/controllers/mod.rs", "use kube::{Api, Client};"),
         ("src/k8s/write/mod.rs", "use kube::api::{Patch, PatchParams};"),
     ] {
@@ -373,11 +409,13 @@ fn sockets_elsewhere_are_found() {
             !socket_faults("src/controllers/load_balancer/publish.rs", bad).is_empty(),
             "{bad}"
         );
-        assert!(socket_faults("src/prober/ask.rs", bad).is_empty());
-        assert!(socket_faults("src/rancher/wire.rs", bad).is_empty());
+        assert!(socket_faults("src/prober/probe.rs", bad).is_empty());
+        assert!(socket_faults("src/rancher/transport.rs", bad).is_empty());
         assert!(!socket_faults("src/rancher/tokens.rs", bad).is_empty(), "{bad}");
     }
-    assert!(socket_faults("src/http/probes.rs", "use tokio::net::TcpListener;").is_empty());
+    assert!(
+        socket_faults("src/http/health_endpoints.rs", "use tokio::net::TcpListener;").is_empty()
+    );
     for good in ["use tokio::net::{TcpListener, TcpStream};", "use hyper::server::conn::http1;"] {
         assert_eq!(socket_faults(LISTENER, good), Vec::<String>::new(), "{good}");
         let elsewhere = socket_faults("src/http/webhook.rs", good);
@@ -402,7 +440,7 @@ fn privileges_elsewhere_are_found() {
         "fn f() { nix::ifaddrs::getifaddrs() }",
     ] {
         assert!(!privilege_faults("src/k8s/client.rs", bad).is_empty(), "{bad}");
-        assert!(privilege_faults("src/agent/wire.rs", bad).is_empty(), "{bad}");
+        assert!(privilege_faults("src/agent/packet_socket.rs", bad).is_empty(), "{bad}");
     }
 }
 
@@ -420,4 +458,17 @@ fn types_that_decide_and_bad_shapes_are_found() {
         !shape_faults("src/x.rs", &format!("//! X.\n{}", "\n".repeat(LONGEST_FILE))).is_empty()
     );
     assert!(shape_faults("src/x.rs", "//! X.\n").is_empty());
+}
+
+#[test]
+fn subjects_that_are_many_or_unnamed_are_found() {
+    let design = "Within `src/domain`:\n| `pools`, `dhcp` | `who` |\n## Proof\n| `proof` |";
+    let faults =
+        |entries: &[&'static str]| subject_faults(&entries.iter().copied().collect(), design).len();
+    assert_eq!(faults(&["pools", "dhcp", "lib.rs"]), 0);
+    assert_eq!(faults(&["pools", "lib.rs"]), 1);
+    assert_eq!(faults(&["pools", "dhcp", "who"]), 1);
+    let many: BTreeSet<&str> = "abcdefghijklmnopqr".split("").collect();
+    assert!(many.len() > MOST_SUBJECTS);
+    assert!(subject_faults(&many, design).iter().any(|fault| fault.contains("more than")));
 }

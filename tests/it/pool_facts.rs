@@ -43,6 +43,17 @@ async fn ask(
     Ok(at.pool(AdmissionStage::Validation, &request).await?)
 }
 
+/// Sources of a replica that does not lead.
+fn replica(cluster: &Cluster) -> Result<RuleSources> {
+    let client = &cluster.client;
+    let metrics = Metrics::new()?;
+    Ok(RuleSources {
+        reader: ApiReader::new(client.clone()),
+        views: Views::start(client, "harvester-system", DhcpNetworks::default(), &metrics),
+        leadership: Arc::default(),
+    })
+}
+
 fn refusal(answer: &AdmissionAnswer) -> String {
     answer.refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
@@ -51,17 +62,7 @@ fn refusal(answer: &AdmissionAnswer) -> String {
 async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Result<()> {
     let cluster = Cluster::start().await?;
     let _operator = cluster.operator().await?;
-    let views = Views::start(
-        &cluster.client,
-        "harvester-system",
-        DhcpNetworks::default(),
-        &Metrics::new()?,
-    );
-    let at = RuleSources {
-        reader: ApiReader::new(cluster.client.clone()),
-        views: views.clone(),
-        leadership: Arc::default(),
-    };
+    let at = replica(&cluster)?;
     cluster.pool_for("held", range(1, 10, 19), json!({})).await?;
     for lb in ["one", "two"] {
         let named = json!({"workloadType": "cluster", "ipPool": "held"});
@@ -120,7 +121,7 @@ async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Resu
     cluster.pool_deleted("held").await?;
     // A pool in deletion conflicts with no other, and is in the view until it is gone.
     known("the deletion of the pool", &str::is_empty).await?;
-    eventually(SOON, "the end of the pool", async || anyhow::Ok(views.pools().is_empty())).await
+    eventually(SOON, "the end of the pool", async || anyhow::Ok(at.views.pools().is_empty())).await
 }
 
 /// `make bench` measures the time of this.
@@ -131,18 +132,8 @@ async fn among_a_hundred_pools_the_one_in_the_way_is_named() -> Result<()> {
         let ranges = json!({"ranges": [range(n, 10, 19), range(n, 30, 39), range(n, 50, 59)]});
         cluster.pool_with(&format!("pool-{n:02}"), ranges).await?;
     }
-    let views = Views::start(
-        &cluster.client,
-        "harvester-system",
-        DhcpNetworks::default(),
-        &Metrics::new()?,
-    );
-    let at = RuleSources {
-        reader: ApiReader::new(cluster.client.clone()),
-        views: views.clone(),
-        leadership: Arc::default(),
-    };
-    eventually(SOON, "all pools", async || anyhow::Ok(views.pools().len() == 100)).await?;
+    let at = replica(&cluster)?;
+    eventually(SOON, "all pools", async || anyhow::Ok(at.views.pools().len() == 100)).await?;
     let asked = async |last: usize| {
         let new = pool("new", &json!({"ranges": [range(99, 60, 99), range(72, last, last)]}))?;
         let object = serde_json::to_value(new)?;

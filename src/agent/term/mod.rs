@@ -4,9 +4,9 @@
 //! concerns, and the outputs of these clients are executed at once ([`AgentTerm::act`]). No handler
 //! blocks.
 
-mod act;
-mod life;
-mod paper;
+mod client_actions;
+mod lease_lifecycle;
+mod record_writes;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::RandomState;
@@ -18,17 +18,17 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use self::act::EASE;
-use self::paper::WriteOutcome;
-use super::hands::{JobOutcome, LinkJob, LinkWorker};
-use super::lease::{LinkState, ManagedLease};
+use self::client_actions::EASE;
+use self::record_writes::WriteOutcome;
+use super::link_worker::{JobOutcome, LinkJob, LinkWorker};
 use super::links::{KernelLink, KernelLinks, LinkChange, LinkChanges, name};
-use super::wire::PacketSocket;
+use super::managed_lease::{LinkState, ManagedLease};
+use super::packet_socket::PacketSocket;
 use super::{DhcpAgent, clock};
 use crate::api::DHCPLease;
 use crate::domain::dhcp::{AddressDisputes, Mac, TokenBucket, owner_of};
-use crate::k8s::lease::LeadershipClaim;
-use crate::k8s::records::RecordEvent;
+use crate::k8s::agent_records::RecordEvent;
+use crate::k8s::leadership::LeadershipClaim;
 
 /// Longest sleep. A sleep does not count time while the machine is suspended; the clock does.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
@@ -50,7 +50,7 @@ pub(super) struct AgentTerm<'a> {
     /// Whether a list has been complete.
     complete: bool,
     records: UnboundedReceiver<RecordEvent>,
-    wire: PacketSocket,
+    socket: PacketSocket,
     /// Leases whose client waits for ARP.
     probing: BTreeSet<Mac>,
     /// Number of clients that wait for DHCP or ARP.
@@ -58,7 +58,7 @@ pub(super) struct AgentTerm<'a> {
     /// Time from which the socket may accept fewer frames.
     ease: Option<Duration>,
     changes: LinkChanges,
-    hands: LinkWorker,
+    link_worker: LinkWorker,
     /// The network's interface.
     parent: Option<KernelLink>,
     /// Leases whose record is to be written.
@@ -102,12 +102,12 @@ impl<'a> AgentTerm<'a> {
             list: None,
             complete: false,
             records,
-            wire: PacketSocket::new(&settings.interface),
+            socket: PacketSocket::new(&settings.interface),
             probing: BTreeSet::new(),
             asking: 0,
             ease: None,
             changes,
-            hands: LinkWorker::start(links),
+            link_worker: LinkWorker::start(links),
             parent,
             queue: VecDeque::new(),
             writes: JoinSet::new(),
@@ -134,7 +134,7 @@ impl<'a> AgentTerm<'a> {
             self.show();
             let pause = self.next_turn().saturating_sub(clock::now()).min(LONGEST_SLEEP);
             tokio::select! {
-                readable = self.wire.ready() => self.hear(readable, &mut buffer),
+                readable = self.socket.ready() => self.hear(readable, &mut buffer),
                 seen = self.records.recv(), if current => {
                     self.seen(seen.context("the watch of DHCPLeases ended")?);
                 }
@@ -145,7 +145,7 @@ impl<'a> AgentTerm<'a> {
                 change = self.changes.next() => {
                     self.changed(change.context("the kernel sends no more link notifications")?);
                 }
-                Some(done) = self.hands.done.recv() => self.linked(done),
+                Some(done) = self.link_worker.done.recv() => self.linked(done),
                 Some(written) = self.writes.join_next() => match written {
                     Ok(written) => self.written(written),
                     Err(error) => bail!("a write did not finish: {error}"),
@@ -182,7 +182,7 @@ impl<'a> AgentTerm<'a> {
     fn hear(&mut self, readable: std::io::Result<()>, buffer: &mut [u8]) {
         let mut problem = readable.err();
         for _ in 0..MOST_FRAMES {
-            let frame = match self.wire.take(buffer) {
+            let frame = match self.socket.take(buffer) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => break,
                 Err(error) => {
@@ -216,7 +216,7 @@ impl<'a> AgentTerm<'a> {
             // The interface went down or was removed. The kernel reports which; until then a new
             // socket would fail in the same way.
             tracing::debug!(%error, "the packet socket failed");
-            self.wire.close();
+            self.socket.close();
             self.ease = Some(clock::now() + EASE);
         }
     }
@@ -229,7 +229,7 @@ impl<'a> AgentTerm<'a> {
                 let before = self.parent.replace(link.clone());
                 if before.as_ref().is_none_or(|before| before.index != link.index) {
                     tracing::info!(interface, "the interface is available");
-                    self.wire.close();
+                    self.socket.close();
                     self.make_all(link.index);
                 }
                 let carried = before.is_some_and(|before| before.carries);
@@ -276,7 +276,7 @@ impl<'a> AgentTerm<'a> {
         let interface = &self.agent.settings.interface;
         tracing::warn!(interface, "the interface is gone, and all links with it");
         self.parent = None;
-        self.wire.close();
+        self.socket.close();
         self.carry(false);
     }
 
@@ -288,7 +288,7 @@ impl<'a> AgentTerm<'a> {
         {
             tracing::warn!(record = lease.title(), "the link is gone and will be made again");
             lease.link = LinkState::Making;
-            self.hands.ask(LinkJob::Make { parent: parent.index, mac, lease: lease.title() });
+            self.link_worker.ask(LinkJob::Make { parent: parent.index, mac, lease: lease.title() });
         }
     }
 
@@ -297,7 +297,7 @@ impl<'a> AgentTerm<'a> {
         for (mac, lease) in &mut self.leases {
             if matches!(lease.link, LinkState::There | LinkState::Making) {
                 lease.link = LinkState::Making;
-                self.hands.ask(LinkJob::Make { parent, mac: *mac, lease: lease.title() });
+                self.link_worker.ask(LinkJob::Make { parent, mac: *mac, lease: lease.title() });
             }
         }
     }

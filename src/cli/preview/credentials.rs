@@ -9,7 +9,7 @@ use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::preview::credentials::{EndingCredential, merged, of_rotation, of_secret};
 use crate::k8s::CallError;
 use crate::k8s::credentials::contents;
-use crate::k8s::stored::list;
+use crate::k8s::stored_objects::list;
 
 /// TokenRotations in one answer of a list.
 const PAGE: u32 = 100;

@@ -1,5 +1,5 @@
-//! The `preview` command: what the operator would do in this cluster, beside the controller that runs
-//! there. One look, through a connection that cannot write.
+//! The `preview` command: what the operator would do in this cluster, beside the controller that
+//! runs there. One look, through a connection that cannot write.
 
 mod credentials;
 mod leases;
@@ -18,14 +18,14 @@ use super::dhcp::NetworkArgs;
 use crate::api::LoadBalancer;
 use crate::domain::dhcp::agent_name;
 use crate::domain::dhcp_lease::WantedAgent;
-use crate::domain::forecast::{Forecast, forecast};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::pools::kube_vip_import;
 use crate::domain::preview::{self, LoadBalancerLine, PlannedWrite, Preview, report, unread};
+use crate::domain::takeover::forecast::{Forecast, forecast};
 use crate::k8s::client;
-use crate::k8s::stored::{self, ReadResult};
+use crate::k8s::stored_objects::{self, ReadResult};
 use crate::k8s::takeover::TakeoverClient;
 use crate::metrics::Metrics;
 
@@ -55,7 +55,7 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     let kubeconfig = args.reach.kubeconfig.as_deref();
     let (client, refusals) = client::connect_read_only(PATIENCE, kubeconfig, &metrics).await?;
     let dhcp = args.dhcp.networks();
-    let read = stored::read(&client, &refusals, &args.namespace, dhcp, &metrics);
+    let read = stored_objects::read(&client, &refusals, &args.namespace, dhcp, &metrics);
     let reading = Box::pin(read).await?;
     let takeover = TakeoverClient {
         client: client.clone(),

@@ -101,7 +101,8 @@ pub(super) fn withdrawn(views: &Views, lb: &LoadBalancer) -> Vec<PlannedWrite> {
         .collect()
 }
 
-/// Service of the name: from the view, or, without our label, as the API server has it.
+/// Stored Service with this name. The view has only Services with the operator's label; any other
+/// is read from the API server.
 async fn stored(
     views: &Views,
     client: &Client,

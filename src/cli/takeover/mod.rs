@@ -1,5 +1,5 @@
-//! The `takeover` command: from Harvester's Go controller to this operator, and back. It works with the
-//! rights of the person who runs it, and changes nothing without `--apply`.
+//! The `takeover` command: from Harvester's Go controller to this operator, and back. It works with
+//! the rights of the person who runs it, and changes nothing without `--apply`.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -10,12 +10,12 @@ use kube::Client;
 
 use super::ConnectionOptions;
 use crate::domain::dhcp_lease::DhcpNetworks;
-use crate::domain::forecast::forecast;
 use crate::domain::preview::unread;
+use crate::domain::takeover::forecast::forecast;
 use crate::domain::takeover::report;
 use crate::domain::takeover::steps::{Direction, TakeoverState, TakeoverStep};
 use crate::k8s::takeover::{Place, TakeoverClient};
-use crate::k8s::{client, stored};
+use crate::k8s::{client, stored_objects};
 use crate::metrics::Metrics;
 
 /// Deadline of one connection.
@@ -98,7 +98,7 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     say(&report::situation(&state))?;
     if direction != Direction::Undo {
         let (namespace, dhcp) = (&args.controller.0, DhcpNetworks::default());
-        let read = stored::read(&reader, &refusals, namespace, dhcp, &metrics);
+        let read = stored_objects::read(&reader, &refusals, namespace, dhcp, &metrics);
         let reading = Box::pin(read).await?;
         let forecast = forecast(&reading.stored);
         say(&format!("\n{}", report::forecast(&forecast)))?;
@@ -127,7 +127,7 @@ async fn apply(
     client: &Client,
     per_second: u16,
 ) -> anyhow::Result<()> {
-    let before = stored::addresses(client).await?;
+    let before = stored_objects::addresses(client).await?;
     let began = Instant::now();
     let mut current: Option<(TakeoverStep, Instant)> = None;
     say("\n")?;
@@ -160,7 +160,7 @@ async fn apply(
             tokio::time::sleep(LOOK).await;
         }
     }
-    let after = stored::addresses(client).await?;
+    let after = stored_objects::addresses(client).await?;
     say(&format!("{:>4}s  done\n\n{}", began.elapsed().as_secs(), compared(&before, &after)))
 }
 

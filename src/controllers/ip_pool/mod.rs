@@ -4,7 +4,8 @@
 //! written once. A request is answered when its write was accepted.
 //!
 //! The LoadBalancer controller calls it through [`LedgerHandle`]. It makes every write of a stored
-//! ledger. Only [`super::kube_vip`] creates pools, with the former owners of their addresses.
+//! ledger. Only [`super::kube_vip_import`] creates pools, with the former owners of their
+//! addresses.
 
 mod commit;
 mod load;

@@ -4,7 +4,7 @@
 //! object changes meanwhile, the reconcile begins again with the current object.
 //!
 //! This module makes every write of a LoadBalancer, of its Service and of its EndpointSlices,
-//! except the rewrite without a change by [`super::storage`]; [`super::ip_pool`] writes the
+//! except the rewrite without a change by [`super::storage_version`]; [`super::ip_pool`] writes the
 //! ledgers. An address is published only after the ledger has answered. A claim is released only
 //! when no Service requests its address any more. The finalizer is removed only after the ledger
 //! has released the claim. An address that the host leases by DHCP is published from its DHCPLease.

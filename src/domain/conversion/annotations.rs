@@ -41,7 +41,8 @@ pub(super) struct CarriedFields {
 }
 
 impl CarriedFields {
-    /// Notes the fields of a section that `back`, its translation there and back, lacks or changes.
+    /// Notes the fields of a section that a translation to the other version and back (`back`)
+    /// loses or changes.
     pub(super) fn note(
         &mut self,
         section: &str,

@@ -11,8 +11,8 @@
 
 mod client;
 mod disputes;
+mod granted_lease;
 mod identity;
-mod lease;
 mod mac;
 pub mod wire;
 
@@ -29,8 +29,8 @@ pub use client::{
     AnnouncedAddress, ClientOptions, DhcpClient, OpenSockets, ProbeTiming, RecordedLease,
 };
 pub use disputes::AddressDisputes;
+pub use granted_lease::GrantedLease;
 pub use identity::{ClientId, ClientIdForm, ClientIdentity, NoForm};
-pub use lease::GrantedLease;
 pub use mac::Mac;
 pub use wire::bpf::{BpfInstruction, filter, nothing};
 pub use wire::ethernet::owner_of;

@@ -11,12 +11,12 @@
 mod address_conflict;
 pub mod agent_deployment;
 pub(crate) mod agent_name;
+mod kube_vip_takeover;
 pub mod network_status;
 mod networks;
 mod requested_identity;
 mod retention;
 pub(crate) mod status;
-mod takeover;
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -34,10 +34,12 @@ use api::{
     ANNOTATION_DHCP, DHCP_FINALIZER, DHCPLease, DHCPLeaseSpec, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
     LeaseState, LoadBalancer, OnLeaseLoss, READY,
 };
+pub use kube_vip_takeover::{
+    AGAIN as TAKEOVER_AGAIN, is_possible as may_be_taken_over, needs_service,
+};
 pub use networks::{DhcpDeclaration, DhcpNetworks, NetworkForm, WantedAgent};
 pub use requested_identity::{ASKING, AnnotationFault, RequestedIdentity, asked};
 pub use retention::{RetentionStep, keep, without_finalizer};
-pub use takeover::{AGAIN as TAKEOVER_AGAIN, is_possible as may_be_taken_over, needs_service};
 
 /// Possible difference between the clocks of two machines when a Lease is judged as abandoned.
 const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
@@ -164,7 +166,7 @@ pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
         return with(record, seen);
     }
     if is_guests {
-        return takeover::begin(seen);
+        return kube_vip_takeover::begin(seen);
     }
     let host = match choice {
         // An earlier choice, and a lease that exists, are kept.
@@ -177,7 +179,7 @@ pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
     if let Some(fault) = asked(lb).err().filter(|_| declared || host) {
         return LeasingStep::Wait(NoLease::Annotation(fault.text()));
     }
-    if let Some(why) = takeover::waits(seen) {
+    if let Some(why) = kube_vip_takeover::waits(seen) {
         return LeasingStep::Wait(why);
     }
     if let Some(fault) = fault {

@@ -122,17 +122,8 @@ fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
         let guests = publishing(lb(), "0.0.0.0");
         assert_eq!(said(&guests, None, serving), LeasingStep::Guest(None), "it stays the guest's");
     }
-    let nowhere = LeasingFacts {
-        lb: &lb(),
-        network: "",
-        record: None,
-        declared: false,
-        fault: None,
-        serving: true,
-        service: None,
-        early: false,
-        now: at(0),
-    };
+    let lb = lb();
+    let nowhere = LeasingFacts { network: "", declared: false, ..seen(&lb, None, true) };
     assert!(matches!(step(&nowhere), LeasingStep::Guest(Some(_))), "no network has no agent");
 }
 
@@ -235,18 +226,7 @@ fn a_young_term_takes_no_published_address_for_ended() {
     let mut record = leased(Some("10.7.0.9"));
     status(&mut record).expires_at = Some(at(-60).to_rfc3339());
     let early = |lb: &LoadBalancer, record: &DHCPLease, early| {
-        let record = Some(record);
-        step(&LeasingFacts {
-            lb,
-            network: NETWORK,
-            record,
-            declared: true,
-            fault: None,
-            serving: false,
-            service: None,
-            early,
-            now: at(0),
-        })
+        step(&LeasingFacts { early, ..seen(lb, Some(record), false) })
     };
     let published = publishing(lb(), "10.7.0.9");
     assert!(matches!(early(&published, &record, true), LeasingStep::Take(_)));
@@ -283,32 +263,14 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
     record.spec.release_after = Some(at(60).to_rfc3339());
     assert_eq!(said(&lb(), Some(&record), true), LeasingStep::Keep);
     assert_eq!(release_after(&record, None)["spec"]["releaseAfter"], Value::Null);
-    let elsewhere = LeasingFacts {
-        lb: &lb(),
-        network: "default/other",
-        record: Some(&record),
-        declared: true,
-        fault: None,
-        serving: true,
-        service: None,
-        early: false,
-        now: at(0),
+    let elsewhere = |lb: &LoadBalancer, record: &DHCPLease| {
+        step(&LeasingFacts { network: "default/other", ..seen(lb, Some(record), true) })
     };
-    assert_eq!(waits(&step(&elsewhere)), "DHCPReturning");
+    assert_eq!(waits(&elsewhere(&lb(), &record)), "DHCPReturning");
     let published = publishing(lb(), "10.7.0.9");
     record.spec.release_after = None;
-    let moved = LeasingFacts {
-        lb: &published,
-        network: "default/other",
-        record: Some(&record),
-        declared: true,
-        fault: None,
-        serving: true,
-        service: None,
-        early: false,
-        now: at(0),
-    };
-    assert!(matches!(step(&moved), LeasingStep::Take(_)), "an address in use stays");
+    let moved = elsewhere(&published, &record);
+    assert!(matches!(moved, LeasingStep::Take(_)), "an address in use stays");
     record.metadata.deletion_timestamp = deletion();
     assert_eq!(waits(&said(&published, Some(&record), true)), "DHCPReturning");
 }

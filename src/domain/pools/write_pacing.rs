@@ -14,7 +14,7 @@ use std::time::Duration;
 const REST: u32 = 4;
 /// Longest time that a request waits for others to come.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
-/// Time without another request after which gathering ends.
+/// Pause after the last request at which gathering ends: no more requests are expected.
 const QUIET: Duration = Duration::from_millis(10);
 /// Bytes of ledgers that may be written per second, in the long run. The API server's store retains
 /// all writes of the last five minutes, and has 2 GiB by default.

@@ -13,11 +13,11 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use self::credentials::EndingCredential;
-use crate::forecast::{self, Effect, Forecast};
 use crate::load_balancer::facts;
 use crate::load_balancer::status::{self, AddressOutcome};
 use crate::pools::allocator::{AllocatorPool, PoolSeen};
 use crate::pools::status::{pool_ready, pool_status};
+use crate::takeover::forecast::{self, Effect, Forecast};
 use crate::takeover::steps::{Leader, WebhookContent};
 use crate::vm_backends::listeners::ServingStatus;
 use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};

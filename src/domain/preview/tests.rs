@@ -8,9 +8,9 @@ use super::unread::{ReadFailure, RoleRead, section, sentences};
 use super::*;
 use crate::credentials::rotation::target_secret::SecretContent;
 use crate::credentials::token::TokenText;
-use crate::forecast::{StoredObjects, forecast};
 use crate::load_balancer::facts::{LbSurroundings, Project, facts as facts_of};
 use crate::network::Segment;
+use crate::takeover::forecast::{StoredObjects, forecast};
 use api::{IPPool, LB_FINALIZER, TokenRotation};
 
 const NOW: &str = "2026-08-20T10:00:00Z";

@@ -6,5 +6,6 @@
 //! step changes it records on the object that it changes, in the same write.
 
 pub mod crds;
+pub mod forecast;
 pub mod report;
 pub mod steps;

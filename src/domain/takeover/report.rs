@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::steps::{Direction, Leader, SUB_CHART, TakeoverProgram, TakeoverState, TakeoverStep};
-use crate::forecast::{Effect, Forecast, ForecastFinding};
+use crate::takeover::forecast::{Effect, Forecast, ForecastFinding};
 
 /// Findings of one effect that are printed; the rest is counted.
 const MOST: usize = 200;

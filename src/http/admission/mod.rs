@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::api::GO_CONTROLLER;
 use crate::domain::admission::{AdmissionAnswer, AdmissionRequest};
 use crate::k8s::CallError;
-use crate::k8s::lease::Leadership;
+use crate::k8s::leadership::Leadership;
 use crate::k8s::read::ApiReader;
 use crate::k8s::views::Views;
 

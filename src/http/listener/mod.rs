@@ -3,10 +3,10 @@
 //! Invariants: connections take a bounded share of the process's memory and of its one thread.
 //! Their number is limited, and the source with the most connections loses its oldest; handshakes
 //! run one at a time, and sources take turns. No request is lost with a connection: see
-//! [`conversation`].
+//! [`connection`].
 
-mod conversation;
-mod line;
+mod connection;
+mod request_progress;
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -29,7 +29,7 @@ use crate::domain::limits::connections::{
     ConnectionKey, ConnectionPhase, ConnectionSource, ConnectionTable,
 };
 use crate::metrics::Metrics;
-use conversation::Conversation;
+use connection::Conversation;
 
 /// Time limit for each half of the TLS handshake: until its turn begins, and from then on. Longer
 /// than a machine stalls, on either side. The second half has its own limit: a caller that has read

@@ -16,12 +16,12 @@ use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
 use kube::core::ObjectMeta;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
 
-use super::lease::seen;
+use super::leadership::seen;
 use super::{CallError, call_within};
 use crate::domain::admission::webhook_configuration::{CONFIGURATION, MANAGER, REGISTERED_BY};
 use crate::domain::takeover::steps::{
@@ -110,13 +110,8 @@ impl TakeoverClient {
     }
 
     fn charts(&self) -> Api<DynamicObject> {
-        let kind = ApiResource {
-            group: "management.cattle.io".to_owned(),
-            version: "v3".to_owned(),
-            api_version: "management.cattle.io/v3".to_owned(),
-            kind: "ManagedChart".to_owned(),
-            plural: "managedcharts".to_owned(),
-        };
+        let kind = GroupVersionKind::gvk("management.cattle.io", "v3", "ManagedChart");
+        let kind = ApiResource::from_gvk_with_plural(&kind, "managedcharts");
         Api::namespaced_with(self.client.clone(), &self.chart.0, &kind)
     }
 
@@ -209,7 +204,8 @@ impl TakeoverClient {
             .with_context(|| format!("write ValidatingWebhookConfiguration {CONFIGURATION}"))
     }
 
-    /// Sets the replicas: to 0, with a record of what they were, or to `start`, without one.
+    /// Stops a program, and records its number of replicas in an annotation; or starts it with
+    /// `start` replicas, and removes the record.
     async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
         let (namespace, name) = &self.controller;
         let stored = match program {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use super::{Views, lock, serving};
-use crate::k8s::unread::LazyObject;
+use crate::k8s::lazy_object::LazyObject;
 
 type Slice = LazyObject<EndpointSlice>;
 

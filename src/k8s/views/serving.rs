@@ -19,8 +19,8 @@ use crate::domain::vm_backends::service::stored::{
     owner, owners, qualified, read_service, read_slice,
 };
 use crate::k8s::informer;
+use crate::k8s::lazy_object::LazyObject;
 use crate::k8s::trimmed::PAGE;
-use crate::k8s::unread::LazyObject;
 
 /// Objects by the LoadBalancer that they serve, `namespace/name`, and by their own name.
 pub struct OwnedObjects<T>(Arc<Mutex<HashMap<String, Vec<OwnedEntry<T>>>>>);

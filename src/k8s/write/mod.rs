@@ -3,12 +3,12 @@
 //! Everything is a merge patch with the resourceVersion it was computed from: the server refuses it
 //! when the object has changed since, and fields that this version does not know survive it.
 
-mod agents;
+mod agent_records;
 mod credentials;
-mod leases;
-mod records;
+mod dhcp_agents;
+mod dhcp_leases;
+mod migration;
 mod serving;
-mod setup;
 
 pub use credentials::SecretKeyRef;
 
@@ -24,8 +24,8 @@ use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::lease::Leadership;
-use super::{CallError, call};
+use super::leadership::Leadership;
+use super::{CallError, call, count_write};
 use crate::api::{ANNOTATION_KEEP_ORPHANS, IPPool, IPPoolStatus, LoadBalancer};
 use crate::metrics::Metrics;
 
@@ -203,14 +203,7 @@ impl ApiWriter {
     }
 
     fn count<T>(&self, kind: &str, answer: Result<T, CallError>) -> Result<T, CallError> {
-        let outcome = match &answer {
-            Ok(_) => "ok",
-            Err(CallError::Conflict) => "conflict",
-            Err(CallError::NotFound) => "not_found",
-            Err(_) => "error",
-        };
-        self.metrics.api_writes.with_label_values(&[kind, outcome]).inc();
-        answer
+        count_write(&self.metrics, kind, answer)
     }
 }
 

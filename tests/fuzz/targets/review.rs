@@ -4,7 +4,7 @@
 
 use harvester_guest_operator::domain::admission::{AdmissionAnswer, Operation, AdmissionRequest, load_balancer, pool};
 use harvester_guest_operator::http::admission::AdmissionStage;
-use harvester_guest_operator::http::review::{self, ReviewOutcome};
+use harvester_guest_operator::http::admission_review::{self, ReviewOutcome};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -52,7 +52,7 @@ fn decide(asked: &Value) {
 }
 
 fuzz_target!(|data: &[u8]| {
-    if let Ok(review) = review::parse(data) {
+    if let Ok(review) = admission_review::parse(data) {
         // Skipped parts need not be text.
         let Ok(question) = serde_json::from_slice::<Value>(data) else { return };
         for stage in [AdmissionStage::Mutation, AdmissionStage::Validation] {

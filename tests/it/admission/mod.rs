@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, ensure};
 use harvester_guest_operator::api::IPPool;
-use harvester_guest_operator::http::authority::{CertificateMaterial, Data};
+use harvester_guest_operator::http::certificates::{CertificateMaterial, Data};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::domain::admission::certificates::{AUTHORITY_LIFE, SERVING_LIFE};
-use harvester_guest_operator::http::authority::CertificateMaterial;
+use harvester_guest_operator::http::certificates::CertificateMaterial;
 use kube::api::DeleteParams;
 use testbed::{Balancer, Operator, eventually};
 use tokio::time::sleep;
@@ -121,7 +121,7 @@ async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() ->
         .await
     };
     // Emptied; then deleted, which only the installation can repair.
-    cluster.store(harvester_guest_operator::http::authority::Data::default()).await?;
+    cluster.store(harvester_guest_operator::http::certificates::Data::default()).await?;
     back().await?;
     cluster.secrets().delete(SECRET, &DeleteParams::default()).await?;
     for operator in &operators {

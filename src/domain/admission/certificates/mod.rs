@@ -75,8 +75,8 @@ pub struct StepInput<'a> {
     pub early: Duration,
     /// Names by which the API server may call this replica.
     pub names: &'a BTreeSet<String>,
-    /// Duration of the trust of every configuration in the next authority, as observed. `None`:
-    /// not all do.
+    /// Duration for which every configuration has been observed to trust the next authority.
+    /// `None`: some configuration does not trust it.
     pub trusted_for: Option<Duration>,
 }
 

@@ -5,8 +5,8 @@
 //! a rule existed can still be labelled, finalized and deleted. Mutation comes first and is
 //! idempotent; validation accepts every result of mutating an object without faults.
 
-mod fill;
-mod hints;
+mod defaults;
+mod frequent_mistakes;
 mod rules;
 mod status;
 
@@ -110,15 +110,15 @@ pub fn mutate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionA
     if let Some(old) = request.old {
         status::keep(&mut new, old, known, &mut answer);
     } else {
-        fill::former(&mut new, request);
+        defaults::former(&mut new, request);
         status::strip(&mut new, &mut answer);
     }
     if !is_leaving(object) {
         if request.old.is_none_or(|old| old.get("spec") != object.get("spec")) {
-            hints::give(object, &mut answer);
-            fill::health_check(&mut new, request.old, &mut answer);
+            frequent_mistakes::give(object, &mut answer);
+            defaults::health_check(&mut new, request.old, &mut answer);
         }
-        fill::annotations(&mut new, request, &known.around, &mut answer);
+        defaults::annotations(&mut new, request, &known.around, &mut answer);
     }
     if answer.refusals.is_empty() && new != *object {
         answer.object = Some(new);

@@ -9,10 +9,10 @@
 //! * a leaked claim, whose LoadBalancer is gone, blocks nothing;
 //! * an address that the host leased by DHCP is in no ledger: no range may newly include it.
 
-mod form;
-mod inside;
-mod leased;
-mod surprise;
+mod cluster_networks;
+mod leased_addresses;
+mod mutation;
+mod warnings;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,8 +21,8 @@ use std::sync::Arc;
 use chrono::DateTime;
 use serde_json::{Map, Value};
 
-pub use form::{mutate, network};
-pub use leased::Leased;
+pub use leased_addresses::Leased;
+pub use mutation::{mutate, network};
 
 use super::{AdmissionAnswer, AdmissionRequest, Operation};
 use crate::network::Segment;
@@ -223,8 +223,8 @@ impl PoolQuestion {
             }
         }
         if self.changed {
-            leased::judge(self, known, &mut answer);
-            inside::judge(self, known, &mut answer);
+            leased_addresses::judge(self, known, &mut answer);
+            cluster_networks::judge(self, known, &mut answer);
             let new = self.conflicts(known).into_iter();
             let before = self.conflicts_before(known);
             let (worse, old): (Vec<_>, Vec<_>) =
@@ -242,7 +242,7 @@ impl PoolQuestion {
         }
         self.judge_release(known, &mut answer);
         if self.changed && answer.refusals.is_empty() {
-            surprise::warn(self, known, &mut answer);
+            warnings::warn(self, known, &mut answer);
         }
         answer
     }

@@ -7,7 +7,7 @@ use super::super::wire::message::{MessageKind, ReplyKind, ServerReply};
 use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason, Mac, OfferFault};
 use super::offer_check;
 use super::probe::Probing;
-use super::speak::MessageExchange;
+use super::send::MessageExchange;
 use super::{ClientPhase, DhcpClient};
 
 /// Time for which an offer waits for a preferred one.

@@ -16,10 +16,10 @@ use super::{ClientPhase, DhcpClient};
 
 /// Questions to the lease's server alone before all servers are asked.
 const ALONE: u32 = 2;
-/// Questions to all that the lease's server may leave unanswered before another server's grant
-/// counts.
+/// Questions to all servers before another server's grant counts: the lease's own server has then
+/// left so many unanswered.
 const BEFORE_OTHERS_GRANT: u32 = 2;
-/// Questions to all before another server's refusal counts, after T2.
+/// Questions to all servers, after T2, before another server's refusal counts.
 const BEFORE_OTHERS_REFUSE: u32 = 3;
 /// Questions after a restart, over about a minute. After them the lease continues with its old
 /// times.

@@ -9,17 +9,17 @@
 //! (`CLOCK_BOOTTIME`); if it seems to run backwards, it counts as stopped.
 
 mod acquire;
-mod announcing;
+mod address_inquiry;
 mod confirm;
-mod held;
 pub(crate) mod jitter;
-mod kept;
+mod kept_address;
 pub(crate) mod offer_check;
 mod options;
 pub(crate) mod output;
 mod probe;
+mod recorded_lease;
 mod releasing;
-mod speak;
+mod send;
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -30,14 +30,14 @@ use super::{
     ClientAction, ClientEvent, ClientIdentity, ClientState, ClientTrouble, GrantedLease,
     IgnoreReason, LeaseRecord, LossCause, Mac,
 };
-use held::FormerAddress;
-pub use held::RecordedLease;
 use jitter::{JitterRng, part};
 pub use options::{ClientOptions, OpenSockets, ProbeTiming};
 pub use output::AnnouncedAddress;
+use recorded_lease::FormerAddress;
+pub use recorded_lease::RecordedLease;
 
 use acquire::{Requesting, Selecting};
-use announcing::AddressInquiry;
+use address_inquiry::AddressInquiry;
 use confirm::Confirming;
 use probe::Probing;
 use releasing::PendingRelease;

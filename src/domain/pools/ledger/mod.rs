@@ -54,7 +54,7 @@ pub enum AddressFitness {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     ranges: PoolRanges,
-    /// The ranges without the closed networks.
+    /// Ranges without the cluster's own networks, from which no address is given out.
     open: PoolRanges,
     free: FreeSet,
     claims: BTreeMap<IpAddr, Owner>,

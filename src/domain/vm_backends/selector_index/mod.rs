@@ -73,7 +73,8 @@ struct FiledSelector {
     key: LbKey,
     /// Digest of the selector, which shows a change.
     selector: [u8; 32],
-    /// Clauses, each sorted; a VM must have a pair of every one.
+    /// Clauses of the selector, each a sorted list of pairs. A VM matches if it has at least one
+    /// pair of each clause.
     clauses: Vec<Vec<Id>>,
     /// Index of the clause under whose pairs it is filed.
     anchor: usize,

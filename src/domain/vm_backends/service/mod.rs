@@ -5,9 +5,9 @@
 //! requested address, no selector, its label and owner. Everything else (policies, more labels
 //! and annotations, node ports) belongs to the user or program that set it.
 
-mod held;
+mod held_back;
+mod ineffective_settings;
 mod interface;
-mod misfit;
 pub mod settings;
 pub mod stored;
 
@@ -22,9 +22,9 @@ use super::listeners::ListenerPort;
 use crate::network::NetworkAttachment;
 use crate::network::host_links::NetworkReach;
 use api::{DHCP_ADDRESS, GROUP, LABEL_SERVICE_LB};
-pub use held::{HELD_UNTIL, HeldServiceStep, IGNORED, NOT_ANNOUNCED, held, hold_back};
+pub use held_back::{HELD_UNTIL, HeldServiceStep, IGNORED, NOT_ANNOUNCED, held, hold_back};
+pub use ineffective_settings::{SettingMisfit, misfit};
 use interface::{changed_hints, hints, is_elsewhere};
-pub use misfit::{SettingMisfit, misfit};
 
 /// Annotation with the address that kube-vip is asked for. It has precedence over
 /// `spec.loadBalancerIP`.

@@ -1,5 +1,5 @@
-//! A Harvester with the Go controller, as far as a take-over touches it: Deployments that start and end
-//! programs, Fleet's ManagedChart, the Go controller and its webhook.
+//! A Harvester with the Go controller, as far as a take-over touches it: Deployments that start and
+//! end programs, Fleet's ManagedChart, the Go controller and its webhook.
 
 mod played;
 
@@ -13,7 +13,9 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{
+    ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
+};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Proxy, eventually, kubevirt};
@@ -283,13 +285,8 @@ impl Harvester {
 }
 
 fn charts(client: &Client) -> Api<DynamicObject> {
-    let kind = ApiResource {
-        group: "management.cattle.io".to_owned(),
-        version: "v3".to_owned(),
-        api_version: "management.cattle.io/v3".to_owned(),
-        kind: "ManagedChart".to_owned(),
-        plural: "managedcharts".to_owned(),
-    };
+    let kind = GroupVersionKind::gvk("management.cattle.io", "v3", "ManagedChart");
+    let kind = ApiResource::from_gvk_with_plural(&kind, "managedcharts");
     Api::namespaced_with(client.clone(), "fleet-local", &kind)
 }
 

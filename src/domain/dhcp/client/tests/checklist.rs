@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use super::super::jitter;
 use super::{acquiring, confirming, hostile, leaving, probing, renewing};
-use crate::dhcp::lease;
+use crate::dhcp::granted_lease;
 
 /// A test, by name.
 type Proof = (&'static str, fn());
@@ -208,7 +208,7 @@ const TIMERS: &[Point] = &[
     (
         27,
         "T1 and T2 from 58 and 59 if they make sense",
-        proofs![lease::tests::t1_and_t2_are_taken_only_together_and_in_order],
+        proofs![granted_lease::tests::t1_and_t2_are_taken_only_together_and_in_order],
         LIVES,
     ),
     (
@@ -241,7 +241,7 @@ const TIMERS: &[Point] = &[
         "tiny leases never spin",
         proofs![
             hostile::useless_offers_are_refused_by_name,
-            lease::tests::no_answer_makes_a_client_spin
+            granted_lease::tests::no_answer_makes_a_client_spin
         ],
         &[],
     ),
@@ -259,7 +259,7 @@ const TIMERS: &[Point] = &[
         34,
         "renewals of many are spread",
         proofs![
-            lease::tests::five_hundred_renewals_stay_spread,
+            granted_lease::tests::five_hundred_renewals_stay_spread,
             jitter::tests::any_run_of_clients_is_spread_evenly
         ],
         &[],

@@ -40,7 +40,7 @@ pub(super) struct PoolOverlaps {
 pub struct SharedAddress {
     /// The address.
     pub ip: IpAddr,
-    /// The two pools, each with the name of the LoadBalancer that it holds the address for.
+    /// Names of the two pools, each with the LoadBalancer that has the address there.
     pub holders: [(String, String); 2],
 }
 

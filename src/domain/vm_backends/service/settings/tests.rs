@@ -1,37 +1,10 @@
 //! Fields that are carried from one Service to the next, and fields that are not.
 
-use k8s_openapi::api::core::v1::Service;
-
-use super::super::stored::read_service;
-use super::super::{LbIdentity, ServicePlan, WantedService, plan};
+use super::super::tests::{fresh, listeners, read, wanted};
+use super::super::{ServicePlan, WantedService, plan};
 use super::*;
 use crate::network::host_links::NetworkReach;
 use crate::vm_backends::listeners::ListenerPort;
-
-const LB: LbIdentity<'_> = LbIdentity { namespace: "apps", name: "web", uid: "lb-1" };
-
-fn listeners() -> [ListenerPort; 2] {
-    [("http", "TCP", 80, 8080), ("dns", "UDP", 53, 53)].map(|(name, protocol, port, target)| {
-        ListenerPort { name: name.into(), protocol: protocol.into(), port, backend_port: target }
-    })
-}
-
-fn wanted<'a>(address: &str, listeners: &'a [ListenerPort]) -> WantedService<'a> {
-    let address = address.parse().ok();
-    WantedService {
-        lb: LB,
-        address,
-        listeners,
-        network: "",
-        attachment: None,
-        link: NetworkReach::Ready,
-    }
-}
-
-fn fresh(wanted: &WantedService<'_>) -> Value {
-    let ServicePlan::Create(service) = plan(None, wanted) else { panic!("there is none") };
-    service
-}
 
 /// Settings of users.
 fn set() -> Value {
@@ -93,9 +66,6 @@ fn the_next_service_has_what_users_set_and_what_the_server_allotted_and_nothing_
     }
     assert_eq!(made, expected);
     // The new Service needs no further write.
-    let read = |service: &Value| {
-        read_service(&serde_json::from_value::<Service>(service.clone()).unwrap())
-    };
     assert_eq!(plan(Some(&read(&made)), &next), ServicePlan::Keep);
     // Values that another Service has by now are not requested again.
     let anew = without_allotted(made);
@@ -125,7 +95,12 @@ fn hints_are_carried_where_they_are_a_users() {
     let listeners = listeners();
     let attachment = super::super::NetworkAttachment { bridge: "mgmt-br".into(), vlan: 0 };
     let plain = wanted("10.0.0.100", &listeners);
-    let on = WantedService { network: "apps/mgmt", attachment: Some(&attachment), ..plain.clone() };
+    let on = WantedService {
+        network: "apps/mgmt",
+        attachment: Some(&attachment),
+        link: NetworkReach::Ready,
+        ..plain.clone()
+    };
     let hint = |service: &Value, key: &str| service["metadata"]["annotations"].get(key).cloned();
     let off = applied(fresh(&plain), &of(&stored(&on)).text);
     assert_eq!(hint(&off, ASKED_INTERFACE), None);

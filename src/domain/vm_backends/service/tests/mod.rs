@@ -17,11 +17,11 @@ fn listener(name: &str, protocol: &str, port: u16, backend_port: u16) -> Listene
     ListenerPort { name: name.into(), protocol: protocol.into(), port, backend_port }
 }
 
-fn listeners() -> [ListenerPort; 2] {
+pub(super) fn listeners() -> [ListenerPort; 2] {
     [listener("http", "TCP", 80, 8080), listener("dns", "UDP", 53, 53)]
 }
 
-fn wanted<'a>(address: &str, listeners: &'a [ListenerPort]) -> WantedService<'a> {
+pub(super) fn wanted<'a>(address: &str, listeners: &'a [ListenerPort]) -> WantedService<'a> {
     let address = address.parse().ok();
     WantedService {
         lb: LB,
@@ -43,7 +43,7 @@ fn on<'a>(
     WantedService { network, attachment: Some(attachment), link, ..wanted.clone() }
 }
 
-fn read(service: &Value) -> StoredService {
+pub(super) fn read(service: &Value) -> StoredService {
     read_service(&serde_json::from_value::<Service>(service.clone()).unwrap())
 }
 
@@ -73,9 +73,14 @@ fn accepted(service: Value) -> Value {
     service
 }
 
-fn made(wanted: &WantedService<'_>) -> Value {
+/// The Service to create where there is none.
+pub(super) fn fresh(wanted: &WantedService<'_>) -> Value {
     let ServicePlan::Create(service) = plan(None, wanted) else { panic!("there is none") };
-    accepted(service)
+    service
+}
+
+fn made(wanted: &WantedService<'_>) -> Value {
+    accepted(fresh(wanted))
 }
 
 fn announced(mut service: Value, ip: &str) -> Value {
@@ -88,8 +93,7 @@ fn repaired(service: &Value, wanted: &WantedService<'_>) -> (Value, bool) {
     match plan(Some(&read(service)), wanted) {
         ServicePlan::Keep => (service.clone(), false),
         ServicePlan::Replace => {
-            let ServicePlan::Create(next) = plan(None, wanted) else { panic!("there is none") };
-            (defaulted(settings::applied(next, &settings::of(service).text)), true)
+            (defaulted(settings::applied(fresh(wanted), &settings::of(service).text)), true)
         }
         ServicePlan::Change(patch) => {
             assert_eq!(patch["metadata"]["resourceVersion"], "7", "every write is a swap");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::clock;
-use super::super::lease::{PendingWrite, moment};
+use super::super::managed_lease::{PendingWrite, moment};
 use super::AgentTerm;
 use crate::api::{DHCPLease, DHCPLeaseStatus};
 use crate::domain::dhcp::{Mac, link_failed, report, status_patch};

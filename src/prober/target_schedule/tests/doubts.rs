@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Roster, check, s, set};
+use super::{TargetSchedule, check, s, set};
 use crate::domain::vm_backends::health::{CheckSettings, ProbeTarget};
 
 /// LoadBalancers, each with its check and the VMs behind it.
@@ -24,7 +24,7 @@ fn fleet(lbs: u8, check: &CheckSettings) -> Fleet {
 
 struct World {
     fleet: Fleet,
-    roster: Roster<()>,
+    schedule: TargetSchedule<()>,
     now: Duration,
     /// VMs that do not answer.
     silent: BTreeSet<u8>,
@@ -35,38 +35,38 @@ struct World {
 impl World {
     /// All VMs are assumed healthy, as by a new leader.
     fn new(fleet: Fleet) -> Self {
-        let mut roster = Roster::default();
+        let mut schedule = TargetSchedule::default();
         for (lb, (check, vms)) in &fleet {
             let targets: Vec<ProbeTarget> = vms.iter().map(|n| target(*n)).collect();
-            set(&mut roster, lb, check, &targets, s(0));
+            set(&mut schedule, lb, check, &targets, s(0));
         }
-        Self { fleet, roster, now: s(0), silent: BTreeSet::new(), out: Vec::new() }
+        Self { fleet, schedule, now: s(0), silent: BTreeSet::new(), out: Vec::new() }
     }
 
     /// Runs all probes of the next seconds; each takes no time.
     fn pass(&mut self, seconds: u64) {
         let until = self.now + s(seconds);
-        while let Some(due) = self.roster.next_due().filter(|due| *due <= until) {
+        while let Some(due) = self.schedule.next_due().filter(|due| *due <= until) {
             self.now = self.now.max(due);
-            let start = self.roster.begin(self.now).unwrap();
+            let start = self.schedule.begin(self.now).unwrap();
             let passed = !self.silent.iter().any(|number| vm(*number) == start.address);
-            let flip = self.roster.end(start.key, Some(passed), self.now);
+            let flip = self.schedule.end(start.key, Some(passed), self.now);
             self.out.extend(flip.filter(|(_, healthy)| !healthy).map(|_| self.now));
         }
-        assert_eq!(self.roster.count_held(), self.roster.held().count());
+        assert_eq!(self.schedule.count_held(), self.schedule.held().count());
         self.now = until;
     }
 
     /// LoadBalancers with VMs whose verdict is unhealthy, and those VMs.
     fn unhealthy(&self) -> Vec<(String, u8)> {
         let all = self.fleet.iter().flat_map(|(lb, (_, vms))| vms.iter().map(move |vm| (lb, *vm)));
-        all.filter(|(lb, vm)| self.roster.is_healthy(lb, &vm.to_string()) == Some(false))
+        all.filter(|(lb, vm)| self.schedule.is_healthy(lb, &vm.to_string()) == Some(false))
             .map(|(lb, vm)| (lb.clone(), vm))
             .collect()
     }
 
     fn held(&self) -> usize {
-        self.roster.count_held()
+        self.schedule.count_held()
     }
 }
 
@@ -87,14 +87,14 @@ fn with_the_default_check_nothing_is_taken_out_and_nothing_is_left_of_it_afterwa
     world.pass(60);
     assert_eq!((world.held(), world.unhealthy(), &world.out[..]), (15, vec![], &[][..]));
     let concerned: Vec<String> =
-        world.roster.take_concerned().iter().map(ToString::to_string).collect();
+        world.schedule.take_concerned().iter().map(ToString::to_string).collect();
     assert_eq!(concerned, ["0", "1", "2", "3", "4"]);
-    assert!(world.roster.holds("3") && !world.roster.holds("x"));
+    assert!(world.schedule.holds("3") && !world.schedule.holds("x"));
     world.silent.clear();
     world.pass(5);
     assert_eq!((world.held(), world.unhealthy(), &world.out[..]), (0, vec![], &[][..]));
-    assert_eq!(world.roster.take_concerned().len(), 5);
-    assert!(world.roster.doubt.is_none());
+    assert_eq!(world.schedule.take_concerned().len(), 5);
+    assert!(world.schedule.doubt.is_none());
 }
 
 #[test]
@@ -121,10 +121,10 @@ fn what_is_believed_goes_out_and_is_judged_anew_when_it_answers() {
     world.pass(20);
     world.silent = (0..15).collect();
     world.pass(30);
-    world.roster.take_concerned();
-    world.roster.believe();
+    world.schedule.take_concerned();
+    world.schedule.believe();
     assert_eq!((world.held(), world.unhealthy().len()), (0, 15));
-    assert_eq!(world.roster.take_concerned().len(), 5);
+    assert_eq!(world.schedule.take_concerned().len(), 5);
     // The target is not doubted again, and no other one because of it.
     world.pass(60);
     assert_eq!((world.held(), world.unhealthy().len()), (0, 15));
@@ -151,7 +151,7 @@ fn what_is_believed_is_not_doubted_again_because_of_a_slower_check() {
     world.silent = (0..21).collect();
     world.pass(20);
     assert_eq!(world.held(), 15);
-    world.roster.believe();
+    world.schedule.believe();
     world.pass(200);
     assert_eq!((world.held(), world.unhealthy().len()), (0, 16));
 }
@@ -212,15 +212,15 @@ fn a_doubt_goes_with_what_it_is_about() {
     world.silent = (0..15).collect();
     world.pass(30);
     for lb in 0..4 {
-        world.roster.remove(&lb.to_string());
+        world.schedule.remove(&lb.to_string());
     }
     assert_eq!(world.held(), 3);
     // Another request makes another target, which starts with the former verdict.
     let other = CheckSettings { port: 81, ..usual() };
-    set(&mut world.roster, "4", &other, &[target(12), target(13)], world.now);
+    set(&mut world.schedule, "4", &other, &[target(12), target(13)], world.now);
     assert_eq!(world.held(), 0);
-    assert!(world.roster.doubt.is_none());
-    assert_eq!(world.roster.is_healthy("4", "12"), Some(true));
+    assert!(world.schedule.doubt.is_none());
+    assert_eq!(world.schedule.is_healthy("4", "12"), Some(true));
 }
 
 /// Any LoadBalancers, VMs and checks.
@@ -269,7 +269,7 @@ proptest! {
         if doubted {
             prop_assert_eq!(world.unhealthy(), vec![]);
             prop_assert_eq!(world.held(), failing.len());
-            world.roster.believe();
+            world.schedule.believe();
         } else {
             prop_assert_eq!(world.held(), 0);
             prop_assert_eq!(world.out.len(), failing.len());
@@ -278,7 +278,7 @@ proptest! {
         world.silent.clear();
         world.pass(48);
         prop_assert_eq!(world.unhealthy(), vec![]);
-        prop_assert!(world.roster.doubt.is_none());
+        prop_assert!(world.schedule.doubt.is_none());
     }
 
     #[test]
@@ -293,8 +293,8 @@ proptest! {
         let mut expected: Vec<Duration> = Vec::new();
         for (lb, (check, vms)) in &fleet {
             if vms.contains(&lost) {
-                let key = world.roster.lbs[lb.as_str()].members[&lost.to_string()];
-                let first = world.roster.entries[&key].due.unwrap();
+                let key = world.schedule.lbs[lb.as_str()].members[&lost.to_string()];
+                let first = world.schedule.entries[&key].due.unwrap();
                 expected.push(first + check.period * (check.failure_threshold - 1));
             }
         }

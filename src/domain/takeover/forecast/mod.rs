@@ -60,7 +60,7 @@ pub struct Forecast {
     pub verdicts: BTreeMap<String, ClaimResult>,
     /// Pools and claims after these answers.
     pub book: PoolAllocator,
-    /// Names of the pools whose ledger is then not as stored.
+    /// Names of the pools whose stored ledger these answers change.
     pub touched: BTreeSet<String>,
     /// LoadBalancers that keep the address that they publish.
     pub keep: usize,

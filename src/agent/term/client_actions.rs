@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::super::lease::PendingWrite;
-use super::super::wire::FrameFilter;
-use super::super::{clock, tell};
+use super::super::managed_lease::PendingWrite;
+use super::super::packet_socket::FrameFilter;
+use super::super::{clock, report};
 use super::AgentTerm;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets, state};
-use crate::k8s::lease::LeadershipClaim;
+use crate::k8s::leadership::LeadershipClaim;
 
 /// Time for which the socket stays open, or accepts ARP, after the need ends. The next exchange is
 /// often near.
@@ -23,13 +23,13 @@ impl AgentTerm<'_> {
             match out {
                 ClientAction::Send(frame) => frames.push(frame),
                 ClientAction::Record(record) => {
-                    tell::trouble(self.agent, lease, &record);
+                    report::trouble(self.agent, lease, &record);
                     lease.pending = Some(PendingWrite::Record(record));
                     self.queue.push_back(mac);
                     self.stale = true;
                 }
                 ClientAction::Event(event) => {
-                    tell::event(self.agent, lease, &event);
+                    report::event(self.agent, lease, &event);
                     match event {
                         ClientEvent::Declined { address, by, server } => {
                             self.disputes.note(address, by, server);
@@ -111,10 +111,10 @@ impl AgentTerm<'_> {
             (0, true) => FrameFilter::Nothing,
             (_, true) => FrameFilter::Dhcp,
         };
-        if needed >= self.wire.hearing() || less {
-            if let Err(error) = self.wire.listen(needed) {
+        if needed >= self.socket.hearing() || less {
+            if let Err(error) = self.socket.listen(needed) {
                 tracing::warn!(%error, interface = self.agent.settings.interface, "cannot open the packet socket");
-                self.wire.close();
+                self.socket.close();
                 self.ease = Some(clock::now() + EASE);
             }
         } else if self.ease.is_none() {
@@ -138,15 +138,15 @@ impl AgentTerm<'_> {
             return;
         }
         // A RELEASE has no answer, so the socket may be closed.
-        if self.wire.hearing() == FrameFilter::Nothing {
-            if let Err(error) = self.wire.listen(FrameFilter::Dhcp) {
+        if self.socket.hearing() == FrameFilter::Nothing {
+            if let Err(error) = self.socket.listen(FrameFilter::Dhcp) {
                 tracing::debug!(%error, "frame not sent");
                 return;
             }
             self.ease.get_or_insert(clock::now() + EASE);
         }
         for frame in frames {
-            if let Err(error) = self.wire.send(frame) {
+            if let Err(error) = self.socket.send(frame) {
                 tracing::debug!(%error, "frame not sent");
             }
         }
@@ -158,7 +158,7 @@ impl AgentTerm<'_> {
             return;
         }
         let held = || self.leases.values().filter_map(|lease| lease.client.as_ref()?.lease());
-        self.agent.standing.set(held().filter_map(|lease| lease.expires).min());
+        self.agent.expiry.set(held().filter_map(|lease| lease.expires).min());
         let servers: std::collections::BTreeSet<_> = held().map(|lease| lease.server).collect();
         self.agent.dhcp.servers.set(i64::try_from(servers.len()).unwrap_or(i64::MAX));
         let clients = self.leases.values().filter_map(|lease| lease.client.as_ref());

@@ -19,15 +19,15 @@ use crate::domain::vm_backends::health::{
 pub(super) type Key = u64;
 
 /// All targets. `D` holds the connection settings of a check, made once for each check.
-pub(super) struct Roster<D> {
+pub(super) struct TargetSchedule<D> {
     lbs: HashMap<Arc<str>, CheckGroup<D>>,
-    entries: HashMap<Key, RosterEntry>,
+    entries: HashMap<Key, ScheduledTarget>,
     /// Times at which targets are due, each with its key.
     due: BTreeSet<(Duration, Key)>,
     next_key: Key,
     /// Doubt: failures that are not accepted as real for now.
     doubt: Option<Doubt>,
-    /// LoadBalancers with changes other than the verdict that [`Roster::end`] returns.
+    /// LoadBalancers with changes other than the verdict that [`TargetSchedule::end`] returns.
     concerned: BTreeSet<Arc<str>>,
 }
 
@@ -37,7 +37,7 @@ struct CheckGroup<D> {
     members: BTreeMap<String, Key>,
 }
 
-struct RosterEntry {
+struct ScheduledTarget {
     lb: Arc<str>,
     address: IpAddr,
     phase: ProbePhase,
@@ -48,7 +48,7 @@ struct RosterEntry {
 
 /// Effects of a new list of targets.
 #[derive(Default)]
-pub(super) struct RosterChange {
+pub(super) struct TargetChange {
     /// Targets that were removed.
     pub(super) dropped: Vec<Key>,
     /// New targets that will not be probed.
@@ -65,7 +65,7 @@ pub(super) struct ProbeStart<D> {
     pub(super) late: Duration,
 }
 
-impl<D> Default for Roster<D> {
+impl<D> Default for TargetSchedule<D> {
     fn default() -> Self {
         let (lbs, entries) = (HashMap::new(), HashMap::new());
         let concerned = BTreeSet::new();
@@ -73,7 +73,7 @@ impl<D> Default for Roster<D> {
     }
 }
 
-impl<D> Roster<D> {
+impl<D> TargetSchedule<D> {
     /// Connection settings of the LoadBalancer's targets, if they also suit this check.
     pub(super) fn dial(&self, lb: &str, check: &CheckSettings) -> Option<Arc<D>> {
         let group = self.lbs.get(lb).filter(|group| group.check.asks_the_same(check))?;
@@ -88,8 +88,8 @@ impl<D> Roster<D> {
         dial: &Arc<D>,
         targets: &[ProbeTarget],
         now: Duration,
-    ) -> RosterChange {
-        let mut change = RosterChange::default();
+    ) -> TargetChange {
+        let mut change = TargetChange::default();
         let name: Arc<str> =
             self.lbs.get_key_value(lb).map_or_else(|| Arc::from(lb), |(name, _)| Arc::clone(name));
         let former = self.lbs.remove(lb);
@@ -263,7 +263,8 @@ impl<D> Roster<D> {
         self.doubt.is_some() && entries.any(|entry| entry.health.is_held())
     }
 
-    /// Takes the LoadBalancers with changes other than the verdicts that [`Roster::end`] returned.
+    /// Takes the LoadBalancers with changes other than the verdicts that [`TargetSchedule::end`]
+    /// returned.
     pub(super) fn take_concerned(&mut self) -> BTreeSet<Arc<str>> {
         std::mem::take(&mut self.concerned)
     }
@@ -311,11 +312,11 @@ impl<D> Roster<D> {
         self.due.extend(due.map(|due| (due, key)));
         let (lb, address, health) =
             (Arc::clone(lb), target.address, BackendHealth::assumed(healthy));
-        self.entries.insert(key, RosterEntry { lb, address, phase, health, due });
+        self.entries.insert(key, ScheduledTarget { lb, address, phase, health, due });
         key
     }
 
-    fn drop_entry(&mut self, key: Key) -> Option<RosterEntry> {
+    fn drop_entry(&mut self, key: Key) -> Option<ScheduledTarget> {
         let entry = self.entries.remove(&key)?;
         if let Some(due) = entry.due {
             self.due.remove(&(due, key));

@@ -29,7 +29,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use zeroize::Zeroizing;
 
 use super::error::{RancherError, safe, unconnected};
-use super::trust::{TrustedRoots, settings};
+use super::trusted_roots::{TrustedRoots, settings};
 use crate::tls;
 
 const CONNECT: Duration = Duration::from_secs(8);

@@ -22,7 +22,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::dial::{DialSettings, ProbeGet};
+use super::check_connection::{DialSettings, ProbeGet};
 use crate::domain::vm_backends::health::CheckSettings;
 
 /// Most bytes of an answer's status line and headers: the size of their buffer.

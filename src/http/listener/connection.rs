@@ -33,7 +33,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::line::{ArrivingBody, RecordedStream, RequestProgress};
+use super::request_progress::{ArrivingBody, RecordedStream, RequestProgress};
 use super::{Caller, ListenerSeat, WIND_DOWN};
 use crate::domain::limits::connections::ConnectionPhase;
 

@@ -1,7 +1,7 @@
 //! Reports a client's events as metrics, logs and Kubernetes Events.
 
 use super::DhcpAgent;
-use super::lease::ManagedLease;
+use super::managed_lease::ManagedLease;
 use crate::domain::dhcp::{ClientEvent, ClientTrouble, LeaseRecord, reason};
 
 /// Counts, logs and publishes an event of a lease.

@@ -18,7 +18,7 @@ use crate::domain::admission::webhook_configuration::{
     needs_conversion, patch, says,
 };
 use crate::domain::limits::backoff::backoff;
-use crate::http::authority::TrustedAuthority;
+use crate::http::certificates::TrustedAuthority;
 use crate::http::webhook;
 use crate::k8s::CallError;
 

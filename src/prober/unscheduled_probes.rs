@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use super::ask::ask;
-use super::dial::DialSettings;
+use super::check_connection::DialSettings;
+use super::probe::ask;
 use crate::domain::vm_backends::health::{CheckSettings, may_be_backend};
 
 /// Longest time for a target: the caller waits for the answer.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Key, Roster, RosterChange};
+use super::{Key, TargetChange, TargetSchedule};
 use crate::domain::vm_backends::health::{BackendProbe, CheckSettings, ProbeRequest, ProbeTarget};
 
 const PERIOD: Duration = Duration::from_secs(5);
@@ -35,118 +35,118 @@ fn target(id: &str, last: u8, assume_healthy: bool) -> ProbeTarget {
 }
 
 fn set(
-    roster: &mut Roster<()>,
+    schedule: &mut TargetSchedule<()>,
     lb: &str,
     check: &CheckSettings,
     targets: &[ProbeTarget],
     now: Duration,
-) -> RosterChange {
-    roster.set(lb, check, &Arc::new(()), targets, now)
+) -> TargetChange {
+    schedule.set(lb, check, &Arc::new(()), targets, now)
 }
 
 /// Starts the next probe when it is due. Returns its time and its key.
-fn run_next(roster: &mut Roster<()>) -> (Duration, Key) {
-    let due = roster.next_due().unwrap();
-    let start = roster.begin(due).unwrap();
+fn run_next(schedule: &mut TargetSchedule<()>) -> (Duration, Key) {
+    let due = schedule.next_due().unwrap();
+    let start = schedule.begin(due).unwrap();
     assert_eq!(start.late, Duration::ZERO);
     (due, start.key)
 }
 
 #[test]
 fn an_unchanged_target_keeps_results_and_place_when_thresholds_change() {
-    let mut roster = Roster::default();
-    set(&mut roster, "lb", &check(), &[target("a", 1, true)], s(0));
-    let (due, key) = run_next(&mut roster);
-    assert_eq!(roster.end(key, Some(false), due), None);
+    let mut schedule = TargetSchedule::default();
+    set(&mut schedule, "lb", &check(), &[target("a", 1, true)], s(0));
+    let (due, key) = run_next(&mut schedule);
+    assert_eq!(schedule.end(key, Some(false), due), None);
     let changed = CheckSettings { failure_threshold: 3, timeout: s(1), ..check() };
     // The assumption counts for new targets only.
-    let change = set(&mut roster, "lb", &changed, &[target("a", 1, false)], due);
+    let change = set(&mut schedule, "lb", &changed, &[target("a", 1, false)], due);
     assert!(change.dropped.is_empty());
-    assert_eq!(roster.next_due(), Some(due + PERIOD));
-    let (due, key) = run_next(&mut roster);
-    assert_eq!(roster.end(key, Some(false), due), None);
-    let (due, key) = run_next(&mut roster);
-    let flip = roster.end(key, Some(false), due);
+    assert_eq!(schedule.next_due(), Some(due + PERIOD));
+    let (due, key) = run_next(&mut schedule);
+    assert_eq!(schedule.end(key, Some(false), due), None);
+    let (due, key) = run_next(&mut schedule);
+    let flip = schedule.end(key, Some(false), due);
     assert_eq!(flip.map(|(lb, healthy)| (lb.to_string(), healthy)), Some(("lb".into(), false)));
-    assert_eq!(roster.is_healthy("lb", "a"), Some(false));
+    assert_eq!(schedule.is_healthy("lb", "a"), Some(false));
 }
 
 #[test]
 fn another_question_starts_anew_from_the_verdict_and_another_address_from_nothing() {
-    let mut roster = Roster::default();
-    set(&mut roster, "lb", &check(), &[target("a", 1, false)], s(0));
-    let (due, key) = run_next(&mut roster);
-    roster.end(key, Some(true), due);
-    assert_eq!(roster.is_healthy("lb", "a"), Some(true));
+    let mut schedule = TargetSchedule::default();
+    set(&mut schedule, "lb", &check(), &[target("a", 1, false)], s(0));
+    let (due, key) = run_next(&mut schedule);
+    schedule.end(key, Some(true), due);
+    assert_eq!(schedule.is_healthy("lb", "a"), Some(true));
     // One failure; two are needed.
-    let (due, key) = run_next(&mut roster);
-    roster.end(key, Some(false), due);
+    let (due, key) = run_next(&mut schedule);
+    schedule.end(key, Some(false), due);
 
     let request = ProbeRequest { path: "/".into(), expected: vec![], server_name: None };
     let http = CheckSettings { probe: BackendProbe::Http(request), ..check() };
-    let change = set(&mut roster, "lb", &http, &[target("a", 1, false)], due);
+    let change = set(&mut schedule, "lb", &http, &[target("a", 1, false)], due);
     assert_eq!(change.dropped, [key]);
-    assert_eq!(roster.is_healthy("lb", "a"), Some(true));
-    let (due, key) = run_next(&mut roster);
-    assert_eq!(roster.end(key, Some(false), due), None, "the former failure does not count");
+    assert_eq!(schedule.is_healthy("lb", "a"), Some(true));
+    let (due, key) = run_next(&mut schedule);
+    assert_eq!(schedule.end(key, Some(false), due), None, "the former failure does not count");
 
-    let change = set(&mut roster, "lb", &http, &[target("a", 2, false)], due);
+    let change = set(&mut schedule, "lb", &http, &[target("a", 2, false)], due);
     assert_eq!(change.dropped, [key]);
-    assert_eq!(roster.is_healthy("lb", "a"), Some(false));
+    assert_eq!(schedule.is_healthy("lb", "a"), Some(false));
 }
 
 #[test]
 fn a_late_result_counts_for_no_target() {
-    let mut roster = Roster::default();
-    set(&mut roster, "lb", &check(), &[target("a", 1, false)], s(0));
-    let (due, key) = run_next(&mut roster);
-    set(&mut roster, "lb", &check(), &[target("a", 2, false)], due);
-    assert_eq!(roster.end(key, Some(true), due), None);
-    assert_eq!(roster.is_healthy("lb", "a"), Some(false));
-    let (due, key) = run_next(&mut roster);
-    assert_eq!(roster.remove("lb"), [key]);
-    assert_eq!(roster.end(key, Some(true), due), None);
-    assert_eq!((roster.len(), roster.next_due()), (0, None));
-    assert_eq!(roster.is_healthy("lb", "a"), None);
+    let mut schedule = TargetSchedule::default();
+    set(&mut schedule, "lb", &check(), &[target("a", 1, false)], s(0));
+    let (due, key) = run_next(&mut schedule);
+    set(&mut schedule, "lb", &check(), &[target("a", 2, false)], due);
+    assert_eq!(schedule.end(key, Some(true), due), None);
+    assert_eq!(schedule.is_healthy("lb", "a"), Some(false));
+    let (due, key) = run_next(&mut schedule);
+    assert_eq!(schedule.remove("lb"), [key]);
+    assert_eq!(schedule.end(key, Some(true), due), None);
+    assert_eq!((schedule.len(), schedule.next_due()), (0, None));
+    assert_eq!(schedule.is_healthy("lb", "a"), None);
 }
 
 #[test]
 fn who_cannot_be_a_backend_is_listed_unhealthy_and_never_due() {
-    let mut roster = Roster::default();
+    let mut schedule = TargetSchedule::default();
     let here =
         ProbeTarget { id: "a".into(), address: Ipv4Addr::LOCALHOST.into(), assume_healthy: true };
-    let change = set(&mut roster, "lb", &check(), std::slice::from_ref(&here), s(0));
+    let change = set(&mut schedule, "lb", &check(), std::slice::from_ref(&here), s(0));
     assert_eq!(change.refused, std::slice::from_ref(&here));
-    assert_eq!((roster.next_due(), roster.is_healthy("lb", "a")), (None, Some(false)));
-    let again = set(&mut roster, "lb", &CheckSettings { period: s(1), ..check() }, &[here], s(1));
+    assert_eq!((schedule.next_due(), schedule.is_healthy("lb", "a")), (None, Some(false)));
+    let again = set(&mut schedule, "lb", &CheckSettings { period: s(1), ..check() }, &[here], s(1));
     assert!(again.refused.is_empty(), "reported once");
-    assert_eq!(roster.next_due(), None);
+    assert_eq!(schedule.next_due(), None);
 }
 
 #[test]
 fn another_period_moves_a_target_to_its_grid() {
-    let mut roster = Roster::default();
+    let mut schedule = TargetSchedule::default();
     let hourly = CheckSettings { period: s(3_600), ..check() };
-    set(&mut roster, "lb", &hourly, &[target("a", 1, true)], s(0));
-    set(&mut roster, "lb", &check(), &[target("a", 1, true)], s(0));
-    assert!(roster.next_due().unwrap() <= PERIOD);
+    set(&mut schedule, "lb", &hourly, &[target("a", 1, true)], s(0));
+    set(&mut schedule, "lb", &check(), &[target("a", 1, true)], s(0));
+    assert!(schedule.next_due().unwrap() <= PERIOD);
 }
 
 #[test]
 fn a_probe_that_outlasts_its_period_skips_what_was_due() {
-    let mut roster = Roster::default();
-    set(&mut roster, "lb", &check(), &[target("a", 1, true)], s(0));
-    let (due, key) = run_next(&mut roster);
-    assert!(roster.begin(due + 2 * PERIOD).is_none());
-    roster.end(key, Some(false), due + 2 * PERIOD + s(1));
-    assert_eq!(roster.next_due(), Some(due + 3 * PERIOD));
+    let mut schedule = TargetSchedule::default();
+    set(&mut schedule, "lb", &check(), &[target("a", 1, true)], s(0));
+    let (due, key) = run_next(&mut schedule);
+    assert!(schedule.begin(due + 2 * PERIOD).is_none());
+    schedule.end(key, Some(false), due + 2 * PERIOD + s(1));
+    assert_eq!(schedule.next_due(), Some(due + 3 * PERIOD));
 }
 
 #[test]
 fn of_the_same_id_the_first_counts() {
-    let mut roster = Roster::default();
-    set(&mut roster, "lb", &check(), &[target("a", 1, true), target("a", 2, false)], s(0));
-    assert_eq!((roster.len(), roster.is_healthy("lb", "a")), (1, Some(true)));
+    let mut schedule = TargetSchedule::default();
+    set(&mut schedule, "lb", &check(), &[target("a", 1, true), target("a", 2, false)], s(0));
+    assert_eq!((schedule.len(), schedule.is_healthy("lb", "a")), (1, Some(true)));
 }
 
 #[derive(Clone, Debug)]
@@ -177,7 +177,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
     #[test]
     fn exactly_what_is_listed_is_probed_in_time_and_one_at_a_time(steps in vec(step(), 1..80)) {
-        let mut roster = Roster::default();
+        let mut schedule = TargetSchedule::default();
         let mut now = s(100);
         let mut wanted = Wanted::new();
         // Probes under way whose results still count: key to LoadBalancer and id.
@@ -196,7 +196,7 @@ proptest! {
                     }
                     let before = wanted.insert(lb, (port, period, members.clone()));
                     let (old_port, _, old) = before.unwrap_or_default();
-                    let change = set(&mut roster, &lb.to_string(), &check, &targets, now);
+                    let change = set(&mut schedule, &lb.to_string(), &check, &targets, now);
                     live.retain(|key, (its, id)| {
                         let same = *its != lb || (old_port == port && old.get(id) == members.get(id));
                         assert_eq!(same, !change.dropped.contains(key));
@@ -207,7 +207,7 @@ proptest! {
                 }
                 Step::Remove(lb) => {
                     wanted.remove(&lb);
-                    let dropped = roster.remove(&lb.to_string());
+                    let dropped = schedule.remove(&lb.to_string());
                     live.retain(|key, (its, _)| {
                         if *its == lb { assert!(dropped.contains(key)); stale.push(*key); }
                         *its != lb
@@ -216,12 +216,12 @@ proptest! {
                 }
                 Step::Wait(millis) => {
                     let until = now + Duration::from_millis(millis);
-                    while let Some(due) = roster.next_due().filter(|due| *due <= until) {
+                    while let Some(due) = schedule.next_due().filter(|due| *due <= until) {
                         now = now.max(due);
-                        let start = roster.begin(now).unwrap();
+                        let start = schedule.begin(now).unwrap();
                         let (&lb, &id) = wanted.iter().find_map(|(lb, (_, _, members))| {
                             members.iter().find_map(|(id, last)| {
-                                let key = roster.lbs.get(lb.to_string().as_str())?.members[&id.to_string()];
+                                let key = schedule.lbs.get(lb.to_string().as_str())?.members[&id.to_string()];
                                 let address: IpAddr = Ipv4Addr::new(10, 0, 0, *last).into();
                                 (key == start.key && address == start.address).then_some((lb, id))
                             })
@@ -241,31 +241,31 @@ proptest! {
                         let key = *index.get(&live.keys().copied().collect::<Vec<_>>());
                         live.remove(&key);
                         // A time off the grid, such as the first probe's, is not compared.
-                        if let Some((lb, id)) = roster.entries.get(&key).map(|e| e.lb.clone()).zip(
-                            roster.lbs.values().find_map(|g| g.members.iter().find(|(_, k)| **k == key))
+                        if let Some((lb, id)) = schedule.entries.get(&key).map(|e| e.lb.clone()).zip(
+                            schedule.lbs.values().find_map(|g| g.members.iter().find(|(_, k)| **k == key))
                                 .map(|(id, _)| id.clone())) {
                             let who = (lb.parse().unwrap(), id.parse().unwrap());
                             let on_grid = lasts.get(&who).is_some_and(|at| {
-                                let e = &roster.entries[&key];
-                                let period = roster.lbs[&e.lb].check.period;
+                                let e = &schedule.entries[&key];
+                                let period = schedule.lbs[&e.lb].check.period;
                                 crate::domain::vm_backends::health::next(*at, e.phase, period) == *at + period
                             });
                             if !on_grid { lasts.remove(&who); }
                         }
-                        roster.end(key, Some(passed), now);
-                        prop_assert!(roster.next_due().is_some());
+                        schedule.end(key, Some(passed), now);
+                        prop_assert!(schedule.next_due().is_some());
                     }
                     for key in stale.drain(..) {
-                        prop_assert_eq!(roster.end(key, Some(passed), now), None);
+                        prop_assert_eq!(schedule.end(key, Some(passed), now), None);
                     }
                 }
             }
             let listed: usize = wanted.values().map(|(_, _, members)| members.len()).sum();
-            prop_assert_eq!(roster.len(), listed);
+            prop_assert_eq!(schedule.len(), listed);
             // Everything listed is either due or under way.
-            prop_assert_eq!(roster.due.len() + live.len(), listed);
-            for (due, key) in &roster.due {
-                prop_assert_eq!(roster.entries[key].due, Some(*due));
+            prop_assert_eq!(schedule.due.len() + live.len(), listed);
+            for (due, key) in &schedule.due {
+                prop_assert_eq!(schedule.entries[key].due, Some(*due));
             }
         }
     }

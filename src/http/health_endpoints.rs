@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::listener::{AGE, Server, ServerShutdown};
 use crate::domain::pools::write_pacing::WriteBudget;
-use crate::k8s::lease::Leadership;
+use crate::k8s::leadership::Leadership;
 use crate::metrics::Metrics;
 
 /// Longest time without a read of the Lease. After that the process is stuck, or the API server is

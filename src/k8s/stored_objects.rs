@@ -17,11 +17,11 @@ use super::views::Views;
 use super::{CallError, call};
 use crate::api::{ANNOTATION_IMPORTED, DHCP_ADDRESS, IPPool, LoadBalancer};
 use crate::domain::dhcp_lease::DhcpNetworks;
-use crate::domain::forecast::StoredObjects;
 use crate::domain::load_balancer::facts;
 use crate::domain::pools::kube_vip_import::{self, ImportFacts};
 use crate::domain::preview::unread::ReadFailure;
 use crate::domain::reason::NoAddressReason;
+use crate::domain::takeover::forecast::StoredObjects;
 use crate::metrics::Metrics;
 
 /// Longest wait for lists of everything that decisions depend on.

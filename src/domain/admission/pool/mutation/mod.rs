@@ -23,9 +23,9 @@ const SELECTOR: [&str; 3] = ["priority", "network", "scope"];
 const SCOPE: [&str; 3] = ["project", "namespace", "guestCluster"];
 const RANGE: [&str; 5] = ["subnet", "rangeStart", "rangeEnd", "gateway", "exclude"];
 
-/// Sets the labels that Harvester's own webhook sets, restores a status that was omitted, and
-/// refuses with a hint what the schema would refuse without one. `vlan`: that of the network, if
-/// known.
+/// Sets the labels that Harvester's own webhook sets, restores an omitted status, and refuses
+/// common mistakes with the right form: the schema's own refusal would name only types. `vlan`:
+/// VLAN ID of the pool's network, if known.
 pub fn mutate(request: &AdmissionRequest<'_>, vlan: Option<u16>) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let plain = request.subresource.is_empty() && !request.by_operator;

@@ -1,4 +1,4 @@
-//! Health and metrics of the operator, as [`super::probes`] reads them.
+//! Health and metrics of the operator, as [`super::health_endpoints`] reads them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::probes::Process;
+use super::health_endpoints::Process;
 use crate::api::{LoadBalancer, READY};
 use crate::domain::vm_backends::endpoints::VmEndpoint;
-use crate::k8s::lease::Leadership;
+use crate::k8s::leadership::Leadership;
 use crate::k8s::views::Views;
 use crate::metrics::Metrics;
 

@@ -8,7 +8,7 @@
 //! replaces a newer bundle with an older one. The served certificate stays in memory, whatever
 //! happens to the Secret.
 
-mod registering;
+mod configurations;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,7 +18,9 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::authority::{CertificateError, CertificateMaterial, ServingIdentity, TrustedAuthority};
+use super::certificates::{
+    CertificateError, CertificateMaterial, ServingIdentity, TrustedAuthority,
+};
 use super::tls::InUse;
 use crate::domain::admission::certificates::{
     CertificateStep, SETTLING, StepInput, adopt, plan, ready,
@@ -30,11 +32,11 @@ use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
 use crate::k8s::installation::{Installation, ObservedObject, VersionedSecret};
 use crate::metrics::Metrics;
-use registering::Repairs;
+use configurations::Repairs;
 
 /// Longest pause between two rounds. Clocks may be set while a process sleeps.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
-/// Pause after a failed call: the first, doubled up to the longest.
+/// First and longest pause after a failed call. Each further failure doubles the pause.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 /// Most steps in a row. A start takes one, a repair two or three.
 const MOST_STEPS: usize = 8;
@@ -180,7 +182,7 @@ impl RegistrationKeeper {
                     let stored = self.installation.read(part).await?;
                     state.parts.insert(part, stored);
                 }
-                let trusted = registering::trusted(state);
+                let trusted = configurations::trusted(state);
                 match state.memory.clone() {
                     Some(memory) => memory.trusting(now, &trusted),
                     None => CertificateMaterial::start(now, &self.names, &trusted)?,
@@ -239,7 +241,7 @@ impl RegistrationKeeper {
             return LONGEST_PAUSE;
         }
         let trusted = state.serving.as_ref().and_then(|ours| trusted_for(state, &ours.authority));
-        if ready(registering::is_registered(state), trusted) {
+        if ready(configurations::is_registered(state), trusted) {
             self.ready.send_replace(true);
             tracing::info!("admission is ready");
         }
@@ -253,7 +255,7 @@ impl RegistrationKeeper {
         let ours = state.serving.as_ref().map(|ours| ours.authority.clone());
         let mut trusted = Vec::new();
         for ca in material.next().into_iter().chain(stored).chain(ours) {
-            if registering::is_trusted(state, &ca) {
+            if configurations::is_trusted(state, &ca) {
                 let since = state.trusted.iter().find(|(known, _)| *known == ca);
                 let since = since.map_or_else(Instant::now, |(_, since)| *since);
                 trusted.push((ca, since));

@@ -21,8 +21,8 @@ use super::output::{AnnouncedAddress, MOST_STATIONS};
 const FIRST_LOOK: Duration = Duration::from_secs(30);
 /// Time to wait for an answer.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Time between two questions about an address that is lost or kept, and from its loss to the
-/// first.
+/// Interval of the questions about a lost or kept address. The first is asked this long after the
+/// loss.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Number of questions without an answer that show that a lost address is no longer announced.
 const MOST_SILENT: u32 = 3;

@@ -8,7 +8,7 @@
 //! address is lost two questions after two hosts have it.
 
 use super::super::{ClientTrouble, LossCause, Mac};
-use super::announcing::{AddressInquiry, InquirySubject};
+use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 

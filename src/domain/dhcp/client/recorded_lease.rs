@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::lease::LeaseTimes;
+use super::super::granted_lease::LeaseTimes;
 use super::super::{GrantedLease, Mac};
 
 /// Lease of an earlier process, from the durable record.

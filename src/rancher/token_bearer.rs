@@ -8,7 +8,7 @@ use http::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::wire::{ServerTarget, WireAnswer, WireRequest};
+use super::transport::{ServerTarget, WireAnswer, WireRequest};
 use super::{ACCESS_REVIEW, DatedAnswer, RancherError, parsed, plain};
 
 const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";

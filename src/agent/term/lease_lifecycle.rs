@@ -1,4 +1,4 @@
-//! The life of a lease, from its record to its end.
+//! Lifecycle of a lease: record, link, client, release, finalizer.
 
 use std::collections::HashSet;
 use std::hash::BuildHasher as _;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use kube::ResourceExt as _;
 
-use super::super::hands::LinkJob;
-use super::super::lease::{LinkState, ManagedLease, PendingWrite, moment};
+use super::super::link_worker::LinkJob;
+use super::super::managed_lease::{LinkState, ManagedLease, PendingWrite, moment};
 use super::super::{clock, links};
 use super::AgentTerm;
 use crate::api::DHCPLease;
 use crate::domain::dhcp::{ClientOptions, Mac, phase, start_within};
-use crate::k8s::records::RecordEvent;
+use crate::k8s::agent_records::RecordEvent;
 
 /// Share of each lease in the time over which the clients spread their first requests after a
 /// restart.
@@ -57,7 +57,8 @@ impl AgentTerm<'_> {
         }
         self.complete = true;
         tracing::info!(leases = self.leases.len(), "records loaded");
-        self.hands.ask(LinkJob::ClearAllBut(named.iter().map(|mac| links::name(*mac)).collect()));
+        self.link_worker
+            .ask(LinkJob::ClearAllBut(named.iter().map(|mac| links::name(*mac)).collect()));
         for mac in named {
             self.take_up(mac);
         }
@@ -112,7 +113,7 @@ impl AgentTerm<'_> {
             return self.leave(mac);
         }
         if let Some(parent) = &self.parent {
-            self.hands.ask(LinkJob::Make { parent: parent.index, mac, lease: lease.title() });
+            self.link_worker.ask(LinkJob::Make { parent: parent.index, mac, lease: lease.title() });
         } else {
             let why = format!("there is no interface {}", self.agent.settings.interface);
             self.not_linked(mac, why, clock::now());
@@ -245,7 +246,7 @@ impl AgentTerm<'_> {
         match lease.link {
             LinkState::Making | LinkState::There => {
                 lease.link = LinkState::Removing;
-                self.hands.ask(LinkJob::Remove(mac));
+                self.link_worker.ask(LinkJob::Remove(mac));
             }
             LinkState::Removing => {}
             LinkState::Gone if lease.gone => self.forget(mac),

@@ -1,0 +1,51 @@
+//! Metrics and log of an operator.
+
+use anyhow::{Result, ensure};
+use testbed::{Operator, eventually};
+
+use super::SOON;
+
+/// Number of writes of pools and LoadBalancers that an operator has sent, whatever their outcome.
+pub(crate) async fn writes(operator: &Operator) -> Result<f64> {
+    operator.metric("hgo_api_writes_total", &[]).await
+}
+
+/// Waits until a metric has a wanted value. A process may count an action a moment after its effect
+/// is visible, and a leader shows its series a moment after its term began.
+pub(crate) async fn shows(
+    operator: &Operator,
+    name: &str,
+    parts: &[&str],
+    is: impl Fn(f64) -> bool,
+) -> Result<f64> {
+    eventually(SOON, &format!("another value of {name} {parts:?}"), async || {
+        let found = operator.metric(name, parts).await.map_err(|e| format!("{e:#}"))?;
+        if is(found) { Ok(Some(found)) } else { Err(found.to_string()) }
+    })
+    .await
+}
+
+/// Number of the operator's calls without an answer in time, which a stall of the machine causes.
+/// Their outcome is unknown, so the operator repeats them, perhaps in vain.
+pub(crate) fn unanswered(operator: &Operator) -> Result<f64> {
+    let log = operator.process.log();
+    let lines = log.lines().filter(|line| line.contains("no answer within")).count();
+    Ok(f64::from(u32::try_from(lines)?))
+}
+
+/// Checks that no reconcile and no write failed, except for a missing answer.
+pub(crate) async fn nothing_failed(operator: &Operator) -> Result<()> {
+    let log = operator.process.log();
+    let failed: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("reconcile failed") && !line.contains("no answer within"))
+        .collect();
+    ensure!(failed.is_empty(), "{failed:#?}");
+    let most = unanswered(operator)?;
+    for (name, part) in [("hgo_reconcile_errors_total", ""), ("hgo_api_writes_total", "\"error\"")]
+    {
+        let found = operator.metric(name, &[part]).await?;
+        ensure!(found <= most, "{name}: {found}, where {most} calls had no answer");
+    }
+    Ok(())
+}
