@@ -18,7 +18,6 @@ mod sweep;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use kube_runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -27,7 +26,6 @@ use self::mailbox::{LedgerMessage, RequestBatch};
 pub use self::restored::keep_published;
 use self::stored::StoredPool;
 use super::Context;
-use crate::api::LoadBalancer;
 use crate::domain::Claim;
 use crate::domain::pools::allocator::PoolAllocator;
 use crate::domain::pools::write_pacing::WritePace;
@@ -39,7 +37,6 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 pub struct LedgerTask {
     ctx: Context,
     mailbox: mpsc::UnboundedReceiver<LedgerMessage>,
-    wake: mpsc::UnboundedSender<ObjectRef<LoadBalancer>>,
     book: PoolAllocator,
     stored: BTreeMap<String, StoredPool>,
     trouble: BTreeMap<String, commit::PoolTrouble>,
@@ -191,9 +188,7 @@ impl LedgerTask {
         self.pace.wrote(began, ended, bytes, batch.len());
         self.answer(batch, verdicts, &failed);
         self.report_freed(freed.into_iter().filter_map(|index| orphans.get(index)));
-        for owner in changed {
-            self.wake_lb(&owner.name);
-        }
+        self.ctx.views.tell_lbs(changed.iter().map(|owner| &owner.name));
         self.report();
         Ok(())
     }
@@ -225,12 +220,6 @@ impl LedgerTask {
                 None => Ok(()),
             };
             drop(reply.map(|reply| reply.send(answer)));
-        }
-    }
-
-    fn wake_lb(&self, name: &str) {
-        if let Some((namespace, name)) = name.split_once('/') {
-            let _ = self.wake.send(ObjectRef::new(name).within(namespace));
         }
     }
 }

@@ -20,11 +20,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use futures::channel::mpsc::UnboundedReceiver;
 use kube::{Api, ResourceExt};
 use kube_runtime::Controller;
 use kube_runtime::controller::{Action, Error as ControllerError};
 use kube_runtime::reflector::ObjectRef;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 
 use super::ip_pool::{LedgerError, LedgerHandle};
 use crate::api::{DHCPLease, LoadBalancer};
@@ -114,13 +115,10 @@ pub enum ReconcileError {
 /// dropped.
 pub async fn run(
     ctx: Arc<LbContext>,
-    woken: mpsc::UnboundedReceiver<ObjectRef<LoadBalancer>>,
+    woken: UnboundedReceiver<ObjectRef<LoadBalancer>>,
     DueCounts(due): DueCounts,
 ) {
     let store = ctx.shared.views.load_balancers.clone();
-    let woken = futures::stream::unfold(woken, |mut woken| async move {
-        woken.recv().await.map(|lb| (lb, woken))
-    });
     // All triggers come through one stream that cannot fail, so no failing watch slows them.
     // Concurrency is bounded only at the writes, where it has a cost.
     let reconciles = Controller::for_stream(futures::stream::pending(), store)

@@ -28,7 +28,7 @@ use std::time::Instant;
 use ipnet::IpNet;
 use kube::Client;
 use kube_runtime::reflector::{ObjectRef, Store, store::Writer};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use self::early::DeferredSlices;
 use self::echoes::OwnWrites;
@@ -111,7 +111,11 @@ const LEASING: u32 = infrastructure::INFRASTRUCTURE
     | ViewPart::Agents as u32
     | ViewPart::Networks as u32;
 
-/// The views, and the leader's receiver of changes.
+/// Function of the leader that receives each change. It puts the change into a queue: the informer
+/// waits for its end.
+type ChangeHandler = Arc<dyn Fn(ChangeEvent) + Send + Sync>;
+
+/// The views, and the leader's handler of changes.
 #[derive(Clone)]
 pub struct Views {
     /// All LoadBalancers that can be read, without the fields that decisions do not use.
@@ -151,9 +155,8 @@ pub struct Views {
     uids: Arc<Mutex<HashMap<String, bool>>>,
     /// EndpointSlices that this process is writing.
     early: Arc<Mutex<DeferredSlices>>,
-    /// Unbounded, but in effect bounded by the number of objects: the leader's loops receive faster
-    /// than an API server can report.
-    leader: Arc<Mutex<Option<mpsc::UnboundedSender<ChangeEvent>>>>,
+    /// Handler of changes while this process leads.
+    leader: Arc<Mutex<Option<ChangeHandler>>>,
     synced: watch::Receiver<u32>,
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
     unconverted: Arc<AtomicBool>,
@@ -244,13 +247,14 @@ impl Views {
         views
     }
 
-    /// A new receiver for all later signals. The previous receiver gets no more.
-    pub fn listen(&self) -> mpsc::UnboundedReceiver<ChangeEvent> {
-        let (sender, receiver) = mpsc::unbounded_channel();
+    /// Calls `handler` for each later change, in place of the previous handler, until the
+    /// subscription is dropped.
+    #[must_use]
+    pub fn listen(&self, handler: impl Fn(ChangeEvent) + Send + Sync + 'static) -> Subscription {
         lock(&self.touched).clear();
         lock(&self.echoes).clear();
-        *lock(&self.leader) = Some(sender);
-        receiver
+        *lock(&self.leader) = Some(Arc::new(handler));
+        Subscription(self.leader.clone())
     }
 
     /// Whether every kind that addresses depend on was listed once.
@@ -386,10 +390,11 @@ impl Views {
         lock(&self.touched).remove(lb)
     }
 
-    fn tell(&self, signal: ChangeEvent) {
-        let mut leader = lock(&self.leader);
-        if leader.as_ref().is_some_and(|l| l.send(signal).is_err()) {
-            *leader = None;
+    fn tell(&self, change: ChangeEvent) {
+        // Not called under the lock: the handler may read the views.
+        let handler = lock(&self.leader).clone();
+        if let Some(handler) = handler {
+            handler(change);
         }
     }
 
@@ -426,6 +431,15 @@ impl Views {
         }
         drop(touched);
         self.tell_lbs(lbs);
+    }
+}
+
+/// Registration of the leader's handler, until dropped.
+pub struct Subscription(Arc<Mutex<Option<ChangeHandler>>>);
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let _handler = lock(&self.0).take();
     }
 }
 
