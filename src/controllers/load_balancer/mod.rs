@@ -103,7 +103,8 @@ pub enum ReconcileError {
     /// An object could not be read or written.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The LoadBalancer has changed since the decision, or the view has only a part of it.
+    /// The LoadBalancer must be read from the API server: it has changed since the decision, the
+    /// view has only a part of it, or a view must not decide.
     #[error("the LoadBalancer has changed meanwhile")]
     Outdated,
     /// The API server refuses a necessary write.
@@ -144,6 +145,8 @@ struct ObservedLb {
     lb: Arc<LoadBalancer>,
     /// Whether entries are missing that a write of the object must contain.
     partial: bool,
+    /// Whether the object was read from the API server for this decision.
+    fresh: bool,
 }
 
 /// Address of a LoadBalancer, and the state of its Service.
@@ -155,7 +158,8 @@ struct ServingOutcome {
     again: Option<Duration>,
 }
 
-/// Reconciles the observed object; after a conflict, the object that the API server has.
+/// Reconciles the observed object; if the view is not enough, or after a conflict, the object that
+/// the API server has.
 async fn reconcile_until_settled(
     seen: Arc<LoadBalancer>,
     ctx: Arc<LbContext>,
@@ -191,9 +195,7 @@ async fn reconcile(
         withdraw(observed, ctx).await?;
         return Ok(None);
     }
-    let Some((observed, finding)) = address::allocate(observed, ctx).await? else {
-        return Ok(None);
-    };
+    let Some(finding) = address::allocate(&observed, ctx).await? else { return Ok(None) };
     let lb = &observed.lb;
     let leased = leasing::again(&finding);
     let again = match Box::pin(serve::serve(lb, finding, ctx)).await? {
@@ -223,7 +225,7 @@ async fn withdraw(observed: ObservedLb, ctx: &LbContext) -> Result<(), Reconcile
 fn observe(lb: Arc<LoadBalancer>, ctx: &LbContext) -> ObservedLb {
     ctx.shared.views.look(&lb);
     let partial = ctx.shared.views.is_partial(&lb);
-    ObservedLb { lb, partial }
+    ObservedLb { lb, partial, fresh: false }
 }
 
 /// Reads the object from the API server. `None`: it is gone, or another object has its name.
@@ -235,7 +237,7 @@ async fn observe_again(
         Api::namespaced(ctx.shared.client.clone(), &lb.namespace().unwrap_or_default());
     match Box::pin(call(api.get(&lb.name_any()))).await {
         Ok(now) if now.uid() == lb.uid() => {
-            Ok(Some(ObservedLb { lb: Arc::new(now), partial: false }))
+            Ok(Some(ObservedLb { lb: Arc::new(now), partial: false, fresh: true }))
         }
         Ok(_) | Err(CallError::NotFound) => Ok(None),
         Err(error) => Err(error),
