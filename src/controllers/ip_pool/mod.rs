@@ -106,6 +106,10 @@ impl LedgerTask {
         match message {
             LedgerMessage::Claim(facts, reply) => {
                 if let Some(verdict) = self.book.peek(&facts) {
+                    // A guest's LoadBalancer is reconciled only for its own changes.
+                    if !facts.guest {
+                        self.handle.confirmed().confirm(*facts, verdict.clone());
+                    }
                     drop(reply.send(Ok(verdict)));
                 } else if self.book.needs_fresh(&facts) {
                     drop(reply.send(Err(LedgerError::Stale)));
@@ -152,6 +156,8 @@ impl LedgerTask {
     /// Decides a batch, writes the pools that it touched, and answers.
     async fn serve(&mut self, mut batch: RequestBatch) -> anyhow::Result<()> {
         let began = self.started.elapsed();
+        self.forget_confirmed(&batch);
+        let mut others_change = !batch.pools.is_empty() || batch.networks;
         self.refresh(std::mem::take(&mut batch.pools)).await;
         if batch.networks {
             let views = self.ctx.views.clone();
@@ -159,6 +165,7 @@ impl LedgerTask {
             self.book.set_infrastructure(views.infrastructure.held_back());
         }
         if self.book.take_moved() {
+            others_change = true;
             self.observe_all();
         }
         // Oldest first, whatever the order of arrival.
@@ -179,10 +186,14 @@ impl LedgerTask {
                 batch.claims.iter().map(|(facts, _)| self.book.claim(facts)).collect();
             changed.extend(self.book.serve_waiters());
             match self.commit().await? {
-                commit::CommitOutcome::Replay => {}
+                // The pools were read again.
+                commit::CommitOutcome::Replay => others_change = true,
                 commit::CommitOutcome::Done { failed } => break (verdicts, failed),
             }
         };
+        if others_change {
+            self.handle.confirmed().recheck(&self.book);
+        }
         let ended = self.started.elapsed();
         let bytes = std::mem::take(&mut self.bytes_written);
         self.pace.wrote(began, ended, bytes, batch.len());
@@ -191,6 +202,15 @@ impl LedgerTask {
         self.ctx.views.tell_lbs(changed.iter().map(|owner| &owner.name));
         self.report();
         Ok(())
+    }
+
+    /// Removes the confirmed answers to the owners that the batch is about.
+    fn forget_confirmed(&self, batch: &RequestBatch) {
+        let claims = batch.claims.iter().map(|(facts, _)| &facts.owner);
+        let releases = batch.releases.iter().map(|(owner, ..)| owner);
+        let orphans = batch.orphans.iter().map(|orphan| &orphan.owner);
+        let mut confirmed = self.handle.confirmed();
+        claims.chain(releases).chain(orphans).for_each(|owner| confirmed.forget(owner));
     }
 
     /// Answers the requests whose pools were written, and refuses the others: their callers retry.
