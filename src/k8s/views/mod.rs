@@ -33,7 +33,7 @@ use tokio::sync::watch;
 use self::early::DeferredSlices;
 use self::echoes::OwnWrites;
 use self::machines::GuestRemovals;
-use self::notifier::Notifier;
+use self::notifier::ChangeNotifier;
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::Owner;
 use crate::domain::dhcp_lease;
@@ -51,7 +51,7 @@ pub use early::WritingSlice;
 pub use echoes::OwnWrite;
 pub use infrastructure::InfrastructureAddresses;
 pub use leases::{AgentNetwork, lb_of};
-pub use notifier::{ChangeEvent, Subscription};
+pub use notifier::{ChangeEvent, ChangeSubscription};
 pub use serving::{OwnedObjects, OwnedSlice};
 
 /// A part of the views that is listed and watched, as a bit.
@@ -136,7 +136,7 @@ pub struct Views {
     uids: Arc<Mutex<HashMap<String, bool>>>,
     /// EndpointSlices that this process is writing.
     early: Arc<Mutex<DeferredSlices>>,
-    notifier: Notifier,
+    notifier: ChangeNotifier,
     synced: watch::Receiver<u32>,
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
     unconverted: Arc<AtomicBool>,
@@ -200,7 +200,7 @@ impl Views {
             echoes: Arc::default(),
             uids: Arc::default(),
             early: Arc::default(),
-            notifier: Notifier::default(),
+            notifier: ChangeNotifier::default(),
             synced,
             unconverted: Arc::default(),
         };

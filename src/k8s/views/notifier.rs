@@ -38,15 +38,15 @@ type ChangeHandler = Arc<dyn Fn(ChangeEvent) + Send + Sync>;
 
 /// Handler of the leader. `None`: this process does not lead.
 #[derive(Clone, Default)]
-pub(super) struct Notifier(Arc<Mutex<Option<ChangeHandler>>>);
+pub(super) struct ChangeNotifier(Arc<Mutex<Option<ChangeHandler>>>);
 
 /// Registration of the leader's handler, until dropped.
-pub struct Subscription {
-    notifier: Notifier,
+pub struct ChangeSubscription {
+    notifier: ChangeNotifier,
     handler: ChangeHandler,
 }
 
-impl Drop for Subscription {
+impl Drop for ChangeSubscription {
     fn drop(&mut self) {
         lock(&self.notifier.0).take_if(|handler| Arc::ptr_eq(handler, &self.handler));
     }
@@ -56,12 +56,15 @@ impl Views {
     /// Calls `handler` for each later change, in place of the previous handler, until the
     /// subscription is dropped.
     #[must_use]
-    pub fn listen(&self, handler: impl Fn(ChangeEvent) + Send + Sync + 'static) -> Subscription {
+    pub fn listen(
+        &self,
+        handler: impl Fn(ChangeEvent) + Send + Sync + 'static,
+    ) -> ChangeSubscription {
         lock(&self.touched).clear();
         lock(&self.echoes).clear();
         let handler: ChangeHandler = Arc::new(handler);
         *lock(&self.notifier.0) = Some(handler.clone());
-        Subscription { notifier: self.notifier.clone(), handler }
+        ChangeSubscription { notifier: self.notifier.clone(), handler }
     }
 
     pub(super) fn tell(&self, change: ChangeEvent) {

@@ -16,7 +16,7 @@ struct LeaderViews {
     views: Views,
     writers: ViewWriters,
     reported: Arc<Mutex<Vec<String>>>,
-    _subscription: Subscription,
+    _subscription: ChangeSubscription,
 }
 
 fn read<T: DeserializeOwned>(object: Value) -> T {
