@@ -144,7 +144,7 @@ fn a_node_in_another_zone_moves_its_vms_and_wakes_no_load_balancer() {
     leader.reports(&[]);
 }
 
-/// Where addresses are announced changes with the nodes that may announce.
+/// The nodes that may announce determine where addresses are announced.
 #[test]
 fn an_announcing_node_wakes_every_load_balancer_of_vms() {
     let mut leader = LeaderViews::new();
