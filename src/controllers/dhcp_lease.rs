@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use chrono::Utc;
 use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedSender, unbounded};
 use kube::{Api, Resource, ResourceExt};
 use kube_runtime::controller::{Action, Controller};
 use kube_runtime::reflector::ObjectRef;
-use tokio::sync::mpsc;
 
 use super::Context;
 use crate::api::{DHCPLease, LoadBalancer};
@@ -32,7 +32,7 @@ const AGENTS_EVERY: Duration = Duration::from_secs(1);
 /// Handle that enqueues records.
 pub(super) struct RecordQueue {
     views: Views,
-    wake: mpsc::UnboundedSender<ObjectRef<DHCPLease>>,
+    wake: UnboundedSender<ObjectRef<DHCPLease>>,
 }
 
 impl RecordQueue {
@@ -40,7 +40,7 @@ impl RecordQueue {
     pub(super) fn look(&self, name: &str, namespace: Option<&str>) {
         let record = ObjectRef::new(name).within(namespace.unwrap_or_default());
         if self.views.records.get(&record).is_some() {
-            let _ = self.wake.send(record);
+            let _ = self.wake.unbounded_send(record);
         }
     }
 }
@@ -52,20 +52,20 @@ struct DhcpLeaseContext {
 
 /// Reconciles records until dropped.
 pub(super) fn keeper(ctx: Context) -> (RecordQueue, impl Future<Output = ()>) {
-    let (wake, woken) = mpsc::unbounded_channel();
-    for record in ctx.views.records.state() {
-        let _ = wake.send(ObjectRef::from_obj(record.as_ref()));
-    }
-    let store = ctx.views.records.clone();
-    let records = RecordQueue { views: ctx.views.clone(), wake };
-    let woken = futures::stream::unfold(woken, |mut woken| async move {
-        woken.recv().await.map(|record| (record, woken))
-    });
-    let keeper = Arc::new(DhcpLeaseContext { ctx, failures: Mutex::default() });
-    let run = Controller::for_stream(futures::stream::pending(), store)
-        .reconcile_on(woken)
-        .run(keep, retry, keeper)
-        .for_each(|_| std::future::ready(()));
+    let (wake, woken) = unbounded();
+    let records = RecordQueue { views: ctx.views.clone(), wake: wake.clone() };
+    let run = async move {
+        let store = ctx.views.records.clone();
+        for record in store.state() {
+            let _ = wake.unbounded_send(ObjectRef::from_obj(record.as_ref()));
+        }
+        let keeper = Arc::new(DhcpLeaseContext { ctx, failures: Mutex::default() });
+        Controller::for_stream(futures::stream::pending(), store)
+            .reconcile_on(woken)
+            .run(keep, retry, keeper)
+            .for_each(|_| std::future::ready(()))
+            .await;
+    };
     (records, run)
 }
 

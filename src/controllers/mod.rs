@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::channel::mpsc::{UnboundedSender, unbounded};
 use kube::Client;
 use kube_runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
@@ -27,6 +28,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::LoadBalancer;
+use crate::domain::load_balancer::facts;
 use crate::k8s::credentials::CredentialReader;
 use crate::k8s::events::EventRecorder;
 use crate::k8s::views::{ChangeEvent, Views};
@@ -64,75 +66,92 @@ pub struct Context {
     pub credential_namespaces: Arc<BTreeMap<String, BTreeSet<String>>>,
 }
 
+/// Queues of the tasks of a term.
+struct TermQueues {
+    views: Views,
+    load_balancers: UnboundedSender<ObjectRef<LoadBalancer>>,
+    records: dhcp_lease::RecordQueue,
+    ledger: ip_pool::LedgerHandle,
+    prober: Prober,
+    moved: mpsc::UnboundedSender<Box<str>>,
+}
+
+impl TermQueues {
+    /// Puts a change into the queues of the tasks that it concerns.
+    fn send(&self, change: ChangeEvent) {
+        match change {
+            ChangeEvent::LoadBalancer(lb) => {
+                self.records.look(&lb.name, lb.namespace.as_deref());
+                // There is no receiver when the term is ending.
+                let _ = self.load_balancers.unbounded_send(lb);
+            }
+            ChangeEvent::Gone(owner) => {
+                if let Some((namespace, name)) = owner.name.split_once('/') {
+                    self.records.look(name, Some(namespace));
+                }
+                self.prober.remove(&owner.name);
+                // While a Service requests the address, no other LoadBalancer may have it. The end
+                // of that Service sends this change again.
+                if !self.views.is_served(&owner) {
+                    self.ledger.forget(owner);
+                }
+            }
+            ChangeEvent::Moved(vm) => drop(self.moved.send(vm)),
+            ChangeEvent::Pool(name, version) => self.ledger.pool_changed(name, Some(version)),
+            ChangeEvent::Networks => self.ledger.networks_changed(),
+            ChangeEvent::PoolGone(name) => self.ledger.pool_changed(name, None),
+        }
+    }
+}
+
 /// Leads until dropped. Returns only with the error that ended the term.
 pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let ctx = Context { began: Instant::now(), ..ctx };
+    let views = ctx.views.clone();
+    let (mut ledger, handle) = ip_pool::LedgerTask::new(ctx.clone());
+    let (flips, mut flipped) = mpsc::unbounded_channel::<String>();
+    let (prober, scheduler) = Prober::new(ctx.metrics.clone(), flips);
+    let (records, keeper) = dhcp_lease::keeper(ctx.clone());
+    let (load_balancers, woken) = unbounded();
+    let (moved, vms) = mpsc::unbounded_channel();
+    let queues = TermQueues {
+        views: views.clone(),
+        load_balancers,
+        records,
+        ledger: handle.clone(),
+        prober: prober.clone(),
+        moved,
+    };
     // Subscribes before the lists, so that no change is missed between the two.
-    let mut signals = ctx.views.listen();
-    ctx.views.synced().await;
-    let (wake, woken) = mpsc::unbounded_channel::<ObjectRef<LoadBalancer>>();
+    let _subscription = views.listen(move |change| queues.send(change));
+    views.synced().await;
     // Before any ledger is read: a LoadBalancer that waits for an imported pool gets its address at
     // once, and its former one if it had one.
     let imported = kube_vip_import::first(&ctx).await;
     let import = kube_vip_import::rest(ctx.clone(), imported);
     let stored = storage_version::run(ctx.clone());
-    let (ledger, handle) = Box::pin(ip_pool::LedgerTask::load(ctx.clone(), wake.clone())).await?;
-    for lb in ctx.views.load_balancers.state() {
-        let _ = wake.send(ObjectRef::from_obj(lb.as_ref()));
-    }
-    let (changed, mut flipped) = mpsc::unbounded_channel::<String>();
-    let (prober, scheduler) = Prober::new(ctx.metrics.clone(), changed);
-    let (report_move, moved) = mpsc::unbounded_channel();
-    let views = ctx.views.clone();
-    let late = ctx.views.clone();
-    let annotated = topology::run(ctx.clone(), moved);
-    let (records, keeper) = dhcp_lease::keeper(ctx.clone());
+    Box::pin(ledger.load()).await?;
+    views.tell_lbs(views.load_balancers.state().iter().map(|lb| facts::name(lb)));
+    let annotated = topology::run(ctx.clone(), vms);
     let agents = dhcp_lease::agents(ctx.clone());
     let made = dhcp_agent::run(ctx.clone());
     let rotations = token_rotation::run(ctx.clone());
     let asked = second_opinion::ask(ctx.clone(), prober.clone());
     let harvester = harvester_leftovers::run(ctx.clone(), handle.clone());
-    let (context, due) = load_balancer::LbContext::new(ctx, handle.clone(), prober.clone());
+    let (context, due) = load_balancer::LbContext::new(ctx, handle, prober);
     // A separate task: its wake-ups would otherwise poll all the other tasks here.
     let serving = load_balancer::run(Arc::new(context), woken, due);
     let serving = AbortOnDropHandle::new(tokio::spawn(serving));
-    let route = async {
-        while let Some(signal) = signals.recv().await {
-            match signal {
-                ChangeEvent::LoadBalancer(lb) => {
-                    records.look(&lb.name, lb.namespace.as_deref());
-                    drop(wake.send(lb));
-                }
-                ChangeEvent::Gone(owner) => {
-                    if let Some((namespace, name)) = owner.name.split_once('/') {
-                        records.look(name, Some(namespace));
-                    }
-                    prober.remove(&owner.name);
-                    // While a Service requests the address, no other LoadBalancer may have it. The
-                    // end of that Service sends this signal again.
-                    if !views.is_served(&owner) {
-                        handle.forget(owner);
-                    }
-                }
-                ChangeEvent::Moved(vm) => drop(report_move.send(vm)),
-                ChangeEvent::Pool(name, version) => handle.pool_changed(name, Some(version)),
-                ChangeEvent::Networks => handle.networks_changed(),
-                ChangeEvent::PoolGone(name) => handle.pool_changed(name, None),
-            }
-        }
-    };
-    // Handles the VMs that exist when the term begins; later changes are signals.
+    // Handles the VMs that exist when the term begins; later changes are signalled.
     let catch_up = async {
-        late.wait_for_endpoints().await;
+        views.wait_for_endpoints().await;
         tracing::info!("virtual machines listed");
-        late.tell_all();
+        views.tell_all();
         std::future::pending::<()>().await;
     };
     let verdicts = async {
         while let Some(lb) = flipped.recv().await {
-            if let Some((namespace, name)) = lb.split_once('/') {
-                let _ = wake.send(ObjectRef::new(name).within(namespace));
-            }
+            views.tell_lbs([lb]);
         }
     };
     tokio::select! {
@@ -150,6 +169,5 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = catch_up => anyhow::bail!("endpoint catch-up task exited"),
         () = verdicts => anyhow::bail!("verdict task exited"),
         ended = serving => anyhow::bail!("the LoadBalancer controller ended: {ended:?}"),
-        () = route => anyhow::bail!("signal task exited: another term began"),
     }
 }

@@ -7,8 +7,6 @@ use futures::future::join_all;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::ListParams;
 use kube::{Api, Resource, ResourceExt};
-use kube_runtime::reflector::ObjectRef;
-use tokio::sync::mpsc;
 
 use super::mailbox::LedgerHandle;
 use super::stored::StoredPool;
@@ -30,82 +28,84 @@ pub(super) const PAGE: u32 = 500;
 const NETWORKS_WAIT: Duration = Duration::from_secs(2);
 
 impl LedgerTask {
-    /// Starts a term from consistent lists: first restores the claims of existing owners, then
-    /// allocates for waiters, oldest first.
-    pub async fn load(
-        ctx: Context,
-        wake: mpsc::UnboundedSender<ObjectRef<LoadBalancer>>,
-    ) -> anyhow::Result<(Self, LedgerHandle)> {
+    /// Makes the task of a term without ledgers, and its handle. Requests wait until
+    /// [`Self::run`].
+    pub fn new(ctx: Context) -> (Self, LedgerHandle) {
         let (handle, mailbox) = LedgerHandle::new();
-        let started = Instant::now();
-        let mut task = Self {
+        let task = Self {
             ctx,
             mailbox,
-            wake,
             book: PoolAllocator::default(),
             stored: BTreeMap::new(),
             trouble: BTreeMap::new(),
             handle: handle.clone(),
             pace: WritePace::default(),
             bytes_written: 0,
-            started,
+            started: Instant::now(),
             measured: BTreeSet::new(),
             crd_is_replaced: None,
             sweeper: None,
             kept: BTreeMap::new(),
         };
+        (task, handle)
+    }
+
+    /// Reads the ledgers from consistent lists: first restores the claims of existing owners, then
+    /// allocates for waiters, oldest first.
+    pub async fn load(&mut self) -> anyhow::Result<()> {
+        self.started = Instant::now();
         // Pools are listed before LoadBalancers, so the owner of each claim read here is in the
         // later list. The segments of networks decide which pools share them; while they are
         // unknown, any two pools may.
-        let views = task.ctx.views.clone();
+        let views = self.ctx.views.clone();
         views.networks_listed(NETWORKS_WAIT).await;
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;
-        task.book.set_infrastructure(views.infrastructure.held_back());
-        let pools = list::<IPPool>(&Api::all(task.ctx.client.clone()), PAGE).await?;
-        let lbs = list::<TrimmedLb>(&Api::all(task.ctx.client.clone()), trimmed::PAGE).await?;
+        self.book.set_infrastructure(views.infrastructure.held_back());
+        let pools = list::<IPPool>(&Api::all(self.ctx.client.clone()), PAGE).await?;
+        let lbs = list::<TrimmedLb>(&Api::all(self.ctx.client.clone()), trimmed::PAGE).await?;
         let lbs: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();
         let world = LoadBalancerIndex::new(lbs.iter().filter_map(facts::world_entry));
         for pool in &pools {
-            task.merge(pool, &world);
+            self.merge(pool, &world);
         }
         // The book has every published or requested address before it allocates the first one.
-        task.each_facts(lbs.iter(), PoolAllocator::adopt);
-        task.book.take_moved();
+        self.each_facts(lbs.iter(), PoolAllocator::adopt);
+        self.book.take_moved();
         let mut waiting: Vec<_> = lbs
             .iter()
             .filter(|lb| facts::wants_pool(lb) && !facts::is_leaving(lb))
             // LoadBalancers that may get no address, or whose namespace was not observed yet, are
             // left to their own reconcile.
-            .filter(|lb| task.ctx.views.removal_of(lb).is_none())
-            .map(|lb| (lb, task.ctx.views.around(lb)))
+            .filter(|lb| self.ctx.views.removal_of(lb).is_none())
+            .map(|lb| (lb, self.ctx.views.around(lb)))
             .filter(|(_, around)| around.project != Project::Unknown)
             .map(|(lb, around)| {
-                facts::facts(lb, &around, |network| task.ctx.views.segment(network), true)
+                facts::facts(lb, &around, |network| self.ctx.views.segment(network), true)
             })
             .collect();
         waiting.sort_by(|a, b| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
         let count = waiting.len();
         for facts in &waiting {
-            task.book.claim(facts);
+            self.book.claim(facts);
         }
-        let names: Vec<String> = task.stored.keys().cloned().collect();
+        let names: Vec<String> = self.stored.keys().cloned().collect();
         for name in &names {
-            task.consider_manual_release(name).await;
+            self.consider_manual_release(name).await;
         }
-        while task.commit().await? == super::commit::CommitOutcome::Replay {
+        while self.commit().await? == super::commit::CommitOutcome::Replay {
             for facts in &waiting {
-                task.book.claim(facts);
+                self.book.claim(facts);
             }
         }
-        task.report();
+        self.report();
         tracing::info!(
             pools = pools.len(),
             load_balancers = count,
-            waiting = task.book.waiting().count(),
-            took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            waiting = self.book.waiting().count(),
+            took_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             "ledgers loaded"
         );
-        Ok((task, handle))
+        Ok(())
     }
 
     /// Reads pools again, and removes those that are gone from the book.

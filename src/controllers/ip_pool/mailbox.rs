@@ -1,10 +1,11 @@
 //! Mailbox of the ledger task: its messages, and the handle that sends them.
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::domain::pools::allocator::ClaimResult;
+use crate::domain::pools::allocator::{ClaimResult, ConfirmedClaims};
 use crate::domain::{Claim, LbFacts, Owner};
 
 /// Reason why the ledger gave no answer.
@@ -77,17 +78,28 @@ impl RequestBatch {
 
 /// Handle of the ledger task.
 #[derive(Clone)]
-pub struct LedgerHandle(mpsc::UnboundedSender<LedgerMessage>);
+pub struct LedgerHandle {
+    mailbox: mpsc::UnboundedSender<LedgerMessage>,
+    confirmed: Arc<Mutex<ConfirmedClaims>>,
+}
 
 impl LedgerHandle {
     pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<LedgerMessage>) {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        (Self(sender), receiver)
+        let (mailbox, receiver) = mpsc::unbounded_channel();
+        (Self { mailbox, confirmed: Arc::default() }, receiver)
+    }
+
+    /// Answers that need no request to the task.
+    pub(super) fn confirmed(&self) -> MutexGuard<'_, ConfirmedClaims> {
+        self.confirmed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Claims an address for the LoadBalancer. The answer comes when the address is safe to
-    /// publish.
+    /// publish: at once, if neither the LoadBalancer nor its claim has changed.
     pub async fn claim(&self, facts: LbFacts) -> Result<ClaimResult, LedgerError> {
+        if let Some(answer) = self.confirmed().answer(&facts) {
+            return Ok(answer);
+        }
         let (reply, answer) = oneshot::channel();
         self.send(LedgerMessage::Claim(Box::new(facts), reply))?;
         answer.await.map_err(|_| LedgerError::Closed)?
@@ -128,6 +140,6 @@ impl LedgerHandle {
     }
 
     fn send(&self, message: LedgerMessage) -> Result<(), LedgerError> {
-        self.0.send(message).map_err(|_| LedgerError::Closed)
+        self.mailbox.send(message).map_err(|_| LedgerError::Closed)
     }
 }

@@ -19,7 +19,6 @@ mod sweep;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use kube_runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -28,7 +27,6 @@ use self::mailbox::{LedgerMessage, RequestBatch};
 pub use self::restored::keep_published;
 use self::stored::StoredPool;
 use super::Context;
-use crate::api::LoadBalancer;
 use crate::domain::Claim;
 use crate::domain::pools::allocator::PoolAllocator;
 use crate::domain::pools::write_pacing::WritePace;
@@ -40,7 +38,6 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 pub struct LedgerTask {
     ctx: Context,
     mailbox: mpsc::UnboundedReceiver<LedgerMessage>,
-    wake: mpsc::UnboundedSender<ObjectRef<LoadBalancer>>,
     book: PoolAllocator,
     stored: BTreeMap<String, StoredPool>,
     trouble: BTreeMap<String, commit::PoolTrouble>,
@@ -110,6 +107,10 @@ impl LedgerTask {
         match message {
             LedgerMessage::Claim(facts, reply) => {
                 if let Some(verdict) = self.book.peek(&facts) {
+                    // A guest's LoadBalancer is reconciled only for its own changes.
+                    if !facts.guest {
+                        self.handle.confirmed().confirm(*facts, verdict.clone());
+                    }
                     drop(reply.send(Ok(verdict)));
                 } else if self.book.needs_fresh(&facts) {
                     drop(reply.send(Err(LedgerError::Stale)));
@@ -156,6 +157,8 @@ impl LedgerTask {
     /// Decides a batch, writes the pools that it touched, and answers.
     async fn serve(&mut self, mut batch: RequestBatch) -> anyhow::Result<()> {
         let began = self.started.elapsed();
+        self.forget_confirmed(&batch);
+        let mut others_change = !batch.pools.is_empty() || batch.networks;
         self.refresh(std::mem::take(&mut batch.pools)).await;
         if batch.networks {
             let views = self.ctx.views.clone();
@@ -163,6 +166,7 @@ impl LedgerTask {
             self.book.set_infrastructure(views.infrastructure.held_back());
         }
         if self.book.take_moved() {
+            others_change = true;
             self.observe_all();
         }
         // Oldest first, whatever the order of arrival.
@@ -183,20 +187,31 @@ impl LedgerTask {
                 batch.claims.iter().map(|(facts, _)| self.book.claim(facts)).collect();
             changed.extend(self.book.serve_waiters());
             match self.commit().await? {
-                commit::CommitOutcome::Replay => {}
+                // The pools were read again.
+                commit::CommitOutcome::Replay => others_change = true,
                 commit::CommitOutcome::Done { failed } => break (verdicts, failed),
             }
         };
+        if others_change {
+            self.handle.confirmed().recheck(&self.book);
+        }
         let ended = self.started.elapsed();
         let bytes = std::mem::take(&mut self.bytes_written);
         self.pace.wrote(began, ended, bytes, batch.len());
         self.answer(batch, verdicts, &failed);
         self.report_freed(freed.into_iter().filter_map(|index| orphans.get(index)));
-        for owner in changed {
-            self.wake_lb(&owner.name);
-        }
+        self.ctx.views.tell_lbs(changed.iter().map(|owner| &owner.name));
         self.report();
         Ok(())
+    }
+
+    /// Removes the confirmed answers to the owners that the batch is about.
+    fn forget_confirmed(&self, batch: &RequestBatch) {
+        let claims = batch.claims.iter().map(|(facts, _)| &facts.owner);
+        let releases = batch.releases.iter().map(|(owner, ..)| owner);
+        let orphans = batch.orphans.iter().map(|orphan| &orphan.owner);
+        let mut confirmed = self.handle.confirmed();
+        claims.chain(releases).chain(orphans).for_each(|owner| confirmed.forget(owner));
     }
 
     /// Answers the requests whose pools were written, and refuses the others: their callers retry.
@@ -226,12 +241,6 @@ impl LedgerTask {
                 None => Ok(()),
             };
             drop(reply.map(|reply| reply.send(answer)));
-        }
-    }
-
-    fn wake_lb(&self, name: &str) {
-        if let Some((namespace, name)) = name.split_once('/') {
-            let _ = self.wake.send(ObjectRef::new(name).within(namespace));
         }
     }
 }

@@ -13,12 +13,12 @@ use futures::stream;
 use k8s_openapi::api::core::v1::Service;
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt};
-use kube_runtime::reflector::ObjectRef;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::LedgerTask;
 use super::mailbox::{LedgerHandle, OrphanClaim};
 use crate::api::LoadBalancer;
+use crate::domain::load_balancer::facts;
 use crate::domain::{Claim, Owner};
 use crate::k8s::{CallError, call};
 
@@ -34,7 +34,7 @@ impl LedgerTask {
     pub(super) fn sweep(&mut self) {
         for lb in self.ctx.views.load_balancers.state() {
             if self.book.claims_of(lb.uid().as_deref().unwrap_or_default()).len() > 1 {
-                let _ = self.wake.send(ObjectRef::from_obj(lb.as_ref()));
+                self.ctx.views.tell_lbs([facts::name(&lb)]);
             }
         }
         if self.sweeper.as_ref().is_some_and(|task| !task.is_finished()) {

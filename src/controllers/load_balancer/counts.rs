@@ -2,7 +2,8 @@
 //!
 //! A node failure changes the counts of one LoadBalancer once for each of its VMs. The delay merges
 //! these writes, and avoids them if the VM is back within [`WITHIN`]. The queue contains the patch
-//! itself, so its write needs no further decision.
+//! itself, so its write needs no further decision: a requeue would make each lasting change of a VM
+//! two reconciles.
 //!
 //! Invariant: the written patch is that of the last decision. Each decision replaces or removes the
 //! waiting patch; after a decision during the write, the event of the write triggers a reconcile.

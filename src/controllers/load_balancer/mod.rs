@@ -20,11 +20,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use futures::channel::mpsc::UnboundedReceiver;
 use kube::{Api, ResourceExt};
 use kube_runtime::Controller;
 use kube_runtime::controller::{Action, Error as ControllerError};
 use kube_runtime::reflector::ObjectRef;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 
 use super::ip_pool::{LedgerError, LedgerHandle};
 use crate::api::{DHCPLease, LoadBalancer};
@@ -102,7 +103,8 @@ pub enum ReconcileError {
     /// An object could not be read or written.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The LoadBalancer has changed since the decision, or the view has only a part of it.
+    /// The LoadBalancer must be read from the API server: it has changed since the decision, the
+    /// view has only a part of it, or a view must not decide.
     #[error("the LoadBalancer has changed meanwhile")]
     Outdated,
     /// The API server refuses a necessary write.
@@ -114,13 +116,10 @@ pub enum ReconcileError {
 /// dropped.
 pub async fn run(
     ctx: Arc<LbContext>,
-    woken: mpsc::UnboundedReceiver<ObjectRef<LoadBalancer>>,
+    woken: UnboundedReceiver<ObjectRef<LoadBalancer>>,
     DueCounts(due): DueCounts,
 ) {
     let store = ctx.shared.views.load_balancers.clone();
-    let woken = futures::stream::unfold(woken, |mut woken| async move {
-        woken.recv().await.map(|lb| (lb, woken))
-    });
     // All triggers come through one stream that cannot fail, so no failing watch slows them.
     // Concurrency is bounded only at the writes, where it has a cost.
     let reconciles = Controller::for_stream(futures::stream::pending(), store)
@@ -146,6 +145,8 @@ struct ObservedLb {
     lb: Arc<LoadBalancer>,
     /// Whether entries are missing that a write of the object must contain.
     partial: bool,
+    /// Whether the object was read from the API server for this decision.
+    fresh: bool,
 }
 
 /// Address of a LoadBalancer, and the state of its Service.
@@ -157,7 +158,8 @@ struct ServingOutcome {
     again: Option<Duration>,
 }
 
-/// Reconciles the observed object; after a conflict, the object that the API server has.
+/// Reconciles the observed object; if the view is not enough, or after a conflict, the object that
+/// the API server has.
 async fn reconcile_until_settled(
     seen: Arc<LoadBalancer>,
     ctx: Arc<LbContext>,
@@ -193,9 +195,7 @@ async fn reconcile(
         withdraw(observed, ctx).await?;
         return Ok(None);
     }
-    let Some((observed, finding)) = address::allocate(observed, ctx).await? else {
-        return Ok(None);
-    };
+    let Some(finding) = address::allocate(&observed, ctx).await? else { return Ok(None) };
     let lb = &observed.lb;
     let leased = leasing::again(&finding);
     let again = match Box::pin(serve::serve(lb, finding, ctx)).await? {
@@ -225,7 +225,7 @@ async fn withdraw(observed: ObservedLb, ctx: &LbContext) -> Result<(), Reconcile
 fn observe(lb: Arc<LoadBalancer>, ctx: &LbContext) -> ObservedLb {
     ctx.shared.views.look(&lb);
     let partial = ctx.shared.views.is_partial(&lb);
-    ObservedLb { lb, partial }
+    ObservedLb { lb, partial, fresh: false }
 }
 
 /// Reads the object from the API server. `None`: it is gone, or another object has its name.
@@ -237,7 +237,7 @@ async fn observe_again(
         Api::namespaced(ctx.shared.client.clone(), &lb.namespace().unwrap_or_default());
     match Box::pin(call(api.get(&lb.name_any()))).await {
         Ok(now) if now.uid() == lb.uid() => {
-            Ok(Some(ObservedLb { lb: Arc::new(now), partial: false }))
+            Ok(Some(ObservedLb { lb: Arc::new(now), partial: false, fresh: true }))
         }
         Ok(_) | Err(CallError::NotFound) => Ok(None),
         Err(error) => Err(error),

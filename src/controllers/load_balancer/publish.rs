@@ -19,7 +19,8 @@ pub(super) async fn publish(
     served: &ServingOutcome,
     ctx: &LbContext,
 ) -> Result<bool, ReconcileError> {
-    let (ObservedLb { lb, partial }, ServingOutcome { finding, report, .. }) = (observed, served);
+    let (ObservedLb { lb, partial, .. }, ServingOutcome { finding, report, .. }) =
+        (observed, served);
     let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
     let Some(patch) = status::patch(lb, finding, report.as_ref(), &now) else {
         ctx.counts.settle(lb);

@@ -290,7 +290,7 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
     informer::run_or_tell(api, Config::default(), "Lease", &metrics, on_event, refused).await;
 }
 
-fn see(views: &Views, lease: &Lease) {
+pub(super) fn see(views: &Views, lease: &Lease) {
     let name = lease.name_any();
     if !name.starts_with(AGENT_PREFIX) {
         return;

@@ -132,7 +132,7 @@ pub(super) async fn watch(at: InformerContext, mut writer: Writer<LoadBalancer>)
     informer::run_or_tell(api, config, "LoadBalancer", &metrics, on_event, refused).await;
 }
 
-fn select(views: &Views, lb: &LoadBalancer) {
+pub(super) fn select(views: &Views, lb: &LoadBalancer) {
     let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
     let mut vms = lock(&views.vms);
     match listeners::selector(lb) {

@@ -91,7 +91,7 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 impl Views {
-    fn set_machine(&self, (namespace, name): (String, String), cluster: Option<String>) {
+    pub(super) fn set_machine(&self, (namespace, name): (String, String), cluster: Option<String>) {
         let changed = lock(&self.removals).set(namespace, name, cluster);
         for (namespace, cluster) in changed {
             let lbs = self.load_balancers.state_filter(|lb| {

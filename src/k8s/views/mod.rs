@@ -14,6 +14,7 @@ mod load_balancers;
 mod machines;
 mod namespaces;
 mod networks;
+mod notifier;
 mod obstacles;
 mod pools;
 mod serving;
@@ -25,14 +26,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use ipnet::IpNet;
 use kube::Client;
-use kube_runtime::reflector::{ObjectRef, Store, store::Writer};
-use tokio::sync::{mpsc, watch};
+use kube_runtime::reflector::{Store, store::Writer};
+use tokio::sync::watch;
 
 use self::early::DeferredSlices;
 use self::echoes::OwnWrites;
 use self::machines::GuestRemovals;
+use self::notifier::ChangeNotifier;
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::Owner;
 use crate::domain::dhcp_lease;
@@ -50,24 +51,8 @@ pub use early::WritingSlice;
 pub use echoes::OwnWrite;
 pub use infrastructure::InfrastructureAddresses;
 pub use leases::{AgentNetwork, lb_of};
+pub use notifier::{ChangeEvent, ChangeSubscription};
 pub use serving::{OwnedObjects, OwnedSlice};
-
-/// A change in the cluster for the leader to handle.
-#[derive(Clone, Debug)]
-pub enum ChangeEvent {
-    /// A LoadBalancer was created or changed, or an object that it depends on was.
-    LoadBalancer(ObjectRef<LoadBalancer>),
-    /// A LoadBalancer was deleted.
-    Gone(Owner),
-    /// A pool was created or changed: name and resourceVersion.
-    Pool(String, String),
-    /// A pool was deleted.
-    PoolGone(String),
-    /// A network has moved to another segment, or was deleted.
-    Networks,
-    /// The topology annotations of a VM, by `namespace/name`, may be outdated.
-    Moved(Box<str>),
-}
 
 /// A part of the views that is listed and watched, as a bit.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +96,7 @@ const LEASING: u32 = infrastructure::INFRASTRUCTURE
     | ViewPart::Agents as u32
     | ViewPart::Networks as u32;
 
-/// The views, and the leader's receiver of changes.
+/// The views, and the leader's handler of changes.
 #[derive(Clone)]
 pub struct Views {
     /// All LoadBalancers that can be read, without the fields that decisions do not use.
@@ -151,12 +136,18 @@ pub struct Views {
     uids: Arc<Mutex<HashMap<String, bool>>>,
     /// EndpointSlices that this process is writing.
     early: Arc<Mutex<DeferredSlices>>,
-    /// Unbounded, but in effect bounded by the number of objects: the leader's loops receive faster
-    /// than an API server can report.
-    leader: Arc<Mutex<Option<mpsc::UnboundedSender<ChangeEvent>>>>,
+    notifier: ChangeNotifier,
     synced: watch::Receiver<u32>,
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
     unconverted: Arc<AtomicBool>,
+}
+
+/// Writers of what the views only read.
+struct ViewWriters {
+    load_balancers: Writer<LoadBalancer>,
+    records: Writer<DHCPLease>,
+    /// Parts that were listed once.
+    listed: watch::Sender<u32>,
 }
 
 /// Common inputs of all informers.
@@ -183,19 +174,13 @@ impl InformerContext {
 }
 
 impl Views {
-    /// Starts the informers. They run until the process ends. `namespace` is the operator's own;
-    /// `dhcp` has the operator's options about DHCP networks.
-    pub fn start(
-        client: &Client,
-        namespace: &str,
-        dhcp: dhcp_lease::DhcpNetworks,
-        metrics: &Metrics,
-    ) -> Self {
-        let writer = Writer::<LoadBalancer>::default();
+    /// Views without objects, and their writers.
+    fn new(dhcp: dhcp_lease::DhcpNetworks) -> (Self, ViewWriters) {
+        let load_balancers = Writer::<LoadBalancer>::default();
         let records = Writer::<DHCPLease>::default();
-        let (synced_tx, synced) = watch::channel(0);
+        let (listed, synced) = watch::channel(0);
         let views = Self {
-            load_balancers: writer.as_reader(),
+            load_balancers: load_balancers.as_reader(),
             records: records.as_reader(),
             services: OwnedObjects::default(),
             slices: OwnedObjects::default(),
@@ -215,17 +200,29 @@ impl Views {
             echoes: Arc::default(),
             uids: Arc::default(),
             early: Arc::default(),
-            leader: Arc::default(),
+            notifier: ChangeNotifier::default(),
             synced,
             unconverted: Arc::default(),
         };
+        (views, ViewWriters { load_balancers, records, listed })
+    }
+
+    /// Starts the informers. They run until the process ends. `namespace` is the operator's own;
+    /// `dhcp` has the operator's options about DHCP networks.
+    pub fn start(
+        client: &Client,
+        namespace: &str,
+        dhcp: dhcp_lease::DhcpNetworks,
+        metrics: &Metrics,
+    ) -> Self {
+        let (views, ViewWriters { load_balancers, records, listed }) = Self::new(dhcp);
         let informer = InformerContext {
             client: client.clone(),
             views: views.clone(),
             metrics: metrics.clone(),
-            synced: Arc::new(synced_tx),
+            synced: Arc::new(listed),
         };
-        tokio::spawn(load_balancers::watch(informer.clone(), writer));
+        tokio::spawn(load_balancers::watch(informer.clone(), load_balancers));
         tokio::spawn(leases::watch_records(informer.clone(), records));
         tokio::spawn(leases::watch_agents(informer.clone(), namespace.to_owned()));
         tokio::spawn(pools::watch(informer.clone()));
@@ -242,15 +239,6 @@ impl Views {
         tokio::spawn(host_links::watch(informer.clone()));
         tokio::spawn(networks::watch(informer));
         views
-    }
-
-    /// A new receiver for all later signals. The previous receiver gets no more.
-    pub fn listen(&self) -> mpsc::UnboundedReceiver<ChangeEvent> {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        lock(&self.touched).clear();
-        lock(&self.echoes).clear();
-        *lock(&self.leader) = Some(sender);
-        receiver
     }
 
     /// Whether every kind that addresses depend on was listed once.
@@ -385,51 +373,12 @@ impl Views {
     pub fn take_touched(&self, lb: &str) -> Option<Instant> {
         lock(&self.touched).remove(lb)
     }
-
-    fn tell(&self, signal: ChangeEvent) {
-        let mut leader = lock(&self.leader);
-        if leader.as_ref().is_some_and(|l| l.send(signal).is_err()) {
-            *leader = None;
-        }
-    }
-
-    /// Enqueues LoadBalancers by `namespace/name`.
-    pub fn tell_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
-        for lb in lbs {
-            if let Some((namespace, name)) = lb.as_ref().split_once('/') {
-                self.tell(ChangeEvent::LoadBalancer(ObjectRef::new(name).within(namespace)));
-            }
-        }
-    }
-
-    /// Enqueues LoadBalancers whose VMs report an address in one of these networks.
-    fn tell_reporting(&self, networks: &[IpNet]) {
-        // Before everything is listed, no decision depends on it.
-        if self.endpoints_synced() {
-            let affected = lock(&self.vms).reporting(networks);
-            self.tell_touched(affected);
-        }
-    }
-
-    /// Enqueues LoadBalancers whose VMs are on the network.
-    fn tell_on_network(&self, network: &str) {
-        let affected = lock(&self.vms).on_network(network);
-        self.tell_touched(affected);
-    }
-
-    /// Enqueues LoadBalancers whose VMs have changed, and records the time.
-    fn tell_touched(&self, lbs: Vec<LbKey>) {
-        let now = Instant::now();
-        let mut touched = lock(&self.touched);
-        for lb in &lbs {
-            touched.entry(lb.clone()).or_insert(now);
-        }
-        drop(touched);
-        self.tell_lbs(lbs);
-    }
 }
 
 /// Locks a view. A panic while the lock is held ends the process, so poisoning is ignored.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,12 +5,11 @@ use std::collections::HashMap;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::core::PartialObjectMeta;
 use kube::{Api, ResourceExt};
-use kube_runtime::reflector::ObjectRef;
 use kube_runtime::watcher::{Config, Event};
 
-use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
-use crate::api::ANNOTATION_NAMESPACE_PROJECT;
-use crate::domain::load_balancer::facts::Project;
+use super::{InformerContext, ViewPart, Views, lock};
+use crate::api::{ANNOTATION_NAMESPACE_PROJECT, LoadBalancer};
+use crate::domain::load_balancer::facts::{self, Project};
 use crate::k8s::informer;
 
 pub(super) async fn watch(at: InformerContext) {
@@ -42,12 +41,7 @@ pub(super) async fn watch(at: InformerContext) {
         }
         Event::Apply(namespace) => {
             know_cluster(&views, &namespace);
-            let name = namespace.name_any();
-            let new = project(&namespace);
-            let old = lock(&views.projects).insert(name.clone(), new.clone());
-            if old != Some(new) {
-                views.tell_namespace(&name);
-            }
+            views.set_project(&namespace.name_any(), project(&namespace));
         }
         Event::Delete(namespace) => {
             lock(&views.projects).remove(&namespace.name_any());
@@ -63,13 +57,18 @@ fn know_cluster(views: &Views, namespace: &PartialObjectMeta<Namespace>) {
 }
 
 impl Views {
+    pub(super) fn set_project(&self, namespace: &str, new: Project) {
+        let old = lock(&self.projects).insert(namespace.to_owned(), new.clone());
+        if old != Some(new) {
+            self.tell_namespace(namespace);
+        }
+    }
+
     /// Enqueues the LoadBalancers of a namespace that is new or moved to another project: they may
     /// fit other pools.
     fn tell_namespace(&self, namespace: &str) {
-        for lb in
-            self.load_balancers.state_filter(|lb| lb.namespace().as_deref() == Some(namespace))
-        {
-            self.tell(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
-        }
+        let is_there = |lb: &LoadBalancer| lb.namespace().as_deref() == Some(namespace);
+        let lbs = self.load_balancers.state_filter(is_there);
+        self.tell_lbs(lbs.iter().map(|lb| facts::name(lb)));
     }
 }

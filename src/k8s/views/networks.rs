@@ -8,12 +8,12 @@ use kube::{Api, Resource, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 use serde::Deserialize;
 
-use super::{ChangeEvent, InformerContext, ViewPart, lock};
+use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::kubevirt::{NetworkAttachmentDefinition, NetworkAttachmentDefinitionSpec};
 use crate::api::{
     ANNOTATION_DHCP, ANNOTATION_DHCP_BROADCAST, ANNOTATION_DHCP_CLIENT_ID,
     ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_STATUS, ANNOTATION_DHCP_SUBNETS,
-    ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_CLUSTER_NETWORK, LABEL_VLAN,
+    ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_CLUSTER_NETWORK, LABEL_VLAN, LoadBalancer,
 };
 use crate::domain::dhcp_lease::{DhcpDeclaration, NetworkForm};
 use crate::domain::load_balancer::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
@@ -65,42 +65,18 @@ pub(super) async fn watch(at: InformerContext) {
             let new = std::mem::take(&mut listed);
             let before = std::mem::replace(&mut *lock(&views.networks), new.clone());
             at.done(ViewPart::Networks);
+            // A network that was not listed does not exist.
             views.tell(ChangeEvent::Networks);
-            for key in new.keys().chain(before.keys()) {
-                if declaration(before.get(key)) != declaration(new.get(key)) {
-                    views.tell_network(key);
-                }
+            let gone = before.keys().filter(|key| !new.contains_key(*key));
+            for key in new.keys().chain(gone) {
+                views.tell_users(key, before.get(key), new.get(key));
             }
         }
         Event::Apply(network) => {
             let network = readable(network, &at);
-            let key = key(&network);
-            let new = known(&network);
-            let old = lock(&views.networks).insert(key.clone(), new.clone());
-            let attachment =
-                |known: Option<&NetworkFacts>| known.and_then(|n| n.attachment.clone());
-            if attachment(old.as_ref()) != new.attachment {
-                tell_users(&at, &key);
-                views.tell(ChangeEvent::Networks);
-            }
-            if declaration(old.as_ref()) != Some(&new.declaration) {
-                views.tell_network(&key);
-            }
-            if old.and_then(|old| old.range) != new.range {
-                views.tell_on_network(&key);
-                views.tell_network(&key);
-            }
+            views.set_network(&key(&network), known(&network));
         }
-        Event::Delete(network) => {
-            let key = key(&network);
-            let old = lock(&views.networks).remove(&key);
-            views.tell(ChangeEvent::Networks);
-            views.tell_network(&key);
-            if old.is_some_and(|old| old.range.is_some()) {
-                views.tell_on_network(&key);
-                views.tell_network(&key);
-            }
-        }
+        Event::Delete(network) => views.remove_network(&key(&network)),
     };
     // Without Multus the cluster has no such networks.
     let not_served = || at.done(ViewPart::Networks);
@@ -125,12 +101,36 @@ fn readable(
     })
 }
 
-fn tell_users(at: &InformerContext, network: &str) {
-    let names = |lb: &crate::api::LoadBalancer| {
-        lb.annotations().get(ANNOTATION_NETWORK).is_some_and(|named| named == network)
-    };
-    let users = at.views.load_balancers.state_filter(names);
-    at.views.tell_lbs(users.iter().map(|lb| key(lb.as_ref())));
+impl Views {
+    pub(super) fn set_network(&self, network: &str, new: NetworkFacts) {
+        let old = lock(&self.networks).insert(network.to_owned(), new.clone());
+        self.tell_users(network, old.as_ref(), Some(&new));
+    }
+
+    pub(super) fn remove_network(&self, network: &str) {
+        let old = lock(&self.networks).remove(network);
+        self.tell_users(network, old.as_ref(), None);
+    }
+
+    /// Enqueues what depends on a fact of a network that has changed. `None`: the network did not
+    /// exist, or does not any more.
+    fn tell_users(&self, network: &str, old: Option<&NetworkFacts>, new: Option<&NetworkFacts>) {
+        let attachment = |facts: Option<&NetworkFacts>| facts.and_then(|f| f.attachment.clone());
+        if attachment(old) != attachment(new) {
+            let names = |lb: &LoadBalancer| {
+                lb.annotations().get(ANNOTATION_NETWORK).is_some_and(|named| named == network)
+            };
+            self.tell_lbs(self.load_balancers.state_filter(names).iter().map(|lb| key(&**lb)));
+            self.tell(ChangeEvent::Networks);
+        }
+        let has_moved = old.and_then(|old| old.range) != new.and_then(|new| new.range);
+        if has_moved {
+            self.tell_on_network(network);
+        }
+        if has_moved || old.map(|old| &old.declaration) != new.map(|new| &new.declaration) {
+            self.tell_network(network);
+        }
+    }
 }
 
 /// Facts of an existing network.
@@ -150,11 +150,7 @@ pub(super) struct NetworkFacts {
     pub(super) reference: Box<ObjectReference>,
 }
 
-fn declaration(known: Option<&NetworkFacts>) -> Option<&DhcpDeclaration> {
-    known.map(|known| &known.declaration)
-}
-
-fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
+pub(super) fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     let attachment = attachment(network);
     let labelled = network.labels().get(LABEL_VLAN).and_then(|vlan| vlan.parse().ok());
     let configured = attachment.as_ref().map(|attachment| attachment.vlan);

@@ -173,23 +173,28 @@ pub(super) async fn watch_services(at: InformerContext) {
             at.done(ViewPart::Services);
         }
         Event::Apply(object) => set(&object),
-        Event::Delete(object) => {
-            let name = object.name_any();
-            let lb = qualified(&object.metadata, &name);
-            let version = object.resource_version().unwrap_or_default();
-            views.services.forget(&lb, &name, &version);
-            views.tell_lbs([&lb]);
-            // The LoadBalancer may have gone before its Service without this operator. The signal
-            // is checked against the API server before an address is released, so a stale view does
-            // no harm.
-            for owner in owners(&object.metadata).into_iter().filter(|o| o.kind == "LoadBalancer") {
-                if !views.has_uid(&owner.uid) {
-                    views.tell(ChangeEvent::Gone(Owner { name: lb.clone(), uid: owner.uid }));
-                }
-            }
-        }
+        Event::Delete(object) => views.remove_service(&object),
     })
     .await;
+}
+
+impl Views {
+    /// Removes a Service, and enqueues its LoadBalancer, which may be gone.
+    pub(super) fn remove_service(&self, service: &Service) {
+        let name = service.name_any();
+        let lb = qualified(&service.metadata, &name);
+        let version = service.resource_version().unwrap_or_default();
+        self.services.forget(&lb, &name, &version);
+        self.tell_lbs([&lb]);
+        // The LoadBalancer may have gone before its Service without this operator. The signal is
+        // checked against the API server before an address is released, so a stale view does no
+        // harm.
+        for owner in owners(&service.metadata).into_iter().filter(|o| o.kind == "LoadBalancer") {
+            if !self.has_uid(&owner.uid) {
+                self.tell(ChangeEvent::Gone(Owner { name: lb.clone(), uid: owner.uid }));
+            }
+        }
+    }
 }
 
 pub(super) async fn watch_slices(at: InformerContext) {

@@ -147,7 +147,7 @@ pub(super) struct KnownNode {
 }
 
 impl Views {
-    fn set_vm(&self, vmi: &VirtualMachineInstance) {
+    pub(super) fn set_vm(&self, vmi: &VirtualMachineInstance) {
         let (namespace, name) = (vmi.namespace().unwrap_or_default(), vmi.name_any());
         let vm = vm::vm(vmi);
         let here = lock(&self.nodes).get(&*vm.node).map(|node| node.topology.clone());
@@ -159,7 +159,7 @@ impl Views {
         }
     }
 
-    fn remove_vm(&self, key: &str) {
+    pub(super) fn remove_vm(&self, key: &str) {
         let Some((namespace, name)) = key.split_once('/') else { return };
         let affected: Vec<LbKey> = lock(&self.vms).remove_vm(namespace, name);
         self.tell_touched(affected);
@@ -171,7 +171,7 @@ impl Views {
         self.tell_touched(affected);
     }
 
-    fn set_node(&self, node: &Node) {
+    pub(super) fn set_node(&self, node: &Node) {
         let name = node.name_any();
         let label = |key: &str| node.labels().get(key).map(|value| value.as_str().into());
         let topology = Topology { region: label(TOPOLOGY_REGION), zone: label(TOPOLOGY_ZONE) };
@@ -199,7 +199,7 @@ impl Views {
         self.reserve(&Reserved::PodNetwork(name), pods);
     }
 
-    fn remove_node(&self, name: &str) {
+    pub(super) fn remove_node(&self, name: &str) {
         lock(&self.nodes).remove(name);
         let is_news = lock(&self.host_links).set_announcing(name, false);
         self.tell_announced(is_news);

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Service;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use testbed::kubevirt::Guest;
-use testbed::{Announcer, Announcing, Proxy, Start, eventually};
+use testbed::{Announcer, Announcing, Call, Proxy, Start, Verdict, eventually};
 
 use super::{annotation, vm};
 use crate::support::{Cluster, LATER, SOON, address, settled};
@@ -27,6 +27,7 @@ async fn a_claim_outlives_the_service_that_asks_for_it() -> Result<()> {
     cluster.vm_lb("web").await?;
     cluster.endpoints_are("web", &[("a", "10.52.0.7", "ready")]).await?;
     announced(&cluster, "web", "10.1.0.2").await?;
+    while_the_pool_cannot_be_written(&cluster, &proxy).await?;
     settled("writes", async || Ok(ours(&proxy).len())).await?;
     proxy.reset();
     cluster.deleted("web").await?;
@@ -131,6 +132,31 @@ async fn a_change_of_pool_gives_the_old_address_up_when_the_announcer_has_moved(
     assert_eq!(cluster.address("web").await?, "10.2.0.2");
     cluster.serves("web", "Announced").await?;
     cluster.consistent().await
+}
+
+/// Endpoints follow the VMs of a LoadBalancer that has its address, while another one waits for a
+/// claim in the same pool.
+async fn while_the_pool_cannot_be_written(cluster: &Cluster, proxy: &Proxy) -> Result<()> {
+    let is_pool_write = |call: &Call| call.is_write() && call.resource() == Some("ippools");
+    proxy.set_rule(move |call| {
+        let message = "out of order".to_owned();
+        let refused = Verdict::Refuse { code: 500, reason: "InternalError", message };
+        if is_pool_write(call) { refused } else { Verdict::Pass }
+    });
+    proxy.reset();
+    cluster.lb("late").await?;
+    eventually(SOON, "five refused writes of the pool", async || {
+        anyhow::Ok(proxy.calls().iter().filter(|record| is_pool_write(&record.call)).count() >= 5)
+    })
+    .await?;
+    let mut guest = Guest::run(&cluster.client, vm("web", "b", "10.52.0.8"), "node-1").await?;
+    let both = [("a", "10.52.0.7", "ready"), ("b", "10.52.0.8", "ready")];
+    cluster.endpoints_are("web", &both).await?;
+    guest.shut_down().await?;
+    cluster.endpoints_are("web", &both[..1]).await?;
+    proxy.clear_rule();
+    assert_eq!(cluster.address("late").await?, "10.1.0.3");
+    cluster.deleted("late").await
 }
 
 /// Accepted writes of the operator's own objects, in order.

@@ -17,6 +17,7 @@
 //!   former address: from its pool's ledger, from history, or because it asks for that address
 //!   itself.
 
+mod confirmed;
 pub mod overlap;
 mod recover;
 mod reserved;
@@ -34,6 +35,7 @@ use crate::network::infrastructure::HeldBack;
 use crate::reason::NoAddressReason;
 use crate::{Claim, LbFacts, Owner};
 
+pub use confirmed::ConfirmedClaims;
 pub use reserved::Reservation;
 pub use restore::{LedgerRepair, LoadBalancerIndex, PoolSeen, WorldEntry};
 
@@ -136,12 +138,19 @@ impl PoolAllocator {
 
     /// The answer to [`Self::claim`] if it changes nothing, so that no write is needed.
     pub fn peek(&self, facts: &LbFacts) -> Option<ClaimResult> {
+        self.unchanged(facts).filter(|answer| match answer {
+            ClaimResult::Held { claim, .. } => !self.touched.contains(&claim.pool),
+            ClaimResult::Waiting(_) => false,
+        })
+    }
+
+    /// The answer to [`Self::claim`] if it changes nothing in memory. Its pool may be unwritten.
+    fn unchanged(&self, facts: &LbFacts) -> Option<ClaimResult> {
         let claims = self.holders.get(&facts.owner.uid)?;
         let [claim] = claims.as_slice() else { return None };
         let in_place = facts.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
         let published_here = facts.published.as_ref().is_none_or(|p| p == claim);
-        let written = !self.touched.contains(&claim.pool);
-        let settled = written && !self.ages.contains_key(&facts.owner.uid);
+        let settled = !self.ages.contains_key(&facts.owner.uid);
         (in_place && published_here && settled && self.is_reserved(facts, claim))
             .then(|| self.held(facts, claim.clone(), None))
     }

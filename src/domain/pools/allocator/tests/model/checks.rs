@@ -7,7 +7,40 @@ fn name(uid: &str) -> String {
     uid.split('-').next().unwrap_or(uid).to_owned()
 }
 
+/// LoadBalancer that the step is about. `None`: a step about pools or networks.
+fn asks(step: &Step) -> Option<usize> {
+    match *step {
+        Step::Create(n, _) | Step::Restore(n, _) | Step::Switch(n, _) => Some(n),
+        Step::Delete(n) | Step::Ask(n) | Step::Publish(n) => Some(n),
+        _ => None,
+    }
+}
+
 impl Cluster {
+    /// Plays a step and what the ledger task does about it. Checks that each confirmed answer is the
+    /// one that the book gives then.
+    pub(super) fn play(&mut self, step: &Step) {
+        if let Some(n) = asks(step) {
+            self.confirmed.forget(&owner(n));
+        }
+        self.carry_out(step);
+        self.settle();
+        match step {
+            Step::Restart(_) => self.confirmed = ConfirmedClaims::default(),
+            _ if asks(step).is_none() => self.confirmed.recheck(&self.book),
+            _ => {}
+        }
+        for n in 0..LBS {
+            let Some(facts) = self.facts(n) else { continue };
+            let now = self.book.peek(&facts);
+            if let Some(answer) = self.confirmed.answer(&facts) {
+                assert_eq!(Some(answer), now, "{facts:?} after {step:?}");
+            } else if let Some(answer) = now {
+                self.confirmed.confirm(facts, answer);
+            }
+        }
+    }
+
     /// Checks that no two LoadBalancers hold one address on one network, unless both held it before
     /// that was known.
     pub(super) fn check_networks(&mut self) {

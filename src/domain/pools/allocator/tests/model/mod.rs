@@ -81,6 +81,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Cluster {
     book: PoolAllocator,
+    confirmed: ConfirmedClaims,
     /// Pools as stored, with their status.
     pools: BTreeMap<String, PoolSeen>,
     lbs: BTreeMap<usize, LbFacts>,
@@ -373,8 +374,7 @@ fn worlds() -> ProptestConfig {
 fn hold(steps: &[Step]) {
     let mut cluster = Cluster::default();
     for step in steps {
-        cluster.carry_out(step);
-        cluster.settle();
+        cluster.play(step);
         cluster.check();
         cluster.check_networks();
     }

@@ -1,0 +1,112 @@
+//! Changes that the views report to the leader.
+//!
+//! A change goes straight into the queue of the task that handles it: the leader's handler runs in
+//! the informer, and there is no channel or task between the two. The rooms beside this file decide
+//! which LoadBalancers depend on a change.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use ipnet::IpNet;
+use kube_runtime::reflector::ObjectRef;
+
+use super::{Views, lock};
+use crate::api::LoadBalancer;
+use crate::domain::Owner;
+use crate::domain::vm_backends::selector_index::LbKey;
+
+/// A change in the cluster for the leader to handle.
+#[derive(Clone, Debug)]
+pub enum ChangeEvent {
+    /// A LoadBalancer was created or changed, or an object that it depends on was.
+    LoadBalancer(ObjectRef<LoadBalancer>),
+    /// A LoadBalancer was deleted.
+    Gone(Owner),
+    /// A pool was created or changed: name and resourceVersion.
+    Pool(String, String),
+    /// A pool was deleted.
+    PoolGone(String),
+    /// A network has moved to another segment, or was deleted.
+    Networks,
+    /// The topology annotations of a VM, by `namespace/name`, may be outdated.
+    Moved(Box<str>),
+}
+
+/// Function of the leader that receives each change. It puts the change into a queue: the informer
+/// waits for its end.
+type ChangeHandler = Arc<dyn Fn(ChangeEvent) + Send + Sync>;
+
+/// Handler of the leader. `None`: this process does not lead.
+#[derive(Clone, Default)]
+pub(super) struct ChangeNotifier(Arc<Mutex<Option<ChangeHandler>>>);
+
+/// Registration of the leader's handler, until dropped.
+pub struct ChangeSubscription {
+    notifier: ChangeNotifier,
+    handler: ChangeHandler,
+}
+
+impl Drop for ChangeSubscription {
+    fn drop(&mut self) {
+        lock(&self.notifier.0).take_if(|handler| Arc::ptr_eq(handler, &self.handler));
+    }
+}
+
+impl Views {
+    /// Calls `handler` for each later change, in place of the previous handler, until the
+    /// subscription is dropped.
+    #[must_use]
+    pub fn listen(
+        &self,
+        handler: impl Fn(ChangeEvent) + Send + Sync + 'static,
+    ) -> ChangeSubscription {
+        lock(&self.touched).clear();
+        lock(&self.echoes).clear();
+        let handler: ChangeHandler = Arc::new(handler);
+        *lock(&self.notifier.0) = Some(handler.clone());
+        ChangeSubscription { notifier: self.notifier.clone(), handler }
+    }
+
+    pub(super) fn tell(&self, change: ChangeEvent) {
+        // Not called under the lock: the handler may read the views.
+        let handler = lock(&self.notifier.0).clone();
+        if let Some(handler) = handler {
+            handler(change);
+        }
+    }
+
+    /// Enqueues LoadBalancers by `namespace/name`.
+    pub fn tell_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
+        for lb in lbs {
+            if let Some((namespace, name)) = lb.as_ref().split_once('/') {
+                self.tell(ChangeEvent::LoadBalancer(ObjectRef::new(name).within(namespace)));
+            }
+        }
+    }
+
+    /// Enqueues LoadBalancers whose VMs report an address in one of these networks.
+    pub(super) fn tell_reporting(&self, networks: &[IpNet]) {
+        // Before everything is listed, no decision depends on it.
+        if self.endpoints_synced() {
+            let affected = lock(&self.vms).reporting(networks);
+            self.tell_touched(affected);
+        }
+    }
+
+    /// Enqueues LoadBalancers whose VMs are on the network.
+    pub(super) fn tell_on_network(&self, network: &str) {
+        let affected = lock(&self.vms).on_network(network);
+        self.tell_touched(affected);
+    }
+
+    /// Enqueues LoadBalancers whose VMs have changed, and records the time.
+    pub(super) fn tell_touched(&self, lbs: Vec<LbKey>) {
+        let now = Instant::now();
+        let mut touched = lock(&self.touched);
+        for lb in &lbs {
+            touched.entry(lb.clone()).or_insert(now);
+        }
+        drop(touched);
+        self.tell_lbs(lbs);
+    }
+}

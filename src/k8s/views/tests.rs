@@ -1,0 +1,292 @@
+//! LoadBalancers that a change wakes, by the object that has changed.
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Service;
+use kube_runtime::watcher::Event;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::api::kubevirt::{NetworkAttachmentDefinition, Node, VirtualMachineInstance};
+use crate::api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, ANNOTATION_ROUTE};
+use crate::domain::network::infrastructure::Reserved;
+
+/// Views of a leader, and what was reported to it.
+struct LeaderViews {
+    views: Views,
+    writers: ViewWriters,
+    reported: Arc<Mutex<Vec<String>>>,
+    _subscription: ChangeSubscription,
+}
+
+fn read<T: DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}
+
+fn text(change: ChangeEvent) -> String {
+    match change {
+        ChangeEvent::LoadBalancer(lb) => format!("{}/{}", lb.namespace.unwrap(), lb.name),
+        ChangeEvent::Gone(owner) => format!("gone {} {}", owner.name, owner.uid),
+        ChangeEvent::Pool(name, version) => format!("pool {name} {version}"),
+        ChangeEvent::PoolGone(name) => format!("pool gone {name}"),
+        ChangeEvent::Networks => "networks".to_owned(),
+        ChangeEvent::Moved(vm) => format!("moved {vm}"),
+    }
+}
+
+impl LeaderViews {
+    /// Views in which every kind was listed.
+    fn new() -> Self {
+        let (views, writers) = Views::new(dhcp_lease::DhcpNetworks::default());
+        writers.listed.send_replace(u32::MAX);
+        let reported: Arc<Mutex<Vec<String>>> = Arc::default();
+        let heard = reported.clone();
+        let subscription = views.listen(move |change| lock(&heard).push(text(change)));
+        Self { views, writers, reported, _subscription: subscription }
+    }
+
+    /// Adds a LoadBalancer, `namespace/name`.
+    fn lb(&mut self, key: &str, annotations: &Value, spec: &Value) {
+        let (namespace, name) = key.split_once('/').unwrap();
+        let lb: LoadBalancer = read(json!({
+            "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+            "metadata": {
+                "namespace": namespace, "name": name, "uid": format!("uid-{name}"),
+                "annotations": annotations,
+                "labels": {"cloudprovider.harvesterhci.io/cluster": "guest"},
+            },
+            "spec": spec,
+        }));
+        load_balancers::select(&self.views, &lb);
+        lock(&self.views.uids).insert(format!("uid-{name}"), false);
+        self.writers.load_balancers.apply_watcher_event(&Event::Apply(lb));
+    }
+
+    /// A LoadBalancer of VMs whose label `app` is its name.
+    fn vm_lb(&mut self, key: &str) {
+        let (_, name) = key.split_once('/').unwrap();
+        self.lb(key, &json!({}), &json!({"backendServerSelector": {"app": [name]}}));
+    }
+
+    /// Adds or changes VM `ns/a`, with label `app` and one address on network `ns/lan`.
+    fn vm(&self, app: &str, address: &str, is_ready: bool) {
+        let ready = if is_ready { "True" } else { "False" };
+        self.views.set_vm(&read::<VirtualMachineInstance>(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+            "metadata": {"namespace": "ns", "name": "a", "uid": "a", "labels": {"app": app}},
+            "spec": {"networks": [{"name": "lan", "multus": {"networkName": "ns/lan"}}]},
+            "status": {
+                "phase": "Running", "nodeName": "node-1",
+                "conditions": [{"type": "Ready", "status": ready}],
+                "interfaces": [{"name": "lan", "ipAddress": address, "ipAddresses": [address]}],
+            },
+        })));
+    }
+
+    /// Adds or changes network `ns/lan`.
+    fn network(&self, vlan: u16, annotations: &Value) {
+        let config = json!({"type": "bridge", "bridge": "mgmt-br", "vlan": vlan}).to_string();
+        let network = read::<NetworkAttachmentDefinition>(json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": {"namespace": "ns", "name": "lan", "annotations": annotations},
+            "spec": {"config": config},
+        }));
+        self.views.set_network("ns/lan", networks::known(&network));
+    }
+
+    fn node(&self, labels: &Value) {
+        let node = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": "node-1", "labels": labels},
+        });
+        self.views.set_node(&read::<Node>(node));
+    }
+
+    /// Checks what was reported since the last call, in any order.
+    #[track_caller]
+    fn reports(&self, expected: &[&str]) {
+        let mut reported = std::mem::take(&mut *lock(&self.reported));
+        reported.sort();
+        reported.dedup();
+        assert_eq!(reported, expected);
+    }
+}
+
+#[test]
+fn a_vm_wakes_the_load_balancers_that_select_it() {
+    let mut leader = LeaderViews::new();
+    for lb in ["ns/db", "ns/web", "other/web"] {
+        leader.vm_lb(lb);
+    }
+    leader.vm("web", "10.52.0.7", true);
+    leader.reports(&["ns/web"]);
+    leader.vm("web", "10.52.0.7", true);
+    leader.reports(&[]);
+    leader.vm("web", "10.52.0.7", false);
+    leader.reports(&["ns/web"]);
+    leader.vm("db", "10.52.0.7", false);
+    leader.reports(&["ns/db", "ns/web"]);
+    assert!(leader.views.take_touched("ns/db").is_some());
+    leader.views.remove_vm("ns/a");
+    leader.reports(&["ns/db"]);
+}
+
+#[test]
+fn a_node_in_another_zone_moves_its_vms_and_wakes_no_load_balancer() {
+    let mut leader = LeaderViews::new();
+    leader.vm_lb("ns/web");
+    leader.vm("web", "10.52.0.7", true);
+    leader.reports(&["ns/web"]);
+    let zone = json!({"topology.kubernetes.io/zone": "z1"});
+    leader.node(&zone);
+    leader.reports(&["moved ns/a"]);
+    leader.node(&zone);
+    leader.reports(&[]);
+}
+
+/// The nodes that may announce determine where addresses are announced.
+#[test]
+fn an_announcing_node_wakes_every_load_balancer_of_vms() {
+    let mut leader = LeaderViews::new();
+    leader.vm_lb("ns/web");
+    leader.lb("ns/guest", &json!({}), &json!({"workloadType": "cluster"}));
+    leader.node(&json!({"node-role.kubernetes.io/control-plane": "true"}));
+    leader.reports(&["ns/web"]);
+    leader.writers.listed.send_replace(0);
+    leader.views.remove_node("node-1");
+    leader.reports(&[]);
+}
+
+#[test]
+fn a_network_wakes_those_that_depend_on_what_has_changed() {
+    let mut leader = LeaderViews::new();
+    leader.vm_lb("ns/web");
+    leader.vm("web", "10.7.0.7", true);
+    let on_lan = json!({ANNOTATION_NETWORK: "ns/lan"});
+    leader.lb("ns/named", &on_lan, &json!({}));
+    leader.lb("ns/leased", &on_lan, &json!({"ipam": "dhcp"}));
+    leader.lb("ns/elsewhere", &json!({ANNOTATION_NETWORK: "ns/wan"}), &json!({"ipam": "dhcp"}));
+    leader.reports(&["ns/web"]);
+    leader.network(5, &json!({}));
+    leader.reports(&["networks", "ns/leased", "ns/named"]);
+    leader.network(5, &json!({"unknown": "annotation"}));
+    leader.reports(&[]);
+    leader.network(6, &json!({}));
+    leader.reports(&["networks", "ns/leased", "ns/named"]);
+    leader.network(6, &json!({ANNOTATION_DHCP: "true"}));
+    leader.reports(&["ns/leased"]);
+    let range = json!({"cidr": "10.7.0.0/24", "gateway": "10.7.0.1"}).to_string();
+    leader.network(6, &json!({ANNOTATION_DHCP: "true", ANNOTATION_ROUTE: range}));
+    leader.reports(&["ns/leased", "ns/web"]);
+    leader.views.remove_network("ns/lan");
+    leader.reports(&["networks", "ns/leased", "ns/named", "ns/web"]);
+    leader.views.remove_network("ns/lan");
+    leader.reports(&[]);
+}
+
+#[test]
+fn a_namespace_in_another_project_wakes_its_load_balancers() {
+    let mut leader = LeaderViews::new();
+    leader.vm_lb("ns/web");
+    leader.vm_lb("other/web");
+    for (project, expected) in [("a", &["ns/web"][..]), ("a", &[]), ("b", &["ns/web"])] {
+        leader.views.set_project("ns", Project::In(project.to_owned()));
+        leader.reports(expected);
+    }
+}
+
+#[test]
+fn the_removal_of_a_guest_cluster_wakes_its_load_balancers_in_its_namespace() {
+    let mut leader = LeaderViews::new();
+    let guest = json!({"workloadType": "cluster"});
+    leader.lb("ns/guest", &json!({}), &guest);
+    leader.lb("other/guest", &json!({}), &guest);
+    leader.vm_lb("ns/web");
+    let machine = || ("ns".to_owned(), "vm".to_owned());
+    leader.views.set_machine(machine(), Some("another".to_owned()));
+    leader.reports(&[]);
+    for cluster in [Some("guest".to_owned()), None] {
+        leader.views.set_machine(machine(), cluster);
+        leader.reports(&["ns/guest"]);
+    }
+}
+
+#[test]
+fn an_address_of_the_cluster_wakes_those_whose_vms_report_it() {
+    let mut leader = LeaderViews::new();
+    leader.vm_lb("ns/web");
+    leader.vm("web", "10.7.0.7", true);
+    leader.reports(&["ns/web"]);
+    let (node, service) = (Reserved::Node("n".into()), Reserved::ClusterIp("ns/s".into()));
+    let net = |text: &str| vec![text.parse().unwrap()];
+    leader.views.reserve(&node, net("10.7.0.8/32"));
+    leader.reports(&["networks"]);
+    leader.views.reserve(&node, net("10.7.0.7/32"));
+    leader.reports(&["networks", "ns/web"]);
+    leader.views.reserve(&node, net("10.7.0.7/32"));
+    leader.reports(&[]);
+    // Pools hold back whole service networks, so a single address in one changes no pool.
+    leader.views.reserve(&service, net("10.7.0.7/32"));
+    leader.reports(&["ns/web"]);
+    leader.writers.listed.send_replace(0);
+    leader.views.reserve(&service, Vec::new());
+    leader.reports(&[]);
+}
+
+#[test]
+fn an_agent_that_comes_or_goes_wakes_those_that_lease_on_its_network() {
+    let mut leader = LeaderViews::new();
+    let dhcp = json!({"ipam": "dhcp"});
+    leader.lb("ns/leased", &json!({ANNOTATION_NETWORK: "ns/lan"}), &dhcp);
+    leader.lb("ns/elsewhere", &json!({ANNOTATION_NETWORK: "ns/wan"}), &dhcp);
+    let lease = |name: &str, holder: &str, renewed: &str| {
+        let lease: Lease = read(json!({
+            "metadata": {"name": name, "resourceVersion": renewed},
+            "spec": {"holderIdentity": holder, "leaseDurationSeconds": 3, "renewTime": renewed},
+        }));
+        leases::see(&leader.views, &lease);
+    };
+    let agent = crate::domain::dhcp::agent_name("ns/lan");
+    lease(&agent, "one", "2026-01-01T00:00:00.000000Z");
+    leader.reports(&["ns/leased"]);
+    lease(&agent, "one", "2026-01-01T00:00:01.000000Z");
+    leader.reports(&[]);
+    lease(&agent, "two", "2026-01-01T00:00:02.000000Z");
+    leader.reports(&["ns/leased"]);
+    lease("another", "one", "2026-01-01T00:00:00.000000Z");
+    leader.reports(&[]);
+}
+
+#[test]
+fn the_end_of_a_service_reports_an_owner_that_is_gone() {
+    let mut leader = LeaderViews::new();
+    leader.vm_lb("ns/web");
+    let service = |owner: &str| {
+        read::<Service>(json!({
+            "metadata": {"namespace": "ns", "name": "web", "resourceVersion": "7",
+                "ownerReferences": [{"apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+                    "kind": "LoadBalancer", "name": "web", "uid": owner}]},
+        }))
+    };
+    leader.views.remove_service(&service("uid-web"));
+    leader.reports(&["ns/web"]);
+    leader.views.remove_service(&service("uid-before"));
+    leader.reports(&["gone ns/web uid-before", "ns/web"]);
+}
+
+#[test]
+fn a_subscription_that_ends_late_does_not_end_the_next_one() {
+    let mut leader = LeaderViews::new();
+    leader.vm_lb("ns/web");
+    let next = leader.views.listen(|_| ());
+    leader.views.tell_lbs(["ns/web"]);
+    leader.reports(&[]);
+    let heard = leader.reported.clone();
+    let last = leader.views.listen(move |change| lock(&heard).push(text(change)));
+    drop(next);
+    leader.views.tell_lbs(["ns/web"]);
+    leader.reports(&["ns/web"]);
+    drop(last);
+    leader.views.tell_lbs(["ns/web"]);
+    leader.reports(&[]);
+}
