@@ -7,6 +7,7 @@ use serde_json::Value;
 use testbed::{Chart, repository, tools};
 
 use super::{read, yaml};
+use crate::hygiene::read_folder;
 
 const RULES: &str = "charts/harvester-guest-operator/files/rules.yaml";
 const DASHBOARD: &str = "charts/harvester-guest-operator/files/dashboard.json";
@@ -85,9 +86,7 @@ fn rules_and_dashboard_ask_for_metrics_that_exist() {
     let mut asked: Vec<String> =
         rules().iter().map(|rule| rule["expr"].as_str().unwrap().to_owned()).collect();
     asked.extend(queries().into_iter().map(|(_, query)| query));
-    let parts =
-        ["mod", "admission", "dhcp", "leadership", "leasing", "probes", "rotation", "watches"];
-    let source = parts.map(|part| read(&format!("src/metrics/{part}.rs"))).concat();
+    let source = read_folder("src/metrics/");
     let mut names = BTreeSet::new();
     for query in &asked {
         for (at, _) in query.match_indices("hgo_") {

@@ -12,7 +12,7 @@ mod steps;
 use std::collections::BTreeSet;
 use std::fs;
 
-use crate::hygiene::{files, has_extension, make_targets, read, root};
+use crate::hygiene::{files, has_extension, make_targets, read, read_folder, root};
 
 /// Longest README, in lines: the rest is in docs/.
 const README_LINES: usize = 200;
@@ -202,10 +202,7 @@ fn balanced(file: &str, text: &str) {
 #[test]
 fn the_documents_name_every_metric_and_no_other() {
     let documented = names_with(&book(), "hgo_", |c| c.is_ascii_lowercase() || c == '_');
-    let source =
-        ["mod", "admission", "dhcp", "leadership", "leasing", "probes", "rotation", "watches"]
-            .map(|part| read(&format!("src/metrics/{part}.rs")))
-            .concat();
+    let source = read_folder("src/metrics/");
     let built = names_with(&source, "\"hgo_", |c| c.is_ascii_lowercase() || c == '_');
     let built = built.iter().map(|name| name.trim_start_matches('"').to_owned()).collect();
     assert_eq!(documented, built, "documents (left) against src/metrics (right)");

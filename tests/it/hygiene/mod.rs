@@ -218,6 +218,11 @@ pub(crate) fn read(file: &str) -> String {
     fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
+/// Text of all files of a folder, whose path ends with a slash.
+pub(crate) fn read_folder(folder: &str) -> String {
+    files().iter().filter(|file| file.starts_with(folder)).map(|file| read(file)).collect()
+}
+
 /// Whether the file's name ends with a dot and this extension.
 pub(crate) fn has_extension(file: &str, extension: &str) -> bool {
     Path::new(file).extension().is_some_and(|found| found == extension)
