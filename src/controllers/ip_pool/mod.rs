@@ -211,7 +211,9 @@ impl LedgerTask {
         let releases = batch.releases.iter().map(|(owner, ..)| owner);
         let orphans = batch.orphans.iter().map(|orphan| &orphan.owner);
         let mut confirmed = self.handle.confirmed();
-        claims.chain(releases).chain(orphans).for_each(|owner| confirmed.forget(owner));
+        for owner in claims.chain(releases).chain(orphans) {
+            confirmed.forget(owner);
+        }
     }
 
     /// Answers the requests whose pools were written, and refuses the others: their callers retry.

@@ -120,7 +120,9 @@ impl Views {
             let names = |lb: &LoadBalancer| {
                 lb.annotations().get(ANNOTATION_NETWORK).is_some_and(|named| named == network)
             };
-            self.tell_lbs(self.load_balancers.state_filter(names).iter().map(|lb| key(&**lb)));
+            self.tell_lbs(
+                self.load_balancers.state_filter(names).iter().map(|lb| key(lb.as_ref())),
+            );
             self.tell(ChangeEvent::Networks);
         }
         let has_moved = old.and_then(|old| old.range) != new.and_then(|new| new.range);

@@ -10,8 +10,12 @@ fn name(uid: &str) -> String {
 /// LoadBalancer that the step is about. `None`: a step about pools or networks.
 fn asks(step: &Step) -> Option<usize> {
     match *step {
-        Step::Create(n, _) | Step::Restore(n, _) | Step::Switch(n, _) => Some(n),
-        Step::Delete(n) | Step::Ask(n) | Step::Publish(n) => Some(n),
+        Step::Create(n, _)
+        | Step::Restore(n, _)
+        | Step::Switch(n, _)
+        | Step::Delete(n)
+        | Step::Ask(n)
+        | Step::Publish(n) => Some(n),
         _ => None,
     }
 }
