@@ -68,8 +68,14 @@ impl TokenLife {
     /// The token as a target holds it.
     pub fn held(self, token: &Value, in_cloud_credential: bool) -> TargetCredential {
         let term = CredentialTerm::of(token, &self.says, in_cloud_credential);
-        let (is_unseen, is_missing) = (self.alive.is_none(), self.is_missing);
-        TargetCredential { hash: token.hash(), says: self.says, is_unseen, is_missing, term }
+        TargetCredential {
+            hash: token.hash(),
+            says: self.says,
+            is_unseen: self.alive.is_none(),
+            is_dead: self.alive == Some(false),
+            is_missing: self.is_missing,
+            term,
+        }
     }
 }
 

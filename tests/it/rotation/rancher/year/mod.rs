@@ -154,7 +154,7 @@ impl Rotation {
             source: Some(rotation::IssuerTraits {
                 readable: false,
                 prunes: place == Where::Credential,
-                takes_over: false,
+                is_apart: false,
             }),
             lifetime,
             presumed: lifetime,
@@ -168,6 +168,7 @@ impl Rotation {
             overlap: OVERLAP,
             restarts: false,
             revokes: false,
+            is_second: false,
             deleting: None,
             requests: RotationRequests::default(),
         };
