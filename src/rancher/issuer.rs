@@ -42,7 +42,7 @@ pub struct TokenFault {
 }
 
 impl TokenFault {
-    fn of(what: &str, error: &RancherError) -> Self {
+    pub(super) fn of(what: &str, error: &RancherError) -> Self {
         let may_pass = matches!(error, RancherError::Unauthorized | RancherError::Forbidden(_));
         Self { why: format!("{what}: {error}"), may_pass }
     }

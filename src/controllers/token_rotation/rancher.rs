@@ -22,10 +22,10 @@ use crate::domain::credentials::rotation::{MintedCredential, TargetState};
 use crate::domain::credentials::timestamp::{self, Seconds};
 use crate::domain::credentials::token::TokenText;
 use crate::k8s::credentials::ServerClock;
-use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, TokenRights};
+use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, TokenFault, TokenRights};
 
 /// Pauses before the tests of a new token. Other replicas of Rancher know it a moment later than
-/// the one that made it. Each test costs one call, the one that succeeds two.
+/// the one that made it. Each test costs one call, the one that succeeds one for each right.
 const BETWEEN_TRIES_THERE: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(500),
@@ -193,7 +193,8 @@ impl RotationRun<'_> {
         Ok(issuer.mint(issued, name, self.plan.lifetime, self.scope().as_deref()).await?)
     }
 
-    /// Tests a token in Rancher and where it will be used.
+    /// Tests a token in Rancher and where it will be used. A replica of Rancher that does not know
+    /// the token yet refuses any of the calls, so all are repeated.
     pub(super) async fn verify_rancher_token(&self, token: &TokenText) -> Result<(), StepFault> {
         let (RancherSession { issuer, .. }, scope) = (self.session()?, self.scope());
         let deadline = Instant::now() + TRIED_WITHIN;
@@ -209,10 +210,11 @@ impl RotationRun<'_> {
             };
             let Ok(tried) = timeout_at(deadline, tried).await else { break };
             let fault = match tried {
-                Ok(()) => {
-                    let lacks = self.rancher_token_lacks(token).await;
-                    return lacks.map_or(Ok(()), |why| Err(StepFault::Step(why)));
-                }
+                Ok(()) => match self.rancher_token_lacks(token).await {
+                    Ok(None) => return Ok(()),
+                    Ok(Some(lacks)) => return Err(StepFault::Step(lacks)),
+                    Err(fault) => fault,
+                },
                 Err(fault) => fault,
             };
             why = fault.why;
@@ -225,19 +227,19 @@ impl RotationRun<'_> {
     }
 
     /// Rights that Rancher's node driver needs and the token lacks.
-    async fn rancher_token_lacks(&self, token: &TokenText) -> Option<String> {
-        let (Some(session), Some(reach)) = (&self.side, &self.read.reach) else { return None };
+    async fn rancher_token_lacks(&self, token: &TokenText) -> Result<Option<String>, TokenFault> {
+        let (Some(session), Some(reach)) = (&self.side, &self.read.reach) else { return Ok(None) };
         if self.rotation.spec.target.cloud_credential.is_none() {
-            return None;
+            return Ok(None);
         }
-        match session.issuer.rights(token, reach).await {
+        Ok(match session.issuer.rights(token, reach).await? {
             TokenRights::Enough => None,
             TokenRights::Lacking(why) => Some(why),
             TokenRights::Unknown(why) => {
                 self.say_rights_unknown(&why);
                 None
             }
-        }
+        })
     }
 
     pub(super) async fn revoke_rancher_token(&self, name: &str) -> Result<(), StepFault> {
