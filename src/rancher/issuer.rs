@@ -42,7 +42,7 @@ pub struct TokenFault {
 }
 
 impl TokenFault {
-    fn of(what: &str, error: &RancherError) -> Self {
+    pub(super) fn of(what: &str, error: &RancherError) -> Self {
         let may_pass = matches!(error, RancherError::Unauthorized | RancherError::Forbidden(_));
         Self { why: format!("{what}: {error}"), may_pass }
     }
@@ -68,8 +68,14 @@ impl TokenLife {
     /// The token as a target holds it.
     pub fn held(self, token: &Value, in_cloud_credential: bool) -> TargetCredential {
         let term = CredentialTerm::of(token, &self.says, in_cloud_credential);
-        let (is_unseen, is_missing) = (self.alive.is_none(), self.is_missing);
-        TargetCredential { hash: token.hash(), says: self.says, is_unseen, is_missing, term }
+        TargetCredential {
+            hash: token.hash(),
+            says: self.says,
+            is_unseen: self.alive.is_none(),
+            is_dead: self.alive == Some(false),
+            is_missing: self.is_missing,
+            term,
+        }
     }
 }
 

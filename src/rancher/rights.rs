@@ -10,7 +10,8 @@ use tokio::time::timeout;
 
 use super::transport::{ServerTarget, WireRequest};
 use super::{
-    ACCESS_REVIEW, ApiServer, RancherClient, RancherError, RancherIssuer, SecretText, parsed, plain,
+    ACCESS_REVIEW, ApiServer, RancherClient, RancherError, RancherIssuer, SecretText, TokenFault,
+    parsed, plain,
 };
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::node_driver::{DriverRight, RIGHTS};
@@ -37,19 +38,28 @@ pub enum TokenRights {
 
 impl RancherIssuer {
     /// Whether the bearer of a token may do what Rancher's node driver must, at the server that
-    /// `reach` names.
-    pub async fn rights(&self, value: &TokenText, reach: &ServerEndpoint) -> TokenRights {
+    /// `reach` names. The error: the token is not accepted there, or not yet by each replica.
+    pub async fn rights(
+        &self,
+        value: &TokenText,
+        reach: &ServerEndpoint,
+    ) -> Result<TokenRights, TokenFault> {
         let place = match self.place(reach) {
             Ok(place) => place,
-            Err(why) => return TokenRights::Unknown(why),
+            Err(why) => return Ok(TokenRights::Unknown(why)),
         };
         let token = SecretText::from(value);
-        match timeout(ASKED_WITHIN, place.rights(&token)).await {
+        Ok(match timeout(ASKED_WITHIN, place.rights(&token)).await {
             Ok(Ok(rights)) => rights,
-            Ok(Err(error @ RancherError::Unauthorized)) => TokenRights::Lacking(error.to_string()),
+            Ok(Err(error @ RancherError::Unauthorized)) => {
+                return Err(TokenFault::of(
+                    "the new token, where its rights are asked for",
+                    &error,
+                ));
+            }
             Ok(Err(error)) => TokenRights::Unknown(error.to_string()),
             Err(_) => TokenRights::Unknown(format!("not within {} s", ASKED_WITHIN.as_secs())),
-        }
+        })
     }
 }
 

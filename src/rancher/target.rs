@@ -21,8 +21,6 @@ pub struct CloudCredentialView {
 struct ExistingCredential {
     stored: StoredCredential,
     credential: CloudCredential,
-    /// Whether the token in the credential is accepted. `None`: unknown.
-    alive: Option<bool>,
 }
 
 impl CloudCredentialView {
@@ -65,28 +63,22 @@ impl RancherIssuer {
             Ok(read) => read,
             Err(why) => return Ok(unfit(why)),
         };
-        let life = match &token {
+        let holds = match &token {
             None => None,
-            Some(token) => Some(self.life(token, issued).await?),
+            Some(token) => Some(self.life(token, issued).await?.held(token, true)),
         };
-        let alive = life.as_ref().map_or(Some(false), |life| life.alive);
-        let holds = token.zip(life).map(|(token, life)| life.held(&token, true));
         let target = TargetState::There {
             version: stored.version.clone(),
             holds,
             beside: credential.beside(),
             kept: credential.previous().map(|kept| kept.hash()),
         };
-        Ok(CloudCredentialView {
-            target,
-            now,
-            there: Some(ExistingCredential { stored, credential, alive }),
-        })
+        let there = Some(ExistingCredential { stored, credential });
+        Ok(CloudCredentialView { target, now, there })
     }
 
     /// Writes a token into a credential, if the credential has not changed since it was read.
-    /// `keep`: retains the present token too, unless that one is dead: Rancher stops reading a
-    /// content that names an unknown token. `to`: server where the token is used, if that is not
+    /// `keep`: retains the present token too. `to`: server where the token is used, if that is not
     /// this Rancher.
     pub async fn publish(
         &self,
@@ -97,7 +89,6 @@ impl RancherIssuer {
         to: Option<&ServerEndpoint>,
     ) -> Result<(), RancherError> {
         let Some(there) = &sight.there else { return Ok(()) };
-        let keep = keep && there.alive != Some(false);
         let content = there.credential.with(token, keep, to).map_err(unfit)?;
         self.store(name, &there.stored, content).await
     }

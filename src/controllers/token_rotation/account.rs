@@ -1,19 +1,24 @@
 //! Tokens of a ServiceAccount of this cluster, also those in a cloud credential of a Rancher.
 //!
-//! Invariants: a token is tested at the server that its readers use, which must have a certificate
-//! of this cluster's own authority if the spec names it; a Rancher that does not answer hinders no
-//! revocation that needs no answer of it.
+//! Invariant: a token is tested at the server that its readers use, which must have a certificate
+//! of this cluster's own authority if the spec names it.
 
-use super::InHand;
-use super::session::{RotationRun, TRIED_WITHIN};
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::ResourceExt as _;
+
+use super::session::{RotationRun, StepFault, TRIED_WITHIN};
 use crate::api::{ServiceAccountToken, TokenRotation};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
-use crate::domain::credentials::rotation::{
-    RotationStep, UnknownReason, UnpublishedCredential, status,
-};
+use crate::domain::credentials::rotation::MintedCredential;
+use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
 use crate::rancher::{ApiServer, TokenRights};
-use kube::ResourceExt as _;
+
+/// Reads of an account's Secret until it contains the token, and the pause between two reads.
+const LOOKS: u32 = 20;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 
 /// ServiceAccount whose tokens the spec asks for.
 pub(super) fn of(rotation: &TokenRotation) -> Option<&ServiceAccountToken> {
@@ -21,26 +26,9 @@ pub(super) fn of(rotation: &TokenRotation) -> Option<&ServiceAccountToken> {
     source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())
 }
 
-/// Reason why a target in a Rancher is unknown. An account's tokens are known, and revoked, without
-/// the Rancher; only to spare what the target holds, an answer is waited for.
-pub(super) fn unknown(rotation: &TokenRotation, reason: UnknownReason) -> UnknownReason {
-    match reason {
-        _ if of(rotation).is_none() => reason,
-        UnknownReason::Silent if !status::plan(rotation).revokes => reason,
-        _ => UnknownReason::TargetBarred,
-    }
-}
-
 impl RotationRun<'_> {
-    /// Whether a Rancher makes and revokes the credentials.
-    pub(super) fn is_by_rancher(&self) -> bool {
-        self.side.is_some() && of(&self.rotation).is_none()
-    }
-
-    /// Message that the account is missing.
-    pub(super) fn no_account(&self) -> String {
-        let account = of(&self.rotation).cloned().unwrap_or_default().service_account_name;
-        format!("spec.source: there is no ServiceAccount {}/{account}: make it", self.namespace())
+    fn account(&self) -> String {
+        of(&self.rotation).cloned().unwrap_or_default().service_account_name
     }
 
     /// Server of this cluster that a cloud credential is to lead to. `None`: the target stays with
@@ -57,53 +45,93 @@ impl RotationRun<'_> {
         })
     }
 
-    /// Tests the credential in memory where it will be used.
-    pub(super) async fn verify(&mut self) -> Result<(), CallError> {
-        let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
-            self.take(None);
-            return Ok(());
+    /// Makes a token with this name, or reads it again where that is possible.
+    pub(super) async fn mint_account_token(
+        &self,
+        name: &str,
+    ) -> Result<(TokenText, MintedCredential), StepFault> {
+        let token = match self.request_account_token(name).await {
+            Err(CallError::NotFound) => {
+                let (namespace, account) = (self.namespace(), self.account());
+                return Err(StepFault::Step(format!(
+                    "spec.source: there is no ServiceAccount {namespace}/{account}: make it"
+                )));
+            }
+            other => other?,
         };
-        let account = of(&self.rotation).cloned().unwrap_or_default().service_account_name;
-        let account = format!("{}:{account}", self.namespace());
-        let there = self.own_server().or_else(|| self.read.reach.clone());
-        let there = there.unwrap_or_else(|| self.keeper.ctx.credentials.own_way());
-        let tried = async {
-            let there = ApiServer::of(&there)?;
-            let expected = format!("system:serviceaccount:{account}");
-            there.accepts(token.reveal(), &expected, TRIED_WITHIN).await.map(|()| there)
+        let says = token.says();
+        let made = MintedCredential {
+            hash: token.hash(),
+            issued: says.issued.unwrap_or(self.clock.now()),
+            expires: says.expires,
         };
-        let why = match tried.await {
-            Ok(there) => self.account_lacks(&there, token.reveal(), &account).await?,
-            Err(why) => Some(why),
-        };
-        if let Some(why) = why {
-            return self.failed(RotationStep::Verify, &hand.name, &why).await;
-        }
-        let hand = UnpublishedCredential { verified: true, ..hand };
-        self.take(Some(InHand { hand, token: Some(token) }));
-        Ok(())
+        Ok((token, made))
     }
 
-    /// Rights that Rancher's node driver needs and the token for it lacks.
-    async fn account_lacks(
-        &self,
-        there: &ApiServer,
-        token: &str,
-        account: &str,
-    ) -> Result<Option<String>, CallError> {
-        if self.rotation.spec.target.cloud_credential.is_none() {
-            return Ok(None);
+    async fn request_account_token(&self, name: &str) -> Result<TokenText, CallError> {
+        let account = self.account();
+        let stored = self.plan.source.is_some_and(|source| source.readable);
+        let (namespace, uid) = (self.namespace(), self.uid());
+        let (writer, credentials) = (&self.keeper.ctx.writer, &self.keeper.ctx.credentials);
+        let filled_for = Some(account.as_str()).filter(|_| stored);
+        if stored {
+            credentials.check_right_to_sign(&namespace, &account).await?;
         }
-        let namespaces = self.keeper.ctx.credentials.namespaces().await?;
-        let account = account.replace(':', "/");
-        Ok(match there.rights(token, &account, &namespaces).await {
-            TokenRights::Enough => None,
-            TokenRights::Lacking(why) => Some(why),
+        // A TokenRotation owned by the account is deleted with it; so are the objects that its
+        // tokens are bound to.
+        let owns = |owner: &&OwnerReference| {
+            (owner.api_version.as_str(), owner.kind.as_str(), &owner.name)
+                == ("v1", "ServiceAccount", &account)
+        };
+        let owner = self.rotation.owner_references().iter().find(owns);
+        let bond = match writer.create_bond((&namespace, name), &uid, filled_for, owner).await {
+            Err(CallError::Conflict) => credentials.bond(&namespace, name, &uid).await?,
+            other => other?,
+        };
+        if stored {
+            return self.stored(name).await;
+        }
+        let (who, until) = ((namespace.as_str(), account.as_str()), self.plan.lifetime);
+        writer.request_token(who, until, (name, &bond)).await
+    }
+
+    /// Reads the token that the cluster writes into a new Secret of an account, after a moment.
+    async fn stored(&self, name: &str) -> Result<TokenText, CallError> {
+        for _ in 0..LOOKS {
+            let namespace = self.namespace();
+            let read = self.keeper.ctx.credentials.secret(&namespace, name, "token").await?;
+            let token = read.0.and_then(|secret| secret.value);
+            if let Some(token) = token.filter(|token| !token.reveal().is_empty()) {
+                return Ok(token);
+            }
+            tokio::time::sleep(BETWEEN_LOOKS).await;
+        }
+        Err(CallError::Timeout(BETWEEN_LOOKS * LOOKS))
+    }
+
+    /// Tests a token where it will be used.
+    pub(super) async fn verify_account_token(&self, token: &TokenText) -> Result<(), StepFault> {
+        let account = format!("{}:{}", self.namespace(), self.account());
+        let there = self.own_server().or_else(|| self.read.reach.clone());
+        let there = there.unwrap_or_else(|| self.keeper.ctx.credentials.own_way());
+        let there = ApiServer::of(&there).map_err(StepFault::Step)?;
+        let expected = format!("system:serviceaccount:{account}");
+        let tried = there.accepts(token.reveal(), &expected, TRIED_WITHIN).await;
+        tried.map_err(StepFault::Step)?;
+        if self.rotation.spec.target.cloud_credential.is_none() {
+            return Ok(());
+        }
+        // Rights that Rancher's node driver needs.
+        let namespaces = self.keeper.ctx.credentials.namespaces().await;
+        let namespaces = namespaces.map_err(StepFault::Call)?;
+        match there.rights(token.reveal(), &account.replace(':', "/"), &namespaces).await {
+            TokenRights::Enough => Ok(()),
+            TokenRights::Lacking(why) => Err(StepFault::Step(why)),
             TokenRights::Unknown(why) => {
                 self.say_rights_unknown(&why);
-                None
+                Ok(())
             }
-        })
+        }
     }
 
     /// Logs that the rights of a token are not known.

@@ -10,13 +10,11 @@ use std::time::{Duration, Instant};
 
 use kube::ResourceExt as _;
 
-use super::session::RotationRun;
 use super::{RotationContext, lock};
 use crate::api::{RancherServer, SecretTarget, TokenRotation};
 use crate::domain::credentials::children::ChildCandidate;
 use crate::domain::credentials::rivals::{is_same, is_same_rancher};
 use crate::domain::credentials::rotation::inventory::{CredentialInventory, CredentialReadResult};
-use crate::domain::credentials::rotation::status::ReadyReason;
 use crate::domain::credentials::rotation::watched::WatchedCredentials;
 use crate::domain::credentials::rotation::{TargetState, due, status};
 use crate::domain::credentials::timestamp::Seconds;
@@ -92,41 +90,6 @@ pub(super) async fn all(
     let census = lock(&keeper.censuses).get(&uid).cloned().unwrap_or_default();
     let (_, unread) = census.count();
     Ok(AllCredentials { watched: census.watched(|name| replaced.contains(name)), unread, listed })
-}
-
-impl RotationRun<'_> {
-    /// Standing of a TokenRotation that only watches, or that makes children.
-    pub(super) fn watches(&self) -> ReadyReason {
-        let unread = self.side.as_ref().map_or(0, |side| side.unread);
-        let watched = &self.read.watched;
-        if watched.listed.is_empty() {
-            let target = &self.rotation.spec.target;
-            let why = if target.secret.is_some() {
-                "spec.target.secret: there is no such Secret, or no credential in it"
-            } else if target.cloud_credential.is_some() {
-                "spec.target.cloudCredential: there is no token in it"
-            } else {
-                "there is no cloud credential for Harvester that the API key's user may see"
-            };
-            return ReadyReason::Missing(why.to_owned());
-        }
-        if let Some(standing) = self.children_stand() {
-            return standing;
-        }
-        let mut parts = Vec::new();
-        if unread > 0 {
-            parts.push(format!("{unread} were not read yet"));
-        }
-        if watched.unknown() > 0 {
-            let unknown = watched.unknown();
-            parts.push(format!("expiry unknown of {unknown}: see status.watched"));
-        }
-        if parts.is_empty() {
-            ReadyReason::Watched
-        } else {
-            ReadyReason::WatchedInPart(parts.join("; "))
-        }
-    }
 }
 
 /// Cloud credentials of the TokenRotation's Rancher that any TokenRotation replaces.

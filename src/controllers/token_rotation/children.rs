@@ -6,29 +6,27 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kube::ResourceExt as _;
 use kube_runtime::reflector::ObjectRef;
 use serde_json::{Value, json};
 
 use super::RotationContext;
-use super::session::{AppliedChildren, LOOK_THERE, RotationRun};
+use super::session::{AppliedChildren, RotationRun};
 use crate::api::{ConditionStatus, READY, TokenRotation};
 use crate::domain::credentials::children::{
     ObservedRancher, SuperfluousChild, children, second, standing,
 };
 use crate::domain::credentials::rivals::{before, made_by};
 use crate::domain::credentials::rotation::RotationPlan;
-use crate::domain::credentials::rotation::status::{self, ReadyReason};
+use crate::domain::credentials::rotation::status;
 use crate::k8s::CallError;
 
 impl RotationRun<'_> {
-    /// Plan of the rotation. If another one has precedence, this one revokes nothing: the other may
-    /// have adopted the credential.
+    /// Plan of the rotation.
     pub(super) fn planned(&self) -> RotationPlan {
         let plan = status::plan(&self.rotation);
-        RotationPlan { revokes: plan.revokes && !self.is_second, ..plan }
+        if self.second.is_some() { plan.second() } else { plan }
     }
 
     /// URL of the Rancher, if only the API key's Secret contains it.
@@ -45,28 +43,19 @@ impl RotationRun<'_> {
         keeper.store.state_filter(may)
     }
 
-    /// Leaves a credential to another TokenRotation that has precedence. Returns the pause in that
-    /// case.
-    pub(super) async fn yields(&mut self) -> Result<Option<Duration>, CallError> {
+    /// Finds another TokenRotation for the same credential that goes first.
+    pub(super) async fn find_first(&mut self) -> Result<(), CallError> {
         if self.named_url().is_some() {
             // The URL in the status shows which TokenRotations have the same credential.
             self.record(self.record.clone(), None).await?;
         }
         let others = self.others();
-        if self.plan.source.is_none() {
-            return Ok(None);
+        if self.plan.source.is_some() {
+            let first = before(&self.rotation, others.iter().map(AsRef::as_ref));
+            self.second = first.map(second);
+            self.plan = self.planned();
         }
-        let Some(first) = before(&self.rotation, others.iter().map(AsRef::as_ref)) else {
-            return Ok(None);
-        };
-        self.is_second = true;
-        self.plan = self.planned();
-        if self.plan.deleting.is_some() {
-            return Ok(None);
-        }
-        self.record(self.record.clone(), Some(&ReadyReason::Second(second(first)))).await?;
-        self.keeper.rests(&self.rotation, LOOK_THERE);
-        Ok(Some(LOOK_THERE))
+        Ok(())
     }
 
     /// Creates, changes and deletes the children of a TokenRotation for all cloud credentials.
@@ -149,18 +138,16 @@ impl RotationRun<'_> {
         }
     }
 
-    /// Standing of all cloud credentials, if they are replaced.
-    pub(super) fn children_stand(&self) -> Option<ReadyReason> {
+    /// Whether all cloud credentials are replaced that must be, and a message about them. `None`:
+    /// none is to be replaced.
+    pub(super) fn children_stand(&self) -> Option<(bool, String)> {
         self.rotation.spec.source.as_ref()?;
         let AppliedChildren { children, in_the_way } = self.children.as_ref()?;
         let others = self.others();
         let others: Vec<&TokenRotation> = others.iter().map(AsRef::as_ref).collect();
         let in_namespace: Vec<&TokenRotation> =
             others.into_iter().filter(|one| one.namespace() == self.rotation.namespace()).collect();
-        Some(match standing(children, &in_namespace, in_the_way) {
-            (true, how) => ReadyReason::Renewed(how),
-            (false, how) => ReadyReason::RenewedInPart(how),
-        })
+        Some(standing(children, &in_namespace, in_the_way))
     }
 }
 

@@ -78,7 +78,7 @@ fn note(sheet: &mut GaugeValues, rotation: &TokenRotation, now: Seconds) {
     let plan = status::plan(rotation);
     let said = rotation.status.clone().unwrap_or_default();
     let record = status::record(rotation.status.as_ref());
-    let end = said.expires_at.as_deref().and_then(timestamp::parse_rfc3339);
+    let end = status::ends(&said);
     let (namespace, name) = (rotation.namespace().unwrap_or_default(), rotation.name_any());
     let rotated = due(&plan, &record).is_some();
     let labels = vec![namespace.clone(), name.clone(), rotated.to_string()];

@@ -8,8 +8,8 @@ use serde_json::json;
 use super::LOOK_AGAIN;
 use super::session::{BlindReason, RotationRun};
 use crate::api::ROTATION_FINALIZER;
-use crate::domain::credentials::rotation::left_behind;
-use crate::domain::credentials::rotation::status::ReadyReason;
+use crate::domain::credentials::rotation::ready::ReadyReason;
+use crate::domain::credentials::rotation::{left_behind, obstacle};
 use crate::k8s::CallError;
 
 impl RotationRun<'_> {
@@ -19,18 +19,13 @@ impl RotationRun<'_> {
         if left.is_empty() {
             return;
         }
-        let why = self.keeps_waiting().unwrap_or_default();
+        let unknown = self.blind.as_ref().map(|blind| blind.why.as_str());
+        let why = obstacle(&self.record, unknown).unwrap_or_default();
         let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
         tracing::warn!(namespace, rotation, left, why, "not revoked before the deletion");
         let left: String = left.chars().take(400).collect();
         let note = format!("not revoked: {left}: {why}");
         self.keeper.ctx.events.warning(self.rotation.object_ref(&()), "LeftBehind", note);
-    }
-
-    /// Reason why a deletion does not continue, if there is one.
-    pub(super) fn keeps_waiting(&self) -> Option<String> {
-        let blind = self.blind.as_ref().map(|blind| blind.why.clone());
-        blind.or_else(|| self.record.last_result.clone().filter(|_| self.record.has_failed()))
     }
 
     /// Removes the finalizer, and the credential in memory.

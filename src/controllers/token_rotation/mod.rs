@@ -9,12 +9,14 @@ mod act;
 mod census;
 mod children;
 mod gauges;
+mod issuer;
 mod leaving;
 mod look;
 mod probe;
 mod rancher;
 mod run;
 mod session;
+mod target;
 mod way;
 
 use std::collections::{HashMap, HashSet};
@@ -34,19 +36,18 @@ use kube_runtime::watcher::Event;
 use tokio::sync::mpsc;
 
 use super::Context;
-use crate::api::{LABEL_ROTATION, READY, ROTATION_FINALIZER, TokenRotation};
+use crate::api::{LABEL_ROTATION, TokenRotation};
 use crate::domain::credentials::rotation::inventory::CredentialInventory;
-use crate::domain::credentials::rotation::status::UNREADABLE;
 use crate::domain::credentials::rotation::{
-    ObservedState, RecordChange, RotationAction, TargetCredential, TargetState,
-    UnpublishedCredential, decide, expiry, status,
+    RecordChange, RotationAction, UnpublishedCredential, rest,
 };
-use crate::domain::credentials::timestamp::{self, Seconds};
+use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::credentials::token;
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
 use crate::k8s::guard::Guard;
+use issuer::CredentialIssuer;
 
 /// Maximum of concurrent reconciles.
 const AT_ONCE: u16 = 4;
@@ -261,42 +262,10 @@ impl RotationContext {
 
     /// Time for which the record requires no step. `None`: a reconcile is required.
     fn quiet(&self, rotation: &TokenRotation) -> Option<Duration> {
-        // Only the Rancher knows what exists there, and its own time.
-        if rotation.spec.rancher.is_some() {
-            return None;
-        }
         let now = (*lock(&self.clock))?.now();
-        let status = rotation.status.as_ref()?;
-        let is_followed = status.observed_generation == rotation.metadata.generation;
-        let plan = status::plan(rotation);
-        let held =
-            plan.source.is_none() || rotation.finalizers().iter().any(|f| f == ROTATION_FINALIZER);
-        // A target that could not be read may be readable now: a granted right produces no event.
-        let blind = status
-            .conditions
-            .iter()
-            .any(|c| c.type_ == READY && c.reason.as_deref() == Some(UNREADABLE));
-        if !is_followed || !held || plan.deleting.is_some() || blind {
-            return None;
-        }
-        let record = status::record(Some(status));
-        let current = record.current.as_ref()?;
-        let (name, expires) = (current.name.clone(), current.expires);
-        let says = token::TokenClaims { name, issued: None, expires };
-        let held =
-            TargetCredential { hash: current.hash.clone(), says, ..TargetCredential::default() };
-        let target = TargetState::There {
-            version: String::new(),
-            holds: Some(held),
-            beside: Vec::new(),
-            kept: None,
-        };
-        let seen = ObservedState { now, target, ..ObservedState::default() };
-        match decide(&plan, &record, &seen) {
-            RotationAction::Wait(until) => {
-                let end = status.expires_at.as_deref().and_then(timestamp::parse_rfc3339);
-                Some(pause(&[until, expiry::alarm(&plan, &record, end), end], now))
-            }
+        let hand = lock(&self.hands).get(rotation.uid()?.as_str()).map(|hand| hand.hand.clone());
+        match rest::unchanged(rotation, hand, now)? {
+            RotationAction::Wait(next) => Some(pause(next, now)),
             // A rotation that only waits for its turn needs no call.
             RotationAction::Write(RecordChange::Named, next) if !next.is_asked() => {
                 Some(self.turn(&ObjectRef::from_obj(rotation))).filter(|turn| !turn.is_zero())
@@ -354,9 +323,8 @@ fn version(rotation: &TokenRotation) -> Option<u64> {
     rotation.metadata.resource_version.as_ref()?.parse().ok()
 }
 
-/// Time until the first of these times that is in the future, at most [`LOOK_AGAIN`].
-fn pause(times: &[Option<Seconds>], now: Seconds) -> Duration {
-    let next = times.iter().flatten().filter(|at| **at > now).min();
+/// Time until the next look, at most [`LOOK_AGAIN`].
+fn pause(next: Option<Seconds>, now: Seconds) -> Duration {
     let left = next.and_then(|at| u64::try_from(at - now).ok()).map(Duration::from_secs);
     left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN)
 }

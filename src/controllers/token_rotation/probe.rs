@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use kube_runtime::reflector::ObjectRef;
 
+use super::look::LookFault;
 use super::session::{LOOK_THERE, RotationRun};
 use super::way::way;
 use super::{RotationContext, lock};
@@ -37,6 +38,7 @@ impl RotationRun<'_> {
         let is_used = self.blind.is_none()
             && self.side.is_some()
             && self.plan.source.is_some()
+            && !self.plan.is_second
             && self.plan.deleting.is_none();
         let TargetState::There { holds: Some(held), .. } = &self.read.target else { return None };
         // A token that has expired or was revoked is due without a probe.
@@ -68,9 +70,9 @@ pub(super) async fn probe(keeper: &RotationContext, rotation: &TokenRotation) ->
     let server = rotation.spec.rancher.as_ref()?;
     let asked = async {
         match way(keeper, rotation, server).await {
-            Ok(Ok(way)) => way.issuer.differs(&term).await,
-            Ok(Err(_)) => true,
-            Err(_) => false,
+            Ok(way) => way.issuer.differs(&term).await,
+            Err(LookFault::Blind(_)) => true,
+            Err(LookFault::Call(_)) => false,
         }
     };
     if !tokio::time::timeout(PATIENCE, asked).await.unwrap_or(false) {

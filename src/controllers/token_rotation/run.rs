@@ -9,16 +9,19 @@ use std::time::Duration;
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 
-use super::look::{look, named};
-use super::session::{AppliedChildren, BlindReason, LOOK_THERE, RotationRun, TargetSnapshot};
-use super::{InHand, RotationContext, account, lock, pause};
+use super::look::look;
+use super::session::{
+    AppliedChildren, BlindReason, LOOK_THERE, RotationRun, StepFault, TargetSnapshot,
+};
+use super::{CredentialIssuer, InHand, RotationContext, lock, pause};
 use crate::api::{ROTATION_FINALIZER, TokenRotation};
-use crate::domain::credentials::rotation::status::{self, ReadyReason, StatusObservations};
+use crate::domain::credentials::rotation::ready::{ReadyFacts, ReadyReason};
+use crate::domain::credentials::rotation::status::{self, StatusObservations};
 use crate::domain::credentials::rotation::{
     ObservedState, RecordChange, RotationAction, RotationRecord, RotationStep, TargetState,
-    UnpublishedCredential, decide, expiry, failed, of_two,
+    UnknownReason, UnpublishedCredential, decide, failed, rest,
 };
-use crate::domain::credentials::timestamp::{self, Seconds};
+use crate::domain::credentials::timestamp::Seconds;
 use crate::k8s::CallError;
 
 /// Maximum of steps in a row; more of them are a fault.
@@ -40,7 +43,7 @@ pub(super) async fn run(
     let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
     let credentials = &keeper.ctx.credentials;
     let allowed = keeper.is_allowed(&namespace);
-    let TargetSnapshot { read, clock, mut blind, side } = if allowed {
+    let TargetSnapshot { read, clock, blind, side } = if allowed {
         look(keeper, seen).await?
     } else {
         // Nothing is read without rights, so the time is the local clock's.
@@ -53,45 +56,35 @@ pub(super) async fn run(
         // Another object has the name by now: its event triggers a reconcile.
         return Ok(GO_ON);
     }
-    let (mut existing, mut unlisted) = (Vec::new(), None);
-    if account::of(seen).is_none() && seen.spec.rancher.is_some() {
-        existing = named(&rotation, side.as_ref());
-    } else if allowed {
-        *lock(&keeper.clock) = Some(clock);
-        match credentials.made_by(&namespace, &rotation.uid().unwrap_or_default()).await {
-            Ok(made) => existing = made,
-            Err(error) => unlisted = Some(error.refusal().map(str::to_owned).ok_or(error)?),
-        }
-    }
     let (plan, record) = (status::plan(&rotation), status::record(rotation.status.as_ref()));
-    if plan.deleting.is_some() {
-        blind = unlisted.take().map(BlindReason::barred).or(blind);
-    }
-    let (is_second, children) = (false, None);
     let mut run = RotationRun {
         keeper,
         rotation,
         plan,
         record,
         read,
-        existing,
+        existing: Vec::new(),
         clock,
         blind,
         side,
-        is_second,
-        children,
+        second: None,
+        children: None,
     };
     if !allowed {
         return run.not_allowed().await;
     }
-    if let Some(why) = unlisted {
-        // Nothing is decided without the list of existing credentials.
-        run.record(run.record.clone(), Some(&ReadyReason::Unreadable(why))).await?;
-        return Ok(LOOK_AT_RIGHTS);
+    if CredentialIssuer::of(seen) == CredentialIssuer::ServiceAccount {
+        *lock(&keeper.clock) = Some(clock);
     }
-    if let Some(pause) = run.yields().await? {
-        return Ok(pause);
+    match run.list().await {
+        Ok(existing) => run.existing = existing,
+        Err(error) => {
+            let why = error.refusal().map(str::to_owned).ok_or(error)?;
+            let unlisted = UnknownReason::Unlisted;
+            run.blind = Some(BlindReason { unknown: unlisted, ..BlindReason::barred(why) });
+        }
     }
+    run.find_first().await?;
     run.hold().await?;
     run.make_children().await?;
     for _ in 0..MOST_STEPS {
@@ -127,7 +120,6 @@ impl RotationRun<'_> {
     pub(super) fn seen(&self) -> ObservedState {
         let target = match &self.blind {
             Some(_) => TargetState::Unknown,
-            None if self.is_second => of_two(&self.record, self.read.target.clone()),
             None => self.read.target.clone(),
         };
         let existing = Some(self.existing.clone());
@@ -138,12 +130,12 @@ impl RotationRun<'_> {
 
     pub(super) async fn look_again(&mut self) -> Result<(), CallError> {
         let TargetSnapshot { read, clock, blind, side } = look(self.keeper, &self.rotation).await?;
-        if account::of(&self.rotation).is_none() && self.rotation.spec.rancher.is_some() {
-            self.existing = named(&self.rotation, side.as_ref());
-        }
         (self.read, self.blind, self.side) = (read, blind, side);
         if self.blind.is_none() {
             self.clock = clock;
+        }
+        if CredentialIssuer::of(&self.rotation) == CredentialIssuer::Rancher {
+            self.existing = self.list().await?;
         }
         Ok(())
     }
@@ -152,7 +144,8 @@ impl RotationRun<'_> {
     /// revocation.
     async fn hold(&mut self) -> Result<(), CallError> {
         let held = self.rotation.finalizers().iter().any(|f| f == ROTATION_FINALIZER);
-        if held || self.plan.source.is_none() || self.plan.deleting.is_some() {
+        let is_idle = self.plan.source.is_none() || self.plan.is_second;
+        if held || is_idle || self.plan.deleting.is_some() {
             return Ok(());
         }
         let mut finalizers = self.rotation.finalizers().to_vec();
@@ -162,47 +155,60 @@ impl RotationRun<'_> {
 
     /// Runs one step. Returns the pause if the next step is to wait.
     async fn step(&mut self) -> Result<Option<Duration>, CallError> {
-        let act = decide(&self.plan, &self.record, &self.seen());
-        match act {
+        let pending = self.record.pending.clone().unwrap_or_default().name;
+        let (step, name, done) = match decide(&self.plan, &self.record, &self.seen()) {
             RotationAction::Write(change, next) => {
-                if change == RecordChange::Named && !next.is_asked() {
-                    let name = kube_runtime::reflector::ObjectRef::from_obj(&self.rotation);
-                    let turn = self.keeper.turn(&name);
-                    if !turn.is_zero() {
-                        // The reason why it is due may not be in the record.
-                        lock(&self.keeper.touched).insert(name);
-                        return Ok(Some(turn));
-                    }
-                    self.keeper.begun(&name);
+                let turn = self.turn(change, &next);
+                if turn.is_none() {
+                    self.write(change, *next).await?;
                 }
-                self.write(change, *next).await?;
+                return Ok(turn);
             }
-            RotationAction::Mint(name) if self.is_by_rancher() => self.mint_there(&name).await?,
-            RotationAction::Mint(name) => match self.mint(&name).await {
-                Ok(hand) => {
-                    self.take(Some(hand));
-                    self.existing.push(name);
-                }
-                Err(CallError::NotFound) => {
-                    let why = self.no_account();
-                    self.failed(RotationStep::Mint, &name, &why).await?;
-                }
-                Err(error) => self.fail(RotationStep::Mint, &name, error).await?,
-            },
-            RotationAction::Verify if self.is_by_rancher() => self.verify_there().await?,
-            RotationAction::Verify => self.verify().await?,
-            RotationAction::Publish { keep } => self.publish(keep).await?,
-            RotationAction::Restart => self.restart().await?,
-            RotationAction::DropOld => self.drop_old().await?,
-            RotationAction::Revoke(name) => self.revoke(&name).await?,
+            RotationAction::Mint(name) => (RotationStep::Mint, pending, self.mint(&name).await),
+            RotationAction::Verify => (RotationStep::Verify, pending, self.verify().await),
+            RotationAction::Publish { keep } => {
+                (RotationStep::Publish, pending, self.publish(keep).await)
+            }
+            RotationAction::DropOld => {
+                (RotationStep::Publish, String::new(), self.drop_previous().await)
+            }
+            RotationAction::Restart => {
+                let current = self.record.current.clone().unwrap_or_default().name;
+                (RotationStep::Restart, current, self.restart().await)
+            }
+            RotationAction::Revoke(name) => {
+                let done = self.revoke_unless_used(&name).await;
+                (RotationStep::Revoke, name, done)
+            }
             RotationAction::Finish => {
                 self.tell_what_is_left();
                 self.finish().await?;
                 return Ok(Some(super::LOOK_AGAIN));
             }
             RotationAction::Wait(until) => return self.rest(until).await.map(Some),
+        };
+        match done {
+            Ok(()) => {}
+            Err(StepFault::Call(error)) => return Err(error),
+            Err(StepFault::Step(why)) => self.failed(step, &name, &why).await?,
         }
         Ok(None)
+    }
+
+    /// Time until a rotation that is due without a request may begin. `None`: it may begin.
+    fn turn(&self, change: RecordChange, next: &RotationRecord) -> Option<Duration> {
+        if change != RecordChange::Named || next.is_asked() {
+            return None;
+        }
+        let name = kube_runtime::reflector::ObjectRef::from_obj(&self.rotation);
+        let turn = self.keeper.turn(&name);
+        if turn.is_zero() {
+            self.keeper.begun(&name);
+            return None;
+        }
+        // The reason why it is due may not be in the record.
+        lock(&self.keeper.touched).insert(name);
+        Some(turn)
     }
 
     /// Writes the status, if it differs from the stored one.
@@ -288,25 +294,8 @@ impl RotationRun<'_> {
         self.keeper.ctx.events.normal(self.rotation.object_ref(&()), reason, note);
     }
 
-    /// Records and reports a failed step, unless leadership was lost.
-    pub(super) async fn fail(
-        &mut self,
-        step: RotationStep,
-        name: &str,
-        error: CallError,
-    ) -> Result<(), CallError> {
-        if matches!(error, CallError::NotLeader) {
-            return Err(error);
-        }
-        self.failed(step, name, &error.to_string()).await
-    }
-
-    pub(super) async fn failed(
-        &mut self,
-        step: RotationStep,
-        name: &str,
-        why: &str,
-    ) -> Result<(), CallError> {
+    /// Records and reports a failed step.
+    async fn failed(&mut self, step: RotationStep, name: &str, why: &str) -> Result<(), CallError> {
         let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
         tracing::warn!(
             namespace,
@@ -329,39 +318,30 @@ impl RotationRun<'_> {
         self.record(next, Some(&ReadyReason::Failed(step, why))).await
     }
 
-    /// Records the standing. Returns the time until the next reconcile.
+    /// Records the condition Ready. Returns the time until the next reconcile.
     async fn rest(&mut self, until: Option<Seconds>) -> Result<Duration, CallError> {
-        let standing = self.standing();
-        self.record(self.record.clone(), standing.as_ref()).await?;
+        let facts = ReadyFacts {
+            second: self.second.clone(),
+            unknown: self.blind.as_ref().map(|b| (b.why.as_str(), (b.standing)(b.why.clone()))),
+            watched: Some(&self.read.watched),
+            unread: self.side.as_ref().map_or(0, |side| side.unread),
+            children: self.children_stand(),
+        };
+        let wants = &self.rotation.spec.target;
+        let ready = ReadyReason::of(&self.plan, &self.record, &self.read.target, wants, facts);
+        self.record(self.record.clone(), ready.as_ref()).await?;
         let now = self.clock.now();
-        let end = self.rotation.status.as_ref().and_then(|status| status.expires_at.as_deref());
-        let end = end.and_then(timestamp::parse_rfc3339);
-        let pause = pause(&[until, expiry::alarm(&self.plan, &self.record, end), end], now);
+        let ends = self.rotation.status.as_ref().and_then(status::ends);
+        let pause = pause(rest::next_look(&self.plan, &self.record, until, ends, now), now);
         // A change in a Rancher produces no event.
         let most = match &self.side {
             Some(side) if side.unread > 0 => READ_ON,
             _ if self.children.as_ref().is_some_and(AppliedChildren::is_hindered) => LOOK_AT_RIGHTS,
-            _ if self.rotation.spec.rancher.is_some() => LOOK_THERE,
+            _ if self.rotation.spec.rancher.is_some() || self.plan.is_second => LOOK_THERE,
             _ => pause,
         };
         let pause = pause.min(most);
         self.keeper.rests(&self.rotation, pause);
         Ok(self.arm().map_or(pause, |next| next.min(pause)))
-    }
-
-    /// Standing of the rotation. `None`: it does not change until the failed step has succeeded.
-    fn standing(&self) -> Option<ReadyReason> {
-        let watches = self.plan.source.is_none();
-        Some(match &self.read.target {
-            _ if self.plan.deleting.is_some() => ReadyReason::Leaving(self.keeps_waiting()),
-            _ if let Some(blind) = &self.blind => (blind.standing)(blind.why.clone()),
-            TargetState::Unfit(why) => ReadyReason::Unfit(why.clone()),
-            _ if self.plan.schedule.paused => ReadyReason::Paused,
-            _ if watches => self.watches(),
-            _ if self.record.has_failed() => return None,
-            _ if self.record.is_stuck() => ReadyReason::NotRevoked,
-            _ if self.record.is_kept_alive() => ReadyReason::KeptByRancher,
-            _ => ReadyReason::Current,
-        })
     }
 }

@@ -6,14 +6,15 @@ use std::time::Duration;
 use super::RotationContext;
 use crate::api::{ApiKey, TokenRotation};
 use crate::domain::credentials::children::{ChildCandidate, ChildRotations};
-use crate::domain::credentials::rotation::status::ReadyReason;
+use crate::domain::credentials::rotation::ready::ReadyReason;
 use crate::domain::credentials::rotation::target_secret::TargetRead;
 use crate::domain::credentials::rotation::watched::WatchedCredentials;
 use crate::domain::credentials::rotation::{
     RotationPlan, RotationRecord, TargetState, UnknownReason,
 };
+use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
-use crate::rancher::{CloudCredentialView, IssuedTokens, RancherIssuer};
+use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIssuer};
 
 /// Longest interval between two looks at a Rancher.
 pub(super) const LOOK_THERE: Duration = Duration::from_mins(5);
@@ -33,8 +34,8 @@ pub(super) struct RotationRun<'a> {
     pub(super) blind: Option<BlindReason>,
     /// State read from the Rancher, if the spec names one.
     pub(super) side: Option<RancherSession>,
-    /// Whether another TokenRotation for the same credential has precedence.
-    pub(super) is_second: bool,
+    /// Message about another TokenRotation for the same credential, if one goes first.
+    pub(super) second: Option<String>,
     /// Children of a TokenRotation for all cloud credentials.
     pub(super) children: Option<AppliedChildren>,
 }
@@ -52,6 +53,29 @@ impl TargetSnapshot {
     pub(super) fn blind(why: BlindReason) -> Self {
         let read = TargetRead::elsewhere(TargetState::Unknown, WatchedCredentials::default());
         Self { read, clock: ServerClock::local(), blind: Some(why), side: None }
+    }
+}
+
+/// Reason why a step was not done.
+pub(super) enum StepFault {
+    /// The reconcile ends, and begins again soon: nothing is recorded.
+    Call(CallError),
+    /// The step has failed: that is recorded, and the step is tried again ever later.
+    Step(String),
+}
+
+impl From<CallError> for StepFault {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::NotLeader => Self::Call(error),
+            error => Self::Step(error.to_string()),
+        }
+    }
+}
+
+impl From<RancherError> for StepFault {
+    fn from(error: RancherError) -> Self {
+        Self::Step(error.to_string())
     }
 }
 
@@ -101,12 +125,6 @@ pub(super) struct RancherSession {
     pub(super) unread: usize,
     /// All cloud credentials, if the target is all of them.
     pub(super) listed: Vec<ChildCandidate>,
-}
-
-impl RancherSession {
-    pub(super) fn new(issuer: RancherIssuer, known: IssuedTokens, url: String) -> Self {
-        Self { issuer, issued: known, sight: None, key: None, url, unread: 0, listed: Vec::new() }
-    }
 }
 
 /// Children, and the reasons why some could not be made or changed, by their names.

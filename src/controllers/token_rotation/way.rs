@@ -3,10 +3,11 @@
 use kube::ResourceExt as _;
 
 use super::RotationContext;
+use super::look::LookFault;
 use super::session::BlindReason;
 use crate::api::{RancherServer, TokenRotation};
 use crate::domain::credentials::minter::MinterSecret;
-use crate::domain::credentials::rotation::status::ReadyReason;
+use crate::domain::credentials::rotation::ready::ReadyReason;
 use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
@@ -26,23 +27,17 @@ pub(super) async fn way(
     keeper: &RotationContext,
     rotation: &TokenRotation,
     server: &RancherServer,
-) -> Result<Result<RancherAccess, BlindReason>, CallError> {
+) -> Result<RancherAccess, LookFault> {
     let namespace = &rotation.namespace().unwrap_or_default();
-    let barred = |why: String| Ok(Err(BlindReason::barred(why)));
     let (wants, credentials) = (&server.minter, &keeper.ctx.credentials);
     let read = credentials.secret(namespace, &wants.secret_name, &wants.key).await;
-    let (secret, clock) = match read {
-        Ok((secret, clock)) => (secret.unwrap_or_default(), clock),
-        Err(error) => match error.refusal() {
-            Some(why) => return barred(format!("spec.rancher.minter: {why}")),
-            None => return Err(error),
-        },
-    };
+    let (secret, clock) = read.map_err(|error| refused("spec.rancher.minter", error))?;
+    let secret = secret.unwrap_or_default();
     let Some(key) = secret.value.filter(|key| !key.reveal().is_empty()) else {
-        return barred(format!(
+        return Err(barred(format!(
             "spec.rancher.minter: there is no Secret {:?} with an API key under {:?}",
             wants.secret_name, wants.key
-        ));
+        )));
     };
     let letter = MinterSecret {
         secret: &wants.secret_name,
@@ -50,55 +45,54 @@ pub(super) async fn way(
         wanted: server.url.as_deref(),
         first: rotation.status.as_ref().and_then(|status| status.rancher_url.as_deref()),
     };
-    let url = match letter.address() {
-        Ok(url) => url,
-        Err(why) => {
-            return Ok(Err(BlindReason {
-                standing: ReadyReason::MinterRefused,
-                ..BlindReason::barred(why)
-            }));
-        }
-    };
-    let authority = match authority(keeper, namespace, server).await? {
-        Ok(authority) => authority,
-        Err(why) => return barred(why),
-    };
-    match RancherIssuer::new(&url, authority.as_deref(), SecretText::from(&key)) {
-        Ok(issuer) => Ok(Ok(RancherAccess { issuer, key, url, clock })),
-        Err(why) => barred(format!("spec.rancher: {why}")),
+    let url = letter.address().map_err(|why| BlindReason {
+        standing: ReadyReason::MinterRefused,
+        ..BlindReason::barred(why)
+    })?;
+    let authority = authority(keeper, namespace, server).await?;
+    let issuer = RancherIssuer::new(&url, authority.as_deref(), SecretText::from(&key));
+    let issuer = issuer.map_err(|why| barred(format!("spec.rancher: {why}")))?;
+    Ok(RancherAccess { issuer, key, url, clock })
+}
+
+fn barred(why: String) -> LookFault {
+    BlindReason::barred(why).into()
+}
+
+/// Fault of the read of a Secret that a field of the spec names.
+fn refused(field: &str, error: CallError) -> LookFault {
+    match error.refusal() {
+        Some(why) => barred(format!("{field}: {why}")),
+        None => error.into(),
     }
 }
 
 /// Key of certificate authorities in the API key's Secret.
 const AUTHORITY_KEY: &str = "ca.crt";
 
-/// Certificate authorities of the spec, else of the API key's Secret; or why they cannot be read.
+/// Certificate authorities of the spec, else of the API key's Secret. `None`: there are none.
 async fn authority(
     keeper: &RotationContext,
     namespace: &str,
     server: &RancherServer,
-) -> Result<Result<Option<String>, String>, CallError> {
+) -> Result<Option<String>, LookFault> {
     let Some(wants) = &server.certificate_authority_secret else {
         if server.certificate_authority.is_some() {
-            return Ok(Ok(server.certificate_authority.clone()));
+            return Ok(server.certificate_authority.clone());
         }
         let beside = &server.minter.secret_name;
         let read = keeper.ctx.credentials.secret(namespace, beside, AUTHORITY_KEY).await?;
         let pem = read.0.and_then(|secret| secret.value);
         let pem = pem.filter(|pem| !pem.reveal().trim().is_empty());
-        return Ok(Ok(pem.map(|pem| pem.reveal().to_owned())));
+        return Ok(pem.map(|pem| pem.reveal().to_owned()));
     };
     let field = "spec.rancher.certificateAuthoritySecret";
     let read = keeper.ctx.credentials.secret(namespace, &wants.name, &wants.key).await;
-    let value = match read {
-        Ok((secret, _)) => secret.and_then(|secret| secret.value),
-        Err(error) => match error.refusal() {
-            Some(why) => return Ok(Err(format!("{field}: {why}"))),
-            None => return Err(error),
-        },
-    };
-    let pem = value.filter(|value| !value.reveal().is_empty());
-    Ok(pem.map(|pem| Some(pem.reveal().to_owned())).ok_or_else(|| {
-        format!("{field}: there is no Secret {:?} with a value under {:?}", wants.name, wants.key)
-    }))
+    let (secret, _) = read.map_err(|error| refused(field, error))?;
+    let pem = secret.and_then(|secret| secret.value).filter(|pem| !pem.reveal().is_empty());
+    let pem = pem.ok_or_else(|| {
+        let (name, key) = (&wants.name, &wants.key);
+        barred(format!("{field}: there is no Secret {name:?} with a value under {key:?}"))
+    })?;
+    Ok(Some(pem.reveal().to_owned()))
 }

@@ -51,14 +51,18 @@ pub(super) fn foreign_until(plan: &RotationPlan, record: &RotationRecord) -> Opt
     Some(if leaked { published } else { published + plan.overlap + 1 })
 }
 
-/// Target as the second of two TokenRotations for one credential observes it. The kept credential
+/// State as the second of two TokenRotations for one credential observes it. The kept credential
 /// belongs to the first one, unless the credential in use is the one that the second one published
 /// last.
-pub fn of_two(record: &RotationRecord, target: TargetState) -> TargetState {
-    let TargetState::There { version, holds, beside, kept } = target else { return target };
-    let current = record.current.as_ref().filter(|current| current.ours);
-    let is_used = holds.as_ref().zip(current).is_some_and(|(held, ours)| held.hash == ours.hash);
-    TargetState::There { version, holds, beside, kept: kept.filter(|_| is_used) }
+pub(super) fn of_two(record: &RotationRecord, seen: &ObservedState) -> ObservedState {
+    let mut seen = seen.clone();
+    if let TargetState::There { holds, kept, .. } = &mut seen.target {
+        let current = record.current.as_ref().filter(|current| current.ours);
+        let is_ours =
+            holds.as_ref().zip(current).is_some_and(|(held, ours)| held.hash == ours.hash);
+        *kept = kept.take().filter(|_| is_ours);
+    }
+    seen
 }
 
 pub(super) fn kept(seen: &ObservedState) -> Option<&String> {

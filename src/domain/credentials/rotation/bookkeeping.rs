@@ -1,11 +1,19 @@
 //! Changes of the record: what the target holds, which credential was published, replaced or
-//! abandoned, and which old one may be revoked.
+//! abandoned, which step has failed, and which old credential may be revoked.
 
 use super::strangers::{find, number};
 use super::{
     CurrentEntry, ObservedState, PendingEntry, PendingPublication, RecordChange, RetiredCredential,
-    RotationAction, RotationPlan, RotationRecord, Seconds, TargetCredential, TargetState, term,
+    RotationAction, RotationPlan, RotationRecord, RotationStep, Seconds, TargetCredential,
+    TargetState, term,
 };
+
+/// First and longest pause after a failure.
+const FIRST_RETRY: Seconds = 5;
+const LAST_RETRY: Seconds = 600;
+/// Longest pause after a failed revocation. It is short, because the credential may have leaked and
+/// no event reports that a right was granted.
+const LAST_REVOKE: Seconds = 120;
 
 /// Earliest of several times.
 #[derive(Default)]
@@ -153,6 +161,38 @@ pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Secon
             ..RetiredCredential::default()
         },
     });
+}
+
+/// Record after a failed step. A failure to make or test abandons the pending credential. A failure
+/// to publish keeps it, because its write may still have succeeded.
+pub fn failed(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    step: RotationStep,
+    name: &str,
+    now: Seconds,
+) -> RotationRecord {
+    let mut next = record.clone();
+    next.last_result = Some(format!("Failed {}", step.word()));
+    if step == RotationStep::Revoke {
+        // The other credentials are revoked meanwhile.
+        for old in next.previous.iter_mut().filter(|old| old.name == name) {
+            old.failures = old.failures.saturating_add(1);
+            old.after = Some(now + pause(old.failures).min(LAST_REVOKE));
+        }
+        return next;
+    }
+    next.failures = next.failures.saturating_add(1);
+    next.retry_after = Some(now + pause(next.failures).min(LAST_RETRY));
+    if matches!(step, RotationStep::Mint | RotationStep::Verify) {
+        abandon(plan, &mut next, now);
+    }
+    next
+}
+
+/// Pause after this number of failures in a row, before the caller limits it.
+fn pause(failures: u32) -> Seconds {
+    FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
 
 /// Revokes the credential, or records that it no longer exists.

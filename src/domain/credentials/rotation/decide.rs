@@ -1,6 +1,6 @@
 //! Decision of the next step, from the record and from what is observed.
 
-use super::beside::{drop_foreign, is_of, kept, occupied_until};
+use super::beside::{drop_foreign, is_of, kept, occupied_until, of_two};
 use super::bookkeeping::{EarliestTime, abandon, gone, is_beside, may_go, settle};
 use super::strangers::is_unseen;
 use super::{
@@ -15,8 +15,11 @@ pub fn decide(
     record: &RotationRecord,
     seen: &ObservedState,
 ) -> RotationAction {
-    if plan.deleting.is_some() {
-        return deletion::leave(plan, record, seen);
+    match plan.deleting {
+        Some(_) if plan.is_second => return deletion::leave(plan, record, &of_two(record, seen)),
+        Some(_) => return deletion::leave(plan, record, seen),
+        None if plan.is_second => return RotationAction::Wait(None),
+        None => {}
     }
     // Without a read of the target nothing is decided.
     if matches!(seen.target, TargetState::Unknown) {
@@ -57,7 +60,6 @@ fn replace(
     };
     let retry = record.retry_after.filter(|retry| *retry > seen.now);
     if let Some(pending) = &record.pending {
-        let hand = seen.hand.as_ref().filter(|hand| hand.name == pending.name);
         // The pending credential is obsolete, too, if the issuer now keeps the current one alive.
         let is_obsolete = record.is_kept_alive() && !record.is_asked() && !takes_over(plan, record);
         if plan.source.is_none() || is_obsolete {
@@ -67,7 +69,7 @@ fn replace(
             until.or(retry);
             return None;
         }
-        return Some(go_on(plan, record, pending, hand, version, seen.now));
+        return Some(go_on(plan, record, pending, version, seen));
     }
     plan.source?;
     let requests = plan.requests.beyond(&record.done);
@@ -80,7 +82,7 @@ fn replace(
         current.ours && !there
     });
     let is_due = !record.is_kept_alive() && due.is_none_or(|due| due.at <= seen.now);
-    let is_unseen = is_unseen(record, seen);
+    let is_unseen = is_unseen(plan, record, seen);
     let is_first = takes_over(plan, record);
     if !(is_due || is_first || empty || is_gone || is_unseen || !requests.is_none()) {
         return None;
@@ -114,7 +116,7 @@ fn replace(
 /// Whether the first replacement is due at once: the target holds a credential of another kind than
 /// the source makes, and the source is to take its place.
 fn takes_over(plan: &RotationPlan, record: &RotationRecord) -> bool {
-    plan.source.is_some_and(|source| source.takes_over)
+    plan.is_apart()
         && record.last_rotation.is_none()
         && record.current.as_ref().is_some_and(|current| !current.ours)
 }
@@ -130,11 +132,11 @@ fn go_on(
     plan: &RotationPlan,
     record: &RotationRecord,
     pending: &PendingEntry,
-    hand: Option<&UnpublishedCredential>,
     version: &str,
-    now: Seconds,
+    seen: &ObservedState,
 ) -> RotationAction {
-    let readable = plan.source.is_some_and(|source| source.readable);
+    let (readable, now) = (plan.source.is_some_and(|source| source.readable), seen.now);
+    let hand = seen.hand.as_ref().filter(|hand| hand.name == pending.name);
     let made = match hand {
         // Another process that believes to lead may hold it in memory. If two abandon each other's
         // at once, neither ever publishes.
@@ -164,7 +166,11 @@ fn go_on(
         .as_ref()
         .is_some_and(|publishing| publishing.replaces == version && publishing.made == *made);
     if is_recorded {
-        return RotationAction::Publish { keep: plan.source.is_some_and(|source| source.prunes) };
+        // Rancher stops reading a content that names a token it does not know.
+        let is_alive =
+            matches!(&seen.target, TargetState::There { holds: Some(held), .. } if !held.is_dead);
+        let keep = is_alive && plan.source.is_some_and(|source| source.prunes);
+        return RotationAction::Publish { keep };
     }
     let mut next = record.clone();
     if let Some(pending) = &mut next.pending {

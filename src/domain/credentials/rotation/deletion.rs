@@ -33,6 +33,13 @@ pub fn left_behind<'a>(plan: &RotationPlan, record: &'a RotationRecord) -> Vec<&
     names.map(String::as_str).collect()
 }
 
+/// Reason why a deletion does not continue: the target or the list of credentials is not known, or
+/// a step has failed.
+pub fn obstacle<'a>(record: &'a RotationRecord, unknown: Option<&'a str>) -> Option<&'a str> {
+    let failed = record.last_result.as_deref().filter(|_| record.has_failed());
+    unknown.or(failed)
+}
+
 /// Next step of a deletion. The pending credential is revoked, and so are replaced ones after their
 /// overlap. The credential in the target is revoked only if the spec asks for it.
 pub(super) fn leave(
@@ -47,7 +54,11 @@ pub(super) fn leave(
     match seen.unknown {
         _ if seen.target != TargetState::Unknown => {}
         UnknownReason::TargetBarred => {}
-        UnknownReason::Barred => return RotationAction::Finish,
+        // An issuer apart knows and revokes its credentials without the target's server. Only to
+        // spare what the target holds, an answer is waited for.
+        UnknownReason::Barred if plan.is_apart() => {}
+        UnknownReason::Silent if plan.is_apart() && plan.revokes => {}
+        UnknownReason::Barred | UnknownReason::Unlisted => return RotationAction::Finish,
         UnknownReason::Silent => {
             return RotationAction::Wait(Some(last.min(seen.now + super::LOOK_AGAIN)));
         }

@@ -16,6 +16,8 @@ mod decide;
 mod deletion;
 pub mod expiry;
 pub mod inventory;
+pub mod ready;
+pub mod rest;
 pub mod schedule;
 pub mod status;
 mod strangers;
@@ -23,21 +25,15 @@ pub mod target_secret;
 mod term;
 pub mod watched;
 
-pub use beside::of_two;
+pub use bookkeeping::failed;
 pub use decide::{after_restart, decide};
-pub use deletion::left_behind;
+pub use deletion::{left_behind, obstacle};
 pub use term::CredentialTerm;
 
 use super::timestamp::Seconds;
 
 /// Number of credentials to be revoked at which no other is made: a person must act first.
 const MOST_PREVIOUS: usize = 16;
-/// First and longest pause after a failure.
-const FIRST_RETRY: Seconds = 5;
-const LAST_RETRY: Seconds = 600;
-/// Longest pause after a failed revocation. It is short, because the credential may have leaked and
-/// no event reports that a right was granted.
-const LAST_REVOKE: Seconds = 120;
 /// Pause before a target that could not be read is read again.
 const LOOK_AGAIN: Seconds = 30;
 /// Time in which another process may still hold a pending credential in its memory: it is not
@@ -65,6 +61,8 @@ pub struct RotationPlan {
     pub restarts: bool,
     /// Whether a deletion of the TokenRotation revokes the published credential.
     pub revokes: bool,
+    /// Whether another TokenRotation for the same credential goes first: this one does nothing.
+    pub is_second: bool,
     /// Time of the request to delete the TokenRotation, if there is one.
     pub deleting: Option<Seconds>,
     /// Requests in the annotations of the TokenRotation.
@@ -79,9 +77,23 @@ pub struct IssuerTraits {
     /// Whether the issuer deletes a credential that the target no longer names. If so, the target
     /// keeps the old one beside the new one for the overlap.
     pub prunes: bool,
-    /// Whether the first credential is made at once, because the one in the target is of another
-    /// kind than the source's. A later one of another party is adopted.
-    pub takes_over: bool,
+    /// Whether the issuer is another server than the target's. It lists and revokes whether or not
+    /// the target's server answers. The first credential is made at once, because the one in the
+    /// target is of another kind. A later one of another party is adopted.
+    pub is_apart: bool,
+}
+
+impl RotationPlan {
+    /// Plan of a rotation for a credential that another one replaces. It revokes nothing on its
+    /// deletion: the other one may have adopted the credential.
+    #[must_use]
+    pub fn second(self) -> Self {
+        Self { is_second: true, revokes: false, ..self }
+    }
+
+    fn is_apart(&self) -> bool {
+        self.source.is_some_and(|source| source.is_apart)
+    }
 }
 
 /// Requests by annotation. Each new value is a new request.
@@ -218,14 +230,17 @@ pub struct ObservedState {
 /// Reason why a target is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownReason {
-    /// No answer came. One may come later.
+    /// No answer came from the target's server. One may come later.
     #[default]
     Silent,
-    /// The answer is lasting, such as 403: nothing can be read or revoked.
+    /// The answer of the target's server is lasting, such as 403: nothing there can be read or
+    /// revoked.
     Barred,
     /// The answer is lasting, but only for the target: credentials that were made for it are known,
     /// and can be revoked.
     TargetBarred,
+    /// The issuer lists no credentials, and the answer is lasting: nothing can be revoked.
+    Unlisted,
 }
 
 /// State of a target.
@@ -261,6 +276,8 @@ pub struct TargetCredential {
     pub says: super::token::TokenClaims,
     /// Whether only the name is known, and neither the validity nor the expiry.
     pub is_unseen: bool,
+    /// Whether the issuer does not accept the credential any more.
+    pub is_dead: bool,
     /// Whether the credential is missing in the list of tokens that the issuer returned: it is
     /// gone, or belongs to another user.
     pub is_missing: bool,
@@ -388,38 +405,6 @@ impl RotationRecord {
     pub fn is_stuck(&self) -> bool {
         self.previous.len() >= MOST_PREVIOUS
     }
-}
-
-/// Record after a failed step. A failure to make or test abandons the pending credential. A failure
-/// to publish keeps it, because its write may still have succeeded.
-pub fn failed(
-    plan: &RotationPlan,
-    record: &RotationRecord,
-    step: RotationStep,
-    name: &str,
-    now: Seconds,
-) -> RotationRecord {
-    let mut next = record.clone();
-    next.last_result = Some(format!("Failed {}", step.word()));
-    if step == RotationStep::Revoke {
-        // The other credentials are revoked meanwhile.
-        for old in next.previous.iter_mut().filter(|old| old.name == name) {
-            old.failures = old.failures.saturating_add(1);
-            old.after = Some(now + pause(old.failures).min(LAST_REVOKE));
-        }
-        return next;
-    }
-    next.failures = next.failures.saturating_add(1);
-    next.retry_after = Some(now + pause(next.failures).min(LAST_RETRY));
-    if matches!(step, RotationStep::Mint | RotationStep::Verify) {
-        bookkeeping::abandon(plan, &mut next, now);
-    }
-    next
-}
-
-/// Pause after this number of failures in a row, before the caller limits it.
-fn pause(failures: u32) -> Seconds {
-    FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
 
 /// Time at which the credential is replaced. `None`: there is none, or it is only watched or kept

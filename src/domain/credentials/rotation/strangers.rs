@@ -42,11 +42,16 @@ pub(super) fn number(plan: &RotationPlan, record: &RotationRecord, name: &str) -
     (1..=record.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)
 }
 
-/// Whether only the name of a foreign credential is known: it may end at any time.
-pub(super) fn is_unseen(record: &RotationRecord, seen: &ObservedState) -> bool {
+/// Whether only the name of a foreign credential is known: it may end at any time. One that a
+/// person has put into the place of another issuer's stays until it is due.
+pub(super) fn is_unseen(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    seen: &ObservedState,
+) -> bool {
     let TargetState::There { holds: Some(held), .. } = &seen.target else { return false };
     let known = |c: &CurrentEntry| c.ours || c.expires.is_some() || c.kept_alive;
-    held.is_unseen && !record.current.as_ref().is_some_and(known)
+    held.is_unseen && !plan.is_apart() && !record.current.as_ref().is_some_and(known)
 }
 
 impl RotationRecord {

@@ -91,6 +91,15 @@ async fn it_is_replaced_by_ranchers_time() -> Result<()> {
         site.poke(&format!("{round} over")).await?;
         site.one_is_left().await?;
     }
+    // Where /v3/tokens is gone, a replica refuses a new token until it knows it. The same token is
+    // tested again, and no other one is made.
+    site.there.retire_v3_tokens();
+    site.there.second_replica(Duration::from_secs(2));
+    let before = site.cluster.status().await?.serial;
+    site.cluster.annotate("rotate", "late").await?;
+    site.rotated("late").await?;
+    let made = site.cluster.status().await?.serial - before;
+    ensure!(made == 1, "{made} tokens made for one request");
     Ok(())
 }
 

@@ -6,25 +6,21 @@ use serde_json::{Map, Value};
 
 use super::super::timestamp::{parse_rfc3339, rfc3339};
 use super::super::token::hash;
-use super::deletion;
 use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring, minter};
+use super::ready::ReadyReason;
 use super::schedule::{MaintenanceWindow, ReplacementSchedule};
 use super::watched::WatchedCredentials;
 use super::{
     CurrentEntry, IssuerTraits, MintedCredential, PendingEntry, PendingPublication,
-    RetiredCredential, RotationPlan, RotationRecord, RotationRequests, RotationStep, Seconds, due,
+    RetiredCredential, RotationPlan, RotationRecord, RotationRequests, Seconds, due,
 };
 use crate::condition::with_condition;
-use api::ConditionStatus::{False, True};
 use api::{
     ANNOTATION_LEAKED, ANNOTATION_ROTATE, ApiKey, Condition, ConditionStatus, CurrentCredential,
     OnDelete, PendingCredential, PendingStep, PreviousCredential, READY, Target, TokenRotation,
     TokenRotationStatus,
 };
 
-/// Reason of Ready when the target, or the list of credentials that were made for it, cannot be
-/// read.
-pub const UNREADABLE: &str = "TargetUnreadable";
 const LIFETIME: Seconds = 2_592_000;
 /// Lifetime that is requested from a Rancher if the spec sets none, in seconds. Rancher grants as
 /// much as it allows, by default ninety days, and accepts a longer request.
@@ -40,95 +36,6 @@ pub const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
 /// Longest part of a TokenRotation's name in the names of its credentials, in characters.
 const LONGEST_STEM: usize = 200;
-
-/// State of a rotation that has nothing to do at the moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ReadyReason {
-    /// The credential exists and is managed.
-    Current,
-    /// The credential exists, and its Rancher keeps it alive.
-    KeptByRancher,
-    /// The credential exists, and is only watched.
-    Watched,
-    /// The spec pauses the rotation.
-    Paused,
-    /// The operator has no rights in the namespace.
-    NotAllowed,
-    /// The target cannot be read.
-    Unreadable(String),
-    /// The API key may not be used for this target or server.
-    MinterRefused(String),
-    /// The target does not hold what the spec names, or a write would do harm.
-    Unfit(String),
-    /// The credentials exist and are only watched, and some of them are not known. The text says
-    /// which.
-    WatchedInPart(String),
-    /// All cloud credentials of the API key's user are replaced, by TokenRotations made for that.
-    Renewed(String),
-    /// Some of the cloud credentials are not replaced, as the text says.
-    RenewedInPart(String),
-    /// The credential has a second TokenRotation, which goes first, as the text says.
-    Second(String),
-    /// No credential exists that could be watched, as the text says.
-    Missing(String),
-    /// A step has failed, and will be tried again.
-    Failed(RotationStep, String),
-    /// More old credentials than allowed could not be revoked.
-    NotRevoked,
-    /// A deletion waits. The text, if any, is the obstacle.
-    Leaving(Option<String>),
-}
-
-impl ReadyReason {
-    fn says(
-        &self,
-        plan: &RotationPlan,
-        record: &RotationRecord,
-    ) -> (ConditionStatus, String, String) {
-        let (status, reason, message) = match self {
-            Self::Current => (True, "Current", String::new()),
-            Self::KeptByRancher => {
-                let message = "Rancher itself keeps this token alive: it has no end, and nothing is rotated until it has one";
-                (True, "KeptByRancher", message.to_owned())
-            }
-            Self::Watched => {
-                (True, "Watched", "the credential is only watched, not replaced".to_owned())
-            }
-            Self::Paused => {
-                let message = "spec.schedule.paused: nothing is made, published or revoked";
-                (True, "Paused", message.to_owned())
-            }
-            Self::NotAllowed => {
-                let message = "the operator has no rights in this namespace: add it to the chart's value credentials.namespaces";
-                (False, "NamespaceNotAllowed", message.to_owned())
-            }
-            Self::Unreadable(why) => (False, UNREADABLE, why.clone()),
-            Self::MinterRefused(why) => (False, "MinterRefused", why.clone()),
-            Self::Unfit(why) => (False, "TargetUnfit", format!("spec.target: {why}")),
-            Self::WatchedInPart(why) => (True, "WatchedInPart", why.clone()),
-            Self::Renewed(how) => (True, "Current", how.clone()),
-            Self::RenewedInPart(how) => (False, "RenewedInPart", how.clone()),
-            Self::Second(why) => (False, "SecondRotation", why.clone()),
-            Self::Missing(why) => (False, "TargetMissing", why.clone()),
-            Self::Failed(step, why) => {
-                return (False, format!("{}Failed", step.word()), why.clone());
-            }
-            Self::NotRevoked => {
-                let message = "too many old credentials could not be revoked: no other one is made before that";
-                (False, "NotRevoked", message.to_owned())
-            }
-            Self::Leaving(why) => {
-                let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
-                let waits = why.as_ref().map_or_else(String::new, |why| {
-                    let last = rfc3339(deletion::last(plan, record));
-                    format!(": {why}; the deletion goes on without that at {last}")
-                });
-                (False, "Deleting", format!("{revokes} are revoked first{waits}"))
-            }
-        };
-        (status, reason.to_owned(), message)
-    }
-}
 
 /// Plan of a rotation, from its spec and annotations.
 pub fn plan(rotation: &TokenRotation) -> RotationPlan {
@@ -147,10 +54,10 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     let lifetime = lifetime.or(minted.and_then(|minted| minted.lifetime_seconds));
     // Rancher deletes a token that a cloud credential no longer names, and no other.
     let prunes = spec.target.cloud_credential.is_some();
-    let takes_over = prunes && account.is_some();
+    let is_apart = prunes && account.is_some();
     RotationPlan {
         prefix: prefix(rotation),
-        source: source.map(|_| IssuerTraits { readable, prunes, takes_over }),
+        source: source.map(|_| IssuerTraits { readable, prunes, is_apart }),
         lifetime: lifetime.unwrap_or(minted.map_or(LIFETIME, |_| LONGEST)),
         presumed: lifetime.unwrap_or(LIFETIME),
         schedule: ReplacementSchedule {
@@ -163,6 +70,7 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
         overlap: spec.overlap_seconds.unwrap_or(if prunes { OVERLAP_THERE } else { OVERLAP }),
         restarts: spec.restart_workloads.is_some(),
         revokes: spec.on_delete == Some(OnDelete::Revoke),
+        is_second: false,
         deleting: rotation.metadata.deletion_timestamp.as_ref().map(|time| time.0.as_second()),
         requests: RotationRequests {
             rotate: request(ANNOTATION_ROTATE),
@@ -261,6 +169,11 @@ pub struct StatusObservations {
     pub rancher_url: Option<String>,
     /// Whether the Rancher refuses the API key.
     pub refused: bool,
+}
+
+/// Earliest end of the target's credentials that a status states.
+pub fn ends(status: &TokenRotationStatus) -> Option<Seconds> {
+    status.expires_at.as_deref().and_then(parse_rfc3339)
 }
 
 /// Watched credentials that a status lists.

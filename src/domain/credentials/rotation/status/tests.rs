@@ -4,6 +4,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::credentials::rotation::RotationStep;
+use api::ConditionStatus::{False, True};
 use api::{TokenRotationSpec, WatchedCredential};
 
 fn rotation(spec: Value) -> TokenRotation {

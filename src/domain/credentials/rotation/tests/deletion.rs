@@ -5,55 +5,18 @@ use super::*;
 /// A rotation whose deletion was requested a minute ago, with one credential in use and a replaced
 /// one that has 10 minutes left.
 fn leaving(revokes: bool) -> (RotationPlan, RotationRecord) {
-    let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
-        "metadata": {"name": "r", "namespace": "n", "uid": "u"},
-        "spec": {
-            "source": {"rancherToken": {}}, "target": {"cloudCredential": {"name": "cc"}},
-            "overlapSeconds": 3600,
-            "rancher": {"url": "https://r", "minter": {"secretName": "s", "key": "k"}},
-        },
-    }))
-    .unwrap();
-    let plan = RotationPlan {
-        prefix: "r".into(),
-        revokes,
-        deleting: Some(DAY - 60),
-        ..status::plan(&rotation)
-    };
-    let current = CurrentEntry {
-        name: "r-2".into(),
-        hash: "h2".into(),
-        ours: true,
-        issued: DAY,
-        expires: Some(31 * DAY),
-        ..CurrentEntry::default()
-    };
-    let old = RetiredCredential {
-        name: "r-1".into(),
-        hash: Some("h1".into()),
-        after: Some(DAY + 600),
-        ..RetiredCredential::default()
-    };
-    let record = RotationRecord {
-        serial: 2,
-        current: Some(current),
-        restarted_for: Some("r-2".into()),
-        previous: vec![old],
-        last_rotation: Some(DAY - 100),
-        ..RotationRecord::default()
-    };
-    (plan, record)
+    let plan = RotationPlan { revokes, overlap: 3_600, deleting: Some(DAY - 60), ..plan() };
+    (plan, RotationRecord { last_rotation: Some(DAY - 100), ..replaced(DAY + 600) })
 }
 
 /// Acts until the deletion completes, each with the seconds since the operator observed it, and the
 /// names of the credentials that are left.
 fn left(
-    revokes: bool,
+    (plan, mut record): (RotationPlan, RotationRecord),
     target: &TargetState,
     unknown: UnknownReason,
     refuses: bool,
 ) -> (Vec<(Seconds, String)>, Vec<String>) {
-    let (plan, mut record) = leaving(revokes);
     let mut existing = vec!["r-1".to_owned(), "r-2".to_owned()];
     let (mut now, mut acts, mut target) = (DAY, Vec::new(), target.clone());
     for _ in 0..10_000 {
@@ -98,12 +61,7 @@ fn left(
 /// left.
 #[test]
 fn a_deletion_ends_whatever_happens() {
-    let there = |kept: Option<&str>| TargetState::There {
-        version: "1".into(),
-        holds: Some(TargetCredential { hash: "h2".into(), ..TargetCredential::default() }),
-        beside: kept.iter().map(|kept| (*kept).to_owned()).collect(),
-        kept: kept.map(str::to_owned),
-    };
+    let there = |kept: Option<&str>| there(Some("h2"), kept);
     // A quarter of an hour after the request, of which a minute is over; or after the overlap of the
     // last publication.
     let (asked, last) = (900 - 60, 900 + 3_501);
@@ -178,10 +136,53 @@ fn a_deletion_ends_whatever_happens() {
             &[],
         ),
     ] {
-        let (done, left) = left(revokes, &target, unknown, refuses);
+        let (done, left) = left(leaving(revokes), &target, unknown, refuses);
         let done: Vec<_> = done.iter().map(|(at, act)| (*at, act.as_str())).collect();
         assert_eq!(done, acts, "{what}");
         assert_eq!(left, left_over, "{what}");
+    }
+}
+
+/// An issuer apart needs no answer of the target's server to revoke, but one to spare what the
+/// target holds. What it does not list, it does not revoke.
+#[test]
+fn the_deletion_of_an_accounts_tokens_waits_for_a_rancher_only_to_spare_one() {
+    let last = 900 + 3_501;
+    for (what, revokes, unknown, acts) in [
+        ("silent", true, UnknownReason::Silent, &[(0, "r-1"), (0, "r-2"), (0, "gone")][..]),
+        ("silent, kept", false, UnknownReason::Silent, &[(last, "gone")]),
+        ("barred", true, UnknownReason::Barred, &[(0, "r-1"), (0, "r-2"), (0, "gone")]),
+        ("barred, kept", false, UnknownReason::Barred, &[(600, "r-1"), (600, "gone")]),
+        ("unlisted", true, UnknownReason::Unlisted, &[(0, "gone")]),
+        ("unlisted, kept", false, UnknownReason::Unlisted, &[(0, "gone")]),
+    ] {
+        let (plan, record) = leaving(revokes);
+        let source = plan.source.map(|source| IssuerTraits { is_apart: true, ..source });
+        let plan = RotationPlan { source, ..plan };
+        let (done, _) = left((plan, record), &TargetState::Unknown, unknown, false);
+        let done: Vec<_> = done.iter().map(|(at, act)| (*at, act.as_str())).collect();
+        assert_eq!(done, acts, "{what}");
+    }
+}
+
+/// The second of two TokenRotations for one credential makes nothing. When it is deleted, it revokes
+/// neither the credential that the first one has adopted nor one that the target keeps.
+#[test]
+fn the_second_of_two_does_nothing_and_leaves_what_the_first_one_uses() {
+    let second = |deleting| {
+        let (plan, record) = leaving(true);
+        (RotationPlan { deleting, ..plan }.second(), record)
+    };
+    let (adopted, kept) = (there(Some("h2"), None), there(Some("theirs"), Some("h2")));
+    for target in [adopted.clone(), kept.clone(), TargetState::Absent, TargetState::Unknown] {
+        let (plan, record) = second(None);
+        let seen = ObservedState { now: 40 * DAY, target, ..ObservedState::default() };
+        assert_eq!(decide(&plan, &record, &seen), RotationAction::Wait(None), "{seen:?}");
+    }
+    for (target, end) in [(adopted, 600), (kept, 3_601)] {
+        let (done, _) = left(second(Some(DAY - 60)), &target, UnknownReason::Silent, false);
+        let done: Vec<_> = done.iter().map(|(at, act)| (*at, act.as_str())).collect();
+        assert_eq!(done, [(600, "r-1"), (end, "gone")], "{target:?}");
     }
 }
 

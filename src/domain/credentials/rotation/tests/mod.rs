@@ -7,6 +7,63 @@ use super::*;
 mod deletion;
 mod model;
 mod strangers;
+mod waiting;
+
+const DAY: Seconds = 86_400;
+
+/// Plan of a rotation of a Rancher's token in a cloud credential.
+fn plan() -> RotationPlan {
+    let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "r", "namespace": "n", "uid": "u"},
+        "spec": {
+            "source": {"rancherToken": {}}, "target": {"cloudCredential": {"name": "cc"}},
+            "rancher": {"url": "https://r", "minter": {"secretName": "s", "key": "k"}},
+        },
+    }))
+    .unwrap();
+    RotationPlan { prefix: "r".into(), ..status::plan(&rotation) }
+}
+
+/// Record of such a rotation after its second publication.
+fn published() -> RotationRecord {
+    let current = CurrentEntry {
+        name: "r-2".into(),
+        hash: "h2".into(),
+        ours: true,
+        issued: DAY,
+        expires: Some(31 * DAY),
+        ..CurrentEntry::default()
+    };
+    RotationRecord {
+        serial: 2,
+        current: Some(current),
+        restarted_for: Some("r-2".into()),
+        last_rotation: Some(0),
+        ..RotationRecord::default()
+    }
+}
+
+/// Record in which the first credential is to be revoked at that time.
+fn replaced(after: Seconds) -> RotationRecord {
+    let old = RetiredCredential {
+        name: "r-1".into(),
+        hash: Some("h1".into()),
+        after: Some(after),
+        ..RetiredCredential::default()
+    };
+    RotationRecord { previous: vec![old], ..published() }
+}
+
+/// Target that holds a credential, and keeps another one beside it.
+fn there(holds: Option<&str>, kept: Option<&str>) -> TargetState {
+    let held = |hash: &str| TargetCredential { hash: hash.into(), ..TargetCredential::default() };
+    TargetState::There {
+        version: "1".into(),
+        holds: holds.map(held),
+        beside: kept.iter().map(|kept| (*kept).to_owned()).collect(),
+        kept: kept.map(str::to_owned),
+    }
+}
 
 #[test]
 fn a_revocation_that_fails_is_tried_ever_later_and_holds_nothing_else_up() {
@@ -28,16 +85,7 @@ fn a_revocation_that_fails_is_tried_ever_later_and_holds_nothing_else_up() {
 
 /// Attempts in each of ten minutes, if a step fails every time from now on.
 fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationStep) -> Vec<u32> {
-    let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
-        "metadata": {"name": "r", "namespace": "n", "uid": "u"},
-        "spec": {
-            "source": {"rancherToken": {}}, "target": {"cloudCredential": {"name": "cc"}},
-            "rancher": {"url": "https://r", "minter": {"secretName": "s", "key": "k"}},
-            "restartWorkloads": [{"kind": "Deployment", "name": "d"}],
-        },
-    }))
-    .unwrap();
-    let plan = RotationPlan { prefix: "r".into(), restarts: true, ..status::plan(&rotation) };
+    let plan = RotationPlan { restarts: true, ..plan() };
     let names = record.previous.iter().map(|old| &old.name);
     let mut existing: Vec<String> =
         names.chain(record.current.as_ref().map(|current| &current.name)).cloned().collect();
@@ -102,45 +150,10 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
     panic!("it never rests: {minutes:?}")
 }
 
-const DAY: Seconds = 86_400;
-
 /// Attempts after the first minute: at most one a minute, whichever step fails.
 #[test]
 fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
-    let held = |hash: &str| TargetCredential { hash: hash.into(), ..TargetCredential::default() };
-    let there = |holds: Option<&str>, kept: Option<&str>| TargetState::There {
-        version: "1".into(),
-        holds: holds.map(held),
-        beside: kept.iter().map(|kept| (*kept).to_owned()).collect(),
-        kept: kept.map(str::to_owned),
-    };
-    let current = CurrentEntry {
-        name: "r-2".into(),
-        hash: "h2".into(),
-        ours: true,
-        issued: DAY,
-        expires: Some(31 * DAY),
-        ..CurrentEntry::default()
-    };
-    let published = RotationRecord {
-        serial: 2,
-        current: Some(current),
-        restarted_for: Some("r-2".into()),
-        last_rotation: Some(0),
-        ..RotationRecord::default()
-    };
-    let old = RetiredCredential {
-        name: "r-1".into(),
-        hash: Some("h1".into()),
-        after: Some(1),
-        ..RetiredCredential::default()
-    };
-    let with = |old: &RetiredCredential| RotationRecord {
-        previous: vec![old.clone()],
-        ..published.clone()
-    };
-    let rotate = |record: &RotationRecord| {
-        let mut record = record.clone();
+    let rotate = |mut record: RotationRecord| {
         if let Some(current) = &mut record.current {
             (current.issued, current.expires) = (DAY - 100 * DAY, Some(DAY + 3_600));
         }
@@ -153,17 +166,13 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
         ("publish", new(), RotationStep::Publish),
         (
             "restart",
-            (RotationRecord { restarted_for: None, ..published.clone() }, there(Some("h2"), None)),
+            (RotationRecord { restarted_for: None, ..published() }, there(Some("h2"), None)),
             RotationStep::Restart,
         ),
-        ("revoke", (with(&old), there(Some("h2"), None)), RotationStep::Revoke),
-        ("take out ours", (with(&old), there(Some("h2"), Some("h1"))), RotationStep::Publish),
-        (
-            "take out another's",
-            (published.clone(), there(Some("h2"), Some("x"))),
-            RotationStep::Publish,
-        ),
-        ("make room", (rotate(&published), there(Some("h2"), Some("x"))), RotationStep::Publish),
+        ("revoke", (replaced(1), there(Some("h2"), None)), RotationStep::Revoke),
+        ("take out ours", (replaced(1), there(Some("h2"), Some("h1"))), RotationStep::Publish),
+        ("take out another's", (published(), there(Some("h2"), Some("x"))), RotationStep::Publish),
+        ("make room", (rotate(published()), there(Some("h2"), Some("x"))), RotationStep::Publish),
     ] {
         let attempts = attempts(record, &target, fails);
         assert!(attempts[0] >= 2, "{what}: {attempts:?}");
@@ -181,27 +190,7 @@ fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
         beside: vec!["h1".into()],
         kept: None,
     };
-    let record = RotationRecord {
-        serial: 2,
-        current: Some(CurrentEntry {
-            name: "r-2".into(),
-            hash: "h2".into(),
-            ours: true,
-            issued: DAY,
-            expires: Some(31 * DAY),
-            ..CurrentEntry::default()
-        }),
-        restarted_for: Some("r-2".into()),
-        previous: vec![RetiredCredential {
-            name: "r-1".into(),
-            hash: Some("h1".into()),
-            after: Some(1),
-            ..RetiredCredential::default()
-        }],
-        last_rotation: Some(0),
-        ..RotationRecord::default()
-    };
-    assert_eq!(attempts(record, &target, RotationStep::Publish), [0; 10]);
+    assert_eq!(attempts(replaced(1), &target, RotationStep::Publish), [0; 10]);
 }
 
 /// A credential that is only watched may be a password: its status does not reveal it.
@@ -296,7 +285,7 @@ fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     let later = RotationRecord { last_rotation: Some(DAY), ..first.clone() };
     assert!(matches!(decide(&plan, &later, &seen), RotationAction::Wait(_)));
     // A token of Rancher is made for what has an end, and at its time.
-    let minted = plan.source.map(|source| IssuerTraits { takes_over: false, ..source });
+    let minted = plan.source.map(|source| IssuerTraits { is_apart: false, ..source });
     let minted = RotationPlan { source: minted, ..plan };
     assert!(matches!(decide(&minted, &first, &seen), RotationAction::Wait(_)));
 }

@@ -3,18 +3,6 @@
 
 use super::*;
 
-fn plan() -> RotationPlan {
-    let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
-        "metadata": {"name": "r", "namespace": "n", "uid": "u"},
-        "spec": {
-            "source": {"rancherToken": {}}, "target": {"cloudCredential": {"name": "cc"}},
-            "rancher": {"url": "https://r", "minter": {"secretName": "s", "key": "k"}},
-        },
-    }))
-    .unwrap();
-    RotationPlan { prefix: "r".into(), ..status::plan(&rotation) }
-}
-
 fn current(ours: bool, expires: Option<Seconds>) -> RotationRecord {
     let (name, hash) = ("r-5".to_owned(), "h5".to_owned());
     let current = CurrentEntry { name, hash, ours, issued: DAY, expires, kept_alive: false };
@@ -87,6 +75,12 @@ fn one_of_which_nothing_is_known_is_replaced_at_once() {
         let act = decide(&plan(), &record, &seen(target.clone(), &["r-5"]));
         let named = matches!(act, RotationAction::Write(RecordChange::Named, _));
         assert_eq!(named, is_replaced, "{record:?} {is_unseen}: {act:?}");
+        // In the place of another issuer's it has been put by a person, and stays until it is due.
+        let source = plan().source.map(|source| IssuerTraits { is_apart: true, ..source });
+        let apart = RotationPlan { source, ..plan() };
+        let record = RotationRecord { last_rotation: Some(0), ..record };
+        let act = decide(&apart, &record, &seen(target.clone(), &["r-5"]));
+        assert!(!matches!(act, RotationAction::Write(RecordChange::Named, _)), "{act:?}");
         let mut plan = plan();
         plan.schedule.paused = true;
         assert_eq!(decide(&plan, &record, &seen(target, &["r-5"])), RotationAction::Wait(None));

@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::{OVERLAP, World, works};
-use crate::credentials::rotation::RotationAction;
+use crate::credentials::rotation::ready::{ReadyFacts, ReadyReason};
+use crate::credentials::rotation::{
+    ObservedState, RotationAction, RotationRecord, TargetState, rest,
+};
 use crate::credentials::timestamp::Seconds;
 
 impl World {
@@ -41,15 +44,14 @@ impl World {
             loop {
                 self.look(who);
                 let Some((record, _, seen)) = self.workers[who].looked.clone() else { break };
-                if matches!(
-                    self.decide(who, &record, &seen),
-                    RotationAction::Wait(_) | RotationAction::Finish
-                ) {
+                let next = self.decide(who, &record, &seen);
+                self.check_rest(who, &record, &seen, &next)?;
+                if matches!(next, RotationAction::Wait(_) | RotationAction::Finish) {
                     break;
                 }
                 acts += 1;
                 if acts > 60 {
-                    return Err(format!("no end of it: {:?}", self.decide(who, &record, &seen)));
+                    return Err(format!("no end of it: {next:?}"));
                 }
                 self.act(who)?;
                 self.check()?;
@@ -60,6 +62,57 @@ impl World {
             self.now += 1;
         }
         Err(format!("never calm: {:?}", self.record))
+    }
+
+    /// Checks what is concluded from the record while nothing changes: a rotation that makes no
+    /// credential and is Ready has one that works, and none rests longer by its record alone than it would by
+    /// a look at the target.
+    fn check_rest(
+        &self,
+        who: usize,
+        record: &RotationRecord,
+        seen: &ObservedState,
+        next: &RotationAction,
+    ) -> Result<(), String> {
+        let TargetState::There { holds: Some(held), kept: None, .. } = &seen.target else {
+            return Ok(());
+        };
+        let (plan, target) = (&self.plan, &seen.target);
+        let facts = ReadyFacts::default();
+        let ready = ReadyReason::of(plan, record, target, &api::Target::default(), facts);
+        let (now, is_waiting) = (self.now, matches!(next, RotationAction::Wait(_)));
+        if is_waiting
+            && record.pending.is_none()
+            && ready == Some(ReadyReason::Current)
+            && !works(&self.credentials[&held.hash], now)
+        {
+            return Err(format!("Ready, and {} does not work", held.hash));
+        }
+        let exist = |name: &String| seen.existing.iter().flatten().any(|one| one == name);
+        let is_known = |name: &&String| {
+            let current = record.current.iter().map(|one| &one.name);
+            let pending = record.pending.iter().map(|one| &one.name);
+            let old = record.previous.iter().map(|old| &old.name);
+            current.chain(pending).chain(old).any(|one| one == *name)
+        };
+        let is_recorded = record
+            .current
+            .as_ref()
+            .is_some_and(|one| one.hash == held.hash && (!one.ours || exist(&one.name)))
+            && seen.existing.iter().flatten().all(|name| is_known(&name));
+        let hand = self.workers[who].hand.clone();
+        let alone = rest::as_recorded(plan, record, hand, now).filter(|_| is_recorded);
+        match (alone, next) {
+            (Some(RotationAction::Wait(alone)), RotationAction::Wait(next))
+                if next.is_none_or(|next| alone.is_some_and(|alone| alone <= next)) =>
+            {
+                Ok(())
+            }
+            (Some(RotationAction::Wait(alone)), _) => {
+                Err(format!("rests until {alone:?} in spite of {next:?}: {record:?}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn is_calm(&self) -> bool {

@@ -134,13 +134,14 @@ impl World {
         };
         let plan = RotationPlan {
             prefix: "r".into(),
-            source: Some(IssuerTraits { readable, prunes, takes_over: prunes }),
+            source: Some(IssuerTraits { readable, prunes, is_apart: prunes }),
             lifetime: LIFE,
             presumed: LIFE,
             schedule,
             overlap: OVERLAP,
             restarts,
             revokes: false,
+            is_second: false,
             deleting: None,
             requests: RotationRequests::default(),
         };
@@ -218,7 +219,8 @@ impl World {
                 issued: Some(credential.issued).filter(|_| credential.ours),
                 expires: credential.expires,
             };
-            TargetCredential { hash: hash.clone(), says, ..TargetCredential::default() }
+            let is_dead = !works(credential, self.now);
+            TargetCredential { hash: hash.clone(), says, is_dead, ..TargetCredential::default() }
         };
         let target = match &self.secret {
             None => TargetState::Absent,
@@ -334,7 +336,15 @@ impl World {
                 self.workers[who].hand = (!lost).then_some(hand);
             }
             RotationAction::Verify => self.verify(who)?,
-            RotationAction::Publish { keep } => self.publish(&record, keep, trouble)?,
+            RotationAction::Publish { keep } => {
+                if let TargetState::There { holds: Some(held), .. } = &seen.target
+                    && keep
+                    && held.is_dead
+                {
+                    return Err(format!("{} is dead, and stays in the target", held.hash));
+                }
+                self.publish(&record, keep, trouble)?;
+            }
             RotationAction::Restart => {
                 let next = after_restart(&self.plan, &record, self.now);
                 self.write(who, version, next, &seen);

@@ -9,10 +9,12 @@
 //! Here the record is in memory and the test performs each step. The operator's process, which
 //! carries out the same decisions, has tests of its own.
 
+mod weather;
+
 use std::fmt::Write as _;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -27,8 +29,9 @@ use harvester_guest_operator::rancher::{
     CloudCredentialView, IssuedTokens, RancherClient, RancherError, RancherIssuer, SecretText,
     TrustedRoots,
 };
+use testbed::eventually;
 use testbed::rancher::Version;
-use testbed::{Verdict, eventually};
+use weather::Weather;
 
 use crate::support::SOON;
 
@@ -41,60 +44,6 @@ const BOUND: (&str, &str) = ("auth-token-max-ttl-minutes", "28800");
 
 fn is_bound(version: Version) -> bool {
     matches!(version, Version::V2_11 | Version::V2_14 | Version::Main)
-}
-
-/// Faults between the operator and Rancher.
-#[derive(Default)]
-struct Weather {
-    /// Whether every call passes.
-    is_calm: AtomicBool,
-    /// Whether every write is refused.
-    is_storm: AtomicBool,
-    calls: AtomicUsize,
-    /// Number of calls that failed.
-    faults: AtomicUsize,
-}
-
-impl Weather {
-    /// Starts with a calm.
-    fn of(there: &testbed::Rancher) -> Arc<Self> {
-        let weather = Arc::new(Self { is_calm: true.into(), ..Self::default() });
-        let rule = Arc::clone(&weather);
-        there.set_rule(move |call| {
-            let verdict = rule.verdict(call.is_write() && !call.path.ends_with("reviews"));
-            let failed = usize::from(!matches!(verdict, Verdict::Pass));
-            rule.faults.fetch_add(failed, Ordering::Relaxed);
-            verdict
-        });
-        weather
-    }
-
-    fn verdict(&self, is_write: bool) -> Verdict {
-        let refuse = |code, reason| Verdict::Refuse { code, reason, message: "no".to_owned() };
-        if self.is_calm.load(Ordering::Relaxed) {
-            return Verdict::Pass;
-        }
-        if is_write && self.is_storm.load(Ordering::Relaxed) {
-            return refuse(503, "ServiceUnavailable");
-        }
-        let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        if !number.is_multiple_of(31) {
-            return Verdict::Pass;
-        }
-        match number / 31 % 6 {
-            // One of three replicas behind an ingress is away.
-            0 => Verdict::Page(404),
-            1 => Verdict::Page(502),
-            2 => refuse(503, "ServiceUnavailable"),
-            3 => Verdict::CutBefore,
-            4 => Verdict::CutAfter,
-            _ => refuse(500, "ServerError"),
-        }
-    }
-
-    fn calm(&self, is_calm: bool) {
-        self.is_calm.store(is_calm, Ordering::Relaxed);
-    }
 }
 
 /// Stand-in for Rancher, a user's API key in memory, and a cloud credential that the UI created.
@@ -205,7 +154,7 @@ impl Rotation {
             source: Some(rotation::IssuerTraits {
                 readable: false,
                 prunes: place == Where::Credential,
-                takes_over: false,
+                is_apart: false,
             }),
             lifetime,
             presumed: lifetime,
@@ -219,6 +168,7 @@ impl Rotation {
             overlap: OVERLAP,
             restarts: false,
             revokes: false,
+            is_second: false,
             deleting: None,
             requests: RotationRequests::default(),
         };

@@ -1,0 +1,80 @@
+//! Issuer of a TokenRotation's credentials: this cluster's API server, for a ServiceAccount, or a
+//! Rancher, for the user of an API key.
+//!
+//! Invariant: a new credential stays in memory until it is published or abandoned.
+
+use super::session::{RotationRun, StepFault};
+use super::{InHand, account};
+use crate::api::TokenRotation;
+use crate::domain::credentials::rotation::UnpublishedCredential;
+use crate::k8s::CallError;
+
+/// Issuer of a TokenRotation's credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CredentialIssuer {
+    /// API server of this cluster: tokens of a ServiceAccount, each bound to a Secret.
+    ServiceAccount,
+    /// A Rancher: tokens of the API key's user.
+    Rancher,
+}
+
+impl CredentialIssuer {
+    pub(super) fn of(rotation: &TokenRotation) -> Self {
+        match (&rotation.spec.rancher, account::of(rotation)) {
+            (Some(_), None) => Self::Rancher,
+            _ => Self::ServiceAccount,
+        }
+    }
+}
+
+impl RotationRun<'_> {
+    /// Names of the credentials that exist. A Rancher's are those of the last look.
+    pub(super) async fn list(&self) -> Result<Vec<String>, CallError> {
+        match CredentialIssuer::of(&self.rotation) {
+            CredentialIssuer::ServiceAccount => {
+                self.keeper.ctx.credentials.made_by(&self.namespace(), &self.uid()).await
+            }
+            CredentialIssuer::Rancher => Ok(self.rancher_tokens()),
+        }
+    }
+
+    /// Makes a credential with this name, or reads it again where that is possible.
+    pub(super) async fn mint(&mut self, name: &str) -> Result<(), StepFault> {
+        let (token, made) = match CredentialIssuer::of(&self.rotation) {
+            CredentialIssuer::ServiceAccount => self.mint_account_token(name).await?,
+            CredentialIssuer::Rancher => self.mint_rancher_token(name).await?,
+        };
+        let hand =
+            UnpublishedCredential { name: name.to_owned(), made: Some(made), verified: false };
+        self.take(Some(InHand { hand, token: Some(token) }));
+        self.existing.push(name.to_owned());
+        Ok(())
+    }
+
+    /// Tests the credential in memory where it will be used.
+    pub(super) async fn verify(&mut self) -> Result<(), StepFault> {
+        let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
+            self.take(None);
+            return Ok(());
+        };
+        match CredentialIssuer::of(&self.rotation) {
+            CredentialIssuer::ServiceAccount => self.verify_account_token(&token).await?,
+            CredentialIssuer::Rancher => self.verify_rancher_token(&token).await?,
+        }
+        let hand = UnpublishedCredential { verified: true, ..hand };
+        self.take(Some(InHand { hand, token: Some(token) }));
+        Ok(())
+    }
+
+    /// Revokes the credential with this name.
+    pub(super) async fn revoke(&mut self, name: &str) -> Result<(), StepFault> {
+        match CredentialIssuer::of(&self.rotation) {
+            CredentialIssuer::ServiceAccount => {
+                self.keeper.ctx.writer.delete_bond(&self.namespace(), name).await?;
+            }
+            CredentialIssuer::Rancher => self.revoke_rancher_token(name).await?,
+        }
+        self.existing.retain(|other| other != name);
+        Ok(())
+    }
+}

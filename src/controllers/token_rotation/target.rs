@@ -1,0 +1,172 @@
+//! Target of a TokenRotation: a Secret of this cluster, a cloud credential of a Rancher, or all
+//! cloud credentials of an API key's user.
+//!
+//! Invariant: a write names the version of the target that it replaces, and the target is read again
+//! afterwards.
+
+use kube::ResourceExt as _;
+
+use super::look::LookFault;
+use super::session::{BlindReason, RancherSession, RotationRun, StepFault};
+use super::{CredentialIssuer, InHand, RotationContext, census};
+use crate::api::{CloudCredentialTarget, SecretTarget, TokenRotation};
+use crate::domain::credentials::rotation::TargetState;
+use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
+use crate::domain::credentials::token::TokenText;
+use crate::k8s::CallError;
+use crate::k8s::credentials::ServerClock;
+use crate::k8s::write::SecretKeyRef;
+use crate::rancher::RancherError;
+
+/// Target of a TokenRotation.
+enum RotationTarget<'a> {
+    /// A value of a Secret of this cluster.
+    Secret(&'a SecretTarget),
+    /// A cloud credential of a Rancher.
+    CloudCredential(&'a CloudCredentialTarget),
+    /// All cloud credentials that the API key's user may see. They are only watched.
+    All,
+}
+
+impl<'a> RotationTarget<'a> {
+    fn of(rotation: &'a TokenRotation) -> Self {
+        let target = &rotation.spec.target;
+        match (&target.secret, &target.cloud_credential) {
+            (Some(secret), _) => Self::Secret(secret),
+            (None, Some(credential)) => Self::CloudCredential(credential),
+            (None, None) => Self::All,
+        }
+    }
+}
+
+/// Reads the target that the spec names. `clock`: the issuer's, set by a later answer of it.
+pub(super) async fn read(
+    keeper: &RotationContext,
+    rotation: &TokenRotation,
+    session: Option<&mut RancherSession>,
+    clock: &mut ServerClock,
+) -> Result<TargetRead, LookFault> {
+    match (RotationTarget::of(rotation), session) {
+        (RotationTarget::Secret(wants), session) => {
+            let namespace = rotation.namespace().unwrap_or_default();
+            let read = keeper.ctx.credentials.secret(&namespace, &wants.name, &wants.key).await;
+            let (secret, heard) = read.map_err(|error| match error.refusal() {
+                Some(why) => BlindReason::target(format!("spec.target.secret: {why}")).into(),
+                None => LookFault::Call(error),
+            })?;
+            let rotated = rotation.spec.source.is_some();
+            let mut read = target_secret::read(wants, rotated, secret.as_ref());
+            match session {
+                None => *clock = heard,
+                Some(session) => {
+                    let token = read.token(wants, secret.as_ref());
+                    session.ask(rotation, &mut read, token, clock.now()).await?;
+                }
+            }
+            Ok(read)
+        }
+        (RotationTarget::CloudCredential(wants), Some(session)) => {
+            let sight = match session.issuer.look(&wants.name, &session.issued).await {
+                Err(error @ (RancherError::Forbidden(_) | RancherError::NotFound(_))) => {
+                    return Err(BlindReason::target(format!("Rancher: {error}")).into());
+                }
+                other => other?,
+            };
+            if let Some(now) = sight.now
+                && CredentialIssuer::of(rotation) == CredentialIssuer::Rancher
+            {
+                *clock = ServerClock::heard(now);
+            }
+            session.read(rotation, &wants.name, sight, clock.now())
+        }
+        (RotationTarget::All, Some(session)) => {
+            let known = &session.issued;
+            let all = census::all(keeper, rotation, &session.issuer, known, clock.now()).await?;
+            (session.unread, session.listed) = (all.unread, all.listed);
+            let nothing = TargetState::There {
+                version: String::new(),
+                holds: None,
+                beside: Vec::new(),
+                kept: None,
+            };
+            Ok(TargetRead::elsewhere(nothing, all.watched))
+        }
+        // The CRD refuses such a spec.
+        (RotationTarget::CloudCredential(_) | RotationTarget::All, None) => {
+            Err(LookFault::Call(CallError::NotFound))
+        }
+    }
+}
+
+impl RotationRun<'_> {
+    /// Publishes the credential in memory. The write is refused if the target has another version
+    /// than the recorded one. `keep`: the old credential stays beside it.
+    pub(super) async fn publish(&mut self, keep: bool) -> Result<(), StepFault> {
+        let Some(InHand { token: Some(token), .. }) = self.in_hand() else {
+            self.take(None);
+            return Ok(());
+        };
+        match RotationTarget::of(&self.rotation) {
+            RotationTarget::Secret(wants) => {
+                let value = self.read.with(wants, &token, keep).map_err(StepFault::Step)?;
+                let publishing = self.record.pending.as_ref().and_then(|p| p.publishing.as_ref());
+                let version = publishing.map_or("", |publishing| publishing.replaces.as_str());
+                self.write_secret(wants, version, &value).await?;
+            }
+            RotationTarget::CloudCredential(wants) => {
+                let (session, to) = (self.session()?, self.own_server());
+                if let Some(sight) = &session.sight {
+                    self.keeper.ctx.writer.check_leadership()?;
+                    let issuer = &session.issuer;
+                    written(issuer.publish(&wants.name, sight, &token, keep, to.as_ref()).await)?;
+                }
+            }
+            RotationTarget::All => {}
+        }
+        self.look_again().await.map_err(StepFault::Call)
+    }
+
+    /// Removes the kept old credential from the target.
+    pub(super) async fn drop_previous(&mut self) -> Result<(), StepFault> {
+        match RotationTarget::of(&self.rotation) {
+            RotationTarget::Secret(wants) => {
+                if let Ok(Some(value)) = self.read.without_previous(wants)
+                    && let TargetState::There { version, .. } = &self.read.target
+                {
+                    self.write_secret(wants, version, &value).await?;
+                }
+            }
+            RotationTarget::CloudCredential(wants) => {
+                let session = self.session()?;
+                if let Some(sight) = &session.sight {
+                    self.keeper.ctx.writer.check_leadership()?;
+                    written(session.issuer.drop_old(&wants.name, sight).await)?;
+                }
+            }
+            RotationTarget::All => {}
+        }
+        self.look_again().await.map_err(StepFault::Call)
+    }
+
+    async fn write_secret(
+        &self,
+        wants: &SecretTarget,
+        version: &str,
+        value: &TokenText,
+    ) -> Result<(), StepFault> {
+        let namespace = &self.namespace();
+        let at = SecretKeyRef { namespace, name: &wants.name, key: &wants.key, version };
+        match self.keeper.ctx.writer.write_target(at, value).await {
+            // Another party has changed the target: the next read shows it.
+            Ok(()) | Err(CallError::Conflict | CallError::NotFound) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn written(answer: Result<(), RancherError>) -> Result<(), StepFault> {
+    match answer {
+        Ok(()) | Err(RancherError::Conflict) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

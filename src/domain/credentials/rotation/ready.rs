@@ -1,0 +1,184 @@
+//! Condition Ready: its reason for a rotation that waits, and its text.
+//!
+//! Invariant: a rotation that makes no other credential is Current only if the one in its target
+//! works, as far as that can be observed.
+
+use super::super::timestamp::rfc3339;
+use super::watched::WatchedCredentials;
+use super::{RotationPlan, RotationRecord, RotationStep, TargetState, deletion};
+use api::ConditionStatus::{self, False, True};
+use api::Target;
+
+/// Reason of Ready when the target, or the list of credentials that were made for it, cannot be
+/// read.
+pub const UNREADABLE: &str = "TargetUnreadable";
+
+/// Observed facts, beside the target's state, on which Ready depends.
+#[derive(Clone, Debug, Default)]
+pub struct ReadyFacts<'a> {
+    /// Message about the TokenRotation that goes first, if there is one.
+    pub second: Option<String>,
+    /// Reason why the target is not known, and what Ready says of it.
+    pub unknown: Option<(&'a str, ReadyReason)>,
+    /// Credentials in a target that is only watched.
+    pub watched: Option<&'a WatchedCredentials>,
+    /// Number of cloud credentials that were not read yet.
+    pub unread: usize,
+    /// Message about all cloud credentials, and whether all are replaced that must be. `None`: they
+    /// are only watched.
+    pub children: Option<(bool, String)>,
+}
+
+/// State of a rotation that has nothing to do at the moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReadyReason {
+    /// The credential exists and is managed.
+    Current,
+    /// The credential exists, and its Rancher keeps it alive.
+    KeptByRancher,
+    /// The credential exists, and is only watched.
+    Watched,
+    /// The spec pauses the rotation.
+    Paused,
+    /// The operator has no rights in the namespace.
+    NotAllowed,
+    /// The target cannot be read.
+    Unreadable(String),
+    /// The API key may not be used for this target or server.
+    MinterRefused(String),
+    /// The target does not hold what the spec names, or a write would do harm.
+    Unfit(String),
+    /// The credentials exist and are only watched, and some of them are not known. The text says
+    /// which.
+    WatchedInPart(String),
+    /// All cloud credentials of the API key's user are replaced, by TokenRotations made for that.
+    Renewed(String),
+    /// Some of the cloud credentials are not replaced, as the text says.
+    RenewedInPart(String),
+    /// The credential has a second TokenRotation, which goes first, as the text says.
+    Second(String),
+    /// No credential exists that could be watched, as the text says.
+    Missing(String),
+    /// A step has failed, and will be tried again.
+    Failed(RotationStep, String),
+    /// More old credentials than allowed could not be revoked.
+    NotRevoked,
+    /// A deletion waits. The text, if any, is the obstacle.
+    Leaving(Option<String>),
+}
+
+impl ReadyReason {
+    /// State of a rotation that waits. `None`: it does not change until the failed step has
+    /// succeeded. `wants`: the target in the spec.
+    pub fn of(
+        plan: &RotationPlan,
+        record: &RotationRecord,
+        target: &TargetState,
+        wants: &Target,
+        facts: ReadyFacts<'_>,
+    ) -> Option<Self> {
+        let ReadyFacts { second, unknown, watched, unread, children } = facts;
+        if plan.deleting.is_some() {
+            let why = deletion::obstacle(record, unknown.map(|(why, _)| why));
+            return Some(Self::Leaving(why.map(str::to_owned)));
+        }
+        if let Some(why) = second {
+            return Some(Self::Second(why));
+        }
+        if let Some((_, reason)) = unknown {
+            return Some(reason);
+        }
+        Some(match target {
+            TargetState::Unfit(why) => Self::Unfit(why.clone()),
+            _ if plan.schedule.paused => Self::Paused,
+            _ if plan.source.is_none() => Self::watching(wants, watched, unread, children),
+            _ if record.has_failed() => return None,
+            _ if record.is_stuck() => Self::NotRevoked,
+            _ if record.is_kept_alive() => Self::KeptByRancher,
+            _ => Self::Current,
+        })
+    }
+
+    /// State of a rotation that only watches, or that makes children.
+    fn watching(
+        wants: &Target,
+        watched: Option<&WatchedCredentials>,
+        unread: usize,
+        children: Option<(bool, String)>,
+    ) -> Self {
+        let Some(watched) = watched.filter(|watched| !watched.listed.is_empty()) else {
+            let why = if wants.secret.is_some() {
+                "spec.target.secret: there is no such Secret, or no credential in it"
+            } else if wants.cloud_credential.is_some() {
+                "spec.target.cloudCredential: there is no token in it"
+            } else {
+                "there is no cloud credential for Harvester that the API key's user may see"
+            };
+            return Self::Missing(why.to_owned());
+        };
+        match children {
+            Some((true, how)) => return Self::Renewed(how),
+            Some((false, how)) => return Self::RenewedInPart(how),
+            None => {}
+        }
+        let mut parts = Vec::new();
+        if unread > 0 {
+            parts.push(format!("{unread} were not read yet"));
+        }
+        if watched.unknown() > 0 {
+            let unknown = watched.unknown();
+            parts.push(format!("expiry unknown of {unknown}: see status.watched"));
+        }
+        if parts.is_empty() { Self::Watched } else { Self::WatchedInPart(parts.join("; ")) }
+    }
+
+    /// Status, reason and message of the condition.
+    pub(super) fn says(
+        &self,
+        plan: &RotationPlan,
+        record: &RotationRecord,
+    ) -> (ConditionStatus, String, String) {
+        let (status, reason, message) = match self {
+            Self::Current => (True, "Current", String::new()),
+            Self::KeptByRancher => {
+                let message = "Rancher itself keeps this token alive: it has no end, and nothing is rotated until it has one";
+                (True, "KeptByRancher", message.to_owned())
+            }
+            Self::Watched => {
+                (True, "Watched", "the credential is only watched, not replaced".to_owned())
+            }
+            Self::Paused => {
+                let message = "spec.schedule.paused: nothing is made, published or revoked";
+                (True, "Paused", message.to_owned())
+            }
+            Self::NotAllowed => {
+                let message = "the operator has no rights in this namespace: add it to the chart's value credentials.namespaces";
+                (False, "NamespaceNotAllowed", message.to_owned())
+            }
+            Self::Unreadable(why) => (False, UNREADABLE, why.clone()),
+            Self::MinterRefused(why) => (False, "MinterRefused", why.clone()),
+            Self::Unfit(why) => (False, "TargetUnfit", format!("spec.target: {why}")),
+            Self::WatchedInPart(why) => (True, "WatchedInPart", why.clone()),
+            Self::Renewed(how) => (True, "Current", how.clone()),
+            Self::RenewedInPart(how) => (False, "RenewedInPart", how.clone()),
+            Self::Second(why) => (False, "SecondRotation", why.clone()),
+            Self::Missing(why) => (False, "TargetMissing", why.clone()),
+            Self::Failed(step, why) => {
+                return (False, format!("{}Failed", step.word()), why.clone());
+            }
+            Self::NotRevoked => {
+                let message = "too many old credentials could not be revoked: no other one is made before that";
+                (False, "NotRevoked", message.to_owned())
+            }
+            Self::Leaving(why) => {
+                let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
+                let waits = why.as_ref().map_or_else(String::new, |why| {
+                    let last = rfc3339(deletion::last(plan, record));
+                    format!(": {why}; the deletion goes on without that at {last}")
+                });
+                (False, "Deleting", format!("{revokes} are revoked first{waits}"))
+            }
+        };
+        (status, reason.to_owned(), message)
+    }
+}

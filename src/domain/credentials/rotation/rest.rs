@@ -1,0 +1,77 @@
+//! Rest of a rotation between two reconciles: what its record alone requires, and when the next look
+//! is due.
+
+use super::super::timestamp::Seconds;
+use super::super::token::TokenClaims;
+use super::ready::UNREADABLE;
+use super::{
+    ObservedState, RotationAction, RotationPlan, RotationRecord, TargetCredential, TargetState,
+    UnpublishedCredential, decide, expiry, status,
+};
+use api::{READY, ROTATION_FINALIZER, TokenRotation};
+
+/// Step that is next if nothing has changed since the last reconcile. `None`: the target must be
+/// read. `hand`: the credential in memory.
+pub fn unchanged(
+    rotation: &TokenRotation,
+    hand: Option<UnpublishedCredential>,
+    now: Seconds,
+) -> Option<RotationAction> {
+    // Only the Rancher knows what exists there, and its own time.
+    if rotation.spec.rancher.is_some() {
+        return None;
+    }
+    let status = rotation.status.as_ref()?;
+    let is_followed = status.observed_generation == rotation.metadata.generation;
+    let plan = status::plan(rotation);
+    let mut finalizers = rotation.metadata.finalizers.iter().flatten();
+    let is_held = plan.source.is_none() || finalizers.any(|one| one == ROTATION_FINALIZER);
+    // A target that could not be read may be readable now: a granted right produces no event.
+    let mut conditions = status.conditions.iter();
+    let is_blind =
+        conditions.any(|one| one.type_ == READY && one.reason.as_deref() == Some(UNREADABLE));
+    if !is_followed || !is_held || plan.deleting.is_some() || is_blind {
+        return None;
+    }
+    let record = status::record(Some(status));
+    match as_recorded(&plan, &record, hand, now)? {
+        RotationAction::Wait(until) => {
+            Some(RotationAction::Wait(next_look(&plan, &record, until, status::ends(status), now)))
+        }
+        step => Some(step),
+    }
+}
+
+/// Step that is next if the target holds the recorded credential and all recorded ones exist.
+/// `None`: none is recorded.
+pub(super) fn as_recorded(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    hand: Option<UnpublishedCredential>,
+    now: Seconds,
+) -> Option<RotationAction> {
+    let current = record.current.as_ref()?;
+    let says = TokenClaims { name: current.name.clone(), issued: None, expires: current.expires };
+    let held = TargetCredential { hash: current.hash.clone(), says, ..TargetCredential::default() };
+    let target = TargetState::There {
+        // A write that was to create the target can arrive no more, because the target exists.
+        version: "recorded".to_owned(),
+        holds: Some(held),
+        beside: Vec::new(),
+        kept: None,
+    };
+    Some(decide(plan, record, &ObservedState { now, target, hand, ..ObservedState::default() }))
+}
+
+/// First time after `now` at which a rotation that waits must be looked at: for its next step
+/// (`until`), or because the condition Expiring changes (`ends`: end of the target's credentials).
+pub fn next_look(
+    plan: &RotationPlan,
+    record: &RotationRecord,
+    until: Option<Seconds>,
+    ends: Option<Seconds>,
+    now: Seconds,
+) -> Option<Seconds> {
+    let times = [until, expiry::alarm(plan, record, ends), ends];
+    times.into_iter().flatten().filter(|at| *at > now).min()
+}

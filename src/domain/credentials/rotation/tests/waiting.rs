@@ -1,0 +1,130 @@
+//! Tests of a rotation that waits: its condition Ready, and its rest without a look at the target.
+
+use super::super::ready::{ReadyFacts, ReadyReason};
+use super::super::rest::unchanged;
+use super::*;
+
+/// Ready gives the reason that hinders most.
+#[test]
+fn ready_says_what_hinders_most() {
+    let facts = ReadyFacts::default;
+    let silent = || ReadyReason::Unreadable("silent".into());
+    let unknown = || ReadyFacts { unknown: Some(("silent", silent())), ..facts() };
+    let second = || ReadyFacts { second: Some("first".into()), ..unknown() };
+    let (usual, source) = (plan(), plan().source);
+    let mut paused = plan();
+    paused.schedule.paused = true;
+    let watching = RotationPlan { source: None, ..plan() };
+    let leaving = RotationPlan { deleting: Some(DAY), ..plan() };
+    let failed = RotationRecord { last_result: Some("Failed Mint".into()), ..published() };
+    let old = RetiredCredential::default();
+    let stuck = RotationRecord { previous: vec![old; MOST_PREVIOUS], ..published() };
+    let mut kept = published();
+    kept.current.iter_mut().for_each(|current| current.kept_alive = true);
+    let (holds, unfit) = (there(Some("h2"), None), TargetState::Unfit("exec".into()));
+    assert!(source.is_some());
+    for (plan, record, target, facts, ready) in [
+        (&usual, &published(), &holds, facts(), Some(ReadyReason::Current)),
+        (&usual, &kept, &holds, facts(), Some(ReadyReason::KeptByRancher)),
+        (&usual, &stuck, &holds, facts(), Some(ReadyReason::NotRevoked)),
+        (&usual, &failed, &holds, facts(), None),
+        (&watching, &failed, &holds, facts(), {
+            let why = "there is no cloud credential for Harvester that the API key's user may see";
+            Some(ReadyReason::Missing(why.into()))
+        }),
+        (&paused, &failed, &holds, facts(), Some(ReadyReason::Paused)),
+        (&paused, &failed, &unfit, facts(), Some(ReadyReason::Unfit("exec".into()))),
+        (&paused, &failed, &unfit, unknown(), Some(silent())),
+        (&paused, &failed, &unfit, second(), Some(ReadyReason::Second("first".into()))),
+        (&leaving, &failed, &unfit, second(), Some(ReadyReason::Leaving(Some("silent".into())))),
+        (&leaving, &failed, &holds, facts(), {
+            Some(ReadyReason::Leaving(Some("Failed Mint".into())))
+        }),
+        (&leaving, &published(), &holds, facts(), Some(ReadyReason::Leaving(None))),
+    ] {
+        let found = ReadyReason::of(plan, record, target, &api::Target::default(), facts.clone());
+        assert_eq!(found, ready, "{record:?} {target:?} {facts:?}");
+    }
+}
+
+/// A rotation of an account's token in a Secret, with this record.
+fn waiting(record: &RotationRecord) -> TokenRotation {
+    let mut rotation: TokenRotation = serde_json::from_value(serde_json::json!({
+        "metadata": {
+            "name": "r", "namespace": "n", "uid": "u", "generation": 1,
+            "finalizers": [api::ROTATION_FINALIZER],
+        },
+        "spec": {
+            "source": {"serviceAccountToken": {"serviceAccountName": "a"}},
+            "target": {"secret": {"name": "s", "key": "k"}},
+        },
+    }))
+    .unwrap();
+    let beside = status::StatusObservations::default();
+    let ready = Some(&ReadyReason::Current);
+    rotation.status = Some(status::status(&rotation, record, &beside, ready, DAY));
+    rotation
+}
+
+#[test]
+fn a_rotation_rests_by_its_record_alone_until_something_is_due_or_unknown() {
+    let rotation = waiting(&published());
+    let Some(RotationAction::Wait(Some(due))) = unchanged(&rotation, None, 2 * DAY) else {
+        panic!("{:?}", unchanged(&rotation, None, 2 * DAY))
+    };
+    assert!((15 * DAY..22 * DAY).contains(&due), "{due}");
+    assert!(matches!(
+        unchanged(&rotation, None, due),
+        Some(RotationAction::Write(RecordChange::Named, _))
+    ));
+    let changed = |change: fn(&mut TokenRotation)| {
+        let mut rotation = rotation.clone();
+        change(&mut rotation);
+        unchanged(&rotation, None, 2 * DAY)
+    };
+    for (what, change) in [
+        ("another spec", (|r| r.metadata.generation = Some(2)) as fn(&mut TokenRotation)),
+        ("no finalizer", |r| r.metadata.finalizers = None),
+        ("a deletion", |r| {
+            let now = serde_json::from_value(serde_json::json!("1970-01-03T00:00:00Z"));
+            r.metadata.deletion_timestamp = now.unwrap();
+        }),
+        ("a Rancher", |r| r.spec.rancher = Some(api::RancherServer::default())),
+        ("no status", |r| r.status = None),
+        ("no credential", |r| r.status.iter_mut().for_each(|status| status.current = None)),
+        ("a target that was unreadable", |r| {
+            for condition in r.status.iter_mut().flat_map(|status| &mut status.conditions) {
+                condition.reason = Some("TargetUnreadable".to_owned());
+            }
+        }),
+    ] {
+        assert_eq!(changed(change), None, "{what}");
+    }
+}
+
+/// A publication that has failed is tried again at its time, with the credential in memory.
+#[test]
+fn a_rotation_rests_only_until_its_next_try() {
+    let made = MintedCredential { hash: "h3".into(), issued: DAY, expires: Some(31 * DAY) };
+    let name = "r-3".to_owned();
+    let publishing = PendingPublication { made: made.clone(), replaces: "1".into() };
+    let pending = PendingEntry {
+        name: name.clone(),
+        since: DAY,
+        publishing: Some(publishing),
+        ..PendingEntry::default()
+    };
+    let record =
+        RotationRecord { pending: Some(pending), retry_after: Some(DAY + 5), ..published() };
+    let hand = Some(UnpublishedCredential { name, made: Some(made), verified: true });
+    let rotation = waiting(&record);
+    let until =
+        |hand: &Option<UnpublishedCredential>, now| match unchanged(&rotation, hand.clone(), now) {
+            Some(RotationAction::Wait(until)) => until,
+            _ => Some(now),
+        };
+    assert_eq!(until(&hand, DAY + 1), Some(DAY + 5));
+    assert_eq!(until(&hand, DAY + 5), Some(DAY + 5));
+    // Another process may still have it in its memory.
+    assert_eq!(until(&None, DAY + 5), Some(DAY + IN_OTHER_HANDS));
+}
