@@ -1,27 +1,31 @@
-//! Owns the calls of kubectl.
+//! Owns the calls of kubectl, and applies manifests as it does.
 
+use std::collections::HashMap;
+use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use kube::api::{DynamicObject, Patch, PatchParams};
-use kube::core::GroupVersionKind;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
+use kube::core::{GroupVersionKind, TypeMeta};
 use kube::discovery::{Scope, pinned_kind};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, ResourceExt};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::bed::Bed;
+use crate::eventually;
 use crate::wait::waited;
 
 const DEADLINE: Duration = Duration::from_mins(4);
 /// Folder in the bed's directory for kubectl's cache.
 pub(crate) const KUBECTL_CACHE: &str = "kubectl.cache";
-/// Arguments of a server-side apply, which avoids the size limit of an annotation for large kinds.
-const APPLY: [&str; 4] = ["apply", "--server-side", "--force-conflicts", "-f"];
+/// Deadline for all CRDs of a bed.
+const ESTABLISHED: Duration = Duration::from_mins(2);
 
 impl Bed {
     /// Runs kubectl as administrator and returns its output; a failure is an error with its
@@ -30,44 +34,83 @@ impl Bed {
         self.kubectl_with_input(args, "").await
     }
 
-    /// Applies a manifest file, or all manifests in a folder.
+    /// Applies a manifest file, or all manifests in a folder, as [`Bed::apply_yaml`] does.
     pub async fn apply_file(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref().to_str().context("the path is not UTF-8")?;
-        self.kubectl(&[&APPLY[..], &[path]].concat()).await?;
-        Ok(())
+        let path = path.as_ref();
+        let mut files = Vec::new();
+        if path.is_dir() {
+            for entry in fs::read_dir(path)? {
+                files.push(entry?.path());
+            }
+            files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+            files.sort();
+        } else {
+            files.push(path.to_owned());
+        }
+        let mut manifests = Vec::new();
+        for file in files {
+            manifests.push(fs::read_to_string(&file).with_context(|| file.display().to_string())?);
+        }
+        self.apply_yaml(&manifests.join("\n---\n")).await
     }
 
     /// Applies manifests given as text, as `kubectl apply --server-side --force-conflicts` does,
     /// but without a process.
     pub async fn apply_yaml(&self, yaml: &str) -> Result<()> {
-        let params = PatchParams::apply("kubectl").force().validation_strict();
-        for object in serde_saphyr::from_multiple::<Value>(yaml)? {
-            let object: DynamicObject = serde_json::from_value(object)?;
-            let types = object.types.clone().context("an object without a kind")?;
-            let (kind, capabilities) =
-                pinned_kind(&self.admin(), &GroupVersionKind::try_from(&types)?).await?;
-            let namespace = object.namespace().unwrap_or_else(|| "default".to_owned());
-            let api: Api<DynamicObject> = match capabilities.scope {
-                Scope::Cluster => Api::all_with(self.admin(), &kind),
-                Scope::Namespaced => Api::namespaced_with(self.admin(), &namespace, &kind),
-            };
-            api.patch(&object.name_any(), &params, &Patch::Apply(&object)).await?;
-        }
-        Ok(())
+        self.apply(yaml, &PatchParams::apply("kubectl").force().validation_strict()).await
     }
 
     /// Checks that manifests would be accepted to the last field, without storing them.
     pub async fn dry_run(&self, yaml: &str) -> Result<()> {
-        let check = ["-", "--dry-run=server", "--validate=strict"];
-        self.kubectl_with_input(&[&APPLY[..], &check].concat(), yaml).await?;
+        let params = PatchParams::apply("kubectl").force().validation_strict().dry_run();
+        self.apply(yaml, &params).await
+    }
+
+    async fn apply(&self, yaml: &str, params: &PatchParams) -> Result<()> {
+        let mut kinds = HashMap::new();
+        for object in serde_saphyr::from_multiple::<Value>(yaml)? {
+            if object.is_null() {
+                continue;
+            }
+            let types: TypeMeta =
+                serde_json::from_value(object.clone()).context("an object without a kind")?;
+            let gvk = GroupVersionKind::try_from(&types)?;
+            if !kinds.contains_key(&gvk) {
+                let found = pinned_kind(&self.admin(), &gvk).await?;
+                kinds.insert(gvk.clone(), found);
+            }
+            let (kind, capabilities) = &kinds[&gvk];
+            let named = |field: &str| object["metadata"][field].as_str();
+            let name = named("name").context("an object without a name")?;
+            let api: Api<DynamicObject> = match capabilities.scope {
+                Scope::Cluster => Api::all_with(self.admin(), kind),
+                Scope::Namespaced => {
+                    let namespace = named("namespace").unwrap_or("default");
+                    Api::namespaced_with(self.admin(), namespace, kind)
+                }
+            };
+            api.patch(name, params, &Patch::Apply(&object))
+                .await
+                .with_context(|| format!("{} {name}", kind.kind))?;
+        }
         Ok(())
     }
 
     /// Waits until the API server serves every custom resource definition.
     pub async fn crds_established(&self) -> Result<()> {
-        self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=120s"])
-            .await?;
-        Ok(())
+        let crds: Api<CustomResourceDefinition> = Api::all(self.admin());
+        eventually(ESTABLISHED, "established CRDs", async || {
+            let all = crds.list(&ListParams::default()).await.map_err(|e| e.to_string())?;
+            let is_established = |crd: &CustomResourceDefinition| {
+                let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_ref());
+                let mut conditions = conditions.into_iter().flatten();
+                conditions.any(|c| c.type_ == "Established" && c.status == "True")
+            };
+            let waiting: Vec<_> = all.iter().filter(|crd| !is_established(crd)).collect();
+            let waiting: Vec<_> = waiting.into_iter().map(ResourceExt::name_any).collect();
+            if waiting.is_empty() { Ok(true) } else { Err(format!("{waiting:?}")) }
+        })
+        .await
     }
 
     /// Runs kubectl as [`Bed::kubectl`] does, with text for its standard input.

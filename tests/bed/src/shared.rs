@@ -13,10 +13,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpListener as StdListener;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -69,7 +70,11 @@ struct Plane {
     client: Client,
     /// All kinds that can be listed.
     kinds: Vec<ApiResource>,
+    /// All kinds with their verbs and subresources, as discovery shows them before the first test.
+    discovered: BTreeSet<String>,
     snapshot: tokio::sync::Mutex<Snapshot>,
+    /// Number of kinds that got another UID.
+    renewed: AtomicU32,
 }
 
 /// A control plane for one test, with the operator's and KubeVirt's kinds and the operator's rights
@@ -163,7 +168,7 @@ impl Plane {
         install(&bed).await?;
         install_kubevirt(&bed).await?;
         let client = bed.admin();
-        let discovery = Discovery::new(client.clone()).run().await?;
+        let discovery = Discovery::new(client.clone()).run_aggregated().await?;
         let kinds = discovery
             .groups()
             .flat_map(ApiGroup::resources_by_stability)
@@ -171,14 +176,15 @@ impl Plane {
             .map(|(kind, _)| kind)
             .collect();
         let snapshot = tokio::sync::Mutex::new(bed.store().snapshot().await?);
-        Ok(Self { bed, client, kinds, snapshot })
+        let discovered = discovered(&client).await?;
+        Ok(Self { bed, client, kinds, discovered, snapshot, renewed: AtomicU32::new(1) })
     }
 
     /// Restores the objects from before the first test, and waits until the API server has caught
     /// up.
     async fn restore(&self) -> Result<()> {
         let mut snapshot = self.snapshot.lock().await;
-        self.check_kinds(&snapshot).await?;
+        self.restore_kinds(&mut snapshot).await?;
         let store = self.bed.store();
         let changed = store.restore(&mut snapshot).await?;
         self.caught_up(&changed).await?;
@@ -187,25 +193,71 @@ impl Plane {
         Ok(())
     }
 
-    /// Refuses a control plane in which a test has changed a schema: serving another schema takes
-    /// the API server longer than a start. The conversion webhook is not part of the schema.
-    async fn check_kinds(&self, snapshot: &Snapshot) -> Result<()> {
-        let now = self.bed.store().values(CRDS).await?;
-        let schema = |value: &[u8]| -> Result<Value> {
-            let mut crd: Value = serde_json::from_slice(value)?;
-            let mut spec = crd["spec"].take();
-            spec["conversion"].take();
-            Ok(spec)
-        };
-        for key in snapshot.keys(CRDS).chain(now.keys()) {
-            let (Some(was), Some(is)) = (snapshot.value(key), now.get(key)) else {
-                bail!("{key} was made or deleted");
-            };
-            if was != is && schema(was)? != schema(is)? {
-                bail!("{key} has another schema");
+    /// Restores the kinds, if a test has made or deleted one or changed a schema. A kind with
+    /// another schema is deleted first and gets another UID: the API server then cannot serve it
+    /// by the schema that the test left, and its absence and return can be seen. The conversion
+    /// webhook is not part of the schema.
+    async fn restore_kinds(&self, snapshot: &mut Snapshot) -> Result<()> {
+        let store = self.bed.store();
+        let now = store.values(CRDS).await?;
+        let mut changed = Vec::new();
+        for key in snapshot.keys(CRDS) {
+            let is = now.get(key).map(|value| schema(value)).transpose()?;
+            if is != snapshot.value(key).map(schema).transpose()? {
+                changed.push(key.clone());
             }
         }
+        let mut gone = Vec::new();
+        for (key, value) in &now {
+            if changed.contains(key) || snapshot.value(key).is_none() {
+                gone.extend(places_served(value)?);
+            }
+        }
+        if changed.is_empty() && gone.is_empty() {
+            return Ok(());
+        }
+        let taken: Vec<_> = changed.into_iter().map(|key| (snapshot.take(&key), key)).collect();
+        store.restore(snapshot).await?;
+        self.are_served(&gone, false).await?;
+        let mut back = Vec::new();
+        for (value, key) in taken {
+            let value = value.with_context(|| key.clone())?;
+            back.extend(places_served(&value)?);
+            snapshot.put(key, self.with_another_uid(&value)?);
+        }
+        store.restore(snapshot).await?;
+        self.are_served(&back, true).await?;
+        eventually(SOON, "kinds from before the first test", async || {
+            let found = discovered(&self.client).await.map_err(|e| e.to_string())?;
+            let differing: Vec<_> = found.symmetric_difference(&self.discovered).collect();
+            if differing.is_empty() { Ok(true) } else { Err(format!("{differing:?}")) }
+        })
+        .await
+    }
+
+    /// Waits until the API server serves these kinds, or none of them.
+    async fn are_served(&self, paths: &[String], served: bool) -> Result<()> {
+        for path in paths {
+            eventually(SOON, &format!("{path}, served: {served}"), async || {
+                let request = hyper::Request::get(path).body(Vec::new())?;
+                match self.client.request_text(request).await {
+                    Ok(_) => anyhow::Ok(served),
+                    Err(kube::Error::Api(status)) if status.code == 404 => Ok(!served),
+                    Err(error) => Err(error.into()),
+                }
+            })
+            .await?;
+        }
         Ok(())
+    }
+
+    fn with_another_uid(&self, crd: &[u8]) -> Result<Vec<u8>> {
+        let mut crd: Value = serde_json::from_slice(crd)?;
+        let number = self.renewed.fetch_add(1, Ordering::Relaxed);
+        let uid = crd["metadata"]["uid"].as_str().context("a CRD without a UID")?;
+        let (start, _) = uid.rsplit_once('-').context("a UID that is none")?;
+        crd["metadata"]["uid"] = format!("{start}-{number:012}").into();
+        Ok(serde_json::to_vec(&crd)?)
     }
 
     /// Waits until the API server's caches are as new as the store. A list without a version is.
@@ -320,6 +372,34 @@ impl Plane {
     {
         apply(&Api::<K>::namespaced(self.client.clone(), "default"), fields).await
     }
+}
+
+/// Kinds with their verbs and subresources, as discovery shows them.
+async fn discovered(client: &Client) -> Result<BTreeSet<String>> {
+    let discovery = Discovery::new(client.clone()).run_aggregated().await?;
+    let kinds = discovery.groups().flat_map(ApiGroup::resources_by_stability);
+    Ok(kinds.map(|kind| format!("{kind:?}")).collect())
+}
+
+/// Specification of a stored CRD without its conversion webhook.
+fn schema(crd: &[u8]) -> Result<Value> {
+    let mut crd: Value = serde_json::from_slice(crd)?;
+    let mut spec = crd["spec"].take();
+    spec["conversion"].take();
+    Ok(spec)
+}
+
+/// Paths of lists of a stored CRD's kind, in each version that it is served in.
+fn places_served(crd: &[u8]) -> Result<Vec<String>> {
+    let crd: Value = serde_json::from_slice(crd)?;
+    let text = |value: &Value| value.as_str().map(str::to_owned).context("a CRD without a name");
+    let spec = &crd["spec"];
+    let (group, plural) = (text(&spec["group"])?, text(&spec["names"]["plural"])?);
+    let versions = spec["versions"].as_array().into_iter().flatten();
+    versions
+        .filter(|version| version["served"] == true)
+        .map(|version| Ok(format!("/apis/{group}/{}/{plural}?limit=1", text(&version["name"])?)))
+        .collect()
 }
 
 /// Prefixes of the keys of a kind's objects: kinds of the API server itself are stored by their

@@ -186,6 +186,16 @@ impl Snapshot {
         self.objects.get(key).map(|object| object.value.0.as_slice())
     }
 
+    /// Removes an object from the snapshot: a restore deletes it.
+    pub(crate) fn take(&mut self, key: &str) -> Option<Vec<u8>> {
+        self.objects.remove(key).map(|object| object.value.0)
+    }
+
+    /// Adds an object to the snapshot: a restore writes it.
+    pub(crate) fn put(&mut self, key: Key, value: Vec<u8>) {
+        self.objects.insert(key, Object { value: ByteString(value), revision: 0 });
+    }
+
     /// Keys of the snapshot with a prefix.
     pub(crate) fn keys(&self, prefix: &str) -> impl Iterator<Item = &Key> {
         self.objects.keys().filter(move |key| key.starts_with(prefix))

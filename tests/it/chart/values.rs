@@ -99,15 +99,31 @@ async fn what_is_wrong_is_refused_by_name() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("values.yaml");
     let path = file.to_str().unwrap();
+    // The first wrong value of each key at once, then the second: a refusal names all.
+    let mut rounds: Vec<BTreeMap<&str, (&str, &str)>> = Vec::new();
     for (values, named) in WRONG {
-        std::fs::write(&file, values).unwrap();
+        let key = values.split(':').next().unwrap();
+        let round = rounds.iter().position(|round| !round.contains_key(key));
+        let round = round.unwrap_or_else(|| {
+            rounds.push(BTreeMap::new());
+            rounds.len() - 1
+        });
+        rounds[round].insert(key, (values, named));
+    }
+    for round in rounds {
+        let all: Vec<&str> = round.values().map(|(values, _)| *values).collect();
+        std::fs::write(&file, all.join("\n")).unwrap();
         let Err(error) = chart.render(&["--values", path]).await else {
-            panic!("not refused: {values}")
+            panic!("not refused: {all:#?}")
         };
         let error = format!("{error:#}");
-        assert!(error.contains("the schema"), "{values}: refused, but not by the schema: {error}");
-        let quoted = [format!("'{named}'"), format!("{named}'")];
-        assert!(quoted.iter().any(|named| error.contains(named)), "{values}: {error}");
+        assert!(error.contains("the schema"), "{all:#?}: refused by something else: {error}");
+        for (key, (values, named)) in round {
+            let quoted = [format!("'{named}'"), format!("{named}'")];
+            let names =
+                |line: &str| line.contains(key) && quoted.iter().any(|named| line.contains(named));
+            assert!(error.lines().any(names), "{values}: {error}");
+        }
     }
 }
 

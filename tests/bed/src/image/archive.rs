@@ -71,7 +71,7 @@ fn header(path: &str, kind: u8, mode: u32, size: usize) -> Result<[u8; BLOCK]> {
 /// Compresses without a name or a time.
 pub(super) fn gzip(content: &[u8]) -> Result<Vec<u8>> {
     let mut gzip = Command::new("gzip")
-        .args(["-9", "--no-name", "--stdout"])
+        .args(["--no-name", "--stdout"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
