@@ -74,7 +74,7 @@ pub(super) async fn watch(at: InformerContext) {
         }
         Event::Apply(network) => {
             let network = readable(network, &at);
-            views.set_network(&key(&network), known(&network));
+            views.set_network(&key(&network), &known(&network));
         }
         Event::Delete(network) => views.remove_network(&key(&network)),
     };
@@ -102,9 +102,9 @@ fn readable(
 }
 
 impl Views {
-    pub(super) fn set_network(&self, network: &str, new: NetworkFacts) {
+    pub(super) fn set_network(&self, network: &str, new: &NetworkFacts) {
         let old = lock(&self.networks).insert(network.to_owned(), new.clone());
-        self.tell_users(network, old.as_ref(), Some(&new));
+        self.tell_users(network, old.as_ref(), Some(new));
     }
 
     pub(super) fn remove_network(&self, network: &str) {

@@ -91,7 +91,7 @@ impl LeaderViews {
             "metadata": {"namespace": "ns", "name": "lan", "annotations": annotations},
             "spec": {"config": config},
         }));
-        self.views.set_network("ns/lan", networks::known(&network));
+        self.views.set_network("ns/lan", &networks::known(&network));
     }
 
     fn node(&self, labels: &Value) {
