@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::{GroupVersionKind, TypeMeta};
@@ -91,7 +91,7 @@ impl Bed {
             };
             api.patch(name, params, &Patch::Apply(&object))
                 .await
-                .with_context(|| format!("{} {name}", kind.kind))?;
+                .map_err(|error| anyhow!("{} {name}: {error}", kind.kind))?;
         }
         Ok(())
     }
