@@ -1,8 +1,8 @@
 //! Cloud credentials in Rancher's API, and the Secrets that store them.
 //!
-//! Invariant: a Secret is written by a patch of its content alone, which names the version that was
-//! read. A Secret without annotations is never written: Rancher's server crashes on one, at each
-//! start again.
+//! Invariant: a Secret is written by a patch of its content, and of the end that it shows for its
+//! token, which names the version that was read. A Secret without annotations is never written:
+//! Rancher's server crashes on one, at each start again.
 
 use std::collections::BTreeMap;
 
@@ -10,17 +10,22 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Method;
 use serde::Deserialize;
+use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::error::RancherError;
 use super::transport::WireAnswer;
 use super::{DatedAnswer, RancherClient, SecretText, parsed};
+use crate::domain::credentials::timestamp::Seconds;
 
 const SECRETS: &str = "/k8s/clusters/local/api/v1/namespaces/cattle-global-data/secrets";
 /// Path of the list, with as many items as Rancher lists at once.
 const LIST: &str = "/v3/cloudCredentials?limit=3000";
 const CONTENT: &str = "harvestercredentialConfig-kubeconfigContent";
 const NAMESPACE: &str = "cattle-global-data:";
+/// Annotation of 2.9.3 to 2.11: end of the token, in milliseconds since the epoch. Rancher's UI shows
+/// it and warns of it.
+const EXPIRATION: &str = "rancher.io/expiration-timestamp";
 
 /// The Secret of a cloud credential.
 #[derive(Debug)]
@@ -34,6 +39,10 @@ pub struct StoredCredential {
     /// The kubeconfig in it, as it is stored. `None`: the Secret is no credential for Harvester.
     pub content: Option<SecretText>,
 }
+
+/// End of a token, in seconds since the epoch. `None`: it has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenEnd(pub Option<Seconds>);
 
 /// A cloud credential for Harvester, as Rancher lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,26 +111,35 @@ impl RancherClient {
         }
     }
 
-    /// Writes a content into a Secret, if the Secret has not changed since `was` was read.
+    /// Writes a content into a Secret, if the Secret has not changed since `was` was read. `ends`: end
+    /// of the token that is new in it. `None`: the token in use stays.
     pub async fn write(
         &self,
         key: &SecretText,
         name: &str,
         was: &StoredCredential,
         content: &SecretText,
+        ends: Option<TokenEnd>,
     ) -> Result<StoredCredential, RancherError> {
         if was.annotations.is_empty() {
             let message = "a Secret without annotations crashes Rancher's server".to_owned();
             return Err(RancherError::Refused { status: 0, message });
         }
+        let mut metadata = json!({"resourceVersion": was.version});
+        if let Some(TokenEnd(ends)) = ends
+            && was.annotations.contains_key(EXPIRATION)
+        {
+            let milliseconds = ends.map(|ends| ends.saturating_mul(1000).to_string());
+            metadata["annotations"] = json!({EXPIRATION: milliseconds});
+        }
         let encoded = Zeroizing::new(STANDARD.encode(content.reveal()));
-        // Built as text, because a tree of JSON values would leave a copy in memory. Neither part
-        // needs JSON escapes.
+        // Built as text, because a tree of JSON values would leave a copy of the content in memory,
+        // which needs no JSON escapes.
         let mut body = Zeroizing::new(Vec::with_capacity(encoded.len() + 256));
         for part in [
-            "{\"metadata\":{\"resourceVersion\":",
-            &serde_json::Value::from(was.version.as_str()).to_string(),
-            "},\"data\":{\"",
+            "{\"metadata\":",
+            &metadata.to_string(),
+            ",\"data\":{\"",
             CONTENT,
             "\":\"",
             &encoded,

@@ -25,11 +25,11 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 pub use api_server::ApiServer;
-pub use credentials::{ListedCredential, StoredCredential};
+pub use credentials::{ListedCredential, StoredCredential, TokenEnd};
 pub use error::RancherError;
 pub use issuer::{IssuedTokens, RancherIssuer, TokenFault, TokenLife};
 pub use rights::TokenRights;
-pub use target::CloudCredentialView;
+pub use target::{CloudCredentialView, ReplacementToken};
 pub use token_bearer::TokenBearer;
 pub use tokens::{ListedToken, MintedToken, TokenApi, TokenList, TokenOrder};
 use transport::{ServerTarget, WireAnswer, WireRequest};

@@ -1,10 +1,11 @@
 //! A cloud credential as the target of a rotation: its content, and how that is replaced.
 
 use super::issuer::{IssuedTokens, RancherIssuer};
-use super::{DatedAnswer, RancherError, SecretText, StoredCredential};
+use super::{DatedAnswer, RancherError, SecretText, StoredCredential, TokenEnd};
 use crate::domain::credentials::cloud_credential::CloudCredential;
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::TargetState;
+use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::credentials::token::TokenText as Value;
 
 /// A cloud credential as it was read.
@@ -21,6 +22,19 @@ pub struct CloudCredentialView {
 struct ExistingCredential {
     stored: StoredCredential,
     credential: CloudCredential,
+}
+
+/// A token that takes the place of the one in a cloud credential.
+#[derive(Debug)]
+pub struct ReplacementToken<'a> {
+    /// The token.
+    pub token: &'a Value,
+    /// End of the token, in seconds since the epoch. `None`: it has none.
+    pub ends: Option<Seconds>,
+    /// Whether the present token stays beside it.
+    pub keep: bool,
+    /// Server where the token is used, if that is not this Rancher.
+    pub to: Option<&'a ServerEndpoint>,
 }
 
 impl CloudCredentialView {
@@ -78,19 +92,15 @@ impl RancherIssuer {
     }
 
     /// Writes a token into a credential, if the credential has not changed since it was read.
-    /// `keep`: retains the present token too. `to`: server where the token is used, if that is not
-    /// this Rancher.
     pub async fn publish(
         &self,
         name: &str,
         sight: &CloudCredentialView,
-        token: &Value,
-        keep: bool,
-        to: Option<&ServerEndpoint>,
+        new: &ReplacementToken<'_>,
     ) -> Result<(), RancherError> {
         let Some(there) = &sight.there else { return Ok(()) };
-        let content = there.credential.with(token, keep, to).map_err(unfit)?;
-        self.store(name, &there.stored, content).await
+        let content = there.credential.with(new.token, new.keep, new.to).map_err(unfit)?;
+        self.store(name, &there.stored, content, Some(TokenEnd(new.ends))).await
     }
 
     /// Removes the retained old token.
@@ -102,7 +112,7 @@ impl RancherIssuer {
         let Some(there) = &sight.there else { return Ok(()) };
         match there.credential.without_previous().map_err(unfit)? {
             None => Ok(()),
-            Some(content) => self.store(name, &there.stored, content).await,
+            Some(content) => self.store(name, &there.stored, content, None).await,
         }
     }
 
@@ -111,9 +121,10 @@ impl RancherIssuer {
         name: &str,
         was: &StoredCredential,
         content: String,
+        ends: Option<TokenEnd>,
     ) -> Result<(), RancherError> {
         let content = SecretText::new(content);
-        self.rancher().write(self.key(), name, was, &content).await.map(drop)
+        self.rancher().write(self.key(), name, was, &content, ends).await.map(drop)
     }
 }
 

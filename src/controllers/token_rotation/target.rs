@@ -16,7 +16,7 @@ use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
 use crate::k8s::write::SecretKeyRef;
-use crate::rancher::RancherError;
+use crate::rancher::{RancherError, ReplacementToken};
 
 /// Target of a TokenRotation.
 enum RotationTarget<'a> {
@@ -102,7 +102,7 @@ impl RotationRun<'_> {
     /// Publishes the credential in memory. The write is refused if the target has another version
     /// than the recorded one. `keep`: the old credential stays beside it.
     pub(super) async fn publish(&mut self, keep: bool) -> Result<(), StepFault> {
-        let Some(InHand { token: Some(token), .. }) = self.in_hand() else {
+        let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
             self.take(None);
             return Ok(());
         };
@@ -117,8 +117,9 @@ impl RotationRun<'_> {
                 let (session, to) = (self.session()?, self.own_server());
                 if let Some(sight) = &session.sight {
                     self.keeper.ctx.writer.check_leadership()?;
-                    let issuer = &session.issuer;
-                    written(issuer.publish(&wants.name, sight, &token, keep, to.as_ref()).await)?;
+                    let ends = hand.made.and_then(|made| made.expires);
+                    let new = ReplacementToken { token: &token, ends, keep, to: to.as_ref() };
+                    written(session.issuer.publish(&wants.name, sight, &new).await)?;
                 }
             }
             RotationTarget::All => {}

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use chrono::DateTime;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -64,6 +65,13 @@ async fn both_tokens_are_in_it_until_the_overlap_is_over() -> Result<()> {
         let status = site.cluster.status().await?;
         let current = status.current.context("none")?;
         ensure!(current.expires_at.is_some() && status.expires_at == current.expires_at);
+        // Rancher's UI warns of the end in this annotation, which its controller removes since 2.12.
+        let secret = site.there.secret(&site.cc).context("no Secret")?;
+        let shown = secret["metadata"]["annotations"]["rancher.io/expiration-timestamp"].as_str();
+        let shown = shown.map(|text| text.parse().map(DateTime::from_timestamp_millis));
+        let ends = current.expires_at.as_deref().map(DateTime::parse_from_rfc3339);
+        let ends = ends.transpose()?.map(|ends| ends.to_utc());
+        ensure!(shown.transpose()?.flatten() == ends.filter(|_| version == Version::V2_11));
         println!("{version:?}: {uses} uses, two leaders: {}", second.is_some());
     }
     Ok(())

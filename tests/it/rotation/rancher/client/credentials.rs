@@ -27,12 +27,12 @@ async fn a_credentials_content_is_written_as_it_was_read_or_not_at_all() -> Resu
 
     // The final newline must survive a patch, and so must a letter that JSON would escape.
     let next = SecretText::new(format!("{}\n# \"ü\"\n", content.reveal()));
-    let now = site.client.write(&site.key, &cc, &was, &next).await?;
+    let now = site.client.write(&site.key, &cc, &was, &next, None).await?;
     assert_ne!(now.version, was.version);
     assert_eq!(now.content.as_ref().context("no content")?.reveal(), next.reveal());
     assert_eq!(site.there.content(&cc), next.reveal());
     assert_eq!(now.annotations["field.cattle.io/name"], "prod", "the rest is unchanged");
-    let late = site.client.write(&site.key, &cc, &was, &next).await.err();
+    let late = site.client.write(&site.key, &cc, &was, &next, None).await.err();
     assert_eq!(late, Some(RancherError::Conflict));
 
     assert!(site.client.stored(&site.key, "cc-nope").await.is_err(), "403: it may not ask");
@@ -51,7 +51,8 @@ async fn a_secret_without_annotations_is_never_written() -> Result<()> {
     let admin = SecretText::new(site.there.api_key(&site.there.user(true), 0, ""));
     let was = site.client.stored(&admin, &cc).await?.value.context("not there")?;
     site.there.reset();
-    let refused = site.client.write(&admin, &cc, &was, &SecretText::new("x".to_owned())).await;
+    let refused =
+        site.client.write(&admin, &cc, &was, &SecretText::new("x".to_owned()), None).await;
     assert!(refused.is_err_and(|error| error.to_string().contains("without annotations")));
     assert!(site.there.calls().is_empty(), "nothing was sent");
     Ok(())

@@ -26,8 +26,8 @@ use harvester_guest_operator::domain::credentials::rotation::{
 };
 use harvester_guest_operator::domain::credentials::token::TokenText as Value;
 use harvester_guest_operator::rancher::{
-    CloudCredentialView, IssuedTokens, RancherClient, RancherError, RancherIssuer, SecretText,
-    TrustedRoots,
+    CloudCredentialView, IssuedTokens, RancherClient, RancherError, RancherIssuer,
+    ReplacementToken, SecretText, TrustedRoots,
 };
 use testbed::eventually;
 use testbed::rancher::Version;
@@ -244,7 +244,9 @@ impl Rotation {
             RotationAction::Publish { keep } => {
                 let Some((hand, Some(value))) = &self.hand else { bail!("nothing in hand") };
                 if let Some(sight) = &sight {
-                    let written = issuer.publish(&site.cc, sight, value, keep, None).await;
+                    let ends = hand.made.as_ref().and_then(|made| made.expires);
+                    let new = ReplacementToken { token: value, ends, keep, to: None };
+                    let written = issuer.publish(&site.cc, sight, &new).await;
                     written
                         .map_err(|why| (RotationStep::Publish, hand.name.clone(), why.to_string()))
                 } else {
