@@ -20,7 +20,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use testbed::kubevirt::install_kubevirt;
 use testbed::net::{Netns, isolated};
-use testbed::{Chart, Helm, Kubelet, Shared, Version, eventually, repository};
+use testbed::{Bed, Chart, Helm, Kubelet, Options, Shared, Version, eventually, repository};
 
 use crate::support::{LATER, SOON, address, lb, pool};
 
@@ -66,7 +66,7 @@ fn binary() -> &'static Path {
 
 /// A control plane whose API server finds Services by their endpoints, without a kube-proxy.
 struct Site {
-    bed: Shared,
+    bed: Bed,
     helm: Helm,
     client: Client,
     dir: TempDir,
@@ -75,7 +75,10 @@ struct Site {
 
 impl Site {
     async fn start(version: Version) -> Result<Self> {
-        let bed = Shared::take_bare().await?;
+        let api_server_args = vec!["--enable-aggregator-routing=true".to_owned()];
+        // In the network of the test: the API server calls the operator's pods.
+        let bed =
+            Bed::start(Options { api_server_args, record: true, ..Options::default() }).await?;
         install_kubevirt(&bed).await?;
         let helm = Helm::on(&bed, version).await?;
         let chart = Chart::locate().await?.dir().clone();

@@ -181,13 +181,7 @@ fn idle() -> MutexGuard<'static, Vec<(Stage, Arc<Plane>)>> {
 
 impl Plane {
     async fn start() -> Result<Self> {
-        let options = Options {
-            load: true,
-            record: true,
-            // The API server finds Services by their endpoints: there is no kube-proxy.
-            api_server_args: vec!["--enable-aggregator-routing=true".to_owned()],
-        };
-        let bed = Bed::start(options).await?;
+        let bed = Bed::start(Options { load: true, record: true, ..Options::default() }).await?;
         let client = bed.admin();
         let bare = tokio::sync::Mutex::new(StageObjects::of(&bed, &client).await?);
         install(&bed).await?;
