@@ -407,3 +407,22 @@ fn an_address_of_two_is_reported_after_a_restore() {
         Restore(1, false),
     ]);
 }
+
+/// Regression: a published address whose pool was gone was the next one's too, if a LoadBalancer
+/// that was gone still showed it.
+#[test]
+fn a_late_request_gains_no_address_whose_pool_is_gone() {
+    use Step::{AskLate, Create, Delete, Edit, Move, Publish, RemovePool};
+    hold(&[
+        Edit(0, 1, true, false),
+        Create(0, None),
+        Publish(0),
+        RemovePool(0),
+        Delete(0),
+        Move(1, (0, 10, 1), 0, 1, false),
+        Create(2, None),
+        Publish(2),
+        RemovePool(1),
+        AskLate(0),
+    ]);
+}
