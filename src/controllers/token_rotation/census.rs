@@ -88,7 +88,7 @@ pub(super) async fn all(
     }
     let replaced = replaced(keeper, rotation);
     let census = lock(&keeper.censuses).get(&uid).cloned().unwrap_or_default();
-    let (_, unread) = census.count();
+    let unread = census.unread();
     Ok(AllCredentials { watched: census.watched(|name| replaced.contains(name)), unread, listed })
 }
 

@@ -100,7 +100,7 @@ pub(super) async fn read(
 
 impl RotationRun<'_> {
     /// Publishes the credential in memory. The write is refused if the target has another version
-    /// than the recorded one. `keep`: the old credential stays beside it.
+    /// than the recorded one. `keep`: the old credential stays beside it, in a cloud credential.
     pub(super) async fn publish(&mut self, keep: bool) -> Result<(), StepFault> {
         let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
             self.take(None);
@@ -108,7 +108,7 @@ impl RotationRun<'_> {
         };
         match RotationTarget::of(&self.rotation) {
             RotationTarget::Secret(wants) => {
-                let value = self.read.with(wants, &token, keep).map_err(StepFault::Step)?;
+                let value = self.read.with(wants, &token).map_err(StepFault::Step)?;
                 let publishing = self.record.pending.as_ref().and_then(|p| p.publishing.as_ref());
                 let version = publishing.map_or("", |publishing| publishing.replaces.as_str());
                 self.write_secret(wants, version, &value).await?;
@@ -127,24 +127,14 @@ impl RotationRun<'_> {
         self.look_again().await.map_err(StepFault::Call)
     }
 
-    /// Removes the kept old credential from the target.
+    /// Removes the kept old credential from a cloud credential. No other target keeps one.
     pub(super) async fn drop_previous(&mut self) -> Result<(), StepFault> {
-        match RotationTarget::of(&self.rotation) {
-            RotationTarget::Secret(wants) => {
-                if let Ok(Some(value)) = self.read.without_previous(wants)
-                    && let TargetState::There { version, .. } = &self.read.target
-                {
-                    self.write_secret(wants, version, &value).await?;
-                }
+        if let RotationTarget::CloudCredential(wants) = RotationTarget::of(&self.rotation) {
+            let session = self.session()?;
+            if let Some(sight) = &session.sight {
+                self.keeper.ctx.writer.check_leadership()?;
+                written(session.issuer.drop_old(&wants.name, sight).await)?;
             }
-            RotationTarget::CloudCredential(wants) => {
-                let session = self.session()?;
-                if let Some(sight) = &session.sight {
-                    self.keeper.ctx.writer.check_leadership()?;
-                    written(session.issuer.drop_old(&wants.name, sight).await)?;
-                }
-            }
-            RotationTarget::All => {}
         }
         self.look_again().await.map_err(StepFault::Call)
     }

@@ -78,9 +78,11 @@ impl CloudCredential {
         keep: bool,
         to: Option<&ServerEndpoint>,
     ) -> Result<String, Unfit> {
-        let Some(to) = to else { return self.config.with(&self.user, token, keep) };
         let old = self.token()?.filter(|old| keep && old.hash() != token.hash());
-        Kubeconfig::made(to, token, old.as_ref())
+        match to {
+            None => self.config.with(&self.user, token, old.as_ref()),
+            Some(to) => Kubeconfig::made(to, token, old.as_ref()),
+        }
     }
 
     /// Content without the kept token. `None`: no token is kept.

@@ -76,6 +76,12 @@ fn a_token_is_exchanged_beside_the_old_one_or_without_it() {
     assert_eq!(both.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
     assert_eq!(both.previous().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
     assert_eq!(both.beside(), [token("kubeconfig-u-abcde12345:one").hash()]);
+    // The same token again changes nothing, and without a token there is none to keep.
+    let again = read(&both.with(&token("token-bbbbb:two"), true, None).unwrap()).unwrap();
+    assert_eq!(again.previous().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
+    let none = read(&CONTENT.replace("\"kubeconfig-u-abcde12345:one\"", "null")).unwrap();
+    let given = read(&none.with(&token("token-bbbbb:two"), true, None).unwrap()).unwrap();
+    assert!(given.beside().is_empty());
 
     let one = read(&both.without_previous().unwrap().unwrap()).unwrap();
     assert!(one.previous().is_none());

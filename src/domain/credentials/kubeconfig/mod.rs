@@ -141,10 +141,15 @@ impl Kubeconfig {
         Ok(token.map(|token| TokenText::new(token.to_owned())))
     }
 
-    /// The same kubeconfig with another token for the user. `keep`: the old token stays in an entry
+    /// The same kubeconfig with another token for the user. `kept`: old token that stays in an entry
     /// of its own, so that an issuer that deletes unnamed tokens does not delete it.
-    pub fn with(&self, user: &str, token: &TokenText, keep: bool) -> Result<String, Unfit> {
-        let old = self.token_of(user)?.filter(|old| keep && old.hash() != token.hash());
+    pub fn with(
+        &self,
+        user: &str,
+        token: &TokenText,
+        kept: Option<&TokenText>,
+    ) -> Result<String, Unfit> {
+        self.entry(user)?;
         let mut config = self.0.clone();
         let users = config["users"].as_array_mut().into_iter().flatten();
         for entry in users.filter(|entry| entry["name"] == user) {
@@ -153,7 +158,7 @@ impl Kubeconfig {
             }
             entry["user"]["token"] = json!(token.reveal());
         }
-        if let (Some(old), Some(users)) = (old, config["users"].as_array_mut()) {
+        if let (Some(old), Some(users)) = (kept, config["users"].as_array_mut()) {
             let name = format!("{user}{PREVIOUS}");
             users.retain(|entry| entry["name"] != name.as_str());
             users.push(json!({"name": name, "user": {"token": old.reveal()}}));

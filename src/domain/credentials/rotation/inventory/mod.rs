@@ -92,10 +92,9 @@ impl CredentialInventory {
         }
     }
 
-    /// Number of credentials, and how many of them are not read yet.
-    pub fn count(&self) -> (usize, usize) {
-        let unread = self.known.values().filter(|entry| entry.read.is_none()).count();
-        (self.known.len(), unread)
+    /// Number of credentials that are not read yet.
+    pub fn unread(&self) -> usize {
+        self.known.values().filter(|entry| entry.read.is_none()).count()
     }
 
     /// Credentials as a status lists them.

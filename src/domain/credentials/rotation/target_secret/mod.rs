@@ -139,25 +139,12 @@ impl TargetRead {
         }
     }
 
-    /// Value with another token in it. `keep`: the old token stays beside the new one.
-    pub fn with(
-        &self,
-        wants: &SecretTarget,
-        token: &TokenText,
-        keep: bool,
-    ) -> Result<TokenText, Unfit> {
+    /// Value with another token in it.
+    pub fn with(&self, wants: &SecretTarget, token: &TokenText) -> Result<TokenText, Unfit> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
-            (Some(user), Some(config)) => config.with(user, token, keep).map(TokenText::new),
+            (Some(user), Some(config)) => config.with(user, token, None).map(TokenText::new),
             (None, None) => Ok(token.clone()),
             _ => Err("it is no kubeconfig".to_owned()),
-        }
-    }
-
-    /// Value without the kept token. `None`: no token is kept.
-    pub fn without_previous(&self, wants: &SecretTarget) -> Result<Option<TokenText>, Unfit> {
-        match (&wants.kubeconfig_user, &self.kubeconfig) {
-            (Some(user), Some(config)) => Ok(config.without_previous(user)?.map(TokenText::new)),
-            _ => Ok(None),
         }
     }
 }
