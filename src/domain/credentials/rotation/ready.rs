@@ -64,7 +64,7 @@ pub enum ReadyReason {
     /// More old credentials than allowed could not be revoked.
     NotRevoked,
     /// A deletion waits. The text, if any, is the obstacle.
-    Leaving(Option<String>),
+    Deleting(Option<String>),
 }
 
 impl ReadyReason {
@@ -80,7 +80,7 @@ impl ReadyReason {
         let ReadyFacts { second, unknown, watched, unread, children } = facts;
         if plan.deleting.is_some() {
             let why = deletion::obstacle(record, unknown.map(|(why, _)| why));
-            return Some(Self::Leaving(why.map(str::to_owned)));
+            return Some(Self::Deleting(why.map(str::to_owned)));
         }
         if let Some(why) = second {
             return Some(Self::Second(why));
@@ -91,7 +91,7 @@ impl ReadyReason {
         Some(match target {
             TargetState::Unfit(why) => Self::Unfit(why.clone()),
             _ if plan.schedule.paused => Self::Paused,
-            _ if plan.source.is_none() => Self::watching(wants, watched, unread, children),
+            _ if plan.source.is_none() => Self::of_watched(wants, watched, unread, children),
             _ if record.has_failed() => return None,
             _ if record.is_stuck() => Self::NotRevoked,
             _ if record.is_kept_alive() => Self::KeptByRancher,
@@ -100,7 +100,7 @@ impl ReadyReason {
     }
 
     /// State of a rotation that only watches, or that makes children.
-    fn watching(
+    fn of_watched(
         wants: &Target,
         watched: Option<&WatchedCredentials>,
         unread: usize,
@@ -125,15 +125,15 @@ impl ReadyReason {
         if unread > 0 {
             parts.push(format!("{unread} were not read yet"));
         }
-        if watched.unknown() > 0 {
-            let unknown = watched.unknown();
+        if watched.unknown_count() > 0 {
+            let unknown = watched.unknown_count();
             parts.push(format!("expiry unknown of {unknown}: see status.watched"));
         }
         if parts.is_empty() { Self::Watched } else { Self::WatchedInPart(parts.join("; ")) }
     }
 
     /// Status, reason and message of the condition.
-    pub(super) fn says(
+    pub(super) fn condition(
         &self,
         plan: &RotationPlan,
         record: &RotationRecord,
@@ -170,10 +170,10 @@ impl ReadyReason {
                 let message = "too many old credentials could not be revoked: no other one is made before that";
                 (False, "NotRevoked", message.to_owned())
             }
-            Self::Leaving(why) => {
+            Self::Deleting(why) => {
                 let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
                 let waits = why.as_ref().map_or_else(String::new, |why| {
-                    let last = rfc3339(deletion::last(plan, record));
+                    let last = rfc3339(deletion::deadline(plan, record));
                     format!(": {why}; the deletion goes on without that at {last}")
                 });
                 (False, "Deleting", format!("{revokes} are revoked first{waits}"))

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{OVERLAP, World, works};
 use crate::credentials::rotation::ready::{ReadyFacts, ReadyReason};
 use crate::credentials::rotation::{
-    ObservedState, RotationAction, RotationRecord, TargetState, rest,
+    ObservedState, RotationAction, RotationRecord, TargetState, idle,
 };
 use crate::credentials::timestamp::Seconds;
 
@@ -100,8 +100,8 @@ impl World {
             .as_ref()
             .is_some_and(|one| one.hash == held.hash && (!one.ours || exist(&one.name)))
             && seen.existing.iter().flatten().all(|name| is_known(&name));
-        let hand = self.workers[who].hand.clone();
-        let alone = rest::as_recorded(plan, record, hand, now).filter(|_| is_recorded);
+        let unpublished = self.workers[who].unpublished.clone();
+        let alone = idle::step_as_recorded(plan, record, unpublished, now).filter(|_| is_recorded);
         match (alone, next) {
             (Some(RotationAction::Wait(alone)), RotationAction::Wait(next))
                 if next.is_none_or(|next| alone.is_some_and(|alone| alone <= next)) =>
