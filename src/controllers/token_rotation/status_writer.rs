@@ -146,7 +146,7 @@ impl RotationRun<'_> {
             children: self.children_summary(),
         };
         let wants = &self.rotation.spec.target;
-        let ready = ReadyReason::of(&self.plan, &self.record, &self.read.target, wants, facts);
+        let ready = ReadyReason::of(&self.plan, &self.record, &self.observed(), wants, facts);
         self.write_status(self.record.clone(), ready.as_ref()).await?;
         let now = self.clock.now();
         let ends = self.rotation.status.as_ref().and_then(status::ends);

@@ -91,11 +91,11 @@ impl RotationRun<'_> {
         let pending = self.record.pending.clone().unwrap_or_default().name;
         let (step, name, done) = match decide(&self.plan, &self.record, &self.observed()) {
             RotationAction::Write(change, next) => {
-                let turn = self.time_until_turn(change, &next);
-                if turn.is_none() {
-                    self.record_change(change, *next).await?;
+                if let Some(turn) = self.time_until_turn(change, &next) {
+                    return Ok(Some(self.wait(None).await?.min(turn)));
                 }
-                return Ok(turn);
+                self.record_change(change, *next).await?;
+                return Ok(None);
             }
             RotationAction::Mint(name) => (RotationStep::Mint, pending, self.mint(&name).await),
             RotationAction::Verify => (RotationStep::Verify, pending, self.verify().await),

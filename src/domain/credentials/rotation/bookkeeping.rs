@@ -70,6 +70,12 @@ impl RotationRecord {
     fn publishing(&self) -> Option<&PendingPublication> {
         self.pending.as_ref()?.publishing.as_ref()
     }
+
+    /// Whether the operator made the credential in the target, and it no longer exists.
+    pub(super) fn is_current_gone(&self, seen: &ObservedState) -> bool {
+        let exists = |name: &String| seen.existing.as_ref().is_none_or(|all| all.contains(name));
+        self.current.as_ref().is_some_and(|current| current.ours && !exists(&current.name))
+    }
 }
 
 /// Record after the pending credential was observed in the target.

@@ -81,10 +81,7 @@ fn replace(
     if let Some(due) = due.filter(|due| due.at > seen.now) {
         until.or(due.at);
     }
-    let is_gone = record.current.as_ref().is_some_and(|current| {
-        let there = seen.existing.as_ref().is_none_or(|all| all.contains(&current.name));
-        current.ours && !there
-    });
+    let is_gone = record.is_current_gone(seen);
     let is_due = !record.is_kept_alive() && due.is_none_or(|due| due.at <= seen.now);
     let is_unseen = is_unseen(plan, record, seen);
     let is_first = takes_over(plan, record);

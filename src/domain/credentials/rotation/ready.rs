@@ -1,11 +1,11 @@
 //! Condition Ready: its reason for a rotation that waits, and its text.
 //!
-//! Invariant: a rotation that makes no other credential is Current only if the one in its target
-//! works, as far as that can be observed.
+//! Invariant: a rotation that waits is Current only if the credential in its target works, as far as
+//! that can be observed.
 
 use super::super::timestamp::rfc3339;
 use super::watched::WatchedCredentials;
-use super::{RotationPlan, RotationRecord, RotationStep, TargetState, deletion};
+use super::{ObservedState, RotationPlan, RotationRecord, RotationStep, TargetState, deletion};
 use api::ConditionStatus::{self, False, True};
 use api::Target;
 
@@ -63,6 +63,9 @@ pub enum ReadyReason {
     Failed(RotationStep, String),
     /// More old credentials than allowed could not be revoked.
     NotRevoked,
+    /// The target holds no credential that works, as the text says, and the next one is not
+    /// published yet.
+    NotPublished(String),
     /// A deletion waits. The text, if any, is the obstacle.
     Deleting(Option<String>),
 }
@@ -73,7 +76,7 @@ impl ReadyReason {
     pub fn of(
         plan: &RotationPlan,
         record: &RotationRecord,
-        target: &TargetState,
+        seen: &ObservedState,
         wants: &Target,
         facts: ReadyFacts<'_>,
     ) -> Option<Self> {
@@ -88,14 +91,17 @@ impl ReadyReason {
         if let Some((_, reason)) = unknown {
             return Some(reason);
         }
-        Some(match target {
+        Some(match &seen.target {
             TargetState::Unfit(why) => Self::Unfit(why.clone()),
             _ if plan.schedule.paused => Self::Paused,
             _ if plan.source.is_none() => Self::of_watched(wants, watched, unread, children),
             _ if record.has_failed() => return None,
             _ if record.is_stuck() => Self::NotRevoked,
-            _ if record.is_kept_alive() => Self::KeptByRancher,
-            _ => Self::Current,
+            _ => match lack(record, seen) {
+                Some(why) => Self::NotPublished(why),
+                None if record.is_kept_alive() => Self::KeptByRancher,
+                None => Self::Current,
+            },
         })
     }
 
@@ -170,6 +176,9 @@ impl ReadyReason {
                 let message = "too many old credentials could not be revoked: no other one is made before that";
                 (False, "NotRevoked", message.to_owned())
             }
+            Self::NotPublished(why) => {
+                (False, "NotPublished", format!("{why}, and the next one is not published yet"))
+            }
             Self::Deleting(why) => {
                 let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
                 let waits = why.as_ref().map_or_else(String::new, |why| {
@@ -180,5 +189,21 @@ impl ReadyReason {
             }
         };
         (status, reason.to_owned(), message)
+    }
+}
+
+/// Reason why the target holds no credential that works, as far as that can be observed. `None`: it
+/// holds one.
+fn lack(record: &RotationRecord, seen: &ObservedState) -> Option<String> {
+    let TargetState::There { holds: Some(held), .. } = &seen.target else {
+        return Some("the target holds no credential".to_owned());
+    };
+    let end = record.current.as_ref().and_then(|current| current.expires);
+    match end.filter(|end| *end <= seen.now) {
+        Some(end) => Some(format!("the credential in the target ended at {}", rfc3339(end))),
+        None if held.is_dead || record.is_current_gone(seen) => {
+            Some("the credential in the target does not work any more".to_owned())
+        }
+        None => None,
     }
 }

@@ -42,8 +42,49 @@ fn ready_says_what_hinders_most() {
         }),
         (&leaving, &published(), &holds, facts(), Some(ReadyReason::Deleting(None))),
     ] {
-        let found = ReadyReason::of(plan, record, target, &api::Target::default(), facts.clone());
+        let seen = ObservedState { now: 2 * DAY, target: target.clone(), ..Default::default() };
+        let found = ReadyReason::of(plan, record, &seen, &api::Target::default(), facts.clone());
         assert_eq!(found, ready, "{record:?} {target:?} {facts:?}");
+    }
+}
+
+/// A new leader waits while a former one may still hold the next credential in its memory. The one
+/// in the target may end meanwhile, and Ready says so.
+#[test]
+fn a_rotation_is_not_ready_while_the_credential_in_its_target_does_not_work() {
+    let (plan, end) = (plan(), 31 * DAY);
+    let pending = Some(PendingEntry { name: "r-3".into(), since: end - 5, ..Default::default() });
+    let record = RotationRecord { pending, ..published() };
+    let seen = |now, existing: &[&str]| ObservedState {
+        now,
+        target: there(Some("h2"), None),
+        existing: Some(existing.iter().map(|name| (*name).to_owned()).collect()),
+        ..Default::default()
+    };
+    let mut dead = seen(end - 1, &["r-2"]);
+    if let TargetState::There { holds: Some(held), .. } = &mut dead.target {
+        held.is_dead = true;
+    }
+    let empty = |target| ObservedState { target, ..seen(end - 1, &["r-2"]) };
+    for (seen, said) in [
+        (seen(end - 1, &["r-2"]), None),
+        (seen(end, &["r-2"]), Some("ended at 1970-02-01T00:00:00Z, and the next one is not")),
+        (seen(end - 1, &[]), Some("does not work any more")),
+        (dead, Some("does not work any more")),
+        (empty(TargetState::Absent), Some("holds no credential")),
+        (empty(there(None, None)), Some("holds no credential")),
+    ] {
+        let until = RotationAction::Wait(Some(end - 5 + HELD_ELSEWHERE));
+        assert_eq!(decide(&plan, &record, &seen), until, "{seen:?}");
+        let spec = api::Target::default();
+        let ready = ReadyReason::of(&plan, &record, &seen, &spec, ReadyFacts::default());
+        let (status, reason, text) = ready.unwrap().condition(&plan, &record);
+        let expected = match said {
+            None => (api::ConditionStatus::True, "Current"),
+            Some(_) => (api::ConditionStatus::False, "NotPublished"),
+        };
+        assert_eq!((status, reason.as_str()), expected, "{seen:?}");
+        assert!(text.contains(said.unwrap_or_default()), "{text}");
     }
 }
 
