@@ -1,0 +1,106 @@
+//! State of one reconcile of a TokenRotation: its object, and what was read for it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kube::ResourceExt as _;
+
+use super::rancher_session::RancherSession;
+use super::read_fault::UnknownTarget;
+use super::{RotationContext, UnpublishedToken, lock};
+use crate::api::TokenRotation;
+use crate::domain::credentials::children::ChildRotations;
+use crate::domain::credentials::rotation::target_secret::TargetRead;
+use crate::domain::credentials::rotation::{
+    ObservedState, RotationPlan, RotationRecord, TargetState,
+};
+use crate::k8s::CallError;
+use crate::k8s::credentials::ServerClock;
+use crate::rancher::RancherError;
+
+/// Longest interval between two reads of a Rancher.
+pub(super) const RANCHER_INTERVAL: Duration = Duration::from_mins(5);
+/// Deadline for the test of a new credential at its server, also if the server does not answer. One
+/// of the few workers is busy during the test.
+pub(super) const TEST_DEADLINE: Duration = Duration::from_secs(10);
+
+/// State of one reconcile of a TokenRotation.
+pub(super) struct RotationRun<'a> {
+    pub(super) context: &'a RotationContext,
+    pub(super) rotation: TokenRotation,
+    pub(super) plan: RotationPlan,
+    pub(super) record: RotationRecord,
+    pub(super) read: TargetRead,
+    pub(super) existing: Vec<String>,
+    pub(super) clock: ServerClock,
+    /// Reason why the target is not known.
+    pub(super) unknown: Option<UnknownTarget>,
+    /// State read from the Rancher, if the spec names one.
+    pub(super) session: Option<RancherSession>,
+    /// Message about another TokenRotation for the same credential, if one goes first.
+    pub(super) second: Option<String>,
+    /// Children of a TokenRotation for all cloud credentials.
+    pub(super) children: Option<AppliedChildren>,
+}
+
+impl RotationRun<'_> {
+    pub(super) fn namespace(&self) -> String {
+        self.rotation.namespace().unwrap_or_default()
+    }
+
+    pub(super) fn uid(&self) -> String {
+        self.rotation.uid().unwrap_or_default()
+    }
+
+    pub(super) fn unpublished(&self) -> Option<UnpublishedToken> {
+        lock(&self.context.unpublished).get(&self.uid()).cloned()
+    }
+
+    pub(super) fn keep_unpublished(&self, token: Option<UnpublishedToken>) {
+        let mut all = lock(&self.context.unpublished);
+        match token {
+            Some(token) => drop(all.insert(self.uid(), token)),
+            None => drop(all.remove(&self.uid())),
+        }
+    }
+
+    pub(super) fn observed(&self) -> ObservedState {
+        let target = match &self.unknown {
+            Some(_) => TargetState::Unknown,
+            None => self.read.target.clone(),
+        };
+        let existing = Some(self.existing.clone());
+        let unpublished = self.unpublished().map(|token| token.credential);
+        let unknown = self.unknown.as_ref().map(|unknown| unknown.reason).unwrap_or_default();
+        ObservedState { now: self.clock.now(), target, existing, unpublished, unknown }
+    }
+}
+
+/// Reason why a step was not done.
+pub(super) enum StepFault {
+    /// The reconcile ends, and begins again soon: nothing is recorded.
+    Call(CallError),
+    /// The step has failed: that is recorded, and the step is tried again ever later.
+    Step(String),
+}
+
+impl From<CallError> for StepFault {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::NotLeader => Self::Call(error),
+            error => Self::Step(error.to_string()),
+        }
+    }
+}
+
+impl From<RancherError> for StepFault {
+    fn from(error: RancherError) -> Self {
+        Self::Step(error.to_string())
+    }
+}
+
+/// Children, and the reasons why some could not be made or changed, by their names.
+pub(super) struct AppliedChildren {
+    pub(super) children: ChildRotations,
+    pub(super) failures: BTreeMap<String, String>,
+}
