@@ -27,13 +27,11 @@ use std::time::{Duration, Instant};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::Secret;
-use kube::ResourceExt as _;
-use kube::core::PartialObjectMeta;
+use kube::core::{ObjectMeta, PartialObjectMeta};
+use kube::{Resource as _, ResourceExt as _};
 use kube_runtime::controller::{Action, Config, Controller};
-use kube_runtime::reflector::store::Writer;
 use kube_runtime::reflector::{ObjectRef, Store};
-use kube_runtime::watcher::Event;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::Context;
 use crate::api::{LABEL_ROTATION, TokenRotation};
@@ -46,7 +44,8 @@ use crate::domain::credentials::token;
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
-use crate::k8s::guard::Guard;
+use crate::k8s::informer::ObjectEvent;
+use crate::k8s::store::{self, StoreWriter};
 use issuer::CredentialIssuer;
 
 /// Maximum of concurrent reconciles.
@@ -98,8 +97,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Reconciles TokenRotations until dropped.
 pub(super) async fn run(ctx: Context) {
-    let writer = Writer::<TokenRotation>::default();
-    let store = writer.as_reader();
+    let writer = StoreWriter::<TokenRotation>::default();
+    let store = writer.reader();
     let (wake, woken) = mpsc::unbounded_channel::<Name>();
     let keeper = Arc::new(RotationContext {
         ctx: ctx.clone(),
@@ -116,12 +115,18 @@ pub(super) async fn run(ctx: Context) {
     let woken = futures::stream::unfold(woken, |mut woken| async move {
         woken.recv().await.map(|name| (name, woken))
     });
-    let control = Controller::for_stream(futures::stream::pending(), store.clone())
-        .with_config(Config::default().concurrency(AT_ONCE))
-        .reconcile_on(woken)
-        .run(look_after, retry, keeper.clone())
-        .for_each(|_| std::future::ready(()));
-    let watch = watch(keeper.clone(), writer, wake.clone());
+    let listed = Notify::new();
+    let control = async {
+        // Rotations depend on each other: none is reconciled while some are not known.
+        listed.notified().await;
+        Controller::for_stream(futures::stream::pending(), store)
+            .with_config(Config::default().concurrency(AT_ONCE))
+            .reconcile_on(woken)
+            .run(look_after, retry, keeper.clone())
+            .for_each(|_| std::future::ready(()))
+            .await;
+    };
+    let watch = watch(keeper.clone(), writer, wake.clone(), &listed);
     let namespaces = ctx.credential_namespaces.clone();
     let mut secrets: FuturesUnordered<_> = namespaces
         .iter()
@@ -138,74 +143,57 @@ pub(super) async fn run(ctx: Context) {
 
 async fn watch(
     keeper: Arc<RotationContext>,
-    mut writer: Writer<TokenRotation>,
+    mut writer: StoreWriter<TokenRotation>,
     wake: mpsc::UnboundedSender<Name>,
+    listed: &Notify,
 ) {
-    let metrics = keeper.ctx.metrics.clone();
-    let readable = |rotation: Guard<TokenRotation>| match rotation.0 {
-        Ok(mut rotation) => {
+    let touch = |rotations: Vec<Arc<TokenRotation>>| {
+        for rotation in rotations {
+            keeper.touch(&rotation, &wake);
+        }
+    };
+    let known = || store::keys(&keeper.store);
+    let on_event = |event: ObjectEvent<TokenRotation>| match event {
+        ObjectEvent::Listed(mut rotation) => {
             rotation.metadata.managed_fields = None;
-            Some(rotation)
+            writer.set(rotation);
         }
-        Err(misfit) => {
-            metrics.unreadable.with_label_values(&["TokenRotation"]).inc();
-            let rotation = misfit.metadata.name.as_deref().unwrap_or_default();
-            tracing::warn!(rotation, error = misfit.error, "this TokenRotation cannot be read");
-            None
-        }
-    };
-    let on_event = |event: Event<Guard<TokenRotation>>| {
-        let mut others = Vec::new();
-        match event {
-            Event::Init => writer.apply_watcher_event(&Event::Init),
-            Event::InitApply(rotation) => {
-                if let Some(rotation) = readable(rotation) {
-                    writer.apply_watcher_event(&Event::InitApply(rotation));
-                }
+        ObjectEvent::Changed(mut rotation) => {
+            rotation.metadata.managed_fields = None;
+            let name = ObjectRef::from_obj(&rotation);
+            let before = keeper.store.get(&name);
+            let worked = before.as_ref().is_some_and(|before| census::works(&keeper, before));
+            let mut others = Vec::new();
+            if before.is_none() || worked != census::works(&keeper, &rotation) {
+                others = census::who_tells_of(&keeper, &rotation);
             }
-            Event::InitDone => {
-                writer.apply_watcher_event(&Event::InitDone);
-                for rotation in keeper.store.state() {
-                    let name = ObjectRef::from_obj(rotation.as_ref());
-                    lock(&keeper.touched).insert(name.clone());
-                    let _ = wake.send(name);
-                }
+            if !children::stands_alike(before.as_deref(), &rotation) {
+                others.extend(children::parent(&keeper, &rotation));
             }
-            Event::Apply(rotation) => {
-                if let Some(rotation) = readable(rotation) {
-                    let name = ObjectRef::from_obj(&rotation);
-                    let before = keeper.store.get(&name);
-                    let worked =
-                        before.as_ref().is_some_and(|before| census::works(&keeper, before));
-                    let is_new = before.is_none();
-                    if is_new || worked != census::works(&keeper, &rotation) {
-                        others = census::who_tells_of(&keeper, &rotation);
-                    }
-                    if !children::stands_alike(before.as_deref(), &rotation) {
-                        others.extend(children::parent(&keeper, &rotation));
-                    }
-                    writer.apply_watcher_event(&Event::Apply(rotation));
-                    let _ = wake.send(name);
-                }
-            }
-            Event::Delete(rotation) => {
-                if let Ok(rotation) = rotation.0 {
-                    let uid = rotation.uid().unwrap_or_default();
-                    lock(&keeper.hands).remove(&uid);
-                    lock(&keeper.censuses).remove(&uid);
-                    keeper.forget(&ObjectRef::from_obj(&rotation));
-                    others = census::who_tells_of(&keeper, &rotation);
-                    writer.apply_watcher_event(&Event::Delete(rotation));
-                }
-            }
-        }
-        for other in others {
-            let name = ObjectRef::from_obj(other.as_ref());
-            lock(&keeper.touched).insert(name.clone());
+            writer.set(rotation);
             let _ = wake.send(name);
+            touch(others);
         }
+        ObjectEvent::Gone(key, _) => {
+            let name =
+                key.split_once('/').map(|(namespace, name)| Name::new(name).within(namespace));
+            if let Some(rotation) = name.and_then(|name| keeper.store.get(&name)) {
+                let uid = rotation.uid().unwrap_or_default();
+                lock(&keeper.hands).remove(&uid);
+                lock(&keeper.censuses).remove(&uid);
+                keeper.forget(&ObjectRef::from_obj(rotation.as_ref()));
+                let others = census::who_tells_of(&keeper, &rotation);
+                writer.remove(&key);
+                touch(others);
+            }
+        }
+        ObjectEvent::Complete => {
+            listed.notify_one();
+            touch(keeper.store.state());
+        }
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    keeper.ctx.credentials.watch(on_event).await;
+    keeper.ctx.credentials.watch(known, on_event).await;
 }
 
 /// Enqueues the TokenRotations that depend on a Secret whenever the Secret changes.
@@ -215,11 +203,12 @@ async fn watch_secrets(
     name: Option<&str>,
     wake: mpsc::UnboundedSender<Name>,
 ) {
-    let touch = |secret: &PartialObjectMeta<Secret>| {
-        let (name, made_for) = (secret.name_any(), secret.labels().get(LABEL_ROTATION).cloned());
+    let touch = |secret: &ObjectMeta| {
+        let name = secret.name.clone().unwrap_or_default();
+        let made_for = secret.labels.as_ref().and_then(|labels| labels.get(LABEL_ROTATION));
         let rests_on = |rotation: &TokenRotation| {
             rotation.namespace().as_deref() == Some(namespace)
-                && if let Some(uid) = &made_for {
+                && if let Some(uid) = made_for {
                     rotation.metadata.uid.as_ref() == Some(uid)
                 } else {
                     let spec = &rotation.spec;
@@ -231,26 +220,23 @@ async fn watch_secrets(
                 }
         };
         for rotation in keeper.store.state_filter(rests_on) {
-            let name = ObjectRef::from_obj(rotation.as_ref());
-            lock(&keeper.touched).insert(name.clone());
-            let _ = wake.send(name);
+            keeper.touch(&rotation, &wake);
         }
     };
-    let on_event = |event: Event<PartialObjectMeta<Secret>>| match event {
+    let on_event = |event: ObjectEvent<PartialObjectMeta<Secret>>| match event {
         // Secrets to which credentials are bound matter only when they are deleted.
-        Event::Apply(secret) if secret.labels().contains_key(LABEL_ROTATION) => {}
-        Event::Apply(secret) | Event::Delete(secret) => touch(&secret),
+        ObjectEvent::Changed(secret) if secret.labels().contains_key(LABEL_ROTATION) => {}
+        ObjectEvent::Changed(secret) => touch(secret.meta()),
+        ObjectEvent::Gone(_, deleted) => deleted.iter().for_each(touch),
         // The first list needs no action: all rotations are reconciled when a term begins. A later
         // list may contain changes.
-        Event::Init | Event::InitApply(_) => {}
-        Event::InitDone => {
+        ObjectEvent::Complete => {
             let of = |r: &TokenRotation| r.namespace().as_deref() == Some(namespace);
             for rotation in keeper.store.state_filter(of) {
-                let name = ObjectRef::from_obj(rotation.as_ref());
-                lock(&keeper.touched).insert(name.clone());
-                let _ = wake.send(name);
+                keeper.touch(&rotation, &wake);
             }
         }
+        ObjectEvent::Listed(_) | ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
     keeper.ctx.credentials.watch_secrets(namespace, name, on_event).await;
 }
@@ -307,6 +293,13 @@ impl RotationContext {
 
     fn begun(&self, name: &Name) {
         lock(&self.turns).0.remove(name);
+    }
+
+    /// Enqueues a rotation: an object that it depends on has changed.
+    fn touch(&self, rotation: &TokenRotation, wake: &mpsc::UnboundedSender<Name>) {
+        let name = ObjectRef::from_obj(rotation);
+        lock(&self.touched).insert(name.clone());
+        let _ = wake.send(name);
     }
 
     fn forget(&self, name: &Name) {

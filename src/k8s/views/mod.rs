@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use kube::Client;
-use kube_runtime::reflector::{Store, store::Writer};
+use kube_runtime::reflector::Store;
 use tokio::sync::watch;
 
 use self::early::DeferredSlices;
@@ -46,6 +46,7 @@ use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::domain::vm_backends::guest_network;
 use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
 use crate::domain::vm_backends::vm::{Topology, Vm, VmPod};
+use crate::k8s::store::StoreWriter;
 use crate::metrics::Metrics;
 pub use early::WritingSlice;
 pub use echoes::OwnWrite;
@@ -144,8 +145,8 @@ pub struct Views {
 
 /// Writers of what the views only read.
 struct ViewWriters {
-    load_balancers: Writer<LoadBalancer>,
-    records: Writer<DHCPLease>,
+    load_balancers: StoreWriter<LoadBalancer>,
+    records: StoreWriter<DHCPLease>,
     /// Parts that were listed once.
     listed: watch::Sender<u32>,
 }
@@ -176,12 +177,12 @@ impl InformerContext {
 impl Views {
     /// Views without objects, and their writers.
     fn new(dhcp: dhcp_lease::DhcpNetworks) -> (Self, ViewWriters) {
-        let load_balancers = Writer::<LoadBalancer>::default();
-        let records = Writer::<DHCPLease>::default();
+        let load_balancers = StoreWriter::<LoadBalancer>::default();
+        let records = StoreWriter::<DHCPLease>::default();
         let (listed, synced) = watch::channel(0);
         let views = Self {
-            load_balancers: load_balancers.as_reader(),
-            records: records.as_reader(),
+            load_balancers: load_balancers.reader(),
+            records: records.reader(),
             services: OwnedObjects::default(),
             slices: OwnedObjects::default(),
             projects: Arc::default(),

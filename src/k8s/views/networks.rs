@@ -1,11 +1,11 @@
 //! The view of NetworkAttachmentDefinitions: how a node reaches each network.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Api, Resource, ResourceExt};
-use kube_runtime::watcher::{Config, Event};
+use kube_runtime::watcher::Config;
 use serde::Deserialize;
 
 use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
@@ -17,10 +17,11 @@ use crate::api::{
 };
 use crate::domain::dhcp_lease::{DhcpDeclaration, NetworkForm};
 use crate::domain::load_balancer::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
+use crate::domain::load_balancer::facts;
 use crate::domain::network::NetworkAttachment;
 use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::k8s::guard::Guard;
-use crate::k8s::informer;
+use crate::k8s::informer::{self, ObjectEvent, is_unserved, key};
 
 /// Suffix of the name of a cluster network's bridge. Source: network-controller-harvester,
 /// pkg/utils/bridge.go.
@@ -54,57 +55,34 @@ struct NetworkRoute {
 
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let mut listed: HashMap<String, NetworkFacts> = HashMap::new();
-    let on_event = |event: Event<Guard<NetworkAttachmentDefinition>>| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(network) => {
-            let network = readable(network, &at);
-            listed.insert(key(&network), known(&network));
+    let known = || lock(&views.networks).keys().cloned().collect();
+    let on_event = |event: ObjectEvent<NetworkAttachmentDefinition>| match event {
+        ObjectEvent::Listed(network) | ObjectEvent::Changed(network) => views.set_network(&network),
+        // A network that does not fit its type still exists, but its segment is unknown. Its CRD
+        // allows a network without a spec.
+        ObjectEvent::Unreadable(metadata) => {
+            let spec = NetworkAttachmentDefinitionSpec::default();
+            views.set_network(&NetworkAttachmentDefinition { metadata, spec });
         }
-        Event::InitDone => {
-            let new = std::mem::take(&mut listed);
-            let before = std::mem::replace(&mut *lock(&views.networks), new.clone());
+        ObjectEvent::Gone(key, _) => views.remove_network(&key),
+        ObjectEvent::Complete => {
             at.done(ViewPart::Networks);
             // A network that was not listed does not exist.
             views.tell(ChangeEvent::Networks);
-            let gone = before.keys().filter(|key| !new.contains_key(*key));
-            for key in new.keys().chain(gone) {
-                views.tell_users(key, before.get(key), new.get(key));
-            }
         }
-        Event::Apply(network) => {
-            let network = readable(network, &at);
-            views.set_network(&key(&network), &known(&network));
-        }
-        Event::Delete(network) => views.remove_network(&key(&network)),
+        // Without Multus the cluster has no such networks.
+        ObjectEvent::Refused(status) if is_unserved(&status) => at.done(ViewPart::Networks),
+        ObjectEvent::Refused(_) => {}
     };
-    // Without Multus the cluster has no such networks.
-    let not_served = || at.done(ViewPart::Networks);
     let api = Api::<Guard<NetworkAttachmentDefinition>>::all(client);
-    let kind = "NetworkAttachmentDefinition";
-    informer::run_if_served(api, Config::default(), kind, &at.metrics, on_event, not_served).await;
-}
-
-/// Unwraps a network. One that does not fit its type still exists, but its segment is unknown. Its
-/// CRD allows a network without a spec.
-fn readable(
-    network: Guard<NetworkAttachmentDefinition>,
-    at: &InformerContext,
-) -> NetworkAttachmentDefinition {
-    network.0.unwrap_or_else(|misfit| {
-        let kind = "NetworkAttachmentDefinition";
-        at.metrics.unreadable.with_label_values(&[kind]).inc();
-        let (name, error) = (&misfit.metadata.name, &misfit.error);
-        tracing::warn!(name, error, kind, "cannot be read");
-        let spec = NetworkAttachmentDefinitionSpec::default();
-        NetworkAttachmentDefinition { metadata: misfit.metadata, spec }
-    })
+    informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
 impl Views {
-    pub(super) fn set_network(&self, network: &str, new: &NetworkFacts) {
-        let old = lock(&self.networks).insert(network.to_owned(), new.clone());
-        self.tell_users(network, old.as_ref(), Some(new));
+    pub(super) fn set_network(&self, network: &NetworkAttachmentDefinition) {
+        let (name, new) = (key(network.meta()), known(network));
+        let old = lock(&self.networks).insert(name.clone(), new.clone());
+        self.tell_users(&name, old.as_ref(), Some(&new));
     }
 
     pub(super) fn remove_network(&self, network: &str) {
@@ -120,9 +98,8 @@ impl Views {
             let names = |lb: &LoadBalancer| {
                 lb.annotations().get(ANNOTATION_NETWORK).is_some_and(|named| named == network)
             };
-            self.tell_lbs(
-                self.load_balancers.state_filter(names).iter().map(|lb| key(lb.as_ref())),
-            );
+            let named = self.load_balancers.state_filter(names);
+            self.tell_lbs(named.iter().map(|lb| facts::name(lb)));
             self.tell(ChangeEvent::Networks);
         }
         let has_moved = old.and_then(|old| old.range) != new.and_then(|new| new.range);
@@ -152,7 +129,7 @@ pub(super) struct NetworkFacts {
     pub(super) reference: Box<ObjectReference>,
 }
 
-pub(super) fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
+fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     let attachment = attachment(network);
     let labelled = network.labels().get(LABEL_VLAN).and_then(|vlan| vlan.parse().ok());
     let configured = attachment.as_ref().map(|attachment| attachment.vlan);
@@ -209,8 +186,4 @@ fn range(network: &NetworkAttachmentDefinition) -> Option<NetworkRange> {
     let NetworkRoute { cidr, gateway, outdated } = serde_json::from_str(route).ok()?;
     let cidr: IpNet = cidr.parse().ok().filter(|_| !outdated)?;
     Some(NetworkRange { cidr: cidr.trunc(), gateway: gateway.parse().ok() })
-}
-
-fn key(object: &impl ResourceExt) -> String {
-    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
 }

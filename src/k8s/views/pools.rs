@@ -6,13 +6,13 @@
 //! a pool whose spec turned out to be the same is read at most once in [`LATER`].
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kube::api::ApiResource;
 use kube::core::{NotUsed, Object, PartialObjectMeta};
 use kube::{Api, ResourceExt};
-use kube_runtime::watcher::{Config, Event};
+use kube_runtime::watcher::Config;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -21,7 +21,8 @@ use crate::api::{IPPool, IPPoolSpec};
 use crate::domain::pools::allocator::PoolSeen;
 use crate::domain::pools::conflict::PoolFacts;
 use crate::k8s::guard::Guard;
-use crate::k8s::{CallError, call, informer};
+use crate::k8s::informer::{self, ObjectEvent};
+use crate::k8s::{CallError, call};
 
 /// Pause between two reads of one pool.
 const SOON: Duration = Duration::from_millis(200);
@@ -45,41 +46,31 @@ enum PoolChange {
 
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, metrics, .. } = at.clone();
-    let mut known: HashSet<String> = HashSet::new();
-    let mut listed: HashSet<String> = HashSet::new();
+    // Pools that cannot be read are in no view.
+    let names: Mutex<HashSet<String>> = Mutex::default();
     let (teller, changes) = mpsc::unbounded_channel();
     let api = Api::<Seen>::all(client.clone());
-    let tell = |pool: Seen| {
-        views.tell(ChangeEvent::Pool(pool.name_any(), pool.resource_version().unwrap_or_default()));
-        let _ = teller.send(PoolChange::There(Box::new(pool)));
-    };
-    let gone = |name: &String| {
-        let _ = teller.send(PoolChange::Gone(name.clone()));
-        views.tell(ChangeEvent::PoolGone(name.clone()));
-    };
-    let on_event = |event: Event<Seen>| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(pool) => {
-            listed.insert(pool.name_any());
-            tell(pool);
+    let on_event = |event: ObjectEvent<Seen>| match event {
+        ObjectEvent::Listed(pool) | ObjectEvent::Changed(pool) => {
+            let (name, version) = (pool.name_any(), pool.resource_version().unwrap_or_default());
+            lock(&names).insert(name.clone());
+            views.tell(ChangeEvent::Pool(name, version));
+            let _ = teller.send(PoolChange::There(Box::new(pool)));
         }
-        Event::InitDone => {
-            known.difference(&listed).for_each(gone);
-            known = std::mem::take(&mut listed);
+        ObjectEvent::Gone(name, _) => {
+            lock(&names).remove(&name);
+            let _ = teller.send(PoolChange::Gone(name.clone()));
+            views.tell(ChangeEvent::PoolGone(name));
+        }
+        ObjectEvent::Complete => {
             at.done(ViewPart::Pools);
             let _ = teller.send(PoolChange::Listed);
         }
-        Event::Apply(pool) => {
-            known.insert(pool.name_any());
-            tell(pool);
-        }
-        Event::Delete(pool) => {
-            known.remove(&pool.name_any());
-            gone(&pool.name_any());
-        }
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
+    let known = || lock(&names).clone();
     tokio::join!(
-        informer::run(api, Config::default(), "IPPool", &metrics, on_event),
+        informer::watch(api, Config::default(), &metrics, known, on_event),
         read(&at, changes)
     );
 }

@@ -2,7 +2,6 @@
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Service;
-use kube_runtime::watcher::Event;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -59,7 +58,7 @@ impl LeaderViews {
         }));
         load_balancers::select(&self.views, &lb);
         lock(&self.views.uids).insert(format!("uid-{name}"), false);
-        self.writers.load_balancers.apply_watcher_event(&Event::Apply(lb));
+        self.writers.load_balancers.set(lb);
     }
 
     /// A LoadBalancer of VMs whose label `app` is its name.
@@ -91,7 +90,7 @@ impl LeaderViews {
             "metadata": {"namespace": "ns", "name": "lan", "annotations": annotations},
             "spec": {"config": config},
         }));
-        self.views.set_network("ns/lan", &networks::known(&network));
+        self.views.set_network(&network);
     }
 
     fn node(&self, labels: &Value) {
@@ -202,11 +201,10 @@ fn the_removal_of_a_guest_cluster_wakes_its_load_balancers_in_its_namespace() {
     leader.lb("ns/guest", &json!({}), &guest);
     leader.lb("other/guest", &json!({}), &guest);
     leader.vm_lb("ns/web");
-    let machine = || ("ns".to_owned(), "vm".to_owned());
-    leader.views.set_machine(machine(), Some("another".to_owned()));
+    leader.views.set_machine("ns/vm", Some("another".to_owned()));
     leader.reports(&[]);
     for cluster in [Some("guest".to_owned()), None] {
-        leader.views.set_machine(machine(), cluster);
+        leader.views.set_machine("ns/vm", cluster);
         leader.reports(&["ns/guest"]);
     }
 }
@@ -268,9 +266,9 @@ fn the_end_of_a_service_reports_an_owner_that_is_gone() {
                     "kind": "LoadBalancer", "name": "web", "uid": owner}]},
         }))
     };
-    leader.views.remove_service(&service("uid-web"));
+    leader.views.remove_service(&service("uid-web").metadata);
     leader.reports(&["ns/web"]);
-    leader.views.remove_service(&service("uid-before"));
+    leader.views.remove_service(&service("uid-before").metadata);
     leader.reports(&["gone ns/web uid-before", "ns/web"]);
 }
 
