@@ -17,10 +17,10 @@ pub(super) const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let set = |config: &str, made: Option<HostLink>| {
-        let is_news = lock(&views.host_links).set(config, made);
+        let is_news = lock(&views.index.host_links).set(config, made);
         views.tell_announced(is_news);
     };
-    let known = || lock(&views.host_links).configs().map(ToOwned::to_owned).collect();
+    let known = || lock(&views.index.host_links).configs().map(ToOwned::to_owned).collect();
     let on_event = |event: ObjectEvent<HostNetworkConfig>| match event {
         ObjectEvent::Listed(config) | ObjectEvent::Changed(config) => {
             set(&config.name_any(), Some(made(&config)));

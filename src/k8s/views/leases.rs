@@ -28,7 +28,7 @@ use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, key};
 use crate::k8s::store::{self, StoreWriter};
 
 /// An agent's Lease, as last observed.
-pub(super) struct ObservedAgent {
+struct ObservedAgent {
     holding: AgentLease,
     /// Time when this renewal was observed. `None`: the Lease was abandoned already.
     since: Option<Instant>,
@@ -39,6 +39,10 @@ impl ObservedAgent {
         self.since.is_some_and(|since| dhcp_lease::serves(&self.holding, now - since))
     }
 }
+
+/// The Leases of networks' agents, by name.
+#[derive(Default)]
+pub(super) struct AgentIndex(HashMap<String, ObservedAgent>);
 
 /// A network, with the facts that its agent is made from.
 #[derive(Clone, Debug)]
@@ -72,25 +76,25 @@ impl Views {
 
     /// Whether the cluster does not serve VirtualMachineInstances.
     pub fn has_no_vms(&self) -> bool {
-        self.no_vms.load(Ordering::Relaxed)
+        self.index.no_vms.load(Ordering::Relaxed)
     }
 
     /// Whether the host leases addresses on a network.
     pub fn declares(&self, network: &str) -> bool {
-        let networks = lock(&self.networks);
+        let networks = lock(&self.index.networks);
         self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
     }
 
     /// Fault in an annotation that keeps new addresses from being leased on a declared network.
     /// `None`: no fault.
     pub fn network_fault(&self, network: &str) -> Option<String> {
-        let networks = lock(&self.networks);
+        let networks = lock(&self.index.networks);
         self.dhcp.fault(network, networks.get(network).map(|known| &known.declaration))
     }
 
     /// Form of client identifiers on a network.
     pub fn client_id_form(&self, network: &str) -> ClientIdForm {
-        let networks = lock(&self.networks);
+        let networks = lock(&self.index.networks);
         let known = networks.get(network).map(|known| &known.declaration);
         self.dhcp.client_id_form(network, known)
     }
@@ -107,7 +111,7 @@ impl Views {
 
     /// All networks that ask for an agent, have one, or have an agent status.
     pub fn agent_networks(&self) -> Vec<AgentNetwork> {
-        let networks = lock(&self.networks);
+        let networks = lock(&self.index.networks);
         let agents = networks.iter().map(|(name, known)| AgentNetwork {
             name: name.clone(),
             agent: self.dhcp.agent(name, &known.declaration),
@@ -124,15 +128,15 @@ impl Views {
     /// Holder of the agent's Lease, if it serves the network, and when it acquired the Lease by its
     /// own clock.
     pub fn agent_of(&self, network: &str) -> Option<(String, Option<DateTime<FixedOffset>>)> {
-        let agents = lock(&self.agents);
-        let agent = agents.get(&agent_name(network))?;
+        let agents = lock(&self.index.agents);
+        let agent = agents.0.get(&agent_name(network))?;
         let holding = &agent.holding;
         agent.serves(Instant::now()).then(|| (holding.holder.clone(), holding.acquired))
     }
 
     /// Whether a node has this label of a cluster network.
     pub fn has_node(&self, label: &str) -> bool {
-        lock(&self.nodes).values().any(|node| node.cluster_networks.contains(label))
+        lock(&self.index.nodes).values().any(|node| node.cluster_networks.contains(label))
     }
 
     /// Record of the LoadBalancer with this `namespace/name`.
@@ -144,14 +148,15 @@ impl Views {
     /// Whether a network's agent is present. After the last renewal it counts as present for the
     /// duration of its Lease.
     pub fn agent_serves(&self, network: &str) -> bool {
-        lock(&self.agents)
+        lock(&self.index.agents)
+            .0
             .get(&agent_name(network))
             .is_some_and(|agent| agent.serves(Instant::now()))
     }
 
     /// UID of the namespace kube-system, which identifies this cluster.
     pub fn cluster_id(&self) -> Option<String> {
-        lock(&self.cluster).clone()
+        lock(&self.index.cluster).clone()
     }
 
     /// Network on which the address of a LoadBalancer is to be leased; empty for none.
@@ -192,6 +197,15 @@ impl Views {
         };
         let records = self.records.state_filter(is_in);
         self.tell_lbs(records.iter().map(|record| key(record.meta())));
+    }
+
+    pub(super) fn set_agent(&self, lease: &Lease) {
+        let (name, holding) = (lease.name_any(), holding(lease));
+        if name.starts_with(AGENT_PREFIX)
+            && lock(&self.index.agents).apply(&name, holding, Instant::now(), Utc::now())
+        {
+            self.tell_agent(&name);
+        }
     }
 
     /// Enqueues the LoadBalancers of an agent that came or went. Only this view observes an agent
@@ -238,11 +252,12 @@ pub(super) async fn watch_records(at: InformerContext, mut writer: StoreWriter<D
 
 pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
     let InformerContext { client, views, metrics, .. } = at.clone();
-    let known = || lock(&views.agents).keys().map(|name| format!("{namespace}/{name}")).collect();
+    let known =
+        || lock(&views.index.agents).0.keys().map(|name| format!("{namespace}/{name}")).collect();
     let on_event = |event| match event {
-        ObjectEvent::Listed(lease) | ObjectEvent::Changed(lease) => see(&views, &lease),
+        ObjectEvent::Listed(lease) | ObjectEvent::Changed(lease) => views.set_agent(&lease),
         ObjectEvent::Gone(key, _) => {
-            key.split_once('/').and_then(|(_, name)| lock(&views.agents).remove(name));
+            key.split_once('/').and_then(|(_, name)| lock(&views.index.agents).0.remove(name));
         }
         ObjectEvent::Complete => at.done(ViewPart::Agents),
         ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::Agents),
@@ -252,35 +267,17 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
     informer::watch(api, Config::default(), &metrics, known, on_event).await;
 }
 
-pub(super) fn see(views: &Views, lease: &Lease) {
-    let name = lease.name_any();
-    if !name.starts_with(AGENT_PREFIX) {
-        return;
-    }
-    let holding = holding(lease);
-    let holder = holding.holder.clone();
-    let now = Instant::now();
-    let before = {
-        let mut agents: std::sync::MutexGuard<'_, HashMap<String, ObservedAgent>> =
-            lock(&views.agents);
-        match agents.get_mut(&name) {
-            Some(known) if known.holding == holding => return,
-            Some(known) => {
-                let before = std::mem::replace(known, ObservedAgent { holding, since: Some(now) });
-                before.holding.holder
-            }
-            None => {
-                let left = dhcp_lease::is_left_behind(&holding, Utc::now().fixed_offset());
-                agents.insert(
-                    name.clone(),
-                    ObservedAgent { holding, since: Some(now).filter(|_| !left) },
-                );
-                String::new()
-            }
-        }
-    };
-    if before != holder {
-        views.tell_agent(&name);
+impl AgentIndex {
+    /// Stores what a Lease says, as observed now. Returns whether its holder has changed.
+    fn apply(&mut self, name: &str, holding: AgentLease, now: Instant, utc: DateTime<Utc>) -> bool {
+        let since = match self.0.get(name) {
+            Some(known) if known.holding == holding => return false,
+            None if dhcp_lease::is_left_behind(&holding, utc.fixed_offset()) => None,
+            _ => Some(now),
+        };
+        let holder = holding.holder.clone();
+        let before = self.0.insert(name.to_owned(), ObservedAgent { holding, since });
+        before.map_or_else(String::new, |before| before.holding.holder) != holder
     }
 }
 

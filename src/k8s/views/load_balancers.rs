@@ -17,6 +17,7 @@ use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent};
 use crate::k8s::store::{self, StoreWriter};
 use crate::k8s::trimmed::{PAGE, TrimmedLb};
+use crate::metrics::Metrics;
 
 impl Views {
     /// UID of the LoadBalancer with this name. `None`: it is not in the view.
@@ -34,12 +35,12 @@ impl Views {
     /// object must be read before it is written.
     pub fn is_partial(&self, lb: &LoadBalancer) -> bool {
         let uid = lb.metadata.uid.as_deref().unwrap_or_default();
-        lock(&self.uids).get(uid).copied().unwrap_or_default()
+        lock(&self.index.uids).get(uid).copied().unwrap_or_default()
     }
 
     /// Whether the view has a LoadBalancer with this UID.
     pub(super) fn has_uid(&self, uid: &str) -> bool {
-        lock(&self.uids).contains_key(uid)
+        lock(&self.index.uids).contains_key(uid)
     }
 }
 
@@ -47,19 +48,19 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
     let InformerContext { client, views, metrics, .. } = at.clone();
     let known = || store::keys(&views.load_balancers);
     let on_event = |event: ObjectEvent<TrimmedLb>| match event {
-        ObjectEvent::Listed(lb) => set(&at, &mut writer, lb),
+        ObjectEvent::Listed(lb) => set(&views, &metrics, &mut writer, lb),
         ObjectEvent::Changed(lb) => {
             let name = facts::name(&lb.lb);
             let version = lb.lb.resource_version().unwrap_or_default();
-            set(&at, &mut writer, lb);
-            if lock(&views.echoes).hear(&name, &version) {
+            set(&views, &metrics, &mut writer, lb);
+            if lock(&views.index.echoes).hear(&name, &version) {
                 views.tell_lbs([name]);
             }
         }
         ObjectEvent::Unreadable(meta) => {
             // An object that cannot be read any more stays in the view.
             if let Some(former) = former(&views, &meta) {
-                remove(&at, &mut writer, owner_of(former.meta()));
+                remove(&views, &metrics, &mut writer, owner_of(former.meta()));
             }
         }
         ObjectEvent::Gone(key, deleted) => {
@@ -67,7 +68,12 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
                 Some(deleted) => deleted.uid,
                 None => key.split_once('/').and_then(|(ns, name)| views.uid_of(ns, name)),
             };
-            remove(&at, &mut writer, Owner { name: key, uid: uid.unwrap_or_default() });
+            remove(
+                &views,
+                &metrics,
+                &mut writer,
+                Owner { name: key, uid: uid.unwrap_or_default() },
+            );
         }
         ObjectEvent::Complete => {
             views.tell_lbs(store::keys(&views.load_balancers));
@@ -77,7 +83,7 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
         // answers.
         ObjectEvent::Refused(status) => {
             let speechless = status.message.contains("conversion webhook");
-            views.unconverted.store(speechless, Ordering::Relaxed);
+            views.index.unconverted.store(speechless, Ordering::Relaxed);
         }
     };
     let api = Api::<Guard<TrimmedLb>>::all(client);
@@ -85,14 +91,19 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
     informer::watch_guarded(api, config, &metrics, known, on_event).await;
 }
 
-fn set(at: &InformerContext, writer: &mut StoreWriter<LoadBalancer>, seen: TrimmedLb) {
-    let TrimmedLb { lb, partial } = seen;
-    if let Some(former) = former(&at.views, lb.meta()) {
-        remove(at, writer, owner_of(former.meta()));
+/// Stores a LoadBalancer as it is now.
+pub(super) fn set(
+    views: &Views,
+    metrics: &Metrics,
+    writer: &mut StoreWriter<LoadBalancer>,
+    TrimmedLb { lb, partial }: TrimmedLb,
+) {
+    if let Some(former) = former(views, lb.meta()) {
+        remove(views, metrics, writer, owner_of(former.meta()));
     }
-    at.metrics.saw(&lb);
-    lock(&at.views.uids).insert(lb.uid().unwrap_or_default(), partial);
-    select(&at.views, &lb);
+    metrics.saw(&lb);
+    lock(&views.index.uids).insert(lb.uid().unwrap_or_default(), partial);
+    select(views, &lb);
     writer.set(lb);
 }
 
@@ -104,21 +115,20 @@ fn former(views: &Views, meta: &ObjectMeta) -> Option<Arc<LoadBalancer>> {
     (seen.metadata.uid != meta.uid).then_some(seen)
 }
 
-fn remove(at: &InformerContext, writer: &mut StoreWriter<LoadBalancer>, owner: Owner) {
-    let InformerContext { views, metrics, .. } = at;
+fn remove(views: &Views, metrics: &Metrics, writer: &mut StoreWriter<LoadBalancer>, owner: Owner) {
     let Some((namespace, name)) = owner.name.split_once('/') else { return };
     metrics.forget(&owner.uid);
-    lock(&views.vms).remove_lb(namespace, name);
+    lock(&views.index.vms).remove_lb(namespace, name);
     views.take_touched(&owner.name);
-    lock(&views.uids).remove(&owner.uid);
-    lock(&views.echoes).forget(&owner.name);
+    lock(&views.index.uids).remove(&owner.uid);
+    lock(&views.index.echoes).forget(&owner.name);
     writer.remove(&owner.name);
     views.tell(ChangeEvent::Gone(owner));
 }
 
-pub(super) fn select(views: &Views, lb: &LoadBalancer) {
+fn select(views: &Views, lb: &LoadBalancer) {
     let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
-    let mut vms = lock(&views.vms);
+    let mut vms = lock(&views.index.vms);
     match listeners::selector(lb) {
         Some(selector) => drop(vms.set_lb(&namespace, &name, selector)),
         None => vms.remove_lb(&namespace, &name),

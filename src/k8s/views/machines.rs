@@ -65,7 +65,7 @@ impl GuestRemovals {
 
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let known = || lock(&views.removals).cluster_of.keys().cloned().collect();
+    let known = || lock(&views.index.removals).cluster_of.keys().cloned().collect();
     let on_event = |event: ObjectEvent<Machine>| match event {
         ObjectEvent::Listed(vm) | ObjectEvent::Changed(vm) => {
             views.set_machine(&key(vm.meta()), shown_by(&vm));
@@ -83,7 +83,7 @@ pub(super) async fn watch(at: InformerContext) {
 
 impl Views {
     pub(super) fn set_machine(&self, vm: &str, cluster: Option<String>) {
-        let changed = lock(&self.removals).set(vm, cluster);
+        let changed = lock(&self.index.removals).set(vm, cluster);
         for (namespace, cluster) in changed {
             let lbs = self.load_balancers.state_filter(|lb| {
                 lb.namespace().as_deref() == Some(&namespace)

@@ -14,16 +14,16 @@ type Seen = PartialObjectMeta<Namespace>;
 
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, metrics, .. } = at.clone();
-    let known = || lock(&views.projects).keys().cloned().collect();
+    let known = || lock(&views.index.projects).keys().cloned().collect();
     let on_event = |event: ObjectEvent<Seen>| match event {
         ObjectEvent::Listed(namespace) | ObjectEvent::Changed(namespace) => {
             if namespace.name_any() == "kube-system" {
-                *lock(&views.cluster) = namespace.uid();
+                *lock(&views.index.cluster) = namespace.uid();
             }
             views.set_project(&namespace.name_any(), project(&namespace));
         }
         ObjectEvent::Gone(namespace, deleted) => {
-            lock(&views.projects).remove(&namespace);
+            lock(&views.index.projects).remove(&namespace);
             if deleted.is_none() {
                 views.tell_namespace(&namespace);
             }
@@ -45,7 +45,7 @@ fn project(namespace: &Seen) -> Project {
 
 impl Views {
     pub(super) fn set_project(&self, namespace: &str, new: Project) {
-        let old = lock(&self.projects).insert(namespace.to_owned(), new.clone());
+        let old = lock(&self.index.projects).insert(namespace.to_owned(), new.clone());
         if old != Some(new) {
             self.tell_namespace(namespace);
         }

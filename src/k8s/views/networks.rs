@@ -1,6 +1,6 @@
 //! The view of NetworkAttachmentDefinitions: how a node reaches each network.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -55,7 +55,7 @@ struct NetworkRoute {
 
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let known = || lock(&views.networks).keys().cloned().collect();
+    let known = || lock(&views.index.networks).0.keys().cloned().collect();
     let on_event = |event: ObjectEvent<NetworkAttachmentDefinition>| match event {
         ObjectEvent::Listed(network) | ObjectEvent::Changed(network) => views.set_network(&network),
         // A network that does not fit its type still exists, but its segment is unknown. Its CRD
@@ -80,21 +80,19 @@ pub(super) async fn watch(at: InformerContext) {
 
 impl Views {
     pub(super) fn set_network(&self, network: &NetworkAttachmentDefinition) {
-        let (name, new) = (key(network.meta()), known(network));
-        let old = lock(&self.networks).insert(name.clone(), new.clone());
-        self.tell_users(&name, old.as_ref(), Some(&new));
+        let (name, facts) = (key(network.meta()), known(network));
+        let change = lock(&self.index.networks).set(&name, Some(facts));
+        self.tell_users(&name, change);
     }
 
     pub(super) fn remove_network(&self, network: &str) {
-        let old = lock(&self.networks).remove(network);
-        self.tell_users(network, old.as_ref(), None);
+        let change = lock(&self.index.networks).set(network, None);
+        self.tell_users(network, change);
     }
 
-    /// Enqueues what depends on a fact of a network that has changed. `None`: the network did not
-    /// exist, or does not any more.
-    fn tell_users(&self, network: &str, old: Option<&NetworkFacts>, new: Option<&NetworkFacts>) {
-        let attachment = |facts: Option<&NetworkFacts>| facts.and_then(|f| f.attachment.clone());
-        if attachment(old) != attachment(new) {
+    /// Enqueues what depends on the facts of a network that have changed.
+    fn tell_users(&self, network: &str, change: NetworkChange) {
+        if change.attachment {
             let names = |lb: &LoadBalancer| {
                 lb.annotations().get(ANNOTATION_NETWORK).is_some_and(|named| named == network)
             };
@@ -102,13 +100,53 @@ impl Views {
             self.tell_lbs(named.iter().map(|lb| facts::name(lb)));
             self.tell(ChangeEvent::Networks);
         }
-        let has_moved = old.and_then(|old| old.range) != new.and_then(|new| new.range);
-        if has_moved {
+        if change.range {
             self.tell_on_network(network);
         }
-        if has_moved || old.map(|old| &old.declaration) != new.map(|new| &new.declaration) {
+        if change.range || change.declaration {
             self.tell_network(network);
         }
+    }
+}
+
+/// Facts of all networks, by `namespace/name`.
+#[derive(Default)]
+pub(super) struct NetworkIndex(HashMap<String, NetworkFacts>);
+
+/// Facts of a network that have changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct NetworkChange {
+    attachment: bool,
+    range: bool,
+    declaration: bool,
+}
+
+impl NetworkIndex {
+    /// Facts of a network. `None`: it does not exist, or is not known yet.
+    pub(super) fn get(&self, network: &str) -> Option<&NetworkFacts> {
+        self.0.get(network)
+    }
+
+    /// Networks by `namespace/name`.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &NetworkFacts)> {
+        self.0.iter()
+    }
+
+    /// Stores the facts of a network; `None`: it is gone. Returns which of them have changed.
+    fn set(&mut self, network: &str, new: Option<NetworkFacts>) -> NetworkChange {
+        let old = self.0.get(network);
+        let attachment = |facts: &NetworkFacts| facts.attachment.clone();
+        let change = NetworkChange {
+            attachment: old.and_then(attachment) != new.as_ref().and_then(attachment),
+            range: old.and_then(|old| old.range) != new.as_ref().and_then(|new| new.range),
+            declaration: old.map(|old| &old.declaration)
+                != new.as_ref().map(|new| &new.declaration),
+        };
+        match new {
+            Some(new) => drop(self.0.insert(network.to_owned(), new)),
+            None => drop(self.0.remove(network)),
+        }
+        change
     }
 }
 

@@ -122,7 +122,7 @@ impl<T: Clone> OwnedObjects<T> {
 
     /// Drops objects, by `namespace/name`, that a list did not contain. Returns the LoadBalancers
     /// that they served.
-    fn drop_unlisted(&self, gone: &HashSet<String>) -> Vec<String> {
+    pub(super) fn drop_unlisted(&self, gone: &HashSet<String>) -> Vec<String> {
         let mut concerned = Vec::new();
         if gone.is_empty() {
             return concerned;
@@ -139,7 +139,7 @@ impl<T: Clone> OwnedObjects<T> {
     }
 
     /// `namespace/name` of every object.
-    fn keys(&self) -> HashSet<String> {
+    pub(super) fn keys(&self) -> HashSet<String> {
         let all = lock(&self.0);
         all.iter().flat_map(|(lb, list)| list.iter().map(|entry| beside(lb, &entry.name))).collect()
     }
@@ -214,14 +214,14 @@ pub(super) async fn watch_slices(at: InformerContext) {
     let on_event = |event: ObjectEvent<LazyObject<EndpointSlice>>| match event {
         ObjectEvent::Listed(object) => see(&views, &object),
         ObjectEvent::Changed(object) => {
-            let news = lock(&views.early).put_aside(&key(object.meta()), object);
+            let news = lock(&views.index.early).put_aside(&key(object.meta()), object);
             if let Some(object) = news {
                 see(&views, &object);
             }
         }
         ObjectEvent::Gone(key, None) => drop(unlisted.insert(key)),
         ObjectEvent::Gone(key, Some(deleted)) => {
-            lock(&views.early).gone(&key);
+            lock(&views.index.early).gone(&key);
             if let Some((lb, _)) = owner(&deleted) {
                 let name = deleted.name.as_deref().unwrap_or_default();
                 views.slices.forget(&lb, name, deleted.resource_version.as_deref());
@@ -229,7 +229,7 @@ pub(super) async fn watch_slices(at: InformerContext) {
             }
         }
         ObjectEvent::Complete => {
-            lock(&views.early).listed();
+            lock(&views.index.early).listed();
             views.tell_lbs(views.slices.drop_unlisted(&std::mem::take(&mut unlisted)));
             at.done(ViewPart::Slices);
         }

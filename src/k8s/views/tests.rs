@@ -9,11 +9,13 @@ use super::*;
 use crate::api::kubevirt::{NetworkAttachmentDefinition, Node, VirtualMachineInstance};
 use crate::api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, ANNOTATION_ROUTE};
 use crate::domain::network::infrastructure::Reserved;
+use crate::k8s::trimmed::TrimmedLb;
 
 /// Views of a leader, and what was reported to it.
 struct LeaderViews {
     views: Views,
     writers: ViewWriters,
+    metrics: Metrics,
     reported: Arc<Mutex<Vec<String>>>,
     _subscription: ChangeSubscription,
 }
@@ -41,7 +43,8 @@ impl LeaderViews {
         let reported: Arc<Mutex<Vec<String>>> = Arc::default();
         let heard = reported.clone();
         let subscription = views.listen(move |change| lock(&heard).push(text(change)));
-        Self { views, writers, reported, _subscription: subscription }
+        let metrics = Metrics::new().unwrap();
+        Self { views, writers, metrics, reported, _subscription: subscription }
     }
 
     /// Adds a LoadBalancer, `namespace/name`.
@@ -56,9 +59,9 @@ impl LeaderViews {
             },
             "spec": spec,
         }));
-        load_balancers::select(&self.views, &lb);
-        lock(&self.views.uids).insert(format!("uid-{name}"), false);
-        self.writers.load_balancers.set(lb);
+        let seen = TrimmedLb { lb, partial: false };
+        let writer = &mut self.writers.load_balancers;
+        load_balancers::set(&self.views, &self.metrics, writer, seen);
     }
 
     /// A LoadBalancer of VMs whose label `app` is its name.
@@ -242,7 +245,7 @@ fn an_agent_that_comes_or_goes_wakes_those_that_lease_on_its_network() {
             "metadata": {"name": name, "resourceVersion": renewed},
             "spec": {"holderIdentity": holder, "leaseDurationSeconds": 3, "renewTime": renewed},
         }));
-        leases::see(&leader.views, &lease);
+        leader.views.set_agent(&lease);
     };
     let agent = crate::domain::dhcp::agent_name("ns/lan");
     lease(&agent, "one", "2026-01-01T00:00:00.000000Z");
@@ -270,6 +273,42 @@ fn the_end_of_a_service_reports_an_owner_that_is_gone() {
     leader.reports(&["ns/web"]);
     leader.views.remove_service(&service("uid-before").metadata);
     leader.reports(&["gone ns/web uid-before", "ns/web"]);
+}
+
+/// A list shows the new LoadBalancer, and no event the end of the former one.
+#[test]
+fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
+    let mut leader = LeaderViews::new();
+    leader.vm_lb("ns/web");
+    let mut again = LoadBalancer::clone(&leader.views.load_balancers.state()[0]);
+    again.metadata.uid = Some("another".to_owned());
+    let seen = TrimmedLb { lb: again, partial: false };
+    load_balancers::set(
+        &leader.views,
+        &leader.metrics,
+        &mut leader.writers.load_balancers,
+        seen.clone(),
+    );
+    leader.reports(&["gone ns/web uid-web"]);
+    assert!(!leader.views.has_uid("uid-web") && leader.views.has(&seen.lb));
+    leader.vm("web", "10.52.0.7", true);
+    leader.reports(&["ns/web"]);
+}
+
+/// Another client's version, then a list without the object.
+#[test]
+fn an_owned_object_never_goes_back_in_time_and_ends_with_a_list() {
+    let slices = OwnedObjects::<u8>::default();
+    assert!(slices.note("ns/web", "web-1", "7", 1) && slices.note("ns/web", "web-2", "5", 2));
+    assert!(!slices.note("ns/web", "web-1", "6", 0), "an event that is older than a write");
+    assert!(!slices.forget("ns/web", "web-1", Some("6")), "the end of an earlier one");
+    assert_eq!(slices.of("ns/web").collect::<Vec<_>>(), [1, 2]);
+    let unlisted = |keys: &[&str]| slices.drop_unlisted(&keys.iter().map(|&k| k.into()).collect());
+    assert_eq!(slices.keys(), ["ns/web-1".to_owned(), "ns/web-2".to_owned()].into());
+    assert!(unlisted(&["other/web-1"]).is_empty());
+    assert_eq!(unlisted(&["ns/web-1"]), ["ns/web"]);
+    assert!(slices.forget("ns/web", "web-2", None));
+    assert!(slices.keys().is_empty());
 }
 
 #[test]

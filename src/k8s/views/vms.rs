@@ -29,14 +29,14 @@ const PAGE: u32 = 250;
 
 pub(super) async fn watch_vms(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let known = || lock(&views.vms).vms().map(|(key, _)| key.to_owned()).collect();
+    let known = || lock(&views.index.vms).vms().map(|(key, _)| key.to_owned()).collect();
     let on_event = |event| match event {
         ObjectEvent::Listed(vmi) | ObjectEvent::Changed(vmi) => views.set_vm(&vmi),
         ObjectEvent::Gone(key, _) => views.remove_vm(&key),
         ObjectEvent::Complete => at.done(ViewPart::Vms),
         // Without KubeVirt no VM determines the network of a guest.
         ObjectEvent::Refused(status) if is_unserved(&status) => {
-            if !views.no_vms.swap(true, Ordering::Relaxed) {
+            if !views.index.no_vms.swap(true, Ordering::Relaxed) {
                 views.tell_leased();
             }
         }
@@ -49,16 +49,17 @@ pub(super) async fn watch_vms(at: InformerContext) {
 
 pub(super) async fn watch_pods(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let known = || lock(&views.vms).pod_names().map(ToOwned::to_owned).collect();
+    let known = || lock(&views.index.vms).pod_names().map(ToOwned::to_owned).collect();
     let on_event = |event: ObjectEvent<LauncherPod>| match event {
         ObjectEvent::Listed(pod) | ObjectEvent::Changed(pod) => {
             let namespace = pod.namespace().unwrap_or_default();
-            let affected = lock(&views.vms).set_pod(&namespace, &pod.name_any(), vm::pod(&pod));
+            let affected =
+                lock(&views.index.vms).set_pod(&namespace, &pod.name_any(), vm::pod(&pod));
             views.tell_touched(affected);
         }
         ObjectEvent::Gone(key, _) => {
             if let Some((namespace, name)) = key.split_once('/') {
-                let affected = lock(&views.vms).remove_pod(namespace, name);
+                let affected = lock(&views.index.vms).remove_pod(namespace, name);
                 views.tell_touched(affected);
             }
         }
@@ -73,7 +74,7 @@ pub(super) async fn watch_pods(at: InformerContext) {
 
 pub(super) async fn watch_nodes(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let known = || lock(&views.nodes).keys().cloned().collect();
+    let known = || lock(&views.index.nodes).keys().cloned().collect();
     let on_event = |event| match event {
         ObjectEvent::Listed(node) | ObjectEvent::Changed(node) => views.set_node(&node),
         ObjectEvent::Gone(name, _) => views.remove_node(&name),
@@ -98,9 +99,9 @@ impl Views {
     pub(super) fn set_vm(&self, vmi: &VirtualMachineInstance) {
         let (namespace, name) = (vmi.namespace().unwrap_or_default(), vmi.name_any());
         let vm = vm::vm(vmi);
-        let here = lock(&self.nodes).get(&*vm.node).map(|node| node.topology.clone());
+        let here = lock(&self.index.nodes).get(&*vm.node).map(|node| node.topology.clone());
         let moved = here.is_some_and(|here| topology::patch(&vm, &here).is_some());
-        let affected = lock(&self.vms).set_vm(&namespace, &name, vmi.labels(), vm);
+        let affected = lock(&self.index.vms).set_vm(&namespace, &name, vmi.labels(), vm);
         self.tell_touched(affected);
         if moved {
             self.tell(ChangeEvent::Moved(format!("{namespace}/{name}").into()));
@@ -109,7 +110,7 @@ impl Views {
 
     pub(super) fn remove_vm(&self, key: &str) {
         let Some((namespace, name)) = key.split_once('/') else { return };
-        let affected: Vec<LbKey> = lock(&self.vms).remove_vm(namespace, name);
+        let affected: Vec<LbKey> = lock(&self.index.vms).remove_vm(namespace, name);
         self.tell_touched(affected);
     }
 
@@ -128,12 +129,12 @@ impl Views {
                 .filter_map(|address| address.address.parse().ok())
                 .collect(),
         };
-        let before = lock(&self.nodes).insert(name.clone(), known);
+        let before = lock(&self.index.nodes).insert(name.clone(), known);
         if before.is_none_or(|before| before.topology != topology) {
             self.tell_residents(&name);
         }
         let may_announce = node.labels().contains_key(CONTROL_PLANE);
-        let is_news = lock(&self.host_links).set_announcing(&name, may_announce);
+        let is_news = lock(&self.index.host_links).set_announcing(&name, may_announce);
         self.tell_announced(is_news);
         let addresses = node.status.addresses.iter().map(|address| address.address.as_str());
         let pods = node.spec.pod_cidrs.iter().filter_map(|text| text.parse().ok()).collect();
@@ -142,8 +143,8 @@ impl Views {
     }
 
     pub(super) fn remove_node(&self, name: &str) {
-        lock(&self.nodes).remove(name);
-        let is_news = lock(&self.host_links).set_announcing(name, false);
+        lock(&self.index.nodes).remove(name);
+        let is_news = lock(&self.index.host_links).set_announcing(name, false);
         self.tell_announced(is_news);
         self.reserve(&Reserved::Node(name.to_owned()), Vec::new());
         self.reserve(&Reserved::PodNetwork(name.to_owned()), Vec::new());
@@ -151,7 +152,7 @@ impl Views {
 
     /// Signals the VMs on a node: their topology annotations may be outdated.
     pub(super) fn tell_residents(&self, node: &str) {
-        let residents: Vec<Box<str>> = lock(&self.vms)
+        let residents: Vec<Box<str>> = lock(&self.index.vms)
             .vms()
             .filter(|(_, vm)| *vm.node == *node)
             .map(|(key, _)| key.into())
@@ -163,7 +164,8 @@ impl Views {
 
     /// VMs, by `namespace/name`, whose topology annotations are outdated.
     pub fn moved(&self) -> Vec<Box<str>> {
-        let mut all: Vec<Box<str>> = lock(&self.vms).vms().map(|(key, _)| key.into()).collect();
+        let mut all: Vec<Box<str>> =
+            lock(&self.index.vms).vms().map(|(key, _)| key.into()).collect();
         let is_outdated = |(vm, here): (vm::Vm, Topology)| topology::patch(&vm, &here).is_some();
         all.retain(|vm| self.whereabouts(vm).is_some_and(is_outdated));
         all
