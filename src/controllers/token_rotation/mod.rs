@@ -29,13 +29,11 @@ use std::time::{Duration, Instant};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::Secret;
-use kube::ResourceExt as _;
-use kube::core::PartialObjectMeta;
+use kube::core::{ObjectMeta, PartialObjectMeta};
+use kube::{Resource as _, ResourceExt as _};
 use kube_runtime::controller::{Action, Config, Controller};
-use kube_runtime::reflector::store::Writer;
 use kube_runtime::reflector::{ObjectRef, Store};
-use kube_runtime::watcher::Event;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::Context;
 use crate::api::{LABEL_ROTATION, TokenRotation};
@@ -48,7 +46,8 @@ use crate::domain::credentials::token;
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
-use crate::k8s::guard::Guard;
+use crate::k8s::informer::ObjectEvent;
+use crate::k8s::store::{self, StoreWriter};
 use issuer::CredentialIssuer;
 
 /// Maximum of concurrent reconciles.
@@ -102,8 +101,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Reconciles TokenRotations until dropped.
 pub(super) async fn run(ctx: Context) {
-    let writer = Writer::<TokenRotation>::default();
-    let store = writer.as_reader();
+    let writer = StoreWriter::<TokenRotation>::default();
+    let store = writer.reader();
     let (queue, queued) = mpsc::unbounded_channel::<Name>();
     let context = Arc::new(RotationContext {
         ctx: ctx.clone(),
@@ -121,12 +120,18 @@ pub(super) async fn run(ctx: Context) {
     let queued = futures::stream::unfold(queued, |mut queued| async move {
         queued.recv().await.map(|name| (name, queued))
     });
-    let control = Controller::for_stream(futures::stream::pending(), store.clone())
-        .with_config(Config::default().concurrency(MOST_CONCURRENT))
-        .reconcile_on(queued)
-        .run(reconcile, retry, context.clone())
-        .for_each(|_| std::future::ready(()));
-    let watch = watch(&context, writer);
+    let listed = Notify::new();
+    let control = async {
+        // Rotations depend on each other: none is reconciled while some are not known.
+        listed.notified().await;
+        Controller::for_stream(futures::stream::pending(), store)
+            .with_config(Config::default().concurrency(MOST_CONCURRENT))
+            .reconcile_on(queued)
+            .run(reconcile, retry, context.clone())
+            .for_each(|_| std::future::ready(()))
+            .await;
+    };
+    let watch = watch(&context, writer, &listed);
     let namespaces = ctx.credential_namespaces.clone();
     let mut secrets: FuturesUnordered<_> = namespaces
         .iter()
@@ -141,74 +146,64 @@ pub(super) async fn run(ctx: Context) {
     tokio::join!(control, watch, secrets, gauges::report(&context));
 }
 
-async fn watch(context: &RotationContext, mut writer: Writer<TokenRotation>) {
-    let metrics = context.ctx.metrics.clone();
-    let readable = |rotation: Guard<TokenRotation>| match rotation.0 {
-        Ok(mut rotation) => {
+async fn watch(
+    context: &RotationContext,
+    mut writer: StoreWriter<TokenRotation>,
+    listed: &Notify,
+) {
+    let known = || store::keys(&context.store);
+    let on_event = |event: ObjectEvent<TokenRotation>| match event {
+        ObjectEvent::Listed(mut rotation) => {
             rotation.metadata.managed_fields = None;
-            Some(rotation)
+            writer.set(rotation);
         }
-        Err(misfit) => {
-            metrics.unreadable.with_label_values(&["TokenRotation"]).inc();
-            let rotation = misfit.metadata.name.as_deref().unwrap_or_default();
-            tracing::warn!(rotation, error = misfit.error, "this TokenRotation cannot be read");
-            None
+        ObjectEvent::Changed(mut rotation) => {
+            rotation.metadata.managed_fields = None;
+            let name = ObjectRef::from_obj(&rotation);
+            let before = context.store.get(&name);
+            let replaces = |rotation| related::replaces_its_credential(context, rotation);
+            let worked = before.as_deref().is_some_and(replaces);
+            let mut others = Vec::new();
+            if before.is_none() || worked != replaces(&rotation) {
+                others = related::dependents(context, &rotation);
+            }
+            if !related::is_ready_alike(before.as_deref(), &rotation) {
+                others.extend(related::parent(context, &rotation));
+            }
+            writer.set(rotation);
+            let _ = context.queue.send(name);
+            context.touch(others);
         }
+        ObjectEvent::Gone(key, _) => {
+            let name =
+                key.split_once('/').map(|(namespace, name)| Name::new(name).within(namespace));
+            if let Some(rotation) = name.and_then(|name| context.store.get(&name)) {
+                let uid = rotation.uid().unwrap_or_default();
+                lock(&context.unpublished).remove(&uid);
+                lock(&context.inventories).remove(&uid);
+                context.forget(&ObjectRef::from_obj(rotation.as_ref()));
+                let others = related::dependents(context, &rotation);
+                writer.remove(&key);
+                context.touch(others);
+            }
+        }
+        ObjectEvent::Complete => {
+            listed.notify_one();
+            context.touch(context.store.state());
+        }
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    let on_event = |event: Event<Guard<TokenRotation>>| {
-        let mut others = Vec::new();
-        match event {
-            Event::Init => writer.apply_watcher_event(&Event::Init),
-            Event::InitApply(rotation) => {
-                if let Some(rotation) = readable(rotation) {
-                    writer.apply_watcher_event(&Event::InitApply(rotation));
-                }
-            }
-            Event::InitDone => {
-                writer.apply_watcher_event(&Event::InitDone);
-                others = context.store.state();
-            }
-            Event::Apply(rotation) => {
-                if let Some(rotation) = readable(rotation) {
-                    let name = ObjectRef::from_obj(&rotation);
-                    let before = context.store.get(&name);
-                    let worked = before
-                        .as_ref()
-                        .is_some_and(|before| related::replaces_its_credential(context, before));
-                    let is_new = before.is_none();
-                    if is_new || worked != related::replaces_its_credential(context, &rotation) {
-                        others = related::dependents(context, &rotation);
-                    }
-                    if !related::is_ready_alike(before.as_deref(), &rotation) {
-                        others.extend(related::parent(context, &rotation));
-                    }
-                    writer.apply_watcher_event(&Event::Apply(rotation));
-                    let _ = context.queue.send(name);
-                }
-            }
-            Event::Delete(rotation) => {
-                if let Ok(rotation) = rotation.0 {
-                    let uid = rotation.uid().unwrap_or_default();
-                    lock(&context.unpublished).remove(&uid);
-                    lock(&context.inventories).remove(&uid);
-                    context.forget(&ObjectRef::from_obj(&rotation));
-                    others = related::dependents(context, &rotation);
-                    writer.apply_watcher_event(&Event::Delete(rotation));
-                }
-            }
-        }
-        context.touch(others);
-    };
-    context.ctx.credentials.watch(on_event).await;
+    context.ctx.credentials.watch(known, on_event).await;
 }
 
 /// Enqueues the TokenRotations that depend on a Secret whenever the Secret changes.
 async fn watch_secrets(context: &RotationContext, namespace: &str, name: Option<&str>) {
-    let dependents = |secret: &PartialObjectMeta<Secret>| {
-        let (name, made_for) = (secret.name_any(), secret.labels().get(LABEL_ROTATION).cloned());
+    let dependents = |secret: &ObjectMeta| {
+        let name = secret.name.clone().unwrap_or_default();
+        let made_for = secret.labels.as_ref().and_then(|labels| labels.get(LABEL_ROTATION));
         let depends = |rotation: &TokenRotation| {
             rotation.namespace().as_deref() == Some(namespace)
-                && if let Some(uid) = &made_for {
+                && if let Some(uid) = made_for {
                     rotation.metadata.uid.as_ref() == Some(uid)
                 } else {
                     let spec = &rotation.spec;
@@ -221,16 +216,19 @@ async fn watch_secrets(context: &RotationContext, namespace: &str, name: Option<
         };
         context.store.state_filter(depends)
     };
-    let on_event = |event: Event<PartialObjectMeta<Secret>>| match event {
+    let on_event = |event: ObjectEvent<PartialObjectMeta<Secret>>| match event {
         // Secrets to which credentials are bound matter only when they are deleted.
-        Event::Apply(secret) if secret.labels().contains_key(LABEL_ROTATION) => {}
-        Event::Apply(secret) | Event::Delete(secret) => context.touch(dependents(&secret)),
-        Event::Init | Event::InitApply(_) => {}
+        ObjectEvent::Changed(secret) if secret.labels().contains_key(LABEL_ROTATION) => {}
+        ObjectEvent::Changed(secret) => context.touch(dependents(secret.meta())),
+        ObjectEvent::Gone(_, deleted) => {
+            deleted.iter().for_each(|secret| context.touch(dependents(secret)));
+        }
         // A list may contain any change.
-        Event::InitDone => {
+        ObjectEvent::Complete => {
             let of = |r: &TokenRotation| r.namespace().as_deref() == Some(namespace);
             context.touch(context.store.state_filter(of));
         }
+        ObjectEvent::Listed(_) | ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
     context.ctx.credentials.watch_secrets(namespace, name, on_event).await;
 }
