@@ -289,7 +289,7 @@ mod tests {
     ) -> Vec<String> {
         let metrics = Metrics::new().unwrap();
         let known = || known.iter().map(|key| (*key).to_owned()).collect();
-        let (mut told, mut misfits) = (Vec::new(), 0);
+        let (mut seen, mut misfits) = (Vec::new(), 0);
         for event in events {
             list.report(
                 event,
@@ -297,12 +297,12 @@ mod tests {
                 |lb| unwrap(lb, &metrics),
                 |event| {
                     misfits += u64::from(matches!(event, ObjectEvent::Unreadable(_)));
-                    told.push(text(event));
+                    seen.push(text(event));
                 },
             );
         }
         assert_eq!(metrics.unreadable.with_label_values(&["LoadBalancer"]).get(), misfits);
-        told
+        seen
     }
 
     #[test]
@@ -314,11 +314,11 @@ mod tests {
             Event::InitApply(fits("ns/new")),
             Event::InitDone,
         ];
-        let told = reports(&mut list, &["ns/a", "ns/b"], events);
-        assert_eq!(told, ["listed ns/b", "listed ns/new", "gone ns/a", "complete"]);
+        let seen = reports(&mut list, &["ns/a", "ns/b"], events);
+        assert_eq!(seen, ["listed ns/b", "listed ns/new", "gone ns/a", "complete"]);
         let events = vec![Event::Apply(fits("ns/a")), Event::Delete(fits("ns/b"))];
-        let told = reports(&mut list, &[], events);
-        assert_eq!(told, ["changed ns/a", "deleted ns/b b"]);
+        let seen = reports(&mut list, &[], events);
+        assert_eq!(seen, ["changed ns/a", "deleted ns/b b"]);
     }
 
     #[test]
@@ -331,9 +331,9 @@ mod tests {
             Event::Apply(misfit("ns/a")),
             Event::Delete(misfit("ns/a")),
         ];
-        let told = reports(&mut list, &["ns/a"], events);
+        let seen = reports(&mut list, &["ns/a"], events);
         let expected = ["unreadable ns/a", "complete", "unreadable ns/a", "deleted ns/a a"];
-        assert_eq!(told, expected);
+        assert_eq!(seen, expected);
     }
 
     #[test]
@@ -342,8 +342,8 @@ mod tests {
         let events = vec![Event::Init, Event::InitApply(fits("ns/a"))];
         assert_eq!(reports(&mut list, &["ns/a", "ns/b"], events), ["listed ns/a"]);
         let events = vec![Event::Init, Event::InitApply(fits("ns/b")), Event::InitDone];
-        let told = reports(&mut list, &["ns/a", "ns/b"], events);
-        assert_eq!(told, ["listed ns/b", "gone ns/a", "complete"]);
+        let seen = reports(&mut list, &["ns/a", "ns/b"], events);
+        assert_eq!(seen, ["listed ns/b", "gone ns/a", "complete"]);
     }
 
     /// A process adds an object that it writes while a list is under way.
