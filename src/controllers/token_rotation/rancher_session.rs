@@ -8,9 +8,9 @@
 use kube::ResourceExt as _;
 
 use super::read_fault::{ReadFault, UnknownTarget};
+use super::rotation_run::RancherSession;
 use super::{CredentialIssuer, RotationContext, inventory, related};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
-use crate::domain::credentials::children::ChildCandidate;
 use crate::domain::credentials::minter::{self, MinterSecret, TokenGrant};
 use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::rotation::ready::ReadyReason;
@@ -21,21 +21,6 @@ use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
 use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIssuer, SecretText};
-
-/// State read from a Rancher.
-pub(super) struct RancherSession {
-    pub(super) issuer: RancherIssuer,
-    pub(super) issued: IssuedTokens,
-    pub(super) view: Option<CloudCredentialView>,
-    /// Name and times of the API key, if known.
-    pub(super) key: Option<ApiKey>,
-    /// URL of the Rancher.
-    pub(super) url: String,
-    /// Number of cloud credentials that were not read yet.
-    pub(super) unread: usize,
-    /// All cloud credentials, if the target is all of them.
-    pub(super) listed: Vec<ChildCandidate>,
-}
 
 /// Client of a Rancher with the present API key, that key, and the URL.
 pub(super) struct RancherAccess {
@@ -214,7 +199,8 @@ impl RancherSession {
         Ok(read)
     }
 
-    /// Adds to a read Secret the facts from Rancher that a Secret's tokens do not contain: expiry and validity.
+    /// Adds to a read Secret the facts from Rancher that its tokens do not contain: expiry and
+    /// validity.
     pub(super) async fn add_rancher_facts(
         &self,
         rotation: &TokenRotation,

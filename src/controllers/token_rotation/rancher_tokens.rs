@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::rancher_session::{RancherSession, wanted_cluster};
-use super::rotation_run::{RotationRun, StepFault, TEST_DEADLINE};
+use super::rancher_session::wanted_cluster;
+use super::rotation_run::{RancherSession, RotationRun, StepFault, TEST_DEADLINE};
 use crate::domain::credentials::minter;
 use crate::domain::credentials::rotation::{MintedCredential, status};
 use crate::domain::credentials::token::TokenText;

@@ -5,18 +5,17 @@ use std::time::Duration;
 
 use kube::ResourceExt as _;
 
-use super::rancher_session::RancherSession;
 use super::read_fault::UnknownTarget;
 use super::{RotationContext, UnpublishedToken, lock};
-use crate::api::TokenRotation;
-use crate::domain::credentials::children::ChildRotations;
+use crate::api::{ApiKey, TokenRotation};
+use crate::domain::credentials::children::{ChildCandidate, ChildRotations};
 use crate::domain::credentials::rotation::target_secret::TargetRead;
 use crate::domain::credentials::rotation::{
     ObservedState, RotationPlan, RotationRecord, TargetState,
 };
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
-use crate::rancher::RancherError;
+use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIssuer};
 
 /// Longest interval between two reads of a Rancher.
 pub(super) const RANCHER_INTERVAL: Duration = Duration::from_mins(5);
@@ -97,6 +96,21 @@ impl From<RancherError> for StepFault {
     fn from(error: RancherError) -> Self {
         Self::Step(error.to_string())
     }
+}
+
+/// State read from a Rancher.
+pub(super) struct RancherSession {
+    pub(super) issuer: RancherIssuer,
+    pub(super) issued: IssuedTokens,
+    pub(super) view: Option<CloudCredentialView>,
+    /// Name and times of the API key, if known.
+    pub(super) key: Option<ApiKey>,
+    /// URL of the Rancher.
+    pub(super) url: String,
+    /// Number of cloud credentials that were not read yet.
+    pub(super) unread: usize,
+    /// All cloud credentials, if the target is all of them.
+    pub(super) listed: Vec<ChildCandidate>,
 }
 
 /// Children, and the reasons why some could not be made or changed, by their names.

@@ -1,9 +1,8 @@
 //! Read of a TokenRotation's target and of its Rancher, or the reason why they cannot be read.
 
-use super::rancher_session::{self, RancherSession};
 use super::read_fault::{ReadFault, UnknownTarget};
-use super::rotation_run::RotationRun;
-use super::{CredentialIssuer, RotationContext, target};
+use super::rotation_run::{RancherSession, RotationRun};
+use super::{CredentialIssuer, RotationContext, rancher_session, target};
 use crate::api::TokenRotation;
 use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::rotation::target_secret::TargetRead;

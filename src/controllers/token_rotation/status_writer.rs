@@ -136,7 +136,8 @@ impl RotationRun<'_> {
         self.write_status(next, Some(&ReadyReason::Failed(step, why))).await
     }
 
-    /// Writes the condition Ready of a rotation that waits. Returns the time until the next reconcile.
+    /// Writes the condition Ready of a rotation that waits. Returns the time until the next
+    /// reconcile.
     pub(super) async fn wait(&mut self, until: Option<Seconds>) -> Result<Duration, CallError> {
         let facts = ReadyFacts {
             second: self.second.clone(),
@@ -150,7 +151,7 @@ impl RotationRun<'_> {
         self.write_status(self.record.clone(), ready.as_ref()).await?;
         let now = self.clock.now();
         let ends = self.rotation.status.as_ref().and_then(status::ends);
-        let pause = pause(idle::next_look(&self.plan, &self.record, until, ends, now), now);
+        let pause = pause(idle::next_reconcile(&self.plan, &self.record, until, ends, now), now);
         // A change in a Rancher produces no event.
         let most = match &self.session {
             Some(session) if session.unread > 0 => READ_MORE_AFTER,

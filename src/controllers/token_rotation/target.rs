@@ -6,9 +6,8 @@
 
 use kube::ResourceExt as _;
 
-use super::rancher_session::RancherSession;
 use super::read_fault::{ReadFault, UnknownTarget};
-use super::rotation_run::{RotationRun, StepFault};
+use super::rotation_run::{RancherSession, RotationRun, StepFault};
 use super::{CredentialIssuer, RotationContext, UnpublishedToken, inventory};
 use crate::api::{CloudCredentialTarget, SecretTarget, TokenRotation};
 use crate::domain::credentials::rotation::TargetState;

@@ -1,5 +1,5 @@
-//! Rest of a rotation between two reconciles: what its record alone requires, and when the next look
-//! is due.
+//! Rest of a rotation between two reconciles: what its record alone requires, and when it
+//! must be reconciled again.
 
 use super::super::timestamp::Seconds;
 use super::super::token::TokenClaims;
@@ -36,7 +36,8 @@ pub fn step_if_unchanged(
     let record = status::record(Some(status));
     match step_as_recorded(&plan, &record, unpublished, now)? {
         RotationAction::Wait(until) => {
-            Some(RotationAction::Wait(next_look(&plan, &record, until, status::ends(status), now)))
+            let ends = status::ends(status);
+            Some(RotationAction::Wait(next_reconcile(&plan, &record, until, ends, now)))
         }
         step => Some(step),
     }
@@ -68,9 +69,9 @@ pub(super) fn step_as_recorded(
     ))
 }
 
-/// First time after `now` at which a rotation that waits must be looked at: for its next step
+/// First time after `now` at which a rotation that waits must be reconciled: for its next step
 /// (`until`), or because the condition Expiring changes (`ends`: end of the target's credentials).
-pub fn next_look(
+pub fn next_reconcile(
     plan: &RotationPlan,
     record: &RotationRecord,
     until: Option<Seconds>,
