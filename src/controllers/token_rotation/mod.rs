@@ -146,11 +146,7 @@ pub(super) async fn run(ctx: Context) {
     tokio::join!(control, watch, secrets, gauges::report(&context));
 }
 
-async fn watch(
-    context: &RotationContext,
-    mut writer: StoreWriter<TokenRotation>,
-    listed: &Notify,
-) {
+async fn watch(context: &RotationContext, mut writer: StoreWriter<TokenRotation>, listed: &Notify) {
     let known = || store::keys(&context.store);
     let on_event = |event: ObjectEvent<TokenRotation>| match event {
         ObjectEvent::Listed(mut rotation) => {

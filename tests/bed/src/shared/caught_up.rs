@@ -39,9 +39,7 @@ impl Plane {
         changed: &BTreeSet<String>,
     ) -> Result<()> {
         let is_changed = |prefix: &str| changed.iter().any(|key| key.starts_with(prefix));
-        for kind in
-            kinds.iter().filter(|kind| places(kind).iter().any(|place| is_changed(place)))
-        {
+        for kind in kinds.iter().filter(|kind| places(kind).iter().any(|place| is_changed(place))) {
             let api: Api<DynamicObject> = Api::all_with(self.client.clone(), kind);
             api.list_metadata(&ListParams::default().limit(1)).await?;
         }
