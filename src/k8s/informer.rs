@@ -89,14 +89,16 @@ pub async fn watch_guarded<K>(
     run(api, config, metrics, known, |object| unwrap(object, metrics), on_event).await;
 }
 
-fn unwrap<K>(Guard(object): Guard<K>, metrics: &Metrics) -> Result<K, ObjectMisfit>
+/// An object, or the metadata of one that does not fit its type.
+fn unwrap<K>(Guard(object): Guard<K>, metrics: &Metrics) -> Result<K, Box<ObjectMeta>>
 where
     K: Resource<DynamicType = ()>,
 {
-    object.inspect_err(|ObjectMisfit { metadata, error }| {
+    object.map_err(|ObjectMisfit { metadata, error }| {
         let kind = &*K::kind(&());
         metrics.unreadable.with_label_values(&[kind]).inc();
-        tracing::warn!(kind, name = key(metadata), error, "cannot be read and is skipped");
+        tracing::warn!(kind, name = key(&metadata), error, "cannot be read and is skipped");
+        Box::new(metadata)
     })
 }
 
@@ -105,7 +107,7 @@ async fn run<T, K>(
     config: Config,
     metrics: &Metrics,
     known: impl Fn() -> HashSet<String>,
-    read: impl Fn(T) -> Result<K, ObjectMisfit>,
+    read: impl Fn(T) -> Result<K, Box<ObjectMeta>>,
     mut on_event: impl FnMut(ObjectEvent<K>),
 ) where
     T: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -156,10 +158,10 @@ impl UnlistedKeys {
         &mut self,
         event: Event<T>,
         known: impl Fn() -> HashSet<String>,
-        read: impl Fn(T) -> Result<K, ObjectMisfit>,
+        read: impl Fn(T) -> Result<K, Box<ObjectMeta>>,
         mut on_event: impl FnMut(ObjectEvent<K>),
     ) {
-        let unreadable = |misfit: ObjectMisfit| ObjectEvent::Unreadable(misfit.metadata);
+        let unreadable = |metadata: Box<ObjectMeta>| ObjectEvent::Unreadable(*metadata);
         match event {
             // A list that failed begins again.
             Event::Init => self.0 = known(),

@@ -216,15 +216,16 @@ async fn watch_secrets(context: &RotationContext, namespace: &str, name: Option<
         // Secrets to which credentials are bound matter only when they are deleted.
         ObjectEvent::Changed(secret) if secret.labels().contains_key(LABEL_ROTATION) => {}
         ObjectEvent::Changed(secret) => context.touch(dependents(secret.meta())),
-        ObjectEvent::Gone(_, deleted) => {
-            deleted.iter().for_each(|secret| context.touch(dependents(secret)));
-        }
+        ObjectEvent::Gone(_, Some(secret)) => context.touch(dependents(&secret)),
         // A list may contain any change.
         ObjectEvent::Complete => {
             let of = |r: &TokenRotation| r.namespace().as_deref() == Some(namespace);
             context.touch(context.store.state_filter(of));
         }
-        ObjectEvent::Listed(_) | ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+        ObjectEvent::Gone(_, None)
+        | ObjectEvent::Listed(_)
+        | ObjectEvent::Unreadable(_)
+        | ObjectEvent::Refused(_) => {}
     };
     context.ctx.credentials.watch_secrets(namespace, name, on_event).await;
 }

@@ -93,11 +93,10 @@ impl Views {
     /// Enqueues what depends on the facts of a network that have changed.
     fn tell_users(&self, network: &str, change: NetworkChange) {
         if change.attachment {
-            let names = |lb: &LoadBalancer| {
+            let users = self.load_balancers.state_filter(|lb: &LoadBalancer| {
                 lb.annotations().get(ANNOTATION_NETWORK).is_some_and(|named| named == network)
-            };
-            let named = self.load_balancers.state_filter(names);
-            self.tell_lbs(named.iter().map(|lb| facts::name(lb)));
+            });
+            self.tell_lbs(users.iter().map(|lb| facts::name(lb)));
             self.tell(ChangeEvent::Networks);
         }
         if change.range {

@@ -231,33 +231,33 @@ mod tests {
         serde_json::from_value(kind).unwrap()
     }
 
-    fn known(deleting: bool) -> Option<KnownPool> {
+    fn known(deleting: bool) -> KnownPool {
         let mut facts = PoolFacts::new("p", 0, &IPPoolSpec::default());
         facts.deleting = deleting;
-        Some(KnownPool { facts: Arc::new(facts), generation: PoolGeneration::default() })
+        KnownPool { facts: Arc::new(facts), generation: PoolGeneration::default() }
     }
 
-    fn at(time: Instant) -> Option<(Instant, String)> {
-        Some((time, "p".to_owned()))
+    fn at(time: Instant) -> (Instant, String) {
+        (time, "p".to_owned())
     }
 
     #[test]
     fn a_pool_is_read_once_for_each_generation_and_less_often_without_news() {
         let (mut pools, now) = (PoolIndex::default(), Instant::now());
         pools.apply(&shown("u", 1));
-        assert_eq!(pools.next(now), at(now));
+        assert_eq!(pools.next(now), Some(at(now)));
         pools.begin("p");
-        pools.read("p", known(false), now);
+        pools.read("p", Some(known(false)), now);
         pools.apply(&shown("u", 1));
         assert_eq!(pools.next(now), None, "a claim, for example");
         pools.apply(&shown("u", 2));
-        assert_eq!(pools.next(now), at(now + SOON));
+        assert_eq!(pools.next(now), Some(at(now + SOON)));
         pools.begin("p");
-        pools.read("p", known(false), now);
+        pools.read("p", Some(known(false)), now);
         pools.apply(&shown("u", 3));
-        assert_eq!(pools.next(now), at(now + LATER), "the last read brought nothing new");
+        assert_eq!(pools.next(now), Some(at(now + LATER)), "the last read brought nothing new");
         pools.apply(&shown("another", 1));
-        assert_eq!(pools.next(now), at(now), "made again under its name");
+        assert_eq!(pools.next(now), Some(at(now)), "made again under its name");
     }
 
     #[test]
@@ -266,13 +266,13 @@ mod tests {
         pools.apply(&shown("u", 1));
         pools.begin("p");
         pools.apply(&shown("u", 2));
-        pools.read("p", known(false), now);
-        assert_eq!(pools.next(now), at(now + SOON));
+        pools.read("p", Some(known(false)), now);
+        assert_eq!(pools.next(now), Some(at(now + SOON)));
         pools.begin("p");
         pools.failed("p", now);
-        assert_eq!(pools.next(now), at(now + LATER));
+        assert_eq!(pools.next(now), Some(at(now + LATER)));
         pools.remove("p");
-        pools.read("p", known(false), now);
+        pools.read("p", Some(known(false)), now);
         assert!(pools.0.is_empty(), "deleted during the read");
     }
 
@@ -280,7 +280,7 @@ mod tests {
     fn a_pool_that_cannot_be_read_any_more_has_no_facts() {
         let (mut pools, now) = (PoolIndex::default(), Instant::now());
         pools.apply(&shown("u", 1));
-        pools.read("p", known(false), now);
+        pools.read("p", Some(known(false)), now);
         assert!(pools.0["p"].known.is_some());
         pools.read("p", None, now);
         assert!(pools.0["p"].known.is_none());
