@@ -51,9 +51,9 @@ const CRDS: &str = "/registry/apiextensions.k8s.io/customresourcedefinitions/";
 /// Objects that a control plane has when a test begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Those of Kubernetes.
+    /// Objects of Kubernetes alone.
     Bare,
-    /// Also the operator's and KubeVirt's kinds, and the operator's rights.
+    /// Besides them the operator's and KubeVirt's kinds, and the operator's rights.
     Installed,
 }
 
