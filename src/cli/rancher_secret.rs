@@ -107,7 +107,7 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     let text = order.text(authority.as_deref());
     let mut more = String::new();
     if let Some(behind) = &behind {
-        let ends = issuer.life(&key, &known).await.is_ok_and(|life| life.says.expires.is_some());
+        let ends = issuer.life(&key, &known).await.is_ok_and(|life| life.claims.expires.is_some());
         more = behind.text(ends && !known.user.is_empty());
         said.push(behind.report());
     }
@@ -160,7 +160,7 @@ async fn tried(
     };
     let listed: Vec<ChildCandidate> = listed.into_iter().map(one).collect();
     let life = issuer.life(key, known).await?;
-    Ok(report(&known.user, life.says.expires, &listed))
+    Ok(report(&known.user, life.claims.expires, &listed))
 }
 
 async fn shown_authority(url: &str) -> anyhow::Result<String> {

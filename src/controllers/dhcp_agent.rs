@@ -13,7 +13,7 @@ use chrono::Utc;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::{Api, ResourceExt};
-use kube_runtime::watcher::{Config, Event};
+use kube_runtime::watcher::Config;
 use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -24,8 +24,9 @@ use crate::domain::dhcp_lease::WantedAgent;
 use crate::domain::dhcp_lease::agent_deployment::{self, DeploymentChange, StoredDeployment};
 use crate::domain::dhcp_lease::network_status::{self, AgentFacts};
 use crate::domain::limits::backoff::backoff;
+use crate::k8s::informer::{self, ObjectEvent};
 use crate::k8s::views::AgentNetwork;
-use crate::k8s::{CallError, call, informer};
+use crate::k8s::{CallError, call};
 
 /// Interval of the checks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -97,23 +98,21 @@ impl DeploymentKeeper<'_> {
     }
 
     async fn watch(&self) {
-        let mut listed = HashMap::new();
-        let on_event = |event: Event<Deployment>| match event {
-            Event::Init => listed.clear(),
-            Event::InitApply(deployment) => listed.extend(read(&deployment)),
-            Event::InitDone => {
-                let mut seen = self.seen();
-                seen.deployments = std::mem::take(&mut listed);
-                seen.listed = true;
+        let namespace = &self.agents.namespace;
+        let key = |name: &String| format!("{namespace}/{name}");
+        let known = || self.seen().deployments.keys().map(key).collect();
+        let on_event = |event| match event {
+            ObjectEvent::Listed(deployment) | ObjectEvent::Changed(deployment) => {
+                self.seen().deployments.extend(read(&deployment));
             }
-            Event::Apply(deployment) => self.seen().deployments.extend(read(&deployment)),
-            Event::Delete(deployment) => {
-                self.seen().deployments.remove(&deployment.name_any());
+            ObjectEvent::Gone(key, _) => {
+                key.split_once('/').and_then(|(_, name)| self.seen().deployments.remove(name));
             }
+            ObjectEvent::Complete => self.seen().listed = true,
+            ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
         };
-        let api = Api::<Deployment>::namespaced(self.ctx.client.clone(), &self.agents.namespace);
-        let metrics = &self.ctx.metrics;
-        informer::run(api, Config::default(), "Deployment", metrics, on_event).await;
+        let api = Api::<Deployment>::namespaced(self.ctx.client.clone(), namespace);
+        informer::watch(api, Config::default(), &self.ctx.metrics, known, on_event).await;
     }
 
     async fn keep(&self) {

@@ -1,12 +1,15 @@
 //! A network's records, for its agent: one watch, reported in order.
 
-use kube::core::ObjectMeta;
-use kube::{Api, Client, ResourceExt as _};
-use kube_runtime::watcher::{Config, Event};
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
+use kube::{Api, Client, Resource as _};
+use kube_runtime::watcher::Config;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::guard::Guard;
-use super::{CallError, call, informer};
+use super::informer::{self, ObjectEvent, key};
+use super::{CallError, call};
 use crate::api::DHCPLease;
 use crate::metrics::Metrics;
 
@@ -16,15 +19,11 @@ const PAGE: u32 = 100;
 /// An event of the watch.
 #[derive(Clone, Debug)]
 pub enum RecordEvent {
-    /// A list begins: a record that it does not contain is gone.
-    Begins,
     /// The present state of a record of the network.
     Is(Box<DHCPLease>),
-    /// A record that this version cannot parse: namespace and name. It still exists.
-    Unreadable(String, String),
-    /// A deleted record: namespace and name.
-    Gone(String, String),
-    /// The list is complete.
+    /// A deleted record: `namespace/name`.
+    Gone(String),
+    /// A list is complete.
     Complete,
 }
 
@@ -41,27 +40,36 @@ impl RecordClient {
         Self { client, metrics }
     }
 
-    /// Watches the network's records until dropped. Records of other networks are skipped.
+    /// Watches the network's records until dropped. Records of other networks are skipped. A record
+    /// that this version cannot parse still exists.
     pub async fn watch(self, network: String, tell: UnboundedSender<RecordEvent>) {
-        let api = Api::<Guard<DHCPLease>>::all(self.client);
-        let config = Config::default().page_size(PAGE);
-        let metrics = self.metrics;
-        let on_event = |event: Event<Guard<DHCPLease>>| {
+        let names: Mutex<HashSet<String>> = Mutex::default();
+        let names = || names.lock().unwrap_or_else(PoisonError::into_inner);
+        let on_event = |event: ObjectEvent<DHCPLease>| {
             let seen = match event {
-                Event::Init => Some(RecordEvent::Begins),
-                Event::InitDone => Some(RecordEvent::Complete),
-                Event::InitApply(record) | Event::Apply(record) => {
-                    readable(record, &network, &metrics)
+                ObjectEvent::Listed(mut record) | ObjectEvent::Changed(mut record) => {
+                    let name = key(record.meta());
+                    if record.spec.network == network {
+                        names().insert(name);
+                        record.metadata.managed_fields = None;
+                        Some(RecordEvent::Is(Box::new(record)))
+                    } else {
+                        names().remove(&name).then_some(RecordEvent::Gone(name))
+                    }
                 }
-                Event::Delete(record) => Some(RecordEvent::Gone(
-                    record.namespace().unwrap_or_default(),
-                    record.name_any(),
-                )),
+                ObjectEvent::Gone(name, _) => {
+                    names().remove(&name).then_some(RecordEvent::Gone(name))
+                }
+                ObjectEvent::Complete => Some(RecordEvent::Complete),
+                ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => None,
             };
             // Without a receiver the term is over, and this watch is about to be dropped.
             seen.map(|seen| tell.send(seen));
         };
-        informer::run(api, config, "DHCPLease", &metrics, on_event).await;
+        let api = Api::<Guard<DHCPLease>>::all(self.client);
+        let config = Config::default().page_size(PAGE);
+        let known = || names().clone();
+        informer::watch_guarded(api, config, &self.metrics, known, on_event).await;
     }
 
     /// The present state of a record. `None`: it does not exist.
@@ -71,26 +79,6 @@ impl RecordClient {
             Ok(record) => Ok(Some(record)),
             Err(CallError::NotFound) => Ok(None),
             Err(error) => Err(error),
-        }
-    }
-}
-
-fn readable(record: Guard<DHCPLease>, network: &str, metrics: &Metrics) -> Option<RecordEvent> {
-    match record.0 {
-        Ok(mut record) if record.spec.network == network => {
-            record.metadata.managed_fields = None;
-            Some(RecordEvent::Is(Box::new(record)))
-        }
-        Ok(_) => None,
-        Err(misfit) => {
-            metrics.unreadable.with_label_values(&["DHCPLease"]).inc();
-            tracing::warn!(
-                record = misfit.metadata.name,
-                error = misfit.error,
-                "this DHCPLease cannot be read"
-            );
-            let ObjectMeta { namespace, name, .. } = misfit.metadata;
-            Some(RecordEvent::Unreadable(namespace.unwrap_or_default(), name.unwrap_or_default()))
         }
     }
 }

@@ -4,6 +4,7 @@
 //! Invariants: a Secret's value is parsed here and not by the library, whose errors quote text that
 //! it cannot parse in the log; time is the API server's.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -18,13 +19,13 @@ use kube::client::Body;
 use kube::core::{PartialObjectMeta, Request, Status};
 use kube::{Api, Client, Config, Resource as _, ResourceExt as _};
 use kube_runtime::watcher;
-use kube_runtime::watcher::Event;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use zeroize::Zeroizing;
 
 use super::guard::Guard;
-use super::{CALL_DEADLINE, CallError, call, call_within, informer};
+use super::informer::{self, ObjectEvent};
+use super::{CALL_DEADLINE, CallError, call, call_within};
 use crate::api::{ANNOTATION_RANCHER_URL, LABEL_ROTATION, TokenRotation};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::target_secret::SecretContent;
@@ -134,11 +135,16 @@ impl CredentialReader {
         Self { client, config, metrics }
     }
 
-    /// Watches TokenRotations in all namespaces until dropped.
-    pub async fn watch(&self, on_event: impl FnMut(Event<Guard<TokenRotation>>)) {
+    /// Watches TokenRotations in all namespaces until dropped. `known` returns the keys of those
+    /// that the caller has.
+    pub async fn watch(
+        &self,
+        known: impl Fn() -> HashSet<String>,
+        on_event: impl FnMut(ObjectEvent<TokenRotation>),
+    ) {
         let api = Api::<Guard<TokenRotation>>::all(self.client.clone());
         let config = watcher::Config::default();
-        informer::run_if_served(api, config, "TokenRotation", &self.metrics, on_event, || ()).await;
+        informer::watch_guarded(api, config, &self.metrics, known, on_event).await;
     }
 
     /// Watches the metadata of Secrets in a namespace, or of the named one, until dropped. Contents
@@ -147,14 +153,14 @@ impl CredentialReader {
         &self,
         namespace: &str,
         name: Option<&str>,
-        on_event: impl FnMut(Event<PartialObjectMeta<Secret>>),
+        on_event: impl FnMut(ObjectEvent<PartialObjectMeta<Secret>>),
     ) {
         let api = Api::<PartialObjectMeta<Secret>>::namespaced(self.client.clone(), namespace);
         let mut config = watcher::Config::default();
         if let Some(name) = name {
             config = config.fields(&format!("metadata.name={name}"));
         }
-        informer::run(api, config, "Secret", &self.metrics, on_event).await;
+        informer::watch(api, config, &self.metrics, HashSet::new, on_event).await;
     }
 
     /// The TokenRotation as the API server has it now. `None`: it does not exist.

@@ -1,18 +1,20 @@
-//! A single list-and-watch that passes events to a function, with its own backoff.
+//! A single list-and-watch that reports each object to a function, with its own backoff.
 //!
 //! Shared reflector streams are not used on purpose: they never report deletions.
 
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::time::Duration;
 
 use futures::StreamExt;
-use kube::core::Status;
+use kube::core::{ObjectMeta, Status};
 use kube::{Api, Resource};
 use kube_runtime::WatchStreamExt;
 use kube_runtime::utils::{Backoff, ResetTimerBackoff};
-use kube_runtime::watcher::{self, Event};
+use kube_runtime::watcher::{self, Config, Event};
 use serde::de::DeserializeOwned;
 
+use super::guard::{Guard, ObjectMisfit};
 use super::request_path::resource_at;
 use crate::metrics::Metrics;
 
@@ -21,67 +23,114 @@ use crate::metrics::Metrics;
 /// resumes from the bookmark: that costs one call and no list.
 pub const WATCH_SECONDS: u32 = 8;
 
-/// Watches until dropped. Calls `on_event` in order; it must not block.
-pub async fn run<K>(
-    api: Api<K>,
-    config: watcher::Config,
-    kind: &'static str,
-    metrics: &Metrics,
-    on_event: impl FnMut(Event<K>),
-) where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-{
-    run_if_served(api, config, kind, metrics, on_event, || ()).await;
+/// Event of an informer.
+#[derive(Debug)]
+pub enum ObjectEvent<K> {
+    /// An object in a list.
+    Listed(K),
+    /// An object that was created or changed.
+    Changed(K),
+    /// An object, in a list or changed, that does not fit its type: its metadata. It exists.
+    Unreadable(ObjectMeta),
+    /// The key of an object that is gone, and its metadata when it was deleted. `None`: a list did
+    /// not contain it.
+    Gone(String, Option<ObjectMeta>),
+    /// A list is complete. Objects that it did not contain were reported gone.
+    Complete,
+    /// A list was refused.
+    Refused(Box<Status>),
 }
 
-/// Watches as [`run`] does, and calls `not_served` each time that the cluster does not serve the
-/// kind.
-pub async fn run_if_served<K>(
-    api: Api<K>,
-    config: watcher::Config,
-    kind: &'static str,
-    metrics: &Metrics,
-    on_event: impl FnMut(Event<K>),
-    mut not_served: impl FnMut(),
-) where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-{
-    let refused = |status: &Status| {
-        if is_unserved(status) {
-            not_served();
-        }
-    };
-    run_or_tell(api, config, kind, metrics, on_event, refused).await;
+/// Key of an object: `namespace/name`, or the name of a cluster-scoped object.
+pub fn key(meta: &ObjectMeta) -> String {
+    let name = meta.name.as_deref().unwrap_or_default();
+    match &meta.namespace {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
+    }
 }
 
-/// Watches as [`run`] does, and calls `refused` each time that the list is refused.
-pub async fn run_or_tell<K>(
+/// Whether a refused list means that the cluster does not serve the kind. Without any kind of the
+/// group, the answer is plain text without a reason.
+pub fn is_unserved(status: &Status) -> bool {
+    status.code == 404
+}
+
+/// Whether a refused list means that the kind cannot be read: it is not served, or a role is older
+/// than this program.
+pub fn is_out_of_reach(status: &Status) -> bool {
+    is_unserved(status) || status.code == 403
+}
+
+/// Watches until dropped. Calls `on_event` in order; it must not block. `known` returns the keys of
+/// the objects that the caller has: those that a list does not contain are reported gone.
+pub async fn watch<K>(
     api: Api<K>,
-    config: watcher::Config,
-    kind: &'static str,
+    config: Config,
     metrics: &Metrics,
-    mut on_event: impl FnMut(Event<K>),
-    mut refused: impl FnMut(&Status),
+    known: impl Fn() -> HashSet<String>,
+    on_event: impl FnMut(ObjectEvent<K>),
 ) where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
+    run(api, config, metrics, known, Ok, on_event).await;
+}
+
+/// Watches objects that may not fit their type, as [`watch`] does. A misfit is logged and counted.
+pub async fn watch_guarded<K>(
+    api: Api<Guard<K>>,
+    config: Config,
+    metrics: &Metrics,
+    known: impl Fn() -> HashSet<String>,
+    on_event: impl FnMut(ObjectEvent<K>),
+) where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    run(api, config, metrics, known, |object| unwrap(object, metrics), on_event).await;
+}
+
+/// An object, or the metadata of one that does not fit its type.
+fn unwrap<K>(Guard(object): Guard<K>, metrics: &Metrics) -> Result<K, Box<ObjectMeta>>
+where
+    K: Resource<DynamicType = ()>,
+{
+    object.map_err(|ObjectMisfit { metadata, error }| {
+        let kind = &*K::kind(&());
+        metrics.unreadable.with_label_values(&[kind]).inc();
+        tracing::warn!(kind, name = key(&metadata), error, "cannot be read and is skipped");
+        Box::new(metadata)
+    })
+}
+
+async fn run<T, K>(
+    api: Api<T>,
+    config: Config,
+    metrics: &Metrics,
+    known: impl Fn() -> HashSet<String>,
+    read: impl Fn(T) -> Result<K, Box<ObjectMeta>>,
+    mut on_event: impl FnMut(ObjectEvent<K>),
+) where
+    T: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let kind = &*T::kind(&());
     // Created before the watch: a watch that is dropped, with a term for example, is not overdue.
     let watched =
         WatchRegistration { metrics, resource: resource_at(api.resource_url()).to_owned() };
     let events = watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff());
     let mut events = std::pin::pin!(events);
+    let mut list = UnlistedKeys::default();
     let mut served = true;
     while let Some(event) = events.next().await {
         let error = match event {
             Ok(event) => {
                 served |= matches!(event, Event::InitDone);
-                on_event(event);
+                list.report(event, &known, &read, &mut on_event);
                 continue;
             }
             Err(error) => error,
         };
         if let watcher::Error::InitialListFailed(kube::Error::Api(status)) = &error {
-            refused(status);
+            on_event(ObjectEvent::Refused(status.clone()));
             if is_unserved(status) {
                 metrics.watches.forget(&watched.resource);
                 if served {
@@ -99,6 +148,46 @@ pub async fn run_or_tell<K>(
     }
 }
 
+/// Keys that were known when a list began, and that it has not contained so far.
+#[derive(Default)]
+struct UnlistedKeys(HashSet<String>);
+
+impl UnlistedKeys {
+    /// Reports an event of the watcher.
+    fn report<T: Resource, K>(
+        &mut self,
+        event: Event<T>,
+        known: impl Fn() -> HashSet<String>,
+        read: impl Fn(T) -> Result<K, Box<ObjectMeta>>,
+        mut on_event: impl FnMut(ObjectEvent<K>),
+    ) {
+        let unreadable = |metadata: Box<ObjectMeta>| ObjectEvent::Unreadable(*metadata);
+        match event {
+            // A list that failed begins again.
+            Event::Init => self.0 = known(),
+            Event::InitApply(object) => {
+                if !self.0.is_empty() {
+                    self.0.remove(&key(object.meta()));
+                }
+                on_event(read(object).map_or_else(unreadable, ObjectEvent::Listed));
+            }
+            Event::InitDone => {
+                for key in std::mem::take(&mut self.0) {
+                    on_event(ObjectEvent::Gone(key, None));
+                }
+                on_event(ObjectEvent::Complete);
+            }
+            Event::Apply(object) => {
+                on_event(read(object).map_or_else(unreadable, ObjectEvent::Changed));
+            }
+            Event::Delete(mut object) => {
+                let deleted = std::mem::take(object.meta_mut());
+                on_event(ObjectEvent::Gone(key(&deleted), Some(deleted)));
+            }
+        }
+    }
+}
+
 /// Registration of a watched resource in the metrics, until dropped.
 struct WatchRegistration<'a> {
     metrics: &'a Metrics,
@@ -109,12 +198,6 @@ impl Drop for WatchRegistration<'_> {
     fn drop(&mut self) {
         self.metrics.watches.forget(&self.resource);
     }
-}
-
-/// Whether the cluster does not serve the kind. Without any kind of the group, the answer is plain
-/// text without a reason.
-fn is_unserved(status: &Status) -> bool {
-    status.code == 404
 }
 
 /// Delays between consecutive failures, of at most [`LAST_DELAY`] and some jitter.
@@ -155,6 +238,7 @@ fn backoff() -> RetryDelays {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::LoadBalancer;
 
     #[test]
     fn what_fails_again_and_again_is_asked_for_ever_less() {
@@ -168,6 +252,108 @@ mod tests {
         let later: Vec<Duration> = (0..20).map(|_| next()).skip(10).collect();
         let bounds = LAST_DELAY..=LAST_DELAY * 2;
         assert!(later.iter().all(|delay| bounds.contains(delay)), "{later:?}");
+    }
+
+    fn named(key: &str) -> ObjectMeta {
+        let (namespace, name) = key.split_once('/').unwrap();
+        ObjectMeta {
+            namespace: Some(namespace.to_owned()),
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        }
+    }
+
+    fn fits(key: &str) -> Guard<LoadBalancer> {
+        Guard(Ok(LoadBalancer { metadata: named(key), ..LoadBalancer::default() }))
+    }
+
+    fn misfit(key: &str) -> Guard<LoadBalancer> {
+        Guard(Err(ObjectMisfit { metadata: named(key), error: "port: not a number".to_owned() }))
+    }
+
+    fn text(event: ObjectEvent<LoadBalancer>) -> String {
+        match event {
+            ObjectEvent::Listed(lb) => format!("listed {}", key(&lb.metadata)),
+            ObjectEvent::Changed(lb) => format!("changed {}", key(&lb.metadata)),
+            ObjectEvent::Unreadable(meta) => format!("unreadable {}", key(&meta)),
+            ObjectEvent::Gone(key, None) => format!("gone {key}"),
+            ObjectEvent::Gone(key, Some(meta)) => format!("deleted {key} {}", meta.name.unwrap()),
+            ObjectEvent::Complete => "complete".to_owned(),
+            ObjectEvent::Refused(status) => format!("refused {}", status.code),
+        }
+    }
+
+    /// Reports of a watcher's events to a caller that has these objects when a list begins.
+    fn reports(
+        list: &mut UnlistedKeys,
+        known: &[&str],
+        events: Vec<Event<Guard<LoadBalancer>>>,
+    ) -> Vec<String> {
+        let metrics = Metrics::new().unwrap();
+        let known = || known.iter().map(|key| (*key).to_owned()).collect();
+        let (mut seen, mut misfits) = (Vec::new(), 0);
+        for event in events {
+            list.report(
+                event,
+                known,
+                |lb| unwrap(lb, &metrics),
+                |event| {
+                    misfits += u64::from(matches!(event, ObjectEvent::Unreadable(_)));
+                    seen.push(text(event));
+                },
+            );
+        }
+        assert_eq!(metrics.unreadable.with_label_values(&["LoadBalancer"]).get(), misfits);
+        seen
+    }
+
+    #[test]
+    fn an_object_that_a_list_does_not_contain_is_gone_before_the_list_is_complete() {
+        let mut list = UnlistedKeys::default();
+        let events = vec![
+            Event::Init,
+            Event::InitApply(fits("ns/b")),
+            Event::InitApply(fits("ns/new")),
+            Event::InitDone,
+        ];
+        let seen = reports(&mut list, &["ns/a", "ns/b"], events);
+        assert_eq!(seen, ["listed ns/b", "listed ns/new", "gone ns/a", "complete"]);
+        let events = vec![Event::Apply(fits("ns/a")), Event::Delete(fits("ns/b"))];
+        let seen = reports(&mut list, &[], events);
+        assert_eq!(seen, ["changed ns/a", "deleted ns/b b"]);
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_read_exists_until_it_is_deleted() {
+        let mut list = UnlistedKeys::default();
+        let events = vec![
+            Event::Init,
+            Event::InitApply(misfit("ns/a")),
+            Event::InitDone,
+            Event::Apply(misfit("ns/a")),
+            Event::Delete(misfit("ns/a")),
+        ];
+        let seen = reports(&mut list, &["ns/a"], events);
+        let expected = ["unreadable ns/a", "complete", "unreadable ns/a", "deleted ns/a a"];
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn a_list_that_fails_says_nothing_about_what_it_has_not_reached() {
+        let mut list = UnlistedKeys::default();
+        let events = vec![Event::Init, Event::InitApply(fits("ns/a"))];
+        assert_eq!(reports(&mut list, &["ns/a", "ns/b"], events), ["listed ns/a"]);
+        let events = vec![Event::Init, Event::InitApply(fits("ns/b")), Event::InitDone];
+        let seen = reports(&mut list, &["ns/a", "ns/b"], events);
+        assert_eq!(seen, ["listed ns/b", "gone ns/a", "complete"]);
+    }
+
+    /// A process adds an object that it writes while a list is under way.
+    #[test]
+    fn an_object_that_the_caller_adds_during_a_list_is_not_gone() {
+        let mut list = UnlistedKeys::default();
+        assert!(reports(&mut list, &[], vec![Event::Init]).is_empty());
+        assert_eq!(reports(&mut list, &["ns/a"], vec![Event::InitDone]), ["complete"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! Leadership is not needed: every replica serves admission, and all replicas want the same
 //! content.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -19,13 +19,14 @@ use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
-use kube_runtime::watcher::{Config, Event};
+use kube_runtime::watcher::Config;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::{CallError, call, count_write, informer};
+use super::informer::{self, ObjectEvent};
+use super::{CallError, call, count_write};
 use crate::api::LABEL_SERVICE_NAME;
 use crate::domain::admission::webhook_configuration::{
     CONFIGURATION, CRD, OwnerRole, WebhookObject,
@@ -71,10 +72,10 @@ impl Installation {
         let (looks, seen) = mpsc::unbounded_channel();
         let tell = looks.clone();
         let metrics = self.metrics.clone();
-        let secrets = self.secrets();
+        let (secrets, key) = (self.secrets(), format!("{}/{SECRET}", self.namespace));
         tokio::spawn(async move {
             let look = |secret: Option<Secret>| ObservedObject::Secret(secret.map(sealed));
-            single(secrets, SECRET, "Secret", metrics, |s| drop(tell.send(look(s)))).await;
+            single(secrets, &key, metrics, |s| drop(tell.send(look(s)))).await;
         });
         self.watch_part::<ValidatingWebhookConfiguration>(WebhookObject::Validating, &looks);
         self.watch_part::<MutatingWebhookConfiguration>(WebhookObject::Mutating, &looks);
@@ -94,7 +95,7 @@ impl Installation {
                     object.map(|object| value(&object)),
                 )));
             };
-            single(Api::<K>::all(client), name(part), part.kind(), metrics, tell).await;
+            single(Api::<K>::all(client), name(part), metrics, tell).await;
         });
     }
 
@@ -222,24 +223,18 @@ fn name(part: WebhookObject) -> &'static str {
     }
 }
 
-/// Watches one object by name, and calls `tell` with each new state. `None`: it does not exist.
-async fn single<K>(
-    api: Api<K>,
-    name: &str,
-    kind: &'static str,
-    metrics: Metrics,
-    mut tell: impl FnMut(Option<K>),
-) where
-    K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+/// Watches one object by its key, and calls `tell` with each new state. `None`: it does not exist.
+async fn single<K>(api: Api<K>, key: &str, metrics: Metrics, mut tell: impl FnMut(Option<K>))
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
+    let name = key.split_once('/').map_or(key, |(_, name)| name);
     let config = Config::default().fields(&format!("metadata.name={name}"));
-    let mut listed = None;
-    informer::run(api, config, kind, &metrics, |event| match event {
-        Event::Init => listed = None,
-        Event::InitApply(object) => listed = Some(object),
-        Event::InitDone => tell(listed.take()),
-        Event::Apply(object) => tell(Some(object)),
-        Event::Delete(_) => tell(None),
+    let known = || HashSet::from([key.to_owned()]);
+    informer::watch(api, config, &metrics, known, |event| match event {
+        ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => tell(Some(object)),
+        ObjectEvent::Gone(..) => tell(None),
+        ObjectEvent::Unreadable(_) | ObjectEvent::Complete | ObjectEvent::Refused(_) => {}
     })
     .await;
 }

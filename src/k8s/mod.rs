@@ -49,6 +49,7 @@ pub mod other_controller;
 pub mod read;
 pub mod read_only;
 mod request_path;
+pub mod store;
 pub mod stored_objects;
 pub mod takeover;
 pub mod trimmed;

@@ -6,7 +6,7 @@ use super::{
     TokenList, TokenOrder, TrustedRoots,
 };
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
-use crate::domain::credentials::rotation::{CredentialTerm, MintedCredential, TargetCredential};
+use crate::domain::credentials::rotation::{IssuerReport, MintedCredential, TargetCredential};
 use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::credentials::token::{TokenClaims, TokenText as Value};
 
@@ -56,7 +56,7 @@ impl TokenFault {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenLife {
     /// Name, time of issue and expiry of the token.
-    pub says: TokenClaims,
+    pub claims: TokenClaims,
     /// Whether the token is accepted. `None`: unknown, because the key's user may not see the
     /// token.
     pub alive: Option<bool>,
@@ -67,14 +67,14 @@ pub struct TokenLife {
 impl TokenLife {
     /// The token as a target holds it.
     pub fn held(self, token: &Value, in_cloud_credential: bool) -> TargetCredential {
-        let term = CredentialTerm::of(token, &self.says, in_cloud_credential);
+        let report = IssuerReport::of(token, &self.claims, in_cloud_credential);
         TargetCredential {
             hash: token.hash(),
-            says: self.says,
+            claims: self.claims,
             is_unseen: self.alive.is_none(),
             is_dead: self.alive == Some(false),
             is_missing: self.is_missing,
-            term,
+            report,
         }
     }
 }
@@ -109,7 +109,7 @@ impl RancherIssuer {
     /// ID of the key's user: from the list, or else from a review. /v3 lists only the tokens of one
     /// user.
     async fn user(&self, api: TokenApi, listed: &[ListedToken]) -> Result<String, RancherError> {
-        let name = Value::new(self.key.reveal().to_owned()).says().name;
+        let name = Value::new(self.key.reveal().to_owned()).claims().name;
         let own = |token: &&ListedToken| api == TokenApi::V3 || token.name == name;
         if let Some(token) = listed.iter().find(own).filter(|token| !token.user.is_empty()) {
             return Ok(token.user.clone());
@@ -149,7 +149,7 @@ impl RancherIssuer {
         reach: Option<&ServerEndpoint>,
         cluster: Option<&str>,
     ) -> Result<(), TokenFault> {
-        let name = value.says().name;
+        let name = value.claims().name;
         let own = SecretText::from(value);
         let place = match (reach, cluster) {
             (Some(reach), _) => self.place(reach).map_err(TokenFault::lasting)?,
@@ -184,39 +184,39 @@ impl RancherIssuer {
         value: &Value,
         issued: &IssuedTokens,
     ) -> Result<TokenLife, RancherError> {
-        let says = value.says();
+        let claims = value.claims();
         let now = issued.now;
-        if says.expires.is_some() || says.name.is_empty() {
+        if claims.expires.is_some() || claims.name.is_empty() {
             // Another issuer's token: Rancher does not look it up, and its clock does not end it.
-            return Ok(TokenLife { says, alive: Some(true), is_missing: false });
+            return Ok(TokenLife { claims, alive: Some(true), is_missing: false });
         }
         if issued.user.is_empty() {
-            return Ok(TokenLife { says, alive: None, is_missing: false });
+            return Ok(TokenLife { claims, alive: None, is_missing: false });
         }
-        if let Some(own) = issued.tokens.iter().find(|token| token.name == says.name) {
+        if let Some(own) = issued.tokens.iter().find(|token| token.name == claims.name) {
             return Ok(life(own, now));
         }
         // /v3 shows no tokens of other users; an administrator may see one in ext.cattle.io.
-        if [issued.api, TokenApi::of(&says.name)].contains(&TokenApi::Ext) {
-            match self.rancher.token(&self.key, &says.name).await {
+        if [issued.api, TokenApi::of(&claims.name)].contains(&TokenApi::Ext) {
+            match self.rancher.token(&self.key, &claims.name).await {
                 Ok(DatedAnswer { value: Some(token), date }) => {
                     return Ok(life(&token, date.or(now)));
                 }
                 Err(error @ (RancherError::Unauthorized | RancherError::Silent(_))) => {
                     return Err(error);
                 }
-                Ok(_) => return Ok(TokenLife { says, alive: None, is_missing: true }),
+                Ok(_) => return Ok(TokenLife { claims, alive: None, is_missing: true }),
                 // This API may be unavailable while the other one answers.
                 Err(_) => {}
             }
         }
-        if issued.api == TokenApi::V3 && issued.is_own(&says.name) {
+        if issued.api == TokenApi::V3 && issued.is_own(&claims.name) {
             // The token ended at or before now; the exact time is not known.
-            let says = TokenClaims { issued: now.map(|now| now - 1), expires: now, ..says };
-            return Ok(TokenLife { says, alive: Some(false), is_missing: false });
+            let claims = TokenClaims { issued: now.map(|now| now - 1), expires: now, ..claims };
+            return Ok(TokenLife { claims, alive: Some(false), is_missing: false });
         }
-        let is_listed = issued.api == TokenApi::V3 && TokenApi::of(&says.name) == TokenApi::V3;
-        Ok(TokenLife { says, alive: None, is_missing: is_listed })
+        let is_listed = issued.api == TokenApi::V3 && TokenApi::of(&claims.name) == TokenApi::V3;
+        Ok(TokenLife { claims, alive: None, is_missing: is_listed })
     }
 
     /// Revokes every token with this name as its description.
@@ -268,12 +268,12 @@ fn life(token: &ListedToken, now: Option<Seconds>) -> TokenLife {
     let over = token.ends.is_some_and(|end| now.is_some_and(|now| end <= now));
     // A token that a plan made has the plan's name as its description.
     let name = if token.description.is_empty() { &token.name } else { &token.description };
-    let says = TokenClaims {
+    let claims = TokenClaims {
         name: if is_name(name) { name.clone() } else { token.name.clone() },
         issued: Some(token.created),
         expires: if token.enabled { token.ends } else { now.or(token.ends) },
     };
-    TokenLife { says, alive: Some(token.enabled && !over), is_missing: false }
+    TokenLife { claims, alive: Some(token.enabled && !over), is_missing: false }
 }
 
 /// Whether the text is a name that a plan gave, and not a sentence.
@@ -320,7 +320,7 @@ mod tests {
             (&disabled, None, 900, false),
         ] {
             let found = life(token, now);
-            assert_eq!((found.says.expires, found.alive), (Some(end), Some(alive)), "{now:?}");
+            assert_eq!((found.claims.expires, found.alive), (Some(end), Some(alive)), "{now:?}");
         }
     }
 }

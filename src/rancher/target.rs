@@ -84,8 +84,8 @@ impl RancherIssuer {
         let target = TargetState::There {
             version: stored.version.clone(),
             holds,
-            beside: credential.beside(),
-            kept: credential.previous().map(|kept| kept.hash()),
+            other_tokens: credential.other_tokens(),
+            kept: credential.kept_token().map(|kept| kept.hash()),
         };
         let there = Some(ExistingCredential { stored, credential });
         Ok(CloudCredentialView { target, now, there })
@@ -99,7 +99,7 @@ impl RancherIssuer {
         new: &ReplacementToken<'_>,
     ) -> Result<(), RancherError> {
         let Some(there) = &sight.there else { return Ok(()) };
-        let content = there.credential.with(new.token, new.keep, new.to).map_err(unfit)?;
+        let content = there.credential.with_token(new.token, new.keep, new.to).map_err(unfit)?;
         self.store(name, &there.stored, content, Some(TokenEnd(new.ends))).await
     }
 
@@ -110,7 +110,7 @@ impl RancherIssuer {
         sight: &CloudCredentialView,
     ) -> Result<(), RancherError> {
         let Some(there) = &sight.there else { return Ok(()) };
-        match there.credential.without_previous().map_err(unfit)? {
+        match there.credential.without_kept().map_err(unfit)? {
             None => Ok(()),
             Some(content) => self.store(name, &there.stored, content, None).await,
         }

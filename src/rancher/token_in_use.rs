@@ -1,18 +1,18 @@
 //! A token in use: whether Rancher still reports what was read before.
 
 use super::{ListedToken, RancherError, RancherIssuer};
-use crate::domain::credentials::rotation::CredentialTerm;
+use crate::domain::credentials::rotation::IssuerReport;
 
 impl RancherIssuer {
     /// Whether the token differs from what was read before, or the key's user may not see it any
     /// more. Takes one call, which does not use the token itself.
-    pub async fn differs(&self, seen: &CredentialTerm) -> bool {
+    pub async fn differs(&self, seen: &IssuerReport) -> bool {
         let found = self.rancher().token(self.key(), &seen.id).await;
         differs(&found.map(|found| found.value), seen)
     }
 }
 
-fn differs(found: &Result<Option<ListedToken>, RancherError>, seen: &CredentialTerm) -> bool {
+fn differs(found: &Result<Option<ListedToken>, RancherError>, seen: &IssuerReport) -> bool {
     match found {
         Ok(Some(token)) => !token.enabled || token.ends != seen.expires,
         Ok(None) | Err(RancherError::Unauthorized | RancherError::Forbidden(_)) => true,
@@ -28,7 +28,7 @@ mod tests {
     #[test]
     fn what_is_gone_disabled_or_ends_at_another_time_differs_and_silence_does_not() {
         let seen =
-            CredentialTerm { id: "token-abcde".to_owned(), expires: Some(900), kept_alive: false };
+            IssuerReport { id: "token-abcde".to_owned(), expires: Some(900), kept_alive: false };
         let token = |ends: Option<i64>, enabled: bool| ListedToken {
             name: seen.id.clone(),
             user: "u-1".to_owned(),

@@ -1,10 +1,9 @@
 //! Lifecycle of a lease: record, link, client, release, finalizer.
 
-use std::collections::HashSet;
 use std::hash::BuildHasher as _;
 use std::time::Duration;
 
-use kube::ResourceExt as _;
+use kube::{Resource as _, ResourceExt as _};
 
 use super::super::link_worker::LinkJob;
 use super::super::managed_lease::{LinkState, ManagedLease, PendingWrite, moment};
@@ -13,6 +12,7 @@ use super::AgentTerm;
 use crate::api::DHCPLease;
 use crate::domain::dhcp::{ClientOptions, Mac, phase, start_within};
 use crate::k8s::agent_records::RecordEvent;
+use crate::k8s::informer::key;
 
 /// Share of each lease in the time over which the clients spread their first requests after a
 /// restart.
@@ -28,49 +28,33 @@ impl AgentTerm<'_> {
     /// Handles an event of the watch on DHCPLeases.
     pub(super) fn seen(&mut self, seen: RecordEvent) {
         match seen {
-            RecordEvent::Begins => self.list = Some(HashSet::new()),
             RecordEvent::Is(record) => self.is(record),
-            RecordEvent::Unreadable(namespace, name) => {
-                let mac = self.names.get(&(namespace, name));
-                if let (Some(mac), Some(list)) = (mac, &mut self.list) {
-                    list.insert(*mac);
-                }
-            }
-            RecordEvent::Gone(namespace, name) => {
-                if let Some(mac) = self.names.get(&(namespace, name)).copied() {
+            RecordEvent::Gone(name) => {
+                if let Some(mac) = self.names.get(&name).copied() {
                     self.vanish(mac);
                 }
             }
-            RecordEvent::Complete => self.listed(),
+            RecordEvent::Complete if self.complete => {}
+            RecordEvent::Complete => self.take_up_all(),
         }
     }
 
-    fn listed(&mut self) {
-        let named = self.list.take().unwrap_or_default();
-        let gone: Vec<Mac> =
-            self.leases.keys().filter(|mac| !named.contains(mac)).copied().collect();
-        for mac in gone {
-            self.vanish(mac);
-        }
-        if self.complete {
-            return;
-        }
+    /// Starts to serve all leases: the first list is complete.
+    fn take_up_all(&mut self) {
         self.complete = true;
         tracing::info!(leases = self.leases.len(), "records loaded");
+        let all: Vec<Mac> = self.leases.keys().copied().collect();
         self.link_worker
-            .ask(LinkJob::ClearAllBut(named.iter().map(|mac| links::name(*mac)).collect()));
-        for mac in named {
+            .ask(LinkJob::ClearAllBut(all.iter().map(|mac| links::name(*mac)).collect()));
+        for mac in all {
             self.take_up(mac);
         }
     }
 
     fn is(&mut self, record: Box<DHCPLease>) {
-        let key = (record.namespace().unwrap_or_default(), record.name_any());
+        let key = key(record.meta());
         let uid = record.uid().unwrap_or_default();
         if let Some(mac) = self.names.get(&key).copied() {
-            if let Some(list) = &mut self.list {
-                list.insert(mac);
-            }
             let Some(lease) = self.leases.get_mut(&mac) else { return };
             if lease.uid == uid {
                 lease.update(&record);
@@ -86,7 +70,7 @@ impl AgentTerm<'_> {
         let lease = match ManagedLease::read(*record) {
             Ok(lease) => lease,
             Err(error) => {
-                tracing::warn!(record = key.1, error, "invalid record");
+                tracing::warn!(record = key, error, "invalid record");
                 return;
             }
         };
@@ -94,9 +78,6 @@ impl AgentTerm<'_> {
         if let Some(other) = self.leases.get(&mac) {
             tracing::error!(record = lease.title(), other = other.title(), %mac, "two records have the same hardware address");
             return;
-        }
-        if let Some(list) = &mut self.list {
-            list.insert(mac);
         }
         self.names.insert(key, mac);
         self.leases.insert(mac, lease);
@@ -264,7 +245,7 @@ impl AgentTerm<'_> {
         lease.retry = None;
         self.attend(mac);
         let Some(lease) = self.leases.remove(&mac) else { return };
-        self.names.remove(&(lease.namespace, lease.name));
+        self.names.remove(&lease.title());
         self.stale = true;
         if let Some(next) = self.successors.remove(&mac) {
             self.is(next);

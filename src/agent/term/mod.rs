@@ -41,12 +41,11 @@ const LONGEST_FRAME: usize = 2048;
 pub(super) struct AgentTerm<'a> {
     agent: &'a DhcpAgent,
     leases: HashMap<Mac, ManagedLease>,
-    names: HashMap<(String, String), Mac>,
+    /// Hardware address of each lease, by the `namespace/name` of its record.
+    names: HashMap<String, Mac>,
     /// New records with the hardware address of a lease that has not ended yet.
     successors: HashMap<Mac, Box<DHCPLease>>,
     timers: BTreeSet<(Duration, Mac)>,
-    /// Leases that the current list has named so far.
-    list: Option<HashSet<Mac>>,
     /// Whether a list has been complete.
     complete: bool,
     records: UnboundedReceiver<RecordEvent>,
@@ -99,7 +98,6 @@ impl<'a> AgentTerm<'a> {
             names: HashMap::new(),
             successors: HashMap::new(),
             timers: BTreeSet::new(),
-            list: None,
             complete: false,
             records,
             socket: PacketSocket::new(&settings.interface),

@@ -22,8 +22,8 @@ use self::request::{CloudConfigRequest, MakeRequest, RequestedWork};
 use crate::domain::credentials::guest_account::list::{GuestCredential, table};
 use crate::domain::credentials::guest_account::output::{self, TokenMaterial};
 use crate::domain::credentials::guest_account::{
-    self, CreationStep, CsiAccess, ExistingObjects, GuestCluster, ObjectRemoval, RefusalReasons,
-    RevokeScope, StandIn, plan, revoke, wanted_token,
+    self, CreationStep, CsiAccess, ExistingObjects, GuestCluster, NamePlaceholder, ObjectRemoval,
+    RefusalReasons, RevokeScope, plan, revoke, wanted_token,
 };
 use crate::k8s::CallError;
 use crate::k8s::client;
@@ -195,7 +195,7 @@ impl CredentialCommands {
         }
         match &make.revoke {
             Some(what) => self.revoke(guest, what, Some(&token)).await,
-            None => self.stand_in(guest, Some(&token), false).await,
+            None => self.write_placeholder(guest, Some(&token), false).await,
         }
     }
 
@@ -274,7 +274,7 @@ impl CredentialCommands {
                 say("nothing to revoke")?;
             }
             if !matches!(what, RevokeScope::All | RevokeScope::Gone) {
-                self.stand_in(guest, kept, first_is_gone).await?;
+                self.write_placeholder(guest, kept, first_is_gone).await?;
             }
             ensure!(revocation.left.is_empty(), "not removed: {}", revocation.left.join("\n"));
             return Ok(());
@@ -313,7 +313,7 @@ impl CredentialCommands {
         let mut left = Vec::new();
         for credential in &credentials {
             let GuestCluster { namespace, cluster } = &credential.guest;
-            match credential.lives(now, request.unused_days) {
+            match credential.reason_to_keep(now, request.unused_days) {
                 Some(why) if guest.is_some() => {
                     bail!(
                         "--revoke gone: {namespace}/{cluster} is not gone: {why}; --revoke all revokes it anyway"
@@ -333,8 +333,8 @@ impl CredentialCommands {
         Ok(())
     }
 
-    /// Corrects the Secret that stands in for a removed first token.
-    async fn stand_in(
+    /// Corrects the Secret that holds the name of a removed first token.
+    async fn write_placeholder(
         &self,
         guest: &GuestCluster,
         kept: Option<&str>,
@@ -344,8 +344,8 @@ impl CredentialCommands {
             let found = self.api.found(guest, &[guest.token()]).await?;
             let newest = found.valid(guest).last().map(|token| token.name.clone());
             let kept = kept.or(newest.as_deref());
-            let Some(StandIn { old, copies, object }) =
-                guest_account::stand_in(guest, &found, kept, make)
+            let Some(NamePlaceholder { old, copies, object }) =
+                guest_account::name_placeholder(guest, &found, kept, make)
             else {
                 return Ok(());
             };
@@ -358,7 +358,7 @@ impl CredentialCommands {
             {
                 continue;
             }
-            let body = guest_account::stand_in_for(guest, &found, copies.as_deref());
+            let body = guest_account::placeholder_content(guest, &found, copies.as_deref());
             let created = match &copies {
                 Some(from) => self.api.copy(&object, &body, from).await,
                 None => self.api.create(&object, &body).await,

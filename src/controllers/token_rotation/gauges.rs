@@ -14,7 +14,7 @@ use crate::domain::credentials::timestamp::{self, Seconds};
 use crate::k8s::credentials::ServerClock;
 
 /// Interval of updates: the passage of time produces no event.
-const EVERY: Duration = Duration::from_secs(5);
+const UPDATE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Values of a gauge, by its labels.
 type Rows = BTreeMap<Vec<String>, i64>;
@@ -32,35 +32,35 @@ struct GaugeValues {
 }
 
 /// Updates the gauges until dropped.
-pub(super) async fn report(keeper: &RotationContext) {
+pub(super) async fn report(context: &RotationContext) {
     // Removes the series at the end of the term.
-    let _series = RotationSeries(&keeper.ctx);
-    let gauges = &keeper.ctx.metrics.rotation;
+    let _series = RotationSeries(&context.ctx);
+    let gauges = &context.ctx.metrics.rotation;
     let mut known = GaugeValues::default();
-    let mut tick = interval(EVERY);
+    let mut tick = interval(UPDATE_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
         // Time of the API server, once a response has contained it.
-        let now = lock(&keeper.clock).unwrap_or_else(ServerClock::local).now();
-        let mut sheet = GaugeValues::default();
-        keeper.store.state().iter().for_each(|rotation| note(&mut sheet, rotation, now));
+        let now = lock(&context.clock).unwrap_or_else(ServerClock::local).now();
+        let mut values = GaugeValues::default();
+        context.store.state().iter().for_each(|rotation| add_rotation(&mut values, rotation, now));
         for (gauge, before, rows) in [
-            (&gauges.ends, &known.ends, &sheet.ends),
-            (&gauges.overdue, &known.overdue, &sheet.overdue),
-            (&gauges.watched_ends, &known.watched_ends, &sheet.watched_ends),
-            (&gauges.watched_overdue, &known.watched_overdue, &sheet.watched_overdue),
-            (&gauges.key_ends, &known.key_ends, &sheet.key_ends),
-            (&gauges.key_overdue, &known.key_overdue, &sheet.key_overdue),
-            (&gauges.rotations, &known.reasons, &sheet.reasons),
+            (&gauges.ends, &known.ends, &values.ends),
+            (&gauges.overdue, &known.overdue, &values.overdue),
+            (&gauges.watched_ends, &known.watched_ends, &values.watched_ends),
+            (&gauges.watched_overdue, &known.watched_overdue, &values.watched_overdue),
+            (&gauges.key_ends, &known.key_ends, &values.key_ends),
+            (&gauges.key_overdue, &known.key_overdue, &values.key_overdue),
+            (&gauges.rotations, &known.reasons, &values.reasons),
         ] {
-            show(gauge, before, rows);
+            set_gauge(gauge, before, rows);
         }
-        known = sheet;
+        known = values;
     }
 }
 
-fn show(gauge: &IntGaugeVec, before: &Rows, rows: &Rows) {
+fn set_gauge(gauge: &IntGaugeVec, before: &Rows, rows: &Rows) {
     for (labels, value) in rows {
         gauge.with_label_values(&texts(labels)).set(*value);
     }
@@ -74,7 +74,7 @@ fn texts(labels: &[String]) -> Vec<&str> {
 }
 
 /// Adds the values of one TokenRotation.
-fn note(sheet: &mut GaugeValues, rotation: &TokenRotation, now: Seconds) {
+fn add_rotation(values: &mut GaugeValues, rotation: &TokenRotation, now: Seconds) {
     let plan = status::plan(rotation);
     let said = rotation.status.clone().unwrap_or_default();
     let record = status::record(rotation.status.as_ref());
@@ -83,20 +83,20 @@ fn note(sheet: &mut GaugeValues, rotation: &TokenRotation, now: Seconds) {
     let rotated = due(&plan, &record).is_some();
     let labels = vec![namespace.clone(), name.clone(), rotated.to_string()];
     let late = expiry::alarm(&plan, &record, end).is_some_and(|at| at <= now);
-    sheet.overdue.insert(labels.clone(), late.into());
+    values.overdue.insert(labels.clone(), late.into());
     if let Some(end) = end {
-        sheet.ends.insert(labels, end);
+        values.ends.insert(labels, end);
     }
-    *sheet.reasons.entry(vec![reason(rotation)]).or_default() += 1;
+    *values.reasons.entry(vec![reason(rotation)]).or_default() += 1;
     for one in &said.watched {
         let Some(end) = watched::end(one) else { continue };
         let which = one.credential.clone().unwrap_or_else(|| one.user.clone());
         let near = watched::is_near(one, now + plan.schedule.minimum_left);
         let labels = vec![namespace.clone(), name.clone(), which];
-        let overdue = sheet.watched_overdue.entry(labels.clone()).or_default();
+        let overdue = values.watched_overdue.entry(labels.clone()).or_default();
         *overdue = i64::from(near).max(*overdue);
         let labels = [labels, vec![one.rotated.to_string()]].concat();
-        let first = sheet.watched_ends.entry(labels).or_insert(end);
+        let first = values.watched_ends.entry(labels).or_insert(end);
         *first = end.min(*first);
     }
     let key = said.api_key.as_ref().zip(rotation.spec.rancher.as_ref());
@@ -109,9 +109,9 @@ fn note(sheet: &mut GaugeValues, rotation: &TokenRotation, now: Seconds) {
             condition.type_ == expiry::MINTER_EXPIRING && condition.status == ConditionStatus::True
         });
         let near = refused || expiry::key_alarm(&plan, key).is_some_and(|at| at <= now);
-        let overdue = sheet.key_overdue.entry(labels.clone()).or_default();
+        let overdue = values.key_overdue.entry(labels.clone()).or_default();
         *overdue = i64::from(near).max(*overdue);
-        let first = sheet.key_ends.entry(labels).or_insert(end);
+        let first = values.key_ends.entry(labels).or_insert(end);
         *first = end.min(*first);
     }
 }

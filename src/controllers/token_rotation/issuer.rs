@@ -3,8 +3,8 @@
 //!
 //! Invariant: a new credential stays in memory until it is published or abandoned.
 
-use super::session::{RotationRun, StepFault};
-use super::{InHand, account};
+use super::rotation_run::{RotationRun, StepFault};
+use super::{UnpublishedToken, service_account};
 use crate::api::TokenRotation;
 use crate::domain::credentials::rotation::UnpublishedCredential;
 use crate::k8s::CallError;
@@ -20,7 +20,7 @@ pub(super) enum CredentialIssuer {
 
 impl CredentialIssuer {
     pub(super) fn of(rotation: &TokenRotation) -> Self {
-        match (&rotation.spec.rancher, account::of(rotation)) {
+        match (&rotation.spec.rancher, service_account::of(rotation)) {
             (Some(_), None) => Self::Rancher,
             _ => Self::ServiceAccount,
         }
@@ -28,11 +28,11 @@ impl CredentialIssuer {
 }
 
 impl RotationRun<'_> {
-    /// Names of the credentials that exist. A Rancher's are those of the last look.
-    pub(super) async fn list(&self) -> Result<Vec<String>, CallError> {
+    /// Names of the credentials that exist. A Rancher's are those of the last read.
+    pub(super) async fn list_credentials(&self) -> Result<Vec<String>, CallError> {
         match CredentialIssuer::of(&self.rotation) {
             CredentialIssuer::ServiceAccount => {
-                self.keeper.ctx.credentials.made_by(&self.namespace(), &self.uid()).await
+                self.context.ctx.credentials.made_by(&self.namespace(), &self.uid()).await
             }
             CredentialIssuer::Rancher => Ok(self.rancher_tokens()),
         }
@@ -44,25 +44,25 @@ impl RotationRun<'_> {
             CredentialIssuer::ServiceAccount => self.mint_account_token(name).await?,
             CredentialIssuer::Rancher => self.mint_rancher_token(name).await?,
         };
-        let hand =
+        let credential =
             UnpublishedCredential { name: name.to_owned(), made: Some(made), verified: false };
-        self.take(Some(InHand { hand, token: Some(token) }));
+        self.keep_unpublished(Some(UnpublishedToken { credential, text: Some(token) }));
         self.existing.push(name.to_owned());
         Ok(())
     }
 
     /// Tests the credential in memory where it will be used.
     pub(super) async fn verify(&mut self) -> Result<(), StepFault> {
-        let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
-            self.take(None);
+        let Some(UnpublishedToken { credential, text: Some(token) }) = self.unpublished() else {
+            self.keep_unpublished(None);
             return Ok(());
         };
         match CredentialIssuer::of(&self.rotation) {
             CredentialIssuer::ServiceAccount => self.verify_account_token(&token).await?,
             CredentialIssuer::Rancher => self.verify_rancher_token(&token).await?,
         }
-        let hand = UnpublishedCredential { verified: true, ..hand };
-        self.take(Some(InHand { hand, token: Some(token) }));
+        let credential = UnpublishedCredential { verified: true, ..credential };
+        self.keep_unpublished(Some(UnpublishedToken { credential, text: Some(token) }));
         Ok(())
     }
 
@@ -70,7 +70,7 @@ impl RotationRun<'_> {
     pub(super) async fn revoke(&mut self, name: &str) -> Result<(), StepFault> {
         match CredentialIssuer::of(&self.rotation) {
             CredentialIssuer::ServiceAccount => {
-                self.keeper.ctx.writer.delete_bond(&self.namespace(), name).await?;
+                self.context.ctx.writer.delete_bond(&self.namespace(), name).await?;
             }
             CredentialIssuer::Rancher => self.revoke_rancher_token(name).await?,
         }

@@ -4,20 +4,22 @@
 //! object that the rotation depends on has changed. Invariants: few rotations are reconciled at the
 //! same time, and few begin per second, however many are due.
 
-mod account;
-mod act;
-mod census;
 mod children;
+mod deletion;
 mod gauges;
+mod inventory;
 mod issuer;
-mod leaving;
-mod look;
-mod probe;
-mod rancher;
-mod run;
-mod session;
+mod rancher_session;
+mod rancher_tokens;
+mod read_fault;
+mod related;
+mod rotation_run;
+mod service_account;
+mod snapshot;
+mod status_writer;
+mod steps;
 mod target;
-mod way;
+mod token_probe;
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -27,57 +29,58 @@ use std::time::{Duration, Instant};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::Secret;
-use kube::ResourceExt as _;
-use kube::core::PartialObjectMeta;
+use kube::core::{ObjectMeta, PartialObjectMeta};
+use kube::{Resource as _, ResourceExt as _};
 use kube_runtime::controller::{Action, Config, Controller};
-use kube_runtime::reflector::store::Writer;
 use kube_runtime::reflector::{ObjectRef, Store};
-use kube_runtime::watcher::Event;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::Context;
 use crate::api::{LABEL_ROTATION, TokenRotation};
 use crate::domain::credentials::rotation::inventory::CredentialInventory;
 use crate::domain::credentials::rotation::{
-    RecordChange, RotationAction, UnpublishedCredential, rest,
+    RecordChange, RotationAction, UnpublishedCredential, idle,
 };
 use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::credentials::token;
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
-use crate::k8s::guard::Guard;
+use crate::k8s::informer::ObjectEvent;
+use crate::k8s::store::{self, StoreWriter};
 use issuer::CredentialIssuer;
 
 /// Maximum of concurrent reconciles.
-const AT_ONCE: u16 = 4;
+const MOST_CONCURRENT: u16 = 4;
 /// Shortest time between two rotations that begin without a request: 2,000 that are due take a
 /// quarter of an hour.
-const BETWEEN: Duration = Duration::from_millis(400);
+const TURN_INTERVAL: Duration = Duration::from_millis(400);
 /// Deadline of one reconcile.
-const PATIENCE: Duration = Duration::from_mins(2);
+const RECONCILE_DEADLINE: Duration = Duration::from_mins(2);
 /// First and longest pause after a call that failed, per object.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 /// Longest requeue interval, so that time-based conditions stay current.
-const LOOK_AGAIN: Duration = Duration::from_hours(1);
+const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 type Name = ObjectRef<TokenRotation>;
 
 /// Credential that only this process has. It is wiped from memory when it is dropped.
 #[derive(Clone, Default)]
-struct InHand {
-    hand: UnpublishedCredential,
-    token: Option<token::TokenText>,
+struct UnpublishedToken {
+    credential: UnpublishedCredential,
+    text: Option<token::TokenText>,
 }
 
 struct RotationContext {
     ctx: Context,
     store: Store<TokenRotation>,
+    /// Queue of the TokenRotations to reconcile.
+    queue: mpsc::UnboundedSender<Name>,
     /// Credentials in memory, by the rotation's UID.
-    hands: Mutex<HashMap<String, InHand>>,
+    unpublished: Mutex<HashMap<String, UnpublishedToken>>,
     /// Known state of all cloud credentials, by the UID of the rotation that watches them.
-    censuses: Mutex<HashMap<String, CredentialInventory>>,
+    inventories: Mutex<HashMap<String, CredentialInventory>>,
     /// TokenRotations that must be reconciled even if their record requires no step, for example
     /// because one of their Secrets has changed.
     touched: Mutex<HashSet<Name>>,
@@ -86,7 +89,7 @@ struct RotationContext {
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: Mutex<HashMap<Name, u32>>,
     /// Probes of the tokens in use in Ranchers.
-    probes: Mutex<HashMap<Name, probe::TokenProbe>>,
+    probes: Mutex<HashMap<Name, token_probe::TokenProbe>>,
     /// Version of each rotation after its reconcile, and the time until which it needs no other
     /// one.
     resting: Mutex<HashMap<Name, (u64, Instant)>>,
@@ -98,14 +101,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Reconciles TokenRotations until dropped.
 pub(super) async fn run(ctx: Context) {
-    let writer = Writer::<TokenRotation>::default();
-    let store = writer.as_reader();
-    let (wake, woken) = mpsc::unbounded_channel::<Name>();
-    let keeper = Arc::new(RotationContext {
+    let writer = StoreWriter::<TokenRotation>::default();
+    let store = writer.reader();
+    let (queue, queued) = mpsc::unbounded_channel::<Name>();
+    let context = Arc::new(RotationContext {
         ctx: ctx.clone(),
         store: store.clone(),
-        hands: Mutex::default(),
-        censuses: Mutex::default(),
+        queue,
+        unpublished: Mutex::default(),
+        inventories: Mutex::default(),
         touched: Mutex::default(),
         clock: Mutex::default(),
         turns: Mutex::new((HashMap::new(), Instant::now())),
@@ -113,113 +117,89 @@ pub(super) async fn run(ctx: Context) {
         probes: Mutex::default(),
         resting: Mutex::default(),
     });
-    let woken = futures::stream::unfold(woken, |mut woken| async move {
-        woken.recv().await.map(|name| (name, woken))
+    let queued = futures::stream::unfold(queued, |mut queued| async move {
+        queued.recv().await.map(|name| (name, queued))
     });
-    let control = Controller::for_stream(futures::stream::pending(), store.clone())
-        .with_config(Config::default().concurrency(AT_ONCE))
-        .reconcile_on(woken)
-        .run(look_after, retry, keeper.clone())
-        .for_each(|_| std::future::ready(()));
-    let watch = watch(keeper.clone(), writer, wake.clone());
+    let listed = Notify::new();
+    let control = async {
+        // Rotations depend on each other: none is reconciled while some are not known.
+        listed.notified().await;
+        Controller::for_stream(futures::stream::pending(), store)
+            .with_config(Config::default().concurrency(MOST_CONCURRENT))
+            .reconcile_on(queued)
+            .run(reconcile, retry, context.clone())
+            .for_each(|_| std::future::ready(()))
+            .await;
+    };
+    let watch = watch(&context, writer, &listed);
     let namespaces = ctx.credential_namespaces.clone();
     let mut secrets: FuturesUnordered<_> = namespaces
         .iter()
         .flat_map(|(namespace, names)| {
-            let each = |name| watch_secrets(keeper.clone(), namespace, name, wake.clone());
+            let each = |name| watch_secrets(&context, namespace, name);
             let all = names.is_empty().then_some(None).into_iter();
             all.chain(names.iter().map(|name| Some(name.as_str()))).map(each).collect::<Vec<_>>()
         })
         .collect();
     let secrets = async { while secrets.next().await.is_some() {} };
     // Joined, so that the other tasks continue if no namespace is named and no Secret is watched.
-    tokio::join!(control, watch, secrets, gauges::report(&keeper));
+    tokio::join!(control, watch, secrets, gauges::report(&context));
 }
 
-async fn watch(
-    keeper: Arc<RotationContext>,
-    mut writer: Writer<TokenRotation>,
-    wake: mpsc::UnboundedSender<Name>,
-) {
-    let metrics = keeper.ctx.metrics.clone();
-    let readable = |rotation: Guard<TokenRotation>| match rotation.0 {
-        Ok(mut rotation) => {
+async fn watch(context: &RotationContext, mut writer: StoreWriter<TokenRotation>, listed: &Notify) {
+    let known = || store::keys(&context.store);
+    let on_event = |event: ObjectEvent<TokenRotation>| match event {
+        ObjectEvent::Listed(mut rotation) => {
             rotation.metadata.managed_fields = None;
-            Some(rotation)
+            writer.set(rotation);
         }
-        Err(misfit) => {
-            metrics.unreadable.with_label_values(&["TokenRotation"]).inc();
-            let rotation = misfit.metadata.name.as_deref().unwrap_or_default();
-            tracing::warn!(rotation, error = misfit.error, "this TokenRotation cannot be read");
-            None
+        ObjectEvent::Changed(mut rotation) => {
+            rotation.metadata.managed_fields = None;
+            let name = ObjectRef::from_obj(&rotation);
+            let before = context.store.get(&name);
+            let replaces = |rotation| related::replaces_its_credential(context, rotation);
+            let worked = before.as_deref().is_some_and(replaces);
+            let mut others = Vec::new();
+            if before.is_none() || worked != replaces(&rotation) {
+                others = related::dependents(context, &rotation);
+            }
+            if !related::is_ready_alike(before.as_deref(), &rotation) {
+                others.extend(related::parent(context, &rotation));
+            }
+            writer.set(rotation);
+            let _ = context.queue.send(name);
+            context.touch(others);
         }
+        ObjectEvent::Gone(key, _) => {
+            let name =
+                key.split_once('/').map(|(namespace, name)| Name::new(name).within(namespace));
+            if let Some(rotation) = name.and_then(|name| context.store.get(&name)) {
+                let uid = rotation.uid().unwrap_or_default();
+                lock(&context.unpublished).remove(&uid);
+                lock(&context.inventories).remove(&uid);
+                context.forget(&ObjectRef::from_obj(rotation.as_ref()));
+                let others = related::dependents(context, &rotation);
+                writer.remove(&key);
+                context.touch(others);
+            }
+        }
+        ObjectEvent::Complete => {
+            listed.notify_one();
+            context.touch(context.store.state());
+        }
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    let on_event = |event: Event<Guard<TokenRotation>>| {
-        let mut others = Vec::new();
-        match event {
-            Event::Init => writer.apply_watcher_event(&Event::Init),
-            Event::InitApply(rotation) => {
-                if let Some(rotation) = readable(rotation) {
-                    writer.apply_watcher_event(&Event::InitApply(rotation));
-                }
-            }
-            Event::InitDone => {
-                writer.apply_watcher_event(&Event::InitDone);
-                for rotation in keeper.store.state() {
-                    let name = ObjectRef::from_obj(rotation.as_ref());
-                    lock(&keeper.touched).insert(name.clone());
-                    let _ = wake.send(name);
-                }
-            }
-            Event::Apply(rotation) => {
-                if let Some(rotation) = readable(rotation) {
-                    let name = ObjectRef::from_obj(&rotation);
-                    let before = keeper.store.get(&name);
-                    let worked =
-                        before.as_ref().is_some_and(|before| census::works(&keeper, before));
-                    let is_new = before.is_none();
-                    if is_new || worked != census::works(&keeper, &rotation) {
-                        others = census::who_tells_of(&keeper, &rotation);
-                    }
-                    if !children::stands_alike(before.as_deref(), &rotation) {
-                        others.extend(children::parent(&keeper, &rotation));
-                    }
-                    writer.apply_watcher_event(&Event::Apply(rotation));
-                    let _ = wake.send(name);
-                }
-            }
-            Event::Delete(rotation) => {
-                if let Ok(rotation) = rotation.0 {
-                    let uid = rotation.uid().unwrap_or_default();
-                    lock(&keeper.hands).remove(&uid);
-                    lock(&keeper.censuses).remove(&uid);
-                    keeper.forget(&ObjectRef::from_obj(&rotation));
-                    others = census::who_tells_of(&keeper, &rotation);
-                    writer.apply_watcher_event(&Event::Delete(rotation));
-                }
-            }
-        }
-        for other in others {
-            let name = ObjectRef::from_obj(other.as_ref());
-            lock(&keeper.touched).insert(name.clone());
-            let _ = wake.send(name);
-        }
-    };
-    keeper.ctx.credentials.watch(on_event).await;
+    context.ctx.credentials.watch(known, on_event).await;
 }
 
 /// Enqueues the TokenRotations that depend on a Secret whenever the Secret changes.
-async fn watch_secrets(
-    keeper: Arc<RotationContext>,
-    namespace: &str,
-    name: Option<&str>,
-    wake: mpsc::UnboundedSender<Name>,
-) {
-    let touch = |secret: &PartialObjectMeta<Secret>| {
-        let (name, made_for) = (secret.name_any(), secret.labels().get(LABEL_ROTATION).cloned());
-        let rests_on = |rotation: &TokenRotation| {
+async fn watch_secrets(context: &RotationContext, namespace: &str, name: Option<&str>) {
+    let dependents = |secret: &ObjectMeta| {
+        let name = secret.name.clone().unwrap_or_default();
+        let made_for = secret.labels.as_ref().and_then(|labels| labels.get(LABEL_ROTATION));
+        let depends = |rotation: &TokenRotation| {
             rotation.namespace().as_deref() == Some(namespace)
-                && if let Some(uid) = &made_for {
+                && if let Some(uid) = made_for {
                     rotation.metadata.uid.as_ref() == Some(uid)
                 } else {
                     let spec = &rotation.spec;
@@ -230,52 +210,59 @@ async fn watch_secrets(
                     [key, authority.map(|secret| &secret.name), target].contains(&Some(&name))
                 }
         };
-        for rotation in keeper.store.state_filter(rests_on) {
-            let name = ObjectRef::from_obj(rotation.as_ref());
-            lock(&keeper.touched).insert(name.clone());
-            let _ = wake.send(name);
-        }
+        context.store.state_filter(depends)
     };
-    let on_event = |event: Event<PartialObjectMeta<Secret>>| match event {
+    let on_event = |event: ObjectEvent<PartialObjectMeta<Secret>>| match event {
         // Secrets to which credentials are bound matter only when they are deleted.
-        Event::Apply(secret) if secret.labels().contains_key(LABEL_ROTATION) => {}
-        Event::Apply(secret) | Event::Delete(secret) => touch(&secret),
-        // The first list needs no action: all rotations are reconciled when a term begins. A later
-        // list may contain changes.
-        Event::Init | Event::InitApply(_) => {}
-        Event::InitDone => {
+        ObjectEvent::Changed(secret) if secret.labels().contains_key(LABEL_ROTATION) => {}
+        ObjectEvent::Changed(secret) => context.touch(dependents(secret.meta())),
+        ObjectEvent::Gone(_, Some(secret)) => context.touch(dependents(&secret)),
+        // A list may contain any change.
+        ObjectEvent::Complete => {
             let of = |r: &TokenRotation| r.namespace().as_deref() == Some(namespace);
-            for rotation in keeper.store.state_filter(of) {
-                let name = ObjectRef::from_obj(rotation.as_ref());
-                lock(&keeper.touched).insert(name.clone());
-                let _ = wake.send(name);
-            }
+            context.touch(context.store.state_filter(of));
         }
+        ObjectEvent::Gone(_, None)
+        | ObjectEvent::Listed(_)
+        | ObjectEvent::Unreadable(_)
+        | ObjectEvent::Refused(_) => {}
     };
-    keeper.ctx.credentials.watch_secrets(namespace, name, on_event).await;
+    context.ctx.credentials.watch_secrets(namespace, name, on_event).await;
 }
 
 impl RotationContext {
+    /// Enqueues TokenRotations that must be reconciled even if their record requires no step.
+    fn touch(&self, rotations: Vec<Arc<TokenRotation>>) {
+        for rotation in rotations {
+            let name = ObjectRef::from_obj(rotation.as_ref());
+            lock(&self.touched).insert(name.clone());
+            // There is no receiver when the term is ending.
+            let _ = self.queue.send(name);
+        }
+    }
+
     fn is_allowed(&self, namespace: &str) -> bool {
         self.ctx.credential_namespaces.contains_key(namespace)
     }
 
     /// Time for which the record requires no step. `None`: a reconcile is required.
-    fn quiet(&self, rotation: &TokenRotation) -> Option<Duration> {
+    fn idle_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let now = (*lock(&self.clock))?.now();
-        let hand = lock(&self.hands).get(rotation.uid()?.as_str()).map(|hand| hand.hand.clone());
-        match rest::unchanged(rotation, hand, now)? {
+        let uid = rotation.uid()?;
+        let unpublished = lock(&self.unpublished).get(&uid).map(|token| token.credential.clone());
+        match idle::step_if_unchanged(rotation, unpublished, now)? {
             RotationAction::Wait(next) => Some(pause(next, now)),
             // A rotation that only waits for its turn needs no call.
             RotationAction::Write(RecordChange::Named, next) if !next.is_asked() => {
-                Some(self.turn(&ObjectRef::from_obj(rotation))).filter(|turn| !turn.is_zero())
+                Some(self.time_until_turn(&ObjectRef::from_obj(rotation)))
+                    .filter(|turn| !turn.is_zero())
             }
             _ => None,
         }
     }
 
     /// Records that the rotation needs no reconcile in this version for the time of the pause.
-    fn rests(&self, rotation: &TokenRotation, pause: Duration) {
+    fn set_resting(&self, rotation: &TokenRotation, pause: Duration) {
         if let Some(version) = version(rotation) {
             let name = ObjectRef::from_obj(rotation);
             lock(&self.resting).insert(name, (version, Instant::now() + pause));
@@ -284,7 +271,7 @@ impl RotationContext {
 
     /// Remaining pause of a rotation that has not changed since its reconcile: events of this
     /// process's own writes trigger nothing.
-    fn is_resting(&self, rotation: &TokenRotation) -> Option<Duration> {
+    fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let (left, until) = *lock(&self.resting).get(&ObjectRef::from_obj(rotation))?;
         let is_known = version(rotation).is_some_and(|version| version <= left);
         let rest = until.saturating_duration_since(Instant::now());
@@ -293,24 +280,24 @@ impl RotationContext {
 
     /// Time until the turn of a rotation that is due, so that few begin at once. Each rotation gets
     /// its turn once, keeps it until it begins, and is not reconciled before.
-    fn turn(&self, name: &Name) -> Duration {
+    fn time_until_turn(&self, name: &Name) -> Duration {
         let mut turns = lock(&self.turns);
         let (turns, next) = &mut *turns;
         let now = Instant::now();
         let at = *turns.entry(name.clone()).or_insert_with(|| {
             let at = now.max(*next);
-            *next = at + BETWEEN;
+            *next = at + TURN_INTERVAL;
             at
         });
         at.saturating_duration_since(now)
     }
 
-    fn begun(&self, name: &Name) {
+    fn end_turn(&self, name: &Name) {
         lock(&self.turns).0.remove(name);
     }
 
     fn forget(&self, name: &Name) {
-        self.begun(name);
+        self.end_turn(name);
         lock(&self.failures).remove(name);
         lock(&self.touched).remove(name);
         lock(&self.probes).remove(name);
@@ -323,40 +310,43 @@ fn version(rotation: &TokenRotation) -> Option<u64> {
     rotation.metadata.resource_version.as_ref()?.parse().ok()
 }
 
-/// Time until the next look, at most [`LOOK_AGAIN`].
+/// Time until the next reconcile, at most [`LONGEST_PAUSE`].
 fn pause(next: Option<Seconds>, now: Seconds) -> Duration {
     let left = next.and_then(|at| u64::try_from(at - now).ok()).map(Duration::from_secs);
-    left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN)
+    left.unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE)
 }
 
-async fn look_after(
+async fn reconcile(
     rotation: Arc<TokenRotation>,
-    keeper: Arc<RotationContext>,
+    context: Arc<RotationContext>,
 ) -> Result<Action, CallError> {
     let name = ObjectRef::from_obj(rotation.as_ref());
-    let is_touched = lock(&keeper.touched).remove(&name);
-    let pause = || keeper.is_resting(&rotation).or_else(|| keeper.quiet(&rotation));
+    let is_touched = lock(&context.touched).remove(&name);
+    let pause = || context.resting_time(&rotation).or_else(|| context.idle_time(&rotation));
     if !is_touched
         && let Some(pause) = pause()
-        && let Some(next) = probe::probe(&keeper, &rotation).await
+        && let Some(next) = token_probe::probe_if_due(&context, &rotation).await
     {
         return Ok(Action::requeue(pause.min(next)));
     }
-    let run = Box::pin(run::run(&keeper, &rotation));
-    match tokio::time::timeout(PATIENCE, run).await.unwrap_or(Err(CallError::Timeout(PATIENCE))) {
+    let run = Box::pin(steps::run_steps(&context, &rotation));
+    match tokio::time::timeout(RECONCILE_DEADLINE, run)
+        .await
+        .unwrap_or(Err(CallError::Timeout(RECONCILE_DEADLINE)))
+    {
         Ok(pause) => {
-            lock(&keeper.failures).remove(&name);
+            lock(&context.failures).remove(&name);
             Ok(Action::requeue(pause))
         }
         Err(error) => {
-            lock(&keeper.touched).insert(name);
+            lock(&context.touched).insert(name);
             Err(error)
         }
     }
 }
 
 #[allow(clippy::needless_pass_by_value)] // The signature is the library's.
-fn retry(rotation: Arc<TokenRotation>, error: &CallError, keeper: Arc<RotationContext>) -> Action {
+fn retry(rotation: Arc<TokenRotation>, error: &CallError, context: Arc<RotationContext>) -> Action {
     if matches!(error, CallError::NotLeader) {
         return Action::await_change();
     }
@@ -364,13 +354,13 @@ fn retry(rotation: Arc<TokenRotation>, error: &CallError, keeper: Arc<RotationCo
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
     let failures = {
-        let mut failures = lock(&keeper.failures);
+        let mut failures = lock(&context.failures);
         let count = failures.entry(name).or_default();
         *count = count.saturating_add(1);
         *count - 1
     };
     if !matches!(error, CallError::Conflict) {
-        keeper.ctx.metrics.reconcile_errors.inc();
+        context.ctx.metrics.reconcile_errors.inc();
         let (namespace, rotation) = (rotation.namespace(), rotation.name_any());
         tracing::warn!(namespace, rotation, %error, failures, "TokenRotation not reconciled, trying again");
     }

@@ -6,9 +6,9 @@
 
 use kube::ResourceExt as _;
 
-use super::look::LookFault;
-use super::session::{BlindReason, RancherSession, RotationRun, StepFault};
-use super::{CredentialIssuer, InHand, RotationContext, census};
+use super::read_fault::{ReadFault, UnknownTarget};
+use super::rotation_run::{RancherSession, RotationRun, StepFault};
+use super::{CredentialIssuer, RotationContext, UnpublishedToken, inventory};
 use crate::api::{CloudCredentialTarget, SecretTarget, TokenRotation};
 use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
@@ -41,18 +41,20 @@ impl<'a> RotationTarget<'a> {
 
 /// Reads the target that the spec names. `clock`: the issuer's, set by a later answer of it.
 pub(super) async fn read(
-    keeper: &RotationContext,
+    context: &RotationContext,
     rotation: &TokenRotation,
     session: Option<&mut RancherSession>,
     clock: &mut ServerClock,
-) -> Result<TargetRead, LookFault> {
+) -> Result<TargetRead, ReadFault> {
     match (RotationTarget::of(rotation), session) {
         (RotationTarget::Secret(wants), session) => {
             let namespace = rotation.namespace().unwrap_or_default();
-            let read = keeper.ctx.credentials.secret(&namespace, &wants.name, &wants.key).await;
+            let read = context.ctx.credentials.secret(&namespace, &wants.name, &wants.key).await;
             let (secret, heard) = read.map_err(|error| match error.refusal() {
-                Some(why) => BlindReason::target(format!("spec.target.secret: {why}")).into(),
-                None => LookFault::Call(error),
+                Some(why) => {
+                    UnknownTarget::target_barred(format!("spec.target.secret: {why}")).into()
+                }
+                None => ReadFault::Call(error),
             })?;
             let rotated = rotation.spec.source.is_some();
             let mut read = target_secret::read(wants, rotated, secret.as_ref());
@@ -60,93 +62,84 @@ pub(super) async fn read(
                 None => *clock = heard,
                 Some(session) => {
                     let token = read.token(wants, secret.as_ref());
-                    session.ask(rotation, &mut read, token, clock.now()).await?;
+                    session.add_rancher_facts(rotation, &mut read, token, clock.now()).await?;
                 }
             }
             Ok(read)
         }
         (RotationTarget::CloudCredential(wants), Some(session)) => {
-            let sight = match session.issuer.look(&wants.name, &session.issued).await {
+            let view = match session.issuer.look(&wants.name, &session.issued).await {
                 Err(error @ (RancherError::Forbidden(_) | RancherError::NotFound(_))) => {
-                    return Err(BlindReason::target(format!("Rancher: {error}")).into());
+                    return Err(UnknownTarget::target_barred(format!("Rancher: {error}")).into());
                 }
                 other => other?,
             };
-            if let Some(now) = sight.now
+            if let Some(now) = view.now
                 && CredentialIssuer::of(rotation) == CredentialIssuer::Rancher
             {
                 *clock = ServerClock::heard(now);
             }
-            session.read(rotation, &wants.name, sight, clock.now())
+            session.cloud_credential_read(rotation, &wants.name, view, clock.now())
         }
         (RotationTarget::All, Some(session)) => {
             let known = &session.issued;
-            let all = census::all(keeper, rotation, &session.issuer, known, clock.now()).await?;
+            let all =
+                inventory::update(context, rotation, &session.issuer, known, clock.now()).await?;
             (session.unread, session.listed) = (all.unread, all.listed);
             let nothing = TargetState::There {
                 version: String::new(),
                 holds: None,
-                beside: Vec::new(),
+                other_tokens: Vec::new(),
                 kept: None,
             };
-            Ok(TargetRead::elsewhere(nothing, all.watched))
+            Ok(TargetRead::of(nothing, all.watched))
         }
         // The CRD refuses such a spec.
         (RotationTarget::CloudCredential(_) | RotationTarget::All, None) => {
-            Err(LookFault::Call(CallError::NotFound))
+            Err(ReadFault::Call(CallError::NotFound))
         }
     }
 }
 
 impl RotationRun<'_> {
     /// Publishes the credential in memory. The write is refused if the target has another version
-    /// than the recorded one. `keep`: the old credential stays beside it.
+    /// than the recorded one. `keep`: the old credential stays beside it, in a cloud credential.
     pub(super) async fn publish(&mut self, keep: bool) -> Result<(), StepFault> {
-        let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
-            self.take(None);
+        let Some(UnpublishedToken { credential, text: Some(token) }) = self.unpublished() else {
+            self.keep_unpublished(None);
             return Ok(());
         };
         match RotationTarget::of(&self.rotation) {
             RotationTarget::Secret(wants) => {
-                let value = self.read.with(wants, &token, keep).map_err(StepFault::Step)?;
+                let value = self.read.value_with(wants, &token).map_err(StepFault::Step)?;
                 let publishing = self.record.pending.as_ref().and_then(|p| p.publishing.as_ref());
                 let version = publishing.map_or("", |publishing| publishing.replaces.as_str());
                 self.write_secret(wants, version, &value).await?;
             }
             RotationTarget::CloudCredential(wants) => {
                 let (session, to) = (self.session()?, self.own_server());
-                if let Some(sight) = &session.sight {
-                    self.keeper.ctx.writer.check_leadership()?;
-                    let ends = hand.made.and_then(|made| made.expires);
+                if let Some(view) = &session.view {
+                    self.context.ctx.writer.check_leadership()?;
+                    let ends = credential.made.and_then(|made| made.expires);
                     let new = ReplacementToken { token: &token, ends, keep, to: to.as_ref() };
-                    written(session.issuer.publish(&wants.name, sight, &new).await)?;
+                    written(session.issuer.publish(&wants.name, view, &new).await)?;
                 }
             }
             RotationTarget::All => {}
         }
-        self.look_again().await.map_err(StepFault::Call)
+        self.read_again().await.map_err(StepFault::Call)
     }
 
-    /// Removes the kept old credential from the target.
-    pub(super) async fn drop_previous(&mut self) -> Result<(), StepFault> {
-        match RotationTarget::of(&self.rotation) {
-            RotationTarget::Secret(wants) => {
-                if let Ok(Some(value)) = self.read.without_previous(wants)
-                    && let TargetState::There { version, .. } = &self.read.target
-                {
-                    self.write_secret(wants, version, &value).await?;
-                }
+    /// Removes the kept old credential from a cloud credential. No other target keeps one.
+    pub(super) async fn drop_kept(&mut self) -> Result<(), StepFault> {
+        if let RotationTarget::CloudCredential(wants) = RotationTarget::of(&self.rotation) {
+            let session = self.session()?;
+            if let Some(view) = &session.view {
+                self.context.ctx.writer.check_leadership()?;
+                written(session.issuer.drop_old(&wants.name, view).await)?;
             }
-            RotationTarget::CloudCredential(wants) => {
-                let session = self.session()?;
-                if let Some(sight) = &session.sight {
-                    self.keeper.ctx.writer.check_leadership()?;
-                    written(session.issuer.drop_old(&wants.name, sight).await)?;
-                }
-            }
-            RotationTarget::All => {}
         }
-        self.look_again().await.map_err(StepFault::Call)
+        self.read_again().await.map_err(StepFault::Call)
     }
 
     async fn write_secret(
@@ -157,7 +150,7 @@ impl RotationRun<'_> {
     ) -> Result<(), StepFault> {
         let namespace = &self.namespace();
         let at = SecretKeyRef { namespace, name: &wants.name, key: &wants.key, version };
-        match self.keeper.ctx.writer.write_target(at, value).await {
+        match self.context.ctx.writer.write_target(at, value).await {
             // Another party has changed the target: the next read shows it.
             Ok(()) | Err(CallError::Conflict | CallError::NotFound) => Ok(()),
             Err(error) => Err(error.into()),

@@ -10,7 +10,7 @@ use super::token::TokenClaims;
 
 /// Name and times of a client certificate: of the first one in `client-certificate-data`, which is
 /// the user's own.
-pub(super) fn says(data: &str) -> Option<TokenClaims> {
+pub(super) fn claims(data: &str) -> Option<TokenClaims> {
     let plain: String = data.split_whitespace().collect();
     let pem = STANDARD.decode(plain).ok()?;
     let first =

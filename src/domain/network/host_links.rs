@@ -56,11 +56,9 @@ impl HostLinks {
         }
     }
 
-    /// Drops HostNetworkConfigs that are not in `listed`. Returns whether there were any.
-    pub fn keep_only(&mut self, listed: &BTreeSet<String>) -> bool {
-        let before = self.configs.len();
-        self.configs.retain(|config, _| listed.contains(config));
-        self.configs.len() < before
+    /// Names of the HostNetworkConfigs with links.
+    pub fn configs(&self) -> impl Iterator<Item = &str> {
+        self.configs.keys().map(String::as_str)
     }
 
     /// Stores whether an announcer may run on a node. Returns whether that is a change.
@@ -118,7 +116,8 @@ mod tests {
         assert!(links.set("more", None) && !links.set("more", None));
         assert!(links.set_announcing("n2", false));
         assert_eq!(links.link(&at("mgmt-br", 7)), NetworkReach::Ready);
-        assert!(links.keep_only(&BTreeSet::new()) && !links.keep_only(&BTreeSet::new()));
+        assert_eq!(links.configs().collect::<Vec<_>>(), ["seven"]);
+        assert!(links.set("seven", None));
         assert_eq!(links.link(&at("mgmt-br", 7)), NetworkReach::NotConfigured);
     }
 }

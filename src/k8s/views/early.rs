@@ -63,7 +63,7 @@ pub struct WritingSlice<'a> {
 
 impl Drop for WritingSlice<'_> {
     fn drop(&mut self) {
-        let aside = lock(&self.views.early).end(&self.name);
+        let aside = lock(&self.views.index.early).end(&self.name);
         if let Some(slice) = aside {
             serving::see(self.views, &slice);
         }
@@ -75,7 +75,7 @@ impl Views {
     /// other.
     pub fn writing_slice(&self, namespace: &str, name: &str) -> WritingSlice<'_> {
         let name = format!("{namespace}/{name}");
-        lock(&self.early).begin(&name);
+        lock(&self.index.early).begin(&name);
         WritingSlice { views: self, name }
     }
 }

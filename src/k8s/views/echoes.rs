@@ -104,7 +104,7 @@ impl OwnWrite<'_> {
 
 impl Drop for OwnWrite<'_> {
     fn drop(&mut self) {
-        if lock(&self.views.echoes).end(&self.lb, self.wrote.take()) {
+        if lock(&self.views.index.echoes).end(&self.lb, self.wrote.take()) {
             self.views.tell_lbs([&self.lb]);
         }
     }
@@ -113,7 +113,7 @@ impl Drop for OwnWrite<'_> {
 impl Views {
     /// Registers the start of a write of a LoadBalancer, by `namespace/name`.
     pub fn writing(&self, lb: String) -> OwnWrite<'_> {
-        lock(&self.echoes).begin(&lb);
+        lock(&self.index.echoes).begin(&lb);
         OwnWrite { views: self, lb, wrote: None }
     }
 
@@ -122,7 +122,7 @@ impl Views {
     pub fn look(&self, lb: &LoadBalancer) {
         let name = facts::name(lb);
         let version = lb.metadata.resource_version.as_deref().unwrap_or_default();
-        if lock(&self.echoes).look(&name, version) {
+        if lock(&self.index.echoes).look(&name, version) {
             self.tell_lbs([name]);
         }
     }

@@ -1,9 +1,7 @@
 //! The view of HostNetworkConfigs: the nodes that have a link for a VLAN.
 
-use std::collections::BTreeSet;
-
 use kube::{Api, ResourceExt};
-use kube_runtime::watcher::{Config, Event};
+use kube_runtime::watcher::Config;
 
 use super::{InformerContext, ViewPart, Views, lock};
 use crate::api::kubevirt::{HostNetworkConfig, HostNetworkConfigStatus};
@@ -11,49 +9,32 @@ use crate::domain::load_balancer::facts;
 use crate::domain::network::host_links::HostLink;
 use crate::domain::vm_backends::listeners;
 use crate::k8s::guard::Guard;
-use crate::k8s::informer;
+use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, key};
 
 /// Label of the nodes on which Harvester runs kube-vip.
 pub(super) const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let mut listed = BTreeSet::new();
-    let set = |config: &Guard<HostNetworkConfig>| {
-        // A config that cannot be parsed has made no link.
-        let made = config.0.as_ref().inspect_err(|misfit| {
-            tracing::warn!(config = config.name_any(), error = %misfit, "HostNetworkConfig not read");
-        });
-        let is_news = lock(&views.host_links).set(&config.name_any(), made.ok().map(self::made));
+    let set = |config: &str, made: Option<HostLink>| {
+        let is_news = lock(&views.index.host_links).set(config, made);
         views.tell_announced(is_news);
     };
-    let on_event = |event: Event<Guard<HostNetworkConfig>>| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(config) => {
-            listed.insert(config.name_any());
-            set(&config);
+    let known = || lock(&views.index.host_links).configs().map(ToOwned::to_owned).collect();
+    let on_event = |event: ObjectEvent<HostNetworkConfig>| match event {
+        ObjectEvent::Listed(config) | ObjectEvent::Changed(config) => {
+            set(&config.name_any(), Some(made(&config)));
         }
-        Event::InitDone => {
-            let is_news = lock(&views.host_links).keep_only(&listed);
-            listed.clear();
-            at.done(ViewPart::HostLinks);
-            views.tell_announced(is_news);
-        }
-        Event::Apply(config) => set(&config),
-        Event::Delete(config) => {
-            let is_news = lock(&views.host_links).set(&config.name_any(), None);
-            views.tell_announced(is_news);
-        }
-    };
-    // Harvester serves the kind since 1.8, and a role may be older than this program.
-    let out_of_reach = |status: &kube::core::Status| {
-        if matches!(status.code, 403 | 404) {
-            at.done(ViewPart::HostLinks);
-        }
+        // A config that cannot be parsed has made no link.
+        ObjectEvent::Unreadable(meta) => set(&key(&meta), None),
+        ObjectEvent::Gone(name, _) => set(&name, None),
+        ObjectEvent::Complete => at.done(ViewPart::HostLinks),
+        // Harvester serves the kind since 1.8, and a role may be older than this program.
+        ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::HostLinks),
+        ObjectEvent::Refused(_) => {}
     };
     let api = Api::<Guard<HostNetworkConfig>>::all(client);
-    let kind = "HostNetworkConfig";
-    informer::run_or_tell(api, Config::default(), kind, &at.metrics, on_event, out_of_reach).await;
+    informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
 impl Views {

@@ -9,13 +9,13 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::{Api, Resource, ResourceExt};
-use kube_runtime::watcher::{Config, Event};
+use kube_runtime::watcher::Config;
 
 use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::GROUP;
 use crate::api::kubevirt::ServiceAddresses;
 use crate::domain::network::infrastructure::{HeldBack, Infrastructure, Reserved};
-use crate::k8s::informer;
+use crate::k8s::informer::{self, ObjectEvent, is_unserved, key};
 use crate::k8s::trimmed::PAGE;
 
 /// Name of the ConfigMap with Harvester's management address, in the namespace of Harvester's
@@ -60,10 +60,9 @@ impl InfrastructureAddresses {
         lock(&self.0).set(object, networks)
     }
 
-    /// Objects that `is_gone` selects, because a list did not contain them.
-    fn unlisted(&self, is_gone: impl Fn(&Reserved) -> bool) -> Vec<Reserved> {
-        let all = lock(&self.0);
-        all.entries().map(|(object, _)| object).filter(|object| is_gone(object)).cloned().collect()
+    /// Names of objects of a kind: `name` returns the name of an object of that kind.
+    fn names(&self, name: impl Fn(&Reserved) -> Option<String>) -> HashSet<String> {
+        lock(&self.0).entries().filter_map(|(object, _)| name(object)).collect()
     }
 }
 
@@ -102,46 +101,35 @@ pub(super) const INFRASTRUCTURE: u32 = ViewPart::Nodes as u32
 /// Watches the addresses of all Services.
 pub(super) async fn watch_services(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let mut listed: HashSet<String> = HashSet::new();
-    let set = |service: &ServiceAddresses| {
-        for (object, networks) in claims(service) {
-            views.reserve(&object, networks);
+    let name = |object: &Reserved| match object {
+        Reserved::ClusterIp(name) | Reserved::Ingress(name) | Reserved::OwnIngress(name) => {
+            Some(name.clone())
         }
+        _ => None,
+    };
+    let known = || views.infrastructure.names(name);
+    let on_event = |event: ObjectEvent<ServiceAddresses>| match event {
+        ObjectEvent::Listed(service) | ObjectEvent::Changed(service) => {
+            for (object, networks) in claims(&service) {
+                views.reserve(&object, networks);
+            }
+        }
+        ObjectEvent::Gone(name, _) => {
+            for kind in [Reserved::ClusterIp, Reserved::Ingress, Reserved::OwnIngress] {
+                views.reserve(&kind(name.clone()), Vec::new());
+            }
+        }
+        ObjectEvent::Complete => at.done(ViewPart::Addresses),
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
     let api = Api::<ServiceAddresses>::all(client);
     let config = Config::default().page_size(PAGE);
-    informer::run(api, config, "Service", &at.metrics, |event| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(service) => {
-            listed.insert(key(&service));
-            set(&service);
-        }
-        Event::InitDone => {
-            let is_gone = |object: &Reserved| match object {
-                Reserved::ClusterIp(name)
-                | Reserved::Ingress(name)
-                | Reserved::OwnIngress(name) => !listed.contains(name),
-                _ => false,
-            };
-            for gone in views.infrastructure.unlisted(is_gone) {
-                views.reserve(&gone, Vec::new());
-            }
-            listed = HashSet::new();
-            at.done(ViewPart::Addresses);
-        }
-        Event::Apply(service) => set(&service),
-        Event::Delete(service) => {
-            for (object, _) in claims(&service) {
-                views.reserve(&object, Vec::new());
-            }
-        }
-    })
-    .await;
+    informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
 /// Networks of a Service. One of the two kinds of ingress is always empty.
 fn claims(service: &ServiceAddresses) -> [(Reserved, Vec<IpNet>); 3] {
-    let name = key(service);
+    let name = key(service.meta());
     let ingress = service.status.load_balancer.ingress.iter().flatten();
     let ingress = single(ingress.filter_map(|ingress| ingress.ip.as_deref()));
     let (own, others) = if is_own(service) { (ingress, Vec::new()) } else { (Vec::new(), ingress) };
@@ -163,72 +151,50 @@ fn is_own(service: &ServiceAddresses) -> bool {
 /// does not serve the kind: there only each Service's own address is known.
 pub(super) async fn watch_service_networks(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let mut listed: HashSet<String> = HashSet::new();
-    let set = |cidr: &ServiceCIDR| {
-        let cidrs = cidr.spec.as_ref().and_then(|spec| spec.cidrs.as_deref()).unwrap_or_default();
-        let networks = cidrs.iter().filter_map(|text| text.parse().ok()).collect();
-        views.reserve(&Reserved::ServiceNetwork(cidr.name_any()), networks);
+    let name = |object: &Reserved| match object {
+        Reserved::ServiceNetwork(name) => Some(name.clone()),
+        _ => None,
     };
-    let on_event = |event| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(cidr) => {
-            set(&cidr);
-            listed.insert(cidr.name_any());
+    let known = || views.infrastructure.names(name);
+    let on_event = |event: ObjectEvent<ServiceCIDR>| match event {
+        ObjectEvent::Listed(cidr) | ObjectEvent::Changed(cidr) => {
+            let cidrs = cidr.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
+            let networks = cidrs.filter_map(|text| text.parse().ok()).collect();
+            views.reserve(&Reserved::ServiceNetwork(cidr.name_any()), networks);
         }
-        Event::InitDone => {
-            let is_gone = |object: &Reserved| matches!(object, Reserved::ServiceNetwork(name) if !listed.contains(name));
-            for gone in views.infrastructure.unlisted(is_gone) {
-                views.reserve(&gone, Vec::new());
-            }
-            at.done(ViewPart::ServiceNetworks);
-        }
-        Event::Apply(cidr) => set(&cidr),
-        Event::Delete(cidr) => {
-            views.reserve(&Reserved::ServiceNetwork(cidr.name_any()), Vec::new());
-        }
+        ObjectEvent::Gone(name, _) => views.reserve(&Reserved::ServiceNetwork(name), Vec::new()),
+        ObjectEvent::Complete => at.done(ViewPart::ServiceNetworks),
+        ObjectEvent::Refused(status) if is_unserved(&status) => at.done(ViewPart::ServiceNetworks),
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    let not_served = || at.done(ViewPart::ServiceNetworks);
-    let (api, kind) = (Api::<ServiceCIDR>::all(client), "ServiceCIDR");
-    informer::run_if_served(api, Config::default(), kind, &at.metrics, on_event, not_served).await;
+    let api = Api::<ServiceCIDR>::all(client);
+    informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
 /// Watches Harvester's management address. `namespace` is the operator's own, which on Harvester is
 /// also Harvester's.
 pub(super) async fn watch_management(at: InformerContext, namespace: String) {
     let InformerContext { client, views, .. } = at.clone();
-    let object = Reserved::Management(format!("{namespace}/{MANAGEMENT}"));
-    let set = |map: &ConfigMap| {
-        let data = map.data.iter().flatten();
-        let texts = data.filter(|(key, _)| MANAGEMENT_KEYS.contains(&key.as_str()));
-        views.reserve(&object, single(texts.map(|(_, text)| text.as_str())));
+    let name = format!("{namespace}/{MANAGEMENT}");
+    let object = Reserved::Management(name.clone());
+    let known = || HashSet::from([name.clone()]);
+    let on_event = |event: ObjectEvent<ConfigMap>| match event {
+        ObjectEvent::Listed(map) | ObjectEvent::Changed(map) => {
+            let data = map.data.iter().flatten();
+            let texts = data.filter(|(key, _)| MANAGEMENT_KEYS.contains(&key.as_str()));
+            views.reserve(&object, single(texts.map(|(_, text)| text.as_str())));
+        }
+        ObjectEvent::Gone(..) => views.reserve(&object, Vec::new()),
+        ObjectEvent::Complete => at.done(ViewPart::Management),
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    let mut listed = false;
     let api = Api::<ConfigMap>::namespaced(client, &namespace);
     let config = Config::default().fields(&format!("metadata.name={MANAGEMENT}"));
-    informer::run(api, config, "ConfigMap", &at.metrics, |event| match event {
-        Event::Init => listed = false,
-        Event::InitApply(map) => {
-            listed = true;
-            set(&map);
-        }
-        Event::InitDone => {
-            if !listed {
-                views.reserve(&object, Vec::new());
-            }
-            at.done(ViewPart::Management);
-        }
-        Event::Apply(map) => set(&map),
-        Event::Delete(_) => views.reserve(&object, Vec::new()),
-    })
-    .await;
+    informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
 /// Addresses as networks with one address. Other text, such as the cluster IP `None`, gives none.
 pub(super) fn single<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<IpNet> {
     let address = |text: &str| text.parse::<IpAddr>().ok().map(IpNet::from);
     texts.into_iter().filter_map(address).collect()
-}
-
-fn key(object: &impl ResourceExt) -> String {
-    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
 }

@@ -14,10 +14,9 @@ use ipnet::IpNet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use kube::core::Status;
 use kube::{Api, Resource, ResourceExt};
-use kube_runtime::reflector::{ObjectRef, store::Writer};
-use kube_runtime::watcher::{Config, Event};
+use kube_runtime::reflector::ObjectRef;
+use kube_runtime::watcher::Config;
 
 use super::{ChangeEvent, InformerContext, LEASING, ViewPart, Views, lock};
 use crate::api::{DHCPLease, LoadBalancer};
@@ -25,10 +24,11 @@ use crate::domain::dhcp::{AGENT_PREFIX, ClientIdForm, agent_name};
 use crate::domain::dhcp_lease::{self, AgentLease, DhcpDeclaration};
 use crate::domain::load_balancer::facts;
 use crate::k8s::guard::Guard;
-use crate::k8s::informer;
+use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, key};
+use crate::k8s::store::{self, StoreWriter};
 
 /// An agent's Lease, as last observed.
-pub(super) struct ObservedAgent {
+struct ObservedAgent {
     holding: AgentLease,
     /// Time when this renewal was observed. `None`: the Lease was abandoned already.
     since: Option<Instant>,
@@ -39,6 +39,10 @@ impl ObservedAgent {
         self.since.is_some_and(|since| dhcp_lease::serves(&self.holding, now - since))
     }
 }
+
+/// The Leases of networks' agents, by name.
+#[derive(Default)]
+pub(super) struct AgentIndex(HashMap<String, ObservedAgent>);
 
 /// A network, with the facts that its agent is made from.
 #[derive(Clone, Debug)]
@@ -72,25 +76,25 @@ impl Views {
 
     /// Whether the cluster does not serve VirtualMachineInstances.
     pub fn has_no_vms(&self) -> bool {
-        self.no_vms.load(Ordering::Relaxed)
+        self.index.no_vms.load(Ordering::Relaxed)
     }
 
     /// Whether the host leases addresses on a network.
     pub fn declares(&self, network: &str) -> bool {
-        let networks = lock(&self.networks);
+        let networks = lock(&self.index.networks);
         self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
     }
 
     /// Fault in an annotation that keeps new addresses from being leased on a declared network.
     /// `None`: no fault.
     pub fn network_fault(&self, network: &str) -> Option<String> {
-        let networks = lock(&self.networks);
+        let networks = lock(&self.index.networks);
         self.dhcp.fault(network, networks.get(network).map(|known| &known.declaration))
     }
 
     /// Form of client identifiers on a network.
     pub fn client_id_form(&self, network: &str) -> ClientIdForm {
-        let networks = lock(&self.networks);
+        let networks = lock(&self.index.networks);
         let known = networks.get(network).map(|known| &known.declaration);
         self.dhcp.client_id_form(network, known)
     }
@@ -98,16 +102,16 @@ impl Views {
     /// `namespace/name` of another record that a DHCP server would treat as the same client.
     /// `None`: none.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
-        let own = key(of);
+        let own = key(of.meta());
         let same = |record: &DHCPLease| {
-            dhcp_lease::is_one_client(&record.spec, &of.spec) && key(record) != own
+            dhcp_lease::is_one_client(&record.spec, &of.spec) && key(record.meta()) != own
         };
-        self.records.find(same).map(|record| key(record.as_ref()))
+        self.records.find(same).map(|record| key(record.meta()))
     }
 
     /// All networks that ask for an agent, have one, or have an agent status.
     pub fn agent_networks(&self) -> Vec<AgentNetwork> {
-        let networks = lock(&self.networks);
+        let networks = lock(&self.index.networks);
         let agents = networks.iter().map(|(name, known)| AgentNetwork {
             name: name.clone(),
             agent: self.dhcp.agent(name, &known.declaration),
@@ -124,15 +128,15 @@ impl Views {
     /// Holder of the agent's Lease, if it serves the network, and when it acquired the Lease by its
     /// own clock.
     pub fn agent_of(&self, network: &str) -> Option<(String, Option<DateTime<FixedOffset>>)> {
-        let agents = lock(&self.agents);
-        let agent = agents.get(&agent_name(network))?;
+        let agents = lock(&self.index.agents);
+        let agent = agents.0.get(&agent_name(network))?;
         let holding = &agent.holding;
         agent.serves(Instant::now()).then(|| (holding.holder.clone(), holding.acquired))
     }
 
     /// Whether a node has this label of a cluster network.
     pub fn has_node(&self, label: &str) -> bool {
-        lock(&self.nodes).values().any(|node| node.cluster_networks.contains(label))
+        lock(&self.index.nodes).values().any(|node| node.cluster_networks.contains(label))
     }
 
     /// Record of the LoadBalancer with this `namespace/name`.
@@ -144,14 +148,15 @@ impl Views {
     /// Whether a network's agent is present. After the last renewal it counts as present for the
     /// duration of its Lease.
     pub fn agent_serves(&self, network: &str) -> bool {
-        lock(&self.agents)
+        lock(&self.index.agents)
+            .0
             .get(&agent_name(network))
             .is_some_and(|agent| agent.serves(Instant::now()))
     }
 
     /// UID of the namespace kube-system, which identifies this cluster.
     pub fn cluster_id(&self) -> Option<String> {
-        lock(&self.cluster).clone()
+        lock(&self.index.cluster).clone()
     }
 
     /// Network on which the address of a LoadBalancer is to be leased; empty for none.
@@ -171,12 +176,12 @@ impl Views {
     pub fn tell_network(&self, network: &str) {
         let on_it = |record: &DHCPLease| record.spec.network == network;
         let records = self.records.state_filter(on_it);
-        self.tell_lbs(records.iter().map(|record| key(record.as_ref())));
+        self.tell_lbs(records.iter().map(|record| key(record.meta())));
         let waits = |lb: &LoadBalancer| {
             !facts::wants_pool(lb) && !facts::has_address(lb) && self.leasing_network(lb) == network
         };
         let waiting = self.load_balancers.state_filter(waits);
-        self.tell_lbs(waiting.iter().map(|lb| key(lb.as_ref())));
+        self.tell_lbs(waiting.iter().map(|lb| key(lb.meta())));
     }
 
     /// Enqueues the LoadBalancers whose leased address is in one of the networks.
@@ -191,7 +196,16 @@ impl Views {
             address.is_some_and(|address| networks.iter().any(|net| net.contains(&address)))
         };
         let records = self.records.state_filter(is_in);
-        self.tell_lbs(records.iter().map(|record| key(record.as_ref())));
+        self.tell_lbs(records.iter().map(|record| key(record.meta())));
+    }
+
+    pub(super) fn set_agent(&self, lease: &Lease) {
+        let (name, holding) = (lease.name_any(), holding(lease));
+        if name.starts_with(AGENT_PREFIX)
+            && lock(&self.index.agents).apply(&name, holding, Instant::now(), Utc::now())
+        {
+            self.tell_agent(&name);
+        }
     }
 
     /// Enqueues the LoadBalancers of an agent that came or went. Only this view observes an agent
@@ -213,112 +227,57 @@ impl Views {
     }
 }
 
-/// Whether this refusal of a list means that the kind cannot be read: it is not served, or a role
-/// is older than this program.
-fn is_out_of_reach(status: &Status) -> bool {
-    matches!(status.code, 403 | 404)
-}
-
-pub(super) async fn watch_records(at: InformerContext, mut writer: Writer<DHCPLease>) {
+pub(super) async fn watch_records(at: InformerContext, mut writer: StoreWriter<DHCPLease>) {
     let InformerContext { client, views, metrics, .. } = at.clone();
-    let mut listed: HashSet<String> = HashSet::new();
+    let known = || store::keys(&views.records);
+    let on_event = |event: ObjectEvent<DHCPLease>| match event {
+        ObjectEvent::Listed(mut record) | ObjectEvent::Changed(mut record) => {
+            let name = key(record.meta());
+            record.metadata.managed_fields = None;
+            writer.set(record);
+            views.tell_lbs([name]);
+        }
+        ObjectEvent::Unreadable(meta) => views.tell_lbs([key(&meta)]),
+        ObjectEvent::Gone(key, _) => {
+            writer.remove(&key);
+            views.tell_lbs([key]);
+        }
+        ObjectEvent::Complete => at.done(ViewPart::Records),
+        ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::Records),
+        ObjectEvent::Refused(_) => {}
+    };
     let api = Api::<Guard<DHCPLease>>::all(client);
-    let on_event = |event: Event<Guard<DHCPLease>>| match event {
-        Event::Init => {
-            listed.clear();
-            writer.apply_watcher_event(&Event::Init);
-        }
-        Event::InitApply(record) => {
-            listed.insert(key(&record));
-            if let Some(record) = readable(record, &at) {
-                writer.apply_watcher_event(&Event::InitApply(record));
-            }
-        }
-        Event::InitDone => {
-            let before = views.records.state();
-            writer.apply_watcher_event(&Event::InitDone);
-            let gone = before.iter().map(|record| key(record.as_ref()));
-            views.tell_lbs(gone.filter(|name| !listed.contains(name)));
-            views.tell_lbs(listed.drain());
-            at.done(ViewPart::Records);
-        }
-        Event::Apply(record) => {
-            let name = key(&record);
-            if let Some(record) = readable(record, &at) {
-                writer.apply_watcher_event(&Event::Apply(record));
-            }
-            views.tell_lbs([name]);
-        }
-        Event::Delete(record) => {
-            let name = key(&record);
-            if let Ok(record) = record.0 {
-                writer.apply_watcher_event(&Event::Delete(record));
-            }
-            views.tell_lbs([name]);
-        }
-    };
-    let refused = |status: &Status| {
-        if is_out_of_reach(status) {
-            at.done(ViewPart::Records);
-        }
-    };
-    informer::run_or_tell(api, Config::default(), "DHCPLease", &metrics, on_event, refused).await;
+    informer::watch_guarded(api, Config::default(), &metrics, known, on_event).await;
 }
 
 pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
     let InformerContext { client, views, metrics, .. } = at.clone();
-    let mut listed: HashSet<String> = HashSet::new();
+    let known =
+        || lock(&views.index.agents).0.keys().map(|name| format!("{namespace}/{name}")).collect();
+    let on_event = |event| match event {
+        ObjectEvent::Listed(lease) | ObjectEvent::Changed(lease) => views.set_agent(&lease),
+        ObjectEvent::Gone(key, _) => {
+            key.split_once('/').and_then(|(_, name)| lock(&views.index.agents).0.remove(name));
+        }
+        ObjectEvent::Complete => at.done(ViewPart::Agents),
+        ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::Agents),
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+    };
     let api = Api::<Lease>::namespaced(client, &namespace);
-    let on_event = |event: Event<Lease>| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(lease) => {
-            listed.insert(lease.name_any());
-            see(&views, &lease);
-        }
-        Event::InitDone => {
-            lock(&views.agents).retain(|name, _| listed.contains(name));
-            at.done(ViewPart::Agents);
-        }
-        Event::Apply(lease) => see(&views, &lease),
-        Event::Delete(lease) => drop(lock(&views.agents).remove(&lease.name_any())),
-    };
-    let refused = |status: &Status| {
-        if is_out_of_reach(status) {
-            at.done(ViewPart::Agents);
-        }
-    };
-    informer::run_or_tell(api, Config::default(), "Lease", &metrics, on_event, refused).await;
+    informer::watch(api, Config::default(), &metrics, known, on_event).await;
 }
 
-pub(super) fn see(views: &Views, lease: &Lease) {
-    let name = lease.name_any();
-    if !name.starts_with(AGENT_PREFIX) {
-        return;
-    }
-    let holding = holding(lease);
-    let holder = holding.holder.clone();
-    let now = Instant::now();
-    let before = {
-        let mut agents: std::sync::MutexGuard<'_, HashMap<String, ObservedAgent>> =
-            lock(&views.agents);
-        match agents.get_mut(&name) {
-            Some(known) if known.holding == holding => return,
-            Some(known) => {
-                let before = std::mem::replace(known, ObservedAgent { holding, since: Some(now) });
-                before.holding.holder
-            }
-            None => {
-                let left = dhcp_lease::is_left_behind(&holding, Utc::now().fixed_offset());
-                agents.insert(
-                    name.clone(),
-                    ObservedAgent { holding, since: Some(now).filter(|_| !left) },
-                );
-                String::new()
-            }
-        }
-    };
-    if before != holder {
-        views.tell_agent(&name);
+impl AgentIndex {
+    /// Stores what a Lease says, as observed now. Returns whether its holder has changed.
+    fn apply(&mut self, name: &str, holding: AgentLease, now: Instant, utc: DateTime<Utc>) -> bool {
+        let since = match self.0.get(name) {
+            Some(known) if known.holding == holding => return false,
+            None if dhcp_lease::is_left_behind(&holding, utc.fixed_offset()) => None,
+            _ => Some(now),
+        };
+        let holder = holding.holder.clone();
+        let before = self.0.insert(name.to_owned(), ObservedAgent { holding, since });
+        before.map_or_else(String::new, |before| before.holding.holder) != holder
     }
 }
 
@@ -337,28 +296,6 @@ fn holding(lease: &Lease) -> AgentLease {
 #[allow(clippy::needless_pass_by_value)] // Used to map a field of a Lease.
 fn moment(time: MicroTime) -> Option<DateTime<FixedOffset>> {
     DateTime::from_timestamp(time.0.as_second(), 0).map(|time| time.fixed_offset())
-}
-
-/// Drops fields that decisions do not use. A record that does not fit its type is skipped.
-fn readable(record: Guard<DHCPLease>, at: &InformerContext) -> Option<DHCPLease> {
-    match record.0 {
-        Ok(mut record) => {
-            record.metadata.managed_fields = None;
-            Some(record)
-        }
-        Err(invalid) => {
-            at.metrics.unreadable.with_label_values(&["DHCPLease"]).inc();
-            let record = invalid.metadata.name.unwrap_or_default();
-            tracing::warn!(record, error = invalid.error, "this DHCPLease cannot be read");
-            None
-        }
-    }
-}
-
-fn key(object: &impl Resource) -> String {
-    let meta = object.meta();
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    format!("{}/{}", part(&meta.namespace), part(&meta.name))
 }
 
 /// Reference to the LoadBalancer that a record belongs to.

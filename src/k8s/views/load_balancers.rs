@@ -1,19 +1,21 @@
 //! The view of LoadBalancers.
 
-use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kube::core::{ObjectMeta, Status};
+use kube::core::ObjectMeta;
 use kube::{Api, Resource, ResourceExt};
-use kube_runtime::reflector::{ObjectRef, store::Writer};
-use kube_runtime::watcher::{Config, Event};
+use kube_runtime::reflector::ObjectRef;
+use kube_runtime::watcher::Config;
 
 use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::LoadBalancer;
 use crate::domain::Owner;
+use crate::domain::load_balancer::facts;
 use crate::domain::vm_backends::listeners;
-use crate::k8s::guard::{Guard, ObjectMisfit};
-use crate::k8s::informer;
+use crate::k8s::guard::Guard;
+use crate::k8s::informer::{self, ObjectEvent};
+use crate::k8s::store::{self, StoreWriter};
 use crate::k8s::trimmed::{PAGE, TrimmedLb};
 use crate::metrics::Metrics;
 
@@ -33,121 +35,104 @@ impl Views {
     /// object must be read before it is written.
     pub fn is_partial(&self, lb: &LoadBalancer) -> bool {
         let uid = lb.metadata.uid.as_deref().unwrap_or_default();
-        lock(&self.uids).get(uid).copied().unwrap_or_default()
+        lock(&self.index.uids).get(uid).copied().unwrap_or_default()
     }
 
     /// Whether the view has a LoadBalancer with this UID.
     pub(super) fn has_uid(&self, uid: &str) -> bool {
-        lock(&self.uids).contains_key(uid)
-    }
-
-    /// Unwraps an object. An object that does not fit its type is skipped, so that it affects no
-    /// other.
-    fn readable(&self, lb: Guard<TrimmedLb>, metrics: &Metrics) -> Option<LoadBalancer> {
-        match lb.0 {
-            Ok(TrimmedLb { lb, partial }) => {
-                lock(&self.uids).insert(lb.uid().unwrap_or_default(), partial);
-                Some(lb)
-            }
-            Err(invalid) => {
-                let part = |part: &Option<String>| part.clone().unwrap_or_default();
-                let ObjectMisfit { metadata, error } = invalid;
-                let lb = format!("{}/{}", part(&metadata.namespace), part(&metadata.name));
-                metrics.unreadable.with_label_values(&["LoadBalancer"]).inc();
-                tracing::warn!(lb, error, "this LoadBalancer cannot be read and is skipped");
-                None
-            }
-        }
+        lock(&self.index.uids).contains_key(uid)
     }
 }
 
-pub(super) async fn watch(at: InformerContext, mut writer: Writer<LoadBalancer>) {
+pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalancer>) {
     let InformerContext { client, views, metrics, .. } = at.clone();
-    // UIDs of a list under way.
-    let mut listed: HashSet<String> = HashSet::new();
-    let api = Api::<Guard<TrimmedLb>>::all(client);
-    // The list is refused while stored objects have an old version and no conversion webhook
-    // answers.
-    let unconverted = views.unconverted.clone();
-    let refused = |status: &Status| {
-        let speechless = status.message.contains("conversion webhook");
-        unconverted.store(speechless, Ordering::Relaxed);
-    };
-    let on_event = |event: Event<Guard<TrimmedLb>>| match event {
-        Event::Init => {
-            listed.clear();
-            writer.apply_watcher_event(&Event::Init);
-        }
-        Event::InitApply(lb) => {
-            if let Some(lb) = views.readable(lb, &metrics) {
-                metrics.saw(&lb);
-                listed.insert(lb.uid().unwrap_or_default());
-                select(&views, &lb);
-                writer.apply_watcher_event(&Event::InitApply(lb));
+    let known = || store::keys(&views.load_balancers);
+    let on_event = |event: ObjectEvent<TrimmedLb>| match event {
+        ObjectEvent::Listed(lb) => set(&views, &metrics, &mut writer, lb),
+        ObjectEvent::Changed(lb) => {
+            let name = facts::name(&lb.lb);
+            let version = lb.lb.resource_version().unwrap_or_default();
+            set(&views, &metrics, &mut writer, lb);
+            if lock(&views.index.echoes).hear(&name, &version) {
+                views.tell_lbs([name]);
             }
         }
-        Event::InitDone => {
-            let before = views.load_balancers.state();
-            writer.apply_watcher_event(&Event::InitDone);
-            for lb in
-                before.iter().filter(|lb| !listed.contains(lb.uid().as_deref().unwrap_or_default()))
-            {
-                unselect(&views, lb.meta());
-                views.tell(ChangeEvent::Gone(owner_of(lb.meta())));
+        ObjectEvent::Unreadable(meta) => {
+            // An object that cannot be read any more stays in the view.
+            if let Some(former) = former(&views, &meta) {
+                remove(&views, &metrics, &mut writer, owner_of(former.meta()));
             }
-            listed = HashSet::new();
-            for lb in views.load_balancers.state() {
-                // A LoadBalancer that was created again under its name meanwhile.
-                select(&views, &lb);
-            }
-            for lb in views.load_balancers.state() {
-                views.tell(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
-            }
+        }
+        ObjectEvent::Gone(key, deleted) => {
+            let uid = match deleted {
+                Some(deleted) => deleted.uid,
+                None => key.split_once('/').and_then(|(ns, name)| views.uid_of(ns, name)),
+            };
+            remove(
+                &views,
+                &metrics,
+                &mut writer,
+                Owner { name: key, uid: uid.unwrap_or_default() },
+            );
+        }
+        ObjectEvent::Complete => {
+            views.tell_lbs(store::keys(&views.load_balancers));
             at.done(ViewPart::LoadBalancers);
         }
-        Event::Apply(lb) => {
-            if let Some(lb) = views.readable(lb, &metrics) {
-                metrics.saw(&lb);
-                select(&views, &lb);
-                let key = ObjectRef::from_obj(&lb);
-                let name = owner_of(lb.meta()).name;
-                let version = lb.resource_version().unwrap_or_default();
-                writer.apply_watcher_event(&Event::Apply(lb));
-                if lock(&views.echoes).hear(&name, &version) {
-                    views.tell(ChangeEvent::LoadBalancer(key));
-                }
-            }
-        }
-        Event::Delete(lb) => {
-            let owner = owner_of(lb.meta());
-            metrics.forget(&owner.uid);
-            unselect(&views, lb.meta());
-            views.tell(ChangeEvent::Gone(owner));
-            if let Ok(TrimmedLb { lb, .. }) = lb.0 {
-                writer.apply_watcher_event(&Event::Delete(lb));
-            }
+        // The list is refused while stored objects have an old version and no conversion webhook
+        // answers.
+        ObjectEvent::Refused(status) => {
+            let speechless = status.message.contains("conversion webhook");
+            views.index.unconverted.store(speechless, Ordering::Relaxed);
         }
     };
+    let api = Api::<Guard<TrimmedLb>>::all(client);
     let config = Config::default().page_size(PAGE);
-    informer::run_or_tell(api, config, "LoadBalancer", &metrics, on_event, refused).await;
+    informer::watch_guarded(api, config, &metrics, known, on_event).await;
 }
 
-pub(super) fn select(views: &Views, lb: &LoadBalancer) {
+/// Stores a LoadBalancer as it is now.
+pub(super) fn set(
+    views: &Views,
+    metrics: &Metrics,
+    writer: &mut StoreWriter<LoadBalancer>,
+    TrimmedLb { lb, partial }: TrimmedLb,
+) {
+    if let Some(former) = former(views, lb.meta()) {
+        remove(views, metrics, writer, owner_of(former.meta()));
+    }
+    metrics.saw(&lb);
+    lock(&views.index.uids).insert(lb.uid().unwrap_or_default(), partial);
+    select(views, &lb);
+    writer.set(lb);
+}
+
+/// The LoadBalancer in the view that had the name of this one before. A list does not report its
+/// deletion.
+fn former(views: &Views, meta: &ObjectMeta) -> Option<Arc<LoadBalancer>> {
+    let (name, namespace) = (meta.name.as_deref()?, meta.namespace.as_deref()?);
+    let seen = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;
+    (seen.metadata.uid != meta.uid).then_some(seen)
+}
+
+fn remove(views: &Views, metrics: &Metrics, writer: &mut StoreWriter<LoadBalancer>, owner: Owner) {
+    let Some((namespace, name)) = owner.name.split_once('/') else { return };
+    metrics.forget(&owner.uid);
+    lock(&views.index.vms).remove_lb(namespace, name);
+    views.take_touched(&owner.name);
+    lock(&views.index.uids).remove(&owner.uid);
+    lock(&views.index.echoes).forget(&owner.name);
+    writer.remove(&owner.name);
+    views.tell(ChangeEvent::Gone(owner));
+}
+
+fn select(views: &Views, lb: &LoadBalancer) {
     let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
-    let mut vms = lock(&views.vms);
+    let mut vms = lock(&views.index.vms);
     match listeners::selector(lb) {
         Some(selector) => drop(vms.set_lb(&namespace, &name, selector)),
         None => vms.remove_lb(&namespace, &name),
     }
-}
-
-fn unselect(views: &Views, meta: &ObjectMeta) {
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    lock(&views.vms).remove_lb(&part(&meta.namespace), &part(&meta.name));
-    let lb = owner_of(meta).name;
-    views.take_touched(&lb);
-    lock(&views.uids).remove(meta.uid.as_deref().unwrap_or_default());
-    lock(&views.echoes).forget(&lb);
 }
 
 fn owner_of(meta: &ObjectMeta) -> Owner {

@@ -7,15 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kube::core::PartialObjectMeta;
-use kube::{Api, ResourceExt};
-use kube_runtime::watcher::{Config, Event};
+use kube::{Api, Resource, ResourceExt};
+use kube_runtime::watcher::Config;
 
 use super::{InformerContext, ViewPart, Views, lock};
 use crate::api::kubevirt::{
     ANNOTATION_REMOVES_VOLUMES, LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine,
 };
 use crate::domain::load_balancer::facts;
-use crate::k8s::informer;
+use crate::k8s::informer::{self, ObjectEvent, key};
 
 type Machine = PartialObjectMeta<VirtualMachine>;
 /// Namespace and guest cluster.
@@ -25,7 +25,8 @@ type Cluster = (String, String);
 #[derive(Default)]
 pub(super) struct GuestRemovals {
     by_cluster: BTreeMap<Cluster, BTreeSet<String>>,
-    cluster_of: HashMap<(String, String), Cluster>,
+    /// Cluster whose removal a VM shows, by the VM's `namespace/name`.
+    cluster_of: HashMap<String, Cluster>,
 }
 
 impl GuestRemovals {
@@ -36,27 +37,27 @@ impl GuestRemovals {
         self.by_cluster.get(&key)?.first().cloned()
     }
 
-    /// Sets or clears the cluster whose removal a VM shows. Returns the clusters whose answer may
-    /// have changed.
-    fn set(&mut self, namespace: String, name: String, cluster: Option<String>) -> Vec<Cluster> {
-        let now = cluster.map(|cluster| (namespace.clone(), cluster));
-        let key = (namespace, name);
-        let before = self.cluster_of.get(&key).cloned();
+    /// Sets or clears the cluster whose removal a VM, by `namespace/name`, shows. Returns the
+    /// clusters whose answer may have changed.
+    fn set(&mut self, vm: &str, cluster: Option<String>) -> Vec<Cluster> {
+        let Some((namespace, name)) = vm.split_once('/') else { return Vec::new() };
+        let now = cluster.map(|cluster| (namespace.to_owned(), cluster));
+        let before = self.cluster_of.get(vm).cloned();
         if before == now {
             return Vec::new();
         }
         if let Some(before) = &before {
-            self.cluster_of.remove(&key);
+            self.cluster_of.remove(vm);
             if let Some(vms) = self.by_cluster.get_mut(before) {
-                vms.remove(&key.1);
+                vms.remove(name);
                 if vms.is_empty() {
                     self.by_cluster.remove(before);
                 }
             }
         }
         if let Some(now) = &now {
-            self.by_cluster.entry(now.clone()).or_default().insert(key.1.clone());
-            self.cluster_of.insert(key, now.clone());
+            self.by_cluster.entry(now.clone()).or_default().insert(name.to_owned());
+            self.cluster_of.insert(vm.to_owned(), now.clone());
         }
         before.into_iter().chain(now).collect()
     }
@@ -64,35 +65,25 @@ impl GuestRemovals {
 
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let mut listed: BTreeSet<(String, String)> = BTreeSet::new();
+    let known = || lock(&views.index.removals).cluster_of.keys().cloned().collect();
+    let on_event = |event: ObjectEvent<Machine>| match event {
+        ObjectEvent::Listed(vm) | ObjectEvent::Changed(vm) => {
+            views.set_machine(&key(vm.meta()), shown_by(&vm));
+        }
+        ObjectEvent::Gone(vm, _) => views.set_machine(&vm, None),
+        ObjectEvent::Complete => at.done(ViewPart::Machines),
+        // Without KubeVirt there are no guest clusters.
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+    };
     let api = Api::<Machine>::all(client);
     let of_guests = format!("{LABEL_CREATOR}={NODE_DRIVER},{LABEL_GUEST_CLUSTER}");
     let config = Config::default().labels(&of_guests);
-    let on_event = |event| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(vm) => {
-            listed.insert(key(&vm));
-            views.set_machine(key(&vm), shown_by(&vm));
-        }
-        Event::InitDone => {
-            let known: Vec<_> = lock(&views.removals).cluster_of.keys().cloned().collect();
-            for gone in known.into_iter().filter(|vm| !listed.contains(vm)) {
-                views.set_machine(gone, None);
-            }
-            listed = BTreeSet::new();
-            at.done(ViewPart::Machines);
-        }
-        Event::Apply(vm) => views.set_machine(key(&vm), shown_by(&vm)),
-        Event::Delete(vm) => views.set_machine(key(&vm), None),
-    };
-    // Without KubeVirt there are no guest clusters.
-    let kind = "VirtualMachine";
-    informer::run(api, config, kind, &at.metrics, on_event).await;
+    informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
 impl Views {
-    pub(super) fn set_machine(&self, (namespace, name): (String, String), cluster: Option<String>) {
-        let changed = lock(&self.removals).set(namespace, name, cluster);
+    pub(super) fn set_machine(&self, vm: &str, cluster: Option<String>) {
+        let changed = lock(&self.index.removals).set(vm, cluster);
         for (namespace, cluster) in changed {
             let lbs = self.load_balancers.state_filter(|lb| {
                 lb.namespace().as_deref() == Some(&namespace)
@@ -109,10 +100,6 @@ fn shown_by(vm: &Machine) -> Option<String> {
     vm.labels().get(LABEL_GUEST_CLUSTER).filter(|cluster| !cluster.is_empty()).cloned()
 }
 
-fn key(vm: &Machine) -> (String, String) {
-    (vm.namespace().unwrap_or_default(), vm.name_any())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,7 +108,7 @@ mod tests {
     fn a_cluster_is_being_removed_as_long_as_one_of_its_vms_shows_it() {
         let mut removals = GuestRemovals::default();
         let mut set = |vm: &str, cluster: Option<&str>| {
-            let changed = removals.set("ns".into(), vm.into(), cluster.map(Into::into));
+            let changed = removals.set(&format!("ns/{vm}"), cluster.map(Into::into));
             (changed.len(), removals.of("ns", "a"), removals.of("ns", "b"))
         };
         let vm = |name: &str| Some(name.to_owned());
@@ -132,7 +119,7 @@ mod tests {
         assert_eq!(set("1", Some("b")), (2, vm("2"), vm("1")), "a label was changed");
         assert_eq!(set("2", None), (1, None, vm("1")));
         assert_eq!(removals.of("other", "b"), None);
-        removals.set("ns".into(), "1".into(), None);
+        removals.set("ns/1", None);
         assert!(removals.by_cluster.is_empty() && removals.cluster_of.is_empty());
     }
 

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use kube::Client;
-use kube_runtime::reflector::{Store, store::Writer};
+use kube_runtime::reflector::Store;
 use tokio::sync::watch;
 
 use self::early::DeferredSlices;
@@ -46,6 +46,7 @@ use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::domain::vm_backends::guest_network;
 use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
 use crate::domain::vm_backends::vm::{Topology, Vm, VmPod};
+use crate::k8s::store::StoreWriter;
 use crate::metrics::Metrics;
 pub use early::WritingSlice;
 pub use echoes::OwnWrite;
@@ -107,45 +108,49 @@ pub struct Views {
     pub services: OwnedObjects<crate::domain::vm_backends::service::StoredService>,
     /// EndpointSlices of vm LoadBalancers, by the LoadBalancer that owns them.
     pub slices: OwnedObjects<OwnedSlice>,
-    projects: Arc<Mutex<HashMap<String, Project>>>,
-    /// UID of the namespace kube-system.
-    cluster: Arc<Mutex<Option<String>>>,
-    /// The Leases of networks' agents, by name.
-    agents: Arc<Mutex<HashMap<String, leases::ObservedAgent>>>,
+    /// Addresses that the cluster itself uses.
+    pub infrastructure: InfrastructureAddresses,
     /// Networks on which the host leases by the operator's options, besides
     /// NetworkAttachmentDefinitions.
     dhcp: Arc<dhcp_lease::DhcpNetworks>,
-    removals: Arc<Mutex<GuestRemovals>>,
-    vms: Arc<Mutex<LabelIndex>>,
-    /// Whether the cluster does not serve VirtualMachineInstances.
-    no_vms: Arc<AtomicBool>,
-    /// Addresses that the cluster itself uses.
-    pub infrastructure: InfrastructureAddresses,
-    nodes: Arc<Mutex<HashMap<String, vms::KnownNode>>>,
-    networks: Arc<Mutex<HashMap<String, networks::NetworkFacts>>>,
-    /// Links of nodes for VLANs, from HostNetworkConfigs.
-    host_links: Arc<Mutex<HostLinks>>,
-    /// Facts of the pools, without their ledgers.
-    pools: Arc<Mutex<HashMap<String, pools::KnownPool>>>,
-    /// Times at which slices were first observed to be out of date, by LoadBalancer.
-    touched: Arc<Mutex<HashMap<LbKey, Instant>>>,
-    /// State of this process's writes of LoadBalancers.
-    echoes: Arc<Mutex<OwnWrites>>,
-    /// UIDs of existing LoadBalancers, and whether the view lacks list entries that a write must
-    /// contain.
-    uids: Arc<Mutex<HashMap<String, bool>>>,
-    /// EndpointSlices that this process is writing.
-    early: Arc<Mutex<DeferredSlices>>,
+    index: Arc<ViewIndexes>,
     notifier: ChangeNotifier,
     synced: watch::Receiver<u32>,
+}
+
+/// Facts from the objects of each kind, and the state of this process's writes.
+#[derive(Default)]
+struct ViewIndexes {
+    projects: Mutex<HashMap<String, Project>>,
+    /// UID of the namespace kube-system.
+    cluster: Mutex<Option<String>>,
+    agents: Mutex<leases::AgentIndex>,
+    removals: Mutex<GuestRemovals>,
+    vms: Mutex<LabelIndex>,
+    /// Whether the cluster does not serve VirtualMachineInstances.
+    no_vms: AtomicBool,
+    nodes: Mutex<HashMap<String, vms::KnownNode>>,
+    networks: Mutex<networks::NetworkIndex>,
+    /// Links of nodes for VLANs, from HostNetworkConfigs.
+    host_links: Mutex<HostLinks>,
+    pools: Mutex<pools::PoolIndex>,
+    /// Times at which slices were first observed to be out of date, by LoadBalancer.
+    touched: Mutex<HashMap<LbKey, Instant>>,
+    /// State of this process's writes of LoadBalancers.
+    echoes: Mutex<OwnWrites>,
+    /// UIDs of existing LoadBalancers, and whether the view lacks list entries that a write must
+    /// contain.
+    uids: Mutex<HashMap<String, bool>>,
+    /// EndpointSlices that this process is writing.
+    early: Mutex<DeferredSlices>,
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
-    unconverted: Arc<AtomicBool>,
+    unconverted: AtomicBool,
 }
 
 /// Writers of what the views only read.
 struct ViewWriters {
-    load_balancers: Writer<LoadBalancer>,
-    records: Writer<DHCPLease>,
+    load_balancers: StoreWriter<LoadBalancer>,
+    records: StoreWriter<DHCPLease>,
     /// Parts that were listed once.
     listed: watch::Sender<u32>,
 }
@@ -176,33 +181,19 @@ impl InformerContext {
 impl Views {
     /// Views without objects, and their writers.
     fn new(dhcp: dhcp_lease::DhcpNetworks) -> (Self, ViewWriters) {
-        let load_balancers = Writer::<LoadBalancer>::default();
-        let records = Writer::<DHCPLease>::default();
+        let load_balancers = StoreWriter::<LoadBalancer>::default();
+        let records = StoreWriter::<DHCPLease>::default();
         let (listed, synced) = watch::channel(0);
         let views = Self {
-            load_balancers: load_balancers.as_reader(),
-            records: records.as_reader(),
+            load_balancers: load_balancers.reader(),
+            records: records.reader(),
             services: OwnedObjects::default(),
             slices: OwnedObjects::default(),
-            projects: Arc::default(),
-            cluster: Arc::default(),
-            agents: Arc::default(),
-            dhcp: Arc::new(dhcp),
-            removals: Arc::default(),
-            vms: Arc::default(),
-            no_vms: Arc::default(),
             infrastructure: InfrastructureAddresses::default(),
-            nodes: Arc::default(),
-            networks: Arc::default(),
-            host_links: Arc::default(),
-            pools: Arc::default(),
-            touched: Arc::default(),
-            echoes: Arc::default(),
-            uids: Arc::default(),
-            early: Arc::default(),
+            dhcp: Arc::new(dhcp),
+            index: Arc::default(),
             notifier: ChangeNotifier::default(),
             synced,
-            unconverted: Arc::default(),
         };
         (views, ViewWriters { load_balancers, records, listed })
     }
@@ -255,7 +246,7 @@ impl Views {
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers. The list then
     /// waits for this process's own webhook, so waiting for the list would deadlock.
     pub fn await_conversion(&self) -> bool {
-        !self.is_synced() && self.unconverted.load(Ordering::Relaxed)
+        !self.is_synced() && self.index.unconverted.load(Ordering::Relaxed)
     }
 
     /// Waits until every kind that addresses depend on was listed once.
@@ -271,14 +262,14 @@ impl Views {
 
     /// Rancher project of a namespace.
     pub fn project_of(&self, namespace: &str) -> Project {
-        lock(&self.projects).get(namespace).cloned().unwrap_or_default()
+        lock(&self.index.projects).get(namespace).cloned().unwrap_or_default()
     }
 
     /// Facts from other objects that decisions about a LoadBalancer's address use.
     pub fn around(&self, lb: &LoadBalancer) -> LbSurroundings {
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
         let vm_network = facts::asks_vms_for_network(lb).and_then(|cluster| {
-            guest_network::cluster_network(&lock(&self.vms), namespace, &cluster)
+            guest_network::cluster_network(&lock(&self.index.vms), namespace, &cluster)
         });
         LbSurroundings { project: self.project_of(namespace), vm_network }
     }
@@ -288,13 +279,13 @@ impl Views {
     pub fn removal_of(&self, lb: &LoadBalancer) -> Option<NoAddressReason> {
         let cluster = facts::guest_cluster(lb).filter(|_| !facts::has_address(lb))?;
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
-        let vm = lock(&self.removals).of(namespace, &cluster)?;
+        let vm = lock(&self.index.removals).of(namespace, &cluster)?;
         Some(NoAddressReason::ClusterRemoved { cluster, vm: format!("{namespace}/{vm}") })
     }
 
     /// Whether the namespace exists. `None`: not known yet.
     pub fn has_namespace(&self, namespace: &str) -> Option<bool> {
-        let found = lock(&self.projects).contains_key(namespace);
+        let found = lock(&self.index.projects).contains_key(namespace);
         (found || self.is_listed(ViewPart::Namespaces)).then_some(found)
     }
 
@@ -305,39 +296,39 @@ impl Views {
         name: &str,
         say: impl FnMut((&Arc<str>, &Vm, &[VmPod])) -> T,
     ) -> Vec<T> {
-        lock(&self.vms).members(namespace, name).map(say).collect()
+        lock(&self.index.vms).members(namespace, name).map(say).collect()
     }
 
     /// Addresses of type `InternalIP` of a node. `None`: the node is not in the view.
     pub fn internal_addresses(&self, node: &str) -> Option<Vec<IpAddr>> {
-        lock(&self.nodes).get(node).map(|node| node.internal_addresses.clone())
+        lock(&self.index.nodes).get(node).map(|node| node.internal_addresses.clone())
     }
 
     /// Bridge and VLAN by which nodes reach a network, `namespace/name` of a
     /// NetworkAttachmentDefinition.
     pub fn attachment(&self, network: &str) -> Option<NetworkAttachment> {
-        lock(&self.networks).get(network)?.attachment.clone()
+        lock(&self.index.networks).get(network)?.attachment.clone()
     }
 
     /// Whether announcers on the nodes reach an attachment.
     pub fn link(&self, attachment: &NetworkAttachment) -> NetworkReach {
-        lock(&self.host_links).link(attachment)
+        lock(&self.index.host_links).link(attachment)
     }
 
     /// Address range of a network. `None`: unknown.
     pub fn network_range(&self, network: &str) -> Option<NetworkRange> {
-        lock(&self.networks).get(network)?.range
+        lock(&self.index.networks).get(network)?.range
     }
 
     /// Whether the network exists. `None`: not known yet.
     pub fn has_network(&self, network: &str) -> Option<bool> {
-        let found = lock(&self.networks).contains_key(network);
+        let found = lock(&self.index.networks).get(network).is_some();
         (found || self.is_listed(ViewPart::Networks)).then_some(found)
     }
 
     /// VLAN of a network; 0 for none. `None`: the network is not in the view.
     pub fn vlan_of(&self, network: &str) -> Option<u16> {
-        Some(lock(&self.networks).get(network)?.vlan)
+        Some(lock(&self.index.networks).get(network)?.vlan)
     }
 
     /// Segment where the addresses of a network are announced.
@@ -353,8 +344,8 @@ impl Views {
 
     /// A VM, and the topology of its node. `None`: one of the two is not in the view.
     pub fn whereabouts(&self, key: &str) -> Option<(Vm, Topology)> {
-        let vm = lock(&self.vms).vm(key).cloned()?;
-        let topology = lock(&self.nodes).get(&*vm.node)?.topology.clone();
+        let vm = lock(&self.index.vms).vm(key).cloned()?;
+        let topology = lock(&self.index.nodes).get(&*vm.node)?.topology.clone();
         Some((vm, topology))
     }
 
@@ -371,7 +362,7 @@ impl Views {
     /// Removes and returns the time since when the LoadBalancer's slices have been out of date.
     /// `None`: they are not.
     pub fn take_touched(&self, lb: &str) -> Option<Instant> {
-        lock(&self.touched).remove(lb)
+        lock(&self.index.touched).remove(lb)
     }
 }
 

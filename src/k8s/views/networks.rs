@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Api, Resource, ResourceExt};
-use kube_runtime::watcher::{Config, Event};
+use kube_runtime::watcher::Config;
 use serde::Deserialize;
 
 use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
@@ -17,10 +17,11 @@ use crate::api::{
 };
 use crate::domain::dhcp_lease::{DhcpDeclaration, NetworkForm};
 use crate::domain::load_balancer::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
+use crate::domain::load_balancer::facts;
 use crate::domain::network::NetworkAttachment;
 use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::k8s::guard::Guard;
-use crate::k8s::informer;
+use crate::k8s::informer::{self, ObjectEvent, is_unserved, key};
 
 /// Suffix of the name of a cluster network's bridge. Source: network-controller-harvester,
 /// pkg/utils/bridge.go.
@@ -54,84 +55,97 @@ struct NetworkRoute {
 
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let mut listed: HashMap<String, NetworkFacts> = HashMap::new();
-    let on_event = |event: Event<Guard<NetworkAttachmentDefinition>>| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(network) => {
-            let network = readable(network, &at);
-            listed.insert(key(&network), known(&network));
+    let known = || lock(&views.index.networks).0.keys().cloned().collect();
+    let on_event = |event: ObjectEvent<NetworkAttachmentDefinition>| match event {
+        ObjectEvent::Listed(network) | ObjectEvent::Changed(network) => views.set_network(&network),
+        // A network that does not fit its type still exists, but its segment is unknown. Its CRD
+        // allows a network without a spec.
+        ObjectEvent::Unreadable(metadata) => {
+            let spec = NetworkAttachmentDefinitionSpec::default();
+            views.set_network(&NetworkAttachmentDefinition { metadata, spec });
         }
-        Event::InitDone => {
-            let new = std::mem::take(&mut listed);
-            let before = std::mem::replace(&mut *lock(&views.networks), new.clone());
+        ObjectEvent::Gone(key, _) => views.remove_network(&key),
+        ObjectEvent::Complete => {
             at.done(ViewPart::Networks);
             // A network that was not listed does not exist.
             views.tell(ChangeEvent::Networks);
-            let gone = before.keys().filter(|key| !new.contains_key(*key));
-            for key in new.keys().chain(gone) {
-                views.tell_users(key, before.get(key), new.get(key));
-            }
         }
-        Event::Apply(network) => {
-            let network = readable(network, &at);
-            views.set_network(&key(&network), &known(&network));
-        }
-        Event::Delete(network) => views.remove_network(&key(&network)),
+        // Without Multus the cluster has no such networks.
+        ObjectEvent::Refused(status) if is_unserved(&status) => at.done(ViewPart::Networks),
+        ObjectEvent::Refused(_) => {}
     };
-    // Without Multus the cluster has no such networks.
-    let not_served = || at.done(ViewPart::Networks);
     let api = Api::<Guard<NetworkAttachmentDefinition>>::all(client);
-    let kind = "NetworkAttachmentDefinition";
-    informer::run_if_served(api, Config::default(), kind, &at.metrics, on_event, not_served).await;
-}
-
-/// Unwraps a network. One that does not fit its type still exists, but its segment is unknown. Its
-/// CRD allows a network without a spec.
-fn readable(
-    network: Guard<NetworkAttachmentDefinition>,
-    at: &InformerContext,
-) -> NetworkAttachmentDefinition {
-    network.0.unwrap_or_else(|misfit| {
-        let kind = "NetworkAttachmentDefinition";
-        at.metrics.unreadable.with_label_values(&[kind]).inc();
-        let (name, error) = (&misfit.metadata.name, &misfit.error);
-        tracing::warn!(name, error, kind, "cannot be read");
-        let spec = NetworkAttachmentDefinitionSpec::default();
-        NetworkAttachmentDefinition { metadata: misfit.metadata, spec }
-    })
+    informer::watch_guarded(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
 impl Views {
-    pub(super) fn set_network(&self, network: &str, new: &NetworkFacts) {
-        let old = lock(&self.networks).insert(network.to_owned(), new.clone());
-        self.tell_users(network, old.as_ref(), Some(new));
+    pub(super) fn set_network(&self, network: &NetworkAttachmentDefinition) {
+        let (name, facts) = (key(network.meta()), known(network));
+        let change = lock(&self.index.networks).set(&name, Some(facts));
+        self.tell_users(&name, change);
     }
 
     pub(super) fn remove_network(&self, network: &str) {
-        let old = lock(&self.networks).remove(network);
-        self.tell_users(network, old.as_ref(), None);
+        let change = lock(&self.index.networks).set(network, None);
+        self.tell_users(network, change);
     }
 
-    /// Enqueues what depends on a fact of a network that has changed. `None`: the network did not
-    /// exist, or does not any more.
-    fn tell_users(&self, network: &str, old: Option<&NetworkFacts>, new: Option<&NetworkFacts>) {
-        let attachment = |facts: Option<&NetworkFacts>| facts.and_then(|f| f.attachment.clone());
-        if attachment(old) != attachment(new) {
-            let names = |lb: &LoadBalancer| {
+    /// Enqueues what depends on the facts of a network that have changed.
+    fn tell_users(&self, network: &str, change: NetworkChange) {
+        if change.attachment {
+            let users = self.load_balancers.state_filter(|lb: &LoadBalancer| {
                 lb.annotations().get(ANNOTATION_NETWORK).is_some_and(|named| named == network)
-            };
-            self.tell_lbs(
-                self.load_balancers.state_filter(names).iter().map(|lb| key(lb.as_ref())),
-            );
+            });
+            self.tell_lbs(users.iter().map(|lb| facts::name(lb)));
             self.tell(ChangeEvent::Networks);
         }
-        let has_moved = old.and_then(|old| old.range) != new.and_then(|new| new.range);
-        if has_moved {
+        if change.range {
             self.tell_on_network(network);
         }
-        if has_moved || old.map(|old| &old.declaration) != new.map(|new| &new.declaration) {
+        if change.range || change.declaration {
             self.tell_network(network);
         }
+    }
+}
+
+/// Facts of all networks, by `namespace/name`.
+#[derive(Default)]
+pub(super) struct NetworkIndex(HashMap<String, NetworkFacts>);
+
+/// Facts of a network that have changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct NetworkChange {
+    attachment: bool,
+    range: bool,
+    declaration: bool,
+}
+
+impl NetworkIndex {
+    /// Facts of a network. `None`: it does not exist, or is not known yet.
+    pub(super) fn get(&self, network: &str) -> Option<&NetworkFacts> {
+        self.0.get(network)
+    }
+
+    /// Networks by `namespace/name`.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &NetworkFacts)> {
+        self.0.iter()
+    }
+
+    /// Stores the facts of a network; `None`: it is gone. Returns which of them have changed.
+    fn set(&mut self, network: &str, new: Option<NetworkFacts>) -> NetworkChange {
+        let old = self.0.get(network);
+        let attachment = |facts: &NetworkFacts| facts.attachment.clone();
+        let change = NetworkChange {
+            attachment: old.and_then(attachment) != new.as_ref().and_then(attachment),
+            range: old.and_then(|old| old.range) != new.as_ref().and_then(|new| new.range),
+            declaration: old.map(|old| &old.declaration)
+                != new.as_ref().map(|new| &new.declaration),
+        };
+        match new {
+            Some(new) => drop(self.0.insert(network.to_owned(), new)),
+            None => drop(self.0.remove(network)),
+        }
+        change
     }
 }
 
@@ -152,7 +166,7 @@ pub(super) struct NetworkFacts {
     pub(super) reference: Box<ObjectReference>,
 }
 
-pub(super) fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
+fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     let attachment = attachment(network);
     let labelled = network.labels().get(LABEL_VLAN).and_then(|vlan| vlan.parse().ok());
     let configured = attachment.as_ref().map(|attachment| attachment.vlan);
@@ -209,8 +223,4 @@ fn range(network: &NetworkAttachmentDefinition) -> Option<NetworkRange> {
     let NetworkRoute { cidr, gateway, outdated } = serde_json::from_str(route).ok()?;
     let cidr: IpNet = cidr.parse().ok().filter(|_| !outdated)?;
     Some(NetworkRange { cidr: cidr.trunc(), gateway: gateway.parse().ok() })
-}
-
-fn key(object: &impl ResourceExt) -> String {
-    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
 }

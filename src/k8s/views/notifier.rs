@@ -60,8 +60,8 @@ impl Views {
         &self,
         handler: impl Fn(ChangeEvent) + Send + Sync + 'static,
     ) -> ChangeSubscription {
-        lock(&self.touched).clear();
-        lock(&self.echoes).clear();
+        lock(&self.index.touched).clear();
+        lock(&self.index.echoes).clear();
         let handler: ChangeHandler = Arc::new(handler);
         *lock(&self.notifier.0) = Some(handler.clone());
         ChangeSubscription { notifier: self.notifier.clone(), handler }
@@ -88,21 +88,21 @@ impl Views {
     pub(super) fn tell_reporting(&self, networks: &[IpNet]) {
         // Before everything is listed, no decision depends on it.
         if self.endpoints_synced() {
-            let affected = lock(&self.vms).reporting(networks);
+            let affected = lock(&self.index.vms).reporting(networks);
             self.tell_touched(affected);
         }
     }
 
     /// Enqueues LoadBalancers whose VMs are on the network.
     pub(super) fn tell_on_network(&self, network: &str) {
-        let affected = lock(&self.vms).on_network(network);
+        let affected = lock(&self.index.vms).on_network(network);
         self.tell_touched(affected);
     }
 
     /// Enqueues LoadBalancers whose VMs have changed, and records the time.
     pub(super) fn tell_touched(&self, lbs: Vec<LbKey>) {
         let now = Instant::now();
-        let mut touched = lock(&self.touched);
+        let mut touched = lock(&self.index.touched);
         for lb in &lbs {
             touched.entry(lb.clone()).or_insert(now);
         }

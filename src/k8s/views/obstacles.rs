@@ -1,12 +1,13 @@
 //! Objects in the views that are in the way of a leased address.
 
-use kube::{Resource, ResourceExt};
+use kube::Resource;
 
 use super::Views;
-use crate::api::{DHCPLease, LoadBalancer};
+use crate::api::LoadBalancer;
 use crate::domain::dhcp_lease::{self, AddressUses, LeasedAddress, OtherHolder, PoolSegment};
 use crate::domain::load_balancer::facts;
 use crate::domain::reason::NoLease;
+use crate::k8s::informer::key;
 
 impl Views {
     /// The leased address, or why it must not be published: another object has it.
@@ -59,7 +60,7 @@ fn world(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> AddressUses
     let recorded = views.records.state_filter(|record| {
         let status = record.status.as_ref();
         status.and_then(|status| status.address.as_ref()) == Some(&address)
-            && facts::name(lb) != name_of(record)
+            && facts::name(lb) != key(record.meta())
     });
     others.extend(recorded.iter().map(|record| OtherHolder {
         segment: Some(views.segment(&record.spec.network)),
@@ -78,8 +79,4 @@ fn world(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> AddressUses
         range: views.network_range(&lease.network),
         published: facts::leased(lb) == Some(lease.ip),
     }
-}
-
-fn name_of(record: &DHCPLease) -> String {
-    format!("{}/{}", record.namespace().unwrap_or_default(), record.name_any())
 }

@@ -5,15 +5,15 @@
 //! ledger. Where IPPool is served without a status subresource, each claim changes the generation:
 //! a pool whose spec turned out to be the same is read at most once in [`LATER`].
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kube::api::ApiResource;
 use kube::core::{NotUsed, Object, PartialObjectMeta};
 use kube::{Api, ResourceExt};
-use kube_runtime::watcher::{Config, Event};
-use tokio::sync::mpsc;
+use kube_runtime::watcher::Config;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
@@ -21,7 +21,8 @@ use crate::api::{IPPool, IPPoolSpec};
 use crate::domain::pools::allocator::PoolSeen;
 use crate::domain::pools::conflict::PoolFacts;
 use crate::k8s::guard::Guard;
-use crate::k8s::{CallError, call, informer};
+use crate::k8s::informer::{self, ObjectEvent};
+use crate::k8s::{CallError, call};
 
 /// Pause between two reads of one pool.
 const SOON: Duration = Duration::from_millis(200);
@@ -33,66 +34,32 @@ type Wishes = Object<IPPoolSpec, NotUsed>;
 /// Metadata of a pool.
 pub type Seen = PartialObjectMeta<IPPool>;
 
-/// An event of the watch.
-enum PoolChange {
-    /// A pool, new or changed.
-    There(Box<Seen>),
-    /// A pool that was deleted, by name.
-    Gone(String),
-    /// The first list is complete.
-    Listed,
-}
+/// Pools by name, and the reads of their specs.
+#[derive(Default)]
+pub(super) struct PoolIndex(HashMap<String, PoolEntry>);
 
-pub(super) async fn watch(at: InformerContext) {
-    let InformerContext { client, views, metrics, .. } = at.clone();
-    let mut known: HashSet<String> = HashSet::new();
-    let mut listed: HashSet<String> = HashSet::new();
-    let (teller, changes) = mpsc::unbounded_channel();
-    let api = Api::<Seen>::all(client.clone());
-    let tell = |pool: Seen| {
-        views.tell(ChangeEvent::Pool(pool.name_any(), pool.resource_version().unwrap_or_default()));
-        let _ = teller.send(PoolChange::There(Box::new(pool)));
-    };
-    let gone = |name: &String| {
-        let _ = teller.send(PoolChange::Gone(name.clone()));
-        views.tell(ChangeEvent::PoolGone(name.clone()));
-    };
-    let on_event = |event: Event<Seen>| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(pool) => {
-            listed.insert(pool.name_any());
-            tell(pool);
-        }
-        Event::InitDone => {
-            known.difference(&listed).for_each(gone);
-            known = std::mem::take(&mut listed);
-            at.done(ViewPart::Pools);
-            let _ = teller.send(PoolChange::Listed);
-        }
-        Event::Apply(pool) => {
-            known.insert(pool.name_any());
-            tell(pool);
-        }
-        Event::Delete(pool) => {
-            known.remove(&pool.name_any());
-            gone(&pool.name_any());
-        }
-    };
-    tokio::join!(
-        informer::run(api, Config::default(), "IPPool", &metrics, on_event),
-        read(&at, changes)
-    );
+/// A pool in the view.
+#[derive(Default)]
+struct PoolEntry {
+    /// Generation that the watch has shown last.
+    shown: PoolGeneration,
+    /// Facts of the pool. `None`: not read yet, or not readable.
+    known: Option<KnownPool>,
+    /// Whether the spec must be read.
+    due: bool,
+    /// Earliest time of the next read. `None`: at once.
+    next: Option<Instant>,
 }
 
 /// Facts of a pool, and the generation that they are from.
-pub(super) struct KnownPool {
+struct KnownPool {
     facts: Arc<PoolFacts>,
     generation: PoolGeneration,
 }
 
 /// Detects whether a pool's facts may have changed: UID, generation, and whether it is being
 /// deleted.
-#[derive(PartialEq, Eq)]
+#[derive(Default, PartialEq, Eq)]
 struct PoolGeneration(Option<String>, Option<i64>, bool);
 
 impl PoolGeneration {
@@ -102,113 +69,125 @@ impl PoolGeneration {
     }
 }
 
-/// State of the reads of a pool.
-#[derive(Default)]
-struct PoolReads {
-    uid: Option<String>,
-    generation: Option<i64>,
-    deleting: bool,
-    /// Earliest time of the next read. `None`: at once.
-    next: Option<Instant>,
-    due: bool,
+impl PoolIndex {
+    /// Stores the metadata of a pool. A changed generation makes a read due.
+    fn apply(&mut self, pool: &Seen) {
+        let entry = self.0.entry(pool.name_any()).or_default();
+        let shown = PoolGeneration::of(pool);
+        entry.due |= entry.shown != shown;
+        if entry.shown.0 != shown.0 {
+            entry.next = None;
+        }
+        entry.shown = shown;
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+
+    /// The pool whose read is due first, and the time of that read. `None`: no read is due.
+    fn next(&self, now: Instant) -> Option<(Instant, String)> {
+        let due = self.0.iter().filter(|(_, entry)| entry.due);
+        due.map(|(name, entry)| (entry.next.unwrap_or(now), name.clone())).min()
+    }
+
+    /// Starts a read. A change from here on makes another read due.
+    fn begin(&mut self, name: &str) {
+        if let Some(entry) = self.0.get_mut(name) {
+            entry.due = false;
+        }
+    }
+
+    /// Stores the result of a read at a time. `None`: the pool cannot be read, so it gives out
+    /// nothing, and the leader reports this fault.
+    fn read(&mut self, name: &str, known: Option<KnownPool>, now: Instant) {
+        let Some(entry) = self.0.get_mut(name) else { return };
+        let facts = |known: &Option<KnownPool>| known.as_ref().map(|known| known.facts.clone());
+        let is_new = facts(&entry.known) != facts(&known);
+        entry.known = known;
+        entry.next = Some(now + if is_new { SOON } else { LATER });
+    }
+
+    /// Makes another read due: this one has failed.
+    fn failed(&mut self, name: &str, now: Instant) {
+        if let Some(entry) = self.0.get_mut(name) {
+            (entry.due, entry.next) = (true, Some(now + LATER));
+        }
+    }
+}
+
+pub(super) async fn watch(at: InformerContext) {
+    let InformerContext { client, views, metrics, .. } = at.clone();
+    let changed = Notify::new();
+    let known = || lock(&views.index.pools).0.keys().cloned().collect();
+    let on_event = |event: ObjectEvent<Seen>| {
+        match event {
+            ObjectEvent::Listed(pool) | ObjectEvent::Changed(pool) => {
+                lock(&views.index.pools).apply(&pool);
+                let version = pool.resource_version().unwrap_or_default();
+                views.tell(ChangeEvent::Pool(pool.name_any(), version));
+            }
+            ObjectEvent::Gone(name, _) => {
+                lock(&views.index.pools).remove(&name);
+                views.tell(ChangeEvent::PoolGone(name));
+            }
+            ObjectEvent::Complete => at.done(ViewPart::Pools),
+            ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+        }
+        changed.notify_one();
+    };
+    let api = Api::<Seen>::all(client.clone());
+    tokio::join!(
+        informer::watch(api, Config::default(), &metrics, known, on_event),
+        read(&at, &changed)
+    );
 }
 
 /// Reads the specs of changed pools, one after the other, each at most as often as [`SOON`] or
 /// [`LATER`] allows.
-async fn read(at: &InformerContext, mut changes: mpsc::UnboundedReceiver<PoolChange>) {
+async fn read(at: &InformerContext, changed: &Notify) {
     let views = &at.views;
     let resource = ApiResource::erase::<IPPool>(&());
     let api: Api<Guard<Wishes>> = Api::all_with(at.client.clone(), &resource);
-    let mut readings: HashMap<String, PoolReads> = HashMap::new();
-    let mut is_listed = false;
     loop {
-        if is_listed && !readings.values().any(|reading| reading.due) {
+        let is_listed = views.is_listed(ViewPart::Pools);
+        let next = lock(&views.index.pools).next(Instant::now());
+        if is_listed && next.is_none() {
             at.done(ViewPart::PoolSpecs);
         }
-        let now = Instant::now();
-        let due = readings.iter().filter(|(_, reading)| reading.due);
-        let next = due.map(|(name, reading)| (reading.next.unwrap_or(now), name.clone())).min();
         tokio::select! {
             biased;
-            change = changes.recv() => {
-                let pool = match change {
-                    Some(PoolChange::There(pool)) => pool,
-                    Some(PoolChange::Gone(name)) => {
-                        readings.remove(&name);
-                        lock(&views.pools).remove(&name);
-                        continue;
-                    }
-                    Some(PoolChange::Listed) => {
-                        is_listed = true;
-                        continue;
-                    }
-                    None => return,
-                };
-                let reading = readings.entry(pool.name_any()).or_default();
-                let deleting = pool.metadata.deletion_timestamp.is_some();
-                reading.due |= reading.uid != pool.uid()
-                    || reading.generation != pool.metadata.generation
-                    || reading.deleting != deleting;
-                if reading.uid != pool.uid() {
-                    reading.next = None;
-                }
-                if let Some(generation) = pool.metadata.generation {
-                    reading.generation = Some(generation);
-                }
-                (reading.uid, reading.deleting) = (pool.uid(), deleting);
-            }
+            () = changed.notified() => {}
             () = until(next.as_ref().map(|(at, _)| *at)) => {
-                let Some((_, name)) = next else { continue };
-                let new = take(&api, views, &name).await;
-                match new {
-                    Ok(Some(new)) => {
-                        if let Some(reading) = readings.get_mut(&name) {
-                            reading.due = false;
-                            reading.next = Some(Instant::now() + if new { SOON } else { LATER });
-                        }
-                    }
-                    Ok(None) => drop(readings.remove(&name)),
-                    Err(error) => {
-                        tracing::debug!(pool = name, %error, "IPPool not read, trying again");
-                        if let Some(reading) = readings.get_mut(&name) {
-                            reading.next = Some(Instant::now() + LATER);
-                        }
-                    }
+                if let Some((_, name)) = next {
+                    take(&api, views, &name).await;
                 }
             }
         }
     }
 }
 
-/// Reads a pool. `None`: it does not exist; otherwise whether its facts have changed.
-async fn take(
-    api: &Api<Guard<Wishes>>,
-    views: &Views,
-    name: &str,
-) -> Result<Option<bool>, CallError> {
-    let known = match call(api.get(name)).await {
+/// Reads a pool.
+async fn take(api: &Api<Guard<Wishes>>, views: &Views, name: &str) {
+    lock(&views.index.pools).begin(name);
+    let read = call(api.get(name)).await;
+    let (mut pools, now) = (lock(&views.index.pools), Instant::now());
+    match read {
         Ok(Guard(Ok(pool))) => {
             let created = pool.metadata.creation_timestamp.as_ref();
             let created = created.map_or(0, |time| time.0.as_second());
             let mut facts = PoolFacts::new(name, created, &pool.spec);
             facts.deleting = pool.metadata.deletion_timestamp.is_some();
-            Some(KnownPool { facts: Arc::new(facts), generation: PoolGeneration::of(&pool) })
+            let generation = PoolGeneration::of(&pool);
+            pools.read(name, Some(KnownPool { facts: Arc::new(facts), generation }), now);
         }
-        // The leader reports this fault, and the pool gives out nothing.
-        Ok(Guard(Err(_))) => None,
-        Err(CallError::NotFound) => {
-            lock(&views.pools).remove(name);
-            return Ok(None);
+        Ok(Guard(Err(_))) => pools.read(name, None, now),
+        Err(CallError::NotFound) => pools.remove(name),
+        Err(error) => {
+            tracing::debug!(pool = name, %error, "IPPool not read, trying again");
+            pools.failed(name, now);
         }
-        Err(error) => return Err(error),
-    };
-    let mut pools = lock(&views.pools);
-    let new = known.as_ref().map(|known| known.facts.clone());
-    let old = match known {
-        Some(known) => pools.insert(name.to_owned(), known),
-        None => pools.remove(name),
-    };
-    Ok(Some(old.map(|old| old.facts) != new))
+    }
 }
 
 async fn until(at: Option<Instant>) {
@@ -221,14 +200,15 @@ async fn until(at: Option<Instant>) {
 impl Views {
     /// Facts of all pools in the view. A pool that was created a moment ago may be missing.
     pub fn pools(&self) -> Vec<Arc<PoolFacts>> {
-        lock(&self.pools).values().map(|known| known.facts.clone()).collect()
+        let pools = lock(&self.index.pools);
+        pools.0.values().filter_map(|pool| Some(pool.known.as_ref()?.facts.clone())).collect()
     }
 
     /// Facts of a pool, if they were read after the last change of its spec. `pool` is its metadata
     /// as the API server has it now.
     pub fn pool_as_of(&self, pool: &Seen) -> Option<Arc<PoolFacts>> {
-        let pools = lock(&self.pools);
-        let known = pools.get(&pool.name_any())?;
+        let pools = lock(&self.index.pools);
+        let known = pools.0.get(&pool.name_any())?.known.as_ref()?;
         (known.generation == PoolGeneration::of(pool)).then(|| known.facts.clone())
     }
 
@@ -236,5 +216,73 @@ impl Views {
     pub fn seen(&self, pool: &IPPool) -> PoolSeen {
         let network = pool.spec.selector.as_ref().and_then(|selector| selector.network.as_deref());
         PoolSeen::new(pool, self.segment(network.unwrap_or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(uid: &str, generation: i64) -> Seen {
+        let metadata = json!({"name": "p", "uid": uid, "generation": generation});
+        let kind = json!({"apiVersion": "v1", "kind": "IPPool", "metadata": metadata});
+        serde_json::from_value(kind).unwrap()
+    }
+
+    fn known(deleting: bool) -> KnownPool {
+        let mut facts = PoolFacts::new("p", 0, &IPPoolSpec::default());
+        facts.deleting = deleting;
+        KnownPool { facts: Arc::new(facts), generation: PoolGeneration::default() }
+    }
+
+    fn at(time: Instant) -> (Instant, String) {
+        (time, "p".to_owned())
+    }
+
+    #[test]
+    fn a_pool_is_read_once_for_each_generation_and_less_often_without_news() {
+        let (mut pools, now) = (PoolIndex::default(), Instant::now());
+        pools.apply(&shown("u", 1));
+        assert_eq!(pools.next(now), Some(at(now)));
+        pools.begin("p");
+        pools.read("p", Some(known(false)), now);
+        pools.apply(&shown("u", 1));
+        assert_eq!(pools.next(now), None, "a claim, for example");
+        pools.apply(&shown("u", 2));
+        assert_eq!(pools.next(now), Some(at(now + SOON)));
+        pools.begin("p");
+        pools.read("p", Some(known(false)), now);
+        pools.apply(&shown("u", 3));
+        assert_eq!(pools.next(now), Some(at(now + LATER)), "the last read brought nothing new");
+        pools.apply(&shown("another", 1));
+        assert_eq!(pools.next(now), Some(at(now)), "made again under its name");
+    }
+
+    #[test]
+    fn what_changes_during_a_read_is_read_again() {
+        let (mut pools, now) = (PoolIndex::default(), Instant::now());
+        pools.apply(&shown("u", 1));
+        pools.begin("p");
+        pools.apply(&shown("u", 2));
+        pools.read("p", Some(known(false)), now);
+        assert_eq!(pools.next(now), Some(at(now + SOON)));
+        pools.begin("p");
+        pools.failed("p", now);
+        assert_eq!(pools.next(now), Some(at(now + LATER)));
+        pools.remove("p");
+        pools.read("p", Some(known(false)), now);
+        assert!(pools.0.is_empty(), "deleted during the read");
+    }
+
+    #[test]
+    fn a_pool_that_cannot_be_read_any_more_has_no_facts() {
+        let (mut pools, now) = (PoolIndex::default(), Instant::now());
+        pools.apply(&shown("u", 1));
+        pools.read("p", Some(known(false)), now);
+        assert!(pools.0["p"].known.is_some());
+        pools.read("p", None, now);
+        assert!(pools.0["p"].known.is_none());
     }
 }

@@ -3,22 +3,21 @@
 //! Invariant: a view never goes back in time: an event that is older than a write of this process,
 //! or than the state in the view, is ignored.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::core::ObjectMeta;
 use kube::{Api, Resource, ResourceExt};
-use kube_runtime::watcher::{Config, Event};
+use kube_runtime::watcher::Config;
 
 use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::LABEL_SERVICE_LB;
 use crate::domain::Owner;
 use crate::domain::vm_backends::endpoint_slices::StoredSlice;
-use crate::domain::vm_backends::service::stored::{
-    owner, owners, qualified, read_service, read_slice,
-};
-use crate::k8s::informer;
+use crate::domain::vm_backends::service::stored::{owner, owners, read_service, read_slice};
+use crate::k8s::informer::{self, ObjectEvent, key};
 use crate::k8s::lazy_object::LazyObject;
 use crate::k8s::trimmed::PAGE;
 
@@ -98,13 +97,14 @@ impl<T: Clone> OwnedObjects<T> {
         entry.is_some_and(|entry| entry.version >= number(version))
     }
 
-    /// Records that the object is gone, in this version. Returns whether that is news.
-    pub fn forget(&self, lb: &str, name: &str, version: &str) -> bool {
+    /// Records that the object is gone, in this version or, without one, in every version. Returns
+    /// whether that is news.
+    pub fn forget(&self, lb: &str, name: &str, version: Option<&str>) -> bool {
         let mut all = lock(&self.0);
         let Some(list) = all.get_mut(lb) else { return false };
         let before = list.len();
-        let version = number(version);
-        list.retain(|entry| entry.name != name || entry.version > version);
+        let newest = version.map_or(u64::MAX, number);
+        list.retain(|entry| entry.name != name || entry.version > newest);
         let is_news = list.len() < before;
         if list.is_empty() {
             all.remove(lb);
@@ -117,7 +117,31 @@ impl<T: Clone> OwnedObjects<T> {
     fn disown(&self, namespace: &str, name: &str, version: &str) -> Vec<String> {
         let within = |lb: &&String| lb.split_once('/').is_some_and(|(ns, _)| ns == namespace);
         let lbs: Vec<String> = lock(&self.0).keys().filter(within).cloned().collect();
-        lbs.into_iter().filter(|lb| self.forget(lb, name, version)).collect()
+        lbs.into_iter().filter(|lb| self.forget(lb, name, Some(version))).collect()
+    }
+
+    /// Drops objects, by `namespace/name`, that a list did not contain. Returns the LoadBalancers
+    /// that they served.
+    pub(super) fn drop_unlisted(&self, gone: &HashSet<String>) -> Vec<String> {
+        let mut concerned = Vec::new();
+        if gone.is_empty() {
+            return concerned;
+        }
+        lock(&self.0).retain(|lb, list| {
+            let before = list.len();
+            list.retain(|entry| !gone.contains(&beside(lb, &entry.name)));
+            if list.len() < before {
+                concerned.push(lb.clone());
+            }
+            !list.is_empty()
+        });
+        concerned
+    }
+
+    /// `namespace/name` of every object.
+    pub(super) fn keys(&self) -> HashSet<String> {
+        let all = lock(&self.0);
+        all.iter().flat_map(|(lb, list)| list.iter().map(|entry| beside(lb, &entry.name))).collect()
     }
 
     /// Calls `say` for every object.
@@ -126,21 +150,12 @@ impl<T: Clone> OwnedObjects<T> {
             say(&entry.object);
         }
     }
+}
 
-    /// Drops objects that a list did not contain. Returns the LoadBalancers that they served.
-    fn keep_only(&self, listed: &std::collections::HashSet<(String, String)>) -> Vec<String> {
-        let mut concerned = Vec::new();
-        let mut all = lock(&self.0);
-        all.retain(|lb, list| {
-            let before = list.len();
-            list.retain(|entry| listed.contains(&(lb.clone(), entry.name.clone())));
-            if list.len() < before {
-                concerned.push(lb.clone());
-            }
-            !list.is_empty()
-        });
-        concerned
-    }
+/// `namespace/name` of an object in the namespace of a LoadBalancer.
+fn beside(lb: &str, name: &str) -> String {
+    let (namespace, _) = lb.split_once('/').unwrap_or_default();
+    format!("{namespace}/{name}")
 }
 
 /// Numeric value of a resource version: these are increasing numbers (KEP-5504).
@@ -150,46 +165,41 @@ fn number(version: &str) -> u64 {
 
 pub(super) async fn watch_services(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let mut listed = std::collections::HashSet::new();
+    let known = || views.services.keys();
+    let on_event = |event: ObjectEvent<Service>| match event {
+        ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => {
+            let (lb, name) = (key(object.meta()), object.name_any());
+            let version = object.resource_version().unwrap_or_default();
+            if views.services.note(&lb, &name, &version, read_service(&object)) {
+                views.tell_lbs([lb]);
+            }
+        }
+        ObjectEvent::Gone(lb, None) => {
+            let name = lb.split_once('/').map_or(lb.as_str(), |(_, name)| name);
+            if views.services.forget(&lb, name, None) {
+                views.tell_lbs([lb]);
+            }
+        }
+        ObjectEvent::Gone(_, Some(deleted)) => views.remove_service(&deleted),
+        ObjectEvent::Complete => at.done(ViewPart::Services),
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+    };
     let api = Api::<Service>::all(client);
     let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(PAGE);
-    let set = |object: &Service| {
-        let lb = qualified(&object.metadata, &object.name_any());
-        let version = object.resource_version().unwrap_or_default();
-        if views.services.note(&lb, &object.name_any(), &version, read_service(object)) {
-            views.tell_lbs([lb]);
-        }
-    };
-    informer::run(api, config, "Service", &at.metrics, |event| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(object) => {
-            listed.insert((qualified(&object.metadata, &object.name_any()), object.name_any()));
-            set(&object);
-        }
-        Event::InitDone => {
-            let gone = views.services.keep_only(&listed);
-            views.tell_lbs(gone);
-            listed.clear();
-            at.done(ViewPart::Services);
-        }
-        Event::Apply(object) => set(&object),
-        Event::Delete(object) => views.remove_service(&object),
-    })
-    .await;
+    informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
 impl Views {
     /// Removes a Service, and enqueues its LoadBalancer, which may be gone.
-    pub(super) fn remove_service(&self, service: &Service) {
-        let name = service.name_any();
-        let lb = qualified(&service.metadata, &name);
-        let version = service.resource_version().unwrap_or_default();
-        self.services.forget(&lb, &name, &version);
+    pub(super) fn remove_service(&self, deleted: &ObjectMeta) {
+        let lb = key(deleted);
+        let name = deleted.name.as_deref().unwrap_or_default();
+        self.services.forget(&lb, name, deleted.resource_version.as_deref());
         self.tell_lbs([&lb]);
         // The LoadBalancer may have gone before its Service without this operator. The signal is
         // checked against the API server before an address is released, so a stale view does no
         // harm.
-        for owner in owners(&service.metadata).into_iter().filter(|o| o.kind == "LoadBalancer") {
+        for owner in owners(deleted).into_iter().filter(|o| o.kind == "LoadBalancer") {
             if !self.has_uid(&owner.uid) {
                 self.tell(ChangeEvent::Gone(Owner { name: lb.clone(), uid: owner.uid }));
             }
@@ -199,41 +209,35 @@ impl Views {
 
 pub(super) async fn watch_slices(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let mut listed = std::collections::HashSet::new();
-    let api = Api::<LazyObject<EndpointSlice>>::all(client);
-    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(100);
-    informer::run(api, config, "EndpointSlice", &at.metrics, |event| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(object) => {
-            if let Some((lb, _)) = owner(object.meta()) {
-                listed.insert((lb, object.name_any()));
-            }
-            see(&views, &object);
-        }
-        Event::InitDone => {
-            lock(&views.early).listed();
-            let gone = views.slices.keep_only(&listed);
-            views.tell_lbs(gone);
-            listed.clear();
-            at.done(ViewPart::Slices);
-        }
-        Event::Apply(object) => {
-            let name = qualified(object.meta(), &object.name_any());
-            let news = lock(&views.early).put_aside(&name, object);
+    let known = || views.slices.keys();
+    let mut unlisted = HashSet::new();
+    let on_event = |event: ObjectEvent<LazyObject<EndpointSlice>>| match event {
+        ObjectEvent::Listed(object) => see(&views, &object),
+        ObjectEvent::Changed(object) => {
+            let news = lock(&views.index.early).put_aside(&key(object.meta()), object);
             if let Some(object) = news {
                 see(&views, &object);
             }
         }
-        Event::Delete(object) => {
-            lock(&views.early).gone(&qualified(object.meta(), &object.name_any()));
-            if let Some((lb, _)) = owner(object.meta()) {
-                let version = object.resource_version().unwrap_or_default();
-                views.slices.forget(&lb, &object.name_any(), &version);
+        ObjectEvent::Gone(key, None) => drop(unlisted.insert(key)),
+        ObjectEvent::Gone(key, Some(deleted)) => {
+            lock(&views.index.early).gone(&key);
+            if let Some((lb, _)) = owner(&deleted) {
+                let name = deleted.name.as_deref().unwrap_or_default();
+                views.slices.forget(&lb, name, deleted.resource_version.as_deref());
                 views.tell_lbs([lb]);
             }
         }
-    })
-    .await;
+        ObjectEvent::Complete => {
+            lock(&views.index.early).listed();
+            views.tell_lbs(views.slices.drop_unlisted(&std::mem::take(&mut unlisted)));
+            at.done(ViewPart::Slices);
+        }
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+    };
+    let api = Api::<LazyObject<EndpointSlice>>::all(client);
+    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(100);
+    informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
 /// Records an EndpointSlice in this version.

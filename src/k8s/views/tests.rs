@@ -2,7 +2,6 @@
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Service;
-use kube_runtime::watcher::Event;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -10,11 +9,13 @@ use super::*;
 use crate::api::kubevirt::{NetworkAttachmentDefinition, Node, VirtualMachineInstance};
 use crate::api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, ANNOTATION_ROUTE};
 use crate::domain::network::infrastructure::Reserved;
+use crate::k8s::trimmed::TrimmedLb;
 
 /// Views of a leader, and what was reported to it.
 struct LeaderViews {
     views: Views,
     writers: ViewWriters,
+    metrics: Metrics,
     reported: Arc<Mutex<Vec<String>>>,
     _subscription: ChangeSubscription,
 }
@@ -42,7 +43,8 @@ impl LeaderViews {
         let reported: Arc<Mutex<Vec<String>>> = Arc::default();
         let heard = reported.clone();
         let subscription = views.listen(move |change| lock(&heard).push(text(change)));
-        Self { views, writers, reported, _subscription: subscription }
+        let metrics = Metrics::new().unwrap();
+        Self { views, writers, metrics, reported, _subscription: subscription }
     }
 
     /// Adds a LoadBalancer, `namespace/name`.
@@ -57,9 +59,9 @@ impl LeaderViews {
             },
             "spec": spec,
         }));
-        load_balancers::select(&self.views, &lb);
-        lock(&self.views.uids).insert(format!("uid-{name}"), false);
-        self.writers.load_balancers.apply_watcher_event(&Event::Apply(lb));
+        let seen = TrimmedLb { lb, partial: false };
+        let writer = &mut self.writers.load_balancers;
+        load_balancers::set(&self.views, &self.metrics, writer, seen);
     }
 
     /// A LoadBalancer of VMs whose label `app` is its name.
@@ -91,7 +93,7 @@ impl LeaderViews {
             "metadata": {"namespace": "ns", "name": "lan", "annotations": annotations},
             "spec": {"config": config},
         }));
-        self.views.set_network("ns/lan", &networks::known(&network));
+        self.views.set_network(&network);
     }
 
     fn node(&self, labels: &Value) {
@@ -202,11 +204,10 @@ fn the_removal_of_a_guest_cluster_wakes_its_load_balancers_in_its_namespace() {
     leader.lb("ns/guest", &json!({}), &guest);
     leader.lb("other/guest", &json!({}), &guest);
     leader.vm_lb("ns/web");
-    let machine = || ("ns".to_owned(), "vm".to_owned());
-    leader.views.set_machine(machine(), Some("another".to_owned()));
+    leader.views.set_machine("ns/vm", Some("another".to_owned()));
     leader.reports(&[]);
     for cluster in [Some("guest".to_owned()), None] {
-        leader.views.set_machine(machine(), cluster);
+        leader.views.set_machine("ns/vm", cluster);
         leader.reports(&["ns/guest"]);
     }
 }
@@ -244,7 +245,7 @@ fn an_agent_that_comes_or_goes_wakes_those_that_lease_on_its_network() {
             "metadata": {"name": name, "resourceVersion": renewed},
             "spec": {"holderIdentity": holder, "leaseDurationSeconds": 3, "renewTime": renewed},
         }));
-        leases::see(&leader.views, &lease);
+        leader.views.set_agent(&lease);
     };
     let agent = crate::domain::dhcp::agent_name("ns/lan");
     lease(&agent, "one", "2026-01-01T00:00:00.000000Z");
@@ -268,10 +269,46 @@ fn the_end_of_a_service_reports_an_owner_that_is_gone() {
                     "kind": "LoadBalancer", "name": "web", "uid": owner}]},
         }))
     };
-    leader.views.remove_service(&service("uid-web"));
+    leader.views.remove_service(&service("uid-web").metadata);
     leader.reports(&["ns/web"]);
-    leader.views.remove_service(&service("uid-before"));
+    leader.views.remove_service(&service("uid-before").metadata);
     leader.reports(&["gone ns/web uid-before", "ns/web"]);
+}
+
+/// A list shows the new LoadBalancer, and no event the end of the former one.
+#[test]
+fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
+    let mut leader = LeaderViews::new();
+    leader.vm_lb("ns/web");
+    let mut again = LoadBalancer::clone(&leader.views.load_balancers.state()[0]);
+    again.metadata.uid = Some("another".to_owned());
+    let seen = TrimmedLb { lb: again, partial: false };
+    load_balancers::set(
+        &leader.views,
+        &leader.metrics,
+        &mut leader.writers.load_balancers,
+        seen.clone(),
+    );
+    leader.reports(&["gone ns/web uid-web"]);
+    assert!(!leader.views.has_uid("uid-web") && leader.views.has(&seen.lb));
+    leader.vm("web", "10.52.0.7", true);
+    leader.reports(&["ns/web"]);
+}
+
+/// Another client's version, then a list without the object.
+#[test]
+fn an_owned_object_never_goes_back_in_time_and_ends_with_a_list() {
+    let slices = OwnedObjects::<u8>::default();
+    assert!(slices.note("ns/web", "web-1", "7", 1) && slices.note("ns/web", "web-2", "5", 2));
+    assert!(!slices.note("ns/web", "web-1", "6", 0), "an event that is older than a write");
+    assert!(!slices.forget("ns/web", "web-1", Some("6")), "the end of an earlier one");
+    assert_eq!(slices.of("ns/web").collect::<Vec<_>>(), [1, 2]);
+    let unlisted = |keys: &[&str]| slices.drop_unlisted(&keys.iter().map(|&k| k.into()).collect());
+    assert_eq!(slices.keys(), ["ns/web-1".to_owned(), "ns/web-2".to_owned()].into());
+    assert!(unlisted(&["other/web-1"]).is_empty());
+    assert_eq!(unlisted(&["ns/web-1"]), ["ns/web"]);
+    assert!(slices.forget("ns/web", "web-2", None));
+    assert!(slices.keys().is_empty());
 }
 
 #[test]

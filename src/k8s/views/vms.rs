@@ -2,13 +2,13 @@
 //!
 //! Objects are reduced to the few facts that decisions use, and dropped at once.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
 use kube::{Api, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
-use kube_runtime::watcher::{Config, Event};
+use kube_runtime::watcher::Config;
 
 use super::host_links::CONTROL_PLANE;
 use super::infrastructure::single;
@@ -22,118 +22,67 @@ use crate::domain::vm_backends::selector_index::LbKey;
 use crate::domain::vm_backends::vm::{self, Topology};
 use crate::domain::vm_backends::{listeners, topology};
 use crate::k8s::guard::Guard;
-use crate::k8s::informer;
+use crate::k8s::informer::{self, ObjectEvent, is_unserved};
 
 /// Objects in one page of a list. Those of VMs are large, and held as text until they are parsed.
 const PAGE: u32 = 250;
 
 pub(super) async fn watch_vms(at: InformerContext) {
-    let InformerContext { client, views, metrics, .. } = at.clone();
-    let mut listed: HashSet<Box<str>> = HashSet::new();
+    let InformerContext { client, views, .. } = at.clone();
+    let known = || lock(&views.index.vms).vms().map(|(key, _)| key.to_owned()).collect();
+    let on_event = |event| match event {
+        ObjectEvent::Listed(vmi) | ObjectEvent::Changed(vmi) => views.set_vm(&vmi),
+        ObjectEvent::Gone(key, _) => views.remove_vm(&key),
+        ObjectEvent::Complete => at.done(ViewPart::Vms),
+        // Without KubeVirt no VM determines the network of a guest.
+        ObjectEvent::Refused(status) if is_unserved(&status) => {
+            if !views.index.no_vms.swap(true, Ordering::Relaxed) {
+                views.tell_leased();
+            }
+        }
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+    };
     let api = Api::<Guard<VirtualMachineInstance>>::all(client);
     let config = Config::default().page_size(PAGE);
-    let read = |vmi: Guard<VirtualMachineInstance>| match vmi.0 {
-        Ok(vmi) => Some(vmi),
-        Err(invalid) => {
-            let kind = "VirtualMachineInstance";
-            metrics.unreadable.with_label_values(&[kind]).inc();
-            tracing::warn!(
-                name = invalid.metadata.name,
-                error = invalid.error,
-                kind,
-                "cannot be read and is skipped"
-            );
-            None
-        }
-    };
-    let on_event = |event| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(vmi) => {
-            // A VM that cannot be read now still exists.
-            listed.insert(key(&vmi));
-            if let Some(vmi) = read(vmi) {
-                views.set_vm(&vmi);
-            }
-        }
-        Event::InitDone => {
-            let known: Vec<Box<str>> = lock(&views.vms).vms().map(|(key, _)| key.into()).collect();
-            for gone in known.iter().filter(|key| !listed.contains(*key)) {
-                views.remove_vm(gone);
-            }
-            listed = HashSet::new();
-            at.done(ViewPart::Vms);
-        }
-        Event::Apply(vmi) => {
-            if let Some(vmi) = read(vmi) {
-                views.set_vm(&vmi);
-            }
-        }
-        Event::Delete(vmi) => views.remove_vm(&key(&vmi)),
-    };
-    // Without KubeVirt no VM determines the network of a guest.
-    let not_served = || {
-        if !views.no_vms.swap(true, Ordering::Relaxed) {
-            views.tell_leased();
-        }
-    };
-    let kind = "VirtualMachineInstance";
-    informer::run_if_served(api, config, kind, &at.metrics, on_event, not_served).await;
+    informer::watch_guarded(api, config, &at.metrics, known, on_event).await;
 }
 
 pub(super) async fn watch_pods(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let mut listed: HashSet<Box<str>> = HashSet::new();
+    let known = || lock(&views.index.vms).pod_names().map(ToOwned::to_owned).collect();
+    let on_event = |event: ObjectEvent<LauncherPod>| match event {
+        ObjectEvent::Listed(pod) | ObjectEvent::Changed(pod) => {
+            let namespace = pod.namespace().unwrap_or_default();
+            let affected =
+                lock(&views.index.vms).set_pod(&namespace, &pod.name_any(), vm::pod(&pod));
+            views.tell_touched(affected);
+        }
+        ObjectEvent::Gone(key, _) => {
+            if let Some((namespace, name)) = key.split_once('/') {
+                let affected = lock(&views.index.vms).remove_pod(namespace, name);
+                views.tell_touched(affected);
+            }
+        }
+        ObjectEvent::Complete => at.done(ViewPart::Pods),
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+    };
     let api = Api::<LauncherPod>::all(client);
     let label = format!("{}={}", LAUNCHER.0, LAUNCHER.1);
     let config = Config::default().page_size(PAGE).labels(&label);
-    let set = |pod: &LauncherPod| {
-        let namespace = pod.namespace().unwrap_or_default();
-        lock(&views.vms).set_pod(&namespace, &pod.name_any(), vm::pod(pod))
-    };
-    informer::run(api, config, "Pod", &at.metrics, |event| match event {
-        Event::Init => listed.clear(),
-        Event::InitApply(pod) => {
-            listed.insert(key(&pod));
-            views.tell_touched(set(&pod));
-        }
-        Event::InitDone => {
-            let known: Vec<Box<str>> = lock(&views.vms).pod_names().map(Into::into).collect();
-            for gone in known.iter().filter(|key| !listed.contains(*key)) {
-                views.remove_pod(gone);
-            }
-            listed = HashSet::new();
-            at.done(ViewPart::Pods);
-        }
-        Event::Apply(pod) => views.tell_touched(set(&pod)),
-        Event::Delete(pod) => views.remove_pod(&key(&pod)),
-    })
-    .await;
+    informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
 pub(super) async fn watch_nodes(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
-    let mut listed: HashSet<String> = HashSet::new();
-    informer::run(Api::<Node>::all(client), Config::default(), "Node", &at.metrics, |event| {
-        match event {
-            Event::Init => listed.clear(),
-            Event::InitApply(node) => {
-                listed.insert(node.name_any());
-                views.set_node(&node);
-            }
-            Event::InitDone => {
-                let known: Vec<String> = lock(&views.nodes).keys().cloned().collect();
-                known
-                    .iter()
-                    .filter(|name| !listed.contains(*name))
-                    .for_each(|n| views.remove_node(n));
-                listed = HashSet::new();
-                at.done(ViewPart::Nodes);
-            }
-            Event::Apply(node) => views.set_node(&node),
-            Event::Delete(node) => views.remove_node(&node.name_any()),
-        }
-    })
-    .await;
+    let known = || lock(&views.index.nodes).keys().cloned().collect();
+    let on_event = |event| match event {
+        ObjectEvent::Listed(node) | ObjectEvent::Changed(node) => views.set_node(&node),
+        ObjectEvent::Gone(name, _) => views.remove_node(&name),
+        ObjectEvent::Complete => at.done(ViewPart::Nodes),
+        ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
+    };
+    let api = Api::<Node>::all(client);
+    informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
 /// Facts from a Node object.
@@ -150,9 +99,9 @@ impl Views {
     pub(super) fn set_vm(&self, vmi: &VirtualMachineInstance) {
         let (namespace, name) = (vmi.namespace().unwrap_or_default(), vmi.name_any());
         let vm = vm::vm(vmi);
-        let here = lock(&self.nodes).get(&*vm.node).map(|node| node.topology.clone());
+        let here = lock(&self.index.nodes).get(&*vm.node).map(|node| node.topology.clone());
         let moved = here.is_some_and(|here| topology::patch(&vm, &here).is_some());
-        let affected = lock(&self.vms).set_vm(&namespace, &name, vmi.labels(), vm);
+        let affected = lock(&self.index.vms).set_vm(&namespace, &name, vmi.labels(), vm);
         self.tell_touched(affected);
         if moved {
             self.tell(ChangeEvent::Moved(format!("{namespace}/{name}").into()));
@@ -161,13 +110,7 @@ impl Views {
 
     pub(super) fn remove_vm(&self, key: &str) {
         let Some((namespace, name)) = key.split_once('/') else { return };
-        let affected: Vec<LbKey> = lock(&self.vms).remove_vm(namespace, name);
-        self.tell_touched(affected);
-    }
-
-    fn remove_pod(&self, key: &str) {
-        let Some((namespace, name)) = key.split_once('/') else { return };
-        let affected: Vec<LbKey> = lock(&self.vms).remove_pod(namespace, name);
+        let affected: Vec<LbKey> = lock(&self.index.vms).remove_vm(namespace, name);
         self.tell_touched(affected);
     }
 
@@ -186,12 +129,12 @@ impl Views {
                 .filter_map(|address| address.address.parse().ok())
                 .collect(),
         };
-        let before = lock(&self.nodes).insert(name.clone(), known);
+        let before = lock(&self.index.nodes).insert(name.clone(), known);
         if before.is_none_or(|before| before.topology != topology) {
             self.tell_residents(&name);
         }
         let may_announce = node.labels().contains_key(CONTROL_PLANE);
-        let is_news = lock(&self.host_links).set_announcing(&name, may_announce);
+        let is_news = lock(&self.index.host_links).set_announcing(&name, may_announce);
         self.tell_announced(is_news);
         let addresses = node.status.addresses.iter().map(|address| address.address.as_str());
         let pods = node.spec.pod_cidrs.iter().filter_map(|text| text.parse().ok()).collect();
@@ -200,8 +143,8 @@ impl Views {
     }
 
     pub(super) fn remove_node(&self, name: &str) {
-        lock(&self.nodes).remove(name);
-        let is_news = lock(&self.host_links).set_announcing(name, false);
+        lock(&self.index.nodes).remove(name);
+        let is_news = lock(&self.index.host_links).set_announcing(name, false);
         self.tell_announced(is_news);
         self.reserve(&Reserved::Node(name.to_owned()), Vec::new());
         self.reserve(&Reserved::PodNetwork(name.to_owned()), Vec::new());
@@ -209,7 +152,7 @@ impl Views {
 
     /// Signals the VMs on a node: their topology annotations may be outdated.
     pub(super) fn tell_residents(&self, node: &str) {
-        let residents: Vec<Box<str>> = lock(&self.vms)
+        let residents: Vec<Box<str>> = lock(&self.index.vms)
             .vms()
             .filter(|(_, vm)| *vm.node == *node)
             .map(|(key, _)| key.into())
@@ -221,7 +164,8 @@ impl Views {
 
     /// VMs, by `namespace/name`, whose topology annotations are outdated.
     pub fn moved(&self) -> Vec<Box<str>> {
-        let mut all: Vec<Box<str>> = lock(&self.vms).vms().map(|(key, _)| key.into()).collect();
+        let mut all: Vec<Box<str>> =
+            lock(&self.index.vms).vms().map(|(key, _)| key.into()).collect();
         let is_outdated = |(vm, here): (vm::Vm, Topology)| topology::patch(&vm, &here).is_some();
         all.retain(|vm| self.whereabouts(vm).is_some_and(is_outdated));
         all
@@ -236,8 +180,4 @@ impl Views {
             self.tell(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
         }
     }
-}
-
-fn key(object: &impl ResourceExt) -> Box<str> {
-    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any()).into()
 }

@@ -20,7 +20,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use testbed::kubevirt::install_kubevirt;
 use testbed::net::{Netns, isolated};
-use testbed::{Bed, Chart, Helm, Kubelet, Options, Version, eventually, repository};
+use testbed::{Bed, Chart, Helm, Kubelet, Options, Shared, Version, eventually, repository};
 
 use crate::support::{LATER, SOON, address, lb, pool};
 
@@ -76,6 +76,7 @@ struct Site {
 impl Site {
     async fn start(version: Version) -> Result<Self> {
         let api_server_args = vec!["--enable-aggregator-routing=true".to_owned()];
+        // In the network of the test: the API server calls the operator's pods.
         let bed =
             Bed::start(Options { api_server_args, record: true, ..Options::default() }).await?;
         install_kubevirt(&bed).await?;
@@ -272,7 +273,7 @@ impl Site {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_others_brought_stays_theirs() -> Result<()> {
-    let bed = Bed::start(Options::default()).await?;
+    let bed = Shared::take_bare().await?;
     // As Harvester's chart does.
     bed.apply_file(testbed::repository().join("crds")).await?;
     bed.crds_established().await?;
@@ -289,13 +290,13 @@ async fn what_others_brought_stays_theirs() -> Result<()> {
     ensure!(generation().await? == before, "their CRDs were written");
     let claimed = helm.run(&[&install[..], &["--set", "crds.mode=always"]].concat()).await;
     ensure!(format!("{:#}", claimed.unwrap_err()).contains("cannot be imported"));
-    bed.stop().await
+    Ok(())
 }
 
 /// A budget on one node would block a drain for ever: the second replica has no other node.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_single_node_gets_no_disruption_budget() -> Result<()> {
-    let bed = Bed::start(Options::default()).await?;
+    let bed = Shared::take_bare().await?;
     let helm = Helm::on(&bed, Version::Three).await?;
     let chart = Chart::locate().await?.path()?.to_owned();
     let upgrade = ["upgrade", "--install", RELEASE, &chart, "--namespace", NAMESPACE];
@@ -314,14 +315,14 @@ async fn a_single_node_gets_no_disruption_budget() -> Result<()> {
     ensure!(budgets().await?.is_empty(), "one node that takes pods");
     helm.run(&[&upgrade[..], &["--set", "podDisruptionBudget.mode=always"]].concat()).await?;
     ensure!(!budgets().await?.is_empty(), "mode always");
-    bed.stop().await
+    Ok(())
 }
 
 /// The caBundle of the conversion survives without an operator that repairs it.
 #[tokio::test(flavor = "multi_thread")]
 async fn whom_conversion_trusts_outlives_upgrade_and_rollback() -> Result<()> {
     for version in [Version::Three, Version::Four] {
-        let bed = Bed::start(Options::default()).await?;
+        let bed = Shared::take_bare().await?;
         let helm = Helm::on(&bed, version).await?;
         let chart = Chart::locate().await?.path()?.to_owned();
         let upgrade = ["upgrade", "--install", RELEASE, &chart, "--namespace", NAMESPACE];
@@ -338,7 +339,6 @@ async fn whom_conversion_trusts_outlives_upgrade_and_rollback() -> Result<()> {
         ensure!(conversion().await? == before, "upgrade by {version:?}");
         helm.run(&["rollback", RELEASE, "1", "--namespace", NAMESPACE]).await?;
         ensure!(conversion().await? == before, "rollback by {version:?}");
-        bed.stop().await?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use harvester_guest_operator::domain::dhcp::agent_name;
 
 use harvester_guest_operator::domain::dhcp_lease::agent_deployment::deployment;
 use serde_json::{Value, json};
-use testbed::{Bed, Chart, Options, Version, repository, tools};
+use testbed::{Bed, Chart, Shared, Version, repository, tools};
 
 use super::{all_on, default_objects, object, objects, read};
 
@@ -202,7 +202,7 @@ async fn a_single_node_has_room_for_every_rollout() {
 /// `restricted`, and a pod with a capability does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_server_accepts_every_object() -> Result<()> {
-    let bed = Bed::start(Options::default()).await?;
+    let bed = Shared::take_bare().await?;
     testbed::install(&bed).await?;
     bed.apply_yaml(&monitoring_crds()).await?;
     bed.crds_established().await?;
@@ -233,7 +233,7 @@ async fn the_api_server_accepts_every_object() -> Result<()> {
     bed.dry_run(&pod.to_string()).await?;
     pod["spec"]["containers"][0]["securityContext"]["capabilities"]["add"] = json!(["NET_RAW"]);
     ensure!(bed.dry_run(&pod.to_string()).await.is_err(), "the standard is not enforced");
-    bed.stop().await
+    Ok(())
 }
 
 /// CRDs of Prometheus Operator's kinds, which accept any content.

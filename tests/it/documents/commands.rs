@@ -14,7 +14,7 @@ use harvester_guest_operator::domain::credentials::rancher_secret::checksum;
 use tempfile::TempDir;
 use testbed::kubevirt::install_kubevirt;
 use testbed::rancher::Version as RancherVersion;
-use testbed::{Bed, Helm, Options, Rancher, Version, tools};
+use testbed::{Bed, Helm, Rancher, Shared, Version, tools};
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -43,7 +43,7 @@ const BLOCK: Duration = Duration::from_mins(2);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_that_is_shown_runs() -> Result<()> {
-    let bed = Bed::start(Options::default()).await?;
+    let bed = Shared::take_bare().await?;
     install_kubevirt(&bed).await?;
     let helm = Helm::on(&bed, Version::Three).await?;
     let chart = root().join("charts/harvester-guest-operator");
@@ -76,7 +76,7 @@ async fn every_command_that_is_shown_runs() -> Result<()> {
     ensure!(faults.is_empty(), "{} of {count} blocks:\n\n{}", faults.len(), faults.join("\n"));
     ensure!(count > 30, "{count} blocks");
     steps::renew_all(&desk, &bed, [&user, &cc]).await?;
-    bed.stop().await
+    Ok(())
 }
 
 /// Script of a block's commands. `None`: it has no commands.

@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
+use futures::future::try_join_all;
 use harvester_guest_operator::api::{TokenRotation, TokenRotationStatus};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::events::v1::Event;
@@ -12,7 +13,7 @@ use kube::api::{ListParams, PostParams};
 use serde_json::{Value, json};
 use testbed::{Operator, Proxy, Verdict, eventually};
 
-use super::fixture::{KEY, NAME, cluster, limit, spec, start};
+use super::fixture::{KEY, NAME, Versions, cluster, limit, spec, start};
 use crate::support::{Cluster, SOON};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -21,6 +22,7 @@ async fn a_token_goes_to_no_server_that_may_not_have_it() -> Result<()> {
     limit(&cluster, &json!({"serviceAccounts": [NAME]})).await?;
     let operator = cluster.standby(start()).await?;
     operator.leads().await?;
+    let versions = Versions::of(&cluster);
     let proxy = Proxy::start(&cluster.bed).await?;
     let way = kubeconfig(&cluster, &proxy)?;
 
@@ -36,7 +38,7 @@ async fn a_token_goes_to_no_server_that_may_not_have_it() -> Result<()> {
 
     echoes(&cluster, &proxy, &operator, &way).await?;
     another_account(&cluster).await?;
-    silence(&cluster, &proxy, &way).await
+    silence(&cluster, &proxy, &way, &versions).await
 }
 
 /// Kubeconfig with the proxy as its server.
@@ -109,17 +111,21 @@ async fn another_account(cluster: &Cluster) -> Result<()> {
 }
 
 /// Checks five rotations whose server hangs, as behind a half-dead tunnel, and one that is healthy.
-async fn silence(cluster: &Cluster, proxy: &Proxy, way: &str) -> Result<()> {
+async fn silence(cluster: &Cluster, proxy: &Proxy, way: &str, versions: &Versions) -> Result<()> {
     proxy.set_rule(|_| Verdict::Hang);
-    for name in ["h1", "h2", "h3", "h4", "h5", "well"] {
+    let names = ["h1", "h2", "h3", "h4", "h5", "well"];
+    for name in names {
         let value = if name == "well" { cluster.kubeconfig() } else { way.to_owned() };
         let secret: Secret = serde_json::from_value(json!({
             "metadata": {"name": name}, "stringData": {KEY: value},
         }))?;
         cluster.guest_secrets().create(&PostParams::default(), &secret).await?;
-        let target = json!({"secret": {"name": name, "key": KEY, "kubeconfigUser": NAME}});
-        make(cluster, name, spec(&[("target", target)])).await?;
     }
+    try_join_all(names.map(|name| {
+        let target = json!({"secret": {"name": name, "key": KEY, "kubeconfigUser": NAME}});
+        make(cluster, name, spec(&[("target", target)]))
+    }))
+    .await?;
     let since = Instant::now();
     let is_published = async || {
         let status = cluster.rotations().get("well").await?.status.unwrap_or_default();
@@ -127,6 +133,9 @@ async fn silence(cluster: &Cluster, proxy: &Proxy, way: &str) -> Result<()> {
     };
     eventually(SOON, "publication of the healthy one", is_published).await?;
     let well = since.elapsed();
+    // They have waited for their turns, and were not Ready meanwhile.
+    let versions = versions.text().await?;
+    ensure!(versions.contains("the target holds no credential"), "{versions}");
     let all_say = async || {
         for name in ["h1", "h2", "h3", "h4", "h5"] {
             let ready = reason(&cluster.rotations().get(name).await?);

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api;
 use serde_json::json;
 use tempfile::TempDir;
-use testbed::{Bed, Helm, Options, Version};
+use testbed::{Helm, Shared, Version};
 
 const RELEASE: [&str; 3] = ["harvester", "--namespace", "harvester-system"];
 const CRDS: [&str; 2] =
@@ -44,7 +44,7 @@ fn chart(dir: &TempDir) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_annotation_keeps_every_address_when_the_sub_chart_is_disabled() -> Result<()> {
     for version in [Version::Three, Version::Four] {
-        let bed = Bed::start(Options::default()).await?;
+        let bed = Shared::take_bare().await?;
         let helm = Helm::on(&bed, version).await?;
         let dir = TempDir::new()?;
         chart(&dir)?;
@@ -97,7 +97,6 @@ async fn the_annotation_keeps_every_address_when_the_sub_chart_is_disabled() -> 
                 bed.kubectl(&["get", crd, "-o", "jsonpath={.metadata.annotations}"]).await?;
             ensure!(found.contains("resource-policy"), "{version:?}: {crd} is not kept any more");
         }
-        bed.stop().await?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::rivals::{API_VERSION, KIND, before, made_by};
+use super::rivals::{API_VERSION, KIND, first_rival, made_by};
 use crate::load_balancer::bounds::{LONGEST_TEXT, cut};
 use api::{
     CloudCredentialTarget, ConditionStatus, LABEL_ROTATION, READY, SecretTarget, Target,
@@ -82,7 +82,7 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
         let name = child.metadata.name.clone().unwrap_or_default();
         // For an existing child, its own age counts.
         let there = mine.iter().find(|one| one.metadata.name == child.metadata.name);
-        let first = before(there.copied().unwrap_or(&child), others.iter().copied());
+        let first = first_rival(there.copied().unwrap_or(&child), others.iter().copied());
         if let Some(first) = first {
             return Some(format!("TokenRotation {} replaces it", full_name(first)));
         }
@@ -130,12 +130,12 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
 }
 
 /// Message about all cloud credentials, and whether all are replaced that must be. `seen`:
-/// TokenRotations of the namespace. `in_the_way`: reasons why a child could not be made, by its
+/// TokenRotations of the namespace. `failures`: reasons why a child could not be made, by its
 /// name.
-pub fn standing(
+pub fn summary(
     children: &ChildRotations,
     seen: &[&TokenRotation],
-    in_the_way: &BTreeMap<String, String>,
+    failures: &BTreeMap<String, String>,
 ) -> (bool, String) {
     let (mut replaced, mut credentials, mut key, mut faults) = (0, 0, "", Vec::new());
     for wanted in &children.wanted {
@@ -143,7 +143,7 @@ pub fn standing(
         let credential = wanted.spec.target.cloud_credential.as_ref();
         credentials += usize::from(credential.is_some());
         let child = seen.iter().find(|one| one.metadata.name == wanted.metadata.name);
-        let fault = in_the_way.get(&name).cloned().or_else(|| fault(child.copied()));
+        let fault = failures.get(&name).cloned().or_else(|| fault(child.copied()));
         match (fault, credential) {
             (None, Some(_)) => replaced += 1,
             (None, None) => key = " and the API key",
@@ -156,13 +156,13 @@ pub fn standing(
     let mut parts =
         vec![format!("{replaced} of {credentials} cloud credentials{key} are replaced")];
     let is_whole = faults.is_empty();
-    parts.extend(enough("not replaced", faults));
+    parts.extend(named_in_short("not replaced", faults));
     let apart = children.apart.iter().map(|(name, why)| format!("{name} ({why})"));
-    parts.extend(enough("only watched", apart.collect()));
+    parts.extend(named_in_short("only watched", apart.collect()));
     (is_whole, cut(parts.join("; "), LONGEST_TEXT))
 }
 
-fn enough(what: &str, all: Vec<String>) -> Option<String> {
+fn named_in_short(what: &str, all: Vec<String>) -> Option<String> {
     let more = all.len().saturating_sub(MOST_NAMED);
     let mut named: Vec<String> = all.into_iter().take(MOST_NAMED).collect();
     if more > 0 {
@@ -236,7 +236,7 @@ fn full_name(rotation: &TokenRotation) -> String {
 }
 
 /// Message of a TokenRotation that does nothing, because another one goes first.
-pub fn second(first: &TokenRotation) -> String {
+pub fn second_message(first: &TokenRotation) -> String {
     format!(
         "TokenRotation {} replaces this credential already, and goes first: of two the one that was made by hand, \
          then the older one; this one does nothing: delete one of the two",

@@ -183,28 +183,28 @@ fn what_is_replaced_and_what_is_not_is_said() {
     let found = see(&parent, &creds, &[]);
     let there = born(&found);
     let none = BTreeMap::new();
-    let (whole, said) = standing(&found, &[], &none);
+    let (whole, said) = summary(&found, &[], &none);
     assert!(!whole && said.starts_with("0 of 2 cloud credentials are replaced"), "{said}");
     assert!(said.contains("cc-a: not reconciled yet"), "{said}");
     let ready: Vec<TokenRotation> =
         there.iter().map(|one| with_status(one.clone(), "True", "Current")).collect();
     let ready: Vec<&TokenRotation> = ready.iter().collect();
-    let (whole, said) = standing(&found, &ready, &none);
+    let (whole, said) = summary(&found, &ready, &none);
     assert!(whole, "{said}");
     assert!(said.starts_with("2 of 2 cloud credentials and the API key are replaced;"), "{said}");
     assert!(said.contains("only watched: cc-x (it is the user"), "{said}");
     let failing = with_status(there[2].clone(), "False", "VerifyFailed");
-    let (whole, said) = standing(&found, &[ready[0], ready[1], &failing], &none);
+    let (whole, said) = summary(&found, &[ready[0], ready[1], &failing], &none);
     assert!(!whole && said.contains("not replaced: cc-b: VerifyFailed: why"), "{said}");
     let way = BTreeMap::from([("rancher-cc-a".to_owned(), "no right".to_owned())]);
-    let (whole, said) = standing(&found, &ready, &way);
+    let (whole, said) = summary(&found, &ready, &way);
     assert!(!whole && said.contains("cc-a: no right"), "{said}");
 
     // The text is bounded for any number of credentials and any reasons.
     let many: Vec<ChildCandidate> = (0..500)
         .flat_map(|n| listed(&[(&format!("cc-{n}"), "u-1"), (&format!("x-{n}"), "u-2")]))
         .collect();
-    let (_, said) = standing(&see(&parent, &many, &[]), &[], &none);
+    let (_, said) = summary(&see(&parent, &many, &[]), &[], &none);
     assert!(said.len() < 1100 && said.contains("493 others"), "{said}");
 }
 

@@ -60,32 +60,34 @@ impl CloudCredential {
     }
 
     /// Old token that is kept beside the one in use.
-    pub fn previous(&self) -> Option<TokenText> {
-        self.config.previous(&self.user)
+    pub fn kept_token(&self) -> Option<TokenText> {
+        self.config.kept_token(&self.user)
     }
 
     /// Hashes of all tokens but the one in use.
-    pub fn beside(&self) -> Vec<String> {
+    pub fn other_tokens(&self) -> Vec<String> {
         let others = self.config.tokens().into_iter().filter(|(user, _)| *user != self.user);
         others.map(|(_, token)| token.hash()).collect()
     }
 
     /// Content with another token. `keep`: the old one stays beside it. `to`: the token is for
     /// another server, so the kubeconfig is made anew.
-    pub fn with(
+    pub fn with_token(
         &self,
         token: &TokenText,
         keep: bool,
         to: Option<&ServerEndpoint>,
     ) -> Result<String, Unfit> {
-        let Some(to) = to else { return self.config.with(&self.user, token, keep) };
         let old = self.token()?.filter(|old| keep && old.hash() != token.hash());
-        Kubeconfig::made(to, token, old.as_ref())
+        match to {
+            None => self.config.with_token(&self.user, token, old.as_ref()),
+            Some(to) => Kubeconfig::for_server(to, token, old.as_ref()),
+        }
     }
 
     /// Content without the kept token. `None`: no token is kept.
-    pub fn without_previous(&self) -> Result<Option<String>, Unfit> {
-        self.config.without_previous(&self.user)
+    pub fn without_kept(&self) -> Result<Option<String>, Unfit> {
+        self.config.without_kept(&self.user)
     }
 }
 

@@ -69,20 +69,26 @@ fn a_token_is_exchanged_beside_the_old_one_or_without_it() {
     let was = read(CONTENT).unwrap();
     assert_eq!(was.reach.server, "https://rancher/k8s/clusters/c-m-x");
     assert_eq!(was.token().unwrap().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
-    assert!(was.previous().is_none() && was.beside().is_empty());
-    assert!(was.without_previous().unwrap().is_none());
+    assert!(was.kept_token().is_none() && was.other_tokens().is_empty());
+    assert!(was.without_kept().unwrap().is_none());
 
-    let both = read(&was.with(&token("token-bbbbb:two"), true, None).unwrap()).unwrap();
+    let both = read(&was.with_token(&token("token-bbbbb:two"), true, None).unwrap()).unwrap();
     assert_eq!(both.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
-    assert_eq!(both.previous().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
-    assert_eq!(both.beside(), [token("kubeconfig-u-abcde12345:one").hash()]);
+    assert_eq!(both.kept_token().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
+    assert_eq!(both.other_tokens(), [token("kubeconfig-u-abcde12345:one").hash()]);
+    // The same token again changes nothing, and without a token there is none to keep.
+    let again = read(&both.with_token(&token("token-bbbbb:two"), true, None).unwrap()).unwrap();
+    assert_eq!(again.kept_token().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
+    let none = read(&CONTENT.replace("\"kubeconfig-u-abcde12345:one\"", "null")).unwrap();
+    let given = read(&none.with_token(&token("token-bbbbb:two"), true, None).unwrap()).unwrap();
+    assert!(given.other_tokens().is_empty());
 
-    let one = read(&both.without_previous().unwrap().unwrap()).unwrap();
-    assert!(one.previous().is_none());
-    let same = read(&was.with(&token("token-bbbbb:two"), false, None).unwrap()).unwrap();
+    let one = read(&both.without_kept().unwrap().unwrap()).unwrap();
+    assert!(one.kept_token().is_none());
+    let same = read(&was.with_token(&token("token-bbbbb:two"), false, None).unwrap()).unwrap();
     for alone in [&one, &same] {
         assert_eq!(alone.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
-        assert!(alone.beside().is_empty());
+        assert!(alone.other_tokens().is_empty());
     }
 }
 
@@ -95,19 +101,19 @@ fn for_another_server_the_kubeconfig_is_made_anew() {
         insecure: false,
     };
     let was = read(CONTENT).unwrap();
-    let text = was.with(&token("a.b.c"), true, Some(&to)).unwrap();
+    let text = was.with_token(&token("a.b.c"), true, Some(&to)).unwrap();
     assert!(!text.contains("https://rancher"), "{text}");
     let both = read(&text).unwrap();
     assert_eq!(both.reach, to);
     assert_eq!(both.token().unwrap().unwrap().reveal(), "a.b.c");
-    assert_eq!(both.previous().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
-    let next = read(&both.with(&token("d.e.f"), true, Some(&to)).unwrap()).unwrap();
-    assert_eq!(next.previous().unwrap().reveal(), "a.b.c");
-    assert_eq!(next.beside().len(), 1);
+    assert_eq!(both.kept_token().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
+    let next = read(&both.with_token(&token("d.e.f"), true, Some(&to)).unwrap()).unwrap();
+    assert_eq!(next.kept_token().unwrap().reveal(), "a.b.c");
+    assert_eq!(next.other_tokens().len(), 1);
     // The same token beside itself would be one token under two names.
-    let same = read(&next.with(&token("d.e.f"), true, Some(&to)).unwrap()).unwrap();
-    assert!(same.beside().is_empty());
-    let alone = read(&next.without_previous().unwrap().unwrap()).unwrap();
+    let same = read(&next.with_token(&token("d.e.f"), true, Some(&to)).unwrap()).unwrap();
+    assert!(same.other_tokens().is_empty());
+    let alone = read(&next.without_kept().unwrap().unwrap()).unwrap();
     assert_eq!((alone.reach, alone.config.tokens().len()), (to, 1));
 }
 

@@ -165,7 +165,7 @@ pub fn table(credentials: &[GuestCredential], now: i64, unused_days: i64) -> Str
     let head = ["NAMESPACE", "CLUSTER", "TOKEN", "AGE", "LAST USED", "GUEST", "NOTES"];
     let mut rows = vec![head.map(str::to_owned)];
     for credential in credentials {
-        let guest = match (credential.machines, credential.lives(now, unused_days)) {
+        let guest = match (credential.machines, credential.reason_to_keep(now, unused_days)) {
             (None, _) => "unknown".to_owned(),
             (Some(0), None) => "gone".to_owned(),
             (Some(0), Some(_)) => "no VMs".to_owned(),

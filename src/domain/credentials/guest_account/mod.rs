@@ -20,7 +20,7 @@ use std::fmt;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-pub use name_placeholder::{StandIn, stand_in, stand_in_for};
+pub use name_placeholder::{NamePlaceholder, name_placeholder, placeholder_content};
 pub use revoke::{ObjectRemoval, Revocation, RevokeScope, revoke};
 pub use roles::{
     CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, CsiAccess, SHARED_NAMESPACES, csi,
@@ -249,7 +249,7 @@ pub struct ForeignSecret {
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// Name of the Secret whose token it copies: see [`stand_in`]. `None`: it is no stand-in.
+    /// Name of the Secret whose token it copies: see [`stand_in`]. `None`: it is no placeholder.
     pub stands_for: Option<String>,
 }
 

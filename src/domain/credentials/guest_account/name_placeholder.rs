@@ -1,4 +1,4 @@
-//! Stand-in for the Secret of a guest's first token after its revocation.
+//! Placeholder for the Secret of a guest's first token after its revocation.
 //!
 //! The token of a token Secret follows from its name and the account's UID. Harvester's UI asks for
 //! the Secret `<cluster>-token` at each upgrade of the guest, and creates it when it is missing:
@@ -12,26 +12,26 @@ use super::{
     owner,
 };
 
-/// Change of the stand-in.
+/// Change of the placeholder.
 #[derive(Clone, Debug, PartialEq)]
-pub struct StandIn {
-    /// Existing stand-in, which holds another token and is to be deleted.
+pub struct NamePlaceholder {
+    /// Existing placeholder, which holds another token and is to be deleted.
     pub old: Option<ObjectRemoval>,
-    /// Name of the Secret whose content is copied. `None`: the stand-in is empty, and only takes
+    /// Name of the Secret whose content is copied. `None`: the placeholder is empty, and only takes
     /// the name.
     pub copies: Option<String>,
-    /// Reference to the stand-in.
+    /// Reference to the placeholder.
     pub object: KindAndName,
 }
 
-/// Change of the stand-in that is needed. `None`: no change. `make`: a token with its name existed
+/// Change of the placeholder that is needed. `None`: no change. `make`: a token with its name existed
 /// and is gone.
-pub fn stand_in(
+pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,
     kept: Option<&str>,
     make: bool,
-) -> Option<StandIn> {
+) -> Option<NamePlaceholder> {
     found.account.as_ref()?;
     let name = guest.token();
     if found.tokens.iter().any(|token| token.name == name) || kept == Some(name.as_str()) {
@@ -55,11 +55,15 @@ pub fn stand_in(
             Some(ObjectRemoval { object: object.clone(), uid, version })
         }
     };
-    Some(StandIn { old, copies: kept.map(str::to_owned), object })
+    Some(NamePlaceholder { old, copies: kept.map(str::to_owned), object })
 }
 
-/// Content of the stand-in, without the copied data.
-pub fn stand_in_for(guest: &GuestCluster, found: &ExistingObjects, copies: Option<&str>) -> Value {
+/// Content of the placeholder, without the copied data.
+pub fn placeholder_content(
+    guest: &GuestCluster,
+    found: &ExistingObjects,
+    copies: Option<&str>,
+) -> Value {
     json!({
         "metadata": {
             "annotations": {ANNOTATION_STANDS_IN: copies.unwrap_or_default()},

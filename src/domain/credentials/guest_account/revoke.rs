@@ -148,7 +148,7 @@ fn all(guest: &GuestCluster, found: &ExistingObjects) -> Result<Revocation, Refu
     let (here, mut elsewhere): (Vec<_>, Vec<_>) =
         found.bindings.iter().filter(of_guest).partition(|b| b.namespace.as_ref() == here);
     elsewhere.sort_by_key(|binding| binding.namespace.is_some());
-    take(&subject, elsewhere, &mut revocation);
+    remove_subject(&subject, elsewhere, &mut revocation);
     if let Some(account) = account {
         let object = KindAndName {
             kind: ObjectKind::ServiceAccount,
@@ -158,11 +158,15 @@ fn all(guest: &GuestCluster, found: &ExistingObjects) -> Result<Revocation, Refu
         let (uid, version) = (account.uid.clone(), account.version.clone());
         revocation.removals.push(ObjectRemoval { object, uid, version });
     }
-    take(&subject, here, &mut revocation);
+    remove_subject(&subject, here, &mut revocation);
     Ok(revocation)
 }
 
-fn take(subject: &BindingSubject, bindings: Vec<&StoredBinding>, revocation: &mut Revocation) {
+fn remove_subject(
+    subject: &BindingSubject,
+    bindings: Vec<&StoredBinding>,
+    revocation: &mut Revocation,
+) {
     for binding in bindings {
         let object = binding.object();
         if binding.is_only(subject) {
@@ -177,7 +181,7 @@ fn take(subject: &BindingSubject, bindings: Vec<&StoredBinding>, revocation: &mu
 
 impl GuestCredential {
     /// Reason why the guest does not count as gone. `None`: it does.
-    pub fn lives(&self, now: i64, unused_days: i64) -> Option<String> {
+    pub fn reason_to_keep(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {
             Some(0) => {}
             Some(machines) => return Some(format!("it has {machines} VMs")),

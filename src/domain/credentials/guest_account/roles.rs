@@ -56,8 +56,8 @@ pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAcces
 }
 
 fn has_had_token(guest: &GuestCluster, found: &ExistingObjects) -> bool {
-    let stand_in = found.taken.get(&guest.token());
-    !found.own(guest).is_empty() || stand_in.is_some_and(|taken| taken.stands_for.is_some())
+    let name_placeholder = found.taken.get(&guest.token());
+    !found.own(guest).is_empty() || name_placeholder.is_some_and(|taken| taken.stands_for.is_some())
 }
 
 /// A binding that the guest needs.

@@ -11,7 +11,7 @@ use super::client_certificate;
 use super::token::{TokenClaims, TokenText};
 
 /// Fields that a user entry must not have, because they are used instead of its token or beside it.
-const OTHER_WAYS: [&str; 8] = [
+const OTHER_AUTH_FIELDS: [&str; 8] = [
     "exec",
     "auth-provider",
     "tokenFile",
@@ -21,8 +21,8 @@ const OTHER_WAYS: [&str; 8] = [
     "client-certificate-data",
     "client-key",
 ];
-/// Fields of a user for ways to authenticate whose end is not in the file.
-const ELSEWHERE: [&str; 6] =
+/// Fields of a user for methods of authentication whose end is not in the file.
+const UNKNOWN_END_FIELDS: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
 /// Suffix of the user's name, for the entry that keeps an old token for a while.
 const PREVIOUS: &str = "-previous";
@@ -35,13 +35,13 @@ pub type Unfit = String;
 /// Parsed content of a kubeconfig.
 pub struct Kubeconfig(Value);
 
-/// Way in which a user authenticates.
+/// Method by which a user authenticates.
 pub enum AuthMethod {
     /// A token in the file.
     Token(TokenText),
     /// A certificate in the file: its name and times.
     Certificate(TokenClaims),
-    /// A way whose end is not known: the reason.
+    /// A method whose end is not known: the reason.
     Unknown(String),
 }
 
@@ -101,13 +101,13 @@ impl Kubeconfig {
             .collect()
     }
 
-    /// All ways to authenticate in the file, with their users.
-    pub fn ways(&self) -> Vec<(String, AuthMethod)> {
+    /// All methods of authentication in the file, with their users.
+    pub fn auth_methods(&self) -> Vec<(String, AuthMethod)> {
         let users = self.0["users"].as_array().into_iter().flatten();
         users
             .flat_map(|entry| {
                 let user = entry["name"].as_str().unwrap_or_default();
-                ways(&entry["user"]).into_iter().map(|way| (user.to_owned(), way))
+                auth_methods(&entry["user"]).into_iter().map(|method| (user.to_owned(), method))
             })
             .collect()
     }
@@ -129,7 +129,7 @@ impl Kubeconfig {
     }
 
     /// Old token that is kept beside the user's own.
-    pub fn previous(&self, user: &str) -> Option<TokenText> {
+    pub fn kept_token(&self, user: &str) -> Option<TokenText> {
         let name = format!("{user}{PREVIOUS}");
         self.tokens().into_iter().find(|(user, _)| *user == name).map(|(_, token)| token)
     }
@@ -141,10 +141,15 @@ impl Kubeconfig {
         Ok(token.map(|token| TokenText::new(token.to_owned())))
     }
 
-    /// The same kubeconfig with another token for the user. `keep`: the old token stays in an entry
+    /// The same kubeconfig with another token for the user. `kept`: old token that stays in an entry
     /// of its own, so that an issuer that deletes unnamed tokens does not delete it.
-    pub fn with(&self, user: &str, token: &TokenText, keep: bool) -> Result<String, Unfit> {
-        let old = self.token_of(user)?.filter(|old| keep && old.hash() != token.hash());
+    pub fn with_token(
+        &self,
+        user: &str,
+        token: &TokenText,
+        kept: Option<&TokenText>,
+    ) -> Result<String, Unfit> {
+        self.entry(user)?;
         let mut config = self.0.clone();
         let users = config["users"].as_array_mut().into_iter().flatten();
         for entry in users.filter(|entry| entry["name"] == user) {
@@ -153,17 +158,17 @@ impl Kubeconfig {
             }
             entry["user"]["token"] = json!(token.reveal());
         }
-        if let (Some(old), Some(users)) = (old, config["users"].as_array_mut()) {
+        if let (Some(old), Some(users)) = (kept, config["users"].as_array_mut()) {
             let name = format!("{user}{PREVIOUS}");
             users.retain(|entry| entry["name"] != name.as_str());
             users.push(json!({"name": name, "user": {"token": old.reveal()}}));
         }
-        render(&config)
+        to_yaml(&config)
     }
 
     /// New kubeconfig for another server, with one context, and one user with this token. `kept`:
     /// old token that stays in an entry of its own.
-    pub fn made(
+    pub fn for_server(
         to: &ServerEndpoint,
         token: &TokenText,
         kept: Option<&TokenText>,
@@ -176,7 +181,7 @@ impl Kubeconfig {
         users.extend(kept.map(
             |old| json!({"name": format!("{MADE}{PREVIOUS}"), "user": {"token": old.reveal()}}),
         ));
-        render(&json!({
+        to_yaml(&json!({
             "apiVersion": "v1", "kind": "Config", "current-context": MADE,
             "clusters": [{"name": MADE, "cluster": cluster}],
             "contexts": [{"name": MADE, "context": {"cluster": MADE, "user": MADE}}],
@@ -186,14 +191,14 @@ impl Kubeconfig {
 
     /// The same kubeconfig without the entry that keeps the user's old token. `None`: there is no
     /// entry.
-    pub fn without_previous(&self, user: &str) -> Result<Option<String>, Unfit> {
+    pub fn without_kept(&self, user: &str) -> Result<Option<String>, Unfit> {
         self.entry(user)?;
         let name = format!("{user}{PREVIOUS}");
         let mut config = self.0.clone();
         let Some(users) = config["users"].as_array_mut() else { return Ok(None) };
         let before = users.len();
         users.retain(|entry| entry["name"] != name.as_str());
-        if users.len() == before { Ok(None) } else { render(&config).map(Some) }
+        if users.len() == before { Ok(None) } else { to_yaml(&config).map(Some) }
     }
 
     /// Server where the user's token is used: from the current context if it is the user's, else
@@ -241,41 +246,43 @@ impl Kubeconfig {
         if all.any(|entry| entry["name"] == user) {
             return Err(format!("it has two users {user:?}"));
         }
-        match OTHER_WAYS.iter().find(|way| !entry["user"][**way].is_null()) {
-            Some(way) => {
-                Err(format!("its user {user:?} authenticates by {way}, not by a token in the file"))
-            }
+        match OTHER_AUTH_FIELDS.iter().find(|method| !entry["user"][**method].is_null()) {
+            Some(method) => Err(format!(
+                "its user {user:?} authenticates by {method}, not by a token in the file"
+            )),
             None => Ok(entry),
         }
     }
 }
 
-fn ways(user: &Value) -> Vec<AuthMethod> {
+fn auth_methods(user: &Value) -> Vec<AuthMethod> {
     let text = |field: &str| user[field].as_str().filter(|text| !text.is_empty());
-    let mut ways = Vec::new();
+    let mut auth_methods = Vec::new();
     // A token file takes precedence over the token beside it.
     if let Some(token) = text("token").filter(|_| text("tokenFile").is_none()) {
-        ways.push(AuthMethod::Token(TokenText::new(token.to_owned())));
+        auth_methods.push(AuthMethod::Token(TokenText::new(token.to_owned())));
     }
     if let Some(data) = text("client-certificate-data") {
-        ways.push(client_certificate::says(data).map_or_else(
+        auth_methods.push(client_certificate::claims(data).map_or_else(
             || AuthMethod::Unknown("its client-certificate-data is no certificate".to_owned()),
             AuthMethod::Certificate,
         ));
     }
-    let is_there = |way: &&&str| !user[**way].is_null() && user[**way] != "";
+    let is_there = |method: &&&str| !user[**method].is_null() && user[**method] != "";
     // A certificate in the file takes precedence over a path to one.
-    let path =
-        |way: &&&str| **way == "client-certificate" && text("client-certificate-data").is_some();
-    if let Some(way) = ELSEWHERE.iter().find(|way| is_there(way) && !path(way)) {
-        ways.push(AuthMethod::Unknown(format!(
-            "it authenticates by {way}: its end is not in the file"
+    let path = |method: &&&str| {
+        **method == "client-certificate" && text("client-certificate-data").is_some()
+    };
+    if let Some(method) = UNKNOWN_END_FIELDS.iter().find(|method| is_there(method) && !path(method))
+    {
+        auth_methods.push(AuthMethod::Unknown(format!(
+            "it authenticates by {method}: its end is not in the file"
         )));
     }
-    ways
+    auth_methods
 }
 
-fn render(config: &Value) -> Result<String, Unfit> {
+fn to_yaml(config: &Value) -> Result<String, Unfit> {
     let text = serde_saphyr::to_string(config).map_err(|_| "it cannot be written".to_owned())?;
     let again: Option<Value> = serde_saphyr::from_str(&text).ok();
     if again.as_ref() == Some(config) {

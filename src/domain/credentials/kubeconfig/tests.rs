@@ -50,7 +50,7 @@ fn pair(user: &str, token: &str) -> (String, String) {
 #[test]
 fn one_users_token_is_replaced_and_nothing_else() {
     let before = parsed(PLAIN);
-    let after = parsed(&before.with("guest", &token("new"), false).unwrap());
+    let after = parsed(&before.with_token("guest", &token("new"), None).unwrap());
     assert_eq!(tokens(&after), [pair("guest", "new"), pair("other", "theirs")]);
     let mut expected = before.0.clone();
     expected["users"][0]["user"]["token"] = json!("new");
@@ -59,33 +59,34 @@ fn one_users_token_is_replaced_and_nothing_else() {
 
 #[test]
 fn the_old_token_stays_in_an_entry_of_its_own_until_it_is_taken_out() {
-    let both = parsed(&parsed(PLAIN).with("guest", &token("new"), true).unwrap());
+    let both =
+        parsed(&parsed(PLAIN).with_token("guest", &token("new"), Some(&token("old"))).unwrap());
     let previous = "guest-previous";
     assert_eq!(
         tokens(&both),
         [pair("guest", "new"), pair("other", "theirs"), pair(previous, "old")]
     );
     // The same token again changes nothing. A third one replaces the kept one.
-    let again = parsed(&both.with("guest", &token("new"), true).unwrap());
+    let again = parsed(&both.with_token("guest", &token("new"), None).unwrap());
     assert_eq!(again.0, both.0);
-    let third = parsed(&both.with("guest", &token("newer"), true).unwrap());
+    let third = parsed(&both.with_token("guest", &token("newer"), Some(&token("new"))).unwrap());
     assert_eq!(tokens(&third)[2], pair(previous, "new"));
-    let one = parsed(&both.without_previous("guest").unwrap().unwrap());
+    let one = parsed(&both.without_kept("guest").unwrap().unwrap());
     assert_eq!(tokens(&one), [pair("guest", "new"), pair("other", "theirs")]);
-    assert_eq!(one.without_previous("guest").unwrap(), None);
+    assert_eq!(one.without_kept("guest").unwrap(), None);
 }
 
 #[test]
 fn a_user_who_authenticates_otherwise_is_refused_by_name() {
-    for way in OTHER_WAYS {
-        let text = format!("users: [{{name: guest, user: {{{way}: x, token: secret}}}}]");
+    for method in OTHER_AUTH_FIELDS {
+        let text = format!("users: [{{name: guest, user: {{{method}: x, token: secret}}}}]");
         let config = parsed(&text);
         for said in [
             config.token_of("guest").unwrap_err(),
-            config.with("guest", &token("new"), false).unwrap_err(),
+            config.with_token("guest", &token("new"), None).unwrap_err(),
             config.reach("guest").unwrap_err(),
         ] {
-            assert!(said.contains("\"guest\"") && said.contains(way), "{said}");
+            assert!(said.contains("\"guest\"") && said.contains(method), "{said}");
             assert!(!said.contains("secret"));
         }
     }
@@ -111,7 +112,7 @@ fn a_user_without_a_token_may_be_given_one() {
         let config = parsed(&format!("users: [{{name: guest, user: {user}}}]"));
         assert!(config.token_of("guest").unwrap().is_none(), "{user}");
         assert!(config.tokens().is_empty());
-        let given = parsed(&config.with("guest", &token("new"), true).unwrap());
+        let given = parsed(&config.with_token("guest", &token("new"), None).unwrap());
         assert_eq!(tokens(&given), [pair("guest", "new")]);
     }
 }
@@ -147,7 +148,7 @@ proptest! {
             "x": {name.clone(): more},
         });
         let config = Kubeconfig(config);
-        if let Ok(text) = config.with(&name, &token("new"), true) {
+        if let Ok(text) = config.with_token(&name, &token("new"), Some(&token("old"))) {
             let again = parsed(&text);
             prop_assert_eq!(&again.0["x"], &config.0["x"]);
             prop_assert_eq!(&again.0["clusters"], &config.0["clusters"]);

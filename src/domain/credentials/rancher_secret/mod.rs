@@ -56,7 +56,7 @@ impl RancherSecretOptions<'_> {
         check(is_sum || self.checksum.is_none(), "--ca-checksum", sum, right);
         check(is_object_name(self.name), "--name", self.name, "the name of a Secret");
         faults.extend(namespace_fault(self.namespace));
-        if self.key.says().name.is_empty() || self.key.reveal().contains(char::is_whitespace) {
+        if self.key.claims().name.is_empty() || self.key.reveal().contains(char::is_whitespace) {
             let right =
                 "the Bearer Token that Rancher shows once: token-xxxxx, a colon and the secret key";
             faults.push(format!("standard input: must be the API key alone: {right}"));

@@ -23,7 +23,7 @@ pub fn made_by(rotation: &TokenRotation) -> Option<&OwnerReference> {
 }
 
 /// URL of a TokenRotation's Rancher, if it is known.
-pub fn url(rotation: &TokenRotation) -> Option<&str> {
+pub fn rancher_url(rotation: &TokenRotation) -> Option<&str> {
     let server = rotation.spec.rancher.as_ref()?;
     let first = rotation.status.as_ref().and_then(|status| status.rancher_url.as_deref());
     server.url.as_deref().or(first)
@@ -33,7 +33,7 @@ pub fn url(rotation: &TokenRotation) -> Option<&str> {
 /// known.
 pub fn is_same_rancher(one: &TokenRotation, other: &TokenRotation) -> bool {
     let (Some(here), Some(there)) = (&one.spec.rancher, &other.spec.rancher) else { return false };
-    match (url(one), url(other)) {
+    match (rancher_url(one), rancher_url(other)) {
         (Some(one), Some(other)) => is_same_url(one, other),
         _ => {
             one.metadata.namespace == other.metadata.namespace
@@ -55,7 +55,7 @@ pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
 }
 
 /// First of the other TokenRotations for the same credential that go before this one.
-pub fn before<'a>(
+pub fn first_rival<'a>(
     one: &TokenRotation,
     others: impl IntoIterator<Item = &'a TokenRotation>,
 ) -> Option<&'a TokenRotation> {

@@ -36,7 +36,7 @@ fn child(name: &str, made: i64) -> TokenRotation {
 }
 
 fn first(one: &TokenRotation, other: &TokenRotation) -> (bool, bool) {
-    (before(one, [one, other]).is_some(), before(other, [one, other]).is_some())
+    (first_rival(one, [one, other]).is_some(), first_rival(other, [one, other]).is_some())
 }
 
 #[test]
@@ -47,8 +47,8 @@ fn of_two_exactly_one_goes_first() {
     assert_eq!(first(&old, &twin), (false, true), "of the same age by name");
     assert_eq!(first(&young, &child("c", 1)), (false, true), "by hand before made for all");
     assert_eq!(first(&child("c", 1), &child("d", 2)), (false, true));
-    assert_eq!(before(&old, [&old]), None, "itself");
-    let said = children::second(before(&young, [&young, &old, &twin]).unwrap());
+    assert_eq!(first_rival(&old, [&old]), None, "itself");
+    let said = children::second_message(first_rival(&young, [&young, &old, &twin]).unwrap());
     assert!(said.contains("ns/b") && said.contains("the older one"), "{said}");
 }
 
@@ -74,7 +74,7 @@ fn what_does_nothing_goes_before_none() {
     assert_eq!(first(&young, &watches), (false, false));
     let mut goes = old.clone();
     goes.metadata.deletion_timestamp = old.metadata.creation_timestamp.clone();
-    assert_eq!(before(&young, [&goes]), None);
+    assert_eq!(first_rival(&young, [&goes]), None);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_credential_is_known_by_its_rancher_and_its_name() {
     assert!(!is_same(&here, &other), "another API key");
     let seen = json!({"rancherUrl": "https://a"});
     other.status = Some(serde_json::from_value(seen).unwrap());
-    assert!(is_same(&here, &other) && url(&other) == Some("https://a"), "by what was seen");
+    assert!(is_same(&here, &other) && rancher_url(&other) == Some("https://a"), "by what was seen");
     other.spec.target.cloud_credential.as_mut().unwrap().name = "cc-other".to_owned();
     assert!(!is_same(&here, &other));
 

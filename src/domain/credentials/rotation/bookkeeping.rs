@@ -1,11 +1,11 @@
 //! Changes of the record: what the target holds, which credential was published, replaced or
 //! abandoned, which step has failed, and which old credential may be revoked.
 
-use super::strangers::{find, number};
+use super::foreign_credentials::{record_found, serial_of};
 use super::{
     CurrentEntry, ObservedState, PendingEntry, PendingPublication, RecordChange, RetiredCredential,
     RotationAction, RotationPlan, RotationRecord, RotationStep, Seconds, TargetCredential,
-    TargetState, term,
+    TargetState, issuer_report,
 };
 
 /// First and longest pause after a failure.
@@ -26,7 +26,7 @@ impl EarliestTime {
 }
 
 /// Updates the record to what the target holds and to the credentials that exist.
-pub(super) fn settle(
+pub(super) fn update_record(
     plan: &RotationPlan,
     record: &RotationRecord,
     seen: &ObservedState,
@@ -44,11 +44,11 @@ pub(super) fn settle(
                 adopted(plan, record, seen, held),
             ));
         }
-        if let Some(next) = term::retimed(record, held, seen.now) {
+        if let Some(next) = issuer_report::with_reported_end(record, held, seen.now) {
             return Some(RotationAction::write(RecordChange::Retimed, next));
         }
     }
-    find(plan, record, seen)
+    record_found(plan, record, seen)
 }
 
 /// Whether the target still holds the recorded credential. A credential that is only watched is
@@ -57,9 +57,9 @@ fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential)
     if plan.source.is_some() {
         return current.hash == held.hash;
     }
-    let is_asked_for = held.term.is_some() || held.is_unseen;
-    let ends_alike = is_asked_for || current.expires == held.says.expires;
-    current.name == held.says.name && ends_alike
+    let is_asked_for = held.report.is_some() || held.is_unseen;
+    let ends_alike = is_asked_for || current.expires == held.claims.expires;
+    current.name == held.claims.name && ends_alike
 }
 
 fn has_hash(hash: Option<&String>, held: &TargetCredential) -> bool {
@@ -69,6 +69,12 @@ fn has_hash(hash: Option<&String>, held: &TargetCredential) -> bool {
 impl RotationRecord {
     fn publishing(&self) -> Option<&PendingPublication> {
         self.pending.as_ref()?.publishing.as_ref()
+    }
+
+    /// Whether the operator made the credential in the target, and it no longer exists.
+    pub(super) fn is_current_gone(&self, seen: &ObservedState) -> bool {
+        let exists = |name: &String| seen.existing.as_ref().is_none_or(|all| all.contains(name));
+        self.current.as_ref().is_some_and(|current| current.ours && !exists(&current.name))
     }
 }
 
@@ -129,18 +135,18 @@ fn adopted(
     }
     let by_hash = next.previous.iter().position(|old| has_hash(old.hash.as_ref(), held));
     // A credential of ours whose record was lost is found by its own name.
-    let named = |name: &String| *name == held.says.name;
+    let named = |name: &String| *name == held.claims.name;
     let by_name = || next.previous.iter().position(|old| old.hash.is_none() && named(&old.name));
     let again = by_hash.or_else(by_name).map(|at| next.previous.remove(at).name);
-    let made_here = |name: &&String| named(name) && number(plan, record, name).is_some();
+    let made_here = |name: &&String| named(name) && serial_of(plan, record, name).is_some();
     let lost = || seen.existing.iter().flatten().find(made_here).cloned();
     let ours = again.or_else(lost);
     next.current = Some(CurrentEntry {
         ours: ours.is_some(),
-        name: ours.unwrap_or_else(|| held.says.name.clone()),
+        name: ours.unwrap_or_else(|| held.claims.name.clone()),
         hash: plan.source.map(|_| held.hash.clone()).unwrap_or_default(),
-        issued: held.says.issued.unwrap_or(seen.now),
-        expires: held.says.expires,
+        issued: held.claims.issued.unwrap_or(seen.now),
+        expires: held.claims.expires,
         kept_alive: held.is_kept_alive(),
     });
     next.last_result = Some("Adopted".to_owned());
@@ -178,12 +184,12 @@ pub fn failed(
         // The other credentials are revoked meanwhile.
         for old in next.previous.iter_mut().filter(|old| old.name == name) {
             old.failures = old.failures.saturating_add(1);
-            old.after = Some(now + pause(old.failures).min(LAST_REVOKE));
+            old.after = Some(now + retry_pause(old.failures).min(LAST_REVOKE));
         }
         return next;
     }
     next.failures = next.failures.saturating_add(1);
-    next.retry_after = Some(now + pause(next.failures).min(LAST_RETRY));
+    next.retry_after = Some(now + retry_pause(next.failures).min(LAST_RETRY));
     if matches!(step, RotationStep::Mint | RotationStep::Verify) {
         abandon(plan, &mut next, now);
     }
@@ -191,12 +197,12 @@ pub fn failed(
 }
 
 /// Pause after this number of failures in a row, before the caller limits it.
-fn pause(failures: u32) -> Seconds {
+fn retry_pause(failures: u32) -> Seconds {
     FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
 
 /// Revokes the credential, or records that it no longer exists.
-pub(super) fn gone(
+pub(super) fn revoke_or_forget(
     record: &RotationRecord,
     old: &RetiredCredential,
     seen: &ObservedState,
@@ -214,13 +220,13 @@ pub(super) fn gone(
 }
 
 /// Whether the target holds the credential in a second place.
-pub(super) fn is_beside(old: &RetiredCredential, seen: &ObservedState) -> bool {
-    let TargetState::There { beside, .. } = &seen.target else { return false };
-    old.hash.as_ref().is_some_and(|hash| beside.contains(hash))
+pub(super) fn is_other_token(old: &RetiredCredential, seen: &ObservedState) -> bool {
+    let TargetState::There { other_tokens, .. } = &seen.target else { return false };
+    old.hash.as_ref().is_some_and(|hash| other_tokens.contains(hash))
 }
 
 /// Whether the target neither holds the credential nor can come to hold it.
-pub(super) fn may_go(old: &RetiredCredential, seen: &ObservedState) -> bool {
+pub(super) fn may_be_revoked(old: &RetiredCredential, seen: &ObservedState) -> bool {
     if old.hash.is_none() && old.replaces.is_none() {
         // The credential was never published.
         return true;

@@ -1,12 +1,14 @@
 //! Decision of the next step, from the record and from what is observed.
 
-use super::beside::{drop_foreign, is_of, kept, occupied_until, of_two};
-use super::bookkeeping::{EarliestTime, abandon, gone, is_beside, may_go, settle};
-use super::strangers::is_unseen;
+use super::bookkeeping::{
+    EarliestTime, abandon, is_other_token, may_be_revoked, revoke_or_forget, update_record,
+};
+use super::foreign_credentials::is_unseen;
+use super::kept_credential::{as_second, drop_kept_foreign, is_kept, kept_hash, occupied_until};
 use super::{
-    IN_OTHER_HANDS, LOOK_AGAIN, ObservedState, PendingEntry, PendingPublication, RecordChange,
-    RetiredCredential, RotationAction, RotationPlan, RotationRecord, RotationStep, Seconds,
-    TargetState, UnpublishedCredential, deletion, due, failed,
+    HELD_ELSEWHERE, ObservedState, PendingEntry, PendingPublication, READ_AGAIN_AFTER,
+    RecordChange, RetiredCredential, RotationAction, RotationPlan, RotationRecord, RotationStep,
+    Seconds, TargetState, UnpublishedCredential, deletion, due, failed,
 };
 
 /// Returns the next step.
@@ -16,16 +18,18 @@ pub fn decide(
     seen: &ObservedState,
 ) -> RotationAction {
     match plan.deleting {
-        Some(_) if plan.is_second => return deletion::leave(plan, record, &of_two(record, seen)),
-        Some(_) => return deletion::leave(plan, record, seen),
+        Some(_) if plan.is_second => {
+            return deletion::next_step(plan, record, &as_second(record, seen));
+        }
+        Some(_) => return deletion::next_step(plan, record, seen),
         None if plan.is_second => return RotationAction::Wait(None),
         None => {}
     }
     // Without a read of the target nothing is decided.
     if matches!(seen.target, TargetState::Unknown) {
-        return RotationAction::Wait(Some(seen.now + LOOK_AGAIN));
+        return RotationAction::Wait(Some(seen.now + READ_AGAIN_AFTER));
     }
-    if let Some(act) = settle(plan, record, seen) {
+    if let Some(act) = update_record(plan, record, seen) {
         return act;
     }
     if plan.schedule.paused {
@@ -35,7 +39,7 @@ pub fn decide(
     replace(plan, record, seen, &mut until)
         .or_else(|| restart(plan, record, seen, &mut until))
         .or_else(|| revoke(plan, record, seen, &mut until))
-        .or_else(|| drop_foreign(plan, record, seen, &mut until))
+        .or_else(|| drop_kept_foreign(plan, record, seen, &mut until))
         .unwrap_or(RotationAction::Wait(until.0))
 }
 
@@ -52,9 +56,9 @@ fn replace(
         // A pending credential that was not published is abandoned at once: no workload has read
         // it.
         TargetState::Unfit(_) => {
-            until.or(seen.now + LOOK_AGAIN);
+            until.or(seen.now + READ_AGAIN_AFTER);
             let never_sent = record.pending.as_ref().is_some_and(|p| p.publishing.is_none());
-            return never_sent.then(|| given_up(plan, record, seen.now));
+            return never_sent.then(|| abandon_pending(plan, record, seen.now));
         }
         TargetState::There { version, holds, .. } => (version.as_str(), holds.is_none()),
     };
@@ -63,13 +67,13 @@ fn replace(
         // The pending credential is obsolete, too, if the issuer now keeps the current one alive.
         let is_obsolete = record.is_kept_alive() && !record.is_asked() && !takes_over(plan, record);
         if plan.source.is_none() || is_obsolete {
-            return Some(given_up(plan, record, seen.now));
+            return Some(abandon_pending(plan, record, seen.now));
         }
         if let Some(retry) = retry {
             until.or(retry);
             return None;
         }
-        return Some(go_on(plan, record, pending, version, seen));
+        return Some(continue_pending(plan, record, pending, version, seen));
     }
     plan.source?;
     let requests = plan.requests.beyond(&record.done);
@@ -77,10 +81,7 @@ fn replace(
     if let Some(due) = due.filter(|due| due.at > seen.now) {
         until.or(due.at);
     }
-    let is_gone = record.current.as_ref().is_some_and(|current| {
-        let there = seen.existing.as_ref().is_none_or(|all| all.contains(&current.name));
-        current.ours && !there
-    });
+    let is_gone = record.is_current_gone(seen);
     let is_due = !record.is_kept_alive() && due.is_none_or(|due| due.at <= seen.now);
     let is_unseen = is_unseen(plan, record, seen);
     let is_first = takes_over(plan, record);
@@ -92,7 +93,7 @@ fn replace(
         return None;
     }
     if record.is_stuck() {
-        until.or(seen.now + LOOK_AGAIN);
+        until.or(seen.now + READ_AGAIN_AFTER);
         return None;
     }
     let mut next = record.clone();
@@ -121,14 +122,14 @@ fn takes_over(plan: &RotationPlan, record: &RotationRecord) -> bool {
         && record.current.as_ref().is_some_and(|current| !current.ours)
 }
 
-fn given_up(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationAction {
+fn abandon_pending(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationAction {
     let mut next = record.clone();
     abandon(plan, &mut next, now);
     RotationAction::write(RecordChange::Abandoned, next)
 }
 
 /// Next step of the pending credential.
-fn go_on(
+fn continue_pending(
     plan: &RotationPlan,
     record: &RotationRecord,
     pending: &PendingEntry,
@@ -136,15 +137,16 @@ fn go_on(
     seen: &ObservedState,
 ) -> RotationAction {
     let (readable, now) = (plan.source.is_some_and(|source| source.readable), seen.now);
-    let hand = seen.hand.as_ref().filter(|hand| hand.name == pending.name);
-    let made = match hand {
+    let unpublished =
+        seen.unpublished.as_ref().filter(|unpublished| unpublished.name == pending.name);
+    let made = match unpublished {
         // Another process that believes to lead may hold it in memory. If two abandon each other's
         // at once, neither ever publishes.
-        None if !readable && now < pending.since + IN_OTHER_HANDS => {
-            return RotationAction::Wait(Some(pending.since + IN_OTHER_HANDS));
+        None if !readable && now < pending.since + HELD_ELSEWHERE => {
+            return RotationAction::Wait(Some(pending.since + HELD_ELSEWHERE));
         }
         // The process that held it has ended, and the credential cannot be read again.
-        None if !readable => return given_up(plan, record, now),
+        None if !readable => return abandon_pending(plan, record, now),
         None | Some(UnpublishedCredential { made: None, .. }) => {
             return RotationAction::Mint(pending.name.clone());
         }
@@ -158,7 +160,7 @@ fn go_on(
             failed(plan, record, RotationStep::Mint, &pending.name, now),
         );
     }
-    if !hand.is_some_and(|hand| hand.verified) {
+    if !unpublished.is_some_and(|unpublished| unpublished.verified) {
         return RotationAction::Verify;
     }
     let is_recorded = pending
@@ -228,26 +230,26 @@ fn revoke(
     seen: &ObservedState,
     until: &mut EarliestTime,
 ) -> Option<RotationAction> {
-    if let Some(next) = landed(plan, record, seen) {
+    if let Some(next) = without_late_writes(plan, record, seen) {
         return Some(RotationAction::write(RecordChange::Abandoned, next));
     }
     let prunes = plan.source.is_some_and(|source| source.prunes);
     for old in &record.previous {
-        if !may_go(old, seen) {
+        if !may_be_revoked(old, seen) {
             continue;
         }
         match old.after {
             None => {}
             Some(after) if after > seen.now => until.or(after),
-            Some(_) if prunes && kept(seen).is_some_and(|kept| is_of(old, kept)) => {
+            Some(_) if prunes && kept_hash(seen).is_some_and(|kept| is_kept(old, kept)) => {
                 match record.retry_after.filter(|retry| *retry > seen.now) {
                     Some(retry) => until.or(retry),
                     None => return Some(RotationAction::DropOld),
                 }
             }
             // A person put it there a second time, and the operator does not remove that.
-            Some(_) if is_beside(old, seen) => {}
-            Some(_) => return Some(gone(record, old, seen)),
+            Some(_) if is_other_token(old, seen) => {}
+            Some(_) => return Some(revoke_or_forget(record, old, seen)),
         }
     }
     None
@@ -255,7 +257,7 @@ fn revoke(
 
 /// Record without writes that can no longer arrive, because the target has another version now.
 /// They may have arrived before that and been read, so the overlap begins now.
-fn landed(
+fn without_late_writes(
     plan: &RotationPlan,
     record: &RotationRecord,
     seen: &ObservedState,

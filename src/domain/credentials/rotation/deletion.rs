@@ -1,8 +1,10 @@
 //! Steps before the deletion of a TokenRotation completes.
 
-use super::beside::{drop_foreign, foreign_until};
-use super::bookkeeping::{EarliestTime, abandon, gone, is_beside, may_go, settle};
-use super::strangers::find;
+use super::bookkeeping::{
+    EarliestTime, abandon, is_other_token, may_be_revoked, revoke_or_forget, update_record,
+};
+use super::foreign_credentials::record_found;
+use super::kept_credential::{drop_kept_foreign, kept_foreign_until};
 use super::{
     ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan, RotationRecord,
     SURELY_ANSWERED, Seconds, TargetState, UnknownReason,
@@ -14,11 +16,11 @@ const PATIENCE: Seconds = 15 * 60;
 
 /// Time at which a deletion completes, whatever is missing: [`PATIENCE`] after the overlaps that
 /// run. If none runs, or if the deletion revokes everything at once, after its request.
-pub(super) fn last(plan: &RotationPlan, record: &RotationRecord) -> Seconds {
+pub(super) fn deadline(plan: &RotationPlan, record: &RotationRecord) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
     // The pause after a failed revocation is no overlap.
     let previous = record.previous.iter().filter(|old| old.failures == 0);
-    let ends = previous.filter_map(|old| old.after).chain(foreign_until(plan, record));
+    let ends = previous.filter_map(|old| old.after).chain(kept_foreign_until(plan, record));
     let end = ends.max().filter(|_| !plan.revokes).unwrap_or(asked);
     end.min(asked + plan.overlap).max(asked) + PATIENCE
 }
@@ -42,12 +44,12 @@ pub fn obstacle<'a>(record: &'a RotationRecord, unknown: Option<&'a str>) -> Opt
 
 /// Next step of a deletion. The pending credential is revoked, and so are replaced ones after their
 /// overlap. The credential in the target is revoked only if the spec asks for it.
-pub(super) fn leave(
+pub(super) fn next_step(
     plan: &RotationPlan,
     record: &RotationRecord,
     seen: &ObservedState,
 ) -> RotationAction {
-    let last = last(plan, record);
+    let last = deadline(plan, record);
     if seen.now >= last {
         return RotationAction::Finish;
     }
@@ -60,12 +62,16 @@ pub(super) fn leave(
         UnknownReason::Silent if plan.is_apart() && plan.revokes => {}
         UnknownReason::Barred | UnknownReason::Unlisted => return RotationAction::Finish,
         UnknownReason::Silent => {
-            return RotationAction::Wait(Some(last.min(seen.now + super::LOOK_AGAIN)));
+            return RotationAction::Wait(Some(last.min(seen.now + super::READ_AGAIN_AFTER)));
         }
     }
     // With `revokes`, the credential in the target is not adopted, because it is revoked in any
     // case.
-    let news = if plan.revokes { find(plan, record, seen) } else { settle(plan, record, seen) };
+    let news = if plan.revokes {
+        record_found(plan, record, seen)
+    } else {
+        update_record(plan, record, seen)
+    };
     if let Some(act) = news {
         return act;
     }
@@ -93,7 +99,7 @@ pub(super) fn leave(
         return RotationAction::write(RecordChange::Abandoned, next);
     }
     let mut until = EarliestTime::default();
-    if let Some(act) = drop_foreign(plan, record, seen, &mut until) {
+    if let Some(act) = drop_kept_foreign(plan, record, seen, &mut until) {
         return act;
     }
     for old in &record.previous {
@@ -103,8 +109,10 @@ pub(super) fn leave(
         match after {
             Some(after) if after > seen.now => until.or(after),
             // The credential is published and may be read, so it stays.
-            _ if !plan.revokes && (is_held(old, seen) || is_beside(old, seen)) => {}
-            _ if plan.revokes || may_leave(old, seen) => return gone(record, old, seen),
+            _ if !plan.revokes && (is_held(old, seen) || is_other_token(old, seen)) => {}
+            _ if plan.revokes || may_be_revoked_by_deletion(old, seen) => {
+                return revoke_or_forget(record, old, seen);
+            }
             _ => until.or(seen.now + SURELY_ANSWERED),
         }
     }
@@ -118,8 +126,8 @@ fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {
 
 /// Whether a deletion may revoke the credential now. A write that was under way has been answered
 /// by its recorded time, so `replaces` does not count.
-fn may_leave(old: &RetiredCredential, seen: &ObservedState) -> bool {
+fn may_be_revoked_by_deletion(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let answered = RetiredCredential { replaces: None, ..old.clone() };
     matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)
-        || may_go(&answered, seen)
+        || may_be_revoked(&answered, seen)
 }

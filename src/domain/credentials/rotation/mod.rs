@@ -10,35 +10,35 @@
 //! whose outcome is not known; none is made without a recorded name; a credential that another
 //! party has put into the target is adopted, and not overwritten before its time.
 
-mod beside;
 mod bookkeeping;
 mod decide;
 mod deletion;
 pub mod expiry;
+mod foreign_credentials;
+pub mod idle;
 pub mod inventory;
+mod issuer_report;
+mod kept_credential;
 pub mod ready;
-pub mod rest;
 pub mod schedule;
 pub mod status;
-mod strangers;
 pub mod target_secret;
-mod term;
 pub mod watched;
 
 pub use bookkeeping::failed;
 pub use decide::{after_restart, decide};
 pub use deletion::{left_behind, obstacle};
-pub use term::CredentialTerm;
+pub use issuer_report::IssuerReport;
 
 use super::timestamp::Seconds;
 
 /// Number of credentials to be revoked at which no other is made: a person must act first.
 const MOST_PREVIOUS: usize = 16;
 /// Pause before a target that could not be read is read again.
-const LOOK_AGAIN: Seconds = 30;
+const READ_AGAIN_AFTER: Seconds = 30;
 /// Time in which another process may still hold a pending credential in its memory: it is not
 /// abandoned before that.
-const IN_OTHER_HANDS: Seconds = 15;
+const HELD_ELSEWHERE: Seconds = 15;
 /// Time after which a write that was sent has surely been answered, by success or failure.
 const SURELY_ANSWERED: Seconds = 120;
 
@@ -222,7 +222,7 @@ pub struct ObservedState {
     /// Names of the credentials that the operator made and that still exist. `None`: not known.
     pub existing: Option<Vec<String>>,
     /// Credential that this process has in memory.
-    pub hand: Option<UnpublishedCredential>,
+    pub unpublished: Option<UnpublishedCredential>,
     /// Reason why the target is unknown.
     pub unknown: UnknownReason,
 }
@@ -261,7 +261,7 @@ pub enum TargetState {
         /// Credential that the consumer would use.
         holds: Option<TargetCredential>,
         /// Hashes of all other credentials in the target.
-        beside: Vec<String>,
+        other_tokens: Vec<String>,
         /// Hash of the replaced credential that the target keeps beside the one in use.
         kept: Option<String>,
     },
@@ -273,7 +273,7 @@ pub struct TargetCredential {
     /// SHA-256 of the credential.
     pub hash: String,
     /// Name and times of the credential.
-    pub says: super::token::TokenClaims,
+    pub claims: super::token::TokenClaims,
     /// Whether only the name is known, and neither the validity nor the expiry.
     pub is_unseen: bool,
     /// Whether the issuer does not accept the credential any more.
@@ -283,7 +283,7 @@ pub struct TargetCredential {
     pub is_missing: bool,
     /// State that the issuer gives now. `None`: the issuer was not asked, or does not know the
     /// credential.
-    pub term: Option<CredentialTerm>,
+    pub report: Option<IssuerReport>,
 }
 
 /// A credential that only this process has, in memory.

@@ -1,11 +1,11 @@
 //! Condition Ready: its reason for a rotation that waits, and its text.
 //!
-//! Invariant: a rotation that makes no other credential is Current only if the one in its target
-//! works, as far as that can be observed.
+//! Invariant: a rotation that waits is Current only if the credential in its target works, as far as
+//! that can be observed.
 
 use super::super::timestamp::rfc3339;
 use super::watched::WatchedCredentials;
-use super::{RotationPlan, RotationRecord, RotationStep, TargetState, deletion};
+use super::{ObservedState, RotationPlan, RotationRecord, RotationStep, TargetState, deletion};
 use api::ConditionStatus::{self, False, True};
 use api::Target;
 
@@ -63,8 +63,11 @@ pub enum ReadyReason {
     Failed(RotationStep, String),
     /// More old credentials than allowed could not be revoked.
     NotRevoked,
+    /// The target holds no credential that works, as the text says, and the next one is not
+    /// published yet.
+    NotPublished(String),
     /// A deletion waits. The text, if any, is the obstacle.
-    Leaving(Option<String>),
+    Deleting(Option<String>),
 }
 
 impl ReadyReason {
@@ -73,14 +76,14 @@ impl ReadyReason {
     pub fn of(
         plan: &RotationPlan,
         record: &RotationRecord,
-        target: &TargetState,
+        seen: &ObservedState,
         wants: &Target,
         facts: ReadyFacts<'_>,
     ) -> Option<Self> {
         let ReadyFacts { second, unknown, watched, unread, children } = facts;
         if plan.deleting.is_some() {
             let why = deletion::obstacle(record, unknown.map(|(why, _)| why));
-            return Some(Self::Leaving(why.map(str::to_owned)));
+            return Some(Self::Deleting(why.map(str::to_owned)));
         }
         if let Some(why) = second {
             return Some(Self::Second(why));
@@ -88,19 +91,22 @@ impl ReadyReason {
         if let Some((_, reason)) = unknown {
             return Some(reason);
         }
-        Some(match target {
+        Some(match &seen.target {
             TargetState::Unfit(why) => Self::Unfit(why.clone()),
             _ if plan.schedule.paused => Self::Paused,
-            _ if plan.source.is_none() => Self::watching(wants, watched, unread, children),
+            _ if plan.source.is_none() => Self::of_watched(wants, watched, unread, children),
             _ if record.has_failed() => return None,
             _ if record.is_stuck() => Self::NotRevoked,
-            _ if record.is_kept_alive() => Self::KeptByRancher,
-            _ => Self::Current,
+            _ => match lack(record, seen) {
+                Some(why) => Self::NotPublished(why),
+                None if record.is_kept_alive() => Self::KeptByRancher,
+                None => Self::Current,
+            },
         })
     }
 
     /// State of a rotation that only watches, or that makes children.
-    fn watching(
+    fn of_watched(
         wants: &Target,
         watched: Option<&WatchedCredentials>,
         unread: usize,
@@ -125,15 +131,15 @@ impl ReadyReason {
         if unread > 0 {
             parts.push(format!("{unread} were not read yet"));
         }
-        if watched.unknown() > 0 {
-            let unknown = watched.unknown();
+        if watched.unknown_count() > 0 {
+            let unknown = watched.unknown_count();
             parts.push(format!("expiry unknown of {unknown}: see status.watched"));
         }
         if parts.is_empty() { Self::Watched } else { Self::WatchedInPart(parts.join("; ")) }
     }
 
     /// Status, reason and message of the condition.
-    pub(super) fn says(
+    pub(super) fn condition(
         &self,
         plan: &RotationPlan,
         record: &RotationRecord,
@@ -170,15 +176,34 @@ impl ReadyReason {
                 let message = "too many old credentials could not be revoked: no other one is made before that";
                 (False, "NotRevoked", message.to_owned())
             }
-            Self::Leaving(why) => {
+            Self::NotPublished(why) => {
+                (False, "NotPublished", format!("{why}, and the next one is not published yet"))
+            }
+            Self::Deleting(why) => {
                 let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
                 let waits = why.as_ref().map_or_else(String::new, |why| {
-                    let last = rfc3339(deletion::last(plan, record));
+                    let last = rfc3339(deletion::deadline(plan, record));
                     format!(": {why}; the deletion goes on without that at {last}")
                 });
                 (False, "Deleting", format!("{revokes} are revoked first{waits}"))
             }
         };
         (status, reason.to_owned(), message)
+    }
+}
+
+/// Reason why the target holds no credential that works, as far as that can be observed. `None`: it
+/// holds one.
+fn lack(record: &RotationRecord, seen: &ObservedState) -> Option<String> {
+    let TargetState::There { holds: Some(held), .. } = &seen.target else {
+        return Some("the target holds no credential".to_owned());
+    };
+    let end = record.current.as_ref().and_then(|current| current.expires);
+    match end.filter(|end| *end <= seen.now) {
+        Some(end) => Some(format!("the credential in the target ended at {}", rfc3339(end))),
+        None if held.is_dead || record.is_current_gone(seen) => {
+            Some("the credential in the target does not work any more".to_owned())
+        }
+        None => None,
     }
 }

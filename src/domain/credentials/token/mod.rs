@@ -42,8 +42,8 @@ impl TokenText {
     }
 
     /// Name and times that the token states. They are not verified.
-    pub fn says(&self) -> TokenClaims {
-        claims(&self.0).map_or_else(|| opaque(&self.0), |claims| of_claims(&claims))
+    pub fn claims(&self) -> TokenClaims {
+        json_claims(&self.0).map_or_else(|| opaque(&self.0), |claims| of_claims(&claims))
     }
 }
 
@@ -73,7 +73,7 @@ pub fn hash(bytes: &[u8]) -> String {
 }
 
 /// Claims of a JSON Web Token.
-fn claims(token: &str) -> Option<Value> {
+fn json_claims(token: &str) -> Option<Value> {
     let mut parts = token.split('.');
     let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
     let payload = Zeroizing::new(URL_SAFE_NO_PAD.decode(payload.trim_end_matches('=')).ok()?);

@@ -16,13 +16,13 @@ fn a_signed_token_says_when_it_ends_and_what_it_is_bound_to() {
         "namespace": "default", "secret": {"name": "r-1a2b-7", "uid": "u"},
         "serviceaccount": {"name": "guest", "uid": "v"},
     }});
-    let says = TokenClaims { name: "r-1a2b-7".into(), issued: Some(100), expires: Some(700) };
-    assert_eq!(jwt(&bound).says(), says);
+    let claims = TokenClaims { name: "r-1a2b-7".into(), issued: Some(100), expires: Some(700) };
+    assert_eq!(jwt(&bound).claims(), claims);
     let unbound = json!({"iat": 1, "exp": 2, "kubernetes.io": {"serviceaccount": {"name": "sa"}}});
-    assert_eq!(jwt(&unbound).says().name, "sa");
+    assert_eq!(jwt(&unbound).claims().name, "sa");
     let stored = json!({"kubernetes.io/serviceaccount/secret.name": "guest-token"});
     assert_eq!(
-        jwt(&stored).says(),
+        jwt(&stored).claims(),
         TokenClaims { name: "guest-token".into(), ..TokenClaims::default() }
     );
 }
@@ -41,7 +41,7 @@ fn of_a_ranchers_token_only_the_name_is_shown() {
         ("....", ""),
     ] {
         assert_eq!(
-            TokenText::new(token.into()).says(),
+            TokenText::new(token.into()).claims(),
             TokenClaims { name: name.into(), ..TokenClaims::default() }
         );
     }
@@ -53,9 +53,9 @@ fn what_makes_no_sense_is_left_out() {
     for name in [json!("Not A Name"), json!("x".repeat(300)), json!(7), json!("a\nb")] {
         let claims =
             json!({"iat": -1, "exp": i64::MAX, "kubernetes.io": {"secret": {"name": name}}});
-        assert_eq!(jwt(&claims).says(), TokenClaims::default());
+        assert_eq!(jwt(&claims).claims(), TokenClaims::default());
     }
-    assert_eq!(jwt(&json!([])).says(), TokenClaims::default());
+    assert_eq!(jwt(&json!([])).claims(), TokenClaims::default());
 }
 
 #[test]

@@ -24,7 +24,8 @@ impl PoolAllocator {
     /// The published claim, if its pool is gone. Where admission does not protect the status, a
     /// tenant can write any address and the name of a pool that never existed. A claim that was
     /// neither published at the start of this term nor recorded in a ledger must therefore also be
-    /// unowned, no gateway, and in no ranges of a pool that would not admit the LoadBalancer.
+    /// unowned, reserved for no other, no gateway, and in no ranges of a pool that would not admit
+    /// the LoadBalancer.
     pub(super) fn homeless<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
         let is_gone = !self.pools.contains_key(&claim.pool);
@@ -39,7 +40,9 @@ impl PoolAllocator {
                 || ranges.gateways().any(|gateway| gateway == claim.ip)
                 || ranges.find(claim.ip).is_some() && !admits
         };
-        (is_gone && !self.pools.values().any(keeps_off)).then_some(claim)
+        let mut reserved = self.reserved.at(claim.ip);
+        let is_anothers = reserved.any(|reserved| reserved.owner.uid != facts.owner.uid);
+        (is_gone && !is_anothers && !self.pools.values().any(keeps_off)).then_some(claim)
     }
 
     /// Restores a claim that the LoadBalancer publishes and no ledger records, if the pool admits

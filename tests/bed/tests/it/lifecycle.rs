@@ -1,7 +1,7 @@
 //! A bed works, and no part of it outlives its owner.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -22,23 +22,7 @@ fn config_map(name: &str) -> ConfigMap {
 }
 
 #[tokio::test]
-async fn a_stopped_bed_leaves_nothing_and_another_can_be_started() {
-    for _ in 0..2 {
-        let bed = Bed::start(Options::default()).await.unwrap();
-        let (dir, pids) = (bed.dir().to_owned(), bed.pids());
-        assert_eq!(pids.len(), 3);
-        assert!(pids.iter().all(|&pid| is_running(pid)));
-        let version = bed.admin().apiserver_version().await.unwrap();
-        assert!(version.git_version.starts_with("v1."), "{}", version.git_version);
-
-        bed.stop().await.unwrap();
-        assert!(!dir.exists());
-        assert!(!pids.iter().any(|&pid| is_running(pid)));
-    }
-}
-
-#[tokio::test]
-async fn two_beds_do_not_know_each_other() {
+async fn two_beds_do_not_know_each_other_and_leave_nothing() {
     let start = || Bed::start(Options { load: true, ..Options::default() });
     let (one, two) = tokio::join!(start(), start());
     let (one, two) = (one.unwrap(), two.unwrap());
@@ -46,17 +30,25 @@ async fn two_beds_do_not_know_each_other() {
     maps(&one).create(&PostParams::default(), &config_map("only-here")).await.unwrap();
     assert!(maps(&two).get_opt("only-here").await.unwrap().is_none());
 
-    let dirs = [one.dir().to_owned(), two.dir().to_owned()];
+    let [first, second] = [&one, &two].map(|bed| (bed.dir().to_owned(), bed.pids()));
+    for (_, pids) in [&first, &second] {
+        assert_eq!(pids.len(), 3);
+        assert!(pids.iter().all(|&pid| is_running(pid)));
+    }
+    let is_gone = |(dir, pids): &(PathBuf, Vec<u32>)| {
+        !dir.exists() && !pids.iter().any(|&pid| is_running(pid))
+    };
     drop(one);
-    assert!(!dirs[0].exists());
+    assert!(is_gone(&first), "a dropped bed");
     assert!(maps(&two).get_opt("only-here").await.unwrap().is_none(), "the other one lives on");
-    drop(two);
-    assert!(!dirs[1].exists());
+    let version = two.admin().apiserver_version().await.unwrap();
+    assert!(version.git_version.starts_with("v1."), "{}", version.git_version);
+    an_account_may_do_what_rbac_says_and_no_more(&two).await;
+    two.stop().await.unwrap();
+    assert!(is_gone(&second), "a stopped bed");
 }
 
-#[tokio::test]
-async fn a_service_account_may_do_what_rbac_says_and_no_more() {
-    let bed = Bed::start(Options::default()).await.unwrap();
+async fn an_account_may_do_what_rbac_says_and_no_more(bed: &Bed) {
     bed.apply_yaml(ROLE).await.unwrap();
     assert!(bed.apply_yaml("kind: Nonsense").await.is_err());
     let names = bed.kubectl(&["get", "serviceaccounts", "-o", "name"]).await.unwrap();
@@ -73,7 +65,6 @@ async fn a_service_account_may_do_what_rbac_says_and_no_more() {
     assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
     let unknown = bed.service_account_kubeconfig("default", "absent", None).await;
     assert!(unknown.unwrap_err().to_string().contains("default/absent"));
-    bed.stop().await.unwrap();
 }
 
 const ROLE: &str = r#"

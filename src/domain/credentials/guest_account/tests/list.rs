@@ -9,7 +9,7 @@ fn credential(machines: Option<usize>, found: ExistingObjects) -> GuestCredentia
 #[test]
 fn a_guest_is_gone_without_vms_and_without_use() {
     let gone = |machines, found: ExistingObjects, days| {
-        credential(machines, found).lives(NOW, days).is_none()
+        credential(machines, found).reason_to_keep(NOW, days).is_none()
     };
     let aged = |created: i64, last_used: Option<&str>| {
         let mut found = whole();
@@ -40,9 +40,9 @@ fn a_guest_is_gone_without_vms_and_without_use() {
     // The use of tokens that a TokenRotation makes is not recorded.
     let mut rotated = credential(Some(0), aged(0, None));
     rotated.rotation = Some("keeper".to_owned());
-    assert!(rotated.lives(NOW, 7).is_some_and(|why| why.contains("keeper")));
+    assert!(rotated.reason_to_keep(NOW, 7).is_some_and(|why| why.contains("keeper")));
     rotated.found.account = None;
-    assert!(rotated.lives(NOW, 7).is_none());
+    assert!(rotated.reason_to_keep(NOW, 7).is_none());
     // A single new token counts as use.
     let mut found = aged(0, None);
     found.tokens.push(token("blue-token-2", NOW));

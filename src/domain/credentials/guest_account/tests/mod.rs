@@ -1,4 +1,4 @@
-//! Tests of plans, tokens, revocations, stand-ins and listings, from given objects.
+//! Tests of plans, tokens, revocations, placeholders and listings, from given objects.
 
 mod list;
 
@@ -321,7 +321,7 @@ fn access_goes_first_and_the_last_trace_last() {
 #[test]
 fn a_stand_in_holds_the_name_of_a_first_token_that_is_gone() {
     let of = |found: &ExistingObjects, kept: Option<&str>, make| {
-        stand_in(&guest(), found, kept, make)
+        name_placeholder(&guest(), found, kept, make)
             .map(|s| (s.old.is_some(), s.copies.unwrap_or_default()))
     };
     let mut found = whole();

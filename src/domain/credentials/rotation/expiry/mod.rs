@@ -12,7 +12,7 @@ pub const EXPIRING: &str = "Expiring";
 pub const MINTER_EXPIRING: &str = "MinterExpiring";
 
 /// Status, reason and message of a condition.
-pub(super) type Says = (ConditionStatus, &'static str, String);
+pub(super) type ConditionText = (ConditionStatus, &'static str, String);
 
 /// Time from which the condition Expiring is True. `None`: no credential ends.
 pub fn alarm(
@@ -27,13 +27,13 @@ pub fn alarm(
 }
 
 /// Condition Expiring of the target's credentials. `ends`: the earliest end of them.
-pub(super) fn expiring(
+pub(super) fn expiring_condition(
     plan: &RotationPlan,
     record: &RotationRecord,
     watched: &WatchedCredentials,
     ends: Option<Seconds>,
     now: Seconds,
-) -> Says {
+) -> ConditionText {
     let is_near = alarm(plan, record, ends).is_some_and(|at| at <= now);
     match (is_near, ends) {
         (true, Some(end)) if plan.source.is_none() => {
@@ -69,7 +69,12 @@ pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
 }
 
 /// Condition of an API key. `refused`: the Rancher does not accept the key, whatever its times.
-pub(super) fn minter(plan: &RotationPlan, key: &ApiKey, refused: bool, now: Seconds) -> Says {
+pub(super) fn minter_condition(
+    plan: &RotationPlan,
+    key: &ApiKey,
+    refused: bool,
+    now: Seconds,
+) -> ConditionText {
     let end = key.expires_at.as_deref().unwrap_or_default();
     let is_over = parse_rfc3339(end).is_some_and(|end| end <= now);
     match key_alarm(plan, key) {

@@ -35,11 +35,11 @@ fn an_api_key_without_renewal_is_reported_in_time() {
         (key(None, Some(90 * DAY), false), 83 * DAY, "NotRenewed"),
         (key(Some(0), None, false), 999 * DAY, "NoEnd"),
     ] {
-        let (holds, reason, message) = minter(&plan(), &key, false, now);
+        let (holds, reason, message) = minter_condition(&plan(), &key, false, now);
         assert_eq!(reason, said, "{key:?} {now}");
         assert_eq!(holds == True, ["NotRenewed", "Expired"].contains(&reason));
         assert_eq!(message.contains("token-abcde"), holds == True, "{message}");
-        let (holds, reason, _) = minter(&plan(), &key, true, now);
+        let (holds, reason, _) = minter_condition(&plan(), &key, true, now);
         assert_eq!((holds, reason), (True, "NotAccepted"), "whatever its time");
     }
 }

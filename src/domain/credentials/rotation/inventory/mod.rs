@@ -16,9 +16,9 @@ use api::WatchedCredential;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CredentialReadResult {
     /// Name and times of its token. The expiry may be unknown.
-    Says(TokenClaims),
+    Read(TokenClaims),
     /// Reason why its token is not known.
-    Nothing(String),
+    Unknown(String),
 }
 
 /// Entries of all cloud credentials, by the name of their Secret.
@@ -40,8 +40,8 @@ struct InventoryEntry {
 }
 
 impl CredentialInventory {
-    /// Census with the entries of a status, which may be another process's. None counts as read.
-    pub fn recorded(before: &[WatchedCredential]) -> Self {
+    /// Inventory with the entries of a status, which may be another process's. None counts as read.
+    pub fn from_status(before: &[WatchedCredential]) -> Self {
         let entry = |one: &WatchedCredential| {
             let entry = InventoryEntry {
                 title: one.title.clone().unwrap_or_default(),
@@ -56,7 +56,7 @@ impl CredentialInventory {
     }
 
     /// Replaces the list of credentials by pairs of name and title. Entries that are listed stay.
-    pub fn listed(&mut self, all: impl IntoIterator<Item = (String, String)>) {
+    pub fn set_list(&mut self, all: impl IntoIterator<Item = (String, String)>) {
         let mut before = std::mem::take(&mut self.known);
         for (name, title) in all {
             let entry = before.remove(&name).unwrap_or_default();
@@ -65,7 +65,7 @@ impl CredentialInventory {
     }
 
     /// Names of the credentials to read next, at most as many as given.
-    pub fn next(&self, most: usize) -> Vec<String> {
+    pub fn next_to_read(&self, most: usize) -> Vec<String> {
         let mut all: Vec<(&String, &InventoryEntry)> = self.known.iter().collect();
         all.sort_by_key(|(_, entry)| entry.read);
         all.into_iter().take(most).map(|(name, _)| name.clone()).collect()
@@ -73,29 +73,28 @@ impl CredentialInventory {
 
     /// Stores the result of a read. The exact end of a dead credential is not known, so the end
     /// that was stored first stays.
-    pub fn read(&mut self, name: &str, found: CredentialReadResult, now: Seconds) {
+    pub fn store_read(&mut self, name: &str, found: CredentialReadResult, now: Seconds) {
         let Some(entry) = self.known.get_mut(name) else { return };
         self.reads += 1;
         entry.read = Some(self.reads);
         match found {
-            CredentialReadResult::Says(says) => {
-                let name = watched::short(&says.name);
+            CredentialReadResult::Read(claims) => {
+                let name = watched::cut_name(&claims.name);
                 let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
-                let is_known = is_over(says.expires) && is_over(entry.ends) && entry.name == name;
+                let is_known = is_over(claims.expires) && is_over(entry.ends) && entry.name == name;
                 if !is_known {
-                    entry.ends = says.expires;
+                    entry.ends = claims.expires;
                 }
                 entry.name = name;
                 entry.unknown = None;
             }
-            CredentialReadResult::Nothing(why) => entry.unknown = Some(watched::reason(&why)),
+            CredentialReadResult::Unknown(why) => entry.unknown = Some(watched::cut_reason(&why)),
         }
     }
 
-    /// Number of credentials, and how many of them are not read yet.
-    pub fn count(&self) -> (usize, usize) {
-        let unread = self.known.values().filter(|entry| entry.read.is_none()).count();
-        (self.known.len(), unread)
+    /// Number of credentials that are not read yet.
+    pub fn unread(&self) -> usize {
+        self.known.values().filter(|entry| entry.read.is_none()).count()
     }
 
     /// Credentials as a status lists them.
@@ -103,8 +102,8 @@ impl CredentialInventory {
         let watched = |(name, entry): (&String, &InventoryEntry)| WatchedCredential {
             user: String::new(),
             name: entry.name.clone(),
-            credential: Some(watched::short(name)),
-            title: Some(watched::short(&entry.title)).filter(|title| !title.is_empty()),
+            credential: Some(watched::cut_name(name)),
+            title: Some(watched::cut_name(&entry.title)).filter(|title| !title.is_empty()),
             expires_at: entry.ends.map(timestamp::rfc3339),
             rotated: is_rotated(name),
             unknown: entry.unknown.clone(),

@@ -7,86 +7,87 @@ fn all(names: &[&str]) -> Vec<(String, String)> {
 }
 
 fn ends(end: Seconds) -> CredentialReadResult {
-    CredentialReadResult::Says(TokenClaims {
+    CredentialReadResult::Read(TokenClaims {
         name: "token-a".into(),
         issued: None,
         expires: Some(end),
     })
 }
 
-fn watched(census: &CredentialInventory) -> Vec<(String, Option<Seconds>, Option<String>)> {
-    let watched = census.watched(|_| false).listed.into_iter();
+fn watched(inventory: &CredentialInventory) -> Vec<(String, Option<Seconds>, Option<String>)> {
+    let watched = inventory.watched(|_| false).listed.into_iter();
     watched.map(|one| (one.credential.clone().unwrap(), watched::end(&one), one.unknown)).collect()
 }
 
 #[test]
 fn each_is_read_in_its_turn() {
-    let mut census = CredentialInventory::default();
-    census.listed(all(&["a", "b", "c", "d", "e"]));
+    let mut inventory = CredentialInventory::default();
+    inventory.set_list(all(&["a", "b", "c", "d", "e"]));
     let mut read = Vec::new();
     for _ in 0..5 {
-        for name in census.next(2) {
-            census.read(&name, ends(900), 1);
+        for name in inventory.next_to_read(2) {
+            inventory.store_read(&name, ends(900), 1);
             read.push(name);
         }
     }
     assert_eq!(read, ["a", "b", "c", "d", "e", "a", "b", "c", "d", "e"]);
-    census.listed(all(&["a", "b", "c", "d", "e", "new"]));
-    assert_eq!(census.next(1), ["new"], "an unread one comes first");
-    assert_eq!(census.count(), (6, 1));
+    inventory.set_list(all(&["a", "b", "c", "d", "e", "new"]));
+    assert_eq!(inventory.next_to_read(1), ["new"], "an unread one comes first");
+    assert_eq!((inventory.known.len(), inventory.unread()), (6, 1));
 }
 
 #[test]
 fn what_is_gone_is_forgotten_and_what_is_not_read_stays_known() {
-    let mut census = CredentialInventory::default();
-    census.listed(all(&["a", "b"]));
-    census.read("a", ends(900), 1);
-    census.read("b", ends(800), 1);
-    let recorded = census.watched(|name| name == "b").listed;
-    let mut census = CredentialInventory::recorded(&recorded);
-    census.listed(all(&["b", "c"]));
-    assert_eq!(watched(&census), [("b".into(), Some(800), None), ("c".into(), None, None)]);
-    assert_eq!(census.count(), (2, 2), "read by another process only");
-    census.read("gone", ends(1), 1);
-    assert_eq!(census.count().0, 2);
+    let mut inventory = CredentialInventory::default();
+    inventory.set_list(all(&["a", "b"]));
+    inventory.store_read("a", ends(900), 1);
+    inventory.store_read("b", ends(800), 1);
+    let recorded = inventory.watched(|name| name == "b").listed;
+    let mut inventory = CredentialInventory::from_status(&recorded);
+    inventory.set_list(all(&["b", "c"]));
+    assert_eq!(watched(&inventory), [("b".into(), Some(800), None), ("c".into(), None, None)]);
+    let counts = (inventory.known.len(), inventory.unread());
+    assert_eq!(counts, (2, 2), "read by another process only");
+    inventory.store_read("gone", ends(1), 1);
+    assert_eq!(inventory.known.len(), 2);
 }
 
 #[test]
 fn one_that_cannot_be_read_is_named_and_keeps_its_end() {
-    let mut census = CredentialInventory::default();
-    census.listed(all(&["a", "b"]));
-    census.read("a", ends(900), 1);
-    census.read("a", CredentialReadResult::Nothing("it has no users".into()), 2);
-    census.read("b", CredentialReadResult::Nothing("not allowed".into()), 2);
+    let mut inventory = CredentialInventory::default();
+    inventory.set_list(all(&["a", "b"]));
+    inventory.store_read("a", ends(900), 1);
+    inventory.store_read("a", CredentialReadResult::Unknown("it has no users".into()), 2);
+    inventory.store_read("b", CredentialReadResult::Unknown("not allowed".into()), 2);
     let expected = [
         ("a".into(), Some(900), Some("it has no users".into())),
         ("b".into(), None, Some("not allowed".into())),
     ];
-    assert_eq!(watched(&census), expected);
-    census.read("a", ends(950), 3);
-    assert_eq!(watched(&census)[0], ("a".into(), Some(950), None));
+    assert_eq!(watched(&inventory), expected);
+    inventory.store_read("a", ends(950), 3);
+    assert_eq!(watched(&inventory)[0], ("a".into(), Some(950), None));
 }
 
 #[test]
 fn the_end_of_a_dead_one_is_set_once() {
-    let mut census = CredentialInventory::default();
-    census.listed(all(&["a"]));
-    census.read("a", ends(100), 100);
-    census.read("a", ends(200), 200);
-    assert_eq!(watched(&census)[0].1, Some(100));
-    census.read("a", ends(900), 300);
-    assert_eq!(watched(&census)[0].1, Some(900), "it was made to last longer");
+    let mut inventory = CredentialInventory::default();
+    inventory.set_list(all(&["a"]));
+    inventory.store_read("a", ends(100), 100);
+    inventory.store_read("a", ends(200), 200);
+    assert_eq!(watched(&inventory)[0].1, Some(100));
+    inventory.store_read("a", ends(900), 300);
+    assert_eq!(watched(&inventory)[0].1, Some(900), "it was made to last longer");
     let other = TokenClaims { name: "token-b".into(), issued: None, expires: Some(400) };
-    census.read("a", ends(100), 350);
-    census.read("a", CredentialReadResult::Says(other), 400);
-    assert_eq!(watched(&census)[0].1, Some(400), "another one by now");
+    inventory.store_read("a", ends(100), 350);
+    inventory.store_read("a", CredentialReadResult::Read(other), 400);
+    assert_eq!(watched(&inventory)[0].1, Some(400), "another one by now");
 }
 
 #[test]
 fn a_replacing_rotation_is_reported() {
-    let mut census = CredentialInventory::default();
-    census.listed(all(&["a", "b"]));
-    let watched = census.watched(|name| name == "a").listed;
+    let mut inventory = CredentialInventory::default();
+    inventory.set_list(all(&["a", "b"]));
+    let watched = inventory.watched(|name| name == "a").listed;
     assert_eq!(watched.iter().map(|one| one.rotated).collect::<Vec<_>>(), [true, false]);
     assert_eq!(watched[0].title.as_deref(), Some("title of a"));
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::super::timestamp::{parse_rfc3339, rfc3339};
 use super::super::token::hash;
-use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring, minter};
+use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring_condition, minter_condition};
 use super::ready::ReadyReason;
 use super::schedule::{MaintenanceWindow, ReplacementSchedule};
 use super::watched::WatchedCredentials;
@@ -28,7 +28,7 @@ const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
 /// Default overlap for a cloud credential, in seconds: a job that makes machines uses the
 /// credential with which it began, and its retries do too.
-const OVERLAP_THERE: Seconds = 86_400;
+const OVERLAP_CLOUD_CREDENTIAL: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
 /// Least remaining time, in seconds, from which a credential counts as ending soon, unless a
 /// TokenRotation says otherwise: a week.
@@ -48,7 +48,8 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     });
     let readable = source.is_some_and(|source| source.service_account_token_secret.is_some());
     let annotations = rotation.metadata.annotations.as_ref();
-    let request = |key: &str| annotations.and_then(|all| all.get(key)).map(|text| short(text));
+    let request =
+        |key: &str| annotations.and_then(|all| all.get(key)).map(|text| stored_request(text));
     let minted = source.and_then(|source| source.rancher_token.as_ref());
     let lifetime = account.and_then(|account| account.lifetime_seconds);
     let lifetime = lifetime.or(minted.and_then(|minted| minted.lifetime_seconds));
@@ -67,7 +68,11 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
             window: wants.maintenance_window.as_ref().and_then(window),
             paused: wants.paused.unwrap_or_default(),
         },
-        overlap: spec.overlap_seconds.unwrap_or(if prunes { OVERLAP_THERE } else { OVERLAP }),
+        overlap: spec.overlap_seconds.unwrap_or(if prunes {
+            OVERLAP_CLOUD_CREDENTIAL
+        } else {
+            OVERLAP
+        }),
         restarts: spec.restart_workloads.is_some(),
         revokes: spec.on_delete == Some(OnDelete::Revoke),
         is_second: false,
@@ -80,7 +85,7 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
 }
 
 /// Text of a request as a status stores it: up to 64 bytes unchanged, a longer one as its SHA-256.
-fn short(request: &str) -> String {
+fn stored_request(request: &str) -> String {
     if request.len() <= 64 { request.to_owned() } else { hash(request.as_bytes()) }
 }
 
@@ -182,50 +187,50 @@ pub fn watched(status: &TokenRotationStatus) -> WatchedCredentials {
     WatchedCredentials { listed: status.watched.clone(), beyond }
 }
 
-/// Status of a rotation. Without a standing, the condition Ready stays as it is.
+/// Status of a rotation. `ready`: the reason of Ready. `None`: that condition stays as it is.
 pub fn status(
     rotation: &TokenRotation,
     record: &RotationRecord,
-    beside: &StatusObservations,
-    standing: Option<&ReadyReason>,
+    observed: &StatusObservations,
+    ready: Option<&ReadyReason>,
     now: Seconds,
 ) -> TokenRotationStatus {
     let plan = plan(rotation);
     let old = rotation.status.clone().unwrap_or_default();
-    let watched = beside.watched.clone().unwrap_or_else(|| watched(&old));
-    let api_key = beside.key.clone().or(old.api_key);
+    let watched = observed.watched.clone().unwrap_or_else(|| watched(&old));
+    let api_key = observed.key.clone().or(old.api_key);
     let held = record.current.as_ref().and_then(|current| current.expires);
     let ends = held.into_iter().chain(watched.first_end()).min();
     let due = due(&plan, record);
     let beyond = i64::try_from(watched.beyond).ok().filter(|beyond| *beyond > 0);
     let mut status = TokenRotationStatus {
         observed_generation: rotation.metadata.generation,
-        target: Some(target(&rotation.spec.target)),
+        target: Some(target_name(&rotation.spec.target)),
         watched: watched.listed.clone(),
         watched_beyond: beyond,
         // The URL that was recorded first stays.
-        rancher_url: old.rancher_url.or_else(|| beside.rancher_url.clone()),
+        rancher_url: old.rancher_url.or_else(|| observed.rancher_url.clone()),
         api_key,
         expires_at: ends.map(rfc3339),
         next_rotation: due.filter(|_| !plan.schedule.paused).map(|due| rfc3339(due.at)),
         conditions: old.conditions,
         ..recorded(record)
     };
-    if let Some(standing) = standing {
-        let (holds, reason, message) = standing.says(&plan, record);
-        set(&mut status.conditions, READY, (holds, &reason, message), now);
+    if let Some(ready) = ready {
+        let (holds, reason, message) = ready.condition(&plan, record);
+        set_condition(&mut status.conditions, READY, (holds, &reason, message), now);
     }
-    let said = expiring(&plan, record, &watched, ends, now);
-    set(&mut status.conditions, EXPIRING, said, now);
+    let said = expiring_condition(&plan, record, &watched, ends, now);
+    set_condition(&mut status.conditions, EXPIRING, said, now);
     if let Some(key) = &status.api_key {
-        let said = minter(&plan, key, beside.refused, now);
-        set(&mut status.conditions, MINTER_EXPIRING, said, now);
+        let said = minter_condition(&plan, key, observed.refused, now);
+        set_condition(&mut status.conditions, MINTER_EXPIRING, said, now);
     }
     status
 }
 
 /// Target as a status shows it: kind and name.
-fn target(target: &Target) -> String {
+fn target_name(target: &Target) -> String {
     match (&target.secret, &target.cloud_credential) {
         (Some(secret), _) => format!("secret/{}", secret.name),
         (_, Some(credential)) => format!("cloudcredential/{}", credential.name),
@@ -233,7 +238,7 @@ fn target(target: &Target) -> String {
     }
 }
 
-fn set(
+fn set_condition(
     conditions: &mut Vec<Condition>,
     type_: &str,
     (status, reason, message): (ConditionStatus, &str, String),
@@ -302,14 +307,14 @@ fn pending(pending: &PendingEntry) -> PendingCredential {
 }
 
 /// Merge patch (RFC 7396) that turns the old value into the new one. `None`: they are equal.
-pub fn diff(old: &Value, new: &Value) -> Option<Value> {
+pub fn merge_patch(old: &Value, new: &Value) -> Option<Value> {
     let (Value::Object(before), Value::Object(after)) = (old, new) else {
         return (old != new).then(|| new.clone());
     };
     let removed = before.keys().filter(|key| !after.contains_key(*key));
     let mut changes: Map<String, Value> = removed.map(|key| (key.clone(), Value::Null)).collect();
     for (key, value) in after {
-        if let Some(change) = diff(before.get(key).unwrap_or(&Value::Null), value) {
+        if let Some(change) = merge_patch(before.get(key).unwrap_or(&Value::Null), value) {
             changes.insert(key.clone(), change);
         }
     }

@@ -36,14 +36,14 @@ pub struct TargetRead {
 
 impl TargetRead {
     /// Read of a target that is no Secret of this cluster, or cannot be used.
-    pub fn elsewhere(target: TargetState, watched: WatchedCredentials) -> Self {
+    pub fn of(target: TargetState, watched: WatchedCredentials) -> Self {
         Self { target, watched, kubeconfig: None, reach: None }
     }
 }
 
 /// Reads a target. `rotated`: the operator will write it.
 pub fn read(wants: &SecretTarget, rotated: bool, secret: Option<&SecretContent>) -> TargetRead {
-    let none = |target| TargetRead::elsewhere(target, WatchedCredentials::default());
+    let none = |target| TargetRead::of(target, WatchedCredentials::default());
     let Some(secret) = secret else {
         return none(match &wants.kubeconfig_user {
             None if rotated => TargetState::Absent,
@@ -53,23 +53,27 @@ pub fn read(wants: &SecretTarget, rotated: bool, secret: Option<&SecretContent>)
     if secret.immutable && rotated {
         return none(TargetState::Unfit("it is immutable".to_owned()));
     }
-    match with(wants, rotated, secret) {
+    match read_value(wants, rotated, secret) {
         Ok(read) => read,
         Err(why) => none(TargetState::Unfit(format!("key {:?}: {why}", wants.key))),
     }
 }
 
-fn with(wants: &SecretTarget, rotated: bool, secret: &SecretContent) -> Result<TargetRead, Unfit> {
+fn read_value(
+    wants: &SecretTarget,
+    rotated: bool,
+    secret: &SecretContent,
+) -> Result<TargetRead, Unfit> {
     let text = secret.value.as_ref().map(TokenText::reveal).filter(|text| !text.is_empty());
     let user = wants.kubeconfig_user.as_deref();
-    let there = |holds: Option<TokenText>, beside: Vec<String>| TargetState::There {
+    let there = |holds: Option<TokenText>, other_tokens: Vec<String>| TargetState::There {
         version: secret.version.clone(),
         holds: holds.map(|token| TargetCredential {
             hash: token.hash(),
-            says: token.says(),
+            claims: token.claims(),
             ..TargetCredential::default()
         }),
-        beside,
+        other_tokens,
         kept: None,
     };
     let looks_like = text.filter(|text| text.contains("users:") || text.contains("\"users\""));
@@ -80,21 +84,22 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &SecretContent) -> Result<T
     };
     let Some(config) = config else {
         let token = secret.value.clone().filter(|token| !token.reveal().is_empty());
-        let watched = token.iter().map(|token| watched::token("", &token.says())).collect();
-        return Ok(TargetRead::elsewhere(
-            there(token, Vec::new()),
-            WatchedCredentials::of(watched),
-        ));
+        let watched = token.iter().map(|token| watched::token_entry("", &token.claims())).collect();
+        return Ok(TargetRead::of(there(token, Vec::new()), WatchedCredentials::of(watched)));
     };
     let all = config.tokens();
     if !rotated {
-        // All ways in which its users authenticate are listed.
+        // All methods by which its users authenticate are listed.
         if let Some(user) = user.filter(|user| !config.has_user(user)) {
             return Err(format!("it has no user {user:?}"));
         }
         let held = all.iter().find(|(other, _)| user.is_none_or(|user| user == other));
         let target = there(held.map(|(_, token)| token.clone()), Vec::new());
-        let watched = config.ways().iter().map(|(user, way)| credential(user, way)).collect();
+        let watched = config
+            .auth_methods()
+            .iter()
+            .map(|(user, method)| watched_entry(user, method))
+            .collect();
         return Ok(TargetRead {
             target,
             watched: WatchedCredentials::of(watched),
@@ -111,8 +116,8 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &SecretContent) -> Result<T
     if let Some(fault) = reach.fault() {
         return Err(fault);
     }
-    let beside = all.iter().filter(|(other, _)| other != user).map(|(_, token)| token.hash());
-    let target = there(holds, beside.collect());
+    let other_tokens = all.iter().filter(|(other, _)| other != user).map(|(_, token)| token.hash());
+    let target = there(holds, other_tokens.collect());
     Ok(TargetRead {
         target,
         watched: WatchedCredentials::default(),
@@ -121,11 +126,11 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &SecretContent) -> Result<T
     })
 }
 
-fn credential(user: &str, way: &AuthMethod) -> WatchedCredential {
-    match way {
-        AuthMethod::Token(token) => watched::token(user, &token.says()),
-        AuthMethod::Certificate(says) => watched::token(user, says),
-        AuthMethod::Unknown(why) => watched::unknown(user, why),
+fn watched_entry(user: &str, method: &AuthMethod) -> WatchedCredential {
+    match method {
+        AuthMethod::Token(token) => watched::token_entry(user, &token.claims()),
+        AuthMethod::Certificate(claims) => watched::token_entry(user, claims),
+        AuthMethod::Unknown(why) => watched::unknown_entry(user, why),
     }
 }
 
@@ -139,25 +144,12 @@ impl TargetRead {
         }
     }
 
-    /// Value with another token in it. `keep`: the old token stays beside the new one.
-    pub fn with(
-        &self,
-        wants: &SecretTarget,
-        token: &TokenText,
-        keep: bool,
-    ) -> Result<TokenText, Unfit> {
+    /// Value with another token in it.
+    pub fn value_with(&self, wants: &SecretTarget, token: &TokenText) -> Result<TokenText, Unfit> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
-            (Some(user), Some(config)) => config.with(user, token, keep).map(TokenText::new),
+            (Some(user), Some(config)) => config.with_token(user, token, None).map(TokenText::new),
             (None, None) => Ok(token.clone()),
             _ => Err("it is no kubeconfig".to_owned()),
-        }
-    }
-
-    /// Value without the kept token. `None`: no token is kept.
-    pub fn without_previous(&self, wants: &SecretTarget) -> Result<Option<TokenText>, Unfit> {
-        match (&wants.kubeconfig_user, &self.kubeconfig) {
-            (Some(user), Some(config)) => Ok(config.without_previous(user)?.map(TokenText::new)),
-            _ => Ok(None),
         }
     }
 }

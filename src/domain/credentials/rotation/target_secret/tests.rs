@@ -45,15 +45,16 @@ fn a_token_alone_is_made_where_there_is_none_and_a_kubeconfig_is_not() {
 #[test]
 fn one_users_token_counts_and_the_others_are_known() {
     let seen = read(&wants(Some("a")), true, Some(&content(CONFIG)));
-    let TargetState::There { holds: Some(held), beside, .. } = &seen.target else { panic!() };
-    assert_eq!((held.hash.as_str(), beside), (hash("one").as_str(), &vec![hash("two")]));
+    let TargetState::There { holds: Some(held), other_tokens, .. } = &seen.target else { panic!() };
+    assert_eq!((held.hash.as_str(), other_tokens), (hash("one").as_str(), &vec![hash("two")]));
     assert_eq!(seen.reach.as_ref().unwrap().server, "https://x");
-    let new = seen.with(&wants(Some("a")), &TokenText::new("three".into()), true).unwrap();
+    let new = seen.value_with(&wants(Some("a")), &TokenText::new("three".into())).unwrap();
     let again = read(&wants(Some("a")), true, Some(&content(new.reveal())));
-    let TargetState::There { holds: Some(held), beside, .. } = &again.target else { panic!() };
-    assert_eq!((&held.hash, beside), (&hash("three"), &vec![hash("two"), hash("one")]));
-    let dropped = again.without_previous(&wants(Some("a"))).unwrap().unwrap();
-    assert!(!dropped.reveal().contains("one"));
+    let TargetState::There { holds: Some(held), other_tokens, .. } = &again.target else {
+        panic!()
+    };
+    assert_eq!((&held.hash, other_tokens), (&hash("three"), &vec![hash("two")]));
+    assert!(!new.reveal().contains("one"));
 }
 
 #[test]
@@ -120,7 +121,7 @@ fn other_ways_to_authenticate_are_listed_by_user() {
     }
     assert!(watched("odd")[0].contains("no certificate"));
     assert!(watched("nothing").is_empty());
-    assert_eq!(seen.watched.unknown(), 5);
+    assert_eq!(seen.watched.unknown_count(), 5);
     assert!(matches!(seen.target, TargetState::There { holds: Some(_), .. }), "{:?}", seen.target);
     assert!(!format!("{:?}", seen.watched).contains("secret"));
     // The user may be named. A user that does not exist is an error.

@@ -30,7 +30,7 @@ fn left(
         let act = decide(&plan, &record, &seen);
         match act {
             RotationAction::Wait(until) => {
-                now = until.filter(|at| *at > now).unwrap_or(now + LOOK_AGAIN);
+                now = until.filter(|at| *at > now).unwrap_or(now + READ_AGAIN_AFTER);
             }
             RotationAction::Write(_, next) => record = *next,
             RotationAction::Revoke(name) if refuses => {
@@ -41,8 +41,8 @@ fn left(
                 acts.push((now - DAY, name));
             }
             RotationAction::DropOld => {
-                if let TargetState::There { kept, beside, .. } = &mut target {
-                    (*kept, *beside) = (None, Vec::new());
+                if let TargetState::There { kept, other_tokens, .. } = &mut target {
+                    (*kept, *other_tokens) = (None, Vec::new());
                 }
                 acts.push((now - DAY, "taken out".to_owned()));
             }
@@ -191,7 +191,7 @@ fn the_second_of_two_does_nothing_and_leaves_what_the_first_one_uses() {
 fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
     let (plan, record) = leaving(false);
     let asked = plan.deleting.unwrap();
-    let last = |record: &RotationRecord| super::super::deletion::last(&plan, record) - asked;
+    let last = |record: &RotationRecord| super::super::deletion::deadline(&plan, record) - asked;
     let idle = RotationRecord {
         previous: Vec::new(),
         last_rotation: Some(DAY - 10 * 3_600),

@@ -5,8 +5,8 @@ use api::TokenRotation;
 use super::*;
 
 mod deletion;
+mod foreign_credentials;
 mod model;
-mod strangers;
 mod waiting;
 
 const DAY: Seconds = 86_400;
@@ -60,7 +60,7 @@ fn there(holds: Option<&str>, kept: Option<&str>) -> TargetState {
     TargetState::There {
         version: "1".into(),
         holds: holds.map(held),
-        beside: kept.iter().map(|kept| (*kept).to_owned()).collect(),
+        other_tokens: kept.iter().map(|kept| (*kept).to_owned()).collect(),
         kept: kept.map(str::to_owned),
     }
 }
@@ -89,7 +89,7 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
     let names = record.previous.iter().map(|old| &old.name);
     let mut existing: Vec<String> =
         names.chain(record.current.as_ref().map(|current| &current.name)).cloned().collect();
-    let (mut now, mut minutes, mut hand) = (DAY, vec![0; 10], None::<UnpublishedCredential>);
+    let (mut now, mut minutes, mut unpublished) = (DAY, vec![0; 10], None::<UnpublishedCredential>);
     for _ in 0..10_000 {
         let Some(count) =
             usize::try_from((now - DAY) / 60).ok().and_then(|minute| minutes.get_mut(minute))
@@ -100,19 +100,19 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
             now,
             target: target.clone(),
             existing: Some(existing.clone()),
-            hand: hand.clone(),
+            unpublished: unpublished.clone(),
             ..ObservedState::default()
         };
         let (step, name) = match decide(&plan, &record, &seen) {
             RotationAction::Wait(until) => {
-                let next = now + LOOK_AGAIN;
+                let next = now + READ_AGAIN_AFTER;
                 now = until.filter(|at| *at > now).map_or(next, |until| until.min(next));
                 continue;
             }
             RotationAction::Write(change, next) => {
                 record = *next;
                 if change == RecordChange::Named {
-                    hand = record.pending.as_ref().map(|pending| UnpublishedCredential {
+                    unpublished = record.pending.as_ref().map(|pending| UnpublishedCredential {
                         name: pending.name.clone(),
                         ..UnpublishedCredential::default()
                     });
@@ -133,16 +133,16 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
             record = failed(&plan, &record, step, &name, now);
             continue;
         }
-        match (step, &mut hand) {
-            (RotationStep::Mint, Some(hand)) => {
-                hand.made = Some(MintedCredential {
+        match (step, &mut unpublished) {
+            (RotationStep::Mint, Some(unpublished)) => {
+                unpublished.made = Some(MintedCredential {
                     hash: format!("hash of {name}"),
                     issued: now,
                     expires: Some(now + 30 * DAY),
                 });
                 existing.push(name);
             }
-            (RotationStep::Verify, Some(hand)) => hand.verified = true,
+            (RotationStep::Verify, Some(unpublished)) => unpublished.verified = true,
             (RotationStep::Revoke, _) => existing.retain(|one| *one != name),
             _ => panic!("{step:?} is not reached by what fails at {fails:?}"),
         }
@@ -187,7 +187,7 @@ fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
     let target = TargetState::There {
         version: "1".into(),
         holds: Some(TargetCredential { hash: "h2".into(), ..TargetCredential::default() }),
-        beside: vec!["h1".into()],
+        other_tokens: vec!["h1".into()],
         kept: None,
     };
     assert_eq!(attempts(replaced(1), &target, RotationStep::Publish), [0; 10]);
@@ -199,13 +199,13 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
     let plan = status::plan(&TokenRotation::default());
     assert_eq!(plan.source, None);
     let see = |hash: &str, name: &str, expires: Option<Seconds>| {
-        let says =
+        let claims =
             crate::credentials::token::TokenClaims { name: name.into(), issued: None, expires };
-        let held = TargetCredential { hash: hash.into(), says, ..TargetCredential::default() };
+        let held = TargetCredential { hash: hash.into(), claims, ..TargetCredential::default() };
         let target = TargetState::There {
             version: "1".into(),
             holds: Some(held),
-            beside: Vec::new(),
+            other_tokens: Vec::new(),
             kept: None,
         };
         ObservedState { now: 100, target, ..ObservedState::default() }
@@ -229,8 +229,8 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
             "{act:?}"
         );
     }
-    let beside = status::StatusObservations::default();
-    let said = status::status(&TokenRotation::default(), &record, &beside, None, 100);
+    let observed = status::StatusObservations::default();
+    let said = status::status(&TokenRotation::default(), &record, &observed, None, 100);
     let said = serde_json::to_value(&said).unwrap();
     assert_eq!(said["current"].get("hash"), None, "{said}");
 }
@@ -249,13 +249,16 @@ fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     }))
     .unwrap();
     let plan = status::plan(&rotation);
-    let term = CredentialTerm { id: "kubeconfig-u-1".into(), expires: None, kept_alive: true };
-    let held =
-        TargetCredential { hash: "theirs".into(), term: Some(term), ..TargetCredential::default() };
+    let report = IssuerReport { id: "kubeconfig-u-1".into(), expires: None, kept_alive: true };
+    let held = TargetCredential {
+        hash: "theirs".into(),
+        report: Some(report),
+        ..TargetCredential::default()
+    };
     let target = TargetState::There {
         version: "1".into(),
         holds: Some(held),
-        beside: Vec::new(),
+        other_tokens: Vec::new(),
         kept: None,
     };
     let theirs = CurrentEntry {
@@ -276,10 +279,10 @@ fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     };
     // The pending one is not given up in favour of what Rancher keeps alive.
     let name = named.pending.clone().unwrap().name;
-    let hand =
+    let unpublished =
         Some(UnpublishedCredential { name: name.clone(), ..UnpublishedCredential::default() });
     assert_eq!(
-        decide(&plan, &named, &ObservedState { hand, ..seen.clone() }),
+        decide(&plan, &named, &ObservedState { unpublished, ..seen.clone() }),
         RotationAction::Mint(name)
     );
     let later = RotationRecord { last_rotation: Some(DAY), ..first.clone() };

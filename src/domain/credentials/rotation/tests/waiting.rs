@@ -1,7 +1,7 @@
 //! Tests of a rotation that waits: its condition Ready, and its rest without a look at the target.
 
+use super::super::idle::step_if_unchanged;
 use super::super::ready::{ReadyFacts, ReadyReason};
-use super::super::rest::unchanged;
 use super::*;
 
 /// Ready gives the reason that hinders most.
@@ -36,14 +36,55 @@ fn ready_says_what_hinders_most() {
         (&paused, &failed, &unfit, facts(), Some(ReadyReason::Unfit("exec".into()))),
         (&paused, &failed, &unfit, unknown(), Some(silent())),
         (&paused, &failed, &unfit, second(), Some(ReadyReason::Second("first".into()))),
-        (&leaving, &failed, &unfit, second(), Some(ReadyReason::Leaving(Some("silent".into())))),
+        (&leaving, &failed, &unfit, second(), Some(ReadyReason::Deleting(Some("silent".into())))),
         (&leaving, &failed, &holds, facts(), {
-            Some(ReadyReason::Leaving(Some("Failed Mint".into())))
+            Some(ReadyReason::Deleting(Some("Failed Mint".into())))
         }),
-        (&leaving, &published(), &holds, facts(), Some(ReadyReason::Leaving(None))),
+        (&leaving, &published(), &holds, facts(), Some(ReadyReason::Deleting(None))),
     ] {
-        let found = ReadyReason::of(plan, record, target, &api::Target::default(), facts.clone());
+        let seen = ObservedState { now: 2 * DAY, target: target.clone(), ..Default::default() };
+        let found = ReadyReason::of(plan, record, &seen, &api::Target::default(), facts.clone());
         assert_eq!(found, ready, "{record:?} {target:?} {facts:?}");
+    }
+}
+
+/// A new leader waits while a former one may still hold the next credential in its memory. The one
+/// in the target may end meanwhile, and Ready says so.
+#[test]
+fn a_rotation_is_not_ready_while_the_credential_in_its_target_does_not_work() {
+    let (plan, end) = (plan(), 31 * DAY);
+    let pending = Some(PendingEntry { name: "r-3".into(), since: end - 5, ..Default::default() });
+    let record = RotationRecord { pending, ..published() };
+    let seen = |now, existing: &[&str]| ObservedState {
+        now,
+        target: there(Some("h2"), None),
+        existing: Some(existing.iter().map(|name| (*name).to_owned()).collect()),
+        ..Default::default()
+    };
+    let mut dead = seen(end - 1, &["r-2"]);
+    if let TargetState::There { holds: Some(held), .. } = &mut dead.target {
+        held.is_dead = true;
+    }
+    let empty = |target| ObservedState { target, ..seen(end - 1, &["r-2"]) };
+    for (seen, said) in [
+        (seen(end - 1, &["r-2"]), None),
+        (seen(end, &["r-2"]), Some("ended at 1970-02-01T00:00:00Z, and the next one is not")),
+        (seen(end - 1, &[]), Some("does not work any more")),
+        (dead, Some("does not work any more")),
+        (empty(TargetState::Absent), Some("holds no credential")),
+        (empty(there(None, None)), Some("holds no credential")),
+    ] {
+        let until = RotationAction::Wait(Some(end - 5 + HELD_ELSEWHERE));
+        assert_eq!(decide(&plan, &record, &seen), until, "{seen:?}");
+        let spec = api::Target::default();
+        let ready = ReadyReason::of(&plan, &record, &seen, &spec, ReadyFacts::default());
+        let (status, reason, text) = ready.unwrap().condition(&plan, &record);
+        let expected = match said {
+            None => (api::ConditionStatus::True, "Current"),
+            Some(_) => (api::ConditionStatus::False, "NotPublished"),
+        };
+        assert_eq!((status, reason.as_str()), expected, "{seen:?}");
+        assert!(text.contains(said.unwrap_or_default()), "{text}");
     }
 }
 
@@ -60,27 +101,27 @@ fn waiting(record: &RotationRecord) -> TokenRotation {
         },
     }))
     .unwrap();
-    let beside = status::StatusObservations::default();
+    let observed = status::StatusObservations::default();
     let ready = Some(&ReadyReason::Current);
-    rotation.status = Some(status::status(&rotation, record, &beside, ready, DAY));
+    rotation.status = Some(status::status(&rotation, record, &observed, ready, DAY));
     rotation
 }
 
 #[test]
 fn a_rotation_rests_by_its_record_alone_until_something_is_due_or_unknown() {
     let rotation = waiting(&published());
-    let Some(RotationAction::Wait(Some(due))) = unchanged(&rotation, None, 2 * DAY) else {
-        panic!("{:?}", unchanged(&rotation, None, 2 * DAY))
+    let Some(RotationAction::Wait(Some(due))) = step_if_unchanged(&rotation, None, 2 * DAY) else {
+        panic!("{:?}", step_if_unchanged(&rotation, None, 2 * DAY))
     };
     assert!((15 * DAY..22 * DAY).contains(&due), "{due}");
     assert!(matches!(
-        unchanged(&rotation, None, due),
+        step_if_unchanged(&rotation, None, due),
         Some(RotationAction::Write(RecordChange::Named, _))
     ));
     let changed = |change: fn(&mut TokenRotation)| {
         let mut rotation = rotation.clone();
         change(&mut rotation);
-        unchanged(&rotation, None, 2 * DAY)
+        step_if_unchanged(&rotation, None, 2 * DAY)
     };
     for (what, change) in [
         ("another spec", (|r| r.metadata.generation = Some(2)) as fn(&mut TokenRotation)),
@@ -116,15 +157,18 @@ fn a_rotation_rests_only_until_its_next_try() {
     };
     let record =
         RotationRecord { pending: Some(pending), retry_after: Some(DAY + 5), ..published() };
-    let hand = Some(UnpublishedCredential { name, made: Some(made), verified: true });
+    let unpublished = Some(UnpublishedCredential { name, made: Some(made), verified: true });
     let rotation = waiting(&record);
-    let until =
-        |hand: &Option<UnpublishedCredential>, now| match unchanged(&rotation, hand.clone(), now) {
-            Some(RotationAction::Wait(until)) => until,
-            _ => Some(now),
-        };
-    assert_eq!(until(&hand, DAY + 1), Some(DAY + 5));
-    assert_eq!(until(&hand, DAY + 5), Some(DAY + 5));
+    let until = |unpublished: &Option<UnpublishedCredential>, now| match step_if_unchanged(
+        &rotation,
+        unpublished.clone(),
+        now,
+    ) {
+        Some(RotationAction::Wait(until)) => until,
+        _ => Some(now),
+    };
+    assert_eq!(until(&unpublished, DAY + 1), Some(DAY + 5));
+    assert_eq!(until(&unpublished, DAY + 5), Some(DAY + 5));
     // Another process may still have it in its memory.
-    assert_eq!(until(&None, DAY + 5), Some(DAY + IN_OTHER_HANDS));
+    assert_eq!(until(&None, DAY + 5), Some(DAY + HELD_ELSEWHERE));
 }

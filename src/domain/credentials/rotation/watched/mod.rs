@@ -39,7 +39,7 @@ impl WatchedCredentials {
     }
 
     /// Number of listed credentials without a known end.
-    pub fn unknown(&self) -> usize {
+    pub fn unknown_count(&self) -> usize {
         self.listed.iter().filter(|one| one.unknown.is_some()).count()
     }
 
@@ -90,7 +90,11 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
 
 /// Restores the ends of dead credentials from an earlier status: the exact end is not known, so the
 /// first reported one stays.
-pub fn steady(watched: &mut WatchedCredentials, before: &[WatchedCredential], now: Seconds) {
+pub fn keep_first_ends(
+    watched: &mut WatchedCredentials,
+    before: &[WatchedCredential],
+    now: Seconds,
+) {
     for one in watched.listed.iter_mut().filter(|one| end(one).is_some_and(|end| end <= now)) {
         let same = |old: &&WatchedCredential| {
             (&old.credential, &old.user, &old.name) == (&one.credential, &one.user, &one.name)
@@ -103,31 +107,31 @@ pub fn steady(watched: &mut WatchedCredentials, before: &[WatchedCredential], no
 }
 
 /// Entry of a token.
-pub fn token(user: &str, says: &TokenClaims) -> WatchedCredential {
+pub fn token_entry(user: &str, claims: &TokenClaims) -> WatchedCredential {
     WatchedCredential {
-        user: short(user),
-        name: short(&says.name),
-        expires_at: says.expires.map(timestamp::rfc3339),
+        user: cut_name(user),
+        name: cut_name(&claims.name),
+        expires_at: claims.expires.map(timestamp::rfc3339),
         ..WatchedCredential::default()
     }
 }
 
 /// Entry of a user whose credential does not state its end, with the reason.
-pub fn unknown(user: &str, why: &str) -> WatchedCredential {
+pub fn unknown_entry(user: &str, why: &str) -> WatchedCredential {
     WatchedCredential {
-        user: short(user),
-        unknown: Some(reason(why)),
+        user: cut_name(user),
+        unknown: Some(cut_reason(why)),
         ..WatchedCredential::default()
     }
 }
 
 /// Name without control characters, cut to the length that a status accepts.
-pub(super) fn short(text: &str) -> String {
+pub(super) fn cut_name(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(LONGEST_NAME).collect()
 }
 
 /// Reason with control characters as spaces, cut to the length that a status accepts.
-pub(super) fn reason(text: &str) -> String {
+pub(super) fn cut_reason(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_REASON).collect()
 }
 

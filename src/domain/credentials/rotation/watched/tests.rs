@@ -21,7 +21,7 @@ fn what_ends_soonest_without_replacement_is_listed_first() {
     let all = vec![one("never", None), rotated, odd, one("late", Some(300)), one("soon", Some(20))];
     let watched = WatchedCredentials::of(all);
     assert_eq!(names(&watched), ["soon", "late", "odd", "rotated", "never"]);
-    assert_eq!((watched.first_end(), watched.unknown(), watched.beyond), (Some(20), 1, 0));
+    assert_eq!((watched.first_end(), watched.unknown_count(), watched.beyond), (Some(20), 1, 0));
     let only =
         WatchedCredentials::of(vec![WatchedCredential { rotated: true, ..one("a", Some(10)) }]);
     assert_eq!(only.first_end(), None, "it is replaced");
@@ -40,8 +40,8 @@ fn of_too_many_those_that_matter_least_are_left_out() {
 #[test]
 fn those_that_end_by_then_are_named() {
     let titled = WatchedCredential { title: Some("prod".into()), ..one("cc-a", Some(0)) };
-    let user = token("admin", &TokenClaims { expires: Some(1), ..TokenClaims::default() });
-    let alone = token("", &TokenClaims { expires: Some(2), ..TokenClaims::default() });
+    let user = token_entry("admin", &TokenClaims { expires: Some(1), ..TokenClaims::default() });
+    let alone = token_entry("", &TokenClaims { expires: Some(2), ..TokenClaims::default() });
     let rotated = WatchedCredential { rotated: true, ..one("cc-r", Some(3)) };
     let all = vec![titled, user, alone, rotated, one("cc-x", Some(4)), one("cc-y", Some(5))];
     let watched = WatchedCredentials::of(all);
@@ -59,7 +59,7 @@ fn those_that_end_by_then_are_named() {
 #[test]
 fn listed_credentials_fit_into_a_status() {
     let long = "x".repeat(600);
-    let listed = unknown(&format!("a\n{long}"), &format!("{long}\n"));
+    let listed = unknown_entry(&format!("a\n{long}"), &format!("{long}\n"));
     assert_eq!((listed.user.len(), listed.user.contains('\n')), (253, false));
     assert!(listed.unknown.is_some_and(|why| why.len() == 400));
 }
@@ -68,10 +68,10 @@ fn listed_credentials_fit_into_a_status() {
 fn the_end_of_a_dead_one_is_set_once() {
     for (before, now, expected) in [(Some(10), 20, 10), (Some(30), 20, 20), (None, 20, 20)] {
         let mut watched = WatchedCredentials::of(vec![one("cc-a", Some(20))]);
-        steady(&mut watched, &[one("cc-a", before), one("cc-b", Some(5))], now);
+        keep_first_ends(&mut watched, &[one("cc-a", before), one("cc-b", Some(5))], now);
         assert_eq!(watched.first_end(), Some(expected));
     }
     let mut watched = WatchedCredentials::of(vec![one("cc-a", Some(20))]);
-    steady(&mut watched, &[one("cc-a", Some(10))], 19);
+    keep_first_ends(&mut watched, &[one("cc-a", Some(10))], 19);
     assert_eq!(watched.first_end(), Some(20), "it is alive");
 }

@@ -137,6 +137,23 @@ fn a_claim_is_peeked_at_only_after_its_pool_was_written() {
     assert!(book.has_nothing_to_release("u2") && !book.has_nothing_to_release("u1"));
 }
 
+/// A reconcile that was under way when the claim was released asks once more.
+#[test]
+fn a_released_claim_is_no_confirmed_answer() {
+    let mut book = book(&[seen("a", "10.0.0", 1)]);
+    let mut facts = LbFacts { fresh: false, ..lb(1) };
+    assert_eq!(publish(&mut book, &mut facts), held("a 10.0.0.10"));
+    book.take_touched();
+    let mut confirmed = ConfirmedClaims::default();
+    confirmed.confirm(facts.clone(), book.peek(&facts).unwrap());
+    assert_eq!(confirmed.answer(&facts), book.peek(&facts));
+    confirmed.forget(&facts.owner);
+    book.release("u1");
+    assert_eq!(answer(&book.claim(&lb(2))), held("a 10.0.0.10"));
+    assert_eq!(confirmed.answer(&facts), None);
+    assert_eq!(answer(&book.claim(&facts)), (None, Some("NoAvailableIP")));
+}
+
 #[test]
 fn each_refusal_has_its_reason() {
     let faulty = seen("faulty", "10.0.2", 0);

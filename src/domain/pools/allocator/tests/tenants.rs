@@ -102,6 +102,23 @@ fn a_neighbour_of_the_same_pool_gains_nothing_either() {
     }
 }
 
+/// No ledger records the victim's address any more.
+#[test]
+fn an_address_whose_pool_is_gone_is_not_had_either() {
+    for pool in ["a", "ghost"] {
+        let (mut book, victim) = with_victim(true);
+        book.remove_pool("a");
+        let verdict = book.claim(&attacker(pool, "10.0.0.10"));
+        assert_eq!(answer(&verdict), held("own 10.0.1.10"), "{pool}");
+        let verdict = book.claim(&victim);
+        assert_eq!(
+            answer(&verdict),
+            (Some("a 10.0.0.10".into()), Some("IPPoolNotFound")),
+            "{pool}"
+        );
+    }
+}
+
 /// The LoadBalancer could have had that address anyway.
 #[test]
 fn in_a_pool_of_its_own_it_may_choose() {

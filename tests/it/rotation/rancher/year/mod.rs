@@ -204,8 +204,8 @@ impl Rotation {
         };
         let now = known.now.context("no date")?;
         let existing = Some(known.named(&self.plan.prefix));
-        let hand = self.hand.as_ref().map(|(hand, _)| hand.clone());
-        let seen = ObservedState { now, target, existing, hand, ..ObservedState::default() };
+        let unpublished = self.hand.as_ref().map(|(hand, _)| hand.clone());
+        let seen = ObservedState { now, target, existing, unpublished, ..ObservedState::default() };
         let act = rotation::decide(&self.plan, &self.record, &seen);
         if !matches!(act, RotationAction::Wait(_)) {
             self.acts.push(format!("{now} {}", shown(&act)));
@@ -286,7 +286,12 @@ impl Rotation {
             sight.target.clone()
         } else {
             let holds = Some(issuer.life(&site.key, &known).await?.held(&site.key, false));
-            TargetState::There { version: site.key.hash(), holds, beside: Vec::new(), kept: None }
+            TargetState::There {
+                version: site.key.hash(),
+                holds,
+                other_tokens: Vec::new(),
+                kept: None,
+            }
         };
         Ok((known, sight, target))
     }

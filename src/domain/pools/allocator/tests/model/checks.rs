@@ -14,6 +14,7 @@ fn asks(step: &Step) -> Option<usize> {
         | Step::Restore(n, _)
         | Step::Switch(n, _)
         | Step::Delete(n)
+        | Step::Refuse(n)
         | Step::Ask(n)
         | Step::Publish(n) => Some(n),
         _ => None,
@@ -30,12 +31,14 @@ impl Cluster {
         self.carry_out(step);
         self.settle();
         match step {
+            Step::AskLate(_) => {}
             Step::Restart(_) => self.confirmed = ConfirmedClaims::default(),
             _ if asks(step).is_none() => self.confirmed.recheck(&self.book),
             _ => {}
         }
         for n in 0..LBS {
             let Some(facts) = self.facts(n) else { continue };
+            let facts = LbFacts { fresh: false, ..facts };
             let now = self.book.peek(&facts);
             if let Some(answer) = self.confirmed.answer(&facts) {
                 assert_eq!(Some(answer), now, "{facts:?} after {step:?}");
@@ -123,21 +126,19 @@ impl Cluster {
                 self.announced.remove(&n);
                 continue;
             };
-            let place = match self.book.pools().get(&claim.pool) {
-                Some(pool) if pool.selector.is_global() => None,
-                Some(pool) => {
-                    let mut segments = facts.announced_at(&pool.segment);
-                    segments.push(pool.segment.clone());
-                    Some(segments)
-                }
-                // The address is still announced where it was.
-                None => match self.announced.get(&n) {
-                    Some((ip, place)) if *ip == claim.ip => place.clone(),
-                    _ => None,
-                },
-            };
-            self.announced.insert(n, (claim.ip, place));
+            // If its pool is gone, the address is still announced where it was.
+            let before = self.announced.get(&n).filter(|(ip, _)| *ip == claim.ip).cloned();
+            let place = self.place(&facts, &claim).or(before).unwrap_or((claim.ip, None));
+            self.announced.insert(n, place);
         }
+    }
+
+    /// Place where an address would be announced. `None`: its pool is gone.
+    pub(super) fn place(&self, facts: &LbFacts, claim: &Claim) -> Option<Place> {
+        let pool = self.book.pools().get(&claim.pool)?;
+        let mut segments = facts.announced_at(&pool.segment);
+        segments.push(pool.segment.clone());
+        Some((claim.ip, (!pool.selector.is_global()).then_some(segments)))
     }
 
     /// Claims that are held or published, with the UID of the LoadBalancer.

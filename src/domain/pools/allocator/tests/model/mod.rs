@@ -2,12 +2,15 @@
 //! edited, wiped and deleted, and new leaders.
 
 mod checks;
+mod late;
+mod steps;
 
 use std::net::IpAddr;
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
+use self::steps::{Step, step};
 use super::*;
 use crate::network::NetworkAttachment;
 use crate::network::Segment;
@@ -24,60 +27,6 @@ const ON_ITS_OWN: usize = 1;
 /// An address, and the segments on which it is announced. `None`: all of them.
 type Place = (IpAddr, Option<Vec<Segment>>);
 
-#[derive(Clone, Debug)]
-enum Step {
-    Create(usize, Option<usize>),
-    Delete(usize),
-    /// Deletes a LoadBalancer and creates it again under its name, with a new UID: at once, or
-    /// after the ledger was notified of the deletion. A backup contains the annotation.
-    Restore(usize, bool),
-    Switch(usize, Option<usize>),
-    /// Claims an address, without publishing it.
-    Ask(usize),
-    /// Claims an address, publishes it, and claims once more, as a reconcile after a write does.
-    Publish(usize),
-    /// Creates or edits a pool: size, whether it admits, whether it is being deleted.
-    Edit(usize, usize, bool, bool),
-    /// Moves or creates a pool: the pool whose addresses it gets, the first, the number; the
-    /// network, the priority, and whether it is the global pool.
-    Move(usize, (usize, usize, usize), usize, i64, bool),
-    /// Two names become one network, or two, or become unknown.
-    Networks(Option<bool>),
-    RemovePool(usize),
-    /// Removes the stored status: all of it, or only the owners.
-    Wipe(usize, bool),
-    /// A new leader starts from the stored pools, perhaps with a schema without owners.
-    Restart(bool),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let pool = || prop::option::of(0..POOLS.len());
-    prop_oneof![
-        4 => (0..LBS, pool()).prop_map(|(n, p)| Step::Create(n, p)),
-        2 => (0..LBS).prop_map(Step::Delete),
-        2 => (0..LBS, any::<bool>()).prop_map(|(n, notified)| Step::Restore(n, notified)),
-        3 => (0..LBS, pool()).prop_map(|(n, p)| Step::Switch(n, p)),
-        2 => (0..LBS).prop_map(Step::Ask),
-        6 => (0..LBS).prop_map(Step::Publish),
-        4 => (0..POOLS.len(), 0_usize..4, prop::bool::weighted(0.8), prop::bool::weighted(0.1))
-            .prop_map(|(p, size, admits, deleting)| Step::Edit(p, size, admits, deleting)),
-        4 => (
-            0..POOLS.len(),
-            (0..POOLS.len(), 10_usize..13, 1_usize..4),
-            0..NETWORKS.len(),
-            1_i64..4,
-            prop::bool::weighted(0.2),
-        )
-            .prop_map(|(p, range, network, priority, global)| {
-                Step::Move(p, range, network, priority, global)
-            }),
-        1 => prop::option::weighted(0.8, any::<bool>()).prop_map(Step::Networks),
-        1 => (0..POOLS.len()).prop_map(Step::RemovePool),
-        2 => (0..POOLS.len(), any::<bool>()).prop_map(|(p, all)| Step::Wipe(p, all)),
-        1 => any::<bool>().prop_map(Step::Restart),
-    ]
-}
-
 #[derive(Default)]
 struct Cluster {
     book: PoolAllocator,
@@ -85,6 +34,8 @@ struct Cluster {
     /// Pools as stored, with their status.
     pools: BTreeMap<String, PoolSeen>,
     lbs: BTreeMap<usize, LbFacts>,
+    /// The last LoadBalancer of each name that is gone, as a view shows it that is not current.
+    gone: BTreeMap<usize, LbFacts>,
     born: usize,
     networks: Option<bool>,
     /// Claims held or published before the last step, with the UIDs.
@@ -130,8 +81,12 @@ impl Cluster {
 
     /// Facts of a LoadBalancer, with the networks as they are now.
     fn facts(&self, n: usize) -> Option<LbFacts> {
+        Some(self.on_networks(n, self.lbs.get(&n)?))
+    }
+
+    fn on_networks(&self, n: usize, facts: &LbFacts) -> LbFacts {
         let segment = (n == ON_ITS_OWN).then(|| segment("ns/y", self.networks));
-        Some(LbFacts { segment, ..self.lbs.get(&n)?.clone() })
+        LbFacts { segment, ..facts.clone() }
     }
 
     /// Observes as the ledger task does: after pools or networks change, and at a term's start.
@@ -210,6 +165,7 @@ impl Cluster {
     fn restore(&mut self, n: usize, notified: bool) {
         let Some(restored) = self.made_again(n) else { return };
         let before = self.lbs.insert(n, restored).unwrap();
+        self.gone.insert(n, before.clone());
         if notified {
             self.book.release(&before.owner.uid);
         }
@@ -266,8 +222,11 @@ impl Cluster {
                 if let Some(facts) = self.lbs.remove(&n) {
                     self.book.release(&facts.owner.uid);
                     assert!(self.book.claims_of(&facts.owner.uid).is_empty());
+                    self.gone.insert(n, facts);
                 }
             }
+            Step::Refuse(n) => self.refuse(n),
+            Step::AskLate(n) => self.ask_late(n),
             Step::Restore(n, notified) => self.restore(n, notified),
             Step::Switch(n, pool) => {
                 if let Some(facts) = self.lbs.get_mut(&n) {
@@ -446,5 +405,24 @@ fn an_address_of_two_is_reported_after_a_restore() {
         Edit(0, 0, false, false),
         Edit(2, 0, true, false),
         Restore(1, false),
+    ]);
+}
+
+/// Regression: a published address whose pool was gone was the next one's too, if a LoadBalancer
+/// that was gone still showed it.
+#[test]
+fn a_late_request_gains_no_address_whose_pool_is_gone() {
+    use Step::{AskLate, Create, Delete, Edit, Move, Publish, RemovePool};
+    hold(&[
+        Edit(0, 1, true, false),
+        Create(0, None),
+        Publish(0),
+        RemovePool(0),
+        Delete(0),
+        Move(1, (0, 10, 1), 0, 1, false),
+        Create(2, None),
+        Publish(2),
+        RemovePool(1),
+        AskLate(0),
     ]);
 }

@@ -31,11 +31,11 @@ impl World {
     }
 
     pub(super) fn verify(&mut self, who: usize) -> Result<(), String> {
-        let hand = self.workers[who].hand.as_mut().ok_or("nothing in hand")?;
-        let made = hand.made.as_ref().ok_or("nothing made")?;
+        let unpublished = self.workers[who].unpublished.as_mut().ok_or("nothing in hand")?;
+        let made = unpublished.made.as_ref().ok_or("nothing made")?;
         let credential = self.credentials.get_mut(&made.hash).ok_or("unknown credential")?;
         credential.verified = credential.alive;
-        hand.verified = credential.alive;
+        unpublished.verified = credential.alive;
         Ok(())
     }
 
@@ -68,9 +68,9 @@ impl World {
         }
         self.versions += 1;
         let old = self.secret.take().and_then(|secret| secret.token);
-        let beside = old.filter(|_| keep);
+        let kept = old.filter(|_| keep);
         let version = self.versions;
-        self.secret = Some(Secret { version, token: Some(hash), beside, ..Secret::default() });
+        self.secret = Some(Secret { version, token: Some(hash), kept, ..Secret::default() });
         self.note();
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{OVERLAP, World, works};
 use crate::credentials::rotation::ready::{ReadyFacts, ReadyReason};
 use crate::credentials::rotation::{
-    ObservedState, RotationAction, RotationRecord, TargetState, rest,
+    ObservedState, RotationAction, RotationRecord, TargetState, idle,
 };
 use crate::credentials::timestamp::Seconds;
 
@@ -64,9 +64,9 @@ impl World {
         Err(format!("never calm: {:?}", self.record))
     }
 
-    /// Checks what is concluded from the record while nothing changes: a rotation that makes no
-    /// credential and is Ready has one that works, and none rests longer by its record alone than it would by
-    /// a look at the target.
+    /// Checks what is concluded while nothing changes: a rotation that waits and is Ready has a
+    /// credential that works, and none rests longer by its record alone than it would by a read of
+    /// the target.
     fn check_rest(
         &self,
         who: usize,
@@ -74,20 +74,22 @@ impl World {
         seen: &ObservedState,
         next: &RotationAction,
     ) -> Result<(), String> {
+        let (plan, now) = (&self.plan, self.now);
+        let facts = ReadyFacts::default();
+        let ready = ReadyReason::of(plan, record, seen, &api::Target::default(), facts);
+        let held = match &seen.target {
+            TargetState::There { holds, .. } => holds.as_ref(),
+            _ => None,
+        };
+        if matches!(next, RotationAction::Wait(_))
+            && ready == Some(ReadyReason::Current)
+            && !held.is_some_and(|held| works(&self.credentials[&held.hash], now))
+        {
+            return Err(format!("Ready, and {held:?} does not work"));
+        }
         let TargetState::There { holds: Some(held), kept: None, .. } = &seen.target else {
             return Ok(());
         };
-        let (plan, target) = (&self.plan, &seen.target);
-        let facts = ReadyFacts::default();
-        let ready = ReadyReason::of(plan, record, target, &api::Target::default(), facts);
-        let (now, is_waiting) = (self.now, matches!(next, RotationAction::Wait(_)));
-        if is_waiting
-            && record.pending.is_none()
-            && ready == Some(ReadyReason::Current)
-            && !works(&self.credentials[&held.hash], now)
-        {
-            return Err(format!("Ready, and {} does not work", held.hash));
-        }
         let exist = |name: &String| seen.existing.iter().flatten().any(|one| one == name);
         let is_known = |name: &&String| {
             let current = record.current.iter().map(|one| &one.name);
@@ -100,8 +102,8 @@ impl World {
             .as_ref()
             .is_some_and(|one| one.hash == held.hash && (!one.ours || exist(&one.name)))
             && seen.existing.iter().flatten().all(|name| is_known(&name));
-        let hand = self.workers[who].hand.clone();
-        let alone = rest::as_recorded(plan, record, hand, now).filter(|_| is_recorded);
+        let unpublished = self.workers[who].unpublished.clone();
+        let alone = idle::step_as_recorded(plan, record, unpublished, now).filter(|_| is_recorded);
         match (alone, next) {
             (Some(RotationAction::Wait(alone)), RotationAction::Wait(next))
                 if next.is_none_or(|next| alone.is_some_and(|alone| alone <= next)) =>

@@ -81,7 +81,7 @@ struct Credential {
 struct Secret {
     version: u64,
     token: Option<String>,
-    beside: Option<String>,
+    kept: Option<String>,
     spoilt: bool,
     /// A person has put a replaced token back. That does not extend its overlap.
     put_back: bool,
@@ -91,7 +91,7 @@ struct Secret {
 struct Worker {
     /// State that the worker has read and not acted on yet, with the version of the record.
     looked: Option<(RotationRecord, u64, ObservedState)>,
-    hand: Option<UnpublishedCredential>,
+    unpublished: Option<UnpublishedCredential>,
     trouble: Option<Trouble>,
 }
 
@@ -211,16 +211,16 @@ impl World {
         }
     }
 
-    fn seen(&self, hand: Option<UnpublishedCredential>) -> ObservedState {
+    fn seen(&self, unpublished: Option<UnpublishedCredential>) -> ObservedState {
         let held = |hash: &String| {
             let credential = &self.credentials[hash];
-            let says = TokenClaims {
+            let claims = TokenClaims {
                 name: credential.name.clone(),
                 issued: Some(credential.issued).filter(|_| credential.ours),
                 expires: credential.expires,
             };
             let is_dead = !works(credential, self.now);
-            TargetCredential { hash: hash.clone(), says, is_dead, ..TargetCredential::default() }
+            TargetCredential { hash: hash.clone(), claims, is_dead, ..TargetCredential::default() }
         };
         let target = match &self.secret {
             None => TargetState::Absent,
@@ -228,14 +228,20 @@ impl World {
             Some(secret) => TargetState::There {
                 version: secret.version.to_string(),
                 holds: secret.token.as_ref().map(held),
-                beside: secret.beside.iter().cloned().collect(),
-                kept: secret.beside.clone(),
+                other_tokens: secret.kept.iter().cloned().collect(),
+                kept: secret.kept.clone(),
             },
         };
         let names = self.credentials.values().filter(|c| c.ours && c.alive);
         let existing = names.map(|c| c.name.clone()).collect::<BTreeSet<_>>();
         let existing = (!self.has(Fault::NeverFind)).then(|| existing.into_iter().collect());
-        ObservedState { now: self.now, target, existing, hand, unknown: UnknownReason::Silent }
+        ObservedState {
+            now: self.now,
+            target,
+            existing,
+            unpublished,
+            unknown: UnknownReason::Silent,
+        }
     }
 
     /// Reads the target before the record: the record may be newer than the target.
@@ -245,10 +251,13 @@ impl World {
     }
 
     fn decide(&self, who: usize, record: &RotationRecord, seen: &ObservedState) -> RotationAction {
-        let mut seen = ObservedState { hand: self.workers[who].hand.clone(), ..seen.clone() };
+        let mut seen =
+            ObservedState { unpublished: self.workers[who].unpublished.clone(), ..seen.clone() };
         let mut record = record.clone();
         if self.has(Fault::PublishUnverified) {
-            seen.hand.iter_mut().for_each(|hand| hand.verified = hand.made.is_some());
+            seen.unpublished
+                .iter_mut()
+                .for_each(|unpublished| unpublished.verified = unpublished.made.is_some());
         }
         if self.has(Fault::RevokeBeforeOverlap) {
             record.previous.iter_mut().for_each(|old| old.after = Some(0));
@@ -306,18 +315,18 @@ impl World {
             RotationAction::Write(change, next) if !refused => {
                 if self.has(Fault::MintUnrecorded) && change == RecordChange::Named {
                     let name = next.pending.clone().unwrap_or_default().name;
-                    self.workers[who].hand = Some(self.mint(&name)?);
+                    self.workers[who].unpublished = Some(self.mint(&name)?);
                 }
                 let current = next.current.clone().unwrap_or_default();
                 let leak = next.done.leaked != record.done.leaked;
                 let named = (change == RecordChange::Named).then(|| next.pending.clone()).flatten();
                 if self.write(who, version, *next, &seen) && !lost {
                     if let Some(pending) = named {
-                        let hand = UnpublishedCredential {
+                        let unpublished = UnpublishedCredential {
                             name: pending.name,
                             ..UnpublishedCredential::default()
                         };
-                        self.workers[who].hand = Some(hand);
+                        self.workers[who].unpublished = Some(unpublished);
                     }
                     self.published += u64::from(change == RecordChange::Published);
                 }
@@ -332,8 +341,8 @@ impl World {
                 }
             }
             RotationAction::Mint(name) => {
-                let hand = self.mint(&name)?;
-                self.workers[who].hand = (!lost).then_some(hand);
+                let unpublished = self.mint(&name)?;
+                self.workers[who].unpublished = (!lost).then_some(unpublished);
             }
             RotationAction::Verify => self.verify(who)?,
             RotationAction::Publish { keep } => {
@@ -353,7 +362,7 @@ impl World {
                 if let Some(secret) = &mut self.secret {
                     self.versions += 1;
                     secret.version = self.versions;
-                    secret.beside = None;
+                    secret.kept = None;
                 }
             }
             RotationAction::Revoke(name) => self.revoke(who, &name),

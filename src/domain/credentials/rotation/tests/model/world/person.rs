@@ -26,7 +26,7 @@ impl World {
             })
         });
         self.secret =
-            Some(Secret { version: self.versions, token, beside: None, spoilt: false, put_back });
+            Some(Secret { version: self.versions, token, kept: None, spoilt: false, put_back });
         self.note();
     }
 

@@ -13,7 +13,7 @@ fn token(text: &str) -> TokenText {
     TokenText::new(text.to_owned())
 }
 
-fn says(expires: Option<Seconds>) -> TokenClaims {
+fn claims(expires: Option<Seconds>) -> TokenClaims {
     TokenClaims { name: String::new(), issued: Some(NOW), expires }
 }
 
@@ -28,22 +28,22 @@ fn what_rancher_keeps_alive_is_its_own_kind_without_an_end_in_a_cloud_credential
         ("token-abcde:s", None, true, false),
         ("ext/token-abcde:s", None, true, false),
     ] {
-        let term = CredentialTerm::of(&token(text), &says(end), in_cloud_credential).unwrap();
-        assert_eq!((term.kept_alive, term.expires), (kept, end), "{text} {end:?}");
-        assert_eq!(Some(term.id.as_str()), text.strip_suffix(":s"));
+        let report = IssuerReport::of(&token(text), &claims(end), in_cloud_credential).unwrap();
+        assert_eq!((report.kept_alive, report.expires), (kept, end), "{text} {end:?}");
+        assert_eq!(Some(report.id.as_str()), text.strip_suffix(":s"));
     }
 }
 
 /// A token that Rancher's answer does not contain, such as another user's, may end at any time.
 #[test]
 fn silence_is_no_word_of_a_token_without_end() {
-    let unknown = TokenClaims { issued: None, ..says(None) };
-    assert_eq!(CredentialTerm::of(&token("kubeconfig-u-abcdefghij:s"), &unknown, true), None);
+    let unknown = TokenClaims { issued: None, ..claims(None) };
+    assert_eq!(IssuerReport::of(&token("kubeconfig-u-abcdefghij:s"), &unknown, true), None);
     // {"exp":2000000000,"iat":1000000000}: the token states its own times, so it is not Rancher's.
     let signed = "eyJhbGciOiJSUzI1NiJ9.eyJleHAiOjIwMDAwMDAwMDAsImlhdCI6MTAwMDAwMDAwMH0.c2ln";
-    let says = token(signed).says();
-    assert!(says.issued.is_some());
-    assert_eq!(CredentialTerm::of(&token(signed), &says, true), None);
+    let claims = token(signed).claims();
+    assert!(claims.issued.is_some());
+    assert_eq!(IssuerReport::of(&token(signed), &claims, true), None);
 }
 
 fn plan() -> RotationPlan {
@@ -62,14 +62,14 @@ fn seen(now: Seconds, expires: Option<Seconds>, kept_alive: bool) -> ObservedSta
     let id = "kubeconfig-u-abcdefghij".to_owned();
     let held = TargetCredential {
         hash: "ui".into(),
-        says: TokenClaims { name: id.clone(), issued: Some(NOW), expires },
-        term: Some(CredentialTerm { id, expires, kept_alive }),
+        claims: TokenClaims { name: id.clone(), issued: Some(NOW), expires },
+        report: Some(IssuerReport { id, expires, kept_alive }),
         ..TargetCredential::default()
     };
     let target = TargetState::There {
         version: "1".into(),
         holds: Some(held),
-        beside: Vec::new(),
+        other_tokens: Vec::new(),
         kept: None,
     };
     ObservedState { now, target, existing: Some(Vec::new()), ..ObservedState::default() }
@@ -131,7 +131,7 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
         };
         *held = TargetCredential {
             hash: held.hash.clone(),
-            says: TokenClaims { name: held.says.name.clone(), ..TokenClaims::default() },
+            claims: TokenClaims { name: held.claims.name.clone(), ..TokenClaims::default() },
             is_unseen: true,
             ..TargetCredential::default()
         };

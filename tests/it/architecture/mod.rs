@@ -1,17 +1,19 @@
 //! The rules that separate the rooms of `src/`, checked on the tokens of the sources.
 //!
-//! The compiler checks the rest: `api` and `domain` are crates that depend on no client, no runtime
-//! and no other room, and `src/domain/clippy.toml` forbids the clock, the system and randomness in
-//! decisions. Every check is a function from a file to its faults, so that the last tests can show
-//! that each check can fail.
+//! The compiler checks the rest: `api` and `domain` are crates that depend on no other room,
+//! `domain` on no client and no runtime either, and `src/domain/clippy.toml` forbids the clock, the
+//! system and randomness in decisions. Every check is a function from a file to its faults, so that
+//! the last tests can show that each check can fail.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod rust_source;
+
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use self::rust_source::{code, has_word, heads, is_name_char, modules, sources, trees};
 
 const LONGEST_FILE: usize = 450;
 /// Folder of the decisions, and the most entries at its top, `lib.rs` among them.
@@ -222,138 +224,10 @@ fn subject_faults(entries: &BTreeSet<&str>, design: &str) -> Vec<String> {
     faults
 }
 
-// ---- reading -----------------------------------------------------------------------------
-
 fn assert_none(files: &[(String, String)], check: fn(&str, &str) -> Vec<String>) {
     assert!(!files.is_empty(), "no sources found");
     let faults: Vec<String> = files.iter().flat_map(|(path, source)| check(path, source)).collect();
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
-}
-
-/// All Rust files below a folder, as path from the repository's root, and text.
-fn sources(folder: &str) -> Vec<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut found = Vec::new();
-    let mut folders = vec![PathBuf::from(folder)];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(root.join(&folder)).unwrap() {
-            let entry = entry.unwrap();
-            let path = folder.join(entry.file_name());
-            if entry.file_type().unwrap().is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let text = fs::read_to_string(root.join(&path)).unwrap();
-                found.push((path.to_str().unwrap().to_owned(), text));
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
-/// Modules of a file, and the file's own.
-fn modules(path: &str) -> Vec<&str> {
-    let path = path.trim_start_matches("src/").trim_end_matches(".rs");
-    path.split('/').filter(|part| *part != "mod").collect()
-}
-
-/// The source without white space, comments, literals and tests.
-fn code(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    write(source.parse().expect("tokens of Rust"), &mut out);
-    out
-}
-
-fn write(tokens: TokenStream, out: &mut String) {
-    let mut tokens = tokens.into_iter().peekable();
-    while let Some(token) = tokens.next() {
-        match token {
-            TokenTree::Punct(mark) if mark.as_char() == '#' && is_test(tokens.peek()) => {
-                while tokens.next().is_some_and(|token| !ends_item(&token)) {}
-            }
-            TokenTree::Punct(mark) => out.push(mark.as_char()),
-            TokenTree::Group(group) => {
-                let (open, close) = match group.delimiter() {
-                    Delimiter::Brace => ("{", "}"),
-                    Delimiter::Bracket => ("[", "]"),
-                    Delimiter::Parenthesis => ("(", ")"),
-                    Delimiter::None => ("", ""),
-                };
-                out.push_str(open);
-                write(group.stream(), out);
-                out.push_str(close);
-            }
-            word => {
-                if out.ends_with(is_name_char) {
-                    out.push(' ');
-                }
-                match word {
-                    TokenTree::Ident(name) => out.push_str(&name.to_string()),
-                    _ => out.push('0'),
-                }
-            }
-        }
-    }
-}
-
-/// Whether the token is the `[cfg(test)]` of an attribute.
-fn is_test(token: Option<&TokenTree>) -> bool {
-    let Some(TokenTree::Group(group)) = token else { return false };
-    let text = group.stream().to_string();
-    group.delimiter() == Delimiter::Bracket && text.replace(' ', "") == "cfg(test)"
-}
-
-fn ends_item(token: &TokenTree) -> bool {
-    match token {
-        TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
-        TokenTree::Punct(mark) => mark.as_char() == ';',
-        _ => false,
-    }
-}
-
-fn is_name_char(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
-}
-
-/// Whether the word occurs, not as a part of a longer name.
-fn has_word(code: &str, word: &str) -> bool {
-    code.match_indices(word).any(|(at, _)| {
-        let starts = !word.starts_with(is_name_char) || !code[..at].ends_with(is_name_char);
-        starts && !code[at + word.len()..].starts_with(is_name_char)
-    })
-}
-
-/// Rest of each path that begins with `root`: names, or the group of a `use`.
-fn trees<'a>(code: &'a str, root: &str) -> Vec<&'a str> {
-    let begins = |at: &usize| {
-        let before = &code[..*at];
-        !before.ends_with(is_name_char) && !before.ends_with("::")
-    };
-    let starts = code.match_indices(root).map(|(at, _)| at).filter(begins);
-    starts
-        .map(|at| {
-            let rest = &code[at + root.len()..];
-            let mut depth = 0;
-            let end = rest.find(|c| {
-                depth += i32::from(c == '{') - i32::from(c == '}');
-                let inside = depth > 0 && (c == ',' || c == ' ');
-                depth < 0 || !(inside || is_name_char(c) || ":{}*".contains(c))
-            });
-            &rest[..end.unwrap_or(rest.len())]
-        })
-        .collect()
-}
-
-/// First names of a tree: its own, or those of its group.
-fn heads(tree: &str) -> Vec<&str> {
-    let first = |text| str::split(text, |c| !is_name_char(c)).next().unwrap_or_default();
-    let Some(group) = tree.strip_prefix('{') else { return vec![first(tree)] };
-    let mut depth = 0;
-    let branches = group.split(move |c| {
-        depth += i32::from(c == '{') - i32::from(c == '}');
-        c == ',' && depth == 0
-    });
-    branches.map(first).collect()
 }
 
 // ---- the rules can fail ------------------------------------------------------------------

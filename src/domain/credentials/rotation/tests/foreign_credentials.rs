@@ -10,7 +10,12 @@ fn current(ours: bool, expires: Option<Seconds>) -> RotationRecord {
 }
 
 fn holds(held: TargetCredential) -> TargetState {
-    TargetState::There { version: "1".into(), holds: Some(held), beside: Vec::new(), kept: None }
+    TargetState::There {
+        version: "1".into(),
+        holds: Some(held),
+        other_tokens: Vec::new(),
+        kept: None,
+    }
 }
 
 fn seen(target: TargetState, existing: &[&str]) -> ObservedState {
@@ -49,10 +54,10 @@ fn a_number_far_ahead_of_ours_is_not_ours() {
 #[test]
 fn a_foreign_credential_with_our_name_is_adopted_as_foreign() {
     for (name, is_ours) in [("r-7", true), ("r-9000", false)] {
-        let says =
+        let claims =
             crate::credentials::token::TokenClaims { name: name.into(), ..Default::default() };
         let target =
-            holds(TargetCredential { hash: "x".into(), says, ..TargetCredential::default() });
+            holds(TargetCredential { hash: "x".into(), claims, ..TargetCredential::default() });
         let act = decide(&plan(), &current(true, None), &seen(target, &["r-5", name]));
         let RotationAction::Write(RecordChange::Adopted, next) = act else { panic!("{act:?}") };
         assert_eq!(next.current.map(|current| current.ours), Some(is_ours), "{name}");

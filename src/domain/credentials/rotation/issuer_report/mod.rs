@@ -10,7 +10,7 @@ const EXTENDED: [&str; 2] = ["kubeconfig-u-", "kubeconfig-user-"];
 
 /// State of a credential, as its issuer gives it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CredentialTerm {
+pub struct IssuerReport {
     /// Name of the credential at the issuer.
     pub id: String,
     /// Expiry. `None`: never.
@@ -19,12 +19,12 @@ pub struct CredentialTerm {
     pub kept_alive: bool,
 }
 
-impl CredentialTerm {
+impl IssuerReport {
     /// State of a token by a Rancher's answer `word`. `None`: the answer does not contain it, or
     /// the token states its own times. A token that Rancher made itself, in a cloud credential and
     /// without an end, is kept alive, whichever version that Rancher is.
     pub fn of(token: &TokenText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
-        let own = token.says();
+        let own = token.claims();
         if own.issued.is_some() || word.issued.is_none() {
             return None;
         }
@@ -37,12 +37,12 @@ impl CredentialTerm {
 impl TargetCredential {
     /// Whether the issuer keeps the credential alive.
     pub(super) fn is_kept_alive(&self) -> bool {
-        self.term.as_ref().is_some_and(|term| term.kept_alive)
+        self.report.as_ref().is_some_and(|report| report.kept_alive)
     }
 }
 
 /// Record with the present state of the credential in use. `None`: nothing has changed.
-pub(super) fn retimed(
+pub(super) fn with_reported_end(
     record: &RotationRecord,
     held: &TargetCredential,
     now: Seconds,
@@ -52,20 +52,20 @@ pub(super) fn retimed(
     // A credential that was readable before and is missing now is gone. Ours are found by their
     // names.
     let was_seen = !current.ours && (current.expires.is_some() || current.kept_alive);
-    let gone = (held.is_missing && was_seen).then(|| CredentialTerm {
+    let gone = (held.is_missing && was_seen).then(|| IssuerReport {
         id: String::new(),
         expires: Some(now),
         kept_alive: false,
     });
-    let term = held.term.as_ref().or(gone.as_ref())?;
+    let report = held.report.as_ref().or(gone.as_ref())?;
     // The exact end of a dead credential is not known: the end that was recorded first stays.
     let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
-    let is_same = current.expires == term.expires && current.kept_alive == term.kept_alive;
-    if is_same || is_over(current.expires) && is_over(term.expires) {
+    let is_same = current.expires == report.expires && current.kept_alive == report.kept_alive;
+    if is_same || is_over(current.expires) && is_over(report.expires) {
         return None;
     }
-    (current.expires, current.kept_alive) = (term.expires, term.kept_alive);
-    if term.kept_alive && next.pending.is_none() {
+    (current.expires, current.kept_alive) = (report.expires, report.kept_alive);
+    if report.kept_alive && next.pending.is_none() {
         // A failed step is not tried again, because nothing is due.
         (next.failures, next.retry_after) = (0, None);
         next.last_result = Some("Adopted".to_owned());

@@ -1,5 +1,5 @@
-//! Rest of a rotation between two reconciles: what its record alone requires, and when the next look
-//! is due.
+//! Rest of a rotation between two reconciles: what its record alone requires, and when it
+//! must be reconciled again.
 
 use super::super::timestamp::Seconds;
 use super::super::token::TokenClaims;
@@ -11,10 +11,10 @@ use super::{
 use api::{READY, ROTATION_FINALIZER, TokenRotation};
 
 /// Step that is next if nothing has changed since the last reconcile. `None`: the target must be
-/// read. `hand`: the credential in memory.
-pub fn unchanged(
+/// read. `unpublished`: the credential in memory.
+pub fn step_if_unchanged(
     rotation: &TokenRotation,
-    hand: Option<UnpublishedCredential>,
+    unpublished: Option<UnpublishedCredential>,
     now: Seconds,
 ) -> Option<RotationAction> {
     // Only the Rancher knows what exists there, and its own time.
@@ -34,9 +34,10 @@ pub fn unchanged(
         return None;
     }
     let record = status::record(Some(status));
-    match as_recorded(&plan, &record, hand, now)? {
+    match step_as_recorded(&plan, &record, unpublished, now)? {
         RotationAction::Wait(until) => {
-            Some(RotationAction::Wait(next_look(&plan, &record, until, status::ends(status), now)))
+            let ends = status::ends(status);
+            Some(RotationAction::Wait(next_reconcile(&plan, &record, until, ends, now)))
         }
         step => Some(step),
     }
@@ -44,28 +45,33 @@ pub fn unchanged(
 
 /// Step that is next if the target holds the recorded credential and all recorded ones exist.
 /// `None`: none is recorded.
-pub(super) fn as_recorded(
+pub(super) fn step_as_recorded(
     plan: &RotationPlan,
     record: &RotationRecord,
-    hand: Option<UnpublishedCredential>,
+    unpublished: Option<UnpublishedCredential>,
     now: Seconds,
 ) -> Option<RotationAction> {
     let current = record.current.as_ref()?;
-    let says = TokenClaims { name: current.name.clone(), issued: None, expires: current.expires };
-    let held = TargetCredential { hash: current.hash.clone(), says, ..TargetCredential::default() };
+    let claims = TokenClaims { name: current.name.clone(), issued: None, expires: current.expires };
+    let held =
+        TargetCredential { hash: current.hash.clone(), claims, ..TargetCredential::default() };
     let target = TargetState::There {
         // A write that was to create the target can arrive no more, because the target exists.
         version: "recorded".to_owned(),
         holds: Some(held),
-        beside: Vec::new(),
+        other_tokens: Vec::new(),
         kept: None,
     };
-    Some(decide(plan, record, &ObservedState { now, target, hand, ..ObservedState::default() }))
+    Some(decide(
+        plan,
+        record,
+        &ObservedState { now, target, unpublished, ..ObservedState::default() },
+    ))
 }
 
-/// First time after `now` at which a rotation that waits must be looked at: for its next step
+/// First time after `now` at which a rotation that waits must be reconciled: for its next step
 /// (`until`), or because the condition Expiring changes (`ends`: end of the target's credentials).
-pub fn next_look(
+pub fn next_reconcile(
     plan: &RotationPlan,
     record: &RotationRecord,
     until: Option<Seconds>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
 
-use super::session::{RotationRun, StepFault, TRIED_WITHIN};
+use super::rotation_run::{RotationRun, StepFault, TEST_DEADLINE};
 use crate::api::{ServiceAccountToken, TokenRotation};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::MintedCredential;
@@ -17,8 +17,8 @@ use crate::k8s::CallError;
 use crate::rancher::{ApiServer, TokenRights};
 
 /// Reads of an account's Secret until it contains the token, and the pause between two reads.
-const LOOKS: u32 = 20;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
+const TOKEN_READS: u32 = 20;
+const TOKEN_READ_INTERVAL: Duration = Duration::from_millis(500);
 
 /// ServiceAccount whose tokens the spec asks for.
 pub(super) fn of(rotation: &TokenRotation) -> Option<&ServiceAccountToken> {
@@ -36,7 +36,7 @@ impl RotationRun<'_> {
     pub(super) fn own_server(&self) -> Option<ServerEndpoint> {
         let target = self.rotation.spec.target.cloud_credential.as_ref()?;
         let server = target.server.as_ref()?.trim_end_matches('/').to_owned();
-        let own = self.keeper.ctx.credentials.own_way();
+        let own = self.context.ctx.credentials.own_way();
         Some(ServerEndpoint {
             server,
             authority: own.authority,
@@ -59,11 +59,11 @@ impl RotationRun<'_> {
             }
             other => other?,
         };
-        let says = token.says();
+        let claims = token.claims();
         let made = MintedCredential {
             hash: token.hash(),
-            issued: says.issued.unwrap_or(self.clock.now()),
-            expires: says.expires,
+            issued: claims.issued.unwrap_or(self.clock.now()),
+            expires: claims.expires,
         };
         Ok((token, made))
     }
@@ -72,7 +72,7 @@ impl RotationRun<'_> {
         let account = self.account();
         let stored = self.plan.source.is_some_and(|source| source.readable);
         let (namespace, uid) = (self.namespace(), self.uid());
-        let (writer, credentials) = (&self.keeper.ctx.writer, &self.keeper.ctx.credentials);
+        let (writer, credentials) = (&self.context.ctx.writer, &self.context.ctx.credentials);
         let filled_for = Some(account.as_str()).filter(|_| stored);
         if stored {
             credentials.check_right_to_sign(&namespace, &account).await?;
@@ -89,53 +89,53 @@ impl RotationRun<'_> {
             other => other?,
         };
         if stored {
-            return self.stored(name).await;
+            return self.read_stored_token(name).await;
         }
         let (who, until) = ((namespace.as_str(), account.as_str()), self.plan.lifetime);
         writer.request_token(who, until, (name, &bond)).await
     }
 
     /// Reads the token that the cluster writes into a new Secret of an account, after a moment.
-    async fn stored(&self, name: &str) -> Result<TokenText, CallError> {
-        for _ in 0..LOOKS {
+    async fn read_stored_token(&self, name: &str) -> Result<TokenText, CallError> {
+        for _ in 0..TOKEN_READS {
             let namespace = self.namespace();
-            let read = self.keeper.ctx.credentials.secret(&namespace, name, "token").await?;
+            let read = self.context.ctx.credentials.secret(&namespace, name, "token").await?;
             let token = read.0.and_then(|secret| secret.value);
             if let Some(token) = token.filter(|token| !token.reveal().is_empty()) {
                 return Ok(token);
             }
-            tokio::time::sleep(BETWEEN_LOOKS).await;
+            tokio::time::sleep(TOKEN_READ_INTERVAL).await;
         }
-        Err(CallError::Timeout(BETWEEN_LOOKS * LOOKS))
+        Err(CallError::Timeout(TOKEN_READ_INTERVAL * TOKEN_READS))
     }
 
     /// Tests a token where it will be used.
     pub(super) async fn verify_account_token(&self, token: &TokenText) -> Result<(), StepFault> {
         let account = format!("{}:{}", self.namespace(), self.account());
         let there = self.own_server().or_else(|| self.read.reach.clone());
-        let there = there.unwrap_or_else(|| self.keeper.ctx.credentials.own_way());
+        let there = there.unwrap_or_else(|| self.context.ctx.credentials.own_way());
         let there = ApiServer::of(&there).map_err(StepFault::Step)?;
         let expected = format!("system:serviceaccount:{account}");
-        let tried = there.accepts(token.reveal(), &expected, TRIED_WITHIN).await;
+        let tried = there.accepts(token.reveal(), &expected, TEST_DEADLINE).await;
         tried.map_err(StepFault::Step)?;
         if self.rotation.spec.target.cloud_credential.is_none() {
             return Ok(());
         }
         // Rights that Rancher's node driver needs.
-        let namespaces = self.keeper.ctx.credentials.namespaces().await;
+        let namespaces = self.context.ctx.credentials.namespaces().await;
         let namespaces = namespaces.map_err(StepFault::Call)?;
         match there.rights(token.reveal(), &account.replace(':', "/"), &namespaces).await {
             TokenRights::Enough => Ok(()),
             TokenRights::Lacking(why) => Err(StepFault::Step(why)),
             TokenRights::Unknown(why) => {
-                self.say_rights_unknown(&why);
+                self.log_unknown_rights(&why);
                 Ok(())
             }
         }
     }
 
     /// Logs that the rights of a token are not known.
-    pub(super) fn say_rights_unknown(&self, why: &str) {
+    pub(super) fn log_unknown_rights(&self, why: &str) {
         let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
         let said = "the rights of the new token are unknown: it is published nevertheless";
         tracing::info!(namespace, rotation, why, "{said}");

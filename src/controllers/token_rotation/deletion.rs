@@ -1,12 +1,12 @@
-//! Deletion of a TokenRotation: the report of credentials that were not revoked, and the finalizer.
+//! Deletion of a TokenRotation: its finalizer, and the report of credentials that were not revoked.
 
 use std::time::Duration;
 
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::json;
 
-use super::LOOK_AGAIN;
-use super::session::{BlindReason, RotationRun};
+use super::LONGEST_PAUSE;
+use super::rotation_run::RotationRun;
 use crate::api::ROTATION_FINALIZER;
 use crate::domain::credentials::rotation::ready::ReadyReason;
 use crate::domain::credentials::rotation::{left_behind, obstacle};
@@ -14,23 +14,36 @@ use crate::k8s::CallError;
 
 impl RotationRun<'_> {
     /// Reports the credentials that a deletion does not revoke.
-    pub(super) fn tell_what_is_left(&self) {
+    pub(super) fn report_left_behind(&self) {
         let left = left_behind(&self.plan, &self.record).join(", ");
         if left.is_empty() {
             return;
         }
-        let unknown = self.blind.as_ref().map(|blind| blind.why.as_str());
+        let unknown = self.unknown.as_ref().map(|unknown| unknown.why.as_str());
         let why = obstacle(&self.record, unknown).unwrap_or_default();
         let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
         tracing::warn!(namespace, rotation, left, why, "not revoked before the deletion");
         let left: String = left.chars().take(400).collect();
         let note = format!("not revoked: {left}: {why}");
-        self.keeper.ctx.events.warning(self.rotation.object_ref(&()), "LeftBehind", note);
+        self.context.ctx.events.warning(self.rotation.object_ref(&()), "LeftBehind", note);
+    }
+
+    /// Adds the finalizer before any credential is made, so that a deletion waits for the
+    /// revocation.
+    pub(super) async fn add_finalizer(&mut self) -> Result<(), CallError> {
+        let held = self.rotation.finalizers().iter().any(|f| f == ROTATION_FINALIZER);
+        let is_idle = self.plan.source.is_none() || self.plan.is_second;
+        if held || is_idle || self.plan.deleting.is_some() {
+            return Ok(());
+        }
+        let mut finalizers = self.rotation.finalizers().to_vec();
+        finalizers.push(ROTATION_FINALIZER.to_owned());
+        self.patch_finalizers(&finalizers).await
     }
 
     /// Removes the finalizer, and the credential in memory.
-    pub(super) async fn finish(&mut self) -> Result<(), CallError> {
-        self.take(None);
+    pub(super) async fn remove_finalizer(&mut self) -> Result<(), CallError> {
+        self.keep_unpublished(None);
         let finalizers = self.rotation.finalizers().to_vec();
         let rest: Vec<String> =
             finalizers.iter().filter(|f| *f != ROTATION_FINALIZER).cloned().collect();
@@ -50,22 +63,20 @@ impl RotationRun<'_> {
         let version = self.rotation.resource_version();
         let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
         let (namespace, name) = (self.namespace(), self.rotation.name_any());
-        let writer = &self.keeper.ctx.writer;
+        let writer = &self.context.ctx.writer;
         self.rotation = writer.patch_rotation_meta(&namespace, &name, &patch).await?;
         Ok(())
     }
 
     /// Reports missing rights in the namespace; for a deleted TokenRotation, also removes the
     /// finalizer.
-    pub(super) async fn not_allowed(&mut self) -> Result<Duration, CallError> {
+    pub(super) async fn report_missing_rights(&mut self) -> Result<Duration, CallError> {
         if self.plan.deleting.is_some() {
-            let why = "the operator has no rights in this namespace";
-            self.blind = Some(BlindReason::barred(why.to_owned()));
-            self.tell_what_is_left();
-            self.finish().await?;
+            self.report_left_behind();
+            self.remove_finalizer().await?;
         } else {
-            self.record(self.record.clone(), Some(&ReadyReason::NotAllowed)).await?;
+            self.write_status(self.record.clone(), Some(&ReadyReason::NotAllowed)).await?;
         }
-        Ok(LOOK_AGAIN)
+        Ok(LONGEST_PAUSE)
     }
 }

@@ -11,7 +11,7 @@ use super::{
 const FURTHEST_AHEAD: u64 = 1_000;
 
 /// Records a credential that exists and that no record names.
-pub(super) fn find(
+pub(super) fn record_found(
     plan: &RotationPlan,
     record: &RotationRecord,
     seen: &ObservedState,
@@ -22,7 +22,7 @@ pub(super) fn find(
         .iter()
         .flatten()
         .filter(unknown)
-        .find_map(|name| Some((name, number(plan, record, name)?)))?;
+        .find_map(|name| Some((name, serial_of(plan, record, name)?)))?;
     let mut next = record.clone();
     // Its maker may have published it before the record was lost.
     next.previous.push(RetiredCredential {
@@ -36,7 +36,7 @@ pub(super) fn find(
 
 /// Number in the name of a credential that this plan made. `None`: the plan did not make it, or its
 /// number is so far ahead that another maker chose it.
-pub(super) fn number(plan: &RotationPlan, record: &RotationRecord, name: &str) -> Option<u64> {
+pub(super) fn serial_of(plan: &RotationPlan, record: &RotationRecord, name: &str) -> Option<u64> {
     let number = name.strip_prefix(&plan.prefix)?.strip_prefix('-')?;
     let number = number.parse().ok().filter(|read: &u64| read.to_string() == number)?;
     (1..=record.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)

@@ -9,17 +9,17 @@ use super::{
 
 /// Removes a kept credential of another maker from the target when its overlap is over. The
 /// operator does not revoke it.
-pub(super) fn drop_foreign(
+pub(super) fn drop_kept_foreign(
     plan: &RotationPlan,
     record: &RotationRecord,
     seen: &ObservedState,
     until: &mut EarliestTime,
 ) -> Option<RotationAction> {
-    let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
-    if record.previous.iter().any(|old| is_of(old, kept)) {
+    let kept = kept_hash(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
+    if record.previous.iter().any(|old| is_kept(old, kept)) {
         return None;
     }
-    let end = foreign_until(plan, record)?;
+    let end = kept_foreign_until(plan, record)?;
     let end = if plan.deleting.is_some() && plan.revokes { seen.now } else { end };
     let at = end.max(record.retry_after.unwrap_or_default());
     if at > seen.now {
@@ -36,16 +36,16 @@ pub(super) fn occupied_until(
     record: &RotationRecord,
     seen: &ObservedState,
 ) -> Option<Seconds> {
-    let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
-    match record.previous.iter().find(|old| is_of(old, kept)) {
+    let kept = kept_hash(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
+    match record.previous.iter().find(|old| is_kept(old, kept)) {
         Some(old) => old.after,
-        None => foreign_until(plan, record),
+        None => kept_foreign_until(plan, record),
     }
 }
 
 /// End of the overlap of a kept credential of another maker. `None`: another credential is pending,
 /// or none was published yet.
-pub(super) fn foreign_until(plan: &RotationPlan, record: &RotationRecord) -> Option<Seconds> {
+pub(super) fn kept_foreign_until(plan: &RotationPlan, record: &RotationRecord) -> Option<Seconds> {
     let published = record.last_rotation.filter(|_| record.pending.is_none())?;
     let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;
     Some(if leaked { published } else { published + plan.overlap + 1 })
@@ -54,7 +54,7 @@ pub(super) fn foreign_until(plan: &RotationPlan, record: &RotationRecord) -> Opt
 /// State as the second of two TokenRotations for one credential observes it. The kept credential
 /// belongs to the first one, unless the credential in use is the one that the second one published
 /// last.
-pub(super) fn of_two(record: &RotationRecord, seen: &ObservedState) -> ObservedState {
+pub(super) fn as_second(record: &RotationRecord, seen: &ObservedState) -> ObservedState {
     let mut seen = seen.clone();
     if let TargetState::There { holds, kept, .. } = &mut seen.target {
         let current = record.current.as_ref().filter(|current| current.ours);
@@ -65,11 +65,11 @@ pub(super) fn of_two(record: &RotationRecord, seen: &ObservedState) -> ObservedS
     seen
 }
 
-pub(super) fn kept(seen: &ObservedState) -> Option<&String> {
+pub(super) fn kept_hash(seen: &ObservedState) -> Option<&String> {
     let TargetState::There { kept, .. } = &seen.target else { return None };
     kept.as_ref()
 }
 
-pub(super) fn is_of(old: &RetiredCredential, hash: &String) -> bool {
+pub(super) fn is_kept(old: &RetiredCredential, hash: &String) -> bool {
     old.hash.as_ref() == Some(hash)
 }

@@ -1,0 +1,144 @@
+//! Answers of the ledger task to late requests. The API server has no pool, and answers nothing
+//! else.
+
+use std::sync::Arc;
+
+use http::{Request, Response, StatusCode};
+use kube::client::{Body, ClientBuilder};
+use serde_json::json;
+use tokio::time::Instant;
+use tower::{BoxError, service_fn};
+
+use super::mailbox::OrphanClaim;
+use super::*;
+use crate::api::IPPool;
+use crate::controllers::second_opinion::Replica;
+use crate::domain::dhcp_lease::DhcpNetworks;
+use crate::domain::network::Segment;
+use crate::domain::pools::allocator::{ClaimResult, LoadBalancerIndex, PoolSeen};
+use crate::domain::pools::selection::PoolRequirement;
+use crate::domain::vm_backends::health::second_opinion::ReplicaPlace;
+use crate::domain::{LbFacts, Owner};
+use crate::k8s::credentials::CredentialReader;
+use crate::k8s::events::EventRecorder;
+use crate::k8s::leadership::Leadership;
+use crate::k8s::views::Views;
+use crate::k8s::write::ApiWriter;
+use crate::metrics::Metrics;
+
+fn context() -> Context {
+    let server = service_fn(async |request: Request<Body>| {
+        if !request.uri().path().contains("/ippools/") {
+            std::future::pending::<()>().await;
+        }
+        let answer = json!({"kind": "Status", "code": 404, "message": "no", "reason": "NotFound"});
+        let body = Body::from(answer.to_string().into_bytes());
+        Response::builder().status(StatusCode::NOT_FOUND).body(body).map_err(BoxError::from)
+    });
+    let client = ClientBuilder::new(server, "default").build();
+    let config = kube::Config::new(http::Uri::from_static("http://none"));
+    let metrics = Metrics::new().unwrap();
+    let leadership = Arc::<Leadership>::default();
+    let place = ReplicaPlace { replica: "me".to_owned(), node: String::new() };
+    Context {
+        views: Views::start(&client, "ns", DhcpNetworks::default(), &metrics),
+        writer: ApiWriter::new(client.clone(), leadership.clone(), metrics.clone()),
+        events: EventRecorder::start(client.clone(), "me", metrics.clone()),
+        credentials: CredentialReader::new(client.clone(), config, metrics.clone()),
+        credential_namespaces: Arc::default(),
+        replica: Arc::new(Replica { leadership, place, lease: (String::new(), String::new()) }),
+        client,
+        metrics,
+        release_grace: Duration::ZERO,
+        began: Instant::now(),
+        repair_crds: false,
+        agents: None,
+    }
+}
+
+/// A pool with one address, in memory alone: no write of it is sent.
+fn pool(name: &str, ip: &str, priority: i64) -> PoolSeen {
+    let pool: IPPool = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "spec": {
+            "ranges": [{"subnet": format!("{ip}/24"), "rangeStart": ip, "rangeEnd": ip}],
+            "selector": {"scope": [{"namespace": "ns"}], "priority": priority},
+        },
+    }))
+    .unwrap();
+    PoolSeen::new(&pool, Segment::Management)
+}
+
+/// Ledger task with pools `a` and `b`, and its handle.
+fn ledger() -> (LedgerTask, LedgerHandle) {
+    let (mut task, handle) = LedgerTask::new(context());
+    for pool in [pool("a", "10.0.0.10", 2), pool("b", "10.0.1.10", 1)] {
+        task.book.merge(&pool, &LoadBalancerIndex::default());
+    }
+    task.book.take_touched();
+    (task, handle)
+}
+
+/// A LoadBalancer that asks pool `a`.
+fn lb(name: &str) -> LbFacts {
+    LbFacts {
+        owner: Owner { name: format!("ns/{name}"), uid: name.to_owned() },
+        requirement: PoolRequirement { namespace: "ns".to_owned(), ..PoolRequirement::default() },
+        named_pool: Some("a".to_owned()),
+        ..LbFacts::default()
+    }
+}
+
+async fn given(ledger: &LedgerHandle, facts: &LbFacts) -> String {
+    match ledger.claim(facts.clone()).await {
+        Ok(ClaimResult::Held { claim, .. }) => claim.ip.to_string(),
+        Ok(ClaimResult::Waiting(why)) => why.reason().to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// A LoadBalancer that publishes its claim, which is confirmed.
+async fn published(ledger: &LedgerHandle) -> LbFacts {
+    let Ok(ClaimResult::Held { claim, .. }) = ledger.claim(lb("gone")).await else {
+        panic!("no address")
+    };
+    let facts = LbFacts { published: Some(claim), ..lb("gone") };
+    assert_eq!(given(ledger, &facts).await, "10.0.0.10");
+    assert!(ledger.confirmed().answer(&facts).is_some());
+    facts
+}
+
+#[tokio::test]
+async fn a_late_request_is_not_answered_by_what_was_confirmed_before() {
+    const AGAIN: &str = "the LoadBalancer must be read again";
+    for (event, next, late) in [
+        ("released", "10.0.0.10", "NoAvailableIP"),
+        ("orphaned", "10.0.0.10", "NoAvailableIP"),
+        ("moved", "10.0.0.10", AGAIN),
+        ("pool gone", "IPPoolNotFound", AGAIN),
+    ] {
+        let (task, ledger) = ledger();
+        let steps = async {
+            let facts = published(&ledger).await;
+            let (owner, claim) = (facts.owner.clone(), facts.published.clone().unwrap());
+            match event {
+                "released" => ledger.release(owner).await.unwrap(),
+                "orphaned" => ledger.orphaned(OrphanClaim { claim, owner, namesake: None }),
+                "moved" => {
+                    let mut now = LbFacts { named_pool: Some("b".to_owned()), ..facts.clone() };
+                    assert_eq!(given(&ledger, &now).await, "10.0.1.10");
+                    now.published = Some(Claim { pool: "b".to_owned(), ip: [10, 0, 1, 10].into() });
+                    now.fresh = true;
+                    assert_eq!(given(&ledger, &now).await, "10.0.1.10");
+                }
+                _ => ledger.pool_changed(claim.pool, None),
+            }
+            assert_eq!(given(&ledger, &lb("next")).await, next, "{event}");
+            assert_eq!(given(&ledger, &facts).await, late, "{event}");
+        };
+        tokio::select! {
+            ended = task.run() => panic!("{event}: {ended:?}"),
+            () = steps => {}
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Inventory of all cloud credentials that an API key may see.
+//!
+//! Invariant: each reconcile reads only a few contents, however many there are.
+
+use std::time::{Duration, Instant};
+
+use kube::ResourceExt as _;
+
+use super::{RotationContext, lock, related};
+use crate::api::TokenRotation;
+use crate::domain::credentials::children::ChildCandidate;
+use crate::domain::credentials::rotation::TargetState;
+use crate::domain::credentials::rotation::inventory::{CredentialInventory, CredentialReadResult};
+use crate::domain::credentials::rotation::watched::WatchedCredentials;
+use crate::domain::credentials::timestamp::Seconds;
+use crate::rancher::{self, IssuedTokens, RancherError, RancherIssuer};
+
+/// Maximum of contents read in one reconcile; each takes up to three calls.
+const MOST_READS: usize = 16;
+/// Time after which a reconcile begins no further read.
+const READ_TIME: Duration = Duration::from_secs(30);
+
+/// Reason why validity and expiry of a token are unknown.
+pub(super) const NOT_SEEN: &str =
+    "the API key's user may not see the token in Rancher, so its validity and expiry are unknown";
+
+/// Known state of all cloud credentials.
+pub(super) struct AllCredentials {
+    pub(super) watched: WatchedCredentials,
+    /// Number of credentials that were not read yet.
+    pub(super) unread: usize,
+    /// Every cloud credential that Rancher lists.
+    pub(super) listed: Vec<ChildCandidate>,
+}
+
+/// Lists all cloud credentials, and reads those whose last read is the oldest.
+pub(super) async fn update(
+    context: &RotationContext,
+    rotation: &TokenRotation,
+    issuer: &RancherIssuer,
+    known: &IssuedTokens,
+    now: Seconds,
+) -> Result<AllCredentials, RancherError> {
+    let found = issuer.credentials().await?;
+    let one = |one: &rancher::ListedCredential| ChildCandidate {
+        name: one.name.clone(),
+        owner: one.creator.clone(),
+    };
+    let listed = found.iter().map(one).collect();
+    let uid = rotation.uid().unwrap_or_default();
+    let before = || {
+        let recorded = rotation.status.as_ref().map(|status| status.watched.clone());
+        CredentialInventory::from_status(&recorded.unwrap_or_default())
+    };
+    let next = {
+        let mut inventories = lock(&context.inventories);
+        let inventory = inventories.entry(uid.clone()).or_insert_with(before);
+        inventory.set_list(found.into_iter().map(|one| (one.name, one.title)));
+        inventory.next_to_read(MOST_READS)
+    };
+    let began = Instant::now();
+    for name in next {
+        if began.elapsed() > READ_TIME {
+            break;
+        }
+        let found = match issuer.look(&name, known).await {
+            Ok(view) => match view.target {
+                TargetState::There { holds: Some(held), .. } if held.is_unseen => {
+                    CredentialReadResult::Unknown(NOT_SEEN.to_owned())
+                }
+                TargetState::There { holds: Some(held), .. } => {
+                    CredentialReadResult::Read(held.claims)
+                }
+                TargetState::Unfit(why) => CredentialReadResult::Unknown(why),
+                _ => CredentialReadResult::Unknown("its current user has no token".to_owned()),
+            },
+            Err(RancherError::Unauthorized) => return Err(RancherError::Unauthorized),
+            Err(error) => CredentialReadResult::Unknown(error.to_string()),
+        };
+        if let Some(inventory) = lock(&context.inventories).get_mut(&uid) {
+            inventory.store_read(&name, found, now);
+        }
+    }
+    let replaced = related::replaced_credentials(context, rotation);
+    let inventory = lock(&context.inventories).get(&uid).cloned().unwrap_or_default();
+    let unread = inventory.unread();
+    Ok(AllCredentials {
+        watched: inventory.watched(|name| replaced.contains(name)),
+        unread,
+        listed,
+    })
+}

@@ -1,0 +1,115 @@
+//! Tokens of a Rancher's user, made with the API key that the spec names.
+//!
+//! Invariant: only the leader writes to a Rancher.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::rancher_session::wanted_cluster;
+use super::rotation_run::{RancherSession, RotationRun, StepFault, TEST_DEADLINE};
+use crate::domain::credentials::minter;
+use crate::domain::credentials::rotation::{MintedCredential, status};
+use crate::domain::credentials::token::TokenText;
+use crate::rancher::{TokenFault, TokenRights};
+
+/// Pauses before the tests of a new token. Other replicas of Rancher know it a moment later than
+/// the one that made it. Each test costs one call, the one that succeeds one for each right.
+const TEST_PAUSES: [Duration; 5] = [
+    Duration::ZERO,
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+];
+
+/// Maximum of tests that fail otherwise than by a replica's delay. A proxy may break one call.
+const MOST_FAULTS: u8 = 2;
+
+impl RotationRun<'_> {
+    pub(super) fn session(&self) -> Result<&RancherSession, StepFault> {
+        self.session.as_ref().ok_or_else(|| StepFault::Step("Rancher was not asked".to_owned()))
+    }
+
+    /// Names of the tokens that were made for the TokenRotation, as the last read listed them.
+    pub(super) fn rancher_tokens(&self) -> Vec<String> {
+        let prefix = status::plan(&self.rotation).prefix;
+        self.session.as_ref().map(|session| session.issued.named(&prefix)).unwrap_or_default()
+    }
+
+    /// Cluster to which a new token is limited. `None`: it is not limited to one.
+    fn scope(&self) -> Option<String> {
+        let wanted = wanted_cluster(&self.rotation);
+        match &self.read.reach {
+            Some(reach) if self.rotation.spec.target.cloud_credential.is_some() => {
+                minter::scope(wanted, &reach.server).ok()
+            }
+            _ => wanted.map(str::to_owned),
+        }
+    }
+
+    pub(super) async fn mint_rancher_token(
+        &self,
+        name: &str,
+    ) -> Result<(TokenText, MintedCredential), StepFault> {
+        let RancherSession { issuer, issued, .. } = self.session()?;
+        self.context.ctx.writer.check_leadership()?;
+        Ok(issuer.mint(issued, name, self.plan.lifetime, self.scope().as_deref()).await?)
+    }
+
+    /// Tests a token in Rancher and where it will be used. A replica of Rancher that does not know
+    /// the token yet refuses any of the calls, so all are repeated.
+    pub(super) async fn verify_rancher_token(&self, token: &TokenText) -> Result<(), StepFault> {
+        let (RancherSession { issuer, .. }, scope) = (self.session()?, self.scope());
+        let deadline = Instant::now() + TEST_DEADLINE;
+        let mut lasting = 0;
+        let mut why = format!(
+            "no answer within {} s where the new token will be used",
+            TEST_DEADLINE.as_secs()
+        );
+        for pause in TEST_PAUSES {
+            let tried = async {
+                sleep(pause).await;
+                issuer.verify(token, self.read.reach.as_ref(), scope.as_deref()).await
+            };
+            let Ok(tried) = timeout_at(deadline, tried).await else { break };
+            let fault = match tried {
+                Ok(()) => match self.rancher_token_lacks(token).await {
+                    Ok(None) => return Ok(()),
+                    Ok(Some(lacks)) => return Err(StepFault::Step(lacks)),
+                    Err(fault) => fault,
+                },
+                Err(fault) => fault,
+            };
+            why = fault.why;
+            lasting += u8::from(!fault.may_pass);
+            if lasting == MOST_FAULTS {
+                break;
+            }
+        }
+        Err(StepFault::Step(why))
+    }
+
+    /// Rights that Rancher's node driver needs and the token lacks.
+    async fn rancher_token_lacks(&self, token: &TokenText) -> Result<Option<String>, TokenFault> {
+        let (Some(session), Some(reach)) = (&self.session, &self.read.reach) else {
+            return Ok(None);
+        };
+        if self.rotation.spec.target.cloud_credential.is_none() {
+            return Ok(None);
+        }
+        Ok(match session.issuer.rights(token, reach).await? {
+            TokenRights::Enough => None,
+            TokenRights::Lacking(why) => Some(why),
+            TokenRights::Unknown(why) => {
+                self.log_unknown_rights(&why);
+                None
+            }
+        })
+    }
+
+    pub(super) async fn revoke_rancher_token(&self, name: &str) -> Result<(), StepFault> {
+        self.context.ctx.writer.check_leadership()?;
+        Ok(self.session()?.issuer.revoke(name).await?)
+    }
+}

@@ -1,0 +1,72 @@
+//! Reasons why a target, or its Rancher, cannot be read.
+
+use crate::domain::credentials::rotation::UnknownReason;
+use crate::domain::credentials::rotation::ready::ReadyReason;
+use crate::k8s::CallError;
+use crate::rancher::RancherError;
+
+/// Reason why a read has no result.
+pub(super) enum ReadFault {
+    /// The read is tried again.
+    Call(CallError),
+    /// The target is not known, for a reason that Ready states.
+    Unknown(UnknownTarget),
+}
+
+impl From<CallError> for ReadFault {
+    fn from(error: CallError) -> Self {
+        Self::Call(error)
+    }
+}
+
+impl From<UnknownTarget> for ReadFault {
+    fn from(reason: UnknownTarget) -> Self {
+        Self::Unknown(reason)
+    }
+}
+
+impl From<RancherError> for ReadFault {
+    fn from(error: RancherError) -> Self {
+        if error == RancherError::Unauthorized {
+            let why = "spec.rancher.minter: the API key is not accepted: it is expired, deleted, disabled or for one cluster only";
+            return UnknownTarget { key_refused: true, ..UnknownTarget::barred(why.to_owned()) }
+                .into();
+        }
+        let reason =
+            if error.may_be_done() { UnknownReason::Silent } else { UnknownReason::Barred };
+        UnknownTarget { reason, ..UnknownTarget::barred(format!("Rancher: {error}")) }.into()
+    }
+}
+
+/// Reason why a target cannot be read, or may not be written.
+#[derive(Clone)]
+pub(super) struct UnknownTarget {
+    pub(super) why: String,
+    pub(super) reason: UnknownReason,
+    /// Kind of the reason of Ready that follows.
+    pub(super) ready: fn(String) -> ReadyReason,
+    /// Whether the Rancher rejects the API key.
+    pub(super) key_refused: bool,
+}
+
+impl UnknownTarget {
+    /// Reason of Ready that follows.
+    pub(super) fn ready_reason(&self) -> ReadyReason {
+        (self.ready)(self.why.clone())
+    }
+
+    /// Reason that concerns the target alone: it cannot be read or written.
+    pub(super) fn target_barred(why: String) -> Self {
+        Self { reason: UnknownReason::TargetBarred, ..Self::barred(why) }
+    }
+
+    /// Neither the target nor the list of credentials can be read.
+    pub(super) fn barred(why: String) -> Self {
+        Self {
+            why,
+            reason: UnknownReason::Barred,
+            ready: ReadyReason::Unreadable,
+            key_refused: false,
+        }
+    }
+}

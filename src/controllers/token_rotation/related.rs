@@ -1,0 +1,137 @@
+//! Relations of TokenRotations: which credentials others replace, whose status depends on another
+//! one, and which goes first of two for the same credential.
+//!
+//! Invariant: a credential counts as replaced only if the TokenRotation that replaces it has
+//! observed it, and so reports its own failures.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use kube::ResourceExt as _;
+use kube_runtime::reflector::ObjectRef;
+
+use super::RotationContext;
+use super::rotation_run::RotationRun;
+use crate::api::{ConditionStatus, READY, RancherServer, SecretTarget, TokenRotation};
+use crate::domain::credentials::children::second_message;
+use crate::domain::credentials::rivals::{first_rival, is_same, is_same_rancher, made_by};
+use crate::domain::credentials::rotation::{RotationPlan, due, status};
+use crate::k8s::CallError;
+
+/// Cloud credentials of the TokenRotation's Rancher that any TokenRotation replaces.
+pub(super) fn replaced_credentials(
+    context: &RotationContext,
+    rotation: &TokenRotation,
+) -> HashSet<String> {
+    let all = context.store.state();
+    let theirs = all.iter().filter(|other| {
+        is_same_rancher(other, rotation) && replaces_its_credential(context, other)
+    });
+    theirs
+        .filter_map(|other| Some(other.spec.target.cloud_credential.as_ref()?.name.clone()))
+        .collect()
+}
+
+/// Whether any TokenRotation renews the API key that this one uses.
+pub(super) fn is_key_renewed(
+    context: &RotationContext,
+    rotation: &TokenRotation,
+    server: &RancherServer,
+) -> bool {
+    let renews = |other: &TokenRotation| {
+        other.namespace() == rotation.namespace()
+            && other.spec.target.secret.as_ref().is_some_and(|target| is_api_key(target, server))
+            && other.spec.source.as_ref().is_some_and(|source| source.rancher_token.is_some())
+            && (other.uid() == rotation.uid() || replaces_its_credential(context, other))
+    };
+    renews(rotation) || context.store.state().iter().any(|other| renews(other))
+}
+
+/// TokenRotations whose status depends on whether `other` replaces its credential: they watch all
+/// cloud credentials of its Rancher, use the API key that is its target, or have the same target.
+pub(super) fn dependents(
+    context: &RotationContext,
+    other: &TokenRotation,
+) -> Vec<Arc<TokenRotation>> {
+    context.store.state_filter(|one| {
+        let watches = one.spec.target.all_cloud_credentials.is_some()
+            && other.spec.target.cloud_credential.is_some()
+            && is_same_rancher(one, other);
+        let target = other.spec.target.secret.as_ref();
+        let uses = one.namespace() == other.namespace()
+            && one.spec.rancher.as_ref().zip(target).is_some_and(|(at, key)| is_api_key(key, at));
+        one.uid() != other.uid() && (watches || uses || is_same(one, other))
+    })
+}
+
+/// Whether a TokenRotation replaces the credential that it has observed.
+pub(super) fn replaces_its_credential(context: &RotationContext, rotation: &TokenRotation) -> bool {
+    let record = status::record(rotation.status.as_ref());
+    context.is_allowed(&rotation.namespace().unwrap_or_default())
+        && rotation.metadata.deletion_timestamp.is_none()
+        && due(&status::plan(rotation), &record).is_some()
+}
+
+/// Whether the target is the Secret and key that contain the API key.
+fn is_api_key(target: &SecretTarget, server: &RancherServer) -> bool {
+    let minter = &server.minter;
+    target.name == minter.secret_name && target.key == minter.key
+}
+
+/// Whether status and reason of Ready are the same in both.
+pub(super) fn is_ready_alike(before: Option<&TokenRotation>, after: &TokenRotation) -> bool {
+    let ready = |one: &TokenRotation| -> Option<(ConditionStatus, Option<String>)> {
+        let mut all = one.status.as_ref()?.conditions.iter();
+        let ready = all.find(|condition| condition.type_ == READY)?;
+        Some((ready.status, ready.reason.clone()))
+    };
+    before.and_then(ready) == ready(after)
+}
+
+/// TokenRotation that has made this child, if it still exists.
+pub(super) fn parent(
+    context: &RotationContext,
+    child: &TokenRotation,
+) -> Option<Arc<TokenRotation>> {
+    let owner = made_by(child)?;
+    let namespace = child.namespace().unwrap_or_default();
+    let parent = context.store.get(&ObjectRef::new(&owner.name).within(&namespace))?;
+    (parent.uid().as_ref() == Some(&owner.uid)).then_some(parent)
+}
+
+impl RotationRun<'_> {
+    /// Plan of the rotation.
+    pub(super) fn current_plan(&self) -> RotationPlan {
+        let plan = status::plan(&self.rotation);
+        if self.second.is_some() { plan.second() } else { plan }
+    }
+
+    /// URL of the Rancher, if only the API key's Secret contains it.
+    pub(super) fn named_url(&self) -> Option<String> {
+        let server = self.rotation.spec.rancher.as_ref()?;
+        let session = self.session.as_ref().filter(|_| server.url.is_none())?;
+        Some(session.url.clone())
+    }
+
+    /// TokenRotations in namespaces where the operator has rights.
+    pub(super) fn other_rotations(&self) -> Vec<Arc<TokenRotation>> {
+        let context = self.context;
+        let may = |one: &TokenRotation| context.is_allowed(&one.namespace().unwrap_or_default());
+        context.store.state_filter(may)
+    }
+
+    /// Finds another TokenRotation for the same credential that goes first.
+    pub(super) async fn find_first_rival(&mut self) -> Result<(), CallError> {
+        if self.named_url().is_some() {
+            // The URL in the status shows which TokenRotations have the same credential.
+            self.write_status(self.record.clone(), None).await?;
+        }
+        let others = self.other_rotations();
+        if self.plan.source.is_some() {
+            let first = first_rival(&self.rotation, others.iter().map(AsRef::as_ref));
+            self.second = first.map(second_message);
+            self.plan = self.current_plan();
+        }
+        Ok(())
+    }
+}

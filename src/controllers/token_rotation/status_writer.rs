@@ -1,0 +1,168 @@
+//! Writes of a TokenRotation's status, with the Events, the metrics and the log lines of what has
+//! changed in it.
+
+use std::time::Duration;
+
+use kube::{Resource as _, ResourceExt as _};
+use serde_json::{Value, json};
+
+use super::rotation_run::{RANCHER_INTERVAL, RotationRun};
+use super::{UnpublishedToken, pause};
+use crate::domain::credentials::rotation::ready::{ReadyFacts, ReadyReason};
+use crate::domain::credentials::rotation::status::{self, StatusObservations};
+use crate::domain::credentials::rotation::{
+    RecordChange, RotationRecord, RotationStep, UnpublishedCredential, failed, idle,
+};
+use crate::domain::credentials::timestamp::Seconds;
+use crate::k8s::CallError;
+
+/// Pause before the next check whether a right has been granted.
+const CHECK_RIGHTS_AFTER: Duration = Duration::from_secs(30);
+
+/// Pause before the next reconcile while some cloud credentials were not read yet.
+const READ_MORE_AFTER: Duration = Duration::from_secs(5);
+
+impl RotationRun<'_> {
+    /// Writes the status, if it differs from the stored one.
+    pub(super) async fn write_status(
+        &mut self,
+        next: RotationRecord,
+        ready: Option<&ReadyReason>,
+    ) -> Result<(), CallError> {
+        let now = self.clock.now();
+        let observed = StatusObservations {
+            watched: self.unknown.is_none().then(|| self.read.watched.clone()),
+            key: self.session.as_ref().and_then(|session| session.key.clone()),
+            rancher_url: self.named_url(),
+            refused: self.unknown.as_ref().is_some_and(|unknown| unknown.key_refused),
+        };
+        let status = status::status(&self.rotation, &next, &observed, ready, now);
+        let old = self.rotation.status.clone().unwrap_or_default();
+        let text = |status| serde_json::to_value(status).unwrap_or(Value::Null);
+        if let Some(change) = status::merge_patch(&text(old), &text(status)) {
+            let version = self.rotation.resource_version();
+            let patch = json!({"metadata": {"resourceVersion": version}, "status": change});
+            let (namespace, name) = (self.namespace(), self.rotation.name_any());
+            let writer = &self.context.ctx.writer;
+            self.rotation = writer.patch_rotation_status(&namespace, &name, &patch).await?;
+            self.plan = self.current_plan();
+        }
+        self.record = next;
+        Ok(())
+    }
+
+    /// Writes a record, and reports the change in it.
+    pub(super) async fn record_change(
+        &mut self,
+        change: RecordChange,
+        next: RotationRecord,
+    ) -> Result<(), CallError> {
+        let ready = (change == RecordChange::Published).then_some(ReadyReason::Current);
+        let before = self.record.clone();
+        self.write_status(next, ready.as_ref()).await?;
+        let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
+        let metrics = &self.context.ctx.metrics.rotation;
+        let current = self.record.current.clone().unwrap_or_default().name;
+        match change {
+            RecordChange::Named => {
+                let name = self.record.pending.clone().unwrap_or_default().name;
+                tracing::debug!(namespace, rotation, credential = name, "credential is being made");
+                self.keep_unpublished(Some(UnpublishedToken {
+                    credential: UnpublishedCredential { name, ..UnpublishedCredential::default() },
+                    text: None,
+                }));
+            }
+            RecordChange::Published => {
+                self.keep_unpublished(None);
+                metrics.published.inc();
+                tracing::info!(namespace, rotation, credential = current, "credential published");
+                self.emit_event("Published", format!("credential {current} is in the target"));
+            }
+            RecordChange::Adopted => {
+                self.keep_unpublished(None);
+                tracing::info!(namespace, rotation, credential = current, "credential adopted");
+                if before.current.is_some() {
+                    let note = "another party has put a credential into the target: it stays until it is due";
+                    self.emit_event("Adopted", note.to_owned());
+                }
+            }
+            RecordChange::Abandoned => {
+                if self.record.pending.is_none() {
+                    self.keep_unpublished(None);
+                }
+            }
+            RecordChange::Found => {
+                tracing::warn!(namespace, rotation, "found a credential that is not in the record");
+            }
+            RecordChange::Retimed => {
+                let end = self.rotation.status.as_ref().and_then(|s| s.expires_at.clone());
+                tracing::info!(namespace, rotation, credential = current, end, "another end");
+            }
+            RecordChange::Restarted | RecordChange::Publishing | RecordChange::Revoked => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn emit_event(&self, reason: &str, note: String) {
+        self.context.ctx.events.normal(self.rotation.object_ref(&()), reason, note);
+    }
+
+    /// Records and reports a failed step.
+    pub(super) async fn record_failure(
+        &mut self,
+        step: RotationStep,
+        name: &str,
+        why: &str,
+    ) -> Result<(), CallError> {
+        let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
+        tracing::warn!(
+            namespace,
+            rotation,
+            credential = name,
+            step = step.word(),
+            why,
+            "step failed"
+        );
+        self.context.ctx.metrics.rotation.failures.with_label_values(&[step.word()]).inc();
+        let next = failed(&self.plan, &self.record, step, name, self.clock.now());
+        if next.pending.is_none() {
+            self.keep_unpublished(None);
+        }
+        // The reported text has a readable length.
+        let why: String = why.chars().take(400).collect();
+        let reason = format!("{}Failed", step.word());
+        let note = format!("credential {name}: {why}");
+        self.context.ctx.events.warning(self.rotation.object_ref(&()), &reason, note);
+        self.write_status(next, Some(&ReadyReason::Failed(step, why))).await
+    }
+
+    /// Writes the condition Ready of a rotation that waits. Returns the time until the next
+    /// reconcile.
+    pub(super) async fn wait(&mut self, until: Option<Seconds>) -> Result<Duration, CallError> {
+        let facts = ReadyFacts {
+            second: self.second.clone(),
+            unknown: self.unknown.as_ref().map(|one| (one.why.as_str(), one.ready_reason())),
+            watched: Some(&self.read.watched),
+            unread: self.session.as_ref().map_or(0, |session| session.unread),
+            children: self.children_summary(),
+        };
+        let wants = &self.rotation.spec.target;
+        let ready = ReadyReason::of(&self.plan, &self.record, &self.observed(), wants, facts);
+        self.write_status(self.record.clone(), ready.as_ref()).await?;
+        let now = self.clock.now();
+        let ends = self.rotation.status.as_ref().and_then(status::ends);
+        let pause = pause(idle::next_reconcile(&self.plan, &self.record, until, ends, now), now);
+        // A change in a Rancher produces no event.
+        let most = match &self.session {
+            Some(session) if session.unread > 0 => READ_MORE_AFTER,
+            _ if self.children.as_ref().is_some_and(|all| !all.failures.is_empty()) => {
+                CHECK_RIGHTS_AFTER
+            }
+            _ if self.rotation.spec.rancher.is_some() || self.plan.is_second => RANCHER_INTERVAL,
+            _ => pause,
+        };
+        let pause = pause.min(most);
+        self.context.set_resting(&self.rotation, pause);
+        Ok(self.schedule_probe().map_or(pause, |next| next.min(pause)))
+    }
+}

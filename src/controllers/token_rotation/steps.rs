@@ -1,0 +1,184 @@
+//! Steps of a TokenRotation, as many as are possible now.
+//!
+//! Invariants: the target is read before the record, and both before any step; after each write of
+//! the record, the next step uses the object that the server returned; nothing is revoked before
+//! the target was read once more.
+
+use std::time::Duration;
+
+use kube::{Resource as _, ResourceExt as _};
+use kube_runtime::reflector::ObjectRef;
+
+use super::read_fault::UnknownTarget;
+use super::rotation_run::{RotationRun, StepFault};
+use super::snapshot::TargetSnapshot;
+use super::{CredentialIssuer, RotationContext, lock, snapshot};
+use crate::api::{ANNOTATION_HASH, TokenRotation};
+use crate::domain::credentials::rotation::{
+    RecordChange, RotationAction, RotationRecord, RotationStep, UnknownReason, after_restart,
+    decide, status,
+};
+use crate::k8s::CallError;
+
+/// Maximum of steps in a row; more of them are a fault.
+const MOST_STEPS: usize = 64;
+/// Pause before an unfinished rotation is reconciled again.
+const CONTINUE_AFTER: Duration = Duration::from_millis(500);
+
+/// Runs steps until there is nothing to do. Returns the time until the next reconcile.
+pub(super) async fn run_steps(
+    context: &RotationContext,
+    seen: &TokenRotation,
+) -> Result<Duration, CallError> {
+    let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
+    let credentials = &context.ctx.credentials;
+    let allowed = context.is_allowed(&namespace);
+    let TargetSnapshot { read, clock, unknown, session } = if allowed {
+        snapshot::read(context, seen).await?
+    } else {
+        TargetSnapshot::without_rights()
+    };
+    let Some(rotation) = credentials.rotation(&namespace, &name).await? else {
+        return Ok(super::LONGEST_PAUSE);
+    };
+    if rotation.uid() != seen.uid() {
+        // Another object has the name by now: its event triggers a reconcile.
+        return Ok(CONTINUE_AFTER);
+    }
+    let (plan, record) = (status::plan(&rotation), status::record(rotation.status.as_ref()));
+    let mut run = RotationRun {
+        context,
+        rotation,
+        plan,
+        record,
+        read,
+        existing: Vec::new(),
+        clock,
+        unknown,
+        session,
+        second: None,
+        children: None,
+    };
+    if !allowed {
+        return run.report_missing_rights().await;
+    }
+    if CredentialIssuer::of(seen) == CredentialIssuer::ServiceAccount {
+        *lock(&context.clock) = Some(clock);
+    }
+    match run.list_credentials().await {
+        Ok(existing) => run.existing = existing,
+        Err(error) => {
+            let why = error.refusal().map(str::to_owned).ok_or(error)?;
+            let unlisted = UnknownReason::Unlisted;
+            run.unknown = Some(UnknownTarget { reason: unlisted, ..UnknownTarget::barred(why) });
+        }
+    }
+    run.find_first_rival().await?;
+    run.add_finalizer().await?;
+    run.apply_children().await?;
+    for _ in 0..MOST_STEPS {
+        if let Some(pause) = run.step().await? {
+            return Ok(pause);
+        }
+    }
+    tracing::warn!(namespace, rotation = name, "too many steps in a row: continuing later");
+    Ok(CONTINUE_AFTER)
+}
+
+impl RotationRun<'_> {
+    /// Runs one step. Returns the pause if the next step is to wait.
+    async fn step(&mut self) -> Result<Option<Duration>, CallError> {
+        let pending = self.record.pending.clone().unwrap_or_default().name;
+        let (step, name, done) = match decide(&self.plan, &self.record, &self.observed()) {
+            RotationAction::Write(change, next) => {
+                if let Some(turn) = self.time_until_turn(change, &next) {
+                    return Ok(Some(self.wait(None).await?.min(turn)));
+                }
+                self.record_change(change, *next).await?;
+                return Ok(None);
+            }
+            RotationAction::Mint(name) => (RotationStep::Mint, pending, self.mint(&name).await),
+            RotationAction::Verify => (RotationStep::Verify, pending, self.verify().await),
+            RotationAction::Publish { keep } => {
+                (RotationStep::Publish, pending, self.publish(keep).await)
+            }
+            RotationAction::DropOld => {
+                (RotationStep::Publish, String::new(), self.drop_kept().await)
+            }
+            RotationAction::Restart => {
+                let current = self.record.current.clone().unwrap_or_default().name;
+                (RotationStep::Restart, current, self.restart_workloads().await)
+            }
+            RotationAction::Revoke(name) => {
+                let done = self.revoke_unless_used(&name).await;
+                (RotationStep::Revoke, name, done)
+            }
+            RotationAction::Finish => {
+                self.report_left_behind();
+                self.remove_finalizer().await?;
+                return Ok(Some(super::LONGEST_PAUSE));
+            }
+            RotationAction::Wait(until) => return self.wait(until).await.map(Some),
+        };
+        match done {
+            Ok(()) => {}
+            Err(StepFault::Call(error)) => return Err(error),
+            Err(StepFault::Step(why)) => self.record_failure(step, &name, &why).await?,
+        }
+        Ok(None)
+    }
+
+    /// Time until a rotation that is due without a request may begin. `None`: it may begin.
+    fn time_until_turn(&self, change: RecordChange, next: &RotationRecord) -> Option<Duration> {
+        if change != RecordChange::Named || next.is_asked() {
+            return None;
+        }
+        let name = ObjectRef::from_obj(&self.rotation);
+        let turn = self.context.time_until_turn(&name);
+        if turn.is_zero() {
+            self.context.end_turn(&name);
+            return None;
+        }
+        // The reason why it is due may not be in the record.
+        lock(&self.context.touched).insert(name);
+        Some(turn)
+    }
+
+    /// Restarts every workload of `spec.restartWorkloads`, so that it reads the target again.
+    pub(super) async fn restart_workloads(&mut self) -> Result<(), StepFault> {
+        let current = self.record.current.clone().unwrap_or_default();
+        let part = self.plan.prefix.rsplit('-').next().unwrap_or_default();
+        let key = format!("{ANNOTATION_HASH}-{part}");
+        let workloads = self.rotation.spec.restart_workloads.clone().unwrap_or_default();
+        for workload in &workloads {
+            let (namespace, text) = (self.namespace(), (key.as_str(), current.hash.as_str()));
+            match self.context.ctx.writer.restart(&namespace, workload, text).await {
+                Ok(()) => {}
+                Err(CallError::NotFound) => {
+                    let note = format!("there is no {:?} {}", workload.kind, workload.name);
+                    let events = &self.context.ctx.events;
+                    events.warning(self.rotation.object_ref(&()), "WorkloadMissing", note);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.read_again().await.map_err(StepFault::Call)?;
+        let next = after_restart(&self.plan, &self.record, self.clock.now());
+        self.record_change(RecordChange::Restarted, next).await.map_err(StepFault::Call)
+    }
+
+    /// Reads the target again, and revokes the credential if that is still the next step.
+    pub(super) async fn revoke_unless_used(&mut self, name: &str) -> Result<(), StepFault> {
+        self.read_again().await.map_err(StepFault::Call)?;
+        let next = decide(&self.plan, &self.record, &self.observed());
+        if next != RotationAction::Revoke(name.to_owned()) {
+            return Ok(());
+        }
+        self.revoke(name).await?;
+        self.context.ctx.metrics.rotation.revoked.inc();
+        let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
+        tracing::info!(namespace, rotation, credential = name, "credential revoked");
+        self.emit_event("Revoked", format!("credential {name} does not work any more"));
+        Ok(())
+    }
+}

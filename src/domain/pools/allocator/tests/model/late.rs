@@ -1,0 +1,44 @@
+//! LoadBalancers whose claim is released while a reconcile, or a view, still has them.
+
+use super::*;
+
+impl Cluster {
+    /// Releases the claim of a LoadBalancer that does not publish it.
+    pub(super) fn refuse(&mut self, n: usize) {
+        if let Some(facts) = self.lbs.get(&n).filter(|facts| facts.published.is_none()) {
+            self.book.release(&facts.owner.uid);
+        }
+    }
+
+    /// Claims as a reconcile of a LoadBalancer does that is gone, and gives back: its status cannot
+    /// be written. What is answered meanwhile, its Service may request.
+    pub(super) fn ask_late(&mut self, n: usize) {
+        let Some(facts) = self.gone.get(&n) else { return };
+        let facts = LbFacts { fresh: false, ..self.on_networks(n, facts) };
+        let answer = self.confirmed.answer(&facts).or_else(|| {
+            self.confirmed.forget(&facts.owner);
+            // Otherwise the API server is asked, and does not have it.
+            (!self.book.needs_fresh(&facts)).then(|| self.book.claim(&facts))
+        });
+        if let Some(ClaimResult::Held { claim, .. }) = answer {
+            self.check_own(n, &facts, &claim);
+        }
+        self.confirmed.forget(&facts.owner);
+        self.book.release(&facts.owner.uid);
+    }
+
+    /// Checks that an address is the LoadBalancer's own, and announced for no other.
+    fn check_own(&self, n: usize, facts: &LbFacts, claim: &Claim) {
+        let Owner { uid, .. } = &facts.owner;
+        if let Some(pool) = self.book.pools().get(&claim.pool) {
+            assert_eq!(pool.ledger.owner_of(claim.ip), Some(&facts.owner), "{claim:?} for {uid}");
+        } else {
+            assert!(self.book.has_reserved(uid, claim), "{claim:?} for {uid}");
+        }
+        let (ip, mine) = self.place(facts, claim).unwrap_or((claim.ip, None));
+        for (other, (announced, theirs)) in &self.announced {
+            let meets = *announced == ip && meet(mine.as_ref(), theirs.as_ref());
+            assert!(!meets, "{claim:?} for {uid} of {n}, announced for {other}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Steps of each world.
+
+use proptest::prelude::*;
+
+use super::{LBS, NETWORKS, POOLS};
+
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    Create(usize, Option<usize>),
+    Delete(usize),
+    /// Releases the claim of a LoadBalancer that does not publish it, as while its guest cluster is
+    /// being removed.
+    Refuse(usize),
+    /// A reconcile of a LoadBalancer that is gone claims once more, by a view that still shows it.
+    AskLate(usize),
+    /// Deletes a LoadBalancer and creates it again under its name, with a new UID: at once, or
+    /// after the ledger was notified of the deletion. A backup contains the annotation.
+    Restore(usize, bool),
+    Switch(usize, Option<usize>),
+    /// Claims an address, without publishing it.
+    Ask(usize),
+    /// Claims an address, publishes it, and claims once more, as a reconcile after a write does.
+    Publish(usize),
+    /// Creates or edits a pool: size, whether it admits, whether it is being deleted.
+    Edit(usize, usize, bool, bool),
+    /// Moves or creates a pool: the pool whose addresses it gets, the first, the number; the
+    /// network, the priority, and whether it is the global pool.
+    Move(usize, (usize, usize, usize), usize, i64, bool),
+    /// Two names become one network, or two, or become unknown.
+    Networks(Option<bool>),
+    RemovePool(usize),
+    /// Removes the stored status: all of it, or only the owners.
+    Wipe(usize, bool),
+    /// A new leader starts from the stored pools, perhaps with a schema without owners.
+    Restart(bool),
+}
+
+pub(super) fn step() -> impl Strategy<Value = Step> {
+    let pool = || prop::option::of(0..POOLS.len());
+    prop_oneof![
+        4 => (0..LBS, pool()).prop_map(|(n, p)| Step::Create(n, p)),
+        2 => (0..LBS).prop_map(Step::Delete),
+        1 => (0..LBS).prop_map(Step::Refuse),
+        3 => (0..LBS).prop_map(Step::AskLate),
+        2 => (0..LBS, any::<bool>()).prop_map(|(n, notified)| Step::Restore(n, notified)),
+        3 => (0..LBS, pool()).prop_map(|(n, p)| Step::Switch(n, p)),
+        2 => (0..LBS).prop_map(Step::Ask),
+        6 => (0..LBS).prop_map(Step::Publish),
+        4 => (0..POOLS.len(), 0_usize..4, prop::bool::weighted(0.8), prop::bool::weighted(0.1))
+            .prop_map(|(p, size, admits, deleting)| Step::Edit(p, size, admits, deleting)),
+        4 => (
+            0..POOLS.len(),
+            (0..POOLS.len(), 10_usize..13, 1_usize..4),
+            0..NETWORKS.len(),
+            1_i64..4,
+            prop::bool::weighted(0.2),
+        )
+            .prop_map(|(p, range, network, priority, global)| {
+                Step::Move(p, range, network, priority, global)
+            }),
+        1 => prop::option::weighted(0.8, any::<bool>()).prop_map(Step::Networks),
+        1 => (0..POOLS.len()).prop_map(Step::RemovePool),
+        2 => (0..POOLS.len(), any::<bool>()).prop_map(|(p, all)| Step::Wipe(p, all)),
+        1 => any::<bool>().prop_map(Step::Restart),
+    ]
+}

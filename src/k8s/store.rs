@@ -1,0 +1,54 @@
+//! Stores of objects, each kept current by one watch.
+
+use std::collections::HashSet;
+
+use kube::Resource;
+use kube_runtime::reflector::Store;
+use kube_runtime::reflector::store::Writer;
+use kube_runtime::watcher::Event;
+
+use super::informer::key;
+
+/// Writer of a store of namespaced objects.
+///
+/// A list changes the store object by object, so the store shows a part of the first list until
+/// that is complete. The library would replace the whole store by each list.
+pub struct StoreWriter<K: Resource<DynamicType = ()> + Clone + 'static>(Writer<K>);
+
+impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> Default for StoreWriter<K> {
+    /// Writer of a new store. Controllers wait until a store is ready: this one is from the
+    /// beginning.
+    fn default() -> Self {
+        let mut writer = Writer::default();
+        writer.apply_watcher_event(&Event::InitDone);
+        Self(writer)
+    }
+}
+
+impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> StoreWriter<K> {
+    /// The store.
+    pub fn reader(&self) -> Store<K> {
+        self.0.as_reader()
+    }
+
+    /// Adds or replaces an object.
+    pub fn set(&mut self, object: K) {
+        self.0.apply_watcher_event(&Event::Apply(object));
+    }
+
+    /// Removes an object, by `namespace/name`.
+    pub fn remove(&mut self, key: &str) {
+        if let Some((namespace, name)) = key.split_once('/') {
+            // The library looks only at the name.
+            let mut object = K::default();
+            object.meta_mut().namespace = Some(namespace.to_owned());
+            object.meta_mut().name = Some(name.to_owned());
+            self.0.apply_watcher_event(&Event::Delete(object));
+        }
+    }
+}
+
+/// `namespace/name` of every object in a store.
+pub fn keys<K: Resource<DynamicType = ()> + Clone + 'static>(store: &Store<K>) -> HashSet<String> {
+    store.state().iter().map(|object| key(object.meta())).collect()
+}

@@ -1,0 +1,133 @@
+//! Rust sources, read as the checks need them: words and paths, without comments, literals and
+//! tests.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+/// All Rust files below a folder, as path from the repository's root, and text.
+pub(super) fn sources(folder: &str) -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    let mut folders = vec![PathBuf::from(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root.join(&folder)).unwrap() {
+            let entry = entry.unwrap();
+            let path = folder.join(entry.file_name());
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(root.join(&path)).unwrap();
+                found.push((path.to_str().unwrap().to_owned(), text));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Modules of a file, and the file's own.
+pub(super) fn modules(path: &str) -> Vec<&str> {
+    let path = path.trim_start_matches("src/").trim_end_matches(".rs");
+    path.split('/').filter(|part| *part != "mod").collect()
+}
+
+/// The source without white space, comments, literals and tests.
+pub(super) fn code(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    write(source.parse().expect("tokens of Rust"), &mut out);
+    out
+}
+
+fn write(tokens: TokenStream, out: &mut String) {
+    let mut tokens = tokens.into_iter().peekable();
+    while let Some(token) = tokens.next() {
+        match token {
+            TokenTree::Punct(mark) if mark.as_char() == '#' && is_test(tokens.peek()) => {
+                while tokens.next().is_some_and(|token| !ends_item(&token)) {}
+            }
+            TokenTree::Punct(mark) => out.push(mark.as_char()),
+            TokenTree::Group(group) => {
+                let (open, close) = match group.delimiter() {
+                    Delimiter::Brace => ("{", "}"),
+                    Delimiter::Bracket => ("[", "]"),
+                    Delimiter::Parenthesis => ("(", ")"),
+                    Delimiter::None => ("", ""),
+                };
+                out.push_str(open);
+                write(group.stream(), out);
+                out.push_str(close);
+            }
+            word => {
+                if out.ends_with(is_name_char) {
+                    out.push(' ');
+                }
+                match word {
+                    TokenTree::Ident(name) => out.push_str(&name.to_string()),
+                    _ => out.push('0'),
+                }
+            }
+        }
+    }
+}
+
+/// Whether the token is the `[cfg(test)]` of an attribute.
+fn is_test(token: Option<&TokenTree>) -> bool {
+    let Some(TokenTree::Group(group)) = token else { return false };
+    let text = group.stream().to_string();
+    group.delimiter() == Delimiter::Bracket && text.replace(' ', "") == "cfg(test)"
+}
+
+fn ends_item(token: &TokenTree) -> bool {
+    match token {
+        TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
+        TokenTree::Punct(mark) => mark.as_char() == ';',
+        _ => false,
+    }
+}
+
+pub(super) fn is_name_char(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Whether the word occurs, not as a part of a longer name.
+pub(super) fn has_word(code: &str, word: &str) -> bool {
+    code.match_indices(word).any(|(at, _)| {
+        let starts = !word.starts_with(is_name_char) || !code[..at].ends_with(is_name_char);
+        starts && !code[at + word.len()..].starts_with(is_name_char)
+    })
+}
+
+/// Rest of each path that begins with `root`: names, or the group of a `use`.
+pub(super) fn trees<'a>(code: &'a str, root: &str) -> Vec<&'a str> {
+    let begins = |at: &usize| {
+        let before = &code[..*at];
+        !before.ends_with(is_name_char) && !before.ends_with("::")
+    };
+    let starts = code.match_indices(root).map(|(at, _)| at).filter(begins);
+    starts
+        .map(|at| {
+            let rest = &code[at + root.len()..];
+            let mut depth = 0;
+            let end = rest.find(|c| {
+                depth += i32::from(c == '{') - i32::from(c == '}');
+                let inside = depth > 0 && (c == ',' || c == ' ');
+                depth < 0 || !(inside || is_name_char(c) || ":{}*".contains(c))
+            });
+            &rest[..end.unwrap_or(rest.len())]
+        })
+        .collect()
+}
+
+/// First names of a tree: its own, or those of its group.
+pub(super) fn heads(tree: &str) -> Vec<&str> {
+    let first = |text| str::split(text, |c| !is_name_char(c)).next().unwrap_or_default();
+    let Some(group) = tree.strip_prefix('{') else { return vec![first(tree)] };
+    let mut depth = 0;
+    let branches = group.split(move |c| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        c == ',' && depth == 0
+    });
+    branches.map(first).collect()
+}
