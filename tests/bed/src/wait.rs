@@ -63,16 +63,16 @@ pub(crate) fn waited(what: &str, time: Duration) {
         .and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
-/// Pause before the next attempt: a tenth of the elapsed time, so that a short wait is exact and a
+/// Pause before the next attempt: a fifth of the elapsed time, so that a short wait is exact and a
 /// long one costs little. It is not shorter than the last attempt was: a long list that is read
 /// again and again takes the processor from what it waits for.
 fn pause(waited: Duration, attempt: Duration) -> Duration {
-    (waited / 10).clamp(SHORTEST_PAUSE, LONGEST_PAUSE).max(attempt.min(LONGEST_ATTEMPT))
+    (waited / 5).clamp(SHORTEST_PAUSE, LONGEST_PAUSE).max(attempt.min(LONGEST_ATTEMPT))
 }
 
-/// Repeats an attempt until it returns a value, every 10 ms at first, every 200 ms after two
-/// seconds, and less often when an attempt takes longer. After the deadline the error names `what` and the result of the last attempt. An
-/// attempt that hangs does not extend the deadline.
+/// Repeats an attempt until it returns a value, every 10 ms at first, every 200 ms after a second,
+/// and less often when an attempt takes longer. After the deadline the error names `what` and the
+/// result of the last attempt. An attempt that hangs does not extend the deadline.
 pub async fn eventually<P: Probe>(
     deadline: Duration,
     what: &str,
