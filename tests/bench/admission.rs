@@ -111,6 +111,8 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Calls> {
         times.sort_unstable();
         lists.push((count, times[LIST_ROUNDS / 2]));
     }
+    // The operator's end waits for it.
+    drop(stream);
     let peak_rss_mib = operator.process.peak_rss_kib().unwrap_or(0) as f64 / 1024.0;
 
     guests::delete_all(&client, LBS).await?;
