@@ -39,9 +39,10 @@ use crate::prober::Prober;
 /// Maximum of concurrent writes of LoadBalancers that have an address: few, so that the API server
 /// has time for one that waits for its address while a new term brings thousands up to date.
 const WRITES_AT_ONCE: usize = 8;
-/// Further concurrent writes of LoadBalancers without an address. Each write uses a connection of
-/// its own, and an API server is not faster with more of them.
-const FIRST_WRITES_AT_ONCE: usize = 24;
+/// Further concurrent writes that a guest waits for: of LoadBalancers without an address, and of
+/// deleted ones. Each write uses a connection of its own, and an API server is not faster with more
+/// of them.
+const AWAITED_WRITES_AT_ONCE: usize = 24;
 /// Passes of one reconcile if the object changes during each of them.
 const REPETITIONS: usize = 5;
 /// First and longest delay after a failure, per object.
@@ -59,7 +60,7 @@ pub struct LbContext {
     pub ledger: LedgerHandle,
     prober: Prober,
     writes: Semaphore,
-    first_writes: Semaphore,
+    awaited_writes: Semaphore,
     began: Instant,
     failures: report::FailureCounts,
     counts: counts::DeferredCounts,
@@ -77,7 +78,7 @@ impl LbContext {
             prober,
             began: Instant::now(),
             writes: Semaphore::new(WRITES_AT_ONCE),
-            first_writes: Semaphore::new(FIRST_WRITES_AT_ONCE),
+            awaited_writes: Semaphore::new(AWAITED_WRITES_AT_ONCE),
             failures: report::FailureCounts::default(),
             counts,
             made: tokio::sync::Mutex::default(),

@@ -81,9 +81,10 @@ pub(super) async fn write(
 ) -> Result<String, CallError> {
     // The semaphore is never closed; a closed one would not be a reason to skip the write.
     let has_address = facts::published(lb).is_some() || facts::leased(lb).is_some();
+    let is_awaited = !has_address || facts::is_leaving(lb);
     let _permit = tokio::select! {
         permit = ctx.writes.acquire() => permit,
-        permit = ctx.first_writes.acquire(), if !has_address => permit,
+        permit = ctx.awaited_writes.acquire(), if is_awaited => permit,
     };
     // Boxed, so that futures that wait for a permit are small.
     Box::pin(ctx.shared.writer.patch_lb(&lb.namespace().unwrap_or_default(), &lb.name_any(), patch))
