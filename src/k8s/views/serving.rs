@@ -3,7 +3,8 @@
 //! Invariant: a view never goes back in time: an event that is older than a write of this process,
 //! or than the state in the view, is ignored.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::Service;
@@ -21,13 +22,46 @@ use crate::k8s::informer::{self, ObjectEvent, key};
 use crate::k8s::lazy_object::LazyObject;
 use crate::k8s::trimmed::PAGE;
 
-/// Objects by the LoadBalancer that they serve, `namespace/name`, and by their own name.
-pub struct OwnedObjects<T>(Arc<Mutex<HashMap<String, Vec<OwnedEntry<T>>>>>);
+/// Objects by the LoadBalancer that they serve. An object serves one.
+pub struct OwnedObjects<T>(Arc<Mutex<OwnedIndex<T>>>);
+
+struct OwnedIndex<T> {
+    /// Objects of each LoadBalancer, `namespace/name`, in order of their names.
+    by_lb: HashMap<String, Vec<OwnedEntry<T>>>,
+    /// LoadBalancer of each object, by the `namespace/name` of both.
+    lb_of: HashMap<String, String>,
+}
 
 struct OwnedEntry<T> {
     name: String,
     version: u64,
     object: T,
+}
+
+impl<T> Default for OwnedIndex<T> {
+    fn default() -> Self {
+        Self { by_lb: HashMap::new(), lb_of: HashMap::new() }
+    }
+}
+
+impl<T> OwnedIndex<T> {
+    fn entry(&self, key: &str) -> Option<&OwnedEntry<T>> {
+        let (_, name) = key.split_once('/')?;
+        self.by_lb.get(self.lb_of.get(key)?)?.iter().find(|entry| entry.name == name)
+    }
+
+    /// Removes an object. Returns the LoadBalancer that it served.
+    fn remove(&mut self, key: &str) -> Option<String> {
+        let (_, name) = key.split_once('/')?;
+        let lb = self.lb_of.remove(key)?;
+        if let Entry::Occupied(mut list) = self.by_lb.entry(lb.clone()) {
+            list.get_mut().retain(|entry| entry.name != name);
+            if list.get().is_empty() {
+                list.remove();
+            }
+        }
+        Some(lb)
+    }
 }
 
 /// An EndpointSlice, and the UID of the LoadBalancer that owns it.
@@ -64,89 +98,59 @@ impl<T: Clone> OwnedObjects<T> {
     /// The objects that serve a LoadBalancer.
     pub fn of(&self, lb: &str) -> impl Iterator<Item = T> + use<T> {
         let list: Vec<T> = lock(&self.0)
+            .by_lb
             .get(lb)
             .map(|list| list.iter().map(|entry| entry.object.clone()).collect())
             .unwrap_or_default();
         list.into_iter()
     }
 
+    /// The LoadBalancer that an object serves.
+    fn lb_of(&self, key: &str) -> Option<String> {
+        lock(&self.0).lb_of.get(key).cloned()
+    }
+
     /// Records the object in this version, from an event or a write. Returns whether that is news.
     pub fn note(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
-        let version = number(version);
+        let (key, version) = (beside(lb, name), number(version));
         let mut all = lock(&self.0);
-        let list = all.entry(lb.to_owned()).or_default();
-        match list.iter_mut().find(|entry| entry.name == name) {
-            Some(entry) if entry.version >= version => false,
-            Some(entry) => {
-                entry.version = version;
-                entry.object = object;
-                true
-            }
-            None => {
-                list.push(OwnedEntry { name: name.to_owned(), version, object });
-                list.sort_by(|a, b| a.name.cmp(&b.name));
-                true
-            }
+        if all.entry(&key).is_some_and(|entry| entry.version >= version) {
+            return false;
         }
+        all.remove(&key);
+        let list = all.by_lb.entry(lb.to_owned()).or_default();
+        let at = list.partition_point(|entry| *entry.name < *name);
+        list.insert(at, OwnedEntry { name: name.to_owned(), version, object });
+        all.lb_of.insert(key, lb.to_owned());
+        true
     }
 
     /// Whether the view has the object in this version or a later one.
-    fn knows(&self, lb: &str, name: &str, version: &str) -> bool {
-        let all = lock(&self.0);
-        let entry = all.get(lb).and_then(|list| list.iter().find(|entry| entry.name == name));
-        entry.is_some_and(|entry| entry.version >= number(version))
+    fn knows(&self, key: &str, version: &str) -> bool {
+        lock(&self.0).entry(key).is_some_and(|entry| entry.version >= number(version))
     }
 
     /// Records that the object is gone, in this version or, without one, in every version. Returns
-    /// whether that is news.
-    pub fn forget(&self, lb: &str, name: &str, version: Option<&str>) -> bool {
-        let mut all = lock(&self.0);
-        let Some(list) = all.get_mut(lb) else { return false };
-        let before = list.len();
+    /// the LoadBalancer that it served, if that is news.
+    pub(super) fn remove(&self, key: &str, version: Option<&str>) -> Option<String> {
         let newest = version.map_or(u64::MAX, number);
-        list.retain(|entry| entry.name != name || entry.version > newest);
-        let is_news = list.len() < before;
-        if list.is_empty() {
-            all.remove(lb);
-        }
-        is_news
+        let mut all = lock(&self.0);
+        if all.entry(key)?.version > newest { None } else { all.remove(key) }
     }
 
-    /// Records that no LoadBalancer owns the object in this version. Returns the LoadBalancers that
-    /// it served.
-    fn disown(&self, namespace: &str, name: &str, version: &str) -> Vec<String> {
-        let within = |lb: &&String| lb.split_once('/').is_some_and(|(ns, _)| ns == namespace);
-        let lbs: Vec<String> = lock(&self.0).keys().filter(within).cloned().collect();
-        lbs.into_iter().filter(|lb| self.forget(lb, name, Some(version))).collect()
-    }
-
-    /// Drops objects, by `namespace/name`, that a list did not contain. Returns the LoadBalancers
-    /// that they served.
-    pub(super) fn drop_unlisted(&self, gone: &HashSet<String>) -> Vec<String> {
-        let mut concerned = Vec::new();
-        if gone.is_empty() {
-            return concerned;
-        }
-        lock(&self.0).retain(|lb, list| {
-            let before = list.len();
-            list.retain(|entry| !gone.contains(&beside(lb, &entry.name)));
-            if list.len() < before {
-                concerned.push(lb.clone());
-            }
-            !list.is_empty()
-        });
-        concerned
+    /// Records that an object of the LoadBalancer is gone in this version.
+    pub fn forget(&self, lb: &str, name: &str, version: &str) {
+        self.remove(&beside(lb, name), Some(version));
     }
 
     /// `namespace/name` of every object.
     pub(super) fn keys(&self) -> HashSet<String> {
-        let all = lock(&self.0);
-        all.iter().flat_map(|(lb, list)| list.iter().map(|entry| beside(lb, &entry.name))).collect()
+        lock(&self.0).lb_of.keys().cloned().collect()
     }
 
     /// Calls `say` for every object.
     pub fn for_each(&self, mut say: impl FnMut(&T)) {
-        for entry in lock(&self.0).values().flatten() {
+        for entry in lock(&self.0).by_lb.values().flatten() {
             say(&entry.object);
         }
     }
@@ -174,12 +178,7 @@ pub(super) async fn watch_services(at: InformerContext) {
                 views.tell_lbs([lb]);
             }
         }
-        ObjectEvent::Gone(lb, None) => {
-            let name = lb.split_once('/').map_or(lb.as_str(), |(_, name)| name);
-            if views.services.forget(&lb, name, None) {
-                views.tell_lbs([lb]);
-            }
-        }
+        ObjectEvent::Gone(key, None) => views.tell_lbs(views.services.remove(&key, None)),
         ObjectEvent::Gone(_, Some(deleted)) => views.remove_service(&deleted),
         ObjectEvent::Complete => at.done(ViewPart::Services),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
@@ -193,8 +192,7 @@ impl Views {
     /// Removes a Service, and enqueues its LoadBalancer, which may be gone.
     pub(super) fn remove_service(&self, deleted: &ObjectMeta) {
         let lb = key(deleted);
-        let name = deleted.name.as_deref().unwrap_or_default();
-        self.services.forget(&lb, name, deleted.resource_version.as_deref());
+        self.services.remove(&lb, deleted.resource_version.as_deref());
         self.tell_lbs([&lb]);
         // The LoadBalancer may have gone before its Service without this operator. The signal is
         // checked against the API server before an address is released, so a stale view does no
@@ -210,7 +208,6 @@ impl Views {
 pub(super) async fn watch_slices(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let known = || views.slices.keys();
-    let mut unlisted = HashSet::new();
     let on_event = |event: ObjectEvent<LazyObject<EndpointSlice>>| match event {
         ObjectEvent::Listed(object) => see(&views, &object),
         ObjectEvent::Changed(object) => {
@@ -219,18 +216,15 @@ pub(super) async fn watch_slices(at: InformerContext) {
                 see(&views, &object);
             }
         }
-        ObjectEvent::Gone(key, None) => drop(unlisted.insert(key)),
-        ObjectEvent::Gone(key, Some(deleted)) => {
+        ObjectEvent::Gone(key, deleted) => {
             lock(&views.index.early).gone(&key);
-            if let Some((lb, _)) = owner(&deleted) {
-                let name = deleted.name.as_deref().unwrap_or_default();
-                views.slices.forget(&lb, name, deleted.resource_version.as_deref());
-                views.tell_lbs([lb]);
-            }
+            let version = deleted.as_ref().and_then(|meta| meta.resource_version.as_deref());
+            let served = views.slices.remove(&key, version);
+            let owner = deleted.as_ref().and_then(owner).map(|(lb, _)| lb);
+            views.tell_lbs(served.into_iter().chain(owner).collect::<BTreeSet<_>>());
         }
         ObjectEvent::Complete => {
             lock(&views.index.early).listed();
-            views.tell_lbs(views.slices.drop_unlisted(&std::mem::take(&mut unlisted)));
             at.done(ViewPart::Slices);
         }
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
@@ -242,20 +236,16 @@ pub(super) async fn watch_slices(at: InformerContext) {
 
 /// Records an EndpointSlice in this version.
 pub(super) fn see(views: &Views, object: &LazyObject<EndpointSlice>) {
-    let (name, version) = (object.name_any(), object.resource_version().unwrap_or_default());
-    let owner = owner(object.meta());
-    if owner.as_ref().is_some_and(|(lb, _)| views.slices.knows(lb, &name, &version)) {
+    let (key, version) = (key(object.meta()), object.resource_version().unwrap_or_default());
+    if views.slices.knows(&key, &version) {
         return;
     }
-    let seen = object.read().map(|object| OwnedSlice::read(&object));
-    if let Ok(Some((lb, seen))) = seen {
-        if views.slices.note(&lb, &name, &version, seen) {
-            views.tell_lbs([lb]);
-        }
-        return;
+    // The slice may have belonged to another LoadBalancer, or to one until it became unreadable.
+    let Some((lb, seen)) = object.read().ok().and_then(|object| OwnedSlice::read(&object)) else {
+        return views.tell_lbs(views.slices.remove(&key, Some(&version)));
+    };
+    let former = views.slices.lb_of(&key);
+    if views.slices.note(&lb, &object.name_any(), &version, seen) {
+        views.tell_lbs(former.into_iter().chain([lb]).collect::<BTreeSet<_>>());
     }
-    // The slice may have belonged to a LoadBalancer until its owner reference was removed, or until
-    // it became unreadable.
-    let namespace = object.namespace().unwrap_or_default();
-    views.tell_lbs(views.slices.disown(&namespace, &name, &version));
 }

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -9,6 +10,7 @@ use super::*;
 use crate::api::kubevirt::{NetworkAttachmentDefinition, Node, VirtualMachineInstance};
 use crate::api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, ANNOTATION_ROUTE};
 use crate::domain::network::infrastructure::Reserved;
+use crate::k8s::lazy_object::LazyObject;
 use crate::k8s::trimmed::TrimmedLb;
 
 /// Views of a leader, and what was reported to it.
@@ -299,16 +301,48 @@ fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
 #[test]
 fn an_owned_object_never_goes_back_in_time_and_ends_with_a_list() {
     let slices = OwnedObjects::<u8>::default();
-    assert!(slices.note("ns/web", "web-1", "7", 1) && slices.note("ns/web", "web-2", "5", 2));
+    assert!(slices.note("ns/web", "web-2", "5", 2) && slices.note("ns/web", "web-1", "7", 1));
     assert!(!slices.note("ns/web", "web-1", "6", 0), "an event that is older than a write");
-    assert!(!slices.forget("ns/web", "web-1", Some("6")), "the end of an earlier one");
-    assert_eq!(slices.of("ns/web").collect::<Vec<_>>(), [1, 2]);
-    let unlisted = |keys: &[&str]| slices.drop_unlisted(&keys.iter().map(|&k| k.into()).collect());
+    slices.forget("ns/web", "web-1", "6");
+    assert_eq!(slices.of("ns/web").collect::<Vec<_>>(), [1, 2], "the end of an earlier one");
     assert_eq!(slices.keys(), ["ns/web-1".to_owned(), "ns/web-2".to_owned()].into());
-    assert!(unlisted(&["other/web-1"]).is_empty());
-    assert_eq!(unlisted(&["ns/web-1"]), ["ns/web"]);
-    assert!(slices.forget("ns/web", "web-2", None));
+    assert_eq!(slices.remove("other/web-1", None), None);
+    assert_eq!(slices.remove("ns/web-1", None).as_deref(), Some("ns/web"));
+    slices.forget("ns/web", "web-2", "5");
     assert!(slices.keys().is_empty());
+}
+
+fn slice(lb: &str, version: &str) -> LazyObject<EndpointSlice> {
+    let owner = json!({
+        "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+        "name": lb, "uid": format!("uid-{lb}"),
+    });
+    serde_json::from_value(json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {
+            "namespace": "ns", "name": "web-1", "uid": "slice", "resourceVersion": version,
+            "ownerReferences": if lb.is_empty() { json!([]) } else { json!([owner]) },
+        },
+        "endpoints": [],
+    }))
+    .unwrap()
+}
+
+#[test]
+fn both_load_balancers_are_woken_when_a_slice_gets_another_owner() {
+    let leader = LeaderViews::new();
+    serving::see(&leader.views, &slice("web", "5"));
+    leader.reports(&["ns/web"]);
+    serving::see(&leader.views, &slice("mail", "6"));
+    leader.reports(&["ns/mail", "ns/web"]);
+    assert_eq!(leader.views.slices.of("ns/web").count(), 0);
+    serving::see(&leader.views, &slice("web", "5"));
+    serving::see(&leader.views, &slice("mail", "6"));
+    leader.reports(&[]);
+    assert_eq!(leader.views.slices.of("ns/mail").count(), 1);
+    serving::see(&leader.views, &slice("", "7"));
+    leader.reports(&["ns/mail"]);
+    assert_eq!(leader.views.slices.of("ns/mail").count(), 0);
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl ServiceTarget<'_> {
 
     fn forget_service(&self) {
         if let Some(stored) = self.stored() {
-            self.ctx.shared.views.services.forget(&self.key, &self.name, Some(&stored.version));
+            self.ctx.shared.views.services.forget(&self.key, &self.name, &stored.version);
         }
     }
 

@@ -111,7 +111,7 @@ impl ServiceTarget<'_> {
             }
             SliceWrite::Delete { name, version } => {
                 Box::pin(writer.delete_slice(namespace, name, version)).await?;
-                self.ctx.shared.views.slices.forget(&self.key, name, Some(version));
+                self.ctx.shared.views.slices.forget(&self.key, name, version);
                 return Ok(());
             }
         };
@@ -169,7 +169,7 @@ impl ServiceTarget<'_> {
 
     fn forget_slice(&self, name: &str) {
         for known in self.slices().iter().filter(|slice| slice.name == name) {
-            self.ctx.shared.views.slices.forget(&self.key, name, Some(&known.version));
+            self.ctx.shared.views.slices.forget(&self.key, name, &known.version);
         }
     }
 
