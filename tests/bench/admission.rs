@@ -24,6 +24,8 @@ const CALLS: usize = 1_000;
 const LISTS: [usize; 3] = [100, 1_000, 10_000];
 const LIST_ROUNDS: usize = 5;
 const CONVERSION: &str = "/v1/webhook/conversion";
+/// Longest time until an operator with admission has ended: it takes ten seconds.
+const END: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_mins(5);
 /// Time without conversions before calls are measured.
 const QUIET: Duration = Duration::from_secs(3);
@@ -111,8 +113,6 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Calls> {
         times.sort_unstable();
         lists.push((count, times[LIST_ROUNDS / 2]));
     }
-    // The operator's end waits for it.
-    drop(stream);
     let peak_rss_mib = operator.process.peak_rss_kib().unwrap_or(0) as f64 / 1024.0;
 
     guests::delete_all(&client, LBS).await?;
@@ -123,7 +123,7 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Calls> {
         pools(&client).list(&ListParams::default()).await.map(|list| list.items.is_empty())
     })
     .await?;
-    operator.process.terminate(Duration::from_secs(5)).await?;
+    operator.process.terminate(END).await?;
     unregister(&client).await?;
     Ok(Calls { by_question: calls, without, with, lists, peak_rss_mib })
 }
