@@ -4,7 +4,7 @@
 //! [`metrics`] counts, [`k8s`] calls the API server, [`prober`] the backends and [`rancher`] a
 //! Rancher, [`controllers`] connect them, [`http`] serves metrics, probes and admission, [`agent`]
 //! leases addresses by DHCP, [`cli`] starts all of them. `tls` has the TLS settings of [`prober`]
-//! and [`rancher`].
+//! and [`rancher`], `turns` the fair queues of [`http`] and [`controllers`].
 
 pub mod agent;
 pub mod cli;
@@ -15,5 +15,6 @@ pub mod metrics;
 pub mod prober;
 pub mod rancher;
 mod tls;
+mod turns;
 
 pub use {api, domain};

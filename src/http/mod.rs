@@ -11,5 +11,4 @@ pub mod listener;
 pub mod operator_health;
 pub mod registration;
 pub mod tls;
-pub mod turns;
 pub mod webhook;

@@ -25,8 +25,9 @@ use super::admission::{AdmissionStage, RuleSources};
 use super::admission_review::{self, ReviewOutcome};
 use super::conversion;
 use super::listener::Caller;
-use super::turns::{CallerTurn, Turns};
+use crate::domain::limits::connections::ConnectionSource;
 use crate::metrics::Metrics;
+use crate::turns::{CallerTurn, Turns};
 
 /// Path for mutating reviews.
 pub const MUTATION: &str = "/v1/webhook/mutation";
@@ -64,9 +65,9 @@ pub struct Webhooks {
     /// The process's metrics.
     pub metrics: Metrics,
     /// Queue of large reviews.
-    reviews: Turns,
+    reviews: Turns<ConnectionSource>,
     /// Queue of large conversions.
-    conversions: Turns,
+    conversions: Turns<ConnectionSource>,
 }
 
 impl Webhooks {
@@ -77,7 +78,7 @@ impl Webhooks {
         known_only: bool,
         metrics: Metrics,
     ) -> Self {
-        let (reviews, conversions) = (Turns::default(), Turns::default());
+        let (reviews, conversions) = (Turns::new(1), Turns::new(1));
         Self { admission, me, known_only, metrics, reviews, conversions }
     }
 
@@ -145,7 +146,7 @@ impl Webhooks {
 /// Complete body. A large one holds a turn until its answer is sent.
 struct CompleteBody {
     bytes: Vec<u8>,
-    turn: Option<CallerTurn>,
+    turn: Option<CallerTurn<ConnectionSource>>,
 }
 
 /// Reads a body of at most `most` bytes, which must arrive within `patience`. A large one must
@@ -153,7 +154,7 @@ struct CompleteBody {
 /// is allocated once.
 async fn read(
     mut body: Body,
-    turns: &Turns,
+    turns: &Turns<ConnectionSource>,
     caller: Caller,
     (most, patience): (usize, Duration),
 ) -> Result<CompleteBody, RequestRefusal> {
@@ -213,7 +214,7 @@ async fn beside(
 /// Answer that is being sent, and the turn that ends with it.
 struct LeavingAnswer {
     answer: Vec<u8>,
-    _turn: Option<CallerTurn>,
+    _turn: Option<CallerTurn<ConnectionSource>>,
 }
 
 impl AsRef<[u8]> for LeavingAnswer {
@@ -349,7 +350,7 @@ mod tests {
     async fn a_panic_is_one_requests_and_the_next_is_served() {
         let metrics = Metrics::new().unwrap();
         let counted = metrics.clone();
-        let turns = Turns::default();
+        let turns = Turns::new(1);
         let app = |work: fn() -> Result<Bytes, RequestRefusal>, is_large: bool| {
             let (metrics, turns) = (metrics.clone(), turns.clone());
             get(move || async move {

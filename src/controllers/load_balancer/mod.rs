@@ -25,7 +25,6 @@ use kube::{Api, ResourceExt};
 use kube_runtime::Controller;
 use kube_runtime::controller::{Action, Error as ControllerError};
 use kube_runtime::reflector::ObjectRef;
-use tokio::sync::Semaphore;
 
 use super::ip_pool::{LedgerError, LedgerHandle};
 use crate::api::{DHCPLease, LoadBalancer};
@@ -35,6 +34,7 @@ use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::vm_backends::listeners::{self, ServingStatus};
 use crate::k8s::{CallError, call};
 use crate::prober::Prober;
+use crate::turns::Turns;
 
 /// Maximum of concurrent writes of LoadBalancers that have an address: few, so that the API server
 /// has time for one that waits for its address while a new term brings thousands up to date.
@@ -59,8 +59,9 @@ pub struct LbContext {
     /// Handle of the ledger task.
     pub ledger: LedgerHandle,
     prober: Prober,
-    writes: Semaphore,
-    awaited_writes: Semaphore,
+    /// Turns of namespaces: a tenant with many LoadBalancers does not delay another.
+    writes: Turns<String>,
+    awaited_writes: Turns<String>,
     began: Instant,
     failures: report::FailureCounts,
     counts: counts::DeferredCounts,
@@ -77,8 +78,8 @@ impl LbContext {
             ledger,
             prober,
             began: Instant::now(),
-            writes: Semaphore::new(WRITES_AT_ONCE),
-            awaited_writes: Semaphore::new(AWAITED_WRITES_AT_ONCE),
+            writes: Turns::new(WRITES_AT_ONCE),
+            awaited_writes: Turns::new(AWAITED_WRITES_AT_ONCE),
             failures: report::FailureCounts::default(),
             counts,
             made: tokio::sync::Mutex::default(),

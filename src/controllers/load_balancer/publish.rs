@@ -79,14 +79,13 @@ pub(super) async fn write(
     patch: &Value,
     ctx: &LbContext,
 ) -> Result<String, CallError> {
-    // The semaphore is never closed; a closed one would not be a reason to skip the write.
     let has_address = facts::published(lb).is_some() || facts::leased(lb).is_some();
     let is_awaited = !has_address || facts::is_leaving(lb);
-    let _permit = tokio::select! {
-        permit = ctx.writes.acquire() => permit,
-        permit = ctx.awaited_writes.acquire(), if is_awaited => permit,
+    let namespace = lb.namespace().unwrap_or_default();
+    let _turn = tokio::select! {
+        turn = ctx.writes.take(namespace.clone()) => turn,
+        turn = ctx.awaited_writes.take(namespace.clone()), if is_awaited => turn,
     };
-    // Boxed, so that futures that wait for a permit are small.
-    Box::pin(ctx.shared.writer.patch_lb(&lb.namespace().unwrap_or_default(), &lb.name_any(), patch))
-        .await
+    // Boxed, so that futures that wait for a turn are small.
+    Box::pin(ctx.shared.writer.patch_lb(&namespace, &lb.name_any(), patch)).await
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Source of connections: an IPv4 address, or the /64 of an IPv6 address, because one host has a
 /// /64 to itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionSource(IpAddr);
 
 impl ConnectionSource {

@@ -24,11 +24,11 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::turns::Turns;
 use crate::domain::limits::connections::{
     ConnectionKey, ConnectionPhase, ConnectionSource, ConnectionTable,
 };
 use crate::metrics::Metrics;
+use crate::turns::Turns;
 use connection::Conversation;
 
 /// Time limit for each half of the TLS handshake: until its turn begins, and from then on. Longer
@@ -96,7 +96,7 @@ struct ListenerState {
     /// Notified when a connection ends, or changes its phase.
     moved: Notify,
     lingering: Semaphore,
-    handshakes: Turns,
+    handshakes: Turns<ConnectionSource>,
     began: Instant,
     logged: Mutex<Option<Instant>>,
 }
@@ -109,7 +109,7 @@ impl Server {
             crowd: Mutex::new(ConnectionTable::new(self.connections)),
             moved: Notify::new(),
             lingering: Semaphore::new(LINGERING),
-            handshakes: Turns::default(),
+            handshakes: Turns::new(1),
             began: Instant::now(),
             logged: Mutex::default(),
             server: self,

@@ -21,15 +21,16 @@ const DECISIONS: &str = "src/domain";
 const MOST_SUBJECTS: usize = 17;
 
 /// Rooms of the operator, and the rooms that each may use, as in DESIGN.md.
-const ROOMS: [(&str, &[&str]); 9] = [
+const ROOMS: [(&str, &[&str]); 10] = [
     ("metrics", &[]),
     ("tls", &[]),
+    ("turns", &[]),
     ("k8s", &["metrics"]),
     ("prober", &["metrics", "tls"]),
     ("rancher", &["tls"]),
-    ("http", &["k8s", "metrics"]),
+    ("http", &["k8s", "metrics", "turns"]),
     ("agent", &["http", "k8s", "metrics"]),
-    ("controllers", &["k8s", "metrics", "prober", "rancher"]),
+    ("controllers", &["k8s", "metrics", "prober", "rancher", "turns"]),
     ("cli", &["agent", "controllers", "http", "k8s", "metrics", "rancher"]),
 ];
 /// Rooms that may name the client of the API server.

@@ -80,7 +80,7 @@ impl ServiceTarget<'_> {
             if let Some(HeldServiceStep::For(left)) = held {
                 return Ok(ServiceState::Held(left.to_std().unwrap_or_default()));
             }
-            let permit = self.ctx.writes.acquire().await;
+            let turn = self.ctx.writes.take(self.namespace.clone()).await;
             let plan = match held {
                 Some(HeldServiceStep::Unnamed(patch)) => ServicePlan::ChangeStatus(patch),
                 Some(HeldServiceStep::Over(patch)) => ServicePlan::Change(patch),
@@ -92,12 +92,12 @@ impl ServiceTarget<'_> {
                     Box::pin(write).await
                 }
                 ServicePlan::Keep => {
-                    drop(permit);
+                    drop(turn);
                     self.forget_settings().await?;
                     return Ok(ServiceState::Ours);
                 }
                 ServicePlan::Create(service) => {
-                    drop(permit);
+                    drop(turn);
                     self.create_service(service).await
                 }
                 ServicePlan::Change(patch) => {
@@ -108,7 +108,7 @@ impl ServiceTarget<'_> {
                 }
                 ServicePlan::Leaving => return Ok(ServiceState::Waiting),
                 ServicePlan::Replace => {
-                    drop(permit);
+                    drop(turn);
                     let Some(stored) = stored else { continue };
                     tracing::info!(lb = self.key, asks = wanted.asked(), "recreating the Service");
                     if self.delete_service(&stored, KeptSettings::Kept).await? {
@@ -145,7 +145,7 @@ impl ServiceTarget<'_> {
                     None => return Ok(true),
                 }
             }
-            let _permit = self.ctx.writes.acquire().await;
+            let _turn = self.ctx.writes.take(self.namespace.clone()).await;
             let writer = &self.ctx.shared.writer;
             let StoredService { uid, version, .. } = &stored;
             match Box::pin(writer.delete_service(&self.namespace, &self.name, uid, version)).await {

@@ -67,7 +67,7 @@ impl ServiceTarget<'_> {
     pub(super) async fn create_service(&self, service: Value) -> Result<FullService, CallError> {
         let settings = self.settings().await?;
         let writer = &self.ctx.shared.writer;
-        let _permit = self.ctx.writes.acquire().await;
+        let _turn = self.ctx.writes.take(self.namespace.clone()).await;
         let Some(settings) = settings else {
             let service = hold_back(service);
             return Box::pin(writer.create_service(&self.namespace, &service)).await;
@@ -116,7 +116,7 @@ impl ServiceTarget<'_> {
                 "resourceVersion": slice.version,
                 "annotations": {SETTINGS: settings},
             }});
-            let _permit = self.ctx.writes.acquire().await;
+            let _turn = self.ctx.writes.take(self.namespace.clone()).await;
             let _writing = self.ctx.shared.views.writing_slice(&self.namespace, &slice.name);
             let writer = &self.ctx.shared.writer;
             match Box::pin(writer.patch_slice(&self.namespace, &slice.name, &patch)).await {

@@ -93,7 +93,7 @@ impl ServiceTarget<'_> {
         ports: &[EndpointPort],
         write: &SliceWrite,
     ) -> Result<(), CallError> {
-        let _permit = self.ctx.writes.acquire().await;
+        let _turn = self.ctx.writes.take(self.namespace.clone()).await;
         // Registered until the view has the result.
         let _writing = self.ctx.shared.views.writing_slice(&self.namespace, write.name());
         let writer = &self.ctx.shared.writer;

@@ -1,0 +1,179 @@
+//! Places for work of several sources that do not cooperate.
+//!
+//! Invariants: sources take turns: a source that waits for many places delays another by one piece
+//! of work. A place is taken until its guard is dropped, wherever the guard is by then.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+use std::iter;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+/// Queue of callers that wait for a place. Clones share it.
+#[derive(Debug)]
+pub struct Turns<S: Clone + Eq + Hash>(Arc<Mutex<TurnQueue<S>>>);
+
+#[derive(Debug)]
+struct TurnQueue<S: Clone + Eq + Hash> {
+    /// Places that are free. None is while a source waits.
+    free: usize,
+    /// Waiters of each source. Each source here has a waiter.
+    waiting: HashMap<S, VecDeque<oneshot::Sender<CallerTurn<S>>>>,
+    /// Sources with waiters, the one with the next turn first.
+    order: VecDeque<S>,
+}
+
+/// Place of a caller. Dropping it gives the place to the next source.
+#[derive(Debug)]
+pub struct CallerTurn<S: Clone + Eq + Hash>(Option<Turns<S>>);
+
+impl<S: Clone + Eq + Hash> Clone for Turns<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<S: Clone + Eq + Hash> Turns<S> {
+    /// A queue with so many places.
+    pub fn new(places: usize) -> Self {
+        let (waiting, order) = (HashMap::new(), VecDeque::new());
+        Self(Arc::new(Mutex::new(TurnQueue { free: places, waiting, order })))
+    }
+
+    /// Waits for a place.
+    pub async fn take(&self, source: S) -> CallerTurn<S> {
+        loop {
+            let turn = {
+                let mut queue = self.lock();
+                if let Some(left) = queue.free.checked_sub(1) {
+                    queue.free = left;
+                    return CallerTurn(Some(self.clone()));
+                }
+                let (teller, turn) = oneshot::channel();
+                if !queue.waiting.contains_key(&source) {
+                    queue.order.push_back(source.clone());
+                }
+                queue.waiting.entry(source.clone()).or_default().push_back(teller);
+                turn
+            };
+            // A sender is dropped only with the queue, which lives as long as `self`.
+            if let Ok(turn) = turn.await {
+                return turn;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TurnQueue<S>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Next waiter that has not left; if there is none, the place becomes free.
+    fn next(&self) -> Option<oneshot::Sender<CallerTurn<S>>> {
+        let mut queue = self.lock();
+        while let Some(source) = queue.order.pop_front() {
+            let Some(waiters) = queue.waiting.get_mut(&source) else { continue };
+            let next = iter::from_fn(|| waiters.pop_front()).find(|waiter| !waiter.is_closed());
+            if waiters.is_empty() {
+                queue.waiting.remove(&source);
+            } else {
+                queue.order.push_back(source);
+            }
+            if next.is_some() {
+                return next;
+            }
+        }
+        queue.free += 1;
+        None
+    }
+}
+
+impl<S: Clone + Eq + Hash> Drop for CallerTurn<S> {
+    fn drop(&mut self) {
+        let Some(turns) = self.0.take() else { return };
+        while let Some(next) = turns.next() {
+            match next.send(Self(Some(turns.clone()))) {
+                Ok(()) => return,
+                // The waiter left just now: the same place goes to the next one.
+                Err(mut unwanted) => drop(unwanted.0.take()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn sources_take_turns_and_who_left_is_passed_over() {
+        let turns = Turns::new(1);
+        let first = turns.take(1).await;
+        let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let mut waiters = Vec::new();
+        for (from, name) in [(1, "a1"), (1, "a2"), (1, "a3"), (2, "b1"), (2, "b2"), (3, "c1")] {
+            let (turns, said) = (turns.clone(), said.clone());
+            waiters.push(tokio::spawn(async move {
+                let turn = turns.take(from).await;
+                let _ = said.send(name);
+                tokio::task::yield_now().await;
+                drop(turn);
+            }));
+            tokio::task::yield_now().await;
+        }
+        waiters[4].abort();
+        let _ = (&mut waiters[4]).await;
+        drop(first);
+        let mut order = Vec::new();
+        for _ in 0..5 {
+            order.extend(heard.recv().await);
+        }
+        assert_eq!(order, ["a1", "b1", "c1", "a2", "a3"]);
+        // No waiter is left: the next caller gets its turn at once, also after a turn that no
+        // waiter took.
+        let turn = timeout(Duration::from_secs(9), turns.take(1)).await.unwrap();
+        let mut late = Box::pin(turns.take(2));
+        assert!(timeout(Duration::ZERO, &mut late).await.is_err());
+        drop(turn);
+        drop(late);
+        timeout(Duration::from_secs(9), turns.take(3)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_waiter_that_left_costs_its_source_no_turn() {
+        let turns = Turns::new(1);
+        let first = turns.take("a").await;
+        for _ in 0..9 {
+            let mut leaving = Box::pin(turns.take("b"));
+            assert!(timeout(Duration::ZERO, &mut leaving).await.is_err());
+        }
+        let mut same = Box::pin(turns.take("a"));
+        assert!(timeout(Duration::ZERO, &mut same).await.is_err());
+        let mut other = Box::pin(turns.take("b"));
+        assert!(timeout(Duration::ZERO, &mut other).await.is_err());
+        drop(first);
+        let turn = timeout(Duration::from_secs(9), other).await.unwrap();
+        drop(turn);
+        timeout(Duration::from_secs(9), same).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_source_delays_another_by_one_piece_of_work_in_each_place() {
+        let turns = Turns::new(2);
+        let mut taken = VecDeque::from([turns.take("a").await, turns.take("a").await]);
+        let mut more: Vec<_> = (0..100).map(|_| Box::pin(turns.take("a"))).collect();
+        for waiter in &mut more {
+            assert!(timeout(Duration::ZERO, waiter).await.is_err(), "both places are taken");
+        }
+        let mut other = Box::pin(turns.take("b"));
+        assert!(timeout(Duration::ZERO, &mut other).await.is_err());
+        drop(taken.pop_front());
+        assert!(timeout(Duration::ZERO, &mut other).await.is_err(), "the turn of the first source");
+        drop(taken.pop_front());
+        timeout(Duration::from_secs(9), other).await.unwrap();
+    }
+}
