@@ -1,6 +1,7 @@
 //! Bad input, reported by name.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use futures::TryStreamExt as _;
 use harvester_guest_operator::api::{self, LoadBalancer};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -9,7 +10,8 @@ use serde_json::{Value, json};
 use testbed::{Start, eventually};
 
 use crate::schema::{create, raw};
-use crate::support::{Cluster, SOON, nothing_failed};
+use crate::support::{Cluster, SOON, lb, nothing_failed};
+use crate::vms::input::as_harvester_ships_it;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_with_a_fault_names_the_field_and_costs_others_nothing() -> Result<()> {
@@ -195,4 +197,40 @@ async fn its_own_account_may_do_all_that_it_does() -> Result<()> {
     cluster.bed.kubectl(&["delete", "clusterrolebinding", binding]).await?;
     cluster.lb("refused").await?;
     eventually(SOON, "refusal", async || refused()).await.map(drop)
+}
+
+/// Objects that are larger than the part of them that a view holds, and the size of each in KiB.
+const LARGE: usize = 160;
+const LARGE_KIB: usize = 250;
+/// Limit of the memory that they cost at the peak. All of them at once are more than twice that.
+const LARGE_MIB: u64 = 64;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_that_are_read_whole_are_held_a_few_at_a_time() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    as_harvester_ships_it(&cluster).await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/16"})).await?;
+    let mut operator = cluster.operator().await?;
+    let quiet = operator.process.peak_rss_kib().context("no figure of memory")?;
+    operator.process.terminate(SOON).await?;
+
+    let names = || (0..LARGE).map(|number| format!("large-{number}"));
+    let message = "x".repeat(LARGE_KIB * 1024);
+    futures::stream::iter(names().map(anyhow::Ok))
+        .try_for_each_concurrent(8, async |name| {
+            let mut large = lb(&name, &json!({"workloadType": "cluster", "ipam": "pool"}))?;
+            let theirs = json!({"type": "Theirs", "status": "True", "message": message});
+            large.status = Some(serde_json::from_value(json!({"conditions": [theirs]}))?);
+            cluster.lbs().create(&PostParams::default(), &large).await?;
+            Ok(())
+        })
+        .await?;
+    let operator = cluster.operator().await?;
+    for name in names() {
+        cluster.address(&name).await?;
+    }
+    let cost = (operator.process.peak_rss_kib().context("no figure of memory")? - quiet) / 1024;
+    println!("{LARGE} large objects cost {cost} MiB");
+    ensure!(cost < LARGE_MIB, "{cost} MiB");
+    Ok(())
 }

@@ -29,12 +29,12 @@ use kube_runtime::reflector::ObjectRef;
 use super::ip_pool::{LedgerError, LedgerHandle};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::limits::backoff::backoff;
-use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::AddressOutcome;
+use crate::domain::load_balancer::{bounds, facts};
 use crate::domain::vm_backends::listeners::{self, ServingStatus};
 use crate::k8s::{CallError, call};
 use crate::prober::Prober;
-use crate::turns::Turns;
+use crate::turns::{CallerTurn, Turns};
 
 /// Maximum of concurrent writes of LoadBalancers that have an address: few, so that the API server
 /// has time for one that waits for its address while a new term brings thousands up to date.
@@ -43,6 +43,9 @@ const WRITES_AT_ONCE: usize = 8;
 /// deleted ones. Each write uses a connection of its own, and an API server is not faster with more
 /// of them.
 const AWAITED_WRITES_AT_ONCE: usize = 24;
+/// Maximum of objects held whole at the same time, because a view has only a part of them. Each may
+/// have the 1.5 MiB that the API server's store allows.
+const WHOLE_AT_ONCE: usize = 8;
 /// Passes of one reconcile if the object changes during each of them.
 const REPETITIONS: usize = 5;
 /// First and longest delay after a failure, per object.
@@ -62,6 +65,7 @@ pub struct LbContext {
     /// Turns of namespaces: a tenant with many LoadBalancers does not delay another.
     writes: Turns<String>,
     awaited_writes: Turns<String>,
+    whole: Turns<String>,
     began: Instant,
     failures: report::FailureCounts,
     counts: counts::DeferredCounts,
@@ -80,6 +84,7 @@ impl LbContext {
             began: Instant::now(),
             writes: Turns::new(WRITES_AT_ONCE),
             awaited_writes: Turns::new(AWAITED_WRITES_AT_ONCE),
+            whole: Turns::new(WHOLE_AT_ONCE),
             failures: report::FailureCounts::default(),
             counts,
             made: tokio::sync::Mutex::default(),
@@ -149,6 +154,8 @@ struct ObservedLb {
     partial: bool,
     /// Whether the object was read from the API server for this decision.
     fresh: bool,
+    /// Place of a whole object that is larger than a view's part of it.
+    place: Option<CallerTurn<String>>,
 }
 
 /// Address of a LoadBalancer, and the state of its Service.
@@ -169,9 +176,10 @@ async fn reconcile_until_settled(
     let _turn = ctx.shared.metrics.reconciling();
     let mut observed = observe(seen.clone(), &ctx);
     for _ in 0..REPETITIONS {
+        let is_large = observed.partial || observed.place.is_some();
         let again = match reconcile(observed, &ctx).await {
             Ok(again) => again,
-            Err(ReconcileError::Outdated) => match observe_again(&seen, &ctx).await? {
+            Err(ReconcileError::Outdated) => match observe_again(&seen, is_large, &ctx).await? {
                 Some(now) => {
                     observed = now;
                     continue;
@@ -227,19 +235,23 @@ async fn withdraw(observed: ObservedLb, ctx: &LbContext) -> Result<(), Reconcile
 fn observe(lb: Arc<LoadBalancer>, ctx: &LbContext) -> ObservedLb {
     ctx.shared.views.look(&lb);
     let partial = ctx.shared.views.is_partial(&lb);
-    ObservedLb { lb, partial, fresh: false }
+    ObservedLb { lb, partial, fresh: false, place: None }
 }
 
-/// Reads the object from the API server. `None`: it is gone, or another object has its name.
+/// Reads the object from the API server: a large one whole, of another the part that a view has.
+/// `None`: it is gone, or another object has its name.
 async fn observe_again(
     lb: &LoadBalancer,
+    is_large: bool,
     ctx: &LbContext,
 ) -> Result<Option<ObservedLb>, CallError> {
-    let api: Api<LoadBalancer> =
-        Api::namespaced(ctx.shared.client.clone(), &lb.namespace().unwrap_or_default());
+    let namespace = lb.namespace().unwrap_or_default();
+    let api: Api<LoadBalancer> = Api::namespaced(ctx.shared.client.clone(), &namespace);
+    let place = if is_large { Some(ctx.whole.take(namespace).await) } else { None };
     match Box::pin(call(api.get(&lb.name_any()))).await {
-        Ok(now) if now.uid() == lb.uid() => {
-            Ok(Some(ObservedLb { lb: Arc::new(now), partial: false, fresh: true }))
+        Ok(mut now) if now.uid() == lb.uid() => {
+            let partial = !is_large && bounds::trim(&mut now);
+            Ok(Some(ObservedLb { lb: Arc::new(now), partial, fresh: true, place }))
         }
         Ok(_) | Err(CallError::NotFound) => Ok(None),
         Err(error) => Err(error),
