@@ -76,7 +76,12 @@ impl Bed {
                 serde_json::from_value(object.clone()).context("an object without a kind")?;
             let gvk = GroupVersionKind::try_from(&types)?;
             if !kinds.contains_key(&gvk) {
-                let found = pinned_kind(&self.admin(), &gvk).await?;
+                // Discovery may be later than the condition Established of a CRD.
+                let what = format!("{} {} in discovery", gvk.api_version(), gvk.kind);
+                let found = eventually(ESTABLISHED, &what, async || {
+                    pinned_kind(&self.admin(), &gvk).await.map(Some)
+                })
+                .await?;
                 kinds.insert(gvk.clone(), found);
             }
             let (kind, capabilities) = &kinds[&gvk];
