@@ -1,6 +1,6 @@
 //! Load-balancer addresses for guests of Harvester: one operator in the host cluster.
 //!
-//! Rooms, in the order in which data flows: [`api`] holds the types, [`domain`] decides,
+//! Modules, in the order in which data flows: [`api`] holds the types, [`domain`] decides,
 //! [`metrics`] counts, [`k8s`] calls the API server, [`prober`] the backends and [`rancher`] a
 //! Rancher, [`controllers`] connect them, [`http`] serves metrics, probes and admission, [`agent`]
 //! leases addresses by DHCP, [`cli`] starts all of them. `tls` has the TLS settings of [`prober`]

@@ -1,7 +1,7 @@
-//! TLS settings of the clients that are not kube's: of a Rancher, and of probed backends.
+//! TLS settings of the clients other than kube's: for a Rancher and for probed backends.
 //!
-//! Invariant: sessions are not resumed. A resumed session skips the certificate, so a replaced or
-//! expired one would not be noticed.
+//! Invariant: sessions are not resumed. A resumed session skips the check of the certificate, so a
+//! replaced or expired certificate would not be noticed.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(crate) fn trusting(pem: &str) -> Result<ClientConfig, String> {
     Ok(finished(builder()?.with_root_certificates(roots)))
 }
 
-/// Settings that trust the authorities of the system. The error says why it has none.
+/// Settings that trust the authorities of the system. The error says why the system has none.
 pub(crate) fn trusting_system() -> Result<ClientConfig, String> {
     let verified = builder()?.with_platform_verifier();
     Ok(finished(verified.map_err(|e| format!("the system has no authorities: {e}"))?))
@@ -77,7 +77,7 @@ impl ServerCertVerifier for Unverified {
     }
 
     // Signatures are not verified either: certificates of X.509 version 1, which old appliances
-    // have, cannot be parsed for that.
+    // have, cannot be parsed for such a check.
     fn verify_tls12_signature(
         &self,
         _: &[u8],

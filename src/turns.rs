@@ -1,7 +1,7 @@
-//! Places for work of several sources that do not cooperate.
+//! Places for work, shared by several sources that do not cooperate.
 //!
-//! Invariants: sources take turns: a source that waits for many places delays another by one piece
-//! of work. A place is taken until its guard is dropped, wherever the guard is by then.
+//! Invariants: sources take turns: a source that waits for many places delays another source by one
+//! piece of work. A place is taken until its guard is dropped, whichever task holds the guard.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -16,9 +16,9 @@ pub struct Turns<S: Clone + Eq + Hash>(Arc<Mutex<TurnQueue<S>>>);
 
 #[derive(Debug)]
 struct TurnQueue<S: Clone + Eq + Hash> {
-    /// Places that are free. None is while a source waits.
+    /// Number of free places: zero while a source waits.
     free: usize,
-    /// Waiters of each source. Each source here has a waiter.
+    /// Waiters of each source that has at least one waiter.
     waiting: HashMap<S, VecDeque<oneshot::Sender<CallerTurn<S>>>>,
     /// Sources with waiters, the one with the next turn first.
     order: VecDeque<S>,
@@ -35,7 +35,7 @@ impl<S: Clone + Eq + Hash> Clone for Turns<S> {
 }
 
 impl<S: Clone + Eq + Hash> Turns<S> {
-    /// A queue with so many places.
+    /// Creates a queue with this number of places.
     pub fn new(places: usize) -> Self {
         let (waiting, order) = (HashMap::new(), VecDeque::new());
         Self(Arc::new(Mutex::new(TurnQueue { free: places, waiting, order })))
@@ -68,7 +68,7 @@ impl<S: Clone + Eq + Hash> Turns<S> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Next waiter that has not left; if there is none, the place becomes free.
+    /// Next waiter that has not left. `None`: no waiter is left, and the place becomes free.
     fn next(&self) -> Option<oneshot::Sender<CallerTurn<S>>> {
         let mut queue = self.lock();
         while let Some(source) = queue.order.pop_front() {
@@ -94,7 +94,7 @@ impl<S: Clone + Eq + Hash> Drop for CallerTurn<S> {
         while let Some(next) = turns.next() {
             match next.send(Self(Some(turns.clone()))) {
                 Ok(()) => return,
-                // The waiter left just now: the same place goes to the next one.
+                // The waiter left just now: the same place goes to the next waiter.
                 Err(mut unwanted) => drop(unwanted.0.take()),
             }
         }

@@ -16,7 +16,7 @@ pub struct AgentHealth {
     pub metrics: Metrics,
     /// Metrics of the process's DHCP leases.
     pub dhcp: DhcpMetrics,
-    /// State of the leases that is computed on each request for metrics.
+    /// Earliest expiry of a lease: each request for metrics computes the time that is left.
     pub expiry: Arc<ExpiryGauge>,
     /// Leadership: whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,

@@ -1,8 +1,8 @@
 //! Owns the one task that makes and removes links.
 //!
 //! The kernel takes some 20 ms to remove a link and half a millisecond to make one. So links are
-//! made first, and nothing waits for a removal. Links that a crash left behind are removed as a
-//! group, at once.
+//! made first, and removed when no other link is to be made. Links that a crash left behind are
+//! removed together, as one group.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -15,12 +15,12 @@ use crate::domain::dhcp::Mac;
 /// Job for the task.
 #[derive(Clone, Debug)]
 pub(super) enum LinkJob {
-    /// Make a lease's link on that interface.
+    /// Make a lease's link on the interface with the index `parent`.
     Make { parent: u32, mac: Mac, lease: String },
     /// Remove a lease's link.
     Remove(Mac),
-    /// Remove all links of the network except those with these names that are configured correctly:
-    /// a crash left the rest behind.
+    /// Remove the links of the network that a crash left behind: all except the correctly
+    /// configured ones with these names.
     ClearAllBut(HashSet<String>),
 }
 
@@ -49,7 +49,7 @@ impl LinkWorker {
     }
 
     pub(super) fn ask(&self, job: LinkJob) {
-        // Only the end of the term ends the task.
+        // The send fails only after the term has ended, and the task with it.
         let _ = self.jobs.send(job);
     }
 }
@@ -104,7 +104,8 @@ async fn work(
     }
 }
 
-/// Links that could not be removed go with the network namespace, or the next agent finds them.
+/// Removes the links of an earlier agent. A link that cannot be removed disappears with the network
+/// namespace, or the next agent removes it.
 async fn clear(links: &KernelLinks, needed: &HashSet<String>) {
     match links.remove_all_but(needed).await {
         Ok(removed) if removed.is_empty() => {}
@@ -116,7 +117,7 @@ async fn clear(links: &KernelLinks, needed: &HashSet<String>) {
 async fn remove(links: &KernelLinks, mac: Mac, tell: &UnboundedSender<JobOutcome>) {
     let link = name(mac);
     if let Err(error) = links.remove(&link).await {
-        // The link goes with the network namespace, or the next agent finds it.
+        // The link disappears with the network namespace, or the next agent removes it.
         tracing::warn!(link, %error, "cannot remove a link");
     }
     let _ = tell.send(JobOutcome::Removed(mac));

@@ -1,14 +1,16 @@
-//! Owns the leases' interfaces: one macvlan each, in mode `source` without any source and without
-//! an address.
+//! Owns the leases' interfaces: one macvlan for each lease, in mode `source`, without any source
+//! and without an IP address.
 //!
-//! Such a link makes its parent interface accept frames to its hardware address, and receives no
-//! frame itself: in other modes the kernel copies each broadcast of the network to each link.
+//! Such a link makes its parent interface accept frames to the link's hardware address. The link
+//! itself receives no frame: in other modes the kernel would copy each broadcast of the network to
+//! each link.
 //!
-//! Invariants: the alias of a link names the network whose agent made it, and only links with this
-//! network's alias are ever changed or removed; the name of a link is its hardware address, so a
-//! lease finds the link that it had. Links that a crash left behind are recognised by the alias and
+//! Invariants: the alias of a link names the network whose agent made the link; an agent changes or
+//! removes only links with the alias of its own network, and links without an alias that an agent
+//! made, as their name and mode show; the name of a link contains its hardware address, so a lease
+//! finds its earlier link. Links that a crash left behind are recognised in the same way and
 //! removed. Notifications of the kernel have a socket of their own: the kernel drops notifications
-//! that it cannot deliver, and an answer must not be among them.
+//! that it cannot deliver, and must not drop answers to requests with them.
 
 use std::collections::HashSet;
 use std::io;
@@ -33,7 +35,8 @@ use crate::domain::dhcp::{Mac, agent_name};
 /// Errors of the kernel, as negative errno.
 const EXISTS: i32 = -17;
 const NO_SUCH_DEVICE: i32 = -19;
-/// First interface group tried for removing links together; the next free one is used.
+/// First interface group that may be used to remove several links together. The first free group
+/// from here on is used.
 const FIRST_GROUP: u32 = 0x6c62_0000;
 
 type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
@@ -50,9 +53,9 @@ pub(super) struct KernelLinks {
 pub(super) struct LinkChanges {
     messages: Messages,
     links: KernelLinks,
-    /// List of all links that is under way after the kernel dropped a notification for want of
-    /// buffer space. It survives a dropped [`LinkChanges::next`]: it takes longer the more links
-    /// there are.
+    /// Running request for a list of all links, started after the kernel dropped a notification for
+    /// want of buffer space. The request survives when the future of [`LinkChanges::next`] is
+    /// dropped, because it takes longer the more links there are.
     look: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
 }
 
@@ -101,10 +104,10 @@ impl KernelLinks {
         self.handle.link().get().execute().map_ok(read).try_collect().await
     }
 
-    /// Whether this agent, or one before it, made the link for this network.
+    /// Whether this agent, or an earlier agent, made the link for this network.
     ///
-    /// A link without an alias belongs to an agent that crashed before it set one; its name proves
-    /// that an agent made it. Agents of earlier versions made links in mode `private`.
+    /// A link without an alias belongs to an agent that crashed before it set the alias: the link's
+    /// name proves that an agent made it. Agents of earlier versions made links in mode `private`.
     pub(super) fn is_ours(&self, link: &KernelLink) -> bool {
         let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
         let unmarked = link.alias.is_empty() && made;
@@ -131,9 +134,9 @@ impl KernelLinks {
         self.add(parent, mac, &name, &alias).await
     }
 
-    /// Adds a link and sets it up last, so that it never sends a frame by itself: ARP is off,
-    /// because the link would also answer for the machine's own addresses, and the kernel assigns
-    /// it no IPv6 address.
+    /// Adds a link, and brings it up as the last step, so that it never sends a frame by itself.
+    /// ARP is off: otherwise the link would also answer for the machine's own addresses. The kernel
+    /// assigns the link no IPv6 address.
     async fn add(&self, parent: u32, mac: Mac, name: &str, alias: &str) -> Result<(), Error> {
         let link =
             LinkMacVlan::new(name, parent, MacVlanMode::Source).address(mac.0.to_vec()).arp(false);
@@ -145,7 +148,7 @@ impl KernelLinks {
         let quiet = LinkUnspec::new_with_name(name)
             .append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![quiet]));
         if let Err(error) = self.handle.link().set(quiet.build()).execute().await {
-            // Expected where there is no IPv6.
+            // Expected on a machine without IPv6.
             tracing::debug!(name, %error, "cannot turn off IPv6 addresses on the link");
         }
         let up = LinkUnspec::new_with_name(name).up();
@@ -165,9 +168,9 @@ impl KernelLinks {
         gone_or(self.handle.link().del(link.index).execute().await)
     }
 
-    /// Removes all links of the network except those with these names that are configured
-    /// correctly, and returns the names of the removed links. They go as a group, which takes the
-    /// kernel hardly longer than one link.
+    /// Removes all links of the network except the correctly configured ones with these names.
+    /// Returns the names of the removed links. The kernel removes them as one group, which takes
+    /// hardly longer than one link.
     pub(super) async fn remove_all_but(
         &self,
         needed: &HashSet<String>,
@@ -200,8 +203,8 @@ impl KernelLinks {
         }
     }
 
-    /// Alias of a lease's link. The kernel takes 255 octets. The end is cut: it holds the lease's
-    /// name, which is only for people.
+    /// Alias of a lease's link. The kernel accepts 255 octets at most, so the end is cut: it is the
+    /// lease's name, which is only for people.
     fn alias(&self, lease: &str) -> String {
         let mut alias = format!("{} {lease}", self.mark);
         alias.truncate(250);

@@ -40,7 +40,7 @@ pub(super) struct ManagedLease {
     /// Whether the record is gone, for whatever reason.
     pub(super) gone: bool,
     pub(super) identity: ClientIdentity,
-    /// Address requested first, before any was leased.
+    /// Address that the client requests first, before it has leased any address.
     wish: Option<Ipv4Addr>,
     /// Whether the client always asks servers to broadcast their answers.
     broadcast: bool,
@@ -133,7 +133,7 @@ impl ManagedLease {
         }
     }
 
-    /// Creates the client. It resumes the lease that the record holds, if any.
+    /// Creates the client, which resumes the lease in the record, if there is one.
     pub(super) fn begin(
         &mut self,
         mut options: ClientOptions,

@@ -1,12 +1,12 @@
 //! The DHCP agent of one network: it holds all leases of the network.
 //!
-//! This is the only room with privileges. A term begins when the agent acquires the network's
-//! Lease: it reads the records, corrects the links, and resumes each client from its record. The
-//! term ends at once when another process holds the Lease. No state of a term survives it: only the
-//! records count. Invariants: no frame is sent without current leadership, except requests to
-//! extend held leases while the API server is silent; frames leave on the agent's interface only;
-//! an address is in the record before it may be used, and removed from the record before it is
-//! released.
+//! This is the only part of the operator with privileges. A term begins when the agent acquires the
+//! network's Lease: it reads the records, corrects the links, and resumes each client from its
+//! record. The term ends at once when another process holds the Lease. No state survives the end of
+//! a term: only the records count. Invariants: no frame is sent without current leadership, except
+//! requests to extend held leases while the API server is silent; frames leave on the agent's
+//! interface only; an address is in the record before it may be used, and removed from the record
+//! before it is released.
 
 mod clock;
 mod health;
@@ -49,7 +49,7 @@ pub struct AgentSettings {
     pub probe: ProbeTiming,
     /// Subnets whose addresses may be leased. Empty: any address.
     pub subnets: Arc<[Ipv4Net]>,
-    /// Whether an address stays in use after its lease has expired without an answer.
+    /// Whether an address stays in use after its lease has expired without an answer of a server.
     pub keep: bool,
     /// Whether servers are always asked to broadcast their answers.
     pub broadcast: bool,
@@ -70,11 +70,11 @@ pub struct DhcpAgent {
     pub events: EventRecorder,
     /// Metrics of the leases.
     pub dhcp: DhcpMetrics,
-    /// State of the leases that is computed on each request for metrics.
+    /// Earliest expiry of a lease: each request for metrics computes the time that is left.
     pub expiry: Arc<ExpiryGauge>,
 }
 
-/// State of the leases that is computed on each request for metrics.
+/// Earliest expiry of a lease: each request for metrics computes the time that is left.
 #[derive(Debug, Default)]
 pub struct ExpiryGauge {
     /// Earliest expiry of a lease, on the agent's clock in milliseconds; 0 for never.
@@ -101,8 +101,8 @@ pub fn drop_privileges() -> anyhow::Result<()> {
     privileges::keep_two()
 }
 
-/// Checks that the interface exists and that a packet socket opens on it; such a socket can also
-/// send.
+/// Checks that the interface exists and that a packet socket can be opened on it. A packet socket
+/// that can be opened can also send.
 pub fn check(interface: &str) -> anyhow::Result<()> {
     packet_socket::may_open(interface).with_context(|| format!("--interface {interface}"))
 }

@@ -1,9 +1,10 @@
 //! Owns the one packet socket of an agent, which receives and sends on the network's interface.
 //!
-//! It is bound to the interface that carries the leases' links. Every frame to any of them passes
-//! there, so one socket serves any number of leases. Invariants: it is open only while a client
-//! waits for an answer; it sends on that interface and on no other; the kernel drops everything but
-//! DHCP to clients, and ARP while a client probes, before it wakes this process.
+//! The socket is bound to the interface that carries the leases' links. Every frame to one of these
+//! links passes through that interface, so one socket serves any number of leases. Invariants: the
+//! socket is open only while a client waits for an answer, and for a short time after that or after
+//! a send; it sends on that interface and on no other; before it wakes this process, the kernel
+//! drops every frame except DHCP to clients and, while a client probes, ARP.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -16,13 +17,13 @@ use tokio::net::UnixDatagram;
 
 use crate::domain::dhcp;
 
-/// `ETH_P_ALL` in network byte order. Only such a socket receives frames before the kernel hands
-/// them to the link that they are for.
+/// `ETH_P_ALL` in network byte order. Only a socket of this protocol receives frames before the
+/// kernel hands them to the link that they are for.
 const EVERYTHING: i32 = 0x0300;
-/// Opcode that ends a filter: how many octets of the frame to accept.
+/// Opcode that ends a filter and says how many octets of the frame to accept.
 const RETURN: u16 = 0x06;
-/// Receive buffer in octets, for a burst of answers; the kernel caps it at its limit for every
-/// process.
+/// Size of the receive buffer in octets, for a burst of answers. The kernel reduces it to its limit
+/// for every process.
 const QUEUE: usize = 1 << 20;
 
 /// Frames that the filter accepts.
@@ -37,7 +38,7 @@ pub(super) enum FrameFilter {
     DhcpAndArp,
 }
 
-/// The socket, while it is open.
+/// Packet socket, open or closed.
 #[derive(Debug)]
 pub(super) struct PacketSocket {
     interface: String,
@@ -56,7 +57,8 @@ impl PacketSocket {
         self.hearing
     }
 
-    /// Accepts these frames from now on, and none that came before.
+    /// Accepts these frames from now on. A socket that is opened for this receives no earlier
+    /// frame.
     pub(super) fn listen(&mut self, hearing: FrameFilter) -> io::Result<()> {
         if hearing == self.hearing {
             return Ok(());
@@ -70,7 +72,7 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Closes the socket: its interface was replaced or is gone.
+    /// Closes the socket, for example because its interface was replaced or is gone.
     pub(super) fn close(&mut self) {
         self.socket = None;
         self.hearing = FrameFilter::Nothing;
@@ -79,8 +81,8 @@ impl PacketSocket {
     /// Sends a whole frame, or fails at once.
     pub(super) fn send(&self, frame: &[u8]) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
-        // Bypasses the runtime, which treats a socket that was just opened as not ready. A full
-        // queue of the interface counts as a frame lost on the way.
+        // Bypasses the runtime, which treats a socket that was just opened as not ready. If the
+        // interface's queue is full, the frame counts as lost on the way.
         match SockRef::from(socket).send(frame) {
             Ok(sent) if sent < frame.len() => Err(ErrorKind::WriteZero.into()),
             Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
@@ -107,15 +109,15 @@ impl PacketSocket {
     }
 }
 
-/// Checks that this process may open a packet socket; without one it cannot lease.
+/// Checks that this process may open a packet socket: without a packet socket it cannot lease.
 pub(super) fn may_open(interface: &str) -> io::Result<()> {
     open(interface, FrameFilter::Dhcp).map(drop)
 }
 
 fn open(interface: &str, hearing: FrameFilter) -> io::Result<UnixDatagram> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(EVERYTHING)))?;
-    // Drops every frame until the real filter is attached: until then frames of any interface
-    // arrive.
+    // Drops every frame until the real filter is attached: before the socket is bound, frames of
+    // every interface arrive.
     socket.attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])?;
     let found = getifaddrs()?.find_map(|one| {
         let address = *one.address?.as_link_addr()?;
@@ -124,24 +126,24 @@ fn open(interface: &str, hearing: FrameFilter) -> io::Result<UnixDatagram> {
     let address = found.ok_or_else(|| {
         io::Error::new(ErrorKind::NotFound, format!("there is no interface {interface}"))
     })?;
-    // An address without a protocol retains the socket's own.
+    // If the address has no protocol, the socket keeps its own.
     nix::sys::socket::bind(socket.as_raw_fd(), &address)?;
     // Another CPU may still be delivering a frame that it took before there was a filter. Once
-    // every CPU has passed a barrier, that frame is in the queue. Where the barrier is not allowed,
-    // the content of a frame still shows whom it is for.
+    // every CPU has passed a barrier, that frame is in the queue. If the barrier is not permitted,
+    // such a frame may be received later: its content still shows which client it is for.
     let _ = membarrier(MembarrierCommand::Global);
     socket.set_nonblocking(true)?;
     let _ = socket.set_recv_buffer_size(QUEUE);
-    // The type makes no difference to a packet socket: it sends and receives datagrams in the same
-    // way.
+    // The Rust type makes no difference: a packet socket sends and receives datagrams in the same
+    // way as a Unix socket.
     let socket = Datagrams::from(OwnedFd::from(socket));
     while socket.recv(&mut [0; 1]).is_ok() {}
     SockRef::from(&socket).attach_filter(&filter(hearing))?;
     UnixDatagram::from_std(socket)
 }
 
-/// Filter program of the client, for all clients, behind a test of the frame's direction: frames
-/// that this machine sends are dropped.
+/// Filter program of the socket: drops the frames that this machine sends, and then applies the
+/// filter of a DHCP client, without a hardware address, so that it passes frames to all clients.
 fn filter(hearing: FrameFilter) -> Vec<SockFilter> {
     const LOAD_BYTE: u16 = 0x30;
     const JUMP_EQUAL: u16 = 0x15;
@@ -172,8 +174,9 @@ mod tests {
         frame
     }
 
-    /// The first frame is the one that an idle agent sends for a new lease. A frame of another
-    /// socket is received once: when it arrives, not when it leaves.
+    /// An idle agent opens its socket for the first frame of a new lease, and that frame must not
+    /// be lost. A frame of another socket is received once, when it arrives, and not also when it
+    /// leaves.
     #[tokio::test]
     async fn a_socket_sends_as_soon_as_it_is_open() {
         if may_open("lo").is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {

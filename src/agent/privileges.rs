@@ -9,7 +9,7 @@ const NEEDED: [(CapabilityFlags, &str, &str); 2] = [
     (CapabilityFlags::NET_RAW, "NET_RAW", "the agent sends DHCP before there is an address"),
 ];
 
-/// Drops all capabilities but the two, or names the missing one.
+/// Drops all capabilities but the two that are required. An error names one that is missing.
 ///
 /// Capabilities belong to a thread: this must run before any other thread starts.
 pub(super) fn keep_two() -> anyhow::Result<()> {
@@ -23,7 +23,7 @@ pub(super) fn keep_two() -> anyhow::Result<()> {
     let sets =
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilityFlags::empty() };
     set_capabilities(None, sets).context("give up capabilities")?;
-    // A program that the process might start cannot regain them.
+    // A program that the process might start cannot regain the dropped capabilities.
     rustix::thread::set_no_new_privs(true).context("give up gaining privileges")?;
     Ok(())
 }

@@ -77,7 +77,8 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
     }
 }
 
-/// Reports what keeps an address from use as a warning, unless [`event`] reports it already.
+/// Reports, as a warning, the trouble that keeps an address from use, unless [`event`] reports it
+/// already.
 pub(super) fn trouble(agent: &DhcpAgent, lease: &ManagedLease, record: &LeaseRecord) {
     let is_event = |trouble: &ClientTrouble| {
         matches!(

@@ -41,7 +41,7 @@ pub enum ConditionStatus {
     True,
     /// The condition does not hold.
     False,
-    /// The status is unknown, or this version does not know the word.
+    /// The status is unknown, or is a word that this version does not know.
     #[default]
     #[serde(other)]
     Unknown,

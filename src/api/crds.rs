@@ -8,8 +8,8 @@ use kube::CustomResourceExt;
 
 use super::{DHCPLease, IPPool, LoadBalancer, TokenRotation, v1alpha1};
 
-/// Namespace, name, path and port of the Service that converts objects for the API server: the
-/// Service in `config/manager`, so that applying the CRD again changes nothing that the operator
+/// Namespace, name, path and port of the Service that converts objects for the API server. The
+/// Service is that of `config/manager`, so applying the CRD again does not change what the operator
 /// wrote.
 const CONVERTER: (&str, &str, &str, i32) =
     ("harvester-system", "harvester-guest-operator-admission", "/v1/webhook/conversion", 443);
@@ -20,7 +20,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     let older = v1alpha1::LoadBalancer::crd().spec.versions;
     load_balancer.spec.versions.extend(older);
     for version in &mut load_balancer.spec.versions {
-        // The derive turns a status into a subresource. Guests write it without one.
+        // The derive makes the status a subresource. Guests write the status without a subresource.
         version.subresources = None;
         version.storage = version.name == "v1beta1";
     }
@@ -28,9 +28,10 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![IPPool::crd(), load_balancer, DHCPLease::crd(), TokenRotation::crd()]
 }
 
-/// Conversion settings without a caBundle: the operator adds its own. Until then the API server
-/// trusts no certificate for that name and refuses v1alpha1. The strategy None would answer, but
-/// drop the fields that v1alpha1 lacks from every object written in it.
+/// Conversion settings without a caBundle: the operator adds the caBundle. Until then the API
+/// server does not trust the certificate of the Service, and refuses requests in v1alpha1. The
+/// strategy None would serve them, but each object written in v1alpha1 would lose the fields that
+/// v1alpha1 lacks.
 fn conversion() -> CustomResourceConversion {
     let (namespace, name, path, port) = CONVERTER;
     CustomResourceConversion {

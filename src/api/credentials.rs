@@ -4,7 +4,7 @@
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// Source of new credentials: exactly one of these.
+/// Source of new credentials: exactly one of these fields.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -16,7 +16,7 @@ pub struct Source {
     /// Secret of its own, and is revoked by the deletion of that Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account_token: Option<ServiceAccountToken>,
-    /// Tokens in Secrets of type kubernetes.io/service-account-token, one Secret after the other.
+    /// Tokens in Secrets of type kubernetes.io/service-account-token, a new Secret for each token.
     /// These tokens have no expiry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account_token_secret: Option<ServiceAccountToken>,
@@ -43,7 +43,7 @@ pub struct ServiceAccountToken {
     pub lifetime_seconds: Option<i64>,
 }
 
-/// Target from which clients read a credential: exactly one of these.
+/// Target from which clients read a credential: exactly one of these fields.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -54,19 +54,20 @@ pub struct Target {
     /// Key of a Secret in the same namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<SecretTarget>,
-    /// Cloud credential of the Rancher in spec.rancher. The current user of its kubeconfig gets the
-    /// token of that Rancher, or the kubeconfig is replaced by one with a ServiceAccount's token.
+    /// Cloud credential of the Rancher in spec.rancher. A token of that Rancher is given to the
+    /// current user of its kubeconfig; for a ServiceAccount's token, the whole kubeconfig is
+    /// replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_credential: Option<CloudCredentialTarget>,
     /// All cloud credentials for Harvester that the API key's user may see in the Rancher in
-    /// spec.rancher. With spec.source, the credentials that this user made are replaced, also later
-    /// ones, and so is the API key: a TokenRotation is created for each. The other credentials are
-    /// only watched.
+    /// spec.rancher. With spec.source, the API key and the cloud credentials that this user has
+    /// made or makes later are replaced: a TokenRotation is created for each. The other cloud
+    /// credentials are only watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_cloud_credentials: Option<AllCloudCredentials>,
 }
 
-/// All cloud credentials: there are no options.
+/// Choice of all cloud credentials. It has no options.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllCloudCredentials {}
@@ -89,7 +90,7 @@ pub struct SecretTarget {
     pub key: String,
     /// Name of the kubeconfig's user that gets the token; clusters, contexts and other users stay.
     /// Unset: the value is only the token, not a kubeconfig. Unset for a target that is only
-    /// watched: the value is either, and every token of a kubeconfig is watched.
+    /// watched: the value is a token or a kubeconfig, and every token of a kubeconfig is watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub kubeconfig_user: Option<String>,
@@ -104,9 +105,10 @@ pub struct SecretTarget {
 )]
 pub struct RancherToken {
     /// Lifetime of a token in seconds. Rancher grants at most its setting
-    /// auth-token-max-ttl-minutes, ninety days by default, and does not report when that is less.
-    /// Unset means as long as Rancher grants, a year at most. A token from elsewhere whose expiry
-    /// is not known counts as expired after this time; unset, after thirty days.
+    /// auth-token-max-ttl-minutes, ninety days by default, and does not report when it grants less
+    /// than requested. Unset means as long as Rancher grants, a year at most. A foreign token
+    /// without a known expiry counts as expired after this time, or after thirty days if this is
+    /// unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,
@@ -116,9 +118,9 @@ pub struct RancherToken {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub cluster: Option<String>,
-    /// Whether a cloud credential may get a token of another user than its creator. The creator can
-    /// read that token, and gets all rights of the token's user. Unset means false: the API key
-    /// must belong to the creator.
+    /// Whether a cloud credential may get the token of a user other than its creator. The creator
+    /// can read that token, and so gets all rights of its user. Unset means false: the API key must
+    /// belong to the creator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_other_user: Option<bool>,
 }
@@ -138,8 +140,9 @@ pub struct CloudCredentialTarget {
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
     /// URL at which Rancher reaches this cluster's API server, such as `https://192.168.5.10:6443`:
-    /// Harvester's VIP. Required for a ServiceAccount's token, for which the kubeconfig is written
-    /// anew. This cluster's own authority must have signed the server's certificate.
+    /// Harvester's VIP. Required for a ServiceAccount's token, because the whole kubeconfig is then
+    /// written. This cluster's own authority must have signed the certificate of the server at this
+    /// URL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 9, max = 512))]
     pub server: Option<String>,
@@ -162,13 +165,13 @@ pub struct RancherServer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 9, max = 512))]
     pub url: Option<String>,
-    /// Certificates of the authorities that sign the server's certificate, in PEM. Unset: those
-    /// under `ca.crt` in the API key's Secret, else the public ones and those of the chart's
-    /// `additionalTrustedCAs`.
+    /// Certificates of the authorities that sign the server's certificate, in PEM. Unset: the
+    /// certificates under `ca.crt` in the API key's Secret, or else the public authorities and
+    /// those of the chart's `additionalTrustedCAs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub certificate_authority: Option<String>,
-    /// Secret in the same namespace that holds the authorities' certificates instead.
+    /// Secret in the same namespace that holds these certificates, instead of certificateAuthority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_authority_secret: Option<AuthoritySecret>,
     /// API key that makes and revokes the tokens.

@@ -1,10 +1,11 @@
 //! `DHCPLease`: durable record of one address that the host leases for a LoadBalancer.
 //!
-//! It has the namespace and the name of its LoadBalancer, so that a LoadBalancer that is deleted
-//! and created again finds it. The controller writes metadata and spec, the network's agent writes
-//! the status. An admin may create one before its LoadBalancer. Invariants: the identity that the
-//! DHCP server sees (`macAddress`, `clientID`) is in the record before the first packet and never
-//! changes; `status.address` is set only while the address may be used.
+//! The record has the namespace and the name of its LoadBalancer, so that a LoadBalancer that is
+//! deleted and created again finds the record. The controller writes metadata and spec, the
+//! network's agent writes the status. An admin may create a record before its LoadBalancer.
+//! Invariants: the identity that the DHCP server sees (`macAddress`, `clientID`) is in the record
+//! before the first packet is sent, and never changes; `status.address` is set only while the
+//! address may be used.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -94,7 +95,8 @@ pub struct DHCPLeaseSpec {
     /// Host name (option 12) that is sent to the DHCP server. Immutable.
     #[schemars(length(min = 1, max = 253))]
     pub hostname: String,
-    /// IPv4 address to request while none was leased before. The server decides.
+    /// IPv4 address to request as long as no address has been leased. The server may grant another
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub requested_address: Option<String>,
@@ -108,14 +110,14 @@ pub struct DHCPLeaseSpec {
     pub release_after: Option<String>,
 }
 
-/// Status of the lease. Only an agent that leases the address writes it.
+/// Status of the lease. Only the agent that leases the address writes the status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DHCPLeaseStatus {
     /// State of the DHCP client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<LeaseState>,
-    /// Leased address, set only while it may be used.
+    /// Leased address. Set only while the address may be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub address: Option<String>,
@@ -155,8 +157,9 @@ pub struct DHCPLeaseStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// Use of the address after its lease expires. `Keep`: it may be used after `expiresAt`, until
-    /// a server refuses it or another host uses it. Unset: it may not.
+    /// Use of the address after its lease expires. `Keep`: the address may be used after
+    /// `expiresAt`, until a server refuses it or another host uses it. Unset: the address may not
+    /// be used after `expiresAt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_lease_loss: Option<OnLeaseLoss>,
     /// Time since which this address has been leased without interruption.
@@ -164,11 +167,12 @@ pub struct DHCPLeaseStatus {
     #[schemars(extend("format" = "date-time"))]
     pub obtained_at: Option<String>,
     /// Hardware addresses of the stations that answered ARP for the address while it was leased,
-    /// the last one first: a node or a guest that announces it.
+    /// the latest first. Such a station is a node or a guest that announces the address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4), inner(length(max = 17)))]
     pub announcers: Vec<String>,
-    /// Address that was leased last, while there is none. The client requests it again.
+    /// Address that was leased last. Set only while no address is leased. The client requests this
+    /// address again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub former_address: Option<String>,

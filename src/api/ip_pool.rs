@@ -1,7 +1,7 @@
-//! `IPPool`: ranges of addresses, the LoadBalancers that they serve, and the ledger of claims.
+//! `IPPool`: ranges of addresses, the LoadBalancers that the pool serves, and the ledger of claims.
 //!
-//! `status.allocated` is the ledger. It has a status subresource here; Harvester's own chart ships
-//! this CRD without one, and the operator works on both.
+//! `status.allocated` is the ledger. This CRD has a status subresource; Harvester's own chart ships
+//! the CRD without that subresource, and the operator works with both.
 
 use std::collections::BTreeMap;
 
@@ -78,8 +78,8 @@ pub struct IPPoolSpec {
     /// Address ranges of the pool. They do not overlap.
     #[schemars(length(min = 1, max = 256))]
     pub ranges: Vec<Range>,
-    /// Selector of the LoadBalancers that the pool serves without being named, and that may name
-    /// it.
+    /// Selector of the LoadBalancers that may have an address of the pool, whether they name the
+    /// pool or not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<Selector>,
     /// State of the pool: Active, Draining or Disabled. Only Active is supported by this version.
@@ -139,8 +139,8 @@ pub struct Range {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 45))]
     pub range_end: Option<String>,
-    /// Router of the subnet, never allocated. Default: the address after the subnet's own; none for
-    /// a single address.
+    /// Router of the subnet, never allocated. Default: the address after the subnet's own address.
+    /// A subnet of a single address has no router.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 45))]
     pub gateway: Option<String>,
@@ -159,12 +159,12 @@ pub struct Selector {
     #[schemars(range(min = 0, max = 4_294_967_295_i64))]
     pub priority: Option<i64>,
     /// Network, as `namespace/name` of a NetworkAttachmentDefinition. Must be equal to the
-    /// LoadBalancer's; empty matches only LoadBalancers without a network.
+    /// LoadBalancer's network; empty matches only LoadBalancers without a network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     pub network: Option<String>,
-    /// Projects, namespaces and guest clusters that the pool serves. One entry with `*` in all
-    /// fields makes the pool the global one, used when no other pool matches.
+    /// Projects, namespaces and guest clusters that the pool serves. A single entry with `*` in all
+    /// fields makes the pool the global pool, which is used when no other pool matches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub scope: Option<Vec<Scope>>,
@@ -209,7 +209,7 @@ pub struct IPPoolStatus {
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated: BTreeMap<String, String>,
     /// UIDs of the ledger: address to UID of its LoadBalancer, so that a release never frees the
-    /// claim of a later object with the same name.
+    /// claim of a later LoadBalancer with the same name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated_owners: BTreeMap<String, String>,

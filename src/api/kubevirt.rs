@@ -1,5 +1,6 @@
-//! Types of other owners that this operator reads: VirtualMachineInstances, their pods, nodes,
-//! networks and addresses of Services. Only the fields that decisions use; parsing skips the rest.
+//! Types that belong to other projects and that this operator reads: VirtualMachineInstances, their
+//! pods, nodes, networks and addresses of Services. The types have only the fields that decisions
+//! use; parsing skips the rest.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +15,14 @@ pub const TOPOLOGY_REGION: &str = "topology.kubernetes.io/region";
 pub const TOPOLOGY_ZONE: &str = "topology.kubernetes.io/zone";
 /// Label of a VM: its creator.
 pub const LABEL_CREATOR: &str = "harvesterhci.io/creator";
-/// Creator of VMs whose topology Harvester itself writes.
+/// Value of the creator label on VMs whose topology annotations Harvester itself writes.
 pub const NODE_DRIVER: &str = "docker-machine-driver-harvester";
 /// Label of a VM: the guest cluster whose node it is.
 pub const LABEL_GUEST_CLUSTER: &str = "guestcluster.harvesterhci.io/name";
-/// Annotation of a VirtualMachine whose disks are deleted with it: Rancher sets it when the guest
-/// cluster is being removed.
+/// Annotation of a VirtualMachine: its disks are deleted together with it. Rancher sets the
+/// annotation when the guest cluster is being removed.
 pub const ANNOTATION_REMOVES_VOLUMES: &str = "harvesterhci.io/removeAllPersistentVolumeClaims";
-/// Label of every pod that runs a VM, with its value.
+/// Key and value of the label of every pod that runs a VM.
 pub const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
 
 /// Running instance of a VM. A restart makes a new one with the same name.
@@ -72,7 +73,8 @@ pub struct VirtualMachineInstanceStatus {
     /// WaitingForSync.
     #[serde(default)]
     pub phase: String,
-    /// Node that runs the instance; during a live migration the source, until the guest has moved.
+    /// Node that runs the instance; during a live migration, the source node until the guest has
+    /// moved.
     #[serde(default)]
     pub node_name: String,
     /// Conditions: Ready, Paused, AgentConnected and others.
@@ -306,7 +308,7 @@ pub struct HostNetworkConfigSpec {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostNetworkConfigStatus {
-    /// State by node name. Nodes that are not selected have no entry.
+    /// State by node name. Nodes that the HostNetworkConfig does not select have no entry.
     #[serde(default)]
     pub node_status: BTreeMap<String, HostNetworkConfigNodeStatus>,
 }

@@ -4,8 +4,8 @@
 //! Invariant: every field that Harvester serves today retains its name, type and meaning; new
 //! fields are optional.
 //!
-//! A time is RFC 3339 text rather than k8s-openapi's `Time`: an object of which one time cannot be
-//! parsed is read all the same, and only that time is unknown.
+//! Times are RFC 3339 text, not k8s-openapi's `Time`: if one time of an object cannot be parsed,
+//! the object is still read, and only that time is unknown.
 
 mod condition;
 mod crds;
@@ -42,14 +42,14 @@ pub const GROUP: &str = "loadbalancer.harvesterhci.io";
 /// Annotation of a LoadBalancer: the network (`namespace/name` of a NetworkAttachmentDefinition)
 /// that its address must belong to.
 pub const ANNOTATION_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
-/// Annotation of a LoadBalancer: the address claimed for it now or before, as `POOL/ADDRESS`. The
-/// operator writes it. A backup without status restores it, and the operator claims the address
-/// again if it is free.
+/// Annotation of a LoadBalancer: the address that is or was claimed for the LoadBalancer, as
+/// `POOL/ADDRESS`. The operator writes the annotation. A backup without status still restores the
+/// annotation, and the operator then claims the address again if it is free.
 pub const ANNOTATION_ALLOCATED: &str = "loadbalancer.harvesterhci.io/allocated-address";
 /// Annotation of a LoadBalancer: its namespace.
 pub const ANNOTATION_NAMESPACE: &str = "loadbalancer.harvesterhci.io/namespace";
-/// Annotation of a LoadBalancer: its Rancher project, as `cluster/project`. Only for people: the
-/// annotation of the Namespace decides.
+/// Annotation of a LoadBalancer: its Rancher project, as `cluster/project`. The value is only for
+/// people: the operator uses the annotation of the Namespace.
 pub const ANNOTATION_PROJECT: &str = "loadbalancer.harvesterhci.io/project";
 /// Annotation of a LoadBalancer: its guest cluster.
 pub const ANNOTATION_CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
@@ -61,7 +61,7 @@ pub const LABEL_CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
 pub const NAMELESS_CLUSTER: &str = "kubernetes";
 /// Annotation of a Namespace: its Rancher project, as `cluster:project`.
 pub const ANNOTATION_NAMESPACE_PROJECT: &str = "field.cattle.io/projectId";
-/// Label of the IPPool that serves LoadBalancers that match no other pool.
+/// Label of the global IPPool, which serves the LoadBalancers that match no other pool.
 pub const LABEL_GLOBAL_POOL: &str = "loadbalancer.harvesterhci.io/global-ip-pool";
 /// Label of an IPPool: the VLAN of its network; 0 for none.
 pub const LABEL_VID: &str = "loadbalancer.harvesterhci.io/vid";
@@ -86,7 +86,7 @@ pub const ANNOTATION_V1BETA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1beta
 pub const ANNOTATION_V1ALPHA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1alpha1-fields";
 
 /// Annotation of kube-vip's ConfigMap, `true`: its addresses were imported. The Go controller uses
-/// the same name, so that neither repeats the import of the other.
+/// the same name, so that neither program repeats an import of the other.
 pub const ANNOTATION_IMPORTED: &str = "loadbalancer.harvesterhci.io/after-conversion";
 /// Annotation of kube-vip's ConfigMap: the outcome of the import for each of its addresses.
 pub const ANNOTATION_IMPORT_REPORT: &str = "loadbalancer.harvesterhci.io/conversion-report";
@@ -96,7 +96,7 @@ pub const LABEL_VM_NAME: &str = "harvesterhci.io/vmName";
 
 /// Label of the Services and EndpointSlices of vm load balancers.
 pub const LABEL_SERVICE_LB: &str = "loadbalancer.harvesterhci.io/servicelb";
-/// Label of an EndpointSlice: the Service it belongs to.
+/// Label of an EndpointSlice: the Service that the EndpointSlice belongs to.
 pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Label of an EndpointSlice: its manager, so that other controllers do not change it.
 pub const LABEL_SLICE_MANAGER: &str = "endpointslice.kubernetes.io/managed-by";
@@ -112,11 +112,11 @@ pub const POOL_FINALIZER: &str = "wrangler.cattle.io/harvester-ipam-controller";
 
 /// Finalizer of a DHCPLease: a deleted record remains until its address is released.
 pub const DHCP_FINALIZER: &str = "loadbalancer.harvesterhci.io/dhcp-release";
-/// Annotation of the Lease: identity of the replica of this operator that acquired it last. A
-/// holder with another identity is another controller.
+/// Annotation of the Lease: identity of the replica of this operator that acquired the Lease last.
+/// If the holder has another identity, the holder is another controller.
 pub const ANNOTATION_LEASE_OPERATOR: &str = "loadbalancer.harvesterhci.io/operator";
 /// Annotation of the Lease: seconds without renewal after which another replica of this operator
-/// takes it. Other controllers wait for `spec.leaseDurationSeconds`.
+/// takes the Lease. Other controllers wait for `spec.leaseDurationSeconds`.
 pub const ANNOTATION_LEASE_SECONDS: &str = "loadbalancer.harvesterhci.io/operator-lease-seconds";
 /// Annotation of the Lease: VMs that the leader cannot reach and asks the other replicas to probe.
 pub const ANNOTATION_LEASE_QUESTION: &str = "loadbalancer.harvesterhci.io/probe-question";
@@ -125,8 +125,9 @@ pub const ANNOTATION_LEASE_ANSWER: &str = "loadbalancer.harvesterhci.io/probe-an
 /// Account of Harvester's Go controller: `harvester-load-balancer.name` of its chart (`rbac.yaml`),
 /// in the namespace of Harvester.
 pub const GO_CONTROLLER: &str = "system:serviceaccount:harvester-system:harvester-load-balancer";
-/// Annotation of a LoadBalancer with `ipam: dhcp`: `host` or `guest`, which of them leases its
-/// address. On a NetworkAttachmentDefinition, `host`: the host leases addresses on this network.
+/// Annotation of a LoadBalancer with `ipam: dhcp`: the party that leases its address, `host` or
+/// `guest`. Annotation of a NetworkAttachmentDefinition, `host`: the host leases addresses on this
+/// network.
 pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
 /// Annotation of a NetworkAttachmentDefinition on which the host leases: IPv4 subnets whose
 /// addresses may be leased, separated by commas. Without it any address may be leased.
@@ -140,9 +141,9 @@ pub const ANNOTATION_DHCP_CLIENT_ID: &str = "loadbalancer.harvesterhci.io/dhcp-c
 /// Annotation of a NetworkAttachmentDefinition on which the host leases, `true`: the agent asks
 /// servers to broadcast their answers.
 pub const ANNOTATION_DHCP_BROADCAST: &str = "loadbalancer.harvesterhci.io/dhcp-broadcast";
-/// Annotation of a Service in which kube-vip stores the hardware address of its lease, and of a
-/// LoadBalancer: the host leases with this hardware address. Source of this and the next three:
-/// kube-vip 1.2.3, pkg/kubevip/annotations.go.
+/// Annotation of a Service: the hardware address with which kube-vip leases, as kube-vip stores it.
+/// Annotation of a LoadBalancer: the hardware address with which the host leases. Source of this
+/// and the next three: kube-vip 1.2.3, pkg/kubevip/annotations.go.
 pub const KUBE_VIP_HWADDR: &str = "kube-vip.io/hwaddr";
 /// Annotation of a Service or LoadBalancer, as above: the address that kube-vip requests.
 pub const KUBE_VIP_REQUESTED_IP: &str = "kube-vip.io/requestedIP";

@@ -116,9 +116,9 @@ pub struct LoadBalancerSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub listeners: Vec<Listener>,
-    /// Labels that select the VMs behind the address, by the labels of the running instance: each
-    /// key must have one of its values. Unset or empty selects none. At most 16 labels, and 64
-    /// values in all.
+    /// Labels that select the VMs behind the address. A VM is selected if its running instance has,
+    /// for each key, one of the listed values. Unset or empty selects no VM. At most 16 labels, and
+    /// 64 values in all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxProperties" = 16, "additionalProperties" = {
         "type": "array", "maxItems": 64, "items": {"type": "string", "maxLength": 63}
@@ -149,7 +149,7 @@ pub enum WorkloadType {
     /// Virtual machines of the LoadBalancer's namespace.
     #[default]
     Vm,
-    /// Guest Kubernetes cluster, whose cloud provider announces the address itself.
+    /// Guest Kubernetes cluster, which announces the address itself.
     Cluster,
 }
 
@@ -189,7 +189,7 @@ fn tcp() -> String {
     "TCP".to_owned()
 }
 
-/// Probe of each backend of a vm load balancer. Without a port there is none.
+/// Probe of each backend of a vm load balancer. Without a port, backends are not probed.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -256,8 +256,8 @@ pub struct HealthCheck {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerStatus {
-    /// Address at which the LoadBalancer is reached. Guest clusters: the claimed address, until the
-    /// guest writes its own.
+    /// Address at which the LoadBalancer is reached. For a guest cluster: the claimed address,
+    /// until the guest writes its own address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// Addresses of the LoadBalancer, one per family. Reserved: not supported by this version.
@@ -290,7 +290,7 @@ pub struct AllocatedAddress {
     /// IPPool that allocated the address. Unset for `ipam: dhcp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip_pool: Option<String>,
-    /// Address allocated, or `0.0.0.0` while the announcer leases it.
+    /// Allocated address, or `0.0.0.0` while the announcer leases an address by DHCP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<String>,
     /// Mask of the subnet, as an address: `255.255.255.0`.

@@ -1,9 +1,9 @@
 //! `TokenRotation`: a credential that is replaced in time, or only watched.
 //!
-//! The user who creates one writes metadata and spec, the operator writes the status. Invariants:
-//! the status names credentials and never contains one; it names the result of a step before the
-//! step is taken; target and account never change, because an old credential is revoked only where
-//! the new one was observed.
+//! The user who creates a TokenRotation writes its metadata and spec, the operator writes the
+//! status. Invariants: the status names credentials and never contains a credential; the status
+//! names the result of a step before the step is taken; target and account never change, because an
+//! old credential is revoked only where the new credential was observed.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential};
 
-/// Replacement of a credential before it expires: at every moment the old or the new one is valid.
+/// Replacement of a credential before it expires: at every moment the old or the new credential is
+/// valid.
 #[derive(
     CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize,
 )]
@@ -107,7 +108,8 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
 )]
 #[serde(rename_all = "camelCase")]
 pub struct TokenRotationSpec {
-    /// Source of new credentials. Unset: the target is only watched, and its expiry is reported.
+    /// Source of new credentials. Unset: the target is only watched, and the expiry of its
+    /// credentials is reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
     /// Target from which clients read the credential.
@@ -119,14 +121,14 @@ pub struct TokenRotationSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
     /// Seconds for which the old credential stays valid beside the new one, so that all clients
-    /// have time to read the new one. Unset means 3600, and 86400 for a cloud credential: jobs that
-    /// create machines use the credential with which they started. A credential may still expire
-    /// earlier by itself.
+    /// have time to read the new one. Unset means 3600, and 86400 for a cloud credential, because
+    /// jobs that create machines use the credential with which they started. A credential may still
+    /// expire earlier by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_592_000))]
     pub overlap_seconds: Option<i64>,
-    /// Workloads in the same namespace that are restarted for a new credential: those that read it
-    /// only when they start.
+    /// Workloads in the same namespace to restart for a new credential, because they read the
+    /// credential only when they start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16))]
     pub restart_workloads: Option<Vec<Workload>>,
@@ -144,9 +146,9 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub renew_when_left_percent: Option<i64>,
-    /// Least remaining lifetime in seconds at the replacement, up to half of the whole lifetime.
-    /// For a credential that is only watched: remaining lifetime at which its expiry is reported as
-    /// near. Unset means 604800, seven days.
+    /// Minimum remaining lifetime in seconds at the replacement, at most half of the whole
+    /// lifetime. For a credential that is only watched: remaining lifetime at which its expiry is
+    /// reported as near. Unset means 604800, seven days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub minimum_left_seconds: Option<i64>,
@@ -156,7 +158,7 @@ pub struct Schedule {
     #[schemars(range(min = 0, max = 50))]
     pub jitter_percent: Option<i64>,
     /// Time window for replacements. A credential that would expire before the next window is
-    /// replaced outside of it.
+    /// replaced outside of a window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance_window: Option<Window>,
     /// Whether the rotation is paused: nothing is made, published or revoked, but the expiry is
@@ -232,8 +234,8 @@ pub enum OnDelete {
     Revoke,
 }
 
-/// State of the rotation: finished steps and the one under way. Times are RFC 3339 and the API
-/// server's.
+/// State of the rotation: finished steps, and the step under way. Times are RFC 3339, by the clock
+/// of the API server or of the Rancher.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenRotationStatus {
@@ -258,8 +260,8 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub previous: Vec<PreviousCredential>,
-    /// Credentials in a target that is only watched: first those that expire soonest and are not
-    /// replaced.
+    /// Credentials in a target that is only watched. Credentials that are not replaced and expire
+    /// soonest come first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub watched: Vec<WatchedCredential>,
@@ -275,8 +277,9 @@ pub struct TokenRotationStatus {
     /// API key of spec.rancher, as last observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key: Option<ApiKey>,
-    /// Expiry of the first of the target's credentials to expire; of all cloud credentials, only
-    /// those that are not replaced count. Unset: none expires, or none states an expiry.
+    /// Earliest expiry of the target's credentials. With all cloud credentials as the target, only
+    /// the credentials that are not replaced count. Unset: no credential expires or states an
+    /// expiry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
@@ -308,13 +311,13 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub rotate_request: Option<String>,
-    /// Value of the last report of a leak that was carried out.
+    /// Value of the last leak report that was handled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub leak_report: Option<String>,
-    /// Conditions of the rotation. `Ready`: the credential is there and is managed. `Expiring`: it
-    /// expires soon, and should have been replaced, or is only watched. `MinterExpiring`: the API
-    /// key expires soon and is not renewed.
+    /// Conditions of the rotation. `Ready`: the credential is there and is managed. `Expiring`: the
+    /// credential expires soon, and is only watched or should have been replaced already.
+    /// `MinterExpiring`: the API key expires soon and is not renewed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,
@@ -324,7 +327,8 @@ pub struct TokenRotationStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CurrentCredential {
-    /// Name of the credential: of the Secret that it is bound to or stored in.
+    /// Name of the credential. For a ServiceAccount's token: name of the Secret that the token is
+    /// bound to or stored in.
     #[schemars(length(max = 253))]
     pub name: String,
     /// SHA-256 of the credential, which identifies it. Unset if the credential is only watched.
@@ -338,12 +342,12 @@ pub struct CurrentCredential {
     /// Time since which the credential is valid, or was first observed.
     #[schemars(extend("format" = "date-time"))]
     pub issued_at: String,
-    /// Expiry of the credential. Unset: it has none, or does not state one.
+    /// Expiry of the credential. Unset: the credential has no expiry, or does not state it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// Whether Rancher itself keeps the credential alive. Such a credential has no expiry, and is
-    /// not replaced before it has one.
+    /// Whether Rancher itself keeps the credential alive. Such a credential has no expiry. It is
+    /// replaced only on request, or after it gets an expiry.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kept_by_rancher: bool,
 }
@@ -372,16 +376,16 @@ pub struct PendingCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// resourceVersion of the target that the credential is to replace; empty if there is no target
-    /// yet.
+    /// resourceVersion of the target that the publication of the credential is to replace; empty if
+    /// there is no target yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,
-    /// Value of the request to rotate that it fulfils.
+    /// Value of the request to rotate that this credential fulfils.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub rotate_request: Option<String>,
-    /// Value of the report of a leak that it fulfils.
+    /// Value of the leak report that this credential fulfils.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub leak_report: Option<String>,
@@ -408,13 +412,13 @@ pub struct PreviousCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub hash: Option<String>,
-    /// Time when the credential is revoked. Unset: not before the workloads were restarted for the
-    /// new one.
+    /// Time when the credential is revoked. Unset: the workloads must first be restarted for the
+    /// new credential.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub revoke_after: Option<String>,
-    /// resourceVersion of the target that the credential may still replace, by a write whose
-    /// outcome is not known.
+    /// resourceVersion of the target that a write of this credential may still replace: the outcome
+    /// of the write is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,

@@ -1,8 +1,8 @@
 //! `LoadBalancer` in the version before v1beta1: still served for old clients, never stored.
 //!
-//! Every field is the one that Harvester serves. Fields that only v1beta1 has travel in an
-//! annotation, see `conversion` in the crate `domain`. The API server validates a request by the
-//! rules of its own version, so the rules of v1beta1 that these fields can express are repeated
+//! All fields are as Harvester serves them. Fields that only v1beta1 has travel in an annotation,
+//! see `conversion` in the crate `domain`. The API server validates a request by the rules of the
+//! version in which it is sent. So the rules of v1beta1 that these fields can express are repeated
 //! here.
 
 use kube::{CustomResource, KubeSchema};

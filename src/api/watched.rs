@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchedCredential {
-    /// User of the kubeconfig that has the credential. Empty if the value is a token alone, and for
-    /// cloud credentials.
+    /// Name of the kubeconfig's user that has the credential. Empty if the value is a token alone,
+    /// and for cloud credentials.
     #[schemars(length(max = 253))]
     pub user: String,
-    /// Name that the credential states for itself; the subject of a certificate. May be empty.
+    /// Name that the credential contains; for a certificate, its subject. May be empty.
     #[schemars(length(max = 253))]
     pub name: String,
     /// Name of the cloud credential's Secret in Rancher, such as `cc-abcde`.
@@ -26,7 +26,7 @@ pub struct WatchedCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// Whether another TokenRotation replaces it.
+    /// Whether another TokenRotation replaces the credential.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rotated: bool,
     /// Reason why the expiry cannot be known.
@@ -50,7 +50,7 @@ pub struct ApiKey {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// Whether a TokenRotation renews it.
+    /// Whether a TokenRotation renews the API key.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub renewed: bool,
 }

@@ -9,7 +9,7 @@ use harvester_guest_operator::cli::{LeaseAgent, run_agent};
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-// One thread, so that privileges can be dropped before there is a second one.
+// One thread, because privileges must be dropped before a second thread starts.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     run_agent(LeaseAgent::parse()).await

@@ -32,7 +32,8 @@ use crate::metrics::Metrics;
 const SERVICE: &str = "harvester-guest-operator-admission";
 /// Longest difference between the times at which replicas replace certificates.
 const SPREAD: Duration = Duration::from_hours(6);
-/// Time between the start of the shutdown and the end of the listener: routes need to change.
+/// Time between the start of the shutdown and the end of the listener. Routes to this replica are
+/// removed meanwhile.
 const LINGER: Duration = Duration::from_secs(4);
 
 /// Way by which the API server reaches admission.
@@ -65,17 +66,17 @@ pub(super) struct AdmissionArgs {
     admission_url: Option<String>,
     /// ClusterRole that is removed together with the operator. It becomes the owner of the webhook
     /// configurations and of the DHCP agents that the operator makes, so that they are removed with
-    /// it.
+    /// the ClusterRole.
     #[arg(long, env = "HGO_ADMISSION_OWNER")]
     pub(super) admission_owner: Option<String>,
     /// File in PEM with the certificate authorities of callers. Admission and mutation requests are
-    /// then accepted only from callers with a certificate of one of them. By default an API server
-    /// has none.
+    /// then accepted only from callers with a certificate that one of these authorities signed. By
+    /// default an API server has no such certificate.
     #[arg(long, env = "HGO_ADMISSION_CLIENT_CA")]
     admission_client_ca: Option<PathBuf>,
 }
 
-/// Admission: its listener, or nothing if it is off.
+/// Running admission: its listener, or no listener if admission is off.
 pub(super) struct RunningAdmission {
     /// Whether admission can answer, or is off.
     pub(super) ready: watch::Receiver<bool>,
@@ -159,12 +160,13 @@ pub(super) async fn start(
         early: SPREAD.mul_f64(jitter()),
         metrics: metrics.clone(),
     };
-    // A process that ends leaves the configurations as they are: `takeover --undo` opens admission then.
+    // A process that ends leaves the webhook configurations as they are: `takeover --undo` changes
+    // them to let unanswered calls pass.
     tokio::spawn(ending.soon.clone().run_until_cancelled_owned(keeper.run()));
     Ok(RunningAdmission { ready, ending, server: Some(tokio::spawn(serving)) })
 }
 
-/// Place at which the API server reaches admission, and the names in its certificate.
+/// Endpoint at which the API server reaches admission, and the names in admission's certificate.
 fn place(
     args: &AdmissionArgs,
     bound: SocketAddr,

@@ -1,5 +1,5 @@
-//! The `controller` process: views, probes and admission run always, controllers run while it
-//! leads.
+//! The `controller` process: it always runs views, probes and admission, and runs controllers while
+//! it leads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,7 +95,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over: the select dropped its tasks.
+    // The term is over: the select has dropped the tasks of the term.
     if restored {
         controllers::ip_pool::keep_published(&ctx).await;
     }
@@ -119,8 +119,8 @@ async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
                 tracing::warn!("lost the Lease: controllers stopped on this replica");
             }
             result = controllers::lead(ctx.clone()) => {
-                // A failed term is started again. No state survives it except what the API server
-                // has.
+                // After a failed term a new one begins. Only the state in the API server survives a
+                // failed term.
                 if let Err(error) = result {
                     tracing::error!(%error, "term ended, starting a new one");
                 }

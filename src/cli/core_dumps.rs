@@ -8,7 +8,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// `kernel.core_pattern` names; only the value 1 prevents that.
 const LIMIT: Rlimit = Rlimit { current: Some(1), maximum: Some(1) };
 
-/// Sets the limit permanently. `Err`: why it was not set. A lower limit, 0, cannot be raised.
+/// Sets the limit permanently. `Err`: the reason why the limit was not set. A limit that is already
+/// 0 cannot be raised.
 pub(super) fn forbid() -> Result<(), String> {
     setrlimit(Resource::Core, LIMIT).map_err(|error| {
         let limit = getrlimit(Resource::Core).maximum;

@@ -14,14 +14,16 @@ use crate::domain::dhcp_lease::DhcpNetworks;
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct DhcpArgs {
     /// Seconds for which a leased address outlives its LoadBalancer. A LoadBalancer that is created
-    /// again within this time gets the same address at once. Guest cloud providers delete and
-    /// create it up to 300 s apart, and the guest announces the address all the time.
+    /// again within this time gets the same address at once. A guest cloud provider may delete a
+    /// LoadBalancer and create it again up to 300 s later, while the guest announces the address
+    /// all the time.
     #[arg(long = "dhcp-release-grace", env = "HGO_DHCP_RELEASE_GRACE", default_value_t = 600)]
     release_grace: u32,
     #[command(flatten)]
     networks: NetworkArgs,
-    /// Deployment, as YAML, from which the operator makes the agents of such networks. Without it
-    /// the operator makes none.
+    /// Deployment, as YAML, from which the operator makes the agents of networks with the
+    /// annotation loadbalancer.harvesterhci.io/dhcp: host. Without this option the operator makes
+    /// no agents.
     #[arg(long = "dhcp-agent", env = "HGO_DHCP_AGENT")]
     agent: Option<String>,
 }
@@ -34,8 +36,8 @@ pub(super) struct NetworkArgs {
     /// may end in =mac or =none, the form of the client identifiers on that network.
     #[arg(long = "dhcp-networks", env = "HGO_DHCP_NETWORKS", value_delimiter = ',', value_parser = listed)]
     networks: Vec<(String, ClientIdForm)>,
-    /// Namespaces, separated by commas, whose NetworkAttachmentDefinitions may make the host lease
-    /// there, by the annotation loadbalancer.harvesterhci.io/dhcp: host.
+    /// Namespaces, separated by commas, in which a NetworkAttachmentDefinition may make the host
+    /// lease on its network, by the annotation loadbalancer.harvesterhci.io/dhcp: host.
     #[arg(
         long = "dhcp-namespaces",
         env = "HGO_DHCP_NAMESPACES",
@@ -60,13 +62,13 @@ impl DhcpArgs {
         Duration::from_secs(self.release_grace.into())
     }
 
-    /// Settings for the agents' Deployments; `None` if the operator makes none.
+    /// Settings for the agents' Deployments; `None` if the operator makes no agents.
     pub(super) fn agents(&self, admission: &AdmissionArgs) -> anyhow::Result<Option<AgentOptions>> {
         let Some(text) = self.agent.as_deref().filter(|text| !text.is_empty()) else {
             return Ok(None);
         };
-        // Refuses text that is not a Deployment, and brings the rest into the form that is filled
-        // in later.
+        // Refuses text that is not a Deployment, and parses a Deployment into the form that is
+        // completed later.
         let template: Deployment =
             serde_saphyr::from_str(text).context("--dhcp-agent: must be a Deployment, as YAML")?;
         let containers = template.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
@@ -106,7 +108,7 @@ fn listed(text: &str) -> Result<(String, ClientIdForm), String> {
     Ok((network(name)?, form.parse().map_err(|error: NoForm| error.to_string())?))
 }
 
-/// Parses a network's name. Empty text is accepted: two commas in a row name no network.
+/// Parses a network's name. Empty text is accepted, because two commas in a row give an empty name.
 fn network(text: &str) -> Result<String, String> {
     let part = |part: &str| !part.is_empty() && !part.contains('/');
     let named = text.split_once('/').is_some_and(|(namespace, name)| part(namespace) && part(name));

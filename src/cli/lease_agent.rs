@@ -26,9 +26,10 @@ use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
 /// Lease duration for leader election. Long enough that a stalled agent on a busy machine remains
-/// leader; DHCP leases outlive it.
+/// leader. DHCP leases last longer than this.
 const CLAIM_SECONDS: u8 = 10;
-/// Time limit for the removal of links when the agent ends: a thousand take a second.
+/// Time limit for the removal of links when the agent ends. The removal of a thousand links takes a
+/// second.
 const CLEARING: Duration = Duration::from_secs(10);
 
 /// Leases addresses from the DHCP server of one network. One agent leads, a second one stands by.
@@ -44,16 +45,17 @@ pub struct LeaseAgent {
     #[arg(long, env = "HGO_INTERFACE", default_value = "net1")]
     interface: String,
     /// ARP probe of a newly granted address before its use: quick probes three times within half a
-    /// second, standard uses the times of RFC 5227, four to nine seconds, off does not probe.
+    /// second, standard uses the times of RFC 5227, four to seven seconds, off does not probe.
     #[arg(long, env = "HGO_ARP_PROBE", value_enum, default_value_t = ArpProbe::Quick)]
     arp_probe: ArpProbe,
     /// Subnets whose addresses may be leased, such as 10.0.0.0/24, separated by commas. Offers of
-    /// other addresses are refused. Without any, every address may be leased except those of the
-    /// cluster.
+    /// other addresses are refused. Without subnets, every address may be leased except the
+    /// addresses of the cluster.
     #[arg(long, env = "HGO_SUBNETS", value_delimiter = ',', value_name = "CIDR")]
     subnets: Vec<Ipv4Net>,
     /// Fate of an address whose lease expires without an answer of a DHCP server: withdraw removes
-    /// it, keep retains it while no server refuses it and no other host answers ARP for it.
+    /// the address, keep retains the address while no server refuses it and no other host answers
+    /// ARP for it.
     #[arg(long, env = "HGO_ON_LEASE_LOSS", value_enum, ignore_case = true, default_value_t = LeaseLossOption::Withdraw)]
     on_lease_loss: LeaseLossOption,
     /// Whether servers are always asked to broadcast their answers. Needed where a device on the
@@ -152,7 +154,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     };
     // The term is over: no frame is sent any more, and no address is released. Removes the links
     // before another agent can take them over. If this agent is no longer leader, another agent on
-    // the same machine makes them again at once.
+    // the same machine makes the links again at once.
     if spoke.into_inner() {
         tokio::select! {
             _ = keeper.run(&leadership), if leadership.is_current() => {}
@@ -168,7 +170,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     result
 }
 
-/// Runs one term after the other. Sets `spoke` when the first begins.
+/// Runs one term after the other. Sets `spoke` when the first term begins.
 async fn terms(agent: &DhcpAgent, spoke: &AtomicBool) -> anyhow::Result<()> {
     let mut leading = agent.leadership.subscribe();
     loop {

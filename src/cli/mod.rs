@@ -43,13 +43,14 @@ enum Command {
     /// its cloud provider and CSI driver.
     CloudConfig(Box<cloud_config::CloudConfigArgs>),
     /// Says what the operator would do in this cluster: addresses, objects that it would write,
-    /// credentials that end soon. Reads only; it needs no operator there.
+    /// credentials that end soon. The command only reads, and the operator need not be installed.
     Preview(Box<preview::PreviewArgs>),
-    /// Takes over from Harvester's Go controller, or goes back to it. Prints the plan; --apply carries
-    /// it out.
+    /// Takes over from Harvester's Go controller, or goes back to it. Prints the plan; --apply
+    /// carries the plan out.
     Takeover(Box<takeover::TakeoverArgs>),
-    /// Tests an API key of a Rancher, read from standard input, and prints the Secret with which the
-    /// operator renews that user's cloud credentials, or puts a ServiceAccount's token into one.
+    /// Reads an API key of a Rancher from standard input, tests it, and prints a Secret. With this
+    /// Secret the operator renews the cloud credentials of the key's user, or puts a
+    /// ServiceAccount's token into one of them.
     RancherSecret(rancher_secret::RancherSecretArgs),
     /// Prints a report for maintainers: versions, pools, LoadBalancers that wait, last decisions.
     /// No secrets.
@@ -68,8 +69,8 @@ struct ConnectionOptions {
     /// Kubeconfig file. Default: KUBECONFIG, then the default file, then the pod's account.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
-    /// Lease that only the leader holds, as namespace/name. The default is the Go controller's, so
-    /// that the two never work at the same time.
+    /// Lease that only the leader holds, as namespace/name. The default is the Lease of the Go
+    /// controller, so that the operator and the Go controller never work at the same time.
     #[arg(long, env = "HGO_LEASE", default_value = "kube-system/harvester-load-balancer")]
     lease: String,
 }
@@ -95,13 +96,13 @@ struct ControllerArgs {
     /// Name of this replica in the Lease and in Events. Default: host name and process id.
     #[arg(long, env = "HGO_IDENTITY")]
     identity: Option<String>,
-    /// Node of this replica. Named in messages where two replicas do not reach the same VMs; a
-    /// replica on the leader's own node does not count as a second opinion.
+    /// Node of this replica. Messages about VMs that not every replica reaches contain the node's
+    /// name. A replica on the leader's own node does not count as a second opinion.
     #[arg(long, env = "HGO_NODE")]
     node: Option<String>,
     /// Seconds, 3 to 60, after which another replica takes over the Lease of a leader that does not
-    /// renew it. More suits a slow API server or machines that stall; a dead leader is then
-    /// replaced later.
+    /// renew it. A larger value suits a slow API server or machines that stall, but then a dead
+    /// leader is replaced later.
     #[arg(
         long,
         env = "HGO_LEASE_DURATION",
@@ -109,23 +110,25 @@ struct ControllerArgs {
         value_parser = clap::value_parser!(u8).range(LEASE_SECONDS)
     )]
     lease_duration: u8,
-    /// Puts the operator's CRDs back where another form has replaced them, such as by an upgrade of
-    /// Harvester, at most once in ten minutes. Without it the operator says so, and works with both.
+    /// Puts the operator's CRDs back after another form has replaced them, such as in an upgrade of
+    /// Harvester, at most once in ten minutes. Without this option the operator only reports the
+    /// other form, and works with it.
     #[arg(long, env = "HGO_REPAIR_CRDS")]
     repair_crds: bool,
     #[command(flatten)]
     dhcp: dhcp::DhcpArgs,
     /// Namespaces, separated by commas, whose TokenRotations are carried out. The operator needs
-    /// rights in each; elsewhere it touches no Secret. NAMESPACE/SECRET+SECRET: it touches only
-    /// these Secrets.
+    /// rights in each of them, and touches no Secret in other namespaces. NAMESPACE/SECRET+SECRET:
+    /// in this namespace it touches only these Secrets.
     #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]
     credential_namespaces: Vec<String>,
     #[command(flatten)]
     admission: admission::AdmissionArgs,
 }
 
-/// Namespaces of credentials, each with the only Secrets that may be touched there; an empty set allows
-/// all. Empty text between two commas is no namespace; it must not mean every namespace.
+/// Namespaces of credentials, each with the Secrets that may be touched there; an empty set allows
+/// all Secrets. Empty text between two commas names no namespace, and must not mean every
+/// namespace.
 fn namespaces(texts: &[String]) -> BTreeMap<String, BTreeSet<String>> {
     let given = texts.iter().filter(|text| !text.is_empty());
     given

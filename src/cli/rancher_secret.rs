@@ -1,9 +1,9 @@
-//! The `rancher-secret` command: the Secret of a Rancher's API key, tried out and printed, and on
-//! request a ServiceAccount whose token goes behind a cloud credential.
+//! The `rancher-secret` command: tests a Rancher's API key and prints its Secret. On request it
+//! also prints a ServiceAccount whose token is put into a cloud credential.
 //!
 //! Invariants: the API key comes from standard input, goes to the Rancher at `--url` and to
-//! standard output, and nowhere else; it is sent only where a certificate has been checked; nothing
-//! is printed before the key was seen to work.
+//! standard output, and nowhere else; the API key is sent only to a server whose certificate was
+//! verified; nothing is printed before the API key has worked.
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 
@@ -20,34 +20,35 @@ use crate::rancher::{IssuedTokens, RancherError, RancherIssuer, SecretText, show
 
 const NOT_ACCEPTED: &str = "standard input: the API key is not accepted: it must be one that has not ended, is enabled and \
                             is not for one cluster only";
-/// More than an API key has.
+/// Maximum length of the input, in bytes: an API key is shorter.
 const LONGEST_KEY: u16 = 4096;
 
 /// Options of `rancher-secret`.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct RancherSecretArgs {
-    /// Rancher's URL, as its setting server-url says.
+    /// URL of Rancher, as in its setting server-url.
     #[arg(long)]
     url: String,
-    /// The SHA-256 of Rancher's authority, in hexadecimal, as --ca-checksum in a registration
-    /// command of its UI. Default: its certificate must be signed by a public authority.
+    /// SHA-256 of Rancher's certificate authority, in hexadecimal, as after --ca-checksum in a
+    /// registration command of Rancher's UI. Default: a public authority must have signed Rancher's
+    /// certificate.
     #[arg(long)]
     ca_checksum: Option<String>,
-    /// The Secret's namespace.
+    /// Namespace of the Secret.
     #[arg(long, short, default_value = "rancher-credentials")]
     namespace: String,
-    /// The Secret's name.
+    /// Name of the Secret.
     #[arg(long, default_value = "rancher")]
     name: String,
-    /// A cloud credential, such as cc-abcde, that gets a ServiceAccount's token instead of a
-    /// Rancher's. Prints the account, its rights and the TokenRotation as well.
+    /// Cloud credential, such as cc-abcde, that gets the token of a ServiceAccount instead of a
+    /// token of Rancher. The account, its rights and the TokenRotation are then printed too.
     #[arg(long, value_name = "NAME")]
     cloud_credential: Option<String>,
     /// URL at which Rancher reaches this cluster, such as https://192.168.5.10:6443. Only with
     /// --cloud-credential.
     #[arg(long, value_name = "URL", requires = "cloud_credential")]
     server: Option<String>,
-    /// Namespace of the virtual machines, where the new ServiceAccount may make them. Only with
+    /// Namespace in which the new ServiceAccount may create virtual machines. Only with
     /// --cloud-credential.
     #[arg(long, value_name = "NAMESPACE", requires = "cloud_credential")]
     vm_namespace: Option<String>,
@@ -69,7 +70,7 @@ impl RancherSecretArgs {
     }
 }
 
-/// Reads the key, tries it out, and prints the Secret.
+/// Reads the API key, tests it, and prints the Secret.
 pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     let key = key()?;
     let RancherSecretArgs { url, ca_checksum, namespace, name, .. } = &args;
@@ -89,7 +90,7 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     let issuer = issuer.map_err(|why| refused(format!("--url {url:?}: {why}")))?;
     let known = match issuer.issued().await {
         Ok(known) => known,
-        // A key that may only write the cloud credential is good enough for that.
+        // A key that may only read and write the cloud credential is enough to put a token into it.
         Err(RancherError::Unauthorized) if behind.is_some() => IssuedTokens::unlisted(),
         Err(error) => return Err(refused(why(&args, &error).await).into()),
     };
@@ -117,7 +118,8 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     writeln!(std::io::stderr(), "{}", said.join("\n")).context("write to standard error")
 }
 
-/// Checks that the key may read the cloud credential, and that a token can be put into it.
+/// Checks that the API key may read the cloud credential, and that a token can be put into the
+/// credential.
 async fn reads(
     issuer: &RancherIssuer,
     known: &IssuedTokens,

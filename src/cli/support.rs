@@ -1,6 +1,6 @@
-//! The `support` command: a report for maintainers, in one text. It reads with the rights of the
-//! user who runs it and needs none that the operator lacks. It names what it cannot read, and
-//! continues.
+//! The `support` command: a report for maintainers, in one text. The command reads with the rights
+//! of the user who runs it and needs no right that the operator lacks. The report names the objects
+//! that could not be read, and contains the rest.
 
 use std::fmt::Debug;
 use std::io::Write as _;
@@ -59,7 +59,7 @@ async fn report(client: &Client, namespace: &str, name: &str) -> Value {
     })
 }
 
-/// Objects of a kind, and errors of those that cannot be read.
+/// Objects of a kind, and the errors about objects of this kind that cannot be read.
 async fn list<K>(client: &Client) -> (Vec<K>, Vec<String>)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,

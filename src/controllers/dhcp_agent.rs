@@ -1,9 +1,9 @@
-//! Agents of networks whose annotation requests one: a Deployment each, in the operator's
-//! namespace, and an annotation on the network that names its agent. [`crate::domain::dhcp_lease`]
-//! decides both.
+//! DHCP agents of the networks whose annotation requests an agent: for each such network, a
+//! Deployment in the operator's namespace, and an annotation on the network that names the agent.
+//! [`crate::domain::dhcp_lease`] decides both.
 //!
-//! All networks are checked each second, in memory, like the agents' Leases; a write happens only
-//! where there is a difference.
+//! All networks are checked each second, in memory, as the agents' Leases are. A write happens only
+//! if something differs.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -79,7 +79,7 @@ impl WriteFailures {
     fn note(&mut self, name: String, done: Result<(), CallError>, ctx: &Context) {
         match done {
             Ok(()) => drop(self.0.remove(&name)),
-            // The change will be observed soon, and reconciled then.
+            // The watch will soon report the change, which is reconciled then.
             Err(CallError::Conflict | CallError::NotFound | CallError::NotLeader) => {}
             Err(error) => {
                 tracing::warn!(name, %error, "cannot reconcile the DHCP agent, trying again");
@@ -169,7 +169,8 @@ impl DeploymentKeeper<'_> {
         self.seen().deployments.get(&agent_name(network))?.options(network)
     }
 
-    /// All networks with agents. A network whose Deployment is not the operator's gets no agent.
+    /// All networks that have or request an agent. A network gets no agent if the Deployment with
+    /// the agent's name is not the operator's.
     fn networks(&self) -> Vec<AgentNetwork> {
         let mut networks = self.ctx.views.agent_networks();
         let seen = self.seen();
@@ -185,7 +186,8 @@ impl DeploymentKeeper<'_> {
         networks
     }
 
-    /// Reports once for each network that requests an agent why it gets none, or not as requested.
+    /// Reports, once for each network, the reason why its request for an agent is not carried out,
+    /// or not as requested.
     fn tell(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
         reported.retain(|name, why| {
             networks
@@ -209,7 +211,8 @@ impl DeploymentKeeper<'_> {
         }
     }
 
-    /// Writes the agent of a network into its annotation, if that differs.
+    /// Writes the state of a network's agent into the network's annotation, if the annotation
+    /// differs.
     async fn write_status(&self, network: &AgentNetwork) -> Result<(), CallError> {
         let views = &self.ctx.views;
         let label = agent_deployment::node_label(&network.declaration.cluster_network);
@@ -255,12 +258,12 @@ impl DeploymentKeeper<'_> {
             }
             _ => return Ok(()),
         };
-        // The watch may be behind.
+        // Stored at once, because the watch may be behind.
         self.seen().deployments.extend(read(&written));
         Ok(())
     }
 
-    /// Owner reference to the ClusterRole with which agents are removed.
+    /// Owner reference to the ClusterRole: agents are deleted together with it.
     async fn owner(&self) -> Option<Value> {
         let name = self.agents.owner.as_deref()?;
         let roles = Api::<ClusterRole>::all(self.ctx.client.clone());

@@ -1,8 +1,8 @@
-//! DHCPLeases whose LoadBalancer is gone, and the agents that lease.
+//! DHCPLeases whose LoadBalancer is gone, and the state of the networks' DHCP agents.
 //!
 //! Owns the deletion of DHCPLeases. A record gets its release time, and is later deleted, only
-//! after the API server itself has answered that no LoadBalancer needs it: the view may be older
-//! than a LoadBalancer that was created again.
+//! after the API server itself has answered that no LoadBalancer needs the record: the view may not
+//! yet contain a LoadBalancer that was created again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -92,8 +92,8 @@ async fn keep(record: Arc<DHCPLease>, keeper: Arc<DhcpLeaseContext>) -> Result<A
         }
     };
     forget(&keeper, &record);
-    // A record without an agent is enqueued again when the agent is back, and when its time is
-    // over.
+    // A record without an agent is enqueued again when the agent is back, and when the record's
+    // lease is over.
     Ok(done.map_or_else(Action::await_change, Action::requeue))
 }
 
@@ -158,7 +158,8 @@ async fn carry_out(
         }
     };
     match done {
-        // A change is an event, unless it was observed already.
+        // The record is gone. A conflict is retried as an error: the event of the change that
+        // caused the conflict may have been observed already.
         Err(CallError::NotFound) => Ok(()),
         other => other,
     }

@@ -1,10 +1,10 @@
-//! Watches what Harvester's chart and its Go controller leave or put back: finalizers of VMs, which
-//! are counted, and the form of the CRDs that the chart owns too. Another form in the place of the
-//! operator's is said, and replaced where that is allowed.
+//! Watches objects that Harvester's chart and its Go controller leave behind or put back. VMs with
+//! finalizers of the Go controller are counted. If a CRD that the chart contains too has a form
+//! other than the operator's, that is reported, and the form is replaced where that is allowed.
 //!
-//! Invariants: a form is replaced only where a take-over has put the operator's before, and then at
-//! most once in [`AGAIN`], so that the operator and a chart that insists do not write in turns. The
-//! status subresource comes back only where a replica of the operator removed it.
+//! Invariants: a form is replaced only where a take-over installed the operator's form before, and
+//! then at most once in [`AGAIN`], so that the operator and a chart that insists do not write in
+//! turns. The status subresource is put back only where a replica of the operator removed it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,9 +24,9 @@ use crate::metrics::Metrics;
 
 /// IPPool's CRD.
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
-/// CRDs that Harvester's chart has too.
+/// CRDs that Harvester's chart contains too.
 const CRDS: [&str; 2] = [IP_POOLS, "loadbalancers.loadbalancer.harvesterhci.io"];
-/// Interval between two looks, which read metadata only.
+/// Interval between two checks, which read only the metadata of an unchanged CRD.
 const LOOK: Duration = Duration::from_secs(5);
 /// Shortest time between two writes of one CRD.
 const AGAIN: Duration = Duration::from_mins(10);
@@ -61,7 +61,8 @@ pub(super) async fn run(ctx: Context, pools: LedgerHandle) {
     tokio::join!(count(&ctx), watch(&ctx, pools));
 }
 
-/// Counts the finalizers by which a deleted VM stays once no Go controller runs.
+/// Counts the VMs with a finalizer of the Go controller: without a running Go controller, the
+/// deletion of such a VM does not end.
 async fn count(ctx: &Context) {
     tokio::time::sleep(FIRST_COUNT).await;
     loop {
@@ -126,13 +127,13 @@ async fn look(
         }
     };
     match ctx.writer.patch_crd(name, &patch).await {
-        // Something else was faster. The next look decides anew.
+        // Another client has changed the CRD. The next check decides again.
         Err(CallError::Conflict) => {
             known.version.clear();
             return Ok(());
         }
         written => {
-            // Paced also where the write is refused.
+            // A refused write is not repeated before [`AGAIN`] either.
             known.written = Some(Instant::now());
             written?;
         }
@@ -145,18 +146,19 @@ async fn look(
     Ok(())
 }
 
-/// Has the metrics, and the pools of IPPool's CRD, say which form it has.
+/// Reports whether another form has replaced the operator's form of a CRD: in the metrics, and for
+/// IPPool's CRD also in the conditions of all pools.
 fn tell(ctx: &Context, name: &str, form: CrdForm, pools: &LedgerHandle) {
     let is_replaced = form == CrdForm::Replaced;
     ctx.metrics.leadership.crd_replaced.with_label_values(&[name]).set(is_replaced.into());
-    // A series that is there from the start shows the first repair as an increase.
+    // A series that exists from the start shows the first repair as an increase.
     ctx.metrics.leadership.crd_repairs.with_label_values(&[name]).inc_by(0);
     if name == IP_POOLS {
         pools.crd_replaced(is_replaced);
     }
 }
 
-/// Whether a CRD of this form is written.
+/// Whether a CRD of this form is to be repaired.
 fn repairs(ctx: &Context, form: CrdForm) -> bool {
     match form {
         CrdForm::Expected => false,

@@ -21,10 +21,10 @@ use crate::domain::pools::kube_vip_import::{
 };
 use crate::k8s::{CallError, call};
 
-/// Longest time that the ledgers wait for the import: pools created in this time have their history
-/// before the first allocation.
+/// Longest time that the ledgers wait for the import. Pools that are created in this time have the
+/// former owners of their addresses before the first allocation.
 const FIRST_RUN: Duration = Duration::from_secs(10);
-/// Pause before the import is tried again; grows from the first to the second.
+/// Pause before the import is tried again. It grows from the first value to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
 /// First run of a term. Returns whether nothing is left to do.

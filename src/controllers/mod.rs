@@ -2,8 +2,8 @@
 //! [`crate::domain`].
 //!
 //! Invariant: everything here except [`second_opinion::answer`] belongs to one term of leadership.
-//! A term starts from a consistent list and is dropped, not wound down, when it ends; none of its
-//! tasks continues.
+//! A term starts from a consistent list. When the term ends, its tasks are dropped at once, without
+//! finishing their work.
 
 pub mod dhcp_agent;
 mod dhcp_lease;
@@ -55,14 +55,14 @@ pub struct Context {
     pub replica: Arc<second_opinion::Replica>,
     /// Start of the term.
     pub began: Instant,
-    /// Whether a CRD whose form has replaced the operator's is put back.
+    /// Whether the operator's form of a CRD is put back after another form has replaced it.
     pub repair_crds: bool,
-    /// Settings for the Deployments of DHCP agents. `None`: the operator makes none.
+    /// Settings for the Deployments of DHCP agents. `None`: the operator makes no such Deployment.
     pub agents: Option<Arc<dhcp_agent::AgentOptions>>,
     /// Reader and writer of credentials.
     pub credentials: CredentialReader,
-    /// Namespaces in which credentials may be read and written, each with the only Secrets allowed
-    /// there; an empty set allows all.
+    /// Namespaces in which credentials may be read and written, each with the names of the Secrets
+    /// that are allowed there; an empty set allows all.
     pub credential_namespaces: Arc<BTreeMap<String, BTreeSet<String>>>,
 }
 
@@ -125,8 +125,8 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     // Subscribes before the lists, so that no change is missed between the two.
     let _subscription = views.listen(move |change| queues.send(change));
     views.synced().await;
-    // Before any ledger is read: a LoadBalancer that waits for an imported pool gets its address at
-    // once, and its former one if it had one.
+    // Runs before any ledger is read, so that a LoadBalancer that waits for an imported pool gets
+    // an address at once: its former address, if it had one.
     let imported = kube_vip_import::first(&ctx).await;
     let import = kube_vip_import::rest(ctx.clone(), imported);
     let stored = storage_version::run(ctx.clone());

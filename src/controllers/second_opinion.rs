@@ -29,8 +29,8 @@ use crate::k8s::leadership::{Leadership, ReplicaNotes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};
 
-/// Interval of questions while the doubt lasts: each is about other targets, and results may
-/// change.
+/// Interval of questions while the doubt lasts: each question is about other targets, and results
+/// may change.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// Event: VMs whose failures were doubted answer again, or are gone.
@@ -153,7 +153,8 @@ impl OpinionTerm {
     }
 }
 
-/// Event that reports an opinion. Events with one reason are merged, with the note of the first.
+/// Reason of the Event that reports an opinion. Events with the same reason are merged, and keep
+/// the note of the first.
 fn event(opinion: &Opinion) -> &'static str {
     match opinion {
         Opinion::Well => "ProberContradicted",
@@ -182,7 +183,8 @@ pub async fn answer(replica: Arc<Replica>, views: Views) {
     }
 }
 
-/// Address and check of a target that is the operator's. The question itself is not trusted.
+/// Address and health check of a target, if an EndpointSlice of the operator contains it. The
+/// question itself is not trusted.
 fn target(asked: &AskedTarget, views: &Views) -> Option<(IpAddr, CheckSettings)> {
     let (namespace, name) = asked.lb.split_once('/')?;
     let lb = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

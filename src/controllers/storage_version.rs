@@ -1,10 +1,10 @@
 //! Rewrites every LoadBalancer in the current storage version, and removes the old version from the
-//! CRD's `storedVersions`: only then can a later CRD omit it.
+//! CRD's `storedVersions`: only then can a later CRD omit the old version.
 //!
-//! Invariants: the list is shortened only if the CRD has not changed since before the objects were
-//! listed, so no object can have been stored in the old version after its turn; and only if every
-//! object was written since, by this task or by another client. Nothing is written while conversion
-//! does not work: a list of objects that cannot be converted fails.
+//! Invariants: `storedVersions` is shortened only if the CRD has not changed since before the
+//! objects were listed, so no object was stored in the old version after its rewrite; and only if
+//! every listed object was written since then, by this task or by another client. Nothing is
+//! written while conversion does not work, because then the list fails.
 
 use std::time::Duration;
 
@@ -25,14 +25,14 @@ const PAGE: u32 = 200;
 const PACE: Duration = Duration::from_millis(10);
 /// Time after which every API server has applied a change of the CRD: they wait 5 s themselves.
 const SETTLED: Duration = Duration::from_secs(10);
-/// Pause before another attempt; grows from the first to the second.
+/// Pause before another attempt. It grows from the first value to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
 /// Outcome of an attempt.
 enum StorageOutcome {
     /// No object is stored in another version, or the CRD cannot be read at all.
     Done,
-    /// The migration has to wait, and why.
+    /// The migration has to wait, for this reason.
     Waits(String),
 }
 
@@ -76,7 +76,8 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
     if !crd.spec.versions.iter().any(|version| version.storage && version.name == STORED) {
         return Ok(StorageOutcome::Waits(format!("the CRD does not store {STORED}")));
     }
-    // With the other strategy an object would be read without the fields of its stored version.
+    // With the conversion strategy `None` an object would be read without the fields that only its
+    // stored version has.
     let conversion = crd.spec.conversion.as_ref().filter(|c| c.strategy == "Webhook");
     let config = conversion.and_then(|c| c.webhook.as_ref()?.client_config.as_ref());
     if config.and_then(|config| config.ca_bundle.as_ref()).is_none_or(|ca| ca.0.is_empty()) {

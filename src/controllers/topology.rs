@@ -1,8 +1,8 @@
 //! Patches topology annotations onto VMs. [`crate::domain::vm_backends::topology`] decides their
 //! values.
 //!
-//! Slow on purpose: a change of a node's labels concerns every VM on it, and no VM needs it at
-//! once.
+//! Writes slowly on purpose: a change of a node's labels concerns every VM on the node, and no VM
+//! needs the new annotations at once.
 
 use std::time::Duration;
 

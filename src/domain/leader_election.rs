@@ -38,21 +38,22 @@ impl ElectionPace {
         Self { seconds, others: seconds }
     }
 
-    /// Pace for a Lease for which the Go controller competes. The Go controller waits as long as
-    /// for one of its own, so that an API server that stalls for some seconds does not hand the
-    /// Lease to it while replicas of this operator live.
+    /// Pace for a Lease for which the Go controller competes. The Go controller waits for this
+    /// Lease as long as for a Lease of its own. So it does not get the Lease from living replicas
+    /// of this operator when an API server stalls for some seconds.
     pub const fn beside_go(seconds: u8) -> Self {
         let others = if seconds > GO_LEASE_SECONDS { seconds } else { GO_LEASE_SECONDS };
         Self { seconds, others }
     }
 
-    /// Lease duration without renewal for other replicas of this operator, in whole seconds.
+    /// Time without a renewal after which other replicas of this operator may take the Lease, in
+    /// whole seconds.
     pub const fn seconds(self) -> u8 {
         self.seconds
     }
 
-    /// Lease duration without renewal for other programs, in whole seconds, as in
-    /// `spec.leaseDurationSeconds`.
+    /// Time without a renewal after which other programs may take the Lease, in whole seconds, as
+    /// in `spec.leaseDurationSeconds`.
     pub const fn others(self) -> u8 {
         self.others
     }
@@ -82,13 +83,13 @@ impl ElectionPace {
 pub struct LeaseSeen {
     /// `spec.holderIdentity`; empty when the Lease was released.
     pub holder: String,
-    /// Lease duration: of a replica of this operator the one that it wrote in an annotation, of
-    /// another controller `spec.leaseDurationSeconds`.
+    /// Lease duration. For a holder that is a replica of this operator, the replica's annotation
+    /// contains it; for another controller, it is `spec.leaseDurationSeconds`.
     pub duration: Duration,
     /// `metadata.resourceVersion`: any change shows that the holder is alive.
     pub version: String,
     /// Identity of the last replica of this operator that acquired the Lease, from an annotation
-    /// that the Go controller leaves as it is. Empty: there was none.
+    /// that the Go controller leaves as it is. Empty: no replica has acquired the Lease.
     pub operator: String,
 }
 
@@ -111,15 +112,15 @@ pub enum LeaseAction {
     /// Wait until this time: another process holds the Lease, which expires then if it does not
     /// change.
     Wait(Duration),
-    /// Restart the process: the Lease is older than one read before.
+    /// Restart the process: the Lease is older than a Lease that was read before.
     StartAnew(StoreWentBack),
 }
 
 /// Sign that the API server's etcd was restored from a backup: a resourceVersion that is smaller
-/// than one read before. Versions of one cluster grow and are numbers (KEP-5504), and a Lease is
-/// read with a quorum. Other objects in this process's caches then have versions that the API
-/// server will assign again with other content, and its watches from greater versions stay silent
-/// until those are reached.
+/// than one read before. Versions of one cluster are numbers that grow (KEP-5504), and a Lease is
+/// read with a quorum. After such a restore, this process's caches contain objects with versions
+/// that the API server will assign again, to other content; and a watch from such a version stays
+/// silent until the API server has reached that version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreWentBack {
     /// The greatest version read.
@@ -148,7 +149,7 @@ pub struct LeaseObserver {
 }
 
 impl LeaseObserver {
-    /// Decides on the Lease that was read at `now`. `None`: there is no Lease.
+    /// Decides the next action on the Lease that was read at `now`. `None`: there is no Lease.
     pub fn decide(&mut self, lease: Option<LeaseSeen>, me: &str, now: Duration) -> LeaseAction {
         let Some(lease) = lease else {
             self.seen = None;
@@ -199,8 +200,8 @@ mod tests {
         assert_eq!(observer.decide(Some(lease("", "1")), "me", at(0)), LeaseAction::Acquire);
     }
 
-    /// client-go's lock reads the object, changes `spec` and writes it back (`leaselock.go`,
-    /// `Update`).
+    /// client-go's lock reads the object, changes its `spec` and writes the object back
+    /// (`leaselock.go`, `Update`), so the annotation of this operator stays.
     #[test]
     fn a_holder_that_is_no_replica_of_the_operator_is_another_controller() {
         assert_eq!(lease("go", "1").other_controller(), Some("go"));
@@ -216,7 +217,8 @@ mod tests {
         );
     }
 
-    /// A Lease expires by when its last change was observed here, whatever its own times are.
+    /// The expiry of a Lease counts from the last change that was observed here, whatever times the
+    /// Lease contains.
     #[test]
     fn a_foreign_lease_is_taken_only_after_its_own_duration_without_change() {
         let mut observer = LeaseObserver::default();
@@ -258,7 +260,7 @@ mod tests {
             let lasts = Duration::from_secs(pace.seconds().into());
             let trusted = pace.trusted_until(at(10));
             assert!(trusted < at(10) + lasts, "{seconds}");
-            // A renewal that hangs leaves time for another one.
+            // A renewal that hangs leaves time for another renewal.
             assert!(at(10) + pace.renew_every() + pace.deadline() < trusted, "{seconds}");
         }
         let pace = ElectionPace::beside_go(DEFAULT_LEASE_SECONDS);

@@ -1,8 +1,8 @@
 //! Every decision of the operator, as plain functions of known facts.
 //!
 //! Invariant: nothing here waits, reads a clock, draws a random number or does I/O: time and
-//! outside facts are arguments. No dependency of the crate can do these, and `clippy.toml` beside
-//! this file forbids the functions of the standard library that can.
+//! outside facts are arguments. No dependency of the crate can do any of this, and `clippy.toml`
+//! beside this file forbids the functions of the standard library that can.
 
 pub mod admission;
 mod condition;
@@ -50,8 +50,9 @@ pub struct LbFacts {
 }
 
 impl LbFacts {
-    /// Segments on which an address of a pool on `pool` is announced for this LoadBalancer. The
-    /// annotation of a vm LoadBalancer counts as well: an earlier Service may be announced there.
+    /// Segments on which this LoadBalancer's address is announced, if the address is from a pool on
+    /// the segment `pool`. For a vm LoadBalancer, the segment of its annotation counts as well: an
+    /// earlier Service may be announced there.
     pub fn announced_at(&self, pool: &network::Segment) -> Vec<network::Segment> {
         match (&self.segment, self.guest) {
             (Some(own), true) => vec![own.clone()],
@@ -61,13 +62,13 @@ impl LbFacts {
     }
 }
 
-/// A LoadBalancer's identity. The UID owns an address. The name is for people, for stickiness and
-/// for ledgers that older software wrote.
+/// A LoadBalancer's identity. The UID decides who owns an address. The name is for people, for
+/// former addresses and for ledgers that older software wrote.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     /// `namespace/name`.
     pub name: String,
-    /// `metadata.uid`. Empty in ledger entries that carry none.
+    /// `metadata.uid`. Empty in ledger entries without a UID.
     pub uid: String,
 }
 

@@ -3,12 +3,13 @@
 
 use api::ANNOTATION_DHCP;
 
-/// Reason why a LoadBalancer has no address, or retains another one than it asks for.
+/// Reason why a LoadBalancer has no address, or keeps an address other than the one that it asks
+/// for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoAddressReason {
     /// No pool matches network and scope.
     NoMatch {
-        /// Requirement, as text.
+        /// Requirement of the LoadBalancer, as text.
         requirement: String,
     },
     /// Every matching pool is full.
@@ -30,14 +31,14 @@ pub enum NoAddressReason {
     Forbidden {
         /// Name of the pool.
         pool: String,
-        /// Requirement, as text.
+        /// Requirement of the LoadBalancer, as text.
         requirement: String,
     },
-    /// The LoadBalancer names another network than its pool.
+    /// The LoadBalancer names a network other than the network of its pool.
     NetworkMismatch {
         /// Name of the pool.
         pool: String,
-        /// Network of the pool; blank for the nodes' own.
+        /// Network of the pool; empty for the nodes' own network.
         pool_network: String,
         /// Network that the LoadBalancer names.
         network: String,
@@ -142,14 +143,14 @@ pub enum NoLease {
     Pending {
         /// Network.
         network: String,
-        /// Report of the agent. `None`: none.
+        /// Report of the agent. `None`: there is no report.
         said: Option<String>,
     },
     /// The former lease has ended.
     Lost {
         /// Network.
         network: String,
-        /// Report of the agent. `None`: none.
+        /// Report of the agent. `None`: there is no report.
         said: Option<String>,
         /// Whether the agent is running.
         agent: bool,
@@ -158,7 +159,8 @@ pub enum NoLease {
     NoAgent {
         /// Name of the network; empty if the LoadBalancer names none.
         network: String,
-        /// Whether the host leases on the network: then its agent is not running.
+        /// Whether the host leases on the network. If so, only the agent of the network is not
+        /// running.
         declared: bool,
     },
     /// An annotation of the network is not valid.
@@ -184,7 +186,7 @@ pub enum NoLease {
         /// Network.
         network: String,
     },
-    /// The DHCP client is already that of another LoadBalancer, as the text says.
+    /// The DHCP client already belongs to another LoadBalancer, as the text says.
     IdentityTaken(String),
     /// An annotation about DHCP is not valid, as the text says.
     Annotation(String),
@@ -255,7 +257,7 @@ impl NoLease {
     }
 }
 
-/// A leased address is published (host's lease).
+/// An address that the host leases is published.
 pub const LEASED: &str = "Leased";
 /// The host takes over the lease of an announcer.
 pub const TAKEOVER: &str = "DHCPTakeover";
@@ -267,11 +269,12 @@ pub const ALLOCATED: &str = "Allocated";
 pub const DHCP: &str = "DHCP";
 /// The address is announced, and leads to VMs that can answer.
 pub const ANNOUNCED: &str = "Announced";
-/// Announced, but some VMs are served at the last address that was observed.
+/// The address is announced, but some VMs are served at their last observed address.
 pub const LAST_KNOWN_ADDRESS: &str = "LastKnownAddress";
-/// Announced, but the health check is invalid and not run.
+/// The address is announced, but the health check is invalid and is not run.
 pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
-/// Announced, but VMs that fail their health check are served too, because most VMs fail at once.
+/// The address is announced, but VMs that fail their health check are served too, because most VMs
+/// failed at once.
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
 /// An address is claimed, and not announced yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
@@ -283,7 +286,7 @@ pub const SOURCE_RANGES_BYPASSED: &str = "SourceRangesBypassed";
 pub const NO_BACKENDS: &str = "NoRunningBackends";
 /// No running VM has a suitable address.
 pub const NO_BACKEND_ADDRESS: &str = "NoBackendAddress";
-/// Running VMs report only addresses that they may not have. Status True if other VMs serve.
+/// Running VMs report only addresses that they may not have. The status is True if other VMs serve.
 pub const BACKEND_ADDRESS_REFUSED: &str = "BackendAddressRefused";
 /// Running VMs fail their health check, or have not passed it yet.
 pub const BACKENDS_UNHEALTHY: &str = "BackendsUnhealthy";
@@ -293,11 +296,11 @@ pub const BACKENDS_NOT_READY: &str = "BackendsNotReady";
 pub const SERVICE_CONFLICT: &str = "ServiceConflict";
 /// The API server refuses the Service or an EndpointSlice.
 pub const SERVICE_REFUSED: &str = "ServiceRefused";
-/// The name or the listeners do not make a valid Service.
+/// The LoadBalancer's name or listeners are not valid for a Service.
 pub const INVALID_SPEC: &str = "InvalidSpec";
 /// Virtual machines cannot be listed.
 pub const VMS_UNKNOWN: &str = "VMsUnknown";
-/// The Lease is held by another controller than this operator.
+/// A controller other than this operator holds the Lease.
 pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
 /// The pool gives out addresses.
 pub const POOL_READY: &str = "Ready";
@@ -307,9 +310,9 @@ pub const INVALID_RANGE: &str = "InvalidRange";
 pub const RANGE_CONFLICT: &str = "RangeConflict";
 /// The cluster has another global pool.
 pub const SECOND_GLOBAL_POOL: &str = "SecondGlobalPool";
-/// The priority is also that of another pool of the network.
+/// Another pool of the network has the same priority.
 pub const PRIORITY_CONFLICT: &str = "PriorityConflict";
-/// The scope overlaps with that of another pool of the network, both with priority 0.
+/// The scope overlaps with the scope of another pool of the network, and both have priority 0.
 pub const SCOPE_CONFLICT: &str = "ScopeConflict";
 /// The pool is being deleted, and waits for the release of its addresses.
 pub const DELETING: &str = "Deleting";
@@ -317,10 +320,11 @@ pub const DELETING: &str = "Deleting";
 /// End of the text about a controller that writes the status of an IPPool by plain updates.
 pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource here, which silently drops that controller's records, so that it may allocate one address twice: restore Harvester's CRD, or stop that controller";
 
-/// The same where the operator has removed that subresource.
+/// End of the same text if the operator has removed the status subresource of IPPool.
 pub const STATUS_KEPT: &str = ". IPPool was served with a status subresource here, which silently drops that controller's records: the operator has removed it from the CRD, so that no address is allocated twice";
 
-/// Text of the condition and the Event about a CRD whose form has replaced the operator's.
+/// Text of the condition and the Event about a CRD in which another form has replaced the
+/// operator's.
 pub const FORM_REPLACED: &str = "an upgrade of Harvester, or a person, has put another form in the place of the operator's CRD: addresses go on, and nothing is lost, but fields of the operator's form are dropped at each write; `harvester-guest-operator takeover --apply` puts the operator's back";
 
 /// Text about a CRD whose form the operator has replaced by its own.

@@ -1,8 +1,8 @@
 //! Support report: the facts that a maintainer asks for first, from stored objects.
 //!
-//! Invariant: the report contains only fields that are named here. Of a certificate it contains
-//! whether there is one. A Secret is never read. Of a credential it contains the name and the
-//! times, never the hash.
+//! Invariant: the report contains only fields that are named here. About a certificate it says only
+//! whether there is one. A Secret is never read. About a credential it says the name and the times,
+//! never the hash.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use api::{
     ANNOTATION_NETWORK, Condition, ConditionStatus, IPPool, LoadBalancer, READY, TokenRotation,
 };
 
-/// Decisions and waiting objects in a report at most, so that the report of a large site can be
-/// sent.
+/// Maximum number of decisions, and of waiting objects, in a report, so that the report of a large
+/// site can be sent.
 const MOST: usize = 200;
-/// Credentials in a report at most, with their expiry.
+/// Maximum number of credentials in a report, with their expiry.
 const MOST_ENDS: usize = 50;
 
 /// A pool's spec, the counts of its addresses, and its conditions.
@@ -147,7 +147,7 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
 const APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Registration of admission or conversion with the API server: every field but the certificates. A
-/// certificate field contains whether there is one.
+/// certificate field says only whether there is a certificate.
 pub fn registration(configuration: &Value) -> Value {
     match configuration {
         Value::Object(fields) => {

@@ -1,8 +1,8 @@
 //! Endpoints of a process: `/metrics`, `/healthz`, `/readyz`, in plain HTTP.
 //!
 //! `/healthz` fails when a restart would help; `/readyz` fails while this replica could not take
-//! over. The port is open to all: metrics are gathered a few times a second at most; more frequent
-//! requests get the last result again.
+//! over. The port is open to all, so metrics are gathered a few times a second at most: more
+//! frequent requests get the last result again.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,14 +25,14 @@ use crate::metrics::Metrics;
 /// Longest time without a read of the Lease. After that the process is stuck, or the API server is
 /// out of reach for all replicas.
 const LONGEST_SILENCE: Duration = Duration::from_mins(1);
-/// Connections at the same time: of a kubelet, of scrapers and of people.
+/// Most connections at the same time: of the kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;
-/// Rate limit of gathering metrics: so many times in a row, then once in each interval.
+/// Rate limit of gathering metrics: 20 times in a row, then once every 200 ms.
 const GATHERINGS: WriteBudget = WriteBudget::new(20, Duration::from_millis(200));
 
 /// Process with these endpoints.
 pub trait Process: Clone + Send + Sync + 'static {
-    /// Metrics of the process, after an update of those that are computed on each request.
+    /// Metrics of the process. Metrics that are computed on each request are updated first.
     fn metrics(&self) -> &Metrics;
 
     /// Leadership of the process.

@@ -1,6 +1,6 @@
 //! HTTP servers of the process: plain HTTP for health and metrics, and TLS for the API server.
 //!
-//! Every replica serves all of it, leader or not.
+//! Every replica runs all these servers, leader or not.
 
 pub mod admission;
 pub mod admission_review;

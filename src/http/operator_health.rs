@@ -45,7 +45,8 @@ impl Process for OperatorHealth {
     }
 
     fn readiness(&self) -> Result<(), &'static str> {
-        // The list waits for our own conversion webhook; reporting not-ready would deadlock.
+        // The first list waits for the operator's own conversion webhook, which needs a ready
+        // replica: reporting not-ready would deadlock.
         if !self.views.is_synced() && !self.views.await_conversion() {
             return Err(
                 "the first lists of LoadBalancers, IPPools and Namespaces are not complete",
@@ -90,8 +91,8 @@ fn endpoint_state(endpoint: &VmEndpoint) -> &'static str {
     }
 }
 
-/// Ready status and reason. Reasons of other software count as one, so that the label has a closed
-/// set of values.
+/// Status and reason of the condition Ready. Reasons of other software count as one reason, so that
+/// the label has a closed set of values.
 fn state(lb: &LoadBalancer) -> (String, String) {
     let ready = lb.status.as_ref().and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
     let reason = ready.and_then(|c| c.reason.clone()).unwrap_or_default();

@@ -1,10 +1,10 @@
-//! Paths that the API server calls. They are the Go webhook's.
+//! Paths that the API server calls, the same as the Go webhook's.
 //!
 //! Invariants: every request is answered before the API server's timeout, and with a sentence if it
-//! is refused. A small request never waits for another: its connection has room for it. Large
-//! requests are read and answered one at a time, reviews apart from conversions, and sources take
-//! turns. So their total memory is bounded, and two callers with large bodies delay only each
-//! other. A panic affects one request only, which is answered with 500.
+//! is refused. A small request never waits for another: each connection has memory for one. Large
+//! reviews are read and answered one at a time, and so are large conversions; in both queues,
+//! sources take turns. So the total memory of large requests is bounded, and two callers with large
+//! bodies delay only each other. A panic affects one request only, which is answered with 500.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -43,15 +43,15 @@ pub const CONNECTIONS: usize = 768;
 const REVIEW_DEADLINE: Duration = Duration::from_millis(4_500);
 const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
 /// Time limits for a body to arrive; for a large body, counted from the start of its turn. A slow
-/// sender can delay the next one by this time.
+/// sender can delay the next sender by this time.
 const REVIEW_ARRIVES: Duration = Duration::from_secs(3);
 const CONVERSION_ARRIVES: Duration = Duration::from_secs(8);
 /// Largest review in bytes. It holds an object twice, and the API server limits each to 3 MiB.
 const LARGEST_REVIEW: usize = 8 << 20;
 /// Largest conversion in bytes. A list is converted in one review.
 const LARGEST_CONVERSION: usize = 32 << 20;
-/// Largest small body in bytes. A larger one waits for its turn, and runs beside the process's main
-/// thread, so that the Lease is renewed meanwhile.
+/// Largest small body in bytes. A larger body waits for its turn, and is processed beside the
+/// process's main thread, so that the Lease is renewed meanwhile.
 const SMALL: usize = 32 << 10;
 
 /// Webhooks, and all that their answers need.
@@ -149,9 +149,9 @@ struct CompleteBody {
     turn: Option<CallerTurn<ConnectionSource>>,
 }
 
-/// Reads a body of at most `most` bytes, which must arrive within `patience`. A large one must
-/// declare its length, as the API server does: then it is refused before it arrives, or its memory
-/// is allocated once.
+/// Reads a body of at most `most` bytes, which must arrive within `patience`. A large body must
+/// declare its length, as the API server does: if it is too large, it is refused before it arrives;
+/// otherwise its memory is allocated once.
 async fn read(
     mut body: Body,
     turns: &Turns<ConnectionSource>,
@@ -203,7 +203,7 @@ async fn beside(
     });
     match done.await {
         Ok(done) => done,
-        // Continues the panic, so that it is caught where panics of small requests are.
+        // Continues the panic: it is caught where panics of small requests are caught.
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(error) => Err(RequestRefusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
@@ -211,7 +211,7 @@ async fn beside(
     }
 }
 
-/// Answer that is being sent, and the turn that ends with it.
+/// Answer that is being sent, and the turn that ends when the answer is sent.
 struct LeavingAnswer {
     answer: Vec<u8>,
     _turn: Option<CallerTurn<ConnectionSource>>,
@@ -223,7 +223,7 @@ impl AsRef<[u8]> for LeavingAnswer {
     }
 }
 
-/// Answers with the result of the work, with an error after a panic or the deadline.
+/// Answers with the result of the work, or with an error after a panic or the deadline.
 async fn within(
     metrics: &Metrics,
     call: &'static str,
@@ -269,9 +269,9 @@ impl RequestRefusal {
         Self(StatusCode::LENGTH_REQUIRED, text)
     }
 
-    /// Refusal that makes the API server send the review again: this machine may have stalled while
-    /// the body was there. The API server repeats after 503 with `Retry-After` (`checkWait` in
-    /// k8s.io/client-go/rest) until its own deadline, and after neither 408 nor 504.
+    /// Refusal that makes the API server send the review again: this machine may have stalled
+    /// although the body was there. The API server repeats a request after 503 with `Retry-After`
+    /// (`checkWait` in k8s.io/client-go/rest) until its own deadline, but not after 408 or 504.
     fn late(what: &str) -> Self {
         Self(StatusCode::SERVICE_UNAVAILABLE, format!("{what}\n"))
     }
@@ -342,8 +342,7 @@ mod tests {
         panic!("on purpose")
     }
 
-    /// Shorter than the listener's wind-down, so that a pass proves that the listener ended before
-    /// that.
+    /// Time shorter than the listener's wind-down. The listener must end within this time.
     const SHORTER_THAN_WIND_DOWN: Duration = Duration::from_millis(4_500);
 
     #[tokio::test]
@@ -403,8 +402,8 @@ mod tests {
         let failed = ["validation", "", "failed"];
         assert_eq!(counted.admission.requests.with_label_values(&failed).get(), 2);
 
-        // The connection whose handler panicked outside has left its place: the listener ends at
-        // once.
+        // The connection whose handler panicked outside of `within` has left its place: the
+        // listener ends at once.
         ending.now.cancel();
         timeout(SHORTER_THAN_WIND_DOWN, serving).await.expect("a place was not freed").unwrap();
     }

@@ -1,4 +1,4 @@
-//! A network's records, for its agent: one watch, reported in order.
+//! Records of one network, for the network's agent: one watch that reports events in order.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -35,13 +35,13 @@ pub struct RecordClient {
 }
 
 impl RecordClient {
-    /// A client with these rights.
+    /// A client with the rights of `client`.
     pub fn new(client: Client, metrics: Metrics) -> Self {
         Self { client, metrics }
     }
 
     /// Watches the network's records until dropped. Records of other networks are skipped. A record
-    /// that this version cannot parse still exists.
+    /// that this version cannot parse still exists: it is not reported as gone.
     pub async fn watch(self, network: String, tell: UnboundedSender<RecordEvent>) {
         let names: Mutex<HashSet<String>> = Mutex::default();
         let names = || names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,7 +63,8 @@ impl RecordClient {
                 ObjectEvent::Complete => Some(RecordEvent::Complete),
                 ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => None,
             };
-            // Without a receiver the term is over, and this watch is about to be dropped.
+            // `send` fails if the receiver is gone. The term is over then, and this watch is about
+            // to be dropped.
             seen.map(|seen| tell.send(seen));
         };
         let api = Api::<Guard<DHCPLease>>::all(self.client);
@@ -72,7 +73,7 @@ impl RecordClient {
         informer::watch_guarded(api, config, &self.metrics, known, on_event).await;
     }
 
-    /// The present state of a record. `None`: it does not exist.
+    /// The present state of a record. `None`: the record does not exist.
     pub async fn read(&self, namespace: &str, name: &str) -> Result<Option<DHCPLease>, CallError> {
         let api = Api::<DHCPLease>::namespaced(self.client.clone(), namespace);
         match Box::pin(call(api.get(name))).await {

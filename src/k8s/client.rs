@@ -31,7 +31,8 @@ const KEEPALIVE: Duration = Duration::from_secs(3);
 /// Unanswered probes after which the connection counts as dead.
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// Connects with the given kubeconfig, else `KUBECONFIG` and the default file, else as a pod.
+/// Connects with the given kubeconfig. Without one, uses `KUBECONFIG` or the default file, else the
+/// configuration of the pod.
 ///
 /// The client's own retries are off: they repeat POSTs, and each caller here decides when a retry
 /// is safe.
@@ -50,8 +51,8 @@ pub async fn connect_within(
     through(config, metrics)
 }
 
-/// Connects as [`connect_within`] does, without a way to write, and with a list of the reads that
-/// are refused.
+/// Connects as [`connect_within`] does, but the client cannot write. Also returns a list to which
+/// each refused read is added.
 pub async fn connect_read_only(
     patience: Duration,
     kubeconfig: Option<&Path>,
@@ -82,13 +83,14 @@ pub async fn way(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
 
 /// A client with this configuration and its own connections. Its calls are counted.
 ///
-/// Only the connections differ from kube's client: each has deadlines, because the library has no
-/// setting that closes idle ones.
+/// Differs from kube's client only in its connections. Each has deadlines, and is closed when it is
+/// idle: kube has no setting that closes idle connections.
 pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
     assemble(config, None, metrics)
 }
 
-/// A client as [`through`] makes it. `refusals`: it reads only, and notes there what is refused.
+/// A client as [`through`] makes it. With `refusals`, the client only reads, and adds each refused
+/// read to `refusals`.
 fn assemble(
     config: Config,
     refusals: Option<RefusedReads>,
@@ -98,7 +100,7 @@ fn assemble(
         config.proxy_url.is_none(),
         "an HTTP or SOCKS proxy on the way to the API server is not supported: unset HTTPS_PROXY and proxy-url"
     );
-    // A provider that is already installed stays.
+    // A crypto provider that is already installed stays.
     let _ = aws_lc_rs::default_provider().install_default();
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -111,7 +113,8 @@ fn assemble(
     connector.set_connect_timeout(config.connect_timeout);
     connector.set_read_timeout(Some(SILENCE));
     connector.set_write_timeout(Some(SILENCE));
-    // A late request on an idle connection has the full time for its answer.
+    // Each write restarts the read timeout: a request on an idle connection has the full time for
+    // its answer.
     connector.set_reset_reader_on_write(true);
     let http = Http::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

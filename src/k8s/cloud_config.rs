@@ -1,7 +1,8 @@
 //! Reads and writes of the `cloud-config` command: accounts, rights and tokens of guest clusters.
 //!
 //! Invariants: objects are only created or deleted, never changed, and deleted only in the version
-//! that was read. The content of Secrets is read one at a time, and only of the requested Secret.
+//! that was read. The content of a Secret is read only if that Secret is requested, one Secret at a
+//! time.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -35,7 +36,8 @@ use crate::domain::credentials::guest_account::{
     ObjectRemoval, SHARED_NAMESPACES, StoredAccount, StoredBinding, TOKEN_TYPE, TokenSecret,
 };
 
-/// Longest wait for an answer or a connection. Only a person waits for the command.
+/// Longest wait for an answer or a connection. It is long, because only the person who runs the
+/// command waits.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Pause between two tries to list a kind that is not yet served.
@@ -47,13 +49,13 @@ pub struct GuestCredentials {
 }
 
 impl GuestCredentials {
-    /// A client that sends nothing yet.
+    /// Creates a client. Sends no request.
     pub fn new(client: Client) -> Self {
         Self { client }
     }
 
-    /// The address of Harvester's API server, from the ConfigMap `vip`. `None`: there is no such
-    /// ConfigMap; empty: it has no such key.
+    /// The address of Harvester's API server, from the ConfigMap `vip`. `None`: the ConfigMap does
+    /// not exist; empty: the ConfigMap contains no address.
     pub async fn vip(&self) -> anyhow::Result<Option<String>> {
         let (namespace, name, key) = VIP;
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), namespace);
@@ -94,7 +96,7 @@ impl GuestCredentials {
                 match call(all.list(&ListParams::default())).await {
                     Ok(list) => return Ok(list.items),
                     Err(error) if has_code(&error, 404) => return Ok(Vec::new()),
-                    // A CRD that was just installed is not served for a moment.
+                    // For a moment after its installation, a CRD is not served.
                     Err(error) if has_code(&error, 429) => tokio::time::sleep(MOMENT).await,
                     Err(error) => return Err(error),
                 }
@@ -122,7 +124,8 @@ impl GuestCredentials {
         Ok(all.into_iter().map(machine).collect())
     }
 
-    /// Existing objects of one guest's credential. `names`: Secrets that may be of another type.
+    /// Existing objects of one guest's credential, and Secrets of another type that have one of the
+    /// `names`.
     pub async fn found(
         &self,
         guest: &GuestCluster,
@@ -216,7 +219,7 @@ impl GuestCredentials {
         }
     }
 
-    /// Creates a Secret with the content of another in its namespace.
+    /// Creates a Secret with the content of the Secret `from` in the same namespace.
     pub async fn copy(
         &self,
         object: &KindAndName,
@@ -245,12 +248,13 @@ impl GuestCredentials {
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<(), CallError> {
-        // The answer is wiped unread: that of a Secret has its content.
+        // The answer is wiped unread: the answer to a write of a Secret contains the Secret.
         raw_within(PATIENCE, &self.client, request).await?.accepted().map(drop)
     }
 
-    /// A new token of the guest's account, valid for ten minutes and only while the Secret exists.
-    /// Use of the Secret's own token would be recorded on the Secret as the guest's use.
+    /// A new token of the guest's account, valid for ten minutes and only while the Secret with
+    /// this name and UID exists. The Secret's own token is not used: its use would be recorded on
+    /// the Secret as a use by the guest.
     pub async fn passing(
         &self,
         guest: &GuestCluster,
@@ -271,7 +275,8 @@ impl GuestCredentials {
         Ok(signed.with_context(why)?.status.token)
     }
 
-    /// Token and authority of a token Secret. `None`: not yet there, or gone.
+    /// Token and CA certificate of a token Secret. `None`: the Secret lacks one of the two, or does
+    /// not exist.
     pub async fn material(
         &self,
         namespace: &str,
@@ -322,7 +327,7 @@ struct ObjectWithValues<'a> {
 }
 
 impl ObjectWithValues<'_> {
-    /// Serializes into one buffer: a buffer that grows leaves copies in memory.
+    /// Serializes into one preallocated buffer: a buffer that grows leaves copies in memory.
     fn text(&self) -> Result<Vec<u8>, CallError> {
         let values = self.data.iter().map(|(key, value)| key.len() + value.len() + 16);
         let mut text = Vec::with_capacity(4096 + values.sum::<usize>());

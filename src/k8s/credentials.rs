@@ -1,8 +1,8 @@
 //! Present state of credentials: the Secrets that consumers read, and the objects that tokens are
 //! bound to.
 //!
-//! Invariants: a Secret's value is parsed here and not by the library, whose errors quote text that
-//! it cannot parse in the log; time is the API server's.
+//! Invariants: a Secret's value is parsed here and not by the library, whose errors put text that
+//! it cannot parse into the log; the time is that of the API server's clock.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::credentials::token::TokenText;
 use crate::metrics::Metrics;
 
-/// Clock of a server, from the last answer.
+/// Clock of a server, set by its last answer.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerClock {
     said: Seconds,
@@ -41,7 +41,7 @@ pub struct ServerClock {
 }
 
 impl ServerClock {
-    /// Clock of this machine, for use without an answer's date.
+    /// Clock of this machine, for answers without a date.
     pub fn local() -> Self {
         Self { said: chrono::Utc::now().timestamp(), at: Instant::now() }
     }
@@ -66,7 +66,7 @@ pub(super) struct RawAnswer {
 }
 
 impl RawAnswer {
-    /// The parsed object. The error says why there is none.
+    /// The parsed object. An error: the request was refused, or the answer cannot be parsed.
     pub(super) fn granted<T: DeserializeOwned>(self) -> Result<T, CallError> {
         let answer = self.accepted()?;
         // The parse error is not passed on: it may quote a secret.
@@ -102,7 +102,7 @@ pub(super) async fn raw(
     raw_within(CALL_DEADLINE, client, request).await
 }
 
-/// Sends one call under another deadline.
+/// Sends one call under the given deadline.
 pub(super) async fn raw_within(
     deadline: Duration,
     client: &Client,
@@ -121,7 +121,7 @@ pub(super) async fn raw_within(
     call_within(deadline, answer).await
 }
 
-/// Reads of credentials, each under the deadline of one call.
+/// Reader of credentials. Each read has the deadline of one call.
 #[derive(Clone)]
 pub struct CredentialReader {
     client: Client,
@@ -135,8 +135,8 @@ impl CredentialReader {
         Self { client, config, metrics }
     }
 
-    /// Watches TokenRotations in all namespaces until dropped. `known` returns the keys of those
-    /// that the caller has.
+    /// Watches TokenRotations in all namespaces until dropped. `known` returns the keys of the
+    /// TokenRotations that the caller has.
     pub async fn watch(
         &self,
         known: impl Fn() -> HashSet<String>,
@@ -147,8 +147,8 @@ impl CredentialReader {
         informer::watch_guarded(api, config, &self.metrics, known, on_event).await;
     }
 
-    /// Watches the metadata of Secrets in a namespace, or of the named one, until dropped. Contents
-    /// are not read.
+    /// Watches the metadata of all Secrets in a namespace, or of the Secret with the given name,
+    /// until dropped. Contents are not read.
     pub async fn watch_secrets(
         &self,
         namespace: &str,
@@ -231,8 +231,9 @@ impl CredentialReader {
         Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
     }
 
-    /// Fails if this operator has no right to create tokens of the account. The API server itself
-    /// does not check that right: a client that may create a Secret gets any account's token in it.
+    /// Fails if this operator has no right to create tokens of the account. The API server does not
+    /// check that right: it puts any account's token into a Secret that a client creates for the
+    /// account.
     pub async fn check_right_to_sign(
         &self,
         namespace: &str,
@@ -260,7 +261,7 @@ impl CredentialReader {
         Err(kube::Error::Api(Status::failure(&why, "Forbidden").with_code(403).boxed()).into())
     }
 
-    /// Server and authorities that this operator itself uses.
+    /// Address and CA certificates of the API server, as this operator itself uses them.
     pub fn own_way(&self) -> ServerEndpoint {
         let mut pem = String::new();
         for certificate in self.config.root_cert.iter().flatten() {
@@ -277,8 +278,8 @@ impl CredentialReader {
     }
 }
 
-/// Contents of the Secrets of a namespace, or of the one with this name: each with the Secret's
-/// name and its key.
+/// Contents of all Secrets of a namespace, or of the Secret with this name: each value with the
+/// name of its Secret and its key.
 pub async fn contents(
     client: &Client,
     namespace: &str,

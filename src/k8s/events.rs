@@ -1,6 +1,6 @@
 //! Kubernetes Events: best effort, from a bounded queue, at a rate that does not slow the writes of
-//! addresses. Namespaces take turns, so that no tenant's warnings delay another's. Events beyond
-//! the budget are counted.
+//! addresses. Namespaces take turns, so that no tenant's warnings delay those of another tenant.
+//! Events that are not written are counted.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::metrics::Metrics;
 
 /// Events that may be written in a row after a pause.
 const BURST: u32 = 20;
-/// Longest note in bytes: the API server refuses an Event with a longer one.
+/// Longest note in bytes: the API server refuses an Event with a longer note.
 const LONGEST_NOTE: usize = 1024;
 /// Time after which one more Event may be written.
 const EARN: Duration = Duration::from_millis(500);
@@ -48,7 +48,7 @@ impl Drop for EventQueue {
 }
 
 impl EventRecorder {
-    /// Starts the writer. It ends when the last clone is dropped.
+    /// Starts the task that writes. The task ends when the last clone of this recorder is dropped.
     pub fn start(client: Client, me: &str, metrics: Metrics) -> Self {
         let queue = Arc::<EventQueue>::default();
         let reporter = Reporter {

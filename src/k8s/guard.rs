@@ -1,7 +1,8 @@
 //! Objects that may not fit their type: an object that does not fit affects no other object.
 //!
-//! The library's own guard copies every object twice, as a tree of values, before it parses it.
-//! That was most of the cost of reading VMs. This one keeps the text until it has been parsed.
+//! The library's own guard copies each object twice, as a tree of values, before the object is
+//! parsed. These copies were most of the cost of reading VMs. The guard here keeps the text until
+//! the object has been parsed.
 
 use kube::Resource;
 use kube::core::{ObjectMeta, PartialObjectMeta};

@@ -1,6 +1,6 @@
 //! A single list-and-watch that reports each object to a function, with its own backoff.
 //!
-//! Shared reflector streams are not used on purpose: they never report deletions.
+//! Shared reflector streams are deliberately not used: they never report deletions.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -30,12 +30,13 @@ pub enum ObjectEvent<K> {
     Listed(K),
     /// An object that was created or changed.
     Changed(K),
-    /// An object, in a list or changed, that does not fit its type: its metadata. It exists.
+    /// Metadata of an object that does not fit its type. The object was listed or changed: it
+    /// exists.
     Unreadable(ObjectMeta),
-    /// The key of an object that is gone, and its metadata when it was deleted. `None`: a list did
-    /// not contain it.
+    /// The key of an object that is gone, and its metadata at the deletion. `None`: the deletion
+    /// was not observed, but a list did not contain the object.
     Gone(String, Option<ObjectMeta>),
-    /// A list is complete. Objects that it did not contain were reported gone.
+    /// A list is complete. Known objects that the list did not contain have been reported gone.
     Complete,
     /// A list was refused.
     Refused(Box<Status>),
@@ -50,20 +51,21 @@ pub fn key(meta: &ObjectMeta) -> String {
     }
 }
 
-/// Whether a refused list means that the cluster does not serve the kind. Without any kind of the
-/// group, the answer is plain text without a reason.
+/// Whether a refused list means that the cluster does not serve the kind. The code decides: if no
+/// kind of the group is served, the answer is plain text without a reason.
 pub fn is_unserved(status: &Status) -> bool {
     status.code == 404
 }
 
-/// Whether a refused list means that the kind cannot be read: it is not served, or a role is older
-/// than this program.
+/// Whether a refused list means that the kind cannot be read: the cluster does not serve the kind,
+/// or the operator's role is older than this program and lacks the right.
 pub fn is_out_of_reach(status: &Status) -> bool {
     is_unserved(status) || status.code == 403
 }
 
-/// Watches until dropped. Calls `on_event` in order; it must not block. `known` returns the keys of
-/// the objects that the caller has: those that a list does not contain are reported gone.
+/// Watches until dropped. Calls `on_event` for each event, in order; `on_event` must not block.
+/// `known` returns the keys of the objects that the caller has. A known object that a list does not
+/// contain is reported gone.
 pub async fn watch<K>(
     api: Api<K>,
     config: Config,
@@ -113,7 +115,8 @@ async fn run<T, K>(
     T: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let kind = &*T::kind(&());
-    // Created before the watch: a watch that is dropped, with a term for example, is not overdue.
+    // Created before the watch, so dropped after it. A watch that was dropped, at the end of a term
+    // for example, must not count as overdue.
     let watched =
         WatchRegistration { metrics, resource: resource_at(api.resource_url()).to_owned() };
     let events = watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff());
@@ -148,7 +151,7 @@ async fn run<T, K>(
     }
 }
 
-/// Keys that were known when a list began, and that it has not contained so far.
+/// Keys that were known when a list began, and that the list has not contained so far.
 #[derive(Default)]
 struct UnlistedKeys(HashSet<String>);
 
@@ -163,7 +166,7 @@ impl UnlistedKeys {
     ) {
         let unreadable = |metadata: Box<ObjectMeta>| ObjectEvent::Unreadable(*metadata);
         match event {
-            // A list that failed begins again.
+            // Also the start of a new list after one that failed.
             Event::Init => self.0 = known(),
             Event::InitApply(object) => {
                 if !self.0.is_empty() {
@@ -203,12 +206,12 @@ impl Drop for WatchRegistration<'_> {
 /// Delays between consecutive failures, of at most [`LAST_DELAY`] and some jitter.
 ///
 /// The library's own delays begin at 800 ms. An API server that has just received a CRD refuses the
-/// first watch and accepts the next one a moment later: a guest need not wait a second for that.
+/// first watch and accepts the next one a moment later: a guest should not wait a second for that.
 struct RetryDelays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
-/// Longest delay: how often each kind is tried while it cannot be listed.
+/// Longest delay between two tries to list a kind.
 const LAST_DELAY: Duration = Duration::from_secs(3);
-/// Time after a failure from which the next failure counts as the first one again.
+/// Time without a failure after which the next failure counts as the first one.
 const FORGIVEN: Duration = Duration::from_secs(30);
 
 impl Iterator for RetryDelays {
@@ -220,8 +223,8 @@ impl Iterator for RetryDelays {
 }
 
 impl Backoff for RetryDelays {
-    /// No effect. The library calls it at each event that is not an error, and a list that fails
-    /// begins with such an event, so only the time may reset the delays.
+    /// Has no effect. The library calls `reset` at each event that is not an error, and even a list
+    /// that fails begins with such an event. So only time resets the delays.
     fn reset(&mut self) {}
 }
 
@@ -244,7 +247,7 @@ mod tests {
     fn what_fails_again_and_again_is_asked_for_ever_less() {
         let mut delays = backoff();
         let mut next = || {
-            // The library does this before each list.
+            // The library resets the delays before each list.
             delays.reset();
             delays.next().unwrap()
         };
@@ -283,7 +286,8 @@ mod tests {
         }
     }
 
-    /// Reports of a watcher's events to a caller that has these objects when a list begins.
+    /// Reports to a caller about a watcher's events. The caller has the objects `known` when a list
+    /// begins.
     fn reports(
         list: &mut UnlistedKeys,
         known: &[&str],
@@ -348,7 +352,7 @@ mod tests {
         assert_eq!(seen, ["listed ns/b", "gone ns/a", "complete"]);
     }
 
-    /// A process adds an object that it writes while a list is under way.
+    /// The process adds an object that it has written itself while a list is under way.
     #[test]
     fn an_object_that_the_caller_adds_during_a_list_is_not_gone() {
         let mut list = UnlistedKeys::default();

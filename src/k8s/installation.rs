@@ -1,10 +1,10 @@
 //! Objects in the API server that admission needs: its Secret, the webhook configurations, and this
 //! operator's own user name.
 //!
-//! Invariants: single objects by name, because the rights in `config/rbac` allow no more; no object
-//! is created or deleted here; every write carries the resourceVersion that it was decided from.
-//! Leadership is not needed: every replica serves admission, and all replicas want the same
-//! content.
+//! Invariants: the Secret and the configurations are accessed one by one, by name, because the
+//! rights in `config/rbac` allow no more; no object is created or deleted here; every write carries
+//! the resourceVersion of the object that it was decided from. Leadership is not needed: every
+//! replica serves admission, and all replicas want the same content.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -53,7 +53,7 @@ pub enum ObservedObject {
     Configuration(WebhookObject, Option<Value>),
 }
 
-/// Client for these objects.
+/// Client for the objects that admission needs.
 #[derive(Clone)]
 pub struct Installation {
     client: Client,
@@ -62,12 +62,12 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// A client that sends nothing yet. `namespace` is the Secret's.
+    /// Creates a client. Sends no request. `namespace` is the namespace of the Secret.
     pub fn new(client: Client, namespace: &str, metrics: Metrics) -> Self {
         Self { client, namespace: namespace.to_owned(), metrics }
     }
 
-    /// Watches all of these objects. Existing ones are reported first.
+    /// Watches the Secret and the configurations. Existing objects are reported first.
     pub fn watch(&self) -> mpsc::UnboundedReceiver<ObservedObject> {
         let (looks, seen) = mpsc::unbounded_channel();
         let tell = looks.clone();
@@ -108,8 +108,9 @@ impl Installation {
         Ok(call(self.secrets().get_opt(SECRET)).await?.map(sealed))
     }
 
-    /// Writes the Secret's content over the version that was read. The Secret is not created here:
-    /// that needs the right to create any Secret, such as one with another account's token.
+    /// Replaces the Secret's content, if the Secret still has the version that was read. The Secret
+    /// is not created here: that would need the right to create any Secret, also one that holds the
+    /// token of another account.
     pub async fn write_secret(
         &self,
         seen: Option<&VersionedSecret>,
@@ -152,7 +153,7 @@ impl Installation {
         count_write(&self.metrics, part.kind(), written).map(|object| value(&object))
     }
 
-    /// The configuration as the API server has it now. `None`: it does not exist.
+    /// The configuration as the API server has it now. `None`: the configuration does not exist.
     pub async fn read(&self, part: WebhookObject) -> Result<Option<Value>, CallError> {
         let client = self.client.clone();
         let name = name(part);
@@ -172,8 +173,8 @@ impl Installation {
         })
     }
 
-    /// The ClusterRole with this name, as an owner reference for other objects. `None`: it does not
-    /// exist.
+    /// The ClusterRole with this name, as an owner reference for other objects. `None`: the
+    /// ClusterRole does not exist.
     pub async fn owner(&self, name: &str) -> Result<Option<OwnerRole>, CallError> {
         let role = call(Api::<ClusterRole>::all(self.client.clone()).get_opt(name)).await?;
         Ok(role.and_then(|role| role.uid()).map(|uid| OwnerRole { name: name.to_owned(), uid }))
@@ -223,7 +224,8 @@ fn name(part: WebhookObject) -> &'static str {
     }
 }
 
-/// Watches one object by its key, and calls `tell` with each new state. `None`: it does not exist.
+/// Watches one object by its key, and calls `tell` with each new state. `None`: the object does not
+/// exist.
 async fn single<K>(api: Api<K>, key: &str, metrics: Metrics, mut tell: impl FnMut(Option<K>))
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
@@ -245,8 +247,8 @@ fn sealed(secret: Secret) -> VersionedSecret {
     VersionedSecret { data: data.into_iter().map(|(key, value)| (key, value.0)).collect(), version }
 }
 
-/// The fields of a configuration that decisions use. The schemas of a CRD, most of its size, are
-/// not among them.
+/// The fields of a configuration that decisions use. The schemas of a CRD, which are most of its
+/// size, are left out.
 fn value(object: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(object).unwrap_or_default();
     let versions = value.pointer_mut("/spec/versions").and_then(Value::as_array_mut);

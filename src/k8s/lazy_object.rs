@@ -1,7 +1,7 @@
 //! Objects of which only the metadata has been parsed.
 //!
-//! A process gets watch events for its own writes, and repeated ones. For these the version is
-//! enough, and the rest of the text is dropped unparsed.
+//! A process also gets watch events for its own writes, and repeated events. For such an event the
+//! version is enough: the rest of the text is dropped unparsed.
 
 use std::marker::PhantomData;
 

@@ -1,15 +1,17 @@
-//! Client of the API server: informers, guarded writes, Events, the Lease. Other rooms may read by
-//! calls of their own; every write goes through here.
+//! Client of the API server: informers, guarded writes, Events, the Lease. Other modules may read
+//! by calls of their own; every write goes through this module.
 //!
-//! Invariants: every call has a deadline; every write is refused here when this process does not
-//! lead, except those of the Lease, of admission, of the `cloud-config` and `takeover` commands,
-//! and the condition that names another controller as the leader;
-//! [`write::ApiWriter::check_leadership`] refuses writes in a Rancher likewise. A change rests on a
-//! resourceVersion, and a deletion on it or on the UID, so that the server refuses a decision made
-//! from a stale view. Two writes need neither: the restart of a workload, which sets one
+//! Invariants: every call has a deadline. Every write is refused when this process does not lead,
+//! except the writes of the Lease, of Events, of admission, and of the `cloud-config` and
+//! `takeover` commands; the condition that names another controller as the leader; the removal of
+//! IPPool's status subresource for that controller; and the claims that are kept when etcd was
+//! restored from a backup. [`write::ApiWriter::check_leadership`] refuses writes in a Rancher in
+//! the same way. Each change carries the resourceVersion that it was decided from, and each
+//! deletion carries that version or the UID, so that the server refuses a decision made from a
+//! stale view. Two kinds of write need neither: the restart of a workload, which sets one
 //! annotation, and the deletion of a bound Secret, whose name is never used again.
 
-/// Implements a wrapper's kind by that of the wrapped type.
+/// Implements the kind of a wrapper type by the kind of the wrapped type.
 macro_rules! kind_of {
     ($wrapped:ident) => {
         type DynamicType = <$wrapped as Resource>::DynamicType;
@@ -63,8 +65,8 @@ use crate::metrics::Metrics;
 /// Deadline of one call. After it, the outcome counts as unknown.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Longest silence of a connection to the API server while an answer is due. Calls have shorter
-/// deadlines of their own; this one ends lists and watches.
+/// Longest silence of a connection to the API server while an answer is due. [`CALL_DEADLINE`] is
+/// shorter: this limit is what ends lists and watches.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// Reason why a call failed, as far as callers distinguish it.
@@ -92,7 +94,7 @@ pub enum CallError {
 
 impl CallError {
     /// Reason why the API server refuses the request for good, so that a retry would not help.
-    /// `None`: it does not.
+    /// `None`: the error is not such a refusal.
     pub fn refusal(&self) -> Option<&str> {
         match self {
             Self::Other(error) => match &**error {
@@ -113,8 +115,9 @@ impl From<kube::Error> for CallError {
             kube::Error::Api(status) if status.is_conflict() || status.is_already_exists() => {
                 Self::Conflict
             }
-            // kube takes only the reason "NotFound" for it (kube-core 5.0, `reason_or_code` looks up the wrong
-            // reason), and an API server has none where it serves no kind of the group.
+            // kube recognizes such an error only by the reason "NotFound" (kube-core 5.0,
+            // `reason_or_code` looks up the wrong reason). An API server that serves no kind of the
+            // group gives no reason.
             kube::Error::Api(status) if status.code == 404 => Self::NotFound,
             _ => Self::Other(Box::new(error)),
         }
@@ -142,7 +145,7 @@ pub async fn call<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Resu
     call_within(CALL_DEADLINE, call).await
 }
 
-/// Runs one call under another deadline.
+/// Runs one call under the given deadline.
 pub async fn call_within<T>(
     deadline: Duration,
     call: impl Future<Output = Result<T, kube::Error>>,
@@ -160,7 +163,7 @@ mod tests {
     use super::*;
 
     /// An API server answers 404 in plain text where it serves no kind of the group, and kube makes
-    /// a status of it (kube-client, `client/mod.rs`, `handle_api_errors`).
+    /// a status of that text (kube-client, `client/mod.rs`, `handle_api_errors`).
     #[test]
     fn a_404_is_not_found_whatever_reason_it_has() {
         for reason in ["NotFound", "Failed to parse error data", ""] {

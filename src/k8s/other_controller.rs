@@ -1,6 +1,6 @@
 //! Reports another controller that holds the Lease: by log, Event, metric, and a condition on each
-//! LoadBalancer that it does not answer. Removes the status subresource of IPPool, which would drop
-//! the records of that controller.
+//! LoadBalancer that the other controller does not answer. Removes the status subresource of
+//! IPPool: with it, the API server would drop the records of the other controller.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 
 /// Interval between two searches for LoadBalancers without an answer.
 const LOOK: Duration = Duration::from_secs(2);
-/// Interval between two looks at the form of IPPool's CRD.
+/// Interval between two checks whether IPPool's CRD has the status subresource.
 const LOOK_AT_FORM: Duration = Duration::from_secs(10);
 /// IPPool's CRD.
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
@@ -37,7 +37,7 @@ pub struct LeaseHolderWatch {
     pub client: Client,
     /// Namespace and name of the Lease.
     pub lease: (String, String),
-    /// Source of the holder.
+    /// Source of the Lease's holder.
     pub leadership: Arc<Leadership>,
     /// Source of the LoadBalancers.
     pub views: Views,
@@ -83,8 +83,8 @@ impl LeaseHolderWatch {
         self.events.warning(lease, reason::OTHER_CONTROLLER, note);
     }
 
-    /// Keeps the records of the other controller, as long as it holds the Lease: a chart or a
-    /// person may put the subresource back.
+    /// Keeps the records of the other controller, as long as that controller holds the Lease. The
+    /// check is repeated, because a chart or a person may put the subresource back.
     async fn watch_records(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {
@@ -96,9 +96,9 @@ impl LeaseHolderWatch {
         }
     }
 
-    /// Removes the status subresource from IPPool's CRD, and says what is to be said about it. The
-    /// subresource drops the status in a plain update, and the Go controller's updates are plain
-    /// (`pkg/ipam/store/store.go`, `Reserve`).
+    /// Removes the status subresource from IPPool's CRD. Returns the text to report; empty for
+    /// none. With the subresource, a plain update drops the status, and the Go controller's updates
+    /// are plain (`pkg/ipam/store/store.go`, `Reserve`).
     async fn keep_records(&self) -> &'static str {
         match self.remove_subresource().await {
             Ok(false) => "",
@@ -110,7 +110,7 @@ impl LeaseHolderWatch {
         }
     }
 
-    /// Whether the CRD had the subresource.
+    /// Removes the subresource. Returns whether the CRD had it.
     async fn remove_subresource(&self) -> anyhow::Result<bool> {
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
         let stored = serde_json::to_value(call(api.get(IP_POOLS)).await?)?;
@@ -120,8 +120,8 @@ impl LeaseHolderWatch {
         Ok(true)
     }
 
-    /// Writes the holder's name to each LoadBalancer that it does not answer, as long as it holds
-    /// the Lease.
+    /// Writes the holder's name to each LoadBalancer that the holder does not answer, as long as it
+    /// holds the Lease.
     async fn answer_for(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {
@@ -136,7 +136,8 @@ impl LeaseHolderWatch {
                     continue;
                 };
                 let namespace = lb.namespace().unwrap_or_default();
-                // An answer in the meantime is newer, and wins.
+                // If the holder has answered meanwhile, the version has changed, and the patch is
+                // refused.
                 let written = self.writer.tell_lb(&namespace, &lb.name_any(), &patch).await;
                 if let Err(error) = written {
                     tracing::debug!(%error, lb = lb.name_any(), "condition about the leader not written");

@@ -15,7 +15,7 @@ use crate::domain::pools::conflict::PoolFacts;
 /// Number of pools that are read at the same time.
 const READS: usize = 16;
 
-/// Reads, each under the deadline of one call.
+/// Reader of objects. Each read has the deadline of one call.
 #[derive(Clone)]
 pub struct ApiReader(Client);
 
@@ -25,7 +25,7 @@ impl ApiReader {
         Self(client)
     }
 
-    /// UID of the LoadBalancer with this name. `None`: it does not exist.
+    /// UID of the LoadBalancer with this name. `None`: the LoadBalancer does not exist.
     pub async fn uid_of(&self, namespace: &str, name: &str) -> Result<Option<String>, CallError> {
         let api = Api::<PartialObjectMeta<LoadBalancer>>::namespaced(self.0.clone(), namespace);
         match Box::pin(call(api.get(name))).await {
@@ -62,7 +62,7 @@ impl ApiReader {
         Ok(stream::iter(facts).buffered(READS).filter_map(future::ready).collect().await)
     }
 
-    /// Facts of a pool. `None`: it does not exist.
+    /// Facts of a pool. `None`: the pool does not exist.
     pub async fn pool(&self, name: &str) -> Result<Option<PoolFacts>, CallError> {
         match Box::pin(call(Api::<IPPool>::all(self.0.clone()).get(name))).await {
             Ok(pool) => {

@@ -1,7 +1,8 @@
-//! A connection that cannot write: a request that is no GET ends here, and is never sent.
+//! A connection that cannot write: a request other than a GET ends here, and is never sent.
 //!
-//! Invariants: nothing but a GET passes; a watch is held back, so that one look needs no right to
-//! watch and sees one state; each GET that the API server refuses is noted.
+//! Invariants: only a GET passes. A request for a watch never ends and is not sent, so that a
+//! single look at the cluster needs no right to watch, and sees one state. Each GET that the API
+//! server refuses is noted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,7 +39,7 @@ impl RefusedReads {
             _ => return,
         };
         let Some(read) = read(uri).filter(|_| method == Method::GET) else { return };
-        // An object that does not exist was read.
+        // A 404 for a single object is no refusal: the object does not exist.
         if why == ReadFailure::Forbidden || read.verb == "list" {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(read, why);
         }
@@ -92,7 +93,8 @@ where
     }
 }
 
-/// Object or list that a path names: `/api/v1/…` or `/apis/GROUP/VERSION/…`. `None`: neither.
+/// Read of the object or list that a path names: `/api/v1/…` or `/apis/GROUP/VERSION/…`. `None`:
+/// the path names neither.
 fn read(uri: &Uri) -> Option<RoleRead> {
     let mut parts = uri.path().split('/').filter(|part| !part.is_empty());
     let group = match parts.next()? {
@@ -210,7 +212,7 @@ mod tests {
                 "list ippools.loadbalancer.harvesterhci.io"
             ]
         );
-        // A kind that is not served is noted; an object that does not exist is none.
+        // A 404 is noted for a kind that is not served, but not for an object that does not exist.
         let refusals = RefusedReads::default();
         let pools = Api::<IPPool>::all(client(404, &refusals).0);
         let _ = pools.get("a").await;

@@ -12,12 +12,12 @@ use super::informer::key;
 /// Writer of a store of namespaced objects.
 ///
 /// A list changes the store object by object, so the store shows a part of the first list until
-/// that is complete. The library would replace the whole store by each list.
+/// that list is complete. The library would replace the whole store with each list.
 pub struct StoreWriter<K: Resource<DynamicType = ()> + Clone + 'static>(Writer<K>);
 
 impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> Default for StoreWriter<K> {
-    /// Writer of a new store. Controllers wait until a store is ready: this one is from the
-    /// beginning.
+    /// Writer of a new store. Controllers wait until a store is ready: the new store is ready from
+    /// the beginning.
     fn default() -> Self {
         let mut writer = Writer::default();
         writer.apply_watcher_event(&Event::InitDone);
@@ -39,7 +39,7 @@ impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> StoreWriter<K> {
     /// Removes an object, by `namespace/name`.
     pub fn remove(&mut self, key: &str) {
         if let Some((namespace, name)) = key.split_once('/') {
-            // The library looks only at the name.
+            // The library reads only the namespace and the name of the object.
             let mut object = K::default();
             object.meta_mut().namespace = Some(namespace.to_owned());
             object.meta_mut().name = Some(name.to_owned());

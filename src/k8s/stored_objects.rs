@@ -33,20 +33,21 @@ const PAGE: u32 = 100;
 pub struct ReadResult {
     /// Pools and LoadBalancers, and what their addresses depend on.
     pub stored: StoredObjects,
-    /// Pools of `stored`, with their metadata. Those of [`Self::imported`] do not exist yet.
+    /// Pools of `stored`, with their metadata. Pools that [`Self::imported`] names do not exist
+    /// yet.
     pub pools: Vec<IPPool>,
     /// Names of the pools that would be made of kube-vip's ConfigMap.
     pub imported: Vec<String>,
     /// LoadBalancers that get no address because their guest cluster is being removed.
     pub removals: BTreeMap<String, NoAddressReason>,
-    /// Views of all else.
+    /// Views of all other objects.
     pub views: Views,
     /// Resources that were not listed in time.
     pub late: Vec<&'static str>,
 }
 
-/// Reads pools and LoadBalancers, and what decisions about them depend on. Reads that are in
-/// `refusals` are not waited for, but for those of pools and LoadBalancers.
+/// Reads pools and LoadBalancers, and what decisions about them depend on. Does not wait for a read
+/// that is in `refusals`. Fails if pools or LoadBalancers cannot be listed.
 pub async fn read(
     client: &Client,
     refusals: &RefusedReads,
@@ -55,8 +56,8 @@ pub async fn read(
     metrics: &Metrics,
 ) -> anyhow::Result<ReadResult> {
     let mut unreadable = Vec::new();
-    // Before all else, so that without one of these rights it ends at once. Pools come first, so
-    // that the owner of each claim is in the later list.
+    // Listed before all else: without the right to list one of the two kinds, the command ends at
+    // once. Pools come first, so that the later list of LoadBalancers has the owner of each claim.
     let pools = list::<IPPool>(client, PAGE, &mut unreadable).await;
     let mut pools = pools.map_err(|error| needed("ippools", error, refusals))?;
     let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut unreadable).await;
@@ -91,8 +92,8 @@ pub async fn read(
     Ok(ReadResult { stored, pools, imported: names, removals, views, late })
 }
 
-/// Pools that the operator makes of kube-vip's ConfigMap before it gives the first address. None
-/// where the ConfigMap cannot be read.
+/// Pools that the operator makes of kube-vip's ConfigMap before it allocates the first address.
+/// Empty if the ConfigMap cannot be read.
 async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<IPPool> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), kube_vip_import::NAMESPACE);
     let Ok(Some(map)) = call(maps.get_opt(kube_vip_import::NAME)).await else { return Vec::new() };
@@ -104,7 +105,7 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
     let new = import.pools.into_iter().filter(|pool| !pool.there);
     new.map(|new| {
         let mut pool = IPPool::new(&new.name, new.spec);
-        // Of two pools the older one serves.
+        // Of two pools in conflict, the older one stays in use: a new pool is the youngest.
         pool.metadata.creation_timestamp = Some(Time(Timestamp::now()));
         pool.status.get_or_insert_default().allocated_history = new.history;
         pool
@@ -122,7 +123,7 @@ pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, Strin
     Ok(lbs.iter().filter_map(|lb| Some((facts::name(&lb.lb), address(&lb.lb)?))).collect())
 }
 
-/// Error of a list without which nothing can be said.
+/// Error for a list without which there is no forecast.
 fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::Error {
     let refused = refusals.all();
     let unserved =
@@ -134,7 +135,7 @@ fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::
     }
 }
 
-/// Every object of a kind. What does not fit the type is named in `unreadable`.
+/// Every object of a kind. Adds each object that does not fit its type to `unreadable`.
 pub async fn list<K>(
     client: &Client,
     page: u32,

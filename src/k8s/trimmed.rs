@@ -1,5 +1,5 @@
-//! LoadBalancers that are cut to the fields that decisions use as soon as they are read: a page of
-//! a list never holds more than one full object.
+//! LoadBalancers, cut to the fields that decisions use. Each object is cut as soon as it is read:
+//! a page of a list never holds more than one full object.
 
 use kube::Resource;
 use kube::core::ObjectMeta;
@@ -11,7 +11,7 @@ use crate::domain::load_balancer::bounds;
 /// Objects in one page of a list. Each may have 1.5 MB of text.
 pub const PAGE: u32 = 50;
 
-/// A LoadBalancer within bounds.
+/// A LoadBalancer that was cut to the fields and lengths that decisions use.
 #[derive(Clone, Debug)]
 pub struct TrimmedLb {
     /// The trimmed object.

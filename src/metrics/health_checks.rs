@@ -11,7 +11,7 @@ pub struct ProbeMetrics {
     pub done: IntCounterVec,
     /// Seconds that a probe took, by protocol.
     pub seconds: HistogramVec,
-    /// Backends that are probed, with those whose address is refused.
+    /// Backends with a health check, including those that are not probed because of their address.
     pub targets: IntGauge,
     /// Verdicts that flipped, by the new verdict.
     pub verdicts: IntCounterVec,
@@ -60,8 +60,8 @@ impl ProbeMetrics {
         self.verdicts.with_label_values(&[verdict]).inc_by(count);
     }
 
-    /// Sets the number of backends that fail but count as healthy; `reached`: another replica
-    /// reaches them.
+    /// Sets the number of backends that fail but count as healthy. `reached`: whether another
+    /// replica reaches them.
     pub fn doubt(&self, held: usize, reached: bool) {
         let of = |it: bool| if it { "reached" } else { "none" };
         let held = i64::try_from(held).unwrap_or(i64::MAX);

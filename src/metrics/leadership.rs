@@ -9,15 +9,15 @@ use super::MetricMaker;
 pub struct LeadershipMetrics {
     /// 1 on the leader.
     pub leader: IntGauge,
-    /// 1 for another controller that holds the Lease, by its identity.
+    /// 1 while another controller holds the Lease, by the identity of that controller.
     pub other_controller: IntGaugeVec,
-    /// 1 for a CRD of which another form is in the place of the operator's. Only the leader sets
-    /// it.
+    /// 1 for a CRD that is installed in a form other than the operator's. Only the leader sets this
+    /// gauge.
     pub crd_replaced: IntGaugeVec,
-    /// VMs, and their instances, that have a finalizer of the Go controller. Only the leader sets
-    /// it.
+    /// VirtualMachines and VirtualMachineInstances with a finalizer of the Go controller. Only the
+    /// leader sets this gauge.
     pub go_finalizers: IntGauge,
-    /// CRDs of which the operator put its form, or the status subresource, back.
+    /// Repairs of CRDs: the operator restored its own form, or the status subresource.
     pub crd_repairs: IntCounterVec,
 }
 

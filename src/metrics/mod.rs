@@ -1,5 +1,5 @@
-//! All metrics of the process, in Prometheus's format. Names, units and labels are a contract;
-//! labels take values from small closed sets, or name a pool and are removed with it.
+//! All metrics of the process, in Prometheus's format. Names, units and labels are a contract. A
+//! label takes its values from a small closed set, or names an object and is removed with it.
 
 mod admission;
 mod dhcp_agents;
@@ -30,17 +30,17 @@ use crate::api::LoadBalancer;
 #[derive(Clone)]
 pub struct Metrics {
     registry: Registry,
-    /// Pools. Only the leader sets them.
+    /// Gauges of pools. Only the leader sets these gauges.
     pub pools: PoolGauges,
     /// LoadBalancers that wait for an address, by reason.
     pub waiters: IntGaugeVec,
     /// Addresses that two LoadBalancers have on one network.
     pub shared_addresses: IntGauge,
-    /// LoadBalancers by readiness and reason. Only the leader sets them.
+    /// LoadBalancers by readiness and reason. Only the leader sets this gauge.
     pub load_balancers: IntGaugeVec,
     /// Seconds from the first observation of a LoadBalancer to the publication of its address.
     pub time_to_address: Histogram,
-    /// Endpoints of vm load balancers, by state. Only the leader sets them.
+    /// Endpoints of vm load balancers, by state. Only the leader sets this gauge.
     pub endpoints: IntGaugeVec,
     /// Seconds from the observation of a change of a VM or pod to the write of the EndpointSlice.
     pub endpoint_latency: Histogram,
@@ -288,7 +288,7 @@ impl Metrics {
 
 struct ReconcileTurn {
     pending: IntGauge,
-    /// Timer that records the time when it is dropped.
+    /// Timer that records the duration of the reconcile when it is dropped.
     #[allow(dead_code)]
     timer: HistogramTimer,
 }

@@ -1,5 +1,5 @@
-//! Metrics of the leader for credentials. Labels name a TokenRotation, or an object that it needs,
-//! and are removed with it.
+//! Metrics of the leader for credentials. Labels name a TokenRotation, or an object that the
+//! TokenRotation needs, and are removed with the TokenRotation.
 
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
@@ -9,12 +9,12 @@ use crate::domain::credentials::rotation::RotationStep;
 /// TokenRotations, as the leader observes them.
 #[derive(Clone)]
 pub struct RotationMetrics {
-    /// Expiry of a target's first credential, in seconds since the epoch.
+    /// Earliest expiry of the credentials in a target, in seconds since the epoch.
     pub ends: IntGaugeVec,
     /// 1 where a credential should have been replaced by now, or is only watched and expires soon.
     pub overdue: IntGaugeVec,
-    /// Expiry of each credential that is only watched, in seconds since the epoch; at most 32 for a
-    /// TokenRotation.
+    /// Expiry of each credential that is only watched, in seconds since the epoch; at most 32
+    /// credentials for each TokenRotation.
     pub watched_ends: IntGaugeVec,
     /// 1 where a watched credential expires soon and is not replaced.
     pub watched_overdue: IntGaugeVec,
@@ -89,7 +89,7 @@ impl RotationMetrics {
         })
     }
 
-    /// Removes all series that name a TokenRotation.
+    /// Removes all series of TokenRotations.
     pub fn reset(&self) {
         [
             &self.ends,

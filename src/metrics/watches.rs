@@ -37,7 +37,7 @@ impl WatchMetrics {
     }
 
     /// Removes the series of a resource that is not watched any more, or not served. Another watch
-    /// of the same resource adds it again.
+    /// of the same resource adds the series again.
     pub fn forget(&self, resource: &str) {
         self.lock().remove(resource);
     }

@@ -1,4 +1,4 @@
-//! Probes the backends of VM load balancers: the only room that opens sockets to them.
+//! Probes the backends of VM load balancers: the only module that opens sockets to them.
 //!
 //! Invariants: all state belongs to one term of leadership. Probes run only while
 //! [`Scheduler::run`] does, and end with it. A target that [`Prober::set`] no longer lists is not
@@ -41,7 +41,7 @@ struct ProberShared {
     changed: mpsc::UnboundedSender<String>,
     /// Number of targets that are healthy only because their failures are doubted.
     held: watch::Sender<usize>,
-    /// Start of this term: the zero of all times.
+    /// Start of this term. All times are offsets from it.
     epoch: Instant,
 }
 
@@ -72,15 +72,16 @@ impl Prober {
         (Self(Arc::clone(&shared)), Scheduler::new(shared))
     }
 
-    /// Sets the targets of a LoadBalancer and removes all others.
+    /// Sets the targets of a LoadBalancer, and removes its other targets.
     ///
     /// A target with the same id, address and request retains its verdict, its results and its
-    /// place in time; thresholds, period and timeout may change. With another request it starts
-    /// again from its verdict. At another address it is a new target. `check: None` removes all.
+    /// times of probing; thresholds, period and timeout may change. With another request, the
+    /// target retains only its verdict. At another address, it is a new target. `check: None`
+    /// removes all targets.
     ///
     /// A target at an address that cannot be a backend's is unhealthy and never probed.
     ///
-    /// Fails, and removes all, when the check's CA bundle or server name is invalid.
+    /// Fails, and removes all targets, when the check's path, CA bundle or server name is invalid.
     pub fn set(
         &self,
         lb: &str,
@@ -92,7 +93,8 @@ impl Prober {
             return Ok(());
         };
         let mut state = self.0.lock();
-        // Creating a dial parses certificates; a reconcile without a change must not do that.
+        // Making connection settings parses certificates: a reconcile without a change must not do
+        // that.
         let dial = match state.schedule.dial(lb, check) {
             Some(dial) => dial,
             None => match DialSettings::new(check) {
@@ -172,7 +174,8 @@ impl Prober {
 }
 
 impl ProberShared {
-    /// A panic in another task leaves entries complete: each is changed by one statement.
+    /// Locks the state, also after a panic in another task: entries are then complete, because each
+    /// is changed by one statement.
     fn lock(&self) -> MutexGuard<'_, ProberState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

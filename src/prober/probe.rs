@@ -2,8 +2,8 @@
 //!
 //! Invariants: the only request is a GET without credentials; only the status of the answer is
 //! read, and never more than [`LONGEST_HEAD`]; a redirect counts like any other status. The timeout
-//! covers everything. Connections are closed with a reset, so that none remains in TIME_WAIT, on
-//! either side, at thousands a second.
+//! covers everything. Connections are closed with a reset: at thousands a second, none may remain
+//! in TIME_WAIT on either side.
 
 use std::future::Future;
 use std::io::{self, ErrorKind};

@@ -1,7 +1,7 @@
 //! The one task that starts probes when they are due and handles their results.
 //!
-//! Invariants: at most as many probes are under way as [`super::sockets`] allows; targets that
-//! become due meanwhile wait in that order. No probe outlives the future of [`Scheduler::run`].
+//! Invariants: at most as many probes are under way as [`super::sockets`] allows; further targets
+//! wait in the order in which they became due. No probe outlives the future of [`Scheduler::run`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Scheduler {
     }
 
     /// Probes until dropped. Raises the process's limit of open files as far as possible. Dropping
-    /// it closes every socket as soon as the runtime drops the probes.
+    /// the future closes every socket as soon as the runtime drops the probes.
     pub async fn run(self) {
         let most = sockets::allowance();
         // A separate task, so that thousands of wake-ups a second do not wake the caller.
@@ -75,7 +75,7 @@ async fn schedule(shared: Arc<ProberShared>, most: usize) {
             Begun::All => shared.lock().schedule.next_due(),
             Begun::NoRoom => None,
         };
-        // A deadline, not a duration, so that the time until the sleep begins counts.
+        // Sleeps until a time, not for a duration: the time before the sleep begins counts too.
         let sleep = async {
             match next {
                 Some(due) => sleep_until(shared.epoch + due).await,

@@ -12,8 +12,8 @@ const RESERVED: usize = 256;
 const LEAST: usize = 64;
 
 /// Raises the limit of open files as far as the process may, and returns how many probes may be
-/// under way. The usual soft limit of 1,024 exists for programs that call select(2); this one does
-/// not.
+/// under way. The usual soft limit of 1,024 exists for programs that call select(2); this program
+/// does not.
 pub(super) fn allowance() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {

@@ -1,7 +1,8 @@
-//! The API server that a kubeconfig names, and the user that it authenticates a token as.
+//! The API server that a kubeconfig names, and the user as which it authenticates a token.
 //!
-//! Invariants: as for a Rancher: HTTPS, bounded in time and size, no server text that may hold a
-//! token. A request ends at its deadline, however the server behaves.
+//! Invariants, as for a Rancher: a call uses HTTPS and is bounded in time and size; no error has a
+//! text of the server that may hold a token. A request ends at its deadline, however the server
+//! behaves.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! Cloud credentials in Rancher's API, and the Secrets that store them.
 //!
-//! Invariant: a Secret is written by a patch of its content, and of the end that it shows for its
-//! token, which names the version that was read. A Secret without annotations is never written:
-//! Rancher's server crashes on one, at each start again.
+//! Invariant: a write patches the content of a Secret, and the end of its token in an annotation.
+//! The patch names the version that was read. A Secret without annotations is never written:
+//! Rancher's server crashes on such a Secret, and crashes again at each start.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +23,8 @@ const SECRETS: &str = "/k8s/clusters/local/api/v1/namespaces/cattle-global-data/
 const LIST: &str = "/v3/cloudCredentials?limit=3000";
 const CONTENT: &str = "harvestercredentialConfig-kubeconfigContent";
 const NAMESPACE: &str = "cattle-global-data:";
-/// Annotation of 2.9.3 to 2.11: end of the token, in milliseconds since the epoch. Rancher's UI shows
-/// it and warns of it.
+/// Annotation of Rancher 2.9.3 to 2.11: end of the token, in milliseconds since the epoch.
+/// Rancher's UI shows it and warns of it.
 const EXPIRATION: &str = "rancher.io/expiration-timestamp";
 
 /// The Secret of a cloud credential.
@@ -34,13 +34,13 @@ pub struct StoredCredential {
     pub version: String,
     /// Annotations of the Secret.
     pub annotations: BTreeMap<String, String>,
-    /// Whether it is being deleted.
+    /// Whether the Secret is being deleted.
     pub going: bool,
     /// The kubeconfig in it, as it is stored. `None`: the Secret is no credential for Harvester.
     pub content: Option<SecretText>,
 }
 
-/// End of a token, in seconds since the epoch. `None`: it has none.
+/// End of a token, in seconds since the epoch. `None`: the token does not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenEnd(pub Option<Seconds>);
 
@@ -111,8 +111,8 @@ impl RancherClient {
         }
     }
 
-    /// Writes a content into a Secret, if the Secret has not changed since `was` was read. `ends`: end
-    /// of the token that is new in it. `None`: the token in use stays.
+    /// Writes a content into a Secret, if the Secret has not changed since `was` was read. `ends`:
+    /// end of the token that is new in the content. `None`: the token in use stays.
     pub async fn write(
         &self,
         key: &SecretText,
@@ -133,8 +133,8 @@ impl RancherClient {
             metadata["annotations"] = json!({EXPIRATION: milliseconds});
         }
         let encoded = Zeroizing::new(STANDARD.encode(content.reveal()));
-        // Built as text, because a tree of JSON values would leave a copy of the content in memory,
-        // which needs no JSON escapes.
+        // Built as text, because a tree of JSON values would leave a copy of the content in memory.
+        // Base64 needs no JSON escapes.
         let mut body = Zeroizing::new(Vec::with_capacity(encoded.len() + 256));
         for part in [
             "{\"metadata\":",

@@ -57,8 +57,8 @@ impl RancherError {
     /// The error that an unsuccessful answer means.
     pub(super) fn of(status: u16, body: &[u8]) -> Self {
         let read: Option<Value> = serde_json::from_slice(body).ok().filter(Value::is_object);
-        // A proxy that answers for a missing Rancher, such as an ingress, does not know Rancher's
-        // objects.
+        // If Rancher is missing, a proxy may answer for it, such as an ingress. A 404 of the proxy
+        // says nothing about Rancher's objects.
         if read.is_none() && status == 404 {
             let message = "the answer is not Rancher's".to_owned();
             return Self::Refused { status, message };
@@ -70,7 +70,7 @@ impl RancherError {
         let message = safe(text.or(plain.filter(|_| body.is_null())).unwrap_or_default().trim());
         match status {
             401 => Self::Unauthorized,
-            // On the way to another cluster, a token that is not accepted makes the request
+            // In a request to another cluster, a token that is not accepted makes the request
             // unauthenticated.
             403 if message.contains("system:unauthenticated") => Self::Unauthorized,
             403 => Self::Forbidden(message),
@@ -86,7 +86,7 @@ impl RancherError {
 }
 
 /// Text of a failed connection. The TLS library's texts about a certificate's validity contain the
-/// present time, so they would differ at each call; the text here does not.
+/// present time, so they would differ at each call. The texts here do not contain it.
 pub(super) fn unconnected(error: &std::io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     let at = |time: &UnixTime| {

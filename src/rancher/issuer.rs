@@ -1,5 +1,5 @@
-//! Tokens that a plan makes. The plan's name for a token is its description in Rancher, which finds
-//! it again.
+//! Tokens that a rotation's plan makes. Rancher stores the plan's name for a token as the token's
+//! description, by which the token is found again.
 
 use super::{
     DatedAnswer, ListedCredential, ListedToken, RancherClient, RancherError, SecretText, TokenApi,
@@ -60,12 +60,13 @@ pub struct TokenLife {
     /// Whether the token is accepted. `None`: unknown, because the key's user may not see the
     /// token.
     pub alive: Option<bool>,
-    /// Whether the token is missing from a list that would contain it if it were the key's user's.
+    /// Whether the token is missing from a list that would contain it if it belonged to the key's
+    /// user.
     pub is_missing: bool,
 }
 
 impl TokenLife {
-    /// The token as a target holds it.
+    /// Credential of a target that holds this token.
     pub fn held(self, token: &Value, in_cloud_credential: bool) -> TargetCredential {
         let report = IssuerReport::of(token, &self.claims, in_cloud_credential);
         TargetCredential {
@@ -141,8 +142,9 @@ impl RancherIssuer {
         Ok((value, made))
     }
 
-    /// Tests a token: that it is accepted where it will be used, and that Rancher reports it.
-    /// Without a place it is tested on Rancher itself.
+    /// Tests a token: it must be accepted where it will be used, and Rancher must report it.
+    /// Without `reach`, the token is tested through Rancher: in `cluster`, or, if no cluster is
+    /// given, in Rancher's own cluster.
     pub async fn verify(
         &self,
         value: &Value,
@@ -165,7 +167,7 @@ impl RancherIssuer {
             let why = "where the new token will be used, it is identified as another token";
             return Err(TokenFault::lasting(why.to_owned()));
         }
-        // A token for a single cluster may not read itself.
+        // A token for a single cluster is not permitted to read itself.
         let key = if cluster.is_some() { &self.key } else { &own };
         match self.rancher.token(key, &name).await {
             Ok(DatedAnswer { value: Some(_), .. }) => Ok(()),
@@ -187,7 +189,8 @@ impl RancherIssuer {
         let claims = value.claims();
         let now = issued.now;
         if claims.expires.is_some() || claims.name.is_empty() {
-            // Another issuer's token: Rancher does not look it up, and its clock does not end it.
+            // The token is another issuer's: Rancher is not asked for it, and Rancher's clock does
+            // not end it.
             return Ok(TokenLife { claims, alive: Some(true), is_missing: false });
         }
         if issued.user.is_empty() {
@@ -196,7 +199,7 @@ impl RancherIssuer {
         if let Some(own) = issued.tokens.iter().find(|token| token.name == claims.name) {
             return Ok(life(own, now));
         }
-        // /v3 shows no tokens of other users; an administrator may see one in ext.cattle.io.
+        // /v3 shows no tokens of other users; in ext.cattle.io an administrator may see them.
         if [issued.api, TokenApi::of(&claims.name)].contains(&TokenApi::Ext) {
             match self.rancher.token(&self.key, &claims.name).await {
                 Ok(DatedAnswer { value: Some(token), date }) => {
@@ -228,8 +231,8 @@ impl RancherIssuer {
         Ok(())
     }
 
-    /// The server that a kubeconfig points to. The kubeconfig's own authorities count, else those
-    /// of the spec.
+    /// The server that a kubeconfig points to. Its certificate authorities are the kubeconfig's
+    /// own, or else those of the spec.
     pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<RancherClient, String> {
         let authority = match &reach.authority {
             None => self.authority.clone(),

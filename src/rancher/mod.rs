@@ -1,9 +1,9 @@
 //! The client of a Rancher server: the few calls that replacing a credential needs.
 //!
-//! Beside the prober, this is the only module that connects to anything but the API server, and it
-//! connects to the server that a spec names. Invariants: a call is sent once, bounded in time and
+//! Apart from the prober, this is the only module that connects to a server other than the API
+//! server: to the server that a spec names. Invariants: a call is sent once, bounded in time and
 //! size, over HTTPS, to no other host; a [`SecretText`] reveals its text only by
-//! [`SecretText::reveal`] and is wiped when it is dropped; an [`RancherError`] holds no secret.
+//! [`SecretText::reveal`] and is wiped when it is dropped; a [`RancherError`] holds no secret.
 
 mod api_server;
 mod credentials;
@@ -35,12 +35,12 @@ pub use tokens::{ListedToken, MintedToken, TokenApi, TokenList, TokenOrder};
 use transport::{ServerTarget, WireAnswer, WireRequest};
 pub use trusted_roots::TrustedRoots;
 
-/// Path of a review that every account may request everywhere. An accepted token succeeds, another
-/// fails.
+/// Path of an access review, which every account may request everywhere. The request succeeds with
+/// an accepted token, and fails with any other.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// Reads what the Rancher at a URL serves without authentication below a path. The server's
-/// certificate is not verified: the caller must check the content.
+/// Reads the text that the Rancher at a URL serves at a path without authentication. The server's
+/// certificate is not verified: the caller must check the text.
 pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     let answer = transport::shown(url, path).await?;
     let text = std::str::from_utf8(&answer.body);
@@ -123,8 +123,9 @@ impl RancherClient {
         Self(self.0.below(&format!("/k8s/clusters/{id}")))
     }
 
-    /// Asks for the user of a token. Success proves that the token is accepted on this path; a
-    /// request for the server's version would not, since servers answer it without authentication.
+    /// Asks for the user of a token. Success proves that the token is accepted on this path. A
+    /// request for the server's version would prove nothing, since servers answer it without
+    /// authentication.
     pub async fn bearer(
         &self,
         token: &SecretText,
@@ -150,7 +151,7 @@ fn plain(body: &Value) -> (&'static str, Zeroizing<Vec<u8>>) {
 
 fn parsed<T: DeserializeOwned>(answer: &WireAnswer) -> Result<T, RancherError> {
     serde_json::from_slice(&answer.body).map_err(|error| {
-        // The position of the fault, not the text there.
+        // Names the position of the fault, but quotes no text from there.
         let at = format!("line {}, column {}", error.line(), error.column());
         RancherError::Unreadable(format!("unexpected at {at}"))
     })

@@ -17,12 +17,12 @@ use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::node_driver::{DriverRight, RIGHTS};
 use crate::domain::credentials::token::TokenText;
 
-/// Most namespaces to review. With more, the rights in the others are unknown.
+/// Maximum number of namespaces to review. If there are more, the rights in the others are unknown.
 const MOST_NAMESPACES: usize = 16;
 /// Time for all reviews of a token. The reviews block one of the few workers.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
-/// Path of the namespaces that the user may see, as Rancher's UI lists them to choose the machines'
-/// one.
+/// Path of the list of namespaces that the user may see. Rancher's UI uses this list for the choice
+/// of the machines' namespace.
 const NAMESPACES: &str = "/v1/namespaces";
 
 /// Rights of a token.
@@ -37,8 +37,8 @@ pub enum TokenRights {
 }
 
 impl RancherIssuer {
-    /// Whether the bearer of a token may do what Rancher's node driver must, at the server that
-    /// `reach` names. The error: the token is not accepted there, or not yet by each replica.
+    /// Whether the bearer of a token has the rights that Rancher's node driver needs, at the server
+    /// that `reach` names. The error: the token is not accepted there, or not yet by each replica.
     pub async fn rights(
         &self,
         value: &TokenText,
@@ -64,8 +64,8 @@ impl RancherIssuer {
 }
 
 impl ApiServer {
-    /// Whether the bearer of a token may do what Rancher's node driver must, in all namespaces or
-    /// in one of those given. `account`: the ServiceAccount, for the message.
+    /// Whether the bearer of a token has the rights that Rancher's node driver needs, in all
+    /// namespaces or in one of those given. `account`: the ServiceAccount, for the message.
     pub async fn rights(&self, token: &str, account: &str, namespaces: &[String]) -> TokenRights {
         let asked = async {
             let Some(lacking) = lacks(self.endpoint(), token, None).await? else {

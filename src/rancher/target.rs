@@ -24,14 +24,14 @@ struct ExistingCredential {
     credential: CloudCredential,
 }
 
-/// A token that takes the place of the one in a cloud credential.
+/// A token that replaces the token in a cloud credential.
 #[derive(Debug)]
 pub struct ReplacementToken<'a> {
     /// The token.
     pub token: &'a Value,
-    /// End of the token, in seconds since the epoch. `None`: it has none.
+    /// End of the token, in seconds since the epoch. `None`: the token does not end.
     pub ends: Option<Seconds>,
-    /// Whether the present token stays beside it.
+    /// Whether the present token stays beside the new one.
     pub keep: bool,
     /// Server where the token is used, if that is not this Rancher.
     pub to: Option<&'a ServerEndpoint>,
@@ -103,7 +103,7 @@ impl RancherIssuer {
         self.store(name, &there.stored, content, Some(TokenEnd(new.ends))).await
     }
 
-    /// Removes the retained old token.
+    /// Removes the kept old token.
     pub async fn drop_old(
         &self,
         name: &str,

@@ -1,9 +1,10 @@
 //! Tokens in Rancher's API: creation, search, reading, revocation.
 //!
-//! There are two kinds: those of /v3, which every version has so far, and those of ext.cattle.io.
-//! Names of the latter begin with `ext/` here, as their secrets do. ext.cattle.io is used only
-//! where /v3 is gone: before 2.12 a plain user may not use it (403), and it is an aggregated API,
-//! which may be unavailable while /v3 works.
+//! There are two kinds of tokens: those of the API /v3, which every version of Rancher has so far,
+//! and those of the API ext.cattle.io. Names of tokens of ext.cattle.io begin with `ext/` here, as
+//! their secrets do. ext.cattle.io is used only where /v3 is gone: before Rancher 2.12 a plain user
+//! may not use ext.cattle.io (403), and it is an aggregated API, which may be unavailable while /v3
+//! works.
 //!
 //! Invariant: the expiry of a token is computed from its creation and its lifetime; `expiresAt` is
 //! empty at first, and wrong after a change of the lifetime.
@@ -22,12 +23,12 @@ const V3: &str = "/v3/tokens";
 const EXT: &str = "/apis/ext.cattle.io/v1/tokens";
 const EXT_PREFIX: &str = "ext/";
 
-/// APIs of tokens. One of them makes and lists a server's own tokens.
+/// APIs for tokens. Only one of the two is used to make and list the tokens of a Rancher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenApi {
     /// `/v3/tokens`.
     V3,
-    /// `/apis/ext.cattle.io/v1/tokens`, where the other is gone.
+    /// `/apis/ext.cattle.io/v1/tokens`, where `/v3/tokens` is gone.
     Ext,
 }
 
@@ -60,7 +61,7 @@ pub struct ListedToken {
     pub created: i64,
     /// Expiry, in seconds since the epoch. `None`: never.
     pub ends: Option<i64>,
-    /// The only cluster that accepts the token. `None`: the token is not limited to one.
+    /// The only cluster that accepts the token. `None`: the token is not limited.
     pub cluster: Option<String>,
     /// Whether the token is enabled: an administrator can disable it. The expiry is not considered.
     pub enabled: bool,
@@ -80,7 +81,7 @@ pub struct MintedToken {
 pub struct TokenOrder<'a> {
     /// Lifetime in seconds. Rancher may grant less, which only [`ListedToken::ends`] shows.
     pub lifetime: i64,
-    /// Description, which finds the token again.
+    /// Description, by which the token is found again.
     pub description: &'a str,
     /// The only cluster that shall accept the token. `None`: no limit.
     pub cluster: Option<&'a str>,
@@ -208,7 +209,7 @@ impl RancherClient {
         minted(&answer, form.token()?, secret)
     }
 
-    /// Tokens of the key's user. For an administrator: of all users, where /v3 is gone.
+    /// Tokens of the key's user. Where /v3 is gone, an administrator gets the tokens of all users.
     pub async fn tokens(&self, key: &SecretText) -> Result<DatedAnswer<TokenList>, RancherError> {
         let answer = match self.send(key, Method::GET, V3, None).await {
             Ok(answer) => answer,

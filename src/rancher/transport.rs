@@ -1,9 +1,9 @@
 //! The transport of one call: a connection of its own, a request, an answer, and the close.
 //!
 //! Invariants: HTTPS only; a redirect is not followed; at most [`LONGEST_BODY`] of an answer is
-//! read; connecting and the whole call have deadlines; a call is sent once and never repeated. What
-//! may hold a token is wiped from memory, where the libraries leave that to their caller, and is in
-//! no error.
+//! read; connecting and the whole call have deadlines; a call is sent once and never repeated. Data
+//! that may hold a token is in no error, and is wiped from memory where the libraries leave that to
+//! their caller.
 //!
 //! Built on hyper rather than on `kube::Client`, which keeps connections, repeats calls by default
 //! (a token would be made twice) and reads an answer of any length into buffers of its own.
@@ -194,7 +194,8 @@ impl ServerTarget {
     }
 }
 
-/// Reads what a server at a URL shows without a token, whatever its certificate.
+/// Reads the answer of the server at a URL to a request without a token. The server's certificate
+/// is not verified.
 pub(super) async fn shown(url: &str, path: &str) -> Result<WireAnswer, RancherError> {
     let unfit = |message| RancherError::Refused { status: 0, message };
     let there = ServerTarget::with(url, tls::unverified().map_err(unfit)?, None).map_err(unfit)?;

@@ -9,8 +9,8 @@ use super::AgentTerm;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets, state};
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Time for which the socket stays open, or accepts ARP, after the need ends. The next exchange is
-/// often near.
+/// Time for which the socket stays open, or accepts ARP, after no client needs that any more. The
+/// next exchange often follows soon.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl AgentTerm<'_> {
@@ -103,8 +103,8 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Adjusts the frames that the socket accepts: more at once, fewer only after [`EASE`] or if
-    /// `less`.
+    /// Adjusts the frames that the socket accepts. It accepts more frames at once, but fewer only
+    /// after [`EASE`], or at once if `less` is set.
     pub(super) fn listen(&mut self, less: bool) {
         let needed = match (self.asking, self.probing.is_empty()) {
             (_, false) => FrameFilter::DhcpAndArp,
@@ -122,9 +122,9 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Sends a lease's frames if this agent may. While the API server is silent, it only extends
-    /// held leases, and stops once another agent is seen to do so: the leader is not known then,
-    /// and one agent is enough.
+    /// Sends a lease's frames if this agent may send. While the API server is silent, the leader is
+    /// not known, and one agent is enough: this agent then only extends held leases, and stops as
+    /// soon as it observes that another agent extends them.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
         let leads = self.agent.leadership.is_current();
         self.yields &= !leads;
@@ -137,7 +137,7 @@ impl AgentTerm<'_> {
             tracing::debug!("frame not sent: this agent is not the leader");
             return;
         }
-        // A RELEASE has no answer, so the socket may be closed.
+        // The socket may be closed: no client waits for an answer when it sends a RELEASE.
         if self.socket.hearing() == FrameFilter::Nothing {
             if let Err(error) = self.socket.listen(FrameFilter::Dhcp) {
                 tracing::debug!(%error, "frame not sent");

@@ -14,8 +14,8 @@ use crate::domain::dhcp::{ClientOptions, Mac, phase, start_within};
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::informer::key;
 
-/// Share of each lease in the time over which the clients spread their first requests after a
-/// restart.
+/// Time over which the clients spread their first requests after a restart: the time for each
+/// lease, and the longest time in all.
 const RESUME_EACH: Duration = Duration::from_millis(60);
 const RESUME_LONGEST: Duration = Duration::from_secs(30);
 /// Number of clients without an address that may start at the same time.
@@ -215,7 +215,8 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Continues the end of a lease as far as possible: last record, link, finalizer.
+    /// Continues the end of a lease as far as is possible now: writes the last record, removes the
+    /// link, and then the finalizer.
     pub(super) fn settle(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.gone {
@@ -238,7 +239,7 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Drops the last state of the lease, and starts its successor if there is one.
+    /// Drops the remaining state of the lease, and starts its successor if there is one.
     pub(super) fn forget(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.client = None;

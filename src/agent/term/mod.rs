@@ -1,6 +1,6 @@
 //! Term of the agent: a single loop waits for all events and handles them one at a time.
 //!
-//! Events are frames, records, links, writes and deadlines. Each goes to the clients that it
+//! Events are frames, records, links, writes and deadlines. Each event goes to the clients that it
 //! concerns, and the outputs of these clients are executed at once ([`AgentTerm::act`]). No handler
 //! blocks.
 
@@ -30,9 +30,10 @@ use crate::domain::dhcp::{AddressDisputes, Mac, TokenBucket, owner_of};
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Longest sleep. A sleep does not count time while the machine is suspended; the clock does.
+/// Longest sleep. A sleep does not count the time for which the machine is suspended, but the clock
+/// does.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
-/// Most frames that are read before other events are handled.
+/// Maximum number of frames that are read before other events are handled.
 const MOST_FRAMES: usize = 256;
 /// Longest frame that is read whole, in octets.
 const LONGEST_FRAME: usize = 2048;
@@ -46,7 +47,7 @@ pub(super) struct AgentTerm<'a> {
     /// New records with the hardware address of a lease that has not ended yet.
     successors: HashMap<Mac, Box<DHCPLease>>,
     timers: BTreeSet<(Duration, Mac)>,
-    /// Whether a list has been complete.
+    /// Whether the first list of records is complete.
     complete: bool,
     records: UnboundedReceiver<RecordEvent>,
     socket: PacketSocket,
@@ -154,7 +155,7 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Time of the next event that is due.
+    /// Earliest deadline of a lease or of the socket.
     fn next_turn(&self) -> Duration {
         let first = self.timers.first().map(|(at, _)| *at);
         let ease = self.ease;
@@ -211,8 +212,8 @@ impl<'a> AgentTerm<'a> {
             }
         }
         if let Some(error) = problem {
-            // The interface went down or was removed. The kernel reports which; until then a new
-            // socket would fail in the same way.
+            // The interface went down or was removed. A notification of the kernel will show which;
+            // until then a new socket would fail in the same way.
             tracing::debug!(%error, "the packet socket failed");
             self.socket.close();
             self.ease = Some(clock::now() + EASE);

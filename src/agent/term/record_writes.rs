@@ -9,7 +9,7 @@ use crate::api::{DHCPLease, DHCPLeaseStatus};
 use crate::domain::dhcp::{Mac, link_failed, report, status_patch};
 use crate::k8s::CallError;
 
-/// Most writes under way at the same time. More do not make an API server faster.
+/// Maximum number of writes at the same time. More writes do not make an API server faster.
 const MOST: usize = 8;
 /// Pause before a failed write is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -26,8 +26,8 @@ pub(super) struct WriteOutcome {
     fresh: RereadRecord,
 }
 
-/// Record that was read after a write failed with 409, or with 404, which may be about the record,
-/// or only about its status where the CRD has no such subresource.
+/// Record that was read after a write failed with 409 or 404. A 404 may concern the record, or only
+/// its status if the CRD has no status subresource.
 enum RereadRecord {
     /// The record was not read, or could not be read.
     Unread,
@@ -134,7 +134,7 @@ impl AgentTerm<'_> {
         self.attend(mac);
     }
 
-    /// Queues the next write if one came up meanwhile.
+    /// Queues the lease's next write if one is pending by now.
     fn again(&mut self, mac: Mac) {
         if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
             self.queue.push_back(mac);

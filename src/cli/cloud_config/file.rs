@@ -1,4 +1,4 @@
-//! The file of `--out`: from the start only its owner can read it, and it is never incomplete.
+//! File of `--out`: at any time only its owner can read it, and it is never incomplete.
 
 use std::fs;
 use std::io::Write as _;
@@ -15,7 +15,7 @@ pub(super) fn check(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the text and replaces a file of the same name.
+/// Writes the text into the file, and replaces a file that exists at the path.
 pub(super) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     let mut name = path.file_name().context("must be the name of a file")?.to_owned();
     name.push(format!(".{}.part", std::process::id()));

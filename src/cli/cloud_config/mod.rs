@@ -1,10 +1,10 @@
-//! The `cloud-config` command: makes a guest cluster's access to Harvester. It works with the
-//! rights of the user who runs it.
+//! The `cloud-config` command: makes a guest cluster's access to Harvester. The command works with
+//! the rights of the user who runs it.
 //!
 //! Invariants: a token is written to standard output or to a file that only its owner may read, and
 //! nowhere else; the whole request is checked before anything is written; every round begins with
-//! the current state of the API server, so that running it again continues where it stopped. There
-//! is no log: each change is reported on standard error.
+//! the current state of the API server, so that a command that was interrupted continues where it
+//! stopped when it is run again. There is no log: each change is reported on standard error.
 
 mod file;
 mod options;
@@ -31,15 +31,17 @@ use crate::k8s::cloud_config::{GuestCredentials, PATIENCE};
 use crate::metrics::Metrics;
 use crate::rancher::{ApiServer, TrustedRoots};
 
-/// Most rounds of one task: each but the last ends with a write of this process or of another one.
+/// Maximum number of rounds of one task. Each round but the last ends with a write, of this process
+/// or of another one.
 const ROUNDS: usize = 30;
 /// Longest time that Kubernetes may take to fill a token Secret.
 const FILLED: Duration = Duration::from_mins(1);
 const LOOK: Duration = Duration::from_millis(200);
-/// Longest time that the cloud config may take to work.
+/// Longest time until the server must have accepted the token of the cloud config.
 const CHECKED: Duration = Duration::from_secs(15);
 
-/// Options of `cloud-config`. Flags, as users write them: `request` checks which go together.
+/// Options of `cloud-config`. The fields are the options as users write them: `request` checks
+/// which options go together.
 #[allow(clippy::struct_excessive_bools)]
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct CloudConfigArgs {
@@ -53,7 +55,7 @@ pub(super) struct CloudConfigArgs {
     /// Namespace of the guest cluster's VMs.
     #[arg(long, short)]
     namespace: Option<String>,
-    /// All namespaces, with --list and --revoke gone.
+    /// All namespaces. Only with --list or --revoke gone.
     #[arg(long, short = 'A')]
     all_namespaces: bool,
     /// Form of the output.
@@ -65,7 +67,8 @@ pub(super) struct CloudConfigArgs {
     /// URL at which the guest's nodes reach Harvester. Default: https://VIP:6443.
     #[arg(long)]
     server: Option<String>,
-    /// Certificate authorities of that server, a file in PEM. Default: the cluster's own.
+    /// File in PEM with the certificate authorities of the server in --server. Default: the
+    /// cluster's own authorities.
     #[arg(long)]
     certificate_authority: Option<PathBuf>,
     /// Rights of the guest's CSI driver. Default: narrow for a new guest; otherwise the rights that
@@ -76,7 +79,7 @@ pub(super) struct CloudConfigArgs {
     #[arg(long)]
     rotate: bool,
     /// Credentials to revoke: old (all tokens but the newest), all (tokens, rights and account),
-    /// gone (the same, of guests that no longer exist), or the name of a token Secret. With
+    /// gone (the same as all, for guests that no longer exist), or the name of a token Secret. With
     /// --rotate, the new token is printed first.
     #[arg(long, value_name = "WHAT")]
     revoke: Option<String>,
@@ -282,8 +285,8 @@ impl CredentialCommands {
         bail!("other processes keep changing the same objects: run the command again")
     }
 
-    /// Removes an object. Returns whether it had changed meanwhile, so that the caller must read
-    /// again.
+    /// Removes an object. Returns true if the object had changed meanwhile: the caller must then
+    /// read it again.
     async fn remove(&self, removal: &ObjectRemoval) -> anyhow::Result<bool> {
         if self.dry_run {
             print(&format!("would delete {}\n", removal.object))?;
@@ -333,7 +336,8 @@ impl CredentialCommands {
         Ok(())
     }
 
-    /// Corrects the Secret that holds the name of a removed first token.
+    /// Corrects the placeholder: the Secret that has the name of the first token, once that token
+    /// is removed.
     async fn write_placeholder(
         &self,
         guest: &GuestCluster,

@@ -39,7 +39,7 @@ impl From<OutputKind> for OutputForm {
 pub(super) enum CsiRights {
     /// The rights that Harvester gives, for the whole cluster.
     Harvester,
-    /// Rights in the guest's namespace, and elsewhere only the required ones.
+    /// Rights in the guest's namespace, and only the required rights elsewhere.
     Narrow,
     /// No rights.
     None,

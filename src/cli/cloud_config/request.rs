@@ -1,4 +1,4 @@
-//! The request that the options of `cloud-config` make together, or all options that do not fit.
+//! Parses the options of `cloud-config` into one request, or names all options that do not fit.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::domain::credentials::guest_account::{namespace_fault, output};
 pub(super) struct CloudConfigRequest {
     /// Namespace of the guests. `None`: all namespaces.
     pub(super) namespace: Option<String>,
-    /// Name of the guest cluster. `None`: all.
+    /// Name of the guest cluster. `None`: all guest clusters.
     pub(super) cluster: Option<String>,
     pub(super) unused_days: i64,
     pub(super) dry_run: bool,
@@ -141,7 +141,8 @@ fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option
     }
     match (&args.cluster, &args.namespace) {
         (Some(cluster), namespace) => {
-            // Without --namespace, its own check would only repeat the fault above.
+            // Without --namespace, `n` stands in for it: a check of the missing namespace would
+            // only repeat the fault above.
             let guest = GuestCluster::new(cluster, namespace.as_deref().unwrap_or("n"));
             match guest {
                 Ok(guest) if namespace.is_some() => return Some(guest),

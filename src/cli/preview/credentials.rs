@@ -1,4 +1,4 @@
-//! Reads the credentials of TokenRotations, and those in Secrets of the namespaces that are named.
+//! Reads the credentials of TokenRotations, and the credentials in Secrets of the given namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use crate::k8s::CallError;
 use crate::k8s::credentials::contents;
 use crate::k8s::stored_objects::list;
 
-/// TokenRotations in one answer of a list.
+/// Number of TokenRotations in one page of a list.
 const PAGE: u32 = 100;
 
-/// Credentials that end, in the order of their ends. What may not be read is left out.
+/// Credentials that end, in the order of their ends. Objects that may not be read are left out.
 pub(super) async fn read(
     client: &Client,
     namespaces: &BTreeMap<String, BTreeSet<String>>,
@@ -34,7 +34,8 @@ pub(super) async fn read(
     Ok(merged(rotations.collect(), secrets))
 }
 
-/// The answer; nothing where the API server refuses it, or there is no such object or kind.
+/// The answer, or an empty list if the API server refuses the read, or if the object or kind does
+/// not exist.
 fn if_readable<T>(answer: Result<Vec<T>, CallError>) -> Result<Vec<T>, CallError> {
     match answer {
         Err(CallError::NotFound) => Ok(Vec::new()),

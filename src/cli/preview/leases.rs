@@ -1,5 +1,5 @@
-//! Decides about a LoadBalancer whose address comes from a DHCP server, as a leader that has just
-//! begun.
+//! Plans the next step for a LoadBalancer whose address comes from a DHCP server, as a leader does
+//! at the beginning of its term.
 
 use chrono::Utc;
 
@@ -11,7 +11,8 @@ use crate::domain::preview::PlannedWrite;
 use crate::domain::reason::NoLease;
 use crate::k8s::views::Views;
 
-/// The finding, and the write that comes before it. `None`: too little is known.
+/// Returns the outcome for the address, and the write that the operator would make for it. `None`:
+/// too little is known.
 pub(super) fn decide(
     views: &Views,
     lb: &LoadBalancer,

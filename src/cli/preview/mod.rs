@@ -1,5 +1,5 @@
-//! The `preview` command: what the operator would do in this cluster, beside the controller that
-//! runs there. One look, through a connection that cannot write.
+//! The `preview` command: prints what the operator would do in this cluster while another
+//! controller runs there. It reads the cluster once, through a connection that cannot write.
 
 mod credentials;
 mod leases;
@@ -29,7 +29,7 @@ use crate::k8s::stored_objects::{self, ReadResult};
 use crate::k8s::takeover::TakeoverClient;
 use crate::metrics::Metrics;
 
-/// Deadline of one connection.
+/// Longest time to establish a connection.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Options of `preview`.
@@ -37,13 +37,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) struct PreviewArgs {
     #[command(flatten)]
     reach: ConnectionOptions,
-    /// Namespace in which the operator would run. On Harvester, the management address is there.
+    /// Namespace in which the operator would run. On Harvester, the management address is stored
+    /// there.
     #[arg(long, env = "HGO_NAMESPACE", default_value = "harvester-system")]
     namespace: String,
     #[command(flatten)]
     dhcp: NetworkArgs,
-    /// Namespaces, separated by commas, whose Secrets are read for credentials that end. None by
-    /// default. NAMESPACE/SECRET+SECRET: only these Secrets.
+    /// Namespaces, separated by commas, whose Secrets are read for credentials that end. Default:
+    /// none. NAMESPACE/SECRET+SECRET: only these Secrets of this namespace.
     #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]
     credential_namespaces: Vec<String>,
 }
@@ -65,7 +66,7 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     };
     let now = Utc::now();
     let mut plan = Box::pin(plan(&client, &reading, &args.namespace)).await;
-    // What is refused is in `refusals`.
+    // Reads that are refused are in `refusals`.
     plan.leader = takeover.leader().await.ok();
     plan.admission = takeover.admission().await.ok();
     let namespaces = super::namespaces(&args.credential_namespaces);
@@ -79,7 +80,7 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     write!(std::io::stdout(), "{text}").context("write to standard output")
 }
 
-/// Addresses, and the writes that lead to them.
+/// Plan: the addresses of LoadBalancers, and the writes that lead to them.
 async fn plan(client: &Client, reading: &ReadResult, namespace: &str) -> Preview {
     let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
     let forecast = forecast(&reading.stored);

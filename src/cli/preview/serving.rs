@@ -33,7 +33,7 @@ pub(super) struct ServingPreview {
     pub(super) report: Option<ServingStatus>,
     /// Writes of Service and EndpointSlices.
     pub(super) changes: Vec<PlannedWrite>,
-    /// Whether a health check decides which VMs are ready: it is not run here.
+    /// Whether the plan depends on a health check, which is not run here.
     pub(super) unchecked: bool,
 }
 
@@ -43,11 +43,11 @@ struct PreviewTarget<'a> {
     lb: LbIdentity<'a>,
     /// `namespace/name`.
     key: &'a str,
-    /// Service of the name.
+    /// Stored Service with the LoadBalancer's name.
     stored: Option<StoredService>,
 }
 
-/// Plans what serves a LoadBalancer. `None`: too little is known.
+/// Plans the Service and the EndpointSlices of a LoadBalancer. `None`: too little is known.
 pub(super) async fn serve(
     views: &Views,
     client: &Client,
@@ -127,7 +127,7 @@ impl PreviewTarget<'_> {
         all.filter(|slice| slice.owner == self.lb.uid).map(|slice| slice.slice).collect()
     }
 
-    /// State, writes, and whether a health check would decide.
+    /// State of the Service, writes, and whether they depend on a health check.
     fn announce(
         &self,
         lb: &LoadBalancer,
@@ -158,7 +158,7 @@ impl PreviewTarget<'_> {
         let last = |uid: &str| known.get(uid).map(|endpoint| endpoint.address);
         let name = (self.lb.namespace, self.lb.name);
         let found = self.views.backends(name, &members, wanted.address, last);
-        // A new leader begins with the present health.
+        // A new leader begins with the health that the EndpointSlices record.
         let is_well = |endpoint: &VmEndpoint| {
             let before = known.get(&*endpoint.uid);
             before.is_some_and(|e| e.serving && e.address == endpoint.address)

@@ -1,5 +1,5 @@
-//! The `takeover` command: from Harvester's Go controller to this operator, and back. It works with
-//! the rights of the person who runs it, and changes nothing without `--apply`.
+//! The `takeover` command: from Harvester's Go controller to this operator, and back. The command
+//! works with the rights of the person who runs it, and changes nothing without `--apply`.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -18,11 +18,11 @@ use crate::k8s::takeover::{Place, TakeoverClient};
 use crate::k8s::{client, stored_objects};
 use crate::metrics::Metrics;
 
-/// Deadline of one connection.
+/// Longest time to establish a connection.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Interval between two looks at what is waited for.
+/// Interval between two reads of the state while a step waits.
 const LOOK: Duration = Duration::from_millis(500);
-/// Longest wait of one step. A Go controller that was killed leaves a Lease of 45 s.
+/// Longest wait of one step. A killed Go controller leaves a Lease that lasts 45 s.
 const LONGEST: Duration = Duration::from_mins(3);
 /// Interval between two lines of progress.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -33,19 +33,20 @@ const PROGRESS: Duration = Duration::from_secs(2);
 pub(super) struct TakeoverArgs {
     #[command(flatten)]
     reach: ConnectionOptions,
-    /// Carries the plan out. Without it the plan is printed and nothing is changed.
+    /// Carries the plan out. Without this option the plan is only printed, and nothing is changed.
     #[arg(long)]
     apply: bool,
-    /// Refuses, before anything is changed, where the address of a LoadBalancer would change.
+    /// Fails, before anything is changed, if the address of a LoadBalancer would change.
     #[arg(long, conflicts_with = "undo")]
     keep_addresses: bool,
     /// Goes back to the Go controller.
     #[arg(long)]
     undo: bool,
-    /// Replaces Harvester's CRDs by the operator's, too. The way back puts Harvester's back.
+    /// Replaces Harvester's CRDs by the operator's as well. --undo puts Harvester's CRDs back.
     #[arg(long, conflicts_with = "undo")]
     adopt_crds: bool,
-    /// Deployment of the Go controller, as namespace/name. Its webhook's name ends in -webhook.
+    /// Deployment of the Go controller, as namespace/name. The Deployment of its webhook has the
+    /// same name, followed by -webhook.
     #[arg(
         long,
         value_name = "NAMESPACE/NAME",
@@ -61,7 +62,7 @@ pub(super) struct TakeoverArgs {
         default_value = "fleet-local/harvester"
     )]
     managed_chart: Place,
-    /// VMs a second, 1 to 1000, from which finalizers are removed.
+    /// Number of VMs per second, 1 to 1000, from which finalizers are removed.
     #[arg(
         long,
         value_name = "VMS",
@@ -71,13 +72,13 @@ pub(super) struct TakeoverArgs {
     finalizers_per_second: u16,
 }
 
-/// Prints the plan, and carries it out where that is asked for.
+/// Prints the plan, and carries it out with `--apply`.
 pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     let (namespace, name) = args.reach.lease()?;
     let metrics = Metrics::new()?;
     let kubeconfig = args.reach.kubeconfig.as_deref();
     let (reader, refusals) = client::connect_read_only(PATIENCE, kubeconfig, &metrics).await?;
-    // A plan has no connection that could write.
+    // Without `--apply` there is no connection that could write.
     let client = if args.apply {
         client::connect_within(PATIENCE, kubeconfig, &metrics).await?
     } else {
@@ -116,7 +117,7 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     if !args.apply {
         return say("\nnothing was changed: --apply carries the plan out\n");
     }
-    // Refused as a whole before the first write.
+    // Refuses the whole plan before the first write if one of its steps is not possible.
     direction.plan(&state).map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
     Box::pin(apply(&takeover, direction, &client, args.finalizers_per_second)).await
 }
@@ -164,7 +165,8 @@ async fn apply(
     say(&format!("{:>4}s  done\n\n{}", began.elapsed().as_secs(), compared(&before, &after)))
 }
 
-/// The next step and what it was decided from. VMs are counted once nothing else is left.
+/// The next step, and the state from which it was decided. VMs with finalizers are counted only
+/// when no other step is left.
 async fn next(
     takeover: &TakeoverClient,
     direction: Direction,
@@ -194,14 +196,14 @@ async fn remove_finalizers(
                 last = Instant::now();
                 let line =
                     format!("       {done} of {all} after {} s\n", began.elapsed().as_secs());
-                // A terminal that is gone ends nothing.
+                // A closed terminal does not stop the removal.
                 drop(say(&line));
             }
         })
         .await
 }
 
-/// Addresses that differ before and after, a line each.
+/// Number of unchanged addresses, and one line for each address that differs before and after.
 fn compared(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> String {
     let lost = before.iter().filter(|(name, address)| after.get(*name) != Some(*address));
     let lines: Vec<String> = lost

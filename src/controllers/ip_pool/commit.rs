@@ -1,4 +1,5 @@
-//! Writes of the stored ledgers where they differ from the book, by compare-and-swap.
+//! Writes each stored ledger that differs from the book, the ledgers in memory, by
+//! compare-and-swap.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub(super) struct PoolTrouble {
     retry_at: Option<Instant>,
 }
 
-/// Writes that one pool needs, in this order.
+/// Writes that one pool needs: `before`, `status` and `after`, in this order.
 struct CommitJob {
     name: String,
     version: String,

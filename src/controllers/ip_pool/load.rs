@@ -23,12 +23,12 @@ use crate::k8s::{CallError, call};
 /// Objects per page of a list.
 pub(super) const PAGE: u32 = 500;
 
-/// Longest time that the start of a term waits for the list of networks, and then for the
-/// infrastructure.
+/// Longest time that the start of a term waits for the list of networks, and after that for the
+/// lists of objects that reserve addresses.
 const NETWORKS_WAIT: Duration = Duration::from_secs(2);
 
 impl LedgerTask {
-    /// Makes the task of a term without ledgers, and its handle. Requests wait until
+    /// Makes the task of a term, without ledgers yet, and its handle. Requests wait until
     /// [`Self::run`].
     pub fn new(ctx: Context) -> (Self, LedgerHandle) {
         let (handle, mailbox) = LedgerHandle::new();
@@ -54,9 +54,9 @@ impl LedgerTask {
     /// allocates for waiters, oldest first.
     pub async fn load(&mut self) -> anyhow::Result<()> {
         self.started = Instant::now();
-        // Pools are listed before LoadBalancers, so the owner of each claim read here is in the
-        // later list. The segments of networks decide which pools share them; while they are
-        // unknown, any two pools may.
+        // Pools are listed before LoadBalancers, so the later list contains the owner of each claim
+        // read here, if that owner exists. The segments of the networks show which pools share a
+        // segment; while they are unknown, any two pools may share one.
         let views = self.ctx.views.clone();
         views.networks_listed(NETWORKS_WAIT).await;
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;
@@ -74,8 +74,8 @@ impl LedgerTask {
         let mut waiting: Vec<_> = lbs
             .iter()
             .filter(|lb| facts::wants_pool(lb) && !facts::is_leaving(lb))
-            // LoadBalancers that may get no address, or whose namespace was not observed yet, are
-            // left to their own reconcile.
+            // LoadBalancers whose guest cluster is being removed, or whose namespace was not
+            // observed yet, are left to their own reconcile.
             .filter(|lb| self.ctx.views.removal_of(lb).is_none())
             .map(|lb| (lb, self.ctx.views.around(lb)))
             .filter(|(_, around)| around.project != Project::Unknown)
@@ -108,7 +108,8 @@ impl LedgerTask {
         Ok(())
     }
 
-    /// Reads pools again, and removes those that are gone from the book.
+    /// Reads pools again. Removes from the book each pool that no longer exists or cannot be
+    /// parsed.
     pub(super) async fn refresh(&mut self, names: BTreeSet<String>) {
         if names.is_empty() {
             return;
@@ -143,7 +144,7 @@ impl LedgerTask {
         }
     }
 
-    /// Reads the LoadBalancers whose published address contradicts a ledger from the API server:
+    /// Reads from the API server the LoadBalancers whose published address contradicts a ledger:
     /// the view may be older than the ledger.
     async fn settle_disputes(
         &self,
@@ -176,13 +177,14 @@ impl LedgerTask {
         }
     }
 
-    /// Updates the book with the observed published addresses, after pools or networks moved.
+    /// Updates the book with the published addresses of all LoadBalancers in the view, after pools
+    /// were added, removed or moved to another network.
     pub(super) fn observe_all(&mut self) {
         let all = self.ctx.views.load_balancers.state();
         self.each_facts(all.iter().map(AsRef::as_ref), PoolAllocator::observe);
     }
 
-    /// LoadBalancers that exist, as this process observes them.
+    /// Index of the LoadBalancers in the view of this process.
     pub(super) fn world(&self) -> LoadBalancerIndex {
         LoadBalancerIndex::new(
             self.ctx.views.load_balancers.state().iter().filter_map(|lb| facts::world_entry(lb)),

@@ -40,12 +40,12 @@ pub(super) enum LedgerMessage {
 pub(super) struct OrphanClaim {
     pub(super) claim: Claim,
     pub(super) owner: Owner,
-    /// UID of the LoadBalancer that has the owner's name, for an entry without a UID: the entry is
-    /// an orphan if that LoadBalancer holds another address of the pool.
+    /// UID of the LoadBalancer that has the owner's name now. It is set for a ledger entry without
+    /// a UID: the entry is an orphan if that LoadBalancer holds another address of the pool.
     pub(super) namesake: Option<String>,
 }
 
-/// Requests that one write decides.
+/// Requests that are decided together and then written.
 #[derive(Default)]
 pub(super) struct RequestBatch {
     pub(super) claims: Vec<(LbFacts, Reply<ClaimResult>)>,
@@ -54,7 +54,7 @@ pub(super) struct RequestBatch {
     pub(super) pools: BTreeSet<String>,
     /// Whether a network has moved to another segment.
     pub(super) networks: bool,
-    /// Whether every pool must be compared with what it should say.
+    /// Whether the conditions of all pools may have changed.
     pub(super) conditions: bool,
     /// Claims of LoadBalancers that the API server no longer has.
     pub(super) orphans: Vec<OrphanClaim>,
@@ -124,12 +124,13 @@ impl LedgerHandle {
         let _ = self.send(LedgerMessage::PoolChanged(name, version));
     }
 
-    /// Enqueues an update of the networks: one has moved to another segment, or is gone.
+    /// Enqueues an update of the networks: a network has moved to another segment, or is gone.
     pub fn networks_changed(&self) {
         let _ = self.send(LedgerMessage::NetworksChanged);
     }
 
-    /// Has every pool say whether another form of the CRD is in the place of the operator's.
+    /// Enqueues an update of every pool's conditions: whether another form of the CRD has replaced
+    /// the operator's.
     pub fn crd_replaced(&self, is: bool) {
         let _ = self.send(LedgerMessage::CrdReplaced(is));
     }

@@ -20,8 +20,8 @@ const UNKNOWN: &str = "Unknown";
 const STILL_IN_USE: &str = "StillInUse";
 
 impl LedgerTask {
-    /// Carries out the annotation in the book, or records why not. The next commit writes the
-    /// result, and removes the annotation unless it was refused.
+    /// Carries out the manual release in the book, or records why it is refused. The next commit
+    /// writes the result, and removes the annotation unless the release was refused.
     pub(super) async fn consider_manual_release(&mut self, pool: &str) {
         let Some(text) = self.stored.get(pool).and_then(|stored| stored.manual.clone()) else {
             return;
@@ -45,7 +45,8 @@ impl LedgerTask {
         self.book.touch(pool);
     }
 
-    /// Removes refusals because of an existing LoadBalancer that has released its address since.
+    /// Removes refusals whose reason is an existing LoadBalancer, if that LoadBalancer has released
+    /// the address since.
     pub(super) fn forget_outlived_refusals(&mut self) {
         for (name, stored) in &mut self.stored {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());

@@ -1,11 +1,12 @@
 //! The ledger task: the only owner of all pools while this process leads.
 //!
-//! Requests queue in its mailbox; [`PoolAllocator`] decides a batch, and each touched pool is
-//! written once. A request is answered when its write was accepted.
+//! Requests queue in its mailbox. [`PoolAllocator`], the book of all ledgers in memory, decides a
+//! batch, and each touched pool is written once. A request is answered when its write was accepted.
 //!
-//! The LoadBalancer controller calls it through [`LedgerHandle`]. It makes every write of a stored
-//! ledger. Only [`super::kube_vip_import`] creates pools, with the former owners of their
-//! addresses.
+//! The LoadBalancer controller sends its requests through [`LedgerHandle`]. The ledger task makes
+//! every write of a stored ledger, with two exceptions: [`super::kube_vip_import`] creates pools
+//! and records the former owners of their addresses, and [`keep_published`] records claims after a
+//! restore of etcd.
 
 mod commit;
 mod load;
@@ -49,8 +50,7 @@ pub struct LedgerTask {
     started: Instant,
     /// Pools with metrics, so that series are removed with their pool.
     measured: BTreeSet<String>,
-    /// Whether another form of the CRD is in the place of the operator's. `None`: not looked at
-    /// yet.
+    /// Whether another form of the CRD has replaced the operator's. `None`: not checked yet.
     crd_is_replaced: Option<bool>,
     /// Task that looks up claims that may have no owner.
     sweeper: Option<AbortOnDropHandle<()>>,
@@ -59,7 +59,7 @@ pub struct LedgerTask {
 }
 
 impl LedgerTask {
-    /// Serves until the term ends. Returns only with the error that ended it.
+    /// Serves until the term ends. Returns only with the error that ended the term.
     pub async fn run(mut self) -> anyhow::Result<()> {
         // The first tick is immediate.
         let mut sweep = tokio::time::interval(SWEEP_EVERY);
@@ -107,7 +107,8 @@ impl LedgerTask {
         match message {
             LedgerMessage::Claim(facts, reply) => {
                 if let Some(verdict) = self.book.peek(&facts) {
-                    // A guest's LoadBalancer is reconciled only for its own changes.
+                    // Not stored for a guest's LoadBalancer, which is reconciled only for its own
+                    // changes.
                     if !facts.guest {
                         self.handle.confirmed().confirm(*facts, verdict.clone());
                     }
@@ -205,7 +206,7 @@ impl LedgerTask {
         Ok(())
     }
 
-    /// Removes the confirmed answers to the owners that the batch is about.
+    /// Removes the confirmed answers for the owners in the batch.
     fn forget_confirmed(&self, batch: &RequestBatch) {
         let claims = batch.claims.iter().map(|(facts, _)| &facts.owner);
         let releases = batch.releases.iter().map(|(owner, ..)| owner);
@@ -232,11 +233,11 @@ impl LedgerTask {
                 }
                 _ => Ok(verdict),
             };
-            // The caller may have given up; the same claim is its answer when it asks again.
+            // The caller may have given up. When it asks again, the answer is the same claim.
             drop(reply.send(answer));
         }
         for (_, reply, pools) in batch.releases {
-            // A release that found no claims may be the retry of one that failed.
+            // A release that found no claims may be the retry of a release that failed.
             let pools = if pools.is_empty() { failed } else { &pools };
             let answer = match pools.intersection(failed).next() {
                 Some(pool) => Err(LedgerError::NotWritten(pool.clone())),

@@ -15,16 +15,16 @@ use crate::domain::pools::restored_store::{RestoreOutcome, changes, with_kept};
 use crate::k8s::CallError;
 use crate::k8s::trimmed::{self, TrimmedLb};
 
-/// Longest time for all of it: an API server that starts refuses calls until it has read the roles.
+/// Longest time for all tries: an API server that starts refuses calls until it has read the roles.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause after a failure.
 const AGAIN: Duration = Duration::from_millis(250);
-/// Value of the annotation.
+/// Value of the annotation that makes a pool keep claims without a LoadBalancer.
 const WHY: &str = "etcd was restored from a backup";
 
-/// Records, for each LoadBalancer in this replica's view that the API server no longer has, the
-/// address that it published, and logs each LoadBalancer that the restore changed. Called before
-/// the process ends, leading or not: the view is from before the restore, and is lost with the
+/// Records the published address of each LoadBalancer that is in this replica's view but no longer
+/// in the API server. Logs each LoadBalancer that the restore changed. Called before the process
+/// ends, whether it leads or not: the view is from before the restore, and is lost with the
 /// process.
 pub async fn keep_published(ctx: &Context) {
     if !ctx.views.is_synced() {

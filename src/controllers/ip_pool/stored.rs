@@ -50,8 +50,8 @@ impl StoredPool {
         self.finalizers = meta.finalizers.clone().unwrap_or_default();
     }
 
-    /// Whether a resourceVersion from a watch is newer. Versions of one resource are increasing
-    /// decimal numbers (KEP-5504); any other text that differs counts as newer.
+    /// Whether this pool is older than a resourceVersion from a watch. Versions of one resource are
+    /// increasing decimal numbers (KEP-5504); any other text that differs counts as newer.
     pub(super) fn is_older_than(&self, version: &str) -> bool {
         match (self.version.parse::<u64>(), version.parse::<u64>()) {
             (Ok(known), Ok(observed)) => known < observed,

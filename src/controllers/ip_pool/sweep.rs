@@ -1,10 +1,10 @@
-//! Finds claims whose LoadBalancer is gone by comparison with the view, confirms them at the API
-//! server, and frees them, except in pools that keep them. Owners of several claims are reconciled:
-//! a change of pool may have been interrupted.
+//! Finds claims whose LoadBalancer is missing in the view, confirms at the API server that it is
+//! gone, and frees the claims, except in pools that keep them. LoadBalancers with several claims
+//! are reconciled: a change of pool may have been interrupted.
 //!
-//! The lookups run concurrently with the mailbox, and each confirmed claim comes back as a message.
-//! The ledger may have changed by then, so it is checked again: an address is freed only if its
-//! owner is still the one that was looked up.
+//! The lookups run while the ledger task serves its mailbox, and each confirmed orphan comes back
+//! as a message. The ledger may have changed by then, so it is checked again: an address is freed
+//! only if it still belongs to the owner that was looked up.
 
 use std::collections::BTreeMap;
 
@@ -22,11 +22,11 @@ use crate::domain::load_balancer::facts;
 use crate::domain::{Claim, Owner};
 use crate::k8s::{CallError, call};
 
-/// Concurrent lookups of suspects. More of them would delay the requests of LoadBalancers that wait
-/// for an address.
+/// Maximum number of concurrent lookups of suspects. More lookups would delay the requests of
+/// LoadBalancers that wait for an address.
 const LOOKUPS: usize = 8;
-/// Maximum of claims freed at the same time in one pool with an Event each; for more, one Event
-/// counts them.
+/// Maximum number of claims of one pool that get an Event each when they are freed together. If
+/// there are more, a single Event counts them.
 const MOST_EVENTS: usize = 5;
 
 impl LedgerTask {

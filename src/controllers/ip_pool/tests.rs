@@ -1,5 +1,5 @@
-//! Answers of the ledger task to late requests. The API server has no pool, and answers nothing
-//! else.
+//! Answers of the ledger task to late requests. The API server of the tests answers that a pool
+//! does not exist, and does not answer any other request.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ fn context() -> Context {
     }
 }
 
-/// A pool with one address, in memory alone: no write of it is sent.
+/// A pool with one address. It exists only in memory: no write of it is sent.
 fn pool(name: &str, ip: &str, priority: i64) -> PoolSeen {
     let pool: IPPool = serde_json::from_value(json!({
         "metadata": {"name": name},
@@ -79,7 +79,7 @@ fn ledger() -> (LedgerTask, LedgerHandle) {
     (task, handle)
 }
 
-/// A LoadBalancer that asks pool `a`.
+/// A LoadBalancer that requests an address of pool `a`.
 fn lb(name: &str) -> LbFacts {
     LbFacts {
         owner: Owner { name: format!("ns/{name}"), uid: name.to_owned() },
@@ -97,7 +97,7 @@ async fn given(ledger: &LedgerHandle, facts: &LbFacts) -> String {
     }
 }
 
-/// A LoadBalancer that publishes its claim, which is confirmed.
+/// Facts of a LoadBalancer that publishes its claim, after the ledger has confirmed the claim.
 async fn published(ledger: &LedgerHandle) -> LbFacts {
     let Ok(ClaimResult::Held { claim, .. }) = ledger.claim(lb("gone")).await else {
         panic!("no address")

@@ -42,8 +42,9 @@ pub(super) async fn allocate(
     Ok(Some(AddressOutcome::Pool(verdict)))
 }
 
-/// Refuses an address to a LoadBalancer without one, and releases the claim that it may have. A
-/// view may be older than the address: an existing address stays.
+/// Refuses an address to a LoadBalancer that has none, and releases its claim, if the ledger has
+/// one. The object must be from the API server: a view may be older than the address, and an
+/// existing address stays.
 async fn refuse(
     observed: &ObservedLb,
     why: NoAddressReason,

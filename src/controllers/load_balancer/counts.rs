@@ -2,11 +2,12 @@
 //!
 //! A node failure changes the counts of one LoadBalancer once for each of its VMs. The delay merges
 //! these writes, and avoids them if the VM is back within [`WITHIN`]. The queue contains the patch
-//! itself, so its write needs no further decision: a requeue would make each lasting change of a VM
-//! two reconciles.
+//! itself, so its write needs no further decision. With a requeue instead, each lasting change of a
+//! VM would take two reconciles.
 //!
 //! Invariant: the written patch is that of the last decision. Each decision replaces or removes the
-//! waiting patch; after a decision during the write, the event of the write triggers a reconcile.
+//! waiting patch. If a decision is made during a write, the event of that write triggers a
+//! reconcile.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,8 +50,8 @@ impl DeferredCounts {
         (Self { waiting: Mutex::default(), due }, receiver)
     }
 
-    /// Schedules a patch of counts, and replaces an earlier one. Returns whether it is scheduled:
-    /// otherwise the patch is overdue, and the caller must write it.
+    /// Schedules a patch of counts in the place of an earlier one. Returns false if the earlier
+    /// patch is overdue: then the new patch is not scheduled, and the caller must write it.
     pub(super) fn defer(&self, lb: &Arc<LoadBalancer>, patch: Value, is_all: bool) -> bool {
         let uid = uid(lb);
         let now = Instant::now();
@@ -90,7 +91,7 @@ impl DeferredCounts {
     }
 }
 
-/// Writes what is due until dropped.
+/// Writes each patch that is due, until dropped.
 pub(super) async fn run(due: Due, ctx: &LbContext) {
     let due =
         futures::stream::unfold(
@@ -114,7 +115,7 @@ async fn write(at: Instant, uid: &str, ctx: &LbContext) {
     let name = facts::name(&lb);
     let writing = ctx.shared.views.writing(name.clone());
     match publish::write(&lb, &patch, ctx).await {
-        // A decision during the write did not include its result.
+        // A decision during the write was made without the result of the write.
         Ok(version) => {
             if ctx.counts.settle_unless_replaced(uid, at, &lb) && is_all {
                 writing.is_all(version);

@@ -19,12 +19,12 @@ use crate::domain::reason::{self, NoLease};
 use crate::k8s::{CallError, call};
 
 /// Time from the start of a term in which no published address expires by the clock. While the API
-/// server was unavailable, no operator led, but agents continued to renew. An agent needs one call
-/// for its Lease and then one write to record that.
+/// server was unavailable, no operator led, but agents continued to renew. An agent then needs one
+/// call for its Lease and one write to record its renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Interval of checks whether another LoadBalancer still has the same client identity.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
-/// Time after which the view contains a created record.
+/// Time within which a created record appears in the view.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// Attempts of one decision if the record changes during each of them.
 const REPETITIONS: usize = 5;
@@ -125,8 +125,9 @@ pub(super) async fn allocate(
     Err(CallError::Conflict.into())
 }
 
-/// Creates a record, unless a DHCP server would identify its holder and another record's as one
-/// client. Of two records created at the same time, the second is checked against the first.
+/// Creates a record, unless a DHCP server could not distinguish the record's client from that of
+/// another record. Of two records created at the same time, the second is checked against the
+/// first.
 async fn create(new: &DHCPLease, ctx: &LbContext) -> Result<Result<DHCPLease, CallError>, NoLease> {
     let mut made = ctx.made.lock().await;
     let views = &ctx.shared.views;
@@ -169,7 +170,7 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
     }
     let record = ctx.shared.views.record(&facts::name(lb)).filter(|r| !dhcp_lease::keeps(r))?;
     let left = (dhcp_lease::ends(&record)? - Utc::now().fixed_offset()).to_std();
-    // An expired address was already decided on, or is when AGENTS_RETURN is over.
+    // The expiry was already handled, or is handled at the end of AGENTS_RETURN.
     let left = left.or_else(|_| Some(early(ctx)).filter(|left| !left.is_zero()).ok_or(()));
     left.ok().map(|left| left + Duration::from_millis(10))
 }
@@ -225,7 +226,7 @@ pub(super) fn published(
             if before.is_some() {
                 shared.metrics.leasing.changes.with_label_values(&["withdrawn"]).inc();
             }
-            // These states are normal for a moment before an address.
+            // These states are normal for a short time before an address is published.
             if !matches!(why, NoLease::Pending { .. } | NoLease::Returning) {
                 shared.events.warning(object, why.reason(), why.message());
             }

@@ -36,15 +36,16 @@ use crate::k8s::{CallError, call};
 use crate::prober::Prober;
 use crate::turns::{CallerTurn, Turns};
 
-/// Maximum of concurrent writes of LoadBalancers that have an address: few, so that the API server
-/// has time for one that waits for its address while a new term brings thousands up to date.
+/// Maximum number of concurrent writes of LoadBalancers that have an address. The number is small,
+/// so that the API server has time for a LoadBalancer that waits for its address while a new term
+/// brings thousands up to date.
 const WRITES_AT_ONCE: usize = 8;
-/// Further concurrent writes that a guest waits for: of LoadBalancers without an address, and of
-/// deleted ones. Each write uses a connection of its own, and an API server is not faster with more
-/// of them.
+/// Maximum number of further concurrent writes: of LoadBalancers without an address, and of deleted
+/// ones, because a guest waits for these writes. Each write uses a connection of its own, and more
+/// connections do not make an API server faster.
 const AWAITED_WRITES_AT_ONCE: usize = 24;
-/// Maximum of objects held whole at the same time, because a view has only a part of them. Each may
-/// have the 1.5 MiB that the API server's store allows.
+/// Maximum number of objects that are held whole in memory at the same time, because a view has
+/// only a part of each. Each may have the 1.5 MiB that the API server's store allows.
 const WHOLE_AT_ONCE: usize = 8;
 /// Passes of one reconcile if the object changes during each of them.
 const REPETITIONS: usize = 5;
@@ -62,7 +63,7 @@ pub struct LbContext {
     /// Handle of the ledger task.
     pub ledger: LedgerHandle,
     prober: Prober,
-    /// Turns of namespaces: a tenant with many LoadBalancers does not delay another.
+    /// Turns of namespaces, so that a tenant with many LoadBalancers does not delay another tenant.
     writes: Turns<String>,
     awaited_writes: Turns<String>,
     whole: Turns<String>,
@@ -111,7 +112,7 @@ pub enum ReconcileError {
     #[error(transparent)]
     Call(#[from] CallError),
     /// The LoadBalancer must be read from the API server: it has changed since the decision, the
-    /// view has only a part of it, or a view must not decide.
+    /// view has only a part of it, or the decision must not be made from a view.
     #[error("the LoadBalancer has changed meanwhile")]
     Outdated,
     /// The API server refuses a necessary write.
@@ -127,8 +128,8 @@ pub async fn run(
     DueCounts(due): DueCounts,
 ) {
     let store = ctx.shared.views.load_balancers.clone();
-    // All triggers come through one stream that cannot fail, so no failing watch slows them.
-    // Concurrency is bounded only at the writes, where it has a cost.
+    // All triggers come through one stream that cannot fail, so a failing watch does not delay the
+    // reconciles. Concurrency is bounded only at the writes, where it has a cost.
     let reconciles = Controller::for_stream(futures::stream::pending(), store)
         .reconcile_on(woken)
         .run(reconcile_until_settled, retry, ctx.clone())
@@ -154,7 +155,7 @@ struct ObservedLb {
     partial: bool,
     /// Whether the object was read from the API server for this decision.
     fresh: bool,
-    /// Place of a whole object that is larger than a view's part of it.
+    /// Turn for holding this object whole in memory; see [`WHOLE_AT_ONCE`].
     place: Option<CallerTurn<String>>,
 }
 
@@ -167,8 +168,8 @@ struct ServingOutcome {
     again: Option<Duration>,
 }
 
-/// Reconciles the observed object; if the view is not enough, or after a conflict, the object that
-/// the API server has.
+/// Reconciles the observed object. If the view is not enough, or after a conflict, reconciles
+/// instead the object that the API server has.
 async fn reconcile_until_settled(
     seen: Arc<LoadBalancer>,
     ctx: Arc<LbContext>,
@@ -238,8 +239,8 @@ fn observe(lb: Arc<LoadBalancer>, ctx: &LbContext) -> ObservedLb {
     ObservedLb { lb, partial, fresh: false, place: None }
 }
 
-/// Reads the object from the API server: a large one whole, of another the part that a view has.
-/// `None`: it is gone, or another object has its name.
+/// Reads the object from the API server. A large object is returned whole, and any other is trimmed
+/// to the part that a view has. `None`: the object is gone, or another object has its name.
 async fn observe_again(
     lb: &LoadBalancer,
     is_large: bool,
@@ -262,7 +263,7 @@ async fn observe_again(
 /// deletion event came before the claim, nothing else releases the address.
 async fn give_back(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<Duration>, ReconcileError> {
     let owner = facts::owner(lb);
-    // The deletion event of its Service releases the address.
+    // If there is a Service, its deletion event releases the address.
     if !ctx.shared.views.is_served(&owner) {
         ctx.ledger.release(owner).await?;
     }

@@ -29,8 +29,8 @@ pub(super) async fn publish(
     if *partial {
         return Err(ReconcileError::Outdated);
     }
-    // A decision about the whole object need not be repeated after its own write. Without a report,
-    // and when pools change, the event of this write triggers the next step.
+    // If this patch contains the whole decision, the event of its own write triggers no further
+    // reconcile. Without a report, or during a change of pools, that event triggers the next step.
     let is_all = report.is_some() && is_published(lb, finding);
     if !status::is_urgent(lb, &patch) && ctx.counts.defer(lb, patch.clone(), is_all) {
         return Ok(false);

@@ -58,8 +58,8 @@ fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
     let conditions = lb.status.as_ref().map_or(&[][..], |s| &s.conditions);
     let before = conditions.iter().find(|c| c.type_ == READY);
     let before = before.and_then(|c| c.reason.as_deref());
-    // The announcer always needs a moment, so that is not reported. A doubt about the prober can
-    // concern every load balancer, so it has one Event, on the Lease.
+    // A missing announcement is not reported, because the announcer always needs a moment. A doubt
+    // about the prober can concern every load balancer, so one Event on the Lease reports it.
     let has_event = why == reason::PROBER_DOUBTED
         || (why == reason::ANNOUNCED && before == Some(reason::PROBER_DOUBTED));
     if why == reason::NOT_ANNOUNCED || before == Some(why) || has_event {

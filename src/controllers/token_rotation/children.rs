@@ -97,8 +97,8 @@ impl RotationRun<'_> {
         }
     }
 
-    /// Whether all cloud credentials are replaced that must be, and a message about them. `None`:
-    /// none is to be replaced.
+    /// Whether every cloud credential that must be replaced is replaced, and a message about that.
+    /// `None`: no cloud credential is to be replaced.
     pub(super) fn children_summary(&self) -> Option<(bool, String)> {
         self.rotation.spec.source.as_ref()?;
         let AppliedChildren { children, failures } = self.children.as_ref()?;

@@ -41,7 +41,7 @@ impl RotationRun<'_> {
         self.patch_finalizers(&finalizers).await
     }
 
-    /// Removes the finalizer, and the credential in memory.
+    /// Removes the finalizer of the TokenRotation, and the unpublished credential from memory.
     pub(super) async fn remove_finalizer(&mut self) -> Result<(), CallError> {
         self.keep_unpublished(None);
         let finalizers = self.rotation.finalizers().to_vec();

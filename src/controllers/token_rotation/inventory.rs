@@ -1,6 +1,6 @@
 //! Inventory of all cloud credentials that an API key may see.
 //!
-//! Invariant: each reconcile reads only a few contents, however many there are.
+//! Invariant: each reconcile reads the content of only a few cloud credentials, however many exist.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::domain::credentials::rotation::watched::WatchedCredentials;
 use crate::domain::credentials::timestamp::Seconds;
 use crate::rancher::{self, IssuedTokens, RancherError, RancherIssuer};
 
-/// Maximum of contents read in one reconcile; each takes up to three calls.
+/// Maximum number of cloud credentials read in one reconcile. Each read takes up to three calls.
 const MOST_READS: usize = 16;
 /// Time after which a reconcile begins no further read.
 const READ_TIME: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! Issuer of a TokenRotation's credentials: this cluster's API server, for a ServiceAccount, or a
-//! Rancher, for the user of an API key.
+//! Issuer of a TokenRotation's credentials: this cluster's API server for tokens of a
+//! ServiceAccount, or a Rancher for tokens of an API key's user.
 //!
 //! Invariant: a new credential stays in memory until it is published or abandoned.
 
@@ -28,7 +28,7 @@ impl CredentialIssuer {
 }
 
 impl RotationRun<'_> {
-    /// Names of the credentials that exist. A Rancher's are those of the last read.
+    /// Names of the existing credentials. For a Rancher, they are from its last read.
     pub(super) async fn list_credentials(&self) -> Result<Vec<String>, CallError> {
         match CredentialIssuer::of(&self.rotation) {
             CredentialIssuer::ServiceAccount => {
@@ -51,7 +51,7 @@ impl RotationRun<'_> {
         Ok(())
     }
 
-    /// Tests the credential in memory where it will be used.
+    /// Tests the unpublished credential at the server where it will be used.
     pub(super) async fn verify(&mut self) -> Result<(), StepFault> {
         let Some(UnpublishedToken { credential, text: Some(token) }) = self.unpublished() else {
             self.keep_unpublished(None);

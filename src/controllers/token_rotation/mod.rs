@@ -1,8 +1,8 @@
 //! Queue of TokenRotations: which ones must be reconciled, and when.
 //!
-//! The record is evaluated first. The API server is asked only if the record requires a step, or an
-//! object that the rotation depends on has changed. Invariants: few rotations are reconciled at the
-//! same time, and few begin per second, however many are due.
+//! The record in the status is evaluated first. The API server is asked only if the record requires
+//! a step, or if an object that the rotation depends on has changed. Invariants: few rotations are
+//! reconciled at the same time, and few begin per second, however many are due.
 
 mod children;
 mod deletion;
@@ -50,9 +50,9 @@ use crate::k8s::informer::ObjectEvent;
 use crate::k8s::store::{self, StoreWriter};
 use issuer::CredentialIssuer;
 
-/// Maximum of concurrent reconciles.
+/// Maximum number of concurrent reconciles.
 const MOST_CONCURRENT: u16 = 4;
-/// Shortest time between two rotations that begin without a request: 2,000 that are due take a
+/// Shortest time between two rotations that begin without a request: 2,000 due rotations take a
 /// quarter of an hour.
 const TURN_INTERVAL: Duration = Duration::from_millis(400);
 /// Deadline of one reconcile.
@@ -90,8 +90,8 @@ struct RotationContext {
     failures: Mutex<HashMap<Name, u32>>,
     /// Probes of the tokens in use in Ranchers.
     probes: Mutex<HashMap<Name, token_probe::TokenProbe>>,
-    /// Version of each rotation after its reconcile, and the time until which it needs no other
-    /// one.
+    /// Version of each rotation after its reconcile, and the time until which it needs no further
+    /// reconcile.
     resting: Mutex<HashMap<Name, (u64, Instant)>>,
 }
 
@@ -217,7 +217,7 @@ async fn watch_secrets(context: &RotationContext, namespace: &str, name: Option<
         ObjectEvent::Changed(secret) if secret.labels().contains_key(LABEL_ROTATION) => {}
         ObjectEvent::Changed(secret) => context.touch(dependents(secret.meta())),
         ObjectEvent::Gone(_, Some(secret)) => context.touch(dependents(&secret)),
-        // A list may contain any change.
+        // After a new list, any Secret may have changed.
         ObjectEvent::Complete => {
             let of = |r: &TokenRotation| r.namespace().as_deref() == Some(namespace);
             context.touch(context.store.state_filter(of));
@@ -261,7 +261,7 @@ impl RotationContext {
         }
     }
 
-    /// Records that the rotation needs no reconcile in this version for the time of the pause.
+    /// Records that this version of the rotation needs no reconcile during the pause.
     fn set_resting(&self, rotation: &TokenRotation, pause: Duration) {
         if let Some(version) = version(rotation) {
             let name = ObjectRef::from_obj(rotation);
@@ -269,8 +269,8 @@ impl RotationContext {
         }
     }
 
-    /// Remaining pause of a rotation that has not changed since its reconcile: events of this
-    /// process's own writes trigger nothing.
+    /// Remaining pause of a rotation that has not changed since its reconcile, so that events of
+    /// this process's own writes trigger nothing.
     fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let (left, until) = *lock(&self.resting).get(&ObjectRef::from_obj(rotation))?;
         let is_known = version(rotation).is_some_and(|version| version <= left);
@@ -278,8 +278,8 @@ impl RotationContext {
         (is_known && !rest.is_zero()).then_some(rest)
     }
 
-    /// Time until the turn of a rotation that is due, so that few begin at once. Each rotation gets
-    /// its turn once, keeps it until it begins, and is not reconciled before.
+    /// Time until the turn of a rotation that is due. Turns limit how many rotations begin at once.
+    /// A rotation gets one turn, keeps it until it begins, and is not reconciled before the turn.
     fn time_until_turn(&self, name: &Name) -> Duration {
         let mut turns = lock(&self.turns);
         let (turns, next) = &mut *turns;

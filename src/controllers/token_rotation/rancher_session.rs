@@ -1,9 +1,9 @@
-//! Session with the Rancher that a spec names: its URL, its authorities and the present API key,
-//! and what was read there.
+//! Session with the Rancher that a spec names: its URL, its certificate authorities, the present
+//! API key, and the state read from it.
 //!
-//! Invariants: the key is read before each session, so that a renewed key is used at once; time is
-//! Rancher's, unless the credentials are another issuer's; nothing is decided without Rancher's
-//! answer.
+//! Invariants: the key is read before each session, so that a renewed key is used at once; the time
+//! is that of Rancher's clock, unless another issuer makes the credentials; nothing is decided
+//! without Rancher's answer.
 
 use kube::ResourceExt as _;
 
@@ -76,10 +76,11 @@ fn refused(field: &str, error: CallError) -> ReadFault {
     }
 }
 
-/// Key of certificate authorities in the API key's Secret.
+/// Entry of the API key's Secret that contains certificate authorities.
 const AUTHORITY_KEY: &str = "ca.crt";
 
-/// Certificate authorities of the spec, else of the API key's Secret. `None`: there are none.
+/// Certificate authorities from the spec, or else from the API key's Secret. `None`: neither has
+/// any.
 async fn authority(
     context: &RotationContext,
     namespace: &str,
@@ -107,7 +108,7 @@ async fn authority(
 }
 
 /// Opens a session: reads the API key, and the tokens of its user in Rancher. Sets `clock` to the
-/// issuer's.
+/// clock of the credentials' issuer.
 pub(super) async fn open(
     context: &RotationContext,
     rotation: &TokenRotation,
@@ -117,7 +118,7 @@ pub(super) async fn open(
     let RancherAccess { issuer, key, url, clock: own } = access(context, rotation, server).await?;
     let by_account = CredentialIssuer::of(rotation) == CredentialIssuer::ServiceAccount;
     let issued = match issuer.issued().await {
-        // They are not needed: the key must only be allowed to write the cloud credential.
+        // The tokens are not needed: the key must only be allowed to write the cloud credential.
         Err(_) if by_account => IssuedTokens::unlisted(),
         other => other?,
     };
@@ -135,7 +136,8 @@ pub(super) async fn open(
     Ok(RancherSession { issuer, issued, view: None, key, url, unread: 0, listed: Vec::new() })
 }
 
-/// Reason why tokens of the API key's user may not be put into a cloud credential, if there is one.
+/// Reason why tokens of the API key's user may not be put into a cloud credential. `None`: they
+/// may.
 fn refusal(
     rotation: &TokenRotation,
     credential: &str,
@@ -143,7 +145,8 @@ fn refusal(
     user: &str,
 ) -> Option<String> {
     let minted = rotation.spec.source.as_ref()?.rancher_token.as_ref()?;
-    // A deletion only revokes, and removes the kept old token.
+    // The deletion of a TokenRotation puts no token there: it only revokes, and removes the kept
+    // token.
     if rotation.metadata.deletion_timestamp.is_some() {
         return None;
     }

@@ -13,8 +13,9 @@ use crate::domain::credentials::rotation::{MintedCredential, status};
 use crate::domain::credentials::token::TokenText;
 use crate::rancher::{TokenFault, TokenRights};
 
-/// Pauses before the tests of a new token. Other replicas of Rancher know it a moment later than
-/// the one that made it. Each test costs one call, the one that succeeds one for each right.
+/// Pause before each test of a new token. Other replicas of Rancher know the token a moment later
+/// than the replica that made it. A failed test costs a few calls at most; a successful test also
+/// costs a call for each right.
 const TEST_PAUSES: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(500),
@@ -23,7 +24,8 @@ const TEST_PAUSES: [Duration; 5] = [
     Duration::from_secs(4),
 ];
 
-/// Maximum of tests that fail otherwise than by a replica's delay. A proxy may break one call.
+/// Number of failed tests after which no further test follows; failures that a replica's delay
+/// explains do not count. One failure is tolerated, because a proxy may break one call.
 const MOST_FAULTS: u8 = 2;
 
 impl RotationRun<'_> {
@@ -37,7 +39,7 @@ impl RotationRun<'_> {
         self.session.as_ref().map(|session| session.issued.named(&prefix)).unwrap_or_default()
     }
 
-    /// Cluster to which a new token is limited. `None`: it is not limited to one.
+    /// Cluster to which a new token is limited. `None`: the token is not limited.
     fn scope(&self) -> Option<String> {
         let wanted = wanted_cluster(&self.rotation);
         match &self.read.reach {
@@ -58,7 +60,7 @@ impl RotationRun<'_> {
     }
 
     /// Tests a token in Rancher and where it will be used. A replica of Rancher that does not know
-    /// the token yet refuses any of the calls, so all are repeated.
+    /// the token yet may refuse any of the calls, so all calls are repeated.
     pub(super) async fn verify_rancher_token(&self, token: &TokenText) -> Result<(), StepFault> {
         let (RancherSession { issuer, .. }, scope) = (self.session()?, self.scope());
         let deadline = Instant::now() + TEST_DEADLINE;

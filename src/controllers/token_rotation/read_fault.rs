@@ -7,9 +7,9 @@ use crate::rancher::RancherError;
 
 /// Reason why a read has no result.
 pub(super) enum ReadFault {
-    /// The read is tried again.
+    /// A call failed: the read is tried again.
     Call(CallError),
-    /// The target is not known, for a reason that Ready states.
+    /// The target is not known, for a reason that the condition Ready states.
     Unknown(UnknownTarget),
 }
 
@@ -43,14 +43,14 @@ impl From<RancherError> for ReadFault {
 pub(super) struct UnknownTarget {
     pub(super) why: String,
     pub(super) reason: UnknownReason,
-    /// Kind of the reason of Ready that follows.
+    /// Function that makes the reason of the condition Ready from `why`.
     pub(super) ready: fn(String) -> ReadyReason,
     /// Whether the Rancher rejects the API key.
     pub(super) key_refused: bool,
 }
 
 impl UnknownTarget {
-    /// Reason of Ready that follows.
+    /// Reason of the condition Ready while the target is unknown.
     pub(super) fn ready_reason(&self) -> ReadyReason {
         (self.ready)(self.why.clone())
     }
@@ -60,7 +60,7 @@ impl UnknownTarget {
         Self { reason: UnknownReason::TargetBarred, ..Self::barred(why) }
     }
 
-    /// Neither the target nor the list of credentials can be read.
+    /// Reason that concerns both the target and the list of credentials: neither can be read.
     pub(super) fn barred(why: String) -> Self {
         Self {
             why,

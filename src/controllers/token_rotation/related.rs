@@ -1,8 +1,8 @@
-//! Relations of TokenRotations: which credentials others replace, whose status depends on another
-//! one, and which goes first of two for the same credential.
+//! Relations between TokenRotations: which credentials the others replace, which TokenRotations
+//! have a status that depends on another one, and which of two for the same credential goes first.
 //!
 //! Invariant: a credential counts as replaced only if the TokenRotation that replaces it has
-//! observed it, and so reports its own failures.
+//! observed the credential: then that TokenRotation reports its own failures.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -120,7 +120,7 @@ impl RotationRun<'_> {
         context.store.state_filter(may)
     }
 
-    /// Finds another TokenRotation for the same credential that goes first.
+    /// Looks for another TokenRotation that is for the same credential and goes first.
     pub(super) async fn find_first_rival(&mut self) -> Result<(), CallError> {
         if self.named_url().is_some() {
             // The URL in the status shows which TokenRotations have the same credential.

@@ -1,4 +1,4 @@
-//! State of one reconcile of a TokenRotation: its object, and what was read for it.
+//! State of one reconcile of a TokenRotation: the object, and the state that was read for it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -79,7 +79,8 @@ impl RotationRun<'_> {
 pub(super) enum StepFault {
     /// The reconcile ends, and begins again soon: nothing is recorded.
     Call(CallError),
-    /// The step has failed: that is recorded, and the step is tried again ever later.
+    /// The step has failed: the failure is recorded, and each further try comes after a longer
+    /// pause.
     Step(String),
 }
 

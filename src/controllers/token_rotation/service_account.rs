@@ -1,7 +1,7 @@
 //! Tokens of a ServiceAccount of this cluster, also those in a cloud credential of a Rancher.
 //!
-//! Invariant: a token is tested at the server that its readers use, which must have a certificate
-//! of this cluster's own authority if the spec names it.
+//! Invariant: a token is tested at the server that its users call. If the spec names that server,
+//! its certificate must be from this cluster's own authority.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
 use crate::rancher::{ApiServer, TokenRights};
 
-/// Reads of an account's Secret until it contains the token, and the pause between two reads.
+/// Maximum number of reads of an account's Secret until it contains the token, and the pause
+/// between two reads.
 const TOKEN_READS: u32 = 20;
 const TOKEN_READ_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -31,8 +32,8 @@ impl RotationRun<'_> {
         of(&self.rotation).cloned().unwrap_or_default().service_account_name
     }
 
-    /// Server of this cluster that a cloud credential is to lead to. `None`: the target stays with
-    /// its own server.
+    /// Server of this cluster that a cloud credential is to lead to. `None`: the target keeps its
+    /// own server.
     pub(super) fn own_server(&self) -> Option<ServerEndpoint> {
         let target = self.rotation.spec.target.cloud_credential.as_ref()?;
         let server = target.server.as_ref()?.trim_end_matches('/').to_owned();
@@ -95,7 +96,8 @@ impl RotationRun<'_> {
         writer.request_token(who, until, (name, &bond)).await
     }
 
-    /// Reads the token that the cluster writes into a new Secret of an account, after a moment.
+    /// Reads the token that the cluster writes into an account's new Secret a moment after its
+    /// creation.
     async fn read_stored_token(&self, name: &str) -> Result<TokenText, CallError> {
         for _ in 0..TOKEN_READS {
             let namespace = self.namespace();

@@ -1,4 +1,4 @@
-//! Read of a TokenRotation's target and of its Rancher, or the reason why they cannot be read.
+//! Reads a TokenRotation's target and its Rancher, or finds the reason why they cannot be read.
 
 use super::read_fault::{ReadFault, UnknownTarget};
 use super::rotation_run::{RancherSession, RotationRun};

@@ -1,5 +1,4 @@
-//! Writes of a TokenRotation's status, with the Events, the metrics and the log lines of what has
-//! changed in it.
+//! Writes a TokenRotation's status, and reports the changes in Events, metrics and log lines.
 
 use std::time::Duration;
 
@@ -128,7 +127,7 @@ impl RotationRun<'_> {
         if next.pending.is_none() {
             self.keep_unpublished(None);
         }
-        // The reported text has a readable length.
+        // The reported text is cut to a readable length.
         let why: String = why.chars().take(400).collect();
         let reason = format!("{}Failed", step.word());
         let note = format!("credential {name}: {why}");

@@ -20,7 +20,7 @@ use crate::domain::credentials::rotation::{
 };
 use crate::k8s::CallError;
 
-/// Maximum of steps in a row; more of them are a fault.
+/// Maximum number of steps in a row. More steps are a fault.
 const MOST_STEPS: usize = 64;
 /// Pause before an unfinished rotation is reconciled again.
 const CONTINUE_AFTER: Duration = Duration::from_millis(500);
@@ -139,7 +139,7 @@ impl RotationRun<'_> {
             self.context.end_turn(&name);
             return None;
         }
-        // The reason why it is due may not be in the record.
+        // The record alone may not show why the rotation is due.
         lock(&self.context.touched).insert(name);
         Some(turn)
     }

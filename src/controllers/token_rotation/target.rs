@@ -39,7 +39,8 @@ impl<'a> RotationTarget<'a> {
     }
 }
 
-/// Reads the target that the spec names. `clock`: the issuer's, set by a later answer of it.
+/// Reads the target that the spec names. Sets `clock` to the time of the credentials' issuer, if
+/// the answer contains it.
 pub(super) async fn read(
     context: &RotationContext,
     rotation: &TokenRotation,
@@ -102,8 +103,8 @@ pub(super) async fn read(
 }
 
 impl RotationRun<'_> {
-    /// Publishes the credential in memory. The write is refused if the target has another version
-    /// than the recorded one. `keep`: the old credential stays beside it, in a cloud credential.
+    /// Publishes the credential in memory. The write is refused if the target's version is not the
+    /// recorded one. `keep`: in a cloud credential, the old credential stays beside the new one.
     pub(super) async fn publish(&mut self, keep: bool) -> Result<(), StepFault> {
         let Some(UnpublishedToken { credential, text: Some(token) }) = self.unpublished() else {
             self.keep_unpublished(None);

@@ -1,8 +1,8 @@
-//! Probes of the token in use in a Rancher, once a minute between two reconciles. A token that was
-//! revoked by hand is so replaced at once, although no event reports the revocation.
+//! Probes of the token in use in a Rancher, once a minute between two reconciles. So a token that
+//! was revoked by hand is replaced about a minute later, although no event reports the revocation.
 //!
-//! Invariants: a probe is one call, made with the API key, so that the token's time of last use
-//! stays that of its users. A probe decides nothing: a difference only triggers a reconcile.
+//! Invariants: a probe is one call, made with the API key, so that only the token's users change
+//! its time of last use. A probe decides nothing: a difference only triggers a reconcile.
 
 use std::time::{Duration, Instant};
 
@@ -29,8 +29,8 @@ pub(super) struct TokenProbe {
 }
 
 impl RotationRun<'_> {
-    /// Schedules the next probe of the token in use, if its issuer knows it. Returns the time until
-    /// then.
+    /// Schedules the next probe of the token in use, if the issuer knows this token. Returns the
+    /// time until that probe.
     pub(super) fn schedule_probe(&self) -> Option<Duration> {
         let name = ObjectRef::from_obj(&self.rotation);
         let mut probes = lock(&self.context.probes);
@@ -45,7 +45,8 @@ impl RotationRun<'_> {
         let now = self.clock.now();
         let lives = |report: &IssuerReport| report.expires.is_none_or(|end| end > now);
         let report = held.report.clone().filter(|report| is_used && lives(report))?;
-        // The probe found a difference and the reconcile none: the API key's user may not see it.
+        // The probe found a difference and the reconcile after it found none: the API key's user is
+        // not permitted to see the token.
         let is_hidden = before.is_some_and(|probe| probe.differs && probe.report == report);
         let pause = if is_hidden { RANCHER_INTERVAL } else { PROBE_INTERVAL };
         probes.insert(name, TokenProbe { report, at: Instant::now() + pause, differs: false });

@@ -37,8 +37,8 @@ pub struct AdmissionRequest<'a> {
     pub name: &'a str,
     /// Name of the requesting user.
     pub user: &'a str,
-    /// Whether the leader sends the request: this operator, from any replica, or the Go controller
-    /// while it holds the Lease.
+    /// Whether the request comes from a leader: from this operator (any replica), or from the Go
+    /// controller while a controller other than this operator holds the Lease.
     pub by_operator: bool,
     /// The object as it would be stored. `None` for a deletion.
     pub object: Option<&'a Value>,

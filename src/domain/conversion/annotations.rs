@@ -1,30 +1,32 @@
-//! The annotation in which fields travel that the other version lacks.
+//! Annotation that carries the fields that the other version lacks.
 //!
 //! Compact JSON: `{"spec":{"workloadType":"cluster"},"unset":["spec.ipam"]}`; absent when there is
 //! nothing to carry. `unset` names fields that the translation fills in. Text that is not of this
-//! form was written by another program: it is ignored and stays. If the conversion must write the
-//! annotation, the text that was there travels in `kept`.
+//! form was written by another program: the conversion ignores this text and leaves it in place. If
+//! the conversion must write the annotation itself, the earlier text travels in `kept`.
 //!
-//! Annotations may have 256 KiB in all, and the API server would refuse the whole list for one
-//! object above that. Fields that do not fit are left out and named in `cut`: the status first,
-//! since it is computed again, then the largest. A client that writes such an object back in
-//! v1alpha1 loses them. The annotation then stays with the names of the lost fields of the spec,
-//! and admission refuses the object.
+//! The annotations of an object may have 256 KiB together, and for one object above this limit the
+//! API server would refuse a whole list. Fields that do not fit are left out and named in `cut`:
+//! first the fields of the status, since they are computed again; within a section, the largest
+//! first. A client that writes such an object back in v1alpha1 loses the fields that were left out.
+//! The annotation then keeps only the names of the lost fields of the spec, and admission refuses
+//! the object.
 //!
-//! Every function here takes time in proportion to the length of its text: the text is a tenant's,
-//! and the conversion path is open to all.
+//! Every function here takes time in proportion to the length of its text: a tenant can write the
+//! text, and every caller can reach the conversion path.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Bytes of all annotations of an object at most, keys included.
+/// Maximum size in bytes of all annotations of an object, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
-/// Fields of one section that `cut` names at most. One name is enough to refuse the write.
+/// Maximum number of fields of one section that `cut` names. One name is enough to refuse the
+/// write.
 const MOST_CUT: usize = 32;
-/// Characters of a field's name in `cut` at most.
+/// Maximum number of characters of a field's name in `cut`.
 const LONGEST_CUT: usize = 128;
 
-/// Fields that travel.
+/// Fields that travel in the annotation.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CarriedFields {
@@ -79,8 +81,8 @@ impl CarriedFields {
 
     /// Parses an annotation that this or another replica wrote.
     fn parse(text: &str) -> Option<Self> {
-        // serde would also accept a list of the fields in their order. No API server stores a
-        // longer text.
+        // serde would also accept a JSON list of the fields in their order. No API server stores a
+        // text above the limit.
         if !text.starts_with('{') || text.len() > ANNOTATIONS_LIMIT {
             return None;
         }
@@ -101,7 +103,8 @@ impl CarriedFields {
         if text.len() <= room {
             return Some(text);
         }
-        // Never below the true length: escaped text is longer than the length that is subtracted.
+        // Never below the true length: a field with escaped characters is longer than the length
+        // that is subtracted for it.
         let mut length = text.len() + r#","cut":[]"#.len();
         for (section, fields) in [("status", &mut self.status), ("spec", &mut self.spec)] {
             let size = |(key, value): (&String, &Value)| {
@@ -161,7 +164,7 @@ pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: 
     let there = annotations(object)
         .and_then(|annotations| annotations.get(annotation)?.as_str().map(str::to_owned));
     if let Some(there) = there {
-        // A text of this form that stays would be read as fields that travelled.
+        // If a text of this form stayed in place, it would be read as fields that travelled.
         let taken = CarriedFields::parse(&there);
         let stale = taken.as_ref().is_some_and(CarriedFields::is_only_cut);
         if (taken.is_some() || carry != CarriedFields::default()) && !stale {

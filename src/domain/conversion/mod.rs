@@ -1,13 +1,13 @@
 //! Conversion of `LoadBalancer` from one version to the other, without loss.
 //!
 //! Invariants: no object that the API server can send is refused, because one object that fails
-//! would fail the list it is in. Conversion there and back returns the same object, whichever
-//! version it began in. Of metadata only the annotation below is changed.
+//! would make its whole list fail. Conversion to the other version and back returns the same
+//! object, whichever version comes first. In metadata, only the annotation below is changed.
 //!
-//! Fields that one version has and the other lacks travel in an annotation (see [`carry`]) named
-//! after the version whose fields it holds. The way back removes them from it. The annotation
-//! yields to edits: a value that travelled is restored only if its counterpart still has the value
-//! that the translation gave it.
+//! Fields that one version has and the other lacks travel in an annotation (see [`annotations`])
+//! named after the version whose fields it holds. The conversion back removes these fields from the
+//! annotation. Edits win over the annotation: a value that travelled is restored only if its
+//! counterpart still has the value that the translation gave it.
 //!
 //! | v1beta1 | v1alpha1 | rule |
 //! |---|---|---|
@@ -20,14 +20,14 @@
 //! | `status`, other fields | | travel |
 //! | fields that neither version has | the same | the API server drops them where its schema lacks them |
 //!
-//! **A tenant can write the annotation**, like the object. Its values count for no more than the
-//! same fields sent in v1beta1: values of another type than the field's are ignored, and the API
-//! server validates the object after conversion. Admission is called in v1beta1
-//! (`matchPolicy: Equivalent`) with the converted object and the converted old one, so it decides
-//! for both versions who may write `status.allocatedAddress` or `spec.ipPool`. The schema's own
-//! rules are those of the version of the request: admission also checks the rules of v1beta1's CEL
-//! on fields that v1alpha1 lacks (an immutable `workloadType`, reserved fields, a health check's
-//! protocol and path).
+//! **A tenant can write the annotation**, like the object. A value in the annotation counts for no
+//! more than the same field sent in v1beta1: a value that does not have the type of its field is
+//! ignored, and the API server validates the object after conversion. Admission is called in
+//! v1beta1 (`matchPolicy: Equivalent`) with the converted new and old object, so admission decides
+//! for both versions who may write `status.allocatedAddress` or `spec.ipPool`. The API server
+//! checks only the CEL rules of the request's version. So admission also checks the CEL rules of
+//! v1beta1 for fields that v1alpha1 lacks (an immutable `workloadType`, reserved fields, a health
+//! check's protocol and path).
 
 pub mod annotations;
 
@@ -84,7 +84,7 @@ impl Version {
         }
     }
 
-    /// Annotation in which the other version carries this one's fields.
+    /// Annotation in which an object of the other version carries the fields of this version.
     fn annotation(self) -> &'static str {
         match self {
             Self::V1alpha1 => ANNOTATION_V1ALPHA1_FIELDS,
@@ -111,7 +111,7 @@ impl Section {
     }
 }
 
-/// Converts the object to a version. An object in that version already is returned unchanged.
+/// Converts the object to a version. An object that already has that version is returned unchanged.
 pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
     let from = Version::parse(object["apiVersion"].as_str().unwrap_or_default())?;
     let Some(fields) = object.as_object_mut().filter(|_| from != to) else { return Ok(object) };
@@ -122,7 +122,7 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
         let source = match fields.remove(section.name()) {
             Some(Value::Object(source)) => Some(source),
             None => None,
-            // A shape that neither version has.
+            // The section is not an object: it is kept as it is.
             Some(other) => {
                 fields.insert(section.name().to_owned(), other);
                 continue;
@@ -179,7 +179,7 @@ fn recall(
     is_set.then_some(target)
 }
 
-/// Converts a section to the other version from its own fields alone.
+/// Converts a section to the other version, without the fields that travelled.
 fn translate(
     section: Section,
     from: Version,
@@ -205,7 +205,8 @@ fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     match (section, from, key) {
         (Section::Spec, Version::V1beta1, "backendServerSelector") => Some("backendServers"),
         (Section::Spec, Version::V1alpha1, "backendServers") => Some("backendServerSelector"),
-        // The last two are names of the other version, with another meaning there.
+        // The last two names of the spec are no fields of this version, but have a meaning in the
+        // other version.
         (
             Section::Spec,
             _,
@@ -339,8 +340,8 @@ fn merge_health(travelled: &Value, now: &Value) -> Value {
     Value::Object(merged)
 }
 
-/// Whether a value that travelled is of its field's type. Any user may have written it, and a value
-/// that no client can read would make every list with the object unreadable.
+/// Whether a value that travelled is of its field's type. Any user may have written the value, and
+/// a value that no client can read would make every list with the object unreadable.
 fn fits(section: Section, version: Version, key: &str, value: &Value) -> bool {
     let mut alone = Map::from_iter([(key.to_owned(), value.clone())]);
     match (section, version) {

@@ -1,6 +1,6 @@
 //! Client certificates in kubeconfigs, and the times that they state.
 //!
-//! Invariant: of a certificate only its common name and its times are reported.
+//! Invariant: only the common name and the times of a certificate are reported.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,8 +8,7 @@ use x509_parser::pem::Pem;
 
 use super::token::TokenClaims;
 
-/// Name and times of a client certificate: of the first one in `client-certificate-data`, which is
-/// the user's own.
+/// Name and times of the first certificate in `client-certificate-data`, the user's own.
 pub(super) fn claims(data: &str) -> Option<TokenClaims> {
     let plain: String = data.split_whitespace().collect();
     let pem = STANDARD.decode(plain).ok()?;

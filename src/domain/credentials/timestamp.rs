@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, SecondsFormat};
 
-/// Seconds: a time since the epoch, by the clock of the issuer, or a duration.
+/// Time since the epoch by the issuer's clock, or duration, in seconds.
 pub type Seconds = i64;
 
 /// Text of a time in RFC 3339, to the second.
@@ -11,7 +11,7 @@ pub fn rfc3339(at: Seconds) -> String {
     at.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-/// Time of a text in RFC 3339. `None`: the text is no time.
+/// Parses a time in RFC 3339. `None`: the text is no such time.
 pub fn parse_rfc3339(text: &str) -> Option<Seconds> {
     DateTime::parse_from_rfc3339(text).ok().map(|at| at.timestamp())
 }

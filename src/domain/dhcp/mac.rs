@@ -10,10 +10,10 @@ pub struct Mac(pub [u8; 6]);
 impl Mac {
     /// Broadcast address: all stations.
     pub const BROADCAST: Self = Self([0xff; 6]);
-    /// Zero address: placeholder in an ARP question for a hardware address.
+    /// Zero address: in an ARP question, the placeholder for the unknown hardware address.
     pub const UNKNOWN: Self = Self([0; 6]);
 
-    /// Whether the address is of one station, not of a group.
+    /// Whether the address belongs to one station, not to a group.
     pub const fn is_unicast(self) -> bool {
         self.0[0] & 1 == 0
     }

@@ -1,13 +1,13 @@
 //! Leasing addresses by DHCP (RFC 2131) for hosts other than this one.
 //!
-//! The holder of a lease does not answer ARP for the address: a guest or kube-vip announces it.
-//! So a server's unicast answer to the address would not arrive here. The client therefore asks for
-//! more time in the form of a client that has restarted (INIT-REBOOT): the answer then goes to the
-//! hardware address that asked.
+//! The client of a lease does not answer ARP for the leased address: a guest or kube-vip announces
+//! the address. If a server sent its answer to this address, the client would not receive it. To
+//! renew a lease, the client therefore sends the request of a client that has restarted
+//! (INIT-REBOOT): the server then answers to the hardware address of the client.
 //!
-//! Invariants: no frame makes anything here panic; only a message that was checked for xid,
-//! hardware address and client identifier changes a lease; an address may be used only after its
-//! record was written.
+//! Invariants: no received frame causes a panic; only a message that was checked for xid, hardware
+//! address and client identifier changes a lease; an address may be used only after its record was
+//! written.
 
 mod client;
 mod disputes;

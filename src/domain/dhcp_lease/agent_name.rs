@@ -1,20 +1,23 @@
 //! Names of the objects of a network's agent.
 //!
-//! Invariant: the chart's `hgo.agent` gives the same name; a test compares the two.
+//! Invariant: the chart's template `hgo.agent` renders the same name. A test compares the two
+//! names.
 
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-/// Characters of the readable part of a name. With the digest, the name is still a DNS label.
+/// Longest readable part of a name, in characters. With the digest, the name still fits into a DNS
+/// label.
 const READABLE: usize = 45;
 
 /// Prefix of each agent's name.
 pub const AGENT_PREFIX: &str = "hgo-lease-agent-";
 
-/// Name of the agent of a network (`namespace/name` of a NetworkAttachmentDefinition): of its
-/// Deployment, and of the Lease in the operator's namespace that its one pod holds. Two networks
-/// never share a name: it ends in a part of the SHA-256 of the whole network name.
+/// Name of a network's agent. `network` is `namespace/name` of the NetworkAttachmentDefinition. The
+/// agent's Deployment has this name, and so has the Lease that the agent's one pod holds in the
+/// operator's namespace. The name ends in a part of the SHA-256 of the whole network name, so that
+/// two networks do not share a name.
 pub fn agent_name(network: &str) -> String {
     let plain = format!("{AGENT_PREFIX}{}", network.replace('/', "-"));
     let cut: String = plain.chars().take(READABLE).collect();
@@ -32,7 +35,7 @@ pub fn agent_name(network: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The names are those that Helm renders.
+    /// The expected name is the one that Helm renders.
     #[test]
     fn a_name_is_readable_and_its_own() {
         assert_eq!(agent_name("default/vlan100"), "hgo-lease-agent-default-vlan100-752faa03");

@@ -1,12 +1,14 @@
-//! Addresses that the host leases by DHCP: the LoadBalancers that have them, the life of each
-//! record, and the conditions for publishing a recorded address.
+//! Addresses that the host leases by DHCP: the LoadBalancers that get such an address, the life of
+//! each record, and the conditions for publishing a recorded address.
 //!
-//! The host leases on the networks that are declared for it. Whether their agents are active now
-//! decides when there is an address, never who leases it. That is decided when a LoadBalancer gets
-//! its first address, and stays: one at `0.0.0.0` is leased by its announcer until it is created
-//! again, one with a record is leased by the host. Invariants: an address is published only while
-//! its record says that it may be used, and never when another object has it; a record is deleted
-//! only when no LoadBalancer of its name wants it.
+//! The host leases on the networks that are declared for it. Whether a network's agent is active
+//! now decides when an address is leased, never which party leases it. The party is decided when a
+//! LoadBalancer gets its first address. A LoadBalancer with a record stays with the host. A
+//! LoadBalancer at `0.0.0.0` stays with its announcer until it is created again, or until the host
+//! takes the lease over (`kube_vip_takeover`).
+//!
+//! Invariants: an address is published only while its record says that it may be used, and never
+//! when another object has it; a record is deleted only when no LoadBalancer of its name wants it.
 
 mod address_conflict;
 pub mod agent_deployment;
@@ -41,10 +43,10 @@ pub use networks::{DhcpDeclaration, DhcpNetworks, NetworkForm, WantedAgent};
 pub use requested_identity::{ASKING, AnnotationFault, RequestedIdentity, asked};
 pub use retention::{RetentionStep, keep, without_finalizer};
 
-/// Possible difference between the clocks of two machines when a Lease is judged as abandoned.
+/// Assumed difference between the clocks of two machines, to judge whether a Lease is abandoned.
 const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
 
-/// Party that leases the address, from the annotation.
+/// Party that the annotation chooses to lease the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeasingParty {
     /// The host leases, by the network's agent.
@@ -56,13 +58,14 @@ pub enum LeasingParty {
 /// Next step for a LoadBalancer whose address comes from a DHCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeasingStep {
-    /// The announcer leases the address. The text contains the reason, if that was decided now.
+    /// The announcer leases the address. The text is the reason to report, if there is one.
     Guest(Option<String>),
-    /// Create the record: the host leases, and there is none yet.
+    /// Create the record: the host leases, and no record exists yet.
     Create,
-    /// Take over the announcer's lease: this merge patch stores the identity of its client.
+    /// Take over the announcer's lease: this merge patch stores the identity of the announcer's
+    /// client.
     Adopt(Value),
-    /// Cancel the planned release of the record: it is wanted again.
+    /// Cancel the planned release of the record: the LoadBalancer wants the record again.
     Keep,
     /// Wait: there is no address that may be published.
     Wait(NoLease),
@@ -79,11 +82,11 @@ pub struct LeasedAddress {
     pub mask: Option<Ipv4Addr>,
     /// Router of the subnet, if the server sent one.
     pub gateway: Option<Ipv4Addr>,
-    /// Network on which it was leased, `namespace/name`.
+    /// Network on which the address was leased, `namespace/name`.
     pub network: String,
 }
 
-/// Facts that decide about a step.
+/// Facts that decide the next step for a LoadBalancer.
 #[derive(Clone, Copy, Debug)]
 pub struct LeasingFacts<'a> {
     /// LoadBalancer, which is not being deleted.
@@ -94,12 +97,13 @@ pub struct LeasingFacts<'a> {
     pub record: Option<&'a DHCPLease>,
     /// Whether the host leases on the network.
     pub declared: bool,
-    /// Reason why the host starts no new leases there: an annotation of the network is not valid.
+    /// Reason why the host starts no new leases on the network: one of its annotations is not
+    /// valid.
     pub fault: Option<&'a str>,
-    /// Whether the agent is active, on the record's network or, without a record, on the
-    /// LoadBalancer's.
+    /// Whether the agent is active: the agent of the record's network or, if there is no record, of
+    /// the LoadBalancer's network.
     pub serving: bool,
-    /// Service for which an announcer leases so far.
+    /// Service for which an announcer has leased the address until now.
     pub service: Option<&'a service::StoredService>,
     /// Whether the leader's term has just begun: agents may not yet have written renewals that they
     /// made while the API server was unavailable.
@@ -108,7 +112,7 @@ pub struct LeasingFacts<'a> {
     pub now: DateTime<FixedOffset>,
 }
 
-/// Lease of a network's agent.
+/// Kubernetes Lease of a network's agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentLease {
     /// Holder of the Lease; empty if there is none.
@@ -123,13 +127,14 @@ pub struct AgentLease {
     pub version: String,
 }
 
-/// Whether the agent is active, if its last change of the Lease was observed `silent_for` ago.
+/// Whether the agent is active. `silent_for` is the time since its last change of the Lease was
+/// observed.
 pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
 
-/// Whether a Lease that is observed for the first time was clearly abandoned by a holder that died.
-/// Otherwise its whole duration must pass first.
+/// Whether a Lease that is observed for the first time has clearly ended, because its holder died.
+/// If this is not clear, the Lease counts as abandoned only after its whole duration.
 pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = TimeDelta::from_std(holding.duration).unwrap_or(TimeDelta::MAX);
     let end = |renewed: DateTime<FixedOffset>| {
@@ -138,7 +143,8 @@ pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool 
     holding.renewed.and_then(end).is_some_and(|end| end < now)
 }
 
-/// Party that is to lease, from the annotation. An error: the annotation has another value.
+/// Party that the annotation chooses to lease the address. `Ok(None)`: the annotation is not set.
+/// `Err`: its value is not valid.
 pub fn choice(lb: &LoadBalancer) -> Result<Option<LeasingParty>, String> {
     let annotations = lb.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(ANNOTATION_DHCP)).map(String::as_str) {
@@ -151,7 +157,7 @@ pub fn choice(lb: &LoadBalancer) -> Result<Option<LeasingParty>, String> {
     }
 }
 
-/// Decides on the next step.
+/// Decides the next step for a LoadBalancer.
 pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
     let LeasingFacts { lb, network, record, declared, fault, serving, .. } = *seen;
     let leased = facts::leased(lb);
@@ -169,7 +175,7 @@ pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
         return kube_vip_takeover::begin(seen);
     }
     let host = match choice {
-        // An earlier choice, and a lease that exists, are kept.
+        // The host leases if the annotation says so, or if the host has already leased the address.
         Ok(choice) => choice == Some(LeasingParty::Host) || leased.is_some(),
         Err(fault) => {
             let fault = format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}");
@@ -203,7 +209,7 @@ pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
     }))
 }
 
-/// Decides on the next step with a record: the host leases.
+/// Decides the next step for a LoadBalancer with a record: the host leases its address.
 fn with(record: &DHCPLease, seen: &LeasingFacts<'_>) -> LeasingStep {
     let LeasingFacts { lb, network, declared, serving, early, now, .. } = *seen;
     if record.metadata.deletion_timestamp.is_some() {
@@ -234,8 +240,9 @@ fn with(record: &DHCPLease, seen: &LeasingFacts<'_>) -> LeasingStep {
     })
 }
 
-/// Whether a LoadBalancer without an address was created again on another network than its
-/// record's. One with an address keeps it, even if its annotations change later.
+/// Whether a LoadBalancer without an address was created again on a network other than its
+/// record's. A LoadBalancer with an address keeps the address, even if its annotations change
+/// later.
 fn has_moved(record: &DHCPLease, lb: &LoadBalancer, network: &str) -> bool {
     !network.is_empty() && record.spec.network != network && facts::leased(lb).is_none()
 }
@@ -245,13 +252,13 @@ fn is_guests(lb: &LoadBalancer) -> bool {
     facts::has_address(lb) && facts::leased(lb).is_none()
 }
 
-/// Whether a LoadBalancer without an address asks to be another client than its record's. One with
-/// an address keeps it, even if its annotations change later.
+/// Whether a LoadBalancer without an address requests a client identity other than its record's. A
+/// LoadBalancer with an address keeps the address, even if its annotations change later.
 fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }
 
-/// Whether the LoadBalancer had an address: then the address is lost, not just late.
+/// Whether the LoadBalancer had an address before. Its missing address is then lost, not just late.
 fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     let status = lb.status.as_ref();
     let ready = status.and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
@@ -260,18 +267,18 @@ fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
         || record.status.as_ref().is_some_and(|status| status.state == Some(LeaseState::Lost))
 }
 
-/// Address of a record that may be used at `now`.
+/// Address of a record, if the address may be used at `now`.
 pub fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<LeasedAddress> {
     let good = |end| end > now || keeps(record);
     recorded(record).filter(|_| ends(record).is_none_or(good))
 }
 
-/// Whether the address of a record is kept after its end: see [`OnLeaseLoss`].
+/// Whether the address of a record is kept after the end of its lease: see [`OnLeaseLoss`].
 pub fn keeps(record: &DHCPLease) -> bool {
     record.status.as_ref().is_some_and(|status| status.on_lease_loss == Some(OnLeaseLoss::Keep))
 }
 
-/// Address of a record, whether its lease is over at this time or not.
+/// Address of a record, unless it was lost or released. The end of its lease is not checked.
 fn recorded(record: &DHCPLease) -> Option<LeasedAddress> {
     let status = record.status.as_ref()?;
     let over = matches!(status.state, Some(LeaseState::Lost | LeaseState::Released));
@@ -286,20 +293,20 @@ fn recorded(record: &DHCPLease) -> Option<LeasedAddress> {
     Some(LeasedAddress { ip, mask: subnet.map(|subnet| subnet.netmask()), gateway, network })
 }
 
-/// Whether the address can be one host's. The agent checks more.
+/// Whether the address can belong to a single host. The agent checks more conditions.
 fn is_host(ip: Ipv4Addr) -> bool {
     !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.is_broadcast())
 }
 
-/// End of the lease of a record unless it is renewed. `None`: never, or there is no address.
+/// End of a record's lease, unless the lease is renewed. `None`: the lease has no end, or the
+/// record has no address.
 pub fn ends(record: &DHCPLease) -> Option<DateTime<FixedOffset>> {
     let status = record.status.as_ref().filter(|status| status.address.is_some())?;
-    // An invalid time counts as past: the address is not ours if that is not certain.
+    // An invalid time counts as past: without a certain end, the address is not ours.
     status.expires_at.as_ref().map(|at| time(at).unwrap_or_default())
 }
 
-/// Whether less than an eighth of the lease time is left, so that the lease is long due for
-/// renewal.
+/// Whether less than an eighth of the lease time is left: the renewal is long overdue.
 pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = record.status.as_ref().and_then(|status| status.lease_seconds);
     let (Some(end), Some(lasts)) = (ends(record), lasts) else { return false };
@@ -310,7 +317,7 @@ fn time(text: &str) -> Option<DateTime<FixedOffset>> {
     DateTime::parse_from_rfc3339(text).ok()
 }
 
-/// Record of a LoadBalancer, as it is created. `form`: the network's form of client identifiers.
+/// Record to create for a LoadBalancer. `form` is the network's form of client identifiers.
 pub fn record(
     lb: &LoadBalancer,
     cluster: &str,
@@ -343,8 +350,8 @@ pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
     one.network == other.network && (one.mac_address == other.mac_address || same_id)
 }
 
-/// Reason for which a record is not created: a DHCP server would identify its holder and that of
-/// the record `other`, by `namespace/name`, as one client.
+/// Reason why the record `new` is not created: a DHCP server would identify its holder and the
+/// holder of the record `other` (`namespace/name`) as one client.
 pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
     let DHCPLeaseSpec { network, mac_address, client_id, .. } = &new.spec;
     NoLease::IdentityTaken(format!(
@@ -352,7 +359,8 @@ pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
     ))
 }
 
-/// Merge patch that schedules the release of a record at a time; `None` cancels it.
+/// Merge patch that schedules the release of a record for the time `at`. `None` cancels the
+/// release.
 pub fn release_after(record: &DHCPLease, at: Option<DateTime<FixedOffset>>) -> Value {
     let at = at.map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true));
     json!({

@@ -1,4 +1,4 @@
-//! Retention of a record that no LoadBalancer uses, or uses any more.
+//! Retention of a record while no LoadBalancer uses it.
 
 use std::time::Duration;
 
@@ -12,21 +12,22 @@ use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 /// Next action on a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetentionStep {
-    /// Do nothing: its LoadBalancer has it, or its agent must release it.
+    /// Do nothing: the LoadBalancer uses the record, or the agent must release the lease.
     Nothing,
     /// Check again after this time.
     Later(Duration),
-    /// Schedule its release at this time.
+    /// Schedule the release of the record for this time.
     Leave(DateTime<FixedOffset>),
-    /// Delete it: its agent then gives the address back.
+    /// Delete the record: its agent then gives the address back.
     Delete,
-    /// Remove its finalizer although no agent gave the address back: its lease is over by the
-    /// clock, and no agent is active.
+    /// Remove the finalizer of a deleted record although no agent gave an address back: the lease
+    /// is over by the clock or the record has no address, and no agent is active.
     Forget,
 }
 
-/// Decides. `lb` is the LoadBalancer of the same name, `network` its network, `agent` whether the
-/// agent of the record's network is active. An address is kept for `grace` after its LoadBalancer.
+/// Decides the next action on a record. `lb` is the LoadBalancer of the same name, `network` its
+/// network, `agent` whether the agent of the record's network is active. An address is kept for
+/// `grace` after its LoadBalancer is gone.
 pub fn keep(
     record: &DHCPLease,
     lb: Option<&LoadBalancer>,
@@ -45,10 +46,10 @@ pub fn keep(
         };
     }
     match lb {
-        // Its release is decided with its Service and its finalizer.
+        // The LoadBalancer is being deleted: first its Service and its finalizer are removed.
         Some(lb) if facts::is_leaving(lb) => return RetentionStep::Nothing,
         Some(lb) if wants(record, lb, network, now) => return RetentionStep::Nothing,
-        // The LoadBalancer exists and does not use the record: no later one will.
+        // The LoadBalancer exists and does not use the record: no later LoadBalancer will use it.
         Some(_) => return RetentionStep::Delete,
         None => {}
     }
@@ -59,7 +60,8 @@ pub fn keep(
     }
 }
 
-/// Whether a LoadBalancer that is not being deleted has, or is to have, its address by this record.
+/// Whether a LoadBalancer that is not being deleted has, or is to have, its address from this
+/// record.
 fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<FixedOffset>) -> bool {
     let moved = has_moved(record, lb, network) || is_anothers(record, lb);
     let record = Some(record);
@@ -76,8 +78,8 @@ fn has_address(record: &DHCPLease) -> bool {
     record.status.as_ref().is_some_and(|status| status.address.is_some())
 }
 
-/// Merge patch that removes our finalizer from a deleted record. `None`: the record does not have
-/// it.
+/// Merge patch that removes our finalizer from a deleted record. `None`: the record has no such
+/// finalizer.
 pub fn without_finalizer(record: &DHCPLease) -> Option<Value> {
     let finalizers = record.metadata.finalizers.as_deref().unwrap_or_default();
     let rest: Vec<&String> = finalizers.iter().filter(|f| *f != DHCP_FINALIZER).collect();

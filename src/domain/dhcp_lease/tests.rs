@@ -1,4 +1,4 @@
-//! Choice of who leases, life of records, and addresses that are not published.
+//! Choice of the party that leases, life of records, and addresses that are not published.
 
 use super::*;
 use api::{
@@ -34,7 +34,7 @@ fn publishing(mut lb: LoadBalancer, ip: &str) -> LoadBalancer {
     lb
 }
 
-/// A record with a lease of an hour, unless `address` is `None`.
+/// A record with a lease of one hour. If `address` is `None`, the record has no lease.
 fn leased(address: Option<&str>) -> DHCPLease {
     let mut record = record(&lb(), "cluster", NETWORK, ClientIdForm::Duid).unwrap();
     record.status = Some(DHCPLeaseStatus {
@@ -77,7 +77,7 @@ fn waits(step: &LeasingStep) -> &'static str {
     why.reason()
 }
 
-/// A fault delays new leases, and takes nothing away from a LoadBalancer that has an address.
+/// A fault of a network delays new leases. A LoadBalancer that has an address keeps it.
 #[test]
 fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     const FAULT: &str = "metadata.annotations[x]: \"y\" must be z";
@@ -102,7 +102,7 @@ fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     assert_eq!(faulty(&lb(), Some(&left), true), LeasingStep::Keep);
 }
 
-/// An absent agent delays an address, and an active one declares no network.
+/// An absent agent delays an address. An active agent does not make its network a declared one.
 #[test]
 fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
     for choice in ["", "host"] {
@@ -116,7 +116,7 @@ fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
         assert_eq!(waits(&hosts), "NoDHCPAgent");
         let LeasingStep::Wait(why) = hosts else { panic!() };
         assert!(why.message().contains(&format!("{ANNOTATION_DHCP}=host")), "{why:?}");
-        // The host leases for every record, on any network.
+        // If a record exists, the host leases, even on a network that is not declared.
         let record = leased(Some("10.7.0.9"));
         assert!(matches!(undeclared(&lb(), Some(&record), serving), LeasingStep::Take(_)));
         let guests = publishing(lb(), "0.0.0.0");
@@ -143,7 +143,7 @@ fn the_annotation_chooses() {
     }
 }
 
-/// The first address decides who leases.
+/// The first address decides which party leases from then on.
 #[test]
 fn the_party_that_leases_goes_on() {
     for choice in ["", "guest", "nonsense"] {
@@ -155,9 +155,10 @@ fn the_party_that_leases_goes_on() {
         let step = said(&hosts, Some(&leased(Some("10.7.0.9"))), false);
         assert!(matches!(step, LeasingStep::Take(_)), "{choice}: {step:?}");
     }
-    // Without agent and record, the announcer does not begin to lease.
+    // If agent and record are missing, the announcer does not begin to lease.
     assert_eq!(waits(&said(&publishing(lb(), "10.7.0.9"), None, false)), "NoDHCPAgent");
-    // A record whose release is scheduled does not count for the guest; any other record decides.
+    // A LoadBalancer at `0.0.0.0` ignores a record whose release is scheduled. With any other
+    // record, the host leases.
     let mut left = leased(Some("10.7.0.9"));
     let guests = publishing(lb(), "0.0.0.0");
     assert!(matches!(said(&guests, Some(&left), true), LeasingStep::Take(_)), "an edited status");
@@ -197,7 +198,8 @@ fn an_address_is_taken_while_it_may_be_used() {
     assert_eq!(waits(&changed(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
 }
 
-/// A requested identity counts for a new record, which replaces one without a published address.
+/// A requested identity applies only to a new record. The new record replaces the old one if the
+/// old one's address is not published.
 #[test]
 fn a_record_of_another_client_goes_first() {
     let asking = |mut lb: LoadBalancer, mac: &str| {
@@ -213,14 +215,14 @@ fn a_record_of_another_client_goes_first() {
     let has = publishing(fresh, "10.7.0.9");
     assert!(matches!(said(&has, Some(&record), true), LeasingStep::Take(_)));
     assert_eq!(kept(&has), RetentionStep::Nothing);
-    // An invalid annotation takes nothing away, and creates nothing.
+    // Because of an invalid annotation, no address is withdrawn, and no record is created.
     let wrong = asking(lb(), "nonsense");
     assert!(matches!(said(&wrong, Some(&record), true), LeasingStep::Take(_)));
     assert_eq!(kept(&wrong), RetentionStep::Nothing);
     assert_eq!(waits(&said(&wrong, None, true)), "InvalidAnnotation");
 }
 
-/// A renewal from a time when nothing could be written is written a moment later.
+/// An agent soon writes the renewals that it could not write while the API server was unavailable.
 #[test]
 fn a_young_term_takes_no_published_address_for_ended() {
     let mut record = leased(Some("10.7.0.9"));
@@ -237,7 +239,7 @@ fn a_young_term_takes_no_published_address_for_ended() {
     assert_eq!(waits(&early(&published, &record, true)), "DHCPLeaseLost", "the agent says so");
 }
 
-/// The reason stays while the address is lost: an alert uses it.
+/// The condition keeps this reason while the address is lost: an alert uses the reason.
 #[test]
 fn what_was_lost_is_not_just_late() {
     let none = leased(None);
@@ -369,7 +371,7 @@ fn an_agent_is_there_while_its_lease_is_renewed() {
     assert!(!is_left_behind(&AgentLease { renewed: None, ..held }, at(1_000_000)));
 }
 
-/// A kept address stays published, but counts as over once its record is deleted.
+/// A kept address stays published. Once its record is deleted, its lease counts as over.
 #[test]
 fn a_kept_address_is_usable_after_its_end() {
     let mut record = leased(Some("10.7.0.9"));

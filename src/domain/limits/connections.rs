@@ -1,8 +1,9 @@
-//! The connections of a listener, and the choice of one to close when there is no room for another.
+//! The connections of a listener, and which of them is closed to make room for a new one.
 //!
 //! Invariants: a request that has arrived is never cut off. The source with the most connections
-//! loses one, its oldest. So a source that opens many loses its own, and an API server, which has
-//! few and uses them, loses none.
+//! loses its oldest connection, by the start of the connection's phase. So a source that opens many
+//! connections closes only its own. An API server has few connections and uses them, and loses
+//! none.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -89,12 +90,12 @@ pub struct EvictedConnection<T> {
 }
 
 impl<T> ConnectionTable<T> {
-    /// Empty crowd with room for `most` connections.
+    /// Empty table with room for `most` connections.
     pub fn new(most: usize) -> Self {
         Self { most, next: 0, seats: BTreeMap::new() }
     }
 
-    /// Removes a connection if there is no room for another. `Ok(None)`: there is room already.
+    /// Removes a connection if there is no room for a new one. `Ok(None)`: there is room already.
     /// `Err`: there is no room, and no connection may be closed.
     pub fn make_room(&mut self) -> Result<Option<EvictedConnection<T>>, NoRoom> {
         if self.len() < self.most {
@@ -163,7 +164,7 @@ mod tests {
         ConnectionSource::of(IpAddr::from([10, 0, 0, n]))
     }
 
-    /// Adds a connection, and returns the one that was closed for it.
+    /// Adds a connection. Returns its key, and the connection that was closed to make room.
     fn come<T>(
         crowd: &mut ConnectionTable<T>,
         from: ConnectionSource,
@@ -192,7 +193,7 @@ mod tests {
         }
         assert_eq!(come(&mut crowd, source(2), 5, "d").1, Some(("a", 3)));
         assert_eq!(come(&mut crowd, source(1), 6, "api 2").1, Some(("b", 3)));
-        // Equal: the oldest of all.
+        // Both sources have two connections: the oldest of all is closed.
         assert_eq!(come(&mut crowd, source(3), 7, "e").1, Some(("api", 2)));
         assert_eq!(crowd.len(), 4);
     }
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(crowd.make_room().unwrap(), None);
     }
 
-    /// A source that opens a thousand connections closes none of another source.
+    /// A source that opens a thousand connections closes no connection of another source.
     #[test]
     fn a_flood_from_one_source_costs_the_others_nothing() {
         let mut crowd = ConnectionTable::new(100);

@@ -5,9 +5,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// Entries of one namespace at most.
+/// Most entries of one namespace.
 pub const OF_ONE: usize = 16;
-/// Entries of all namespaces at most.
+/// Most entries of all namespaces together.
 pub const IN_ALL: usize = 512;
 
 /// Entries that wait, each for its namespace's turn.
@@ -26,8 +26,9 @@ impl<T> Default for FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// Adds an entry behind those of the same namespace. Returns an entry that there is no room
-    /// for: this one or, where others take all room, the newest of the namespace that has the most.
+    /// Adds an entry behind the other entries of its namespace. Returns the entry for which there
+    /// is no room: the new entry or, if the whole queue is full, the newest entry of the namespace
+    /// that has the most.
     pub fn push(&mut self, namespace: &str, entry: T) -> Option<T> {
         let own = self.waiting.get(namespace).map_or(0, VecDeque::len);
         if own >= OF_ONE {
@@ -101,7 +102,7 @@ mod tests {
                 assert_eq!(queue.push(&format!("n{name:02}"), format!("{name}/{n}")), None);
             }
         }
-        // The newest entry of a namespace that has the most.
+        // The newest entry of one of the namespaces with the most entries makes room.
         assert_eq!(queue.push("b", "b1".to_owned()), Some("31/15".to_owned()));
         assert_eq!(queue.len, IN_ALL);
         let all = drain(&mut queue);

@@ -4,7 +4,7 @@
 //! bounds neither memory nor time.
 
 /// Upper bound of the number of values that a parser makes of a text, keys not counted. One pass,
-/// no allocation. For a text that is not JSON it bounds the values up to the first error.
+/// no allocation. If the text is not JSON, the bound holds for the values before the first error.
 pub fn most_values(json: &str) -> usize {
     1 + count(json, |byte| matches!(byte, b',' | b'[' | b'{'))
 }

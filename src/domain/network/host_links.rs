@@ -1,10 +1,10 @@
-//! VLAN links of nodes, from Harvester's HostNetworkConfigs: the nodes on which an announcer
+//! VLAN links of nodes, from Harvester's HostNetworkConfigs. They show on which nodes an announcer
 //! reaches a VLAN.
 //!
 //! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. Its
-//! agent creates `<bridge>.<vlan>` on each node that the selector matches, adds the bridge itself
-//! to the VLAN, and writes for each node whether that worked. Nodes that the selector does not
-//! match are not in the status.
+//! agent creates `<bridge>.<vlan>` on each node that the HostNetworkConfig's selector matches, adds
+//! the bridge itself to the VLAN, and writes into the status for each node whether that worked.
+//! Nodes that the selector does not match are not in the status.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,8 +43,8 @@ pub struct HostLinks {
 }
 
 impl HostLinks {
-    /// Stores the links of a HostNetworkConfig; `None`: it is gone. Returns whether that is a
-    /// change.
+    /// Stores the links of a HostNetworkConfig. `None`: the HostNetworkConfig is gone. Returns
+    /// whether the links changed.
     pub fn set(&mut self, config: &str, made: Option<HostLink>) -> bool {
         match made {
             Some(made) if self.configs.get(config) == Some(&made) => false,
@@ -61,7 +61,7 @@ impl HostLinks {
         self.configs.keys().map(String::as_str)
     }
 
-    /// Stores whether an announcer may run on a node. Returns whether that is a change.
+    /// Stores whether an announcer may run on a node. Returns whether this changed.
     pub fn set_announcing(&mut self, node: &str, may: bool) -> bool {
         if may { self.announcing.insert(node.to_owned()) } else { self.announcing.remove(node) }
     }

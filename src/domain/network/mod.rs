@@ -24,9 +24,9 @@ pub enum Segment {
     Management,
     /// A bridge and a VLAN ID; 0 for untagged.
     Vlan(String, u16),
-    /// A network by this name, whose bridge and VLAN are unknown.
+    /// A network with this name, whose bridge and VLAN are unknown.
     Named(String),
-    /// Unknown segment: networks have not been listed yet, so it may be any.
+    /// Unknown segment: networks have not been listed yet, so it may be any segment.
     Unlisted,
 }
 

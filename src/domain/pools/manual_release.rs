@@ -7,7 +7,7 @@ use std::net::IpAddr;
 pub struct ManualRelease {
     /// Address to release.
     pub ip: IpAddr,
-    /// `namespace/name` of the owner that the ledger must have for the address.
+    /// `namespace/name` of the owner for which the ledger must record the address.
     pub name: String,
 }
 

@@ -1,8 +1,9 @@
-//! Comparison of the LoadBalancers that a replica saw with those that the API server has after a
-//! restore of etcd from a backup.
+//! Comparison of the LoadBalancers that a replica saw before a restore of etcd from a backup with
+//! those that the API server has afterwards.
 //!
-//! A guest is not restored: it announces the address that its LoadBalancer published last. So an
-//! address that was published counts as in use, although the restored ledgers do not record it.
+//! The restore of etcd does not change guests: each guest still announces the address that its
+//! LoadBalancer published last. So a published address counts as in use, even if the restored
+//! ledgers do not record it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,15 +15,17 @@ use api::{IPPool, IPPoolStatus};
 /// Outcome of a restore for a LoadBalancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RestoreOutcome {
-    /// Gone, and the address is recorded for it in the pool.
+    /// The LoadBalancer is gone. Its claim is kept in the pool's ledger.
     Kept,
-    /// Gone, and its pool too: the address cannot be recorded.
+    /// The LoadBalancer and its pool are gone: the claim cannot be recorded.
     PoolGone,
-    /// Gone, and the restored ledger records the address for this LoadBalancer.
+    /// The LoadBalancer is gone, and the restored ledger records its address for another
+    /// LoadBalancer, which is named here.
     Anothers(String),
-    /// Present, with this address again instead of the one that it had. `None`: without an address.
+    /// The LoadBalancer exists, with this address instead of the one that it had before the
+    /// restore. `None`: it has no address now.
     Moved(Option<IpAddr>),
-    /// Present, although it did not exist before the restore.
+    /// The LoadBalancer exists now, but did not exist just before the restore.
     Returned,
 }
 
@@ -31,15 +34,15 @@ pub enum RestoreOutcome {
 pub struct RestoreChange {
     /// LoadBalancer, as `namespace/name`.
     pub name: String,
-    /// Claim that it published before the restore; for one that returned, since then. `None`: it
-    /// has no address.
+    /// Claim that the LoadBalancer published before the restore. For [`RestoreOutcome::Returned`],
+    /// the claim that it publishes now; `None` if it publishes none.
     pub claim: Option<Claim>,
     /// Outcome.
     pub fate: RestoreOutcome,
 }
 
 impl RestoreChange {
-    /// Text for a person, with what to do.
+    /// Message for an admin, with the action to take.
     pub fn message(&self) -> String {
         let Self { name, claim, fate } = self;
         let at = match claim {
@@ -68,8 +71,8 @@ impl RestoreChange {
     }
 }
 
-/// Changes by a restore, ordered by name. `before`: LoadBalancers as last seen before the restore;
-/// `pools` and `after`: IPPools and LoadBalancers as stored now.
+/// Changes that a restore made, ordered by the LoadBalancer's name. `before`: LoadBalancers as last
+/// seen before the restore; `pools` and `after`: IPPools and LoadBalancers as stored now.
 pub fn changes(
     before: &[WorldEntry],
     pools: &[IPPool],
@@ -109,8 +112,8 @@ pub fn changes(
     changes
 }
 
-/// The pool's status with the claims of LoadBalancers that are gone, each under its former UID.
-/// `None`: the pool has none of them.
+/// Status of the pool, with the claims that are kept for LoadBalancers that are gone, each under
+/// its owner's former UID. `None`: no claim of the pool is kept.
 pub fn with_kept(
     pool: &IPPool,
     changes: &[RestoreChange],

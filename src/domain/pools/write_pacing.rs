@@ -1,47 +1,48 @@
 //! Pauses between writes of ledgers.
 //!
-//! A write of a pool costs the API server in proportion to the pool (measured: 30 ms of its CPU at
-//! 1,000 claims, 120 ms at 5,000), and its store as many bytes. So while several requests wait,
-//! they are gathered between two writes, for a time that follows from the duration of the last
-//! write. No request waits for others that do not come: a client that sends one request after the
-//! other is served at once, whatever the pool. Beyond that only the total of written bytes is
-//! bounded.
+//! A write of a pool costs the API server CPU time in proportion to the number of claims (measured:
+//! 30 ms at 1,000 claims, 120 ms at 5,000), and its store the bytes of the whole pool. So requests
+//! that wait at the same time are gathered, and one write serves them. The time to gather follows
+//! from the duration of the last write. A client that sends one request after the other is served
+//! at once, whatever the size of the pool, because no more requests are expected. Besides, the
+//! total of written bytes is bounded.
 
 use std::time::Duration;
 
-/// Time to gather requests, as a multiple of the duration of the last write: ledgers are written at
-/// most a fifth of the time.
+/// Time to gather while requests keep coming, as a multiple of the duration of the last write:
+/// writes then take a fifth of the time, unless `LONGEST_GATHERING` is shorter.
 const REST: u32 = 4;
 /// Longest time that a request waits for others to come.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
-/// Shortest pause after the last request at which gathering ends: no more requests are expected.
+/// Shortest time without a new request after which gathering ends: no more requests are expected.
 const QUIET: Duration = Duration::from_millis(10);
-/// The same pause as a part of the duration of the last write. Requests that come at random have
-/// gaps of 10 ms among them at any rate, and a gap that costs less than the write it saves is
-/// waited through.
+/// Divisor: gathering ends after this part of the last write's duration, if it is longer than
+/// `QUIET`. Requests that come at random have gaps of 10 ms in any case. Waiting through a gap pays
+/// if the gap costs less than the write that it saves.
 const QUIET_PART: u32 = 4;
 /// Bytes of ledgers that may be written per second, in the long run. The API server's store retains
 /// all writes of the last five minutes, and has 2 GiB by default.
 const BYTES_PER_SECOND: u32 = 1024 * 1024;
-/// Bytes that may be written at once after a rest, as the time in which they are earned.
+/// Most bytes that may be written at once after a rest, as the time in which the budget earns them.
 const BURST: Duration = Duration::from_secs(64);
 /// Longest time that a request waits for the byte budget.
 const LONGEST_DEBT: Duration = Duration::from_secs(4);
 
-/// Time of the next ledger write. Times are offsets on one monotonic clock.
+/// Pace of ledger writes: gives the pause before the next write. Times are offsets on one monotonic
+/// clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WritePace {
     ended: Duration,
     took: Duration,
     /// Number of requests that the last write answered.
     answered: usize,
-    /// Time when all bytes written so far have been earned.
+    /// Time when the budget has earned all bytes that were written so far.
     earned: Duration,
 }
 
 impl WritePace {
-    /// Records that so many requests were answered and ledgers of so many bytes were written.
-    /// Without bytes nothing was written, and the time does not count.
+    /// Records that `requests` were answered, and that ledgers of `bytes` were written in the time
+    /// from `began` to `ended`. With 0 bytes nothing was written, and the duration counts as zero.
     pub fn wrote(&mut self, began: Duration, ended: Duration, bytes: usize, requests: usize) {
         self.ended = ended;
         self.took = if bytes == 0 { Duration::ZERO } else { ended.saturating_sub(began) };
@@ -51,7 +52,8 @@ impl WritePace {
         self.earned = self.earned.max(began) + price;
     }
 
-    /// Time to gather from `now`, while so many requests wait, of which the last came at `last`.
+    /// Time to gather requests, from `now`. So far `waiting` requests wait; the last came at
+    /// `last`.
     pub fn pause(&self, now: Duration, waiting: usize, last: Duration) -> Duration {
         let affordable = self.earned.saturating_sub(BURST).min(self.ended + LONGEST_DEBT);
         let debt = affordable.saturating_sub(now);
@@ -67,8 +69,8 @@ impl WritePace {
     }
 }
 
-/// Budget: so many at once, and then one in each interval. Times are offsets on one monotonic
-/// clock.
+/// Budget of writes: `at_once` writes at once, and then one write in each `interval`. Times are
+/// offsets on one monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteBudget {
     at_once: u32,
@@ -83,7 +85,7 @@ impl WriteBudget {
         Self { at_once, interval, full: Duration::ZERO }
     }
 
-    /// Takes one from the budget. `false`: the budget is used up.
+    /// Takes one write from the budget. `false`: the budget is used up.
     pub fn take(&mut self, now: Duration) -> bool {
         let full = self.full.max(now) + self.interval;
         let is_there = full.saturating_sub(now) <= self.interval * self.at_once;
@@ -102,7 +104,7 @@ mod tests {
         Duration::from_millis(n)
     }
 
-    /// Pace after a write of a small ledger that began at 0.
+    /// Pace after a write of a small ledger from time 0 to `took`.
     fn after(took: Duration, requests: usize) -> WritePace {
         let mut pace = WritePace::default();
         pace.wrote(ms(0), took, 1_000, requests);
@@ -170,7 +172,7 @@ mod tests {
         let bound = (3_600 + 64) * 1024 * 1024 + 2 * LEDGER;
         assert!(written <= bound, "{written} bytes, more than {bound}");
         assert!(longest <= LONGEST_DEBT, "{longest:?}");
-        // A rest earns a burst again, and no more than that.
+        // After a rest, the bytes of one burst may be written at once, and no more.
         now += Duration::from_secs(100_000);
         let mut at_once = 0;
         while pace.pause(now, 1, now) == ms(0) {

@@ -1,4 +1,4 @@
-//! Credentials whose end is known: those of TokenRotations, and those in Secrets.
+//! Credentials whose end is known, of TokenRotations and in Secrets.
 
 use crate::credentials::rotation::status::{self, MINIMUM_LEFT};
 use crate::credentials::rotation::target_secret::{self, SecretContent};
@@ -11,15 +11,15 @@ use api::{SecretTarget, TokenRotation, WatchedCredential};
 pub struct EndingCredential {
     /// End, in seconds since the epoch.
     pub end: Seconds,
-    /// Kind and name of the object that has it, with the key and the user.
+    /// Kind and name of the object that has the credential, with the key and the user.
     pub place: String,
-    /// Whether it ends soon, and nothing replaces it in time.
+    /// Whether the credential ends soon and is not replaced in time.
     pub is_soon: bool,
-    /// TokenRotation that replaces it before its end, `namespace/name`.
+    /// TokenRotation that replaces the credential before its end, `namespace/name`.
     pub renewed_by: Option<String>,
 }
 
-/// Credentials of a TokenRotation, as its status has them.
+/// Credentials of a TokenRotation, as its status states them.
 pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredential> {
     let meta = &rotation.metadata;
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
@@ -57,7 +57,7 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredenti
     status.watched.iter().filter_map(one).collect()
 }
 
-/// Credentials in a key of a Secret, each with a user of a kubeconfig.
+/// Credentials in one key of a Secret. In a kubeconfig, each belongs to a user.
 pub fn of_secret(
     namespace: &str,
     name: &str,
@@ -78,7 +78,8 @@ pub fn of_secret(
     listed.iter().filter_map(one).collect()
 }
 
-/// Both, in the order of their ends. A credential that a TokenRotation renews is listed once.
+/// Credentials of both lists, in the order of their ends. A credential that is in both lists is
+/// returned once.
 pub fn merged(
     rotations: Vec<EndingCredential>,
     secrets: Vec<EndingCredential>,

@@ -1,8 +1,9 @@
-//! Plan of the operator, if it led now: addresses it would give, objects it would write,
-//! credentials that end soon.
+//! Plan of what the operator would do if it led now: addresses that it would allocate, objects that
+//! it would write. The plan also names credentials that end soon.
 //!
-//! Invariant: nothing is decided here. The allocator, the status of a LoadBalancer, of a pool, of a
-//! Service are those of a leader; this says how their results differ from what is stored.
+//! Invariant: this module decides nothing. The allocator, and the status of a LoadBalancer, a pool
+//! and a Service, come from the code that a leader uses. The plan says how their results differ
+//! from the stored objects.
 
 pub mod credentials;
 pub mod report;
@@ -27,7 +28,7 @@ use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 pub struct Preview {
     /// Holder of the Lease. `None`: not known.
     pub leader: Option<Leader>,
-    /// Judge of objects for the API server. `None`: not known.
+    /// Content of the validating webhook configuration. `None`: not known.
     pub admission: Option<WebhookContent>,
     /// Every LoadBalancer, by name.
     pub load_balancers: Vec<LoadBalancerLine>,
@@ -46,7 +47,7 @@ pub struct Preview {
 /// Content of a condition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConditionContent {
-    /// Status of the condition `Ready`. `None`: not known, or there would be none.
+    /// Status of the condition `Ready`. `None`: not known, or there would be no such condition.
     pub ready: Option<ConditionStatus>,
     /// Reason of the condition.
     pub reason: String,
@@ -54,31 +55,31 @@ pub struct ConditionContent {
     pub message: String,
 }
 
-/// A LoadBalancer.
+/// Line of the plan about a LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadBalancerLine {
     /// `namespace/name`.
     pub name: String,
-    /// Address that it has; empty for none.
+    /// Address that the LoadBalancer has; empty if it has none.
     pub has: String,
-    /// Address that it would have; empty for none.
+    /// Address that the LoadBalancer would have; empty if it would have none.
     pub gets: String,
     /// Expected condition.
     pub said: ConditionContent,
 }
 
-/// A pool.
+/// Line of the plan about a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolLine {
     /// Name of the pool.
     pub name: String,
-    /// Addresses that it could still give.
+    /// Number of addresses that the pool could still allocate.
     pub available: i64,
     /// Expected condition.
     pub said: ConditionContent,
 }
 
-/// A write.
+/// A planned write of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PlannedWrite {
     /// Kind and name of the object.
@@ -99,7 +100,8 @@ impl PlannedWrite {
     }
 }
 
-/// Fields that a merge patch sets, to the second level, but for the version that it requires.
+/// Fields that a merge patch sets, down to the second level, without the resourceVersion that it
+/// requires.
 fn fields(patch: &Value) -> Vec<String> {
     let mut fields = Vec::new();
     for (name, value) in patch.as_object().into_iter().flatten() {
@@ -112,7 +114,7 @@ fn fields(patch: &Value) -> Vec<String> {
     fields
 }
 
-/// Line and write of a LoadBalancer. `report`: state of a vm LoadBalancer's Service. `now`: an RFC
+/// Line and write of a LoadBalancer. `report`: state of a vm load balancer's Service. `now`: an RFC
 /// 3339 time.
 pub fn load_balancer(
     lb: &LoadBalancer,
@@ -147,7 +149,8 @@ pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
     (line, change)
 }
 
-/// Line of a LoadBalancer about which too little is known. It keeps the address that it has.
+/// Line of a LoadBalancer about which too little is known. The line shows its present address as
+/// the address that it would have.
 pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
     let message = "not known: see below".to_owned();
     let said = ConditionContent { message, ..ConditionContent::default() };
@@ -159,8 +162,8 @@ fn has(lb: &LoadBalancer) -> String {
     allocated.and_then(|allocated| allocated.ip.clone()).unwrap_or_default()
 }
 
-/// Line and write of a pool. `pool`: after the forecast. `touched`: whether its ledger is then not
-/// as stored.
+/// Line and write of a pool. `pool`: the pool after the forecast. `touched`: whether its ledger
+/// then differs from the stored one.
 pub fn pool(
     seen: &PoolSeen,
     finalizers: &[String],
@@ -200,7 +203,7 @@ fn status_fields(stored: &IPPoolStatus, new: &IPPoolStatus) -> Vec<String> {
     names.into_iter().filter(differs).map(|name| format!("status.{name}")).collect()
 }
 
-/// Findings of a forecast that no line of the plan says.
+/// Findings of a forecast that no line of the plan contains.
 pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::ForecastFinding> {
     let is_said = |finding: &&forecast::ForecastFinding| match finding.object.split_once(' ') {
         Some(("LoadBalancer", name)) => plan.load_balancers.iter().any(|line| line.name == name),

@@ -9,7 +9,7 @@ use crate::credentials::timestamp::{Seconds, rfc3339};
 use crate::takeover::steps::{Leader, WebhookContent};
 use api::ConditionStatus;
 
-/// Objects of one section that are printed; the rest is counted.
+/// Number of objects of one section that are printed; the rest are only counted.
 const MOST: usize = 200;
 const DAY: Seconds = 24 * 60 * 60;
 
@@ -50,7 +50,7 @@ pub fn text(plan: &Preview, now: Seconds) -> String {
     text
 }
 
-/// Everything in one line.
+/// Summary of the plan in one line.
 pub fn summary(plan: &Preview) -> String {
     let mut counts = BTreeMap::new();
     for line in &plan.load_balancers {
@@ -117,7 +117,7 @@ fn ends(credential: &EndingCredential, now: Seconds) -> String {
     format!("{}  {place}: {when}{}{soon}", rfc3339(*end), renewed.unwrap_or_default())
 }
 
-/// Rows with columns as wide as their widest cell; the last column has no width.
+/// Appends a table. Each column is as wide as its widest cell; the last column is not padded.
 fn table(text: &mut String, title: &str, head: &[&str], rows: &[Vec<String>]) {
     let _ = writeln!(text, "\n{title} ({}):", rows.len());
     let head: Vec<String> = head.iter().map(ToString::to_string).collect();

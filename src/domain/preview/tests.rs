@@ -40,7 +40,7 @@ fn asks() -> Value {
     json!({"workloadType": "cluster", "ipam": "pool"})
 }
 
-/// The plan of a pool and LoadBalancers that ask it.
+/// The plan for a pool and for LoadBalancers that ask for an address of it.
 fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
     let around = LbSurroundings { project: Project::Outside, vm_network: None };
     let facts = lbs.iter().filter(|lb| !facts::is_leaving(lb));
@@ -136,7 +136,7 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
     assert!(!new.contains("resourceVersion"), "{new}");
     let pool = changes["IPPool pool"];
     assert!(pool.contains("metadata.finalizers") && pool.contains("status.allocated"), "{pool}");
-    // A repair has no line of its own; what a line says is not said twice.
+    // A repair of a pool has no line, so it is a finding. What a line says is no finding.
     let found: Vec<&str> = plan.findings.iter().map(|f| f.object.as_str()).collect();
     assert_eq!(found, ["IPPool pool"]);
     assert!(plan.findings[0].text.contains("10.1.0.7 is recorded for LoadBalancer default/gone"));
@@ -146,7 +146,7 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
 fn what_is_as_it_would_be_is_not_written() {
     let first = plan(&pool_of(&any(), &Value::Null), &[lb("a", &asks(), &Value::Null)]);
     assert!(!first.changes.is_empty());
-    // The same, as the operator leaves it.
+    // The same LoadBalancer, as the operator leaves it.
     let verdict = crate::pools::allocator::ClaimResult::Held {
         claim: crate::Claim { pool: "pool".to_owned(), ip: "10.1.0.2".parse().unwrap() },
         subnet: None,
@@ -239,7 +239,7 @@ fn what_is_not_known_names_the_right_and_what_depends_on_it() {
         (read("list", "nodes", ""), ReadFailure::Forbidden),
         (read("list", "configmaps", "harvester-system"), ReadFailure::Forbidden),
         (read("list", "virtualmachineinstances", ""), ReadFailure::NotServed),
-        // Without its kind there is no TokenRotation.
+        // If the kind is not served, there is no TokenRotation.
         (read("list", "tokenrotations", ""), ReadFailure::NotServed),
     ]);
     let said = sentences(&reads, &["pods"]);

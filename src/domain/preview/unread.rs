@@ -1,9 +1,9 @@
-//! Reads that were refused, and what is not known without each.
+//! Reads that were refused, and the facts that are not known without them.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-/// A read, in the words of a role.
+/// A read, in the terms of a Role.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RoleRead {
     /// `get` or `list`.
@@ -12,7 +12,7 @@ pub struct RoleRead {
     pub group: String,
     /// Plural name of the kind.
     pub resource: String,
-    /// Namespace; empty for all of them, and for kinds without one.
+    /// Namespace; empty for all namespaces, and for kinds without a namespace.
     pub namespace: String,
     /// Name of the object; empty for a list.
     pub name: String,
@@ -35,16 +35,17 @@ impl fmt::Display for RoleRead {
     }
 }
 
-/// Reason for which a read brought nothing.
+/// Reason why a read returned nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReadFailure {
-    /// No role of the user allows it.
+    /// No role of the user allows the read.
     Forbidden,
     /// The cluster does not serve the kind.
     NotServed,
 }
 
-/// Facts that are not known without the kind. `None`: the plan does not rest on it.
+/// Facts that are not known if the kind cannot be read. `None`: the plan does not depend on the
+/// kind.
 fn facts(resource: &str) -> Option<&'static str> {
     Some(match resource {
         "namespaces" => "the Rancher project of each namespace, and who leases by DHCP",
@@ -72,8 +73,8 @@ fn facts(resource: &str) -> Option<&'static str> {
     })
 }
 
-/// Facts that are not known: for each read that brought nothing, and for each resource that was not
-/// listed in time.
+/// Sentences about facts that are not known: for each read that returned nothing, and for each
+/// resource that was not listed in time.
 pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<String> {
     let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
     let late = late.iter().map(|resource| {
@@ -84,7 +85,7 @@ pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<
     all
 }
 
-/// The sentences under a title. Empty without any.
+/// The sentences under a title. Empty if there are no sentences.
 pub fn section(sentences: &[String]) -> String {
     let mut text = String::new();
     if !sentences.is_empty() {
@@ -96,7 +97,7 @@ pub fn section(sentences: &[String]) -> String {
     text
 }
 
-/// Sentence about a read that brought nothing. `None`: nothing is missing.
+/// Sentence about a read that returned nothing. `None`: the plan is complete without that read.
 fn sentence(read: &RoleRead, why: ReadFailure) -> Option<String> {
     let facts = facts(&read.resource)?;
     match why {
@@ -104,7 +105,7 @@ fn sentence(read: &RoleRead, why: ReadFailure) -> Option<String> {
         ReadFailure::NotServed if read.resource.starts_with("virtualmachine") => {
             Some(format!("{facts}: this cluster does not serve {}", read.resource))
         }
-        // Without its kind there is no such object.
+        // If the kind is not served, there is no such object.
         ReadFailure::NotServed => None,
     }
 }

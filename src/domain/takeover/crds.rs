@@ -1,12 +1,12 @@
-//! The operator's form of a CRD in the place of Harvester's, and the way back.
+//! Replacement of Harvester's form of a CRD by the operator's, and the way back.
 //!
-//! Invariant: a patch that replaces a form records it on the same object, unless it is the
-//! operator's own.
+//! Invariant: a patch that replaces a form records the replaced form on the same object, unless the
+//! replaced form is the operator's own.
 
 use serde_json::{Value, json};
 
-/// Annotation of a CRD: versions and Helm's marks before the operator's form replaced them, as
-/// JSON.
+/// Annotation of a CRD, as JSON: the versions and Helm's marks that the CRD had before the
+/// operator's form replaced them.
 pub const ANNOTATION_FORM: &str = "loadbalancer.harvesterhci.io/form-before-takeover";
 /// Annotation of IPPool's CRD: a replica of the operator has removed the status subresource,
 /// because another controller led.
@@ -19,9 +19,10 @@ const RELEASE: [&str; 2] = ["meta.helm.sh/release-name", "meta.helm.sh/release-n
 /// Form of a stored CRD, as the operator finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrdForm {
-    /// The operator's, of whatever version, or Harvester's where the operator's never replaced it.
+    /// The form of any version of the operator, or Harvester's form if the operator's has never
+    /// replaced it.
     Expected,
-    /// The operator's, from which a replica has removed the status subresource.
+    /// The operator's form, from which a replica has removed the status subresource.
     StatusRemoved,
     /// Another form in the place of the operator's, such as from an upgrade of Harvester.
     Replaced,
@@ -37,8 +38,8 @@ pub fn form(stored: &Value) -> CrdForm {
     }
 }
 
-/// Merge patch that puts the versions `ours` in the place of those that have replaced the
-/// operator's. Helm's marks, and the record of those before the take-over, stay.
+/// Merge patch that puts the versions `ours` in the place of versions that have replaced the
+/// operator's. Helm's marks stay, and so does the record of Helm's marks before the take-over.
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let record = annotations[ANNOTATION_FORM].as_str();
@@ -69,8 +70,9 @@ pub fn with_status(stored: &Value) -> Value {
     })
 }
 
-/// Merge patch that puts the versions `ours` into the stored CRD, and has the Helm release of the
-/// operator, if there is one, own it: a later `helm upgrade` of the operator then upgrades the CRD.
+/// Merge patch that puts the versions `ours` into the stored CRD. If the operator has a Helm
+/// release, the release then owns the CRD, and a later `helm upgrade` of the operator upgrades the
+/// CRD.
 pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let release = RELEASE.map(|key| &operator["metadata"]["annotations"][key]);
@@ -85,7 +87,7 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
         if is_operators(stored) {
             record["versions"] = before["versions"].clone();
         }
-        // Who puts another form back may leave the operator's marks.
+        // A program that puts another form back may leave the operator's marks in place.
         if RELEASE.map(|key| &annotations[key]) == release {
             record["managedBy"] = before["managedBy"].clone();
             record["release"] = before["release"].clone();
@@ -108,8 +110,8 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     patch
 }
 
-/// Merge patch that puts back what [`adopted`] recorded. A form that Harvester's chart has put back
-/// itself, which may be a newer one, stays. `None`: there is no record.
+/// Merge patch that puts back what [`adopted`] recorded. A form that Harvester's chart itself has
+/// put back, perhaps a newer one, stays. `None`: there is no record.
 pub fn restored(stored: &Value) -> Option<Value> {
     let metadata = &stored["metadata"];
     let record = metadata["annotations"][ANNOTATION_FORM].as_str()?;
@@ -130,8 +132,9 @@ pub fn restored(stored: &Value) -> Option<Value> {
     Some(patch)
 }
 
-/// Merge patch that serves every version without the status subresource, which drops the status in
-/// the plain updates of the Go controller, and marks the CRD. `None`: no version has it.
+/// Merge patch that removes the status subresource from every version, and marks the CRD. The
+/// subresource drops the status in the plain updates of the Go controller. `None`: no version has
+/// the subresource.
 pub fn without_status(stored: &Value) -> Option<Value> {
     let mut versions = stored["spec"]["versions"].clone();
     let mut had = false;
@@ -151,8 +154,8 @@ pub fn without_status(stored: &Value) -> Option<Value> {
     })
 }
 
-/// Whether the form is one of the operator's, of whatever version: only those have validation
-/// rules.
+/// Whether the form belongs to any version of the operator: only the operator's forms have
+/// validation rules.
 fn is_operators(stored: &Value) -> bool {
     has_rules(&stored["spec"]["versions"])
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::steps::{Direction, Leader, SUB_CHART, TakeoverProgram, TakeoverState, TakeoverStep};
 use crate::takeover::forecast::{Effect, Forecast, ForecastFinding};
 
-/// Findings of one effect that are printed; the rest is counted.
+/// Number of findings of one effect that are printed; the rest are only counted.
 const MOST: usize = 200;
 
 /// Describes one step, as a sentence.
@@ -94,7 +94,7 @@ fn replicas(state: &TakeoverState, program: TakeoverProgram) -> String {
         .map_or_else(String::new, |d| format!(", {} of {} replicas ready", d.ready, d.wanted))
 }
 
-/// The steps that are left, numbered, or what stands in the way.
+/// The steps that are left, numbered, or the obstacle.
 pub fn plan(direction: Direction, state: &TakeoverState) -> String {
     match direction.plan(state) {
         Ok(steps) if steps.is_empty() => "nothing is left to do\n".to_owned(),
@@ -109,7 +109,7 @@ pub fn plan(direction: Direction, state: &TakeoverState) -> String {
     }
 }
 
-/// Addresses, and what is found.
+/// Describes the forecast: counts of addresses, and the findings.
 pub fn forecast(forecast: &Forecast) -> String {
     let mut text = format!(
         "{} LoadBalancers keep their address, {} get their first one, {} lease theirs\n",

@@ -3,8 +3,9 @@
 use super::selector_index::LabelIndex;
 use api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER};
 
-/// Network of a guest cluster: the first one of the VMs that have its name as a label, or, if
-/// there are none, of the nodes whose names begin with it. Of several the first VM by name counts.
+/// Network of a guest cluster: the first network of the first VM, by name, that has the cluster's
+/// name as a label. If no such VM has a network, the first VM of the node driver whose name begins
+/// with the cluster's name counts.
 pub fn cluster_network(vms: &LabelIndex, namespace: &str, cluster: &str) -> Option<String> {
     let first = |label: &str, value: &str, prefix: &str| {
         vms.labelled(namespace, label, value)
@@ -23,7 +24,8 @@ mod tests {
     use super::*;
     use api::kubevirt::VirtualMachineInstance;
 
-    /// VMs with the cluster's name as a label come before those whose names only begin with it.
+    /// A VM with the cluster's name as a label has precedence over a VM whose name only begins with
+    /// it.
     #[test]
     fn the_network_of_a_guest_cluster_is_that_of_its_first_vm() {
         let mut vms = LabelIndex::default();

@@ -1,4 +1,4 @@
-//! LoadBalancers of VMs: endpoints, their health, and their Service and EndpointSlices.
+//! LoadBalancers of VMs: the endpoints, their health, the Service and the EndpointSlices.
 
 pub mod backend_address;
 pub mod endpoint_slices;

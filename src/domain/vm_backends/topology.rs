@@ -3,17 +3,17 @@
 //!
 //! Harvester itself does this for VMs of the Rancher node driver (label
 //! `harvesterhci.io/creator: docker-machine-driver-harvester`), host name included, whenever such
-//! an instance changes. Those are not changed here.
+//! an instance changes. This module leaves those VMs unchanged.
 
 use serde_json::{Map, Value, json};
 
 use super::vm::{Topology, Vm};
 use api::kubevirt::{TOPOLOGY_REGION, TOPOLOGY_ZONE};
 
-/// Merge patch that sets a VM's topology annotations to the labels of its `node`. `None`: they are
-/// right already, or must not be changed.
+/// Merge patch that sets a VM's topology annotations to the labels of its `node`. `None`: the
+/// annotations are right already, or must not be changed.
 ///
-/// A node without either label changes nothing: annotations that a user set by hand stay.
+/// A node that has neither label changes nothing: annotations that a user set by hand stay.
 pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {
     let silent = node.region.is_none() && node.zone.is_none();
     if silent || vm.annotated_by_harvester || vm.deleting || vm.topology == *node {

@@ -1,8 +1,8 @@
 //! Facts for the rules of LoadBalancers.
 //!
-//! All of them are in the views; the API server is asked only about a named pool that is not in the
-//! view yet. A usual request scans nothing that grows with the number of LoadBalancers: only a
-//! lease that a guest reports, and a newly named pool, do.
+//! All facts are in the views. The API server is asked only for a named pool that is not in the
+//! view yet. All LoadBalancers are scanned only for a leased address that a guest reports, and for
+//! a newly named pool.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(super) async fn decide(
 ) -> Result<AdmissionAnswer, CallError> {
     let known = match load_balancer::asks(request) {
         Some(asks) => gather(at, stage, &asks).await?,
-        // The namespace is known for any object.
+        // The project follows from the namespace, which every request has.
         None => LbRuleFacts {
             around: LbSurroundings {
                 project: at.views.project_of(request.namespace),
@@ -66,18 +66,18 @@ async fn gather(
     Ok(known)
 }
 
-/// Whether the LoadBalancer names another network than the pool's. The ledger task uses the same
-/// rule.
+/// Reason why the LoadBalancer's network does not fit the pool's. `None`: it fits. The ledger task
+/// uses the same rule.
 fn mismatch(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoAddressReason> {
     let segment = |network: &str| at.views.segment(network);
     let facts = facts::facts(lb, &at.views.around(lb), segment, false);
     network_mismatch(&pool.name, &pool.selector, &segment(pool.selector.network()), &facts)
 }
 
-/// Current use of an address that a guest reports as leased, in words; `None` if the address is the
-/// LoadBalancer's own or free. Only addresses count that a pool or the host gave on the same
-/// segment: a guest's report does not block other tenants. The owner is not named: tenants could
-/// use that to search for each other's LoadBalancers.
+/// Present use, in words, of an address that a guest reports as leased. `None`: the address is
+/// free, or the LoadBalancer's own. An address that a pool or the host gave out on another segment
+/// does not count: a guest's report does not block other tenants. The owner is not named: otherwise
+/// tenants could search for each other's LoadBalancers.
 fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
     if views.infrastructure.is_node(address) {
@@ -85,7 +85,7 @@ fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<Stri
     }
     let network = facts::requirement(lb, &views.around(lb)).network;
     let here = match network.as_str() {
-        // The network is unknown, so it may be any.
+        // The network is unknown, so its segment may be any.
         "" => Segment::Unlisted,
         network => views.segment(network),
     };
@@ -115,7 +115,7 @@ fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<Stri
     pools.iter().any(|pool| is_gateway(&pool)).then(|| "a gateway".to_owned())
 }
 
-/// Reads the named pool. A pool that is not in the view may be new.
+/// Reads the named pool. If the pool is not in the view, it may be new: the API server is asked.
 async fn named(at: &RuleSources, name: &str, lb: &LoadBalancer) -> Result<NamedPool, CallError> {
     let seen = at.views.pools().into_iter().find(|pool| pool.name == name);
     if let Some(pool) = seen {

@@ -1,8 +1,8 @@
 //! Admission: gathers the facts that a rule needs, and applies the rules.
 //! [`crate::domain::admission`] decides what may be stored.
 //!
-//! Invariant: this module never writes. A fact that is not available in time is no reason to
-//! refuse, as long as the reconciler alone reaches the same verdict.
+//! Invariant: this module never writes. A request is not refused because a fact is not available in
+//! time, if the reconciler alone reaches the same verdict later.
 
 mod load_balancers;
 mod pools;
@@ -47,8 +47,9 @@ pub struct RuleSources {
 }
 
 impl RuleSources {
-    /// Whether a user is a leader: this operator is one, and the Go controller while another
-    /// controller holds the Lease. The Lease is read several times a second.
+    /// Whether a user may write as a leader: this operator always, the Go controller while a
+    /// controller other than this operator holds the Lease. The Lease is read several times a
+    /// second.
     pub fn is_leader(&self, user: &str, me: &str) -> bool {
         (!me.is_empty() && user == me)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())

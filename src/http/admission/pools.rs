@@ -1,9 +1,9 @@
 //! Facts for the rules of IPPools.
 //!
 //! Other pools are listed from the API server, so that a pool that another replica has just
-//! admitted counts. Two pools created at the same time can still both be admitted: then the
-//! ledger's owner decides by the same rule, the younger pool allocates nothing, and its condition
-//! says why. A fact that is not available in time stops no request; the view counts instead.
+//! admitted counts. Two pools created at the same time can still both be admitted: then the ledger
+//! task decides by the same rule, the younger pool allocates nothing, and its condition says why. A
+//! fact that is not available in time stops no request; the view counts instead.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::k8s::CallError;
 
 /// Most LoadBalancers that are read from the API server for one request.
 const READS: usize = 16;
-/// Time limit for all of these reads.
+/// Time limit for all of these reads together, and for any other read.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn decide(
@@ -77,8 +77,9 @@ fn leased(at: &RuleSources) -> Vec<Leased> {
     leased.collect()
 }
 
-/// Holders that exist. A holder that is not in the view may be newer than the view: it is read from
-/// the API server. A claim whose LoadBalancer is gone waits for the sweep and blocks nothing.
+/// Claims whose LoadBalancer exists. If the view has none of these LoadBalancers, the API server is
+/// asked: they may be newer than the view. A claim whose LoadBalancer is gone waits for the sweep,
+/// and blocks nothing.
 async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder> {
     let is = |holder: &ClaimHolder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
     let seen = |holder: &ClaimHolder| {

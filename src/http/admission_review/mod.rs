@@ -1,9 +1,10 @@
 //! The envelope of admission: AdmissionReview of version v1, request and answer.
 //!
 //! Invariants: every request is answered with a review for the same UID, or refused with a
-//! sentence. The object is retained as it was sent, with all fields, so that a patch fits it. Its
-//! values are counted before it is parsed: an object with more values than any object needs is
-//! refused unparsed. If a fact is not available, validation fails and mutation changes nothing.
+//! sentence. An object is retained as it was sent, with all fields, so that a patch fits it. The
+//! values of an object are counted before it is parsed: an object with more values than any object
+//! needs is refused unparsed. If a fact is not available, validation fails and mutation changes
+//! nothing.
 
 use k8s_openapi::ByteString;
 use serde::Deserialize;
@@ -16,16 +17,16 @@ use crate::domain::admission::{AdmissionAnswer, AdmissionRequest, Operation, Ref
 use crate::domain::limits::json_size::{maps, most_values};
 use crate::k8s::CallError;
 
-/// Longest warning in characters. The API server takes 4,096 in all, and cuts each of more than
-/// 256.
+/// Longest warning, in characters. The API server takes 4,096 characters of warnings in all, and
+/// cuts each warning of more than 256.
 const LONGEST_WARNING: usize = 120;
 const MOST_WARNINGS: usize = 16;
 /// Most refusals in one answer.
 const MOST_REFUSALS: usize = 20;
-/// Most values of one object. A full ledger has 40,000, and the schema lets no LoadBalancer have
-/// more.
+/// Maximum of values in one object. A full ledger has 40,000 values. The schema allows no
+/// LoadBalancer more than that.
 const MOST_VALUES: usize = 100_000;
-/// Most maps of one object. The schema lets fewer than 5,000 be stored.
+/// Maximum of maps in one object. The schema allows fewer than 5,000.
 const MOST_MAPS: usize = 15_000;
 
 /// Kind of the reviewed object.
@@ -47,7 +48,7 @@ pub struct ParsedReview {
     user: String,
     object: Option<Value>,
     old: Option<Value>,
-    /// Field of the request that has more values than are parsed.
+    /// Field of the request that has too many values, and was not parsed.
     too_large: Option<&'static str>,
 }
 
@@ -215,7 +216,7 @@ pub async fn judge(
     answer.map_or_else(ReviewOutcome::Unknown, ReviewOutcome::Answered)
 }
 
-/// Answer for an unparsed object. Mutation lets it pass unchanged, because validation follows.
+/// Answer for an unparsed object. Mutation lets the object pass unchanged: validation refuses it.
 fn unread(stage: AdmissionStage, field: &str) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     if stage == AdmissionStage::Validation {

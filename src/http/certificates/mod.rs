@@ -37,7 +37,7 @@ const CA: (&str, &str) = ("ca.crt", "ca.key");
 const NEXT: (&str, &str) = ("next-ca.crt", "next-ca.key");
 const SERVING: (&str, &str) = ("tls.crt", "tls.key");
 const PREVIOUS: &str = "previous-ca.crt";
-/// Most authorities that are trusted besides the current one; more are dropped.
+/// Most previous authorities that stay trusted. Further ones are dropped.
 const MOST_PREVIOUS: usize = 8;
 
 /// Parsed certificate.
@@ -52,7 +52,7 @@ struct ParsedCertificate {
     key: Vec<u8>,
 }
 
-/// Certificate and its private key, if present and matching.
+/// Certificate, and its private key if the key is present and matches.
 #[derive(Clone, PartialEq, Eq)]
 struct CertificatePair {
     certificate: ParsedCertificate,
@@ -114,7 +114,7 @@ impl CertificateMaterial {
     /// Reads the content of the Secret.
     pub fn read(data: &Data) -> Result<Self, CertificateError> {
         let ca = pair(data, CA)?.ok_or_else(|| CertificateError::new(CA.0, "missing"))?;
-        // Errors in the other keys are ignored: they can be replaced.
+        // Faults in other entries of the Secret are ignored: these entries can be made again.
         let next = pair(data, NEXT).ok().flatten();
         let serving = pair(data, SERVING).ok().flatten();
         let previous = data.get(PREVIOUS).map(|text| certificates(&String::from_utf8_lossy(text)));
@@ -174,7 +174,7 @@ impl CertificateMaterial {
         )
     }
 
-    /// Next authority to sign.
+    /// Authority that will sign next.
     pub fn next(&self) -> Option<TrustedAuthority> {
         self.next.as_ref().map(|pair| TrustedAuthority(pair.certificate.clone()))
     }
@@ -326,7 +326,7 @@ fn signed(
 
 fn validity(params: &mut CertificateParams, now: Duration, end: Duration) {
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
-    // A certificate has whole seconds.
+    // Times in a certificate are whole seconds.
     params.not_before = epoch + Duration::from_secs(now.saturating_sub(BACKDATED).as_secs());
     params.not_after = epoch + Duration::from_secs(end.as_secs());
 }
@@ -342,7 +342,7 @@ fn pair(data: &Data, keys: (&str, &str)) -> Result<Option<CertificatePair>, Cert
     Ok(Some(CertificatePair { key: key.filter(fits), certificate }))
 }
 
-/// All certificates in a text that can be parsed.
+/// All certificates in a text, without those that cannot be parsed.
 fn certificates(pem: &str) -> Vec<ParsedCertificate> {
     let found = CertificateDer::pem_slice_iter(pem.as_bytes()).flatten();
     found.filter_map(|der| parsed(der).ok()).collect()
@@ -383,7 +383,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
-/// Whether the authority signed the certificate for its first name. Expiry is not checked.
+/// Whether the authority signed the certificate. Checked for its first name, without expiry.
 fn is_signed(certificate: &ParsedCertificate, ca: &ParsedCertificate) -> bool {
     let mut roots = RootCertStore::empty();
     let Some(name) = certificate.names.first() else { return false };

@@ -1,4 +1,4 @@
-//! Clients accept the certificates, and any stored content is read back.
+//! New certificates are valid, and any stored content can be judged.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -133,8 +133,8 @@ fn convert_all(
     }
 }
 
-/// Visitor that calls a function with each item of a list until it returns false. Only one item is
-/// in memory at a time.
+/// Visitor that calls a function with each item of a list until the function returns false. Only
+/// one item is in memory at a time.
 struct EachOf<'f>(&'f mut dyn FnMut(&RawValue) -> bool);
 
 impl<'de> DeserializeSeed<'de> for EachOf<'_> {
@@ -235,7 +235,7 @@ fn convert_one(
         rest.remove("metadata");
         let annotations = metadata.remove("annotations").map(|text| budget.read(text));
         let annotations = annotations.transpose()?;
-        // These annotations carry fields that are parsed as well.
+        // The text in these annotations is parsed too, so its values count.
         for key in [ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS] {
             let text = annotations.as_ref().and_then(|annotations| annotations.get(key)?.as_str());
             text.map_or(Ok(()), |text| budget.take_text(text))?;
@@ -284,7 +284,7 @@ fn write(
     Ok(())
 }
 
-/// Fields that are written as converted.
+/// Fields that the conversion replaces. All others but the metadata are written as they were read.
 const SECTIONS: [&str; 3] = ["apiVersion", "spec", "status"];
 
 /// Writer of an object, field by field.

@@ -94,7 +94,7 @@ fn more_values_than_any_object_needs_are_not_read() {
     let maps = format!("[{}{{}}]", "{},".repeat(MOST_MAPS_OF_OBJECT));
     let message = refused(&format!(r#"[{{"apiVersion":"{BETA}","spec":{maps}}}]"#));
     assert_eq!(message, "objects[0]: has more than 15000 maps: no LoadBalancer needs so many");
-    // Unparsed content costs only its text.
+    // Content that is not parsed costs only the memory of its text.
     let object = format!(r#"{{"apiVersion":"{BETA}","x":{numbers},"metadata":{{"y":{numbers}}}}}"#);
     let converted = ask(ALPHA, &[serde_json::from_str(&object).unwrap()]);
     let converted = &converted["response"]["convertedObjects"][0];

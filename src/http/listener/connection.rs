@@ -4,11 +4,11 @@
 //! sent into a connection that was being closed (Go's `http.Transport` repeats only requests that
 //! it considers replayable), and a webhook that fails closed then refuses the request. It does
 //! repeat a request that is answered with 503 and `Retry-After` (`checkWait` in
-//! k8s.io/client-go/rest). So the last answer says `Connection: close`; an idle connection is
-//! closed by its caller, whose requests could otherwise cross its end; a connection that must be
-//! closed anyway, for lack of room or because the process ends, closes with an answer to a request
-//! that may be on its way; and after that the connection stays open for a moment, so that no reset
-//! destroys data that the caller has not read yet.
+//! k8s.io/client-go/rest). So the last answer says `Connection: close`. An idle connection is
+//! closed by its caller: otherwise a request could arrive while it is being closed. A connection
+//! that must be closed anyway, for lack of room or because the process ends, sends a final answer,
+//! which answers a request that may be on its way. After that the connection stays open for a
+//! moment, so that no reset destroys data that the caller has not read yet.
 //!
 //! HTTP/2 has GOAWAY for this, but cannot be used: the API server's client for webhooks requests
 //! HTTP/1.1 only (`NextProtos` in k8s.io/apiserver/pkg/util/webhook).
@@ -41,23 +41,23 @@ use crate::domain::limits::connections::ConnectionPhase;
 const BUFFER: usize = 16 * 1024;
 /// Time limit for a request's head, from its first byte to its last.
 const HEAD: Duration = Duration::from_secs(8);
-/// Time limit for an idle connection: none. The caller closes it, Go's client after 90 s
-/// (`IdleConnTimeout`), or it makes room for another.
+/// Time limit for an idle connection: none. The caller closes the connection (Go's client after 90
+/// s, `IdleConnTimeout`), or it is closed to make room for another.
 const FOREVER: Duration = Duration::from_hours(24 * 365);
 /// Time limit from a request's head to its answer. The handlers have shorter deadlines.
 const ANSWER: Duration = Duration::from_secs(30);
 /// Time limit for the caller to read an answer.
 const SENDING: Duration = Duration::from_secs(5);
-/// Time within which a new connection brings its request. The caller may stall between the
-/// handshake and the request, and does not repeat a request that it could not write to an unused
-/// connection (`shouldRetryRequest` in Go's net/http).
+/// Time that a new connection gets for its first request while the process ends. The caller may
+/// stall between the handshake and the request, and does not repeat a request that it could not
+/// write to an unused connection (`shouldRetryRequest` in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
 /// Time limit for the final answer to leave.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// Time limit for data that the caller sent before it read the final answer. Longer than a machine
-/// with busy cores stalls.
+/// Time limit for reading data that the caller sent before it read the final answer. A machine with
+/// busy cores stalls for less time.
 const LINGER: Duration = Duration::from_secs(8);
-/// Most bytes that are read in that time.
+/// Most bytes that are read after the final answer.
 const LINGER_BYTES: usize = 4 << 20;
 /// Final answer: it answers a request that may be on its way, and otherwise ends the connection.
 const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n\
@@ -75,7 +75,7 @@ pub(super) struct Conversation {
 enum ConversationEnd {
     /// The last answer has left, or the caller has closed the connection.
     Over,
-    /// No request has arrived, or not a complete one.
+    /// No complete request has arrived.
     Unasked,
     /// The caller did not read the answer in time, or the answer was late.
     Cut,
@@ -105,8 +105,8 @@ impl Conversation {
         let end = {
             let mut watch = pin!(self.watch(progress));
             poll_fn(|cx| {
-                // Polls the connection first: after a stall of this machine a request that has
-                // arrived counts.
+                // Polls the connection before its deadlines: a request that arrived while this
+                // machine stalled counts.
                 if http.poll_without_shutdown(cx).is_ready() {
                     return Poll::Ready(ConversationEnd::Over);
                 }
@@ -197,7 +197,7 @@ fn shorten_and_poll(
     deadline.poll(cx).map(|()| ConversationEnd::Unasked)
 }
 
-/// Sends the final answer, and reads data that the caller sent before it read that.
+/// Sends the final answer, and reads data that the caller sent before it read the answer.
 async fn take_leave<IO>(
     mut line: RecordedStream<IO>,
     words: &[u8],

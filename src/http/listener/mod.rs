@@ -31,19 +31,19 @@ use crate::metrics::Metrics;
 use crate::turns::Turns;
 use connection::Conversation;
 
-/// Time limit for each half of the TLS handshake: until its turn begins, and from then on. Longer
-/// than a machine stalls, on either side. The second half has its own limit: a caller that has read
-/// the server's part considers the handshake complete and sends its request, and a request on a
-/// connection that is cut then is refused.
+/// Time limit for each half of the TLS handshake: up to the connection's turn, and after it. Longer
+/// than a machine stalls, on either side. The second half has its own limit, because a caller that
+/// has read the server's part considers the handshake complete and sends its request: if the
+/// connection is cut then, the request is refused.
 const HANDSHAKE: Duration = Duration::from_secs(8);
-/// Time limit for requests under way when the listener ends: longer than a new connection may take
-/// to bring one.
+/// Time limit for requests under way when the listener ends: longer than the time that a new
+/// connection gets for its first request.
 const WIND_DOWN: Duration = Duration::from_secs(6);
-/// Time without a new connection after which the listener is closed.
+/// Time without a new connection after which the listener is closed when the process ends.
 const LAST_CALL: Duration = Duration::from_millis(100);
-/// Most ended connections that still read data that their callers sent before the end.
+/// Most connections that still read data after their final answer.
 const LINGERING: usize = 128;
-/// Pause after a failed accept, such as for want of file descriptors: first and longest.
+/// Pause after a failed accept, such as for lack of file descriptors: first and longest.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 /// Shortest time between two log lines about evicted connections.
 const TELL_EVERY: Duration = Duration::from_mins(1);
@@ -63,12 +63,13 @@ pub struct ServerShutdown {
     /// Every answer from now on is the last of its connection. New connections are still accepted:
     /// routes to this process may not have changed yet.
     pub soon: CancellationToken,
-    /// No new connections except those that the kernel has accepted; idle ones are closed, requests
-    /// under way are finished.
+    /// No new connections are accepted, except those that the kernel has accepted already. Idle
+    /// connections are closed, and requests under way are finished.
     pub now: CancellationToken,
 }
 
-/// Age at which the next answer of a connection is its last: calls spread over the replicas again.
+/// Age at which the next answer of a connection is its last, so that calls spread over the replicas
+/// again.
 pub const AGE: Duration = Duration::from_mins(15);
 
 /// Server of one port, and its settings.
@@ -119,8 +120,8 @@ impl Server {
             () = shared.accept(&listener, &tasks) => {}
             () = ending.now.cancelled() => {}
         }
-        // Connections that the kernel has accepted but this process has not would be reset with the
-        // listener.
+        // Connections that the kernel has accepted but this process has not would be reset when the
+        // listener is closed.
         let last = async {
             while let Ok(Ok((stream, peer))) = timeout(LAST_CALL, listener.accept()).await {
                 shared.take_in(stream, peer, &tasks).await;
@@ -227,8 +228,8 @@ impl ListenerState {
         Conversation { seat, caller: Caller { is_known, ..caller }, gone }.hold(stream).await;
     }
 
-    /// Performs the TLS handshake. Its expensive part runs in turns, and the thread polls all other
-    /// tasks between two of them.
+    /// Performs the TLS handshake. Connections take turns for its expensive part, and the thread
+    /// polls all other tasks between two turns.
     async fn greet(
         &self,
         stream: TcpStream,
@@ -252,7 +253,7 @@ impl ListenerState {
     }
 }
 
-/// Place of a connection. Dropping it makes room for another.
+/// Place of a connection. Dropping the place makes room for another connection.
 struct ListenerSeat {
     shared: Arc<ListenerState>,
     source: ConnectionSource,
@@ -274,8 +275,8 @@ impl Drop for ListenerSeat {
     }
 }
 
-/// Pause after a failed accept, given the pause before it if that also failed. `None`: the failure
-/// concerns one connection, so the next can be accepted at once.
+/// Pause after a failed accept. `before`: the last pause, if the accept before failed too. `None`:
+/// the failure concerns one connection, and the next connection can be accepted at once.
 fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration> {
     match failure {
         ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => None,
@@ -358,7 +359,7 @@ mod tests {
         let mut fresh = TcpStream::connect(address).await.unwrap();
         ending.now.cancel();
         // A used connection gets the final answer at once: its caller repeats a request that
-        // crosses it.
+        // crosses the answer.
         let mut words = String::new();
         used.read_to_string(&mut words).await.unwrap();
         assert!(words.starts_with("HTTP/1.1 503"), "{words}");

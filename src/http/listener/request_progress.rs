@@ -46,7 +46,7 @@ impl RequestProgress {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Records a request, and whether it has no body.
+    /// Records a request. `is_whole`: the request has no body.
     pub(super) fn asked(&self, is_whole: bool) {
         self.is_whole.store(is_whole, Ordering::Relaxed);
         self.is_asked.store(true, Ordering::Relaxed);
@@ -113,7 +113,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for RecordedStream<IO> {
     }
 }
 
-/// Body of a request that records its end.
+/// Body of a request. Records when the body is complete.
 pub(super) struct ArrivingBody {
     pub(super) body: Incoming,
     pub(super) progress: Arc<RequestProgress>,

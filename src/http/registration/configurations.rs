@@ -1,9 +1,9 @@
 //! Registration: writes the place of admission and the trusted authorities into the configurations,
 //! and again when another client changes them.
 //!
-//! Invariants: nothing is registered before it can be answered; a change by another client is
-//! corrected at once the first time, then ever more slowly: two clients that disagree do not write
-//! in a tight loop.
+//! Invariants: admission is registered only after it can answer. A change by another client is
+//! corrected at once the first time, then after ever longer pauses: two clients that disagree do
+//! not write in a tight loop.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -30,14 +30,14 @@ const QUIET: Duration = Duration::from_mins(10);
 /// Interval at which the Service is checked for ready endpoints.
 const SERVICE_LOOK: Duration = Duration::from_secs(1);
 
-/// Registrations written, and repairs of changes by others.
+/// Registrations that were written, and repairs after changes by other clients.
 #[derive(Default)]
 pub(super) struct Repairs {
-    /// Registration last written to, or found in, each part.
+    /// Content last written to, or found in, each configuration.
     said: BTreeMap<WebhookObject, Value>,
-    /// Number of repairs in a row of each part, and the time of the last.
+    /// Number of repairs in a row of each configuration, and the time of the last repair.
     done: BTreeMap<WebhookObject, (u32, Instant)>,
-    /// Missing parts that have been logged.
+    /// Missing configurations that have been logged.
     missing: BTreeSet<WebhookObject>,
     /// Whether the Service has been seen with a ready endpoint.
     reachable: bool,
@@ -73,7 +73,8 @@ impl RegistrationKeeper {
         if !self.is_reachable(state).await? {
             return Ok(SERVICE_LOOK);
         }
-        // A bundle of another replica may be newer than this one: the Secret decides.
+        // Another replica may have stored a newer bundle than the one known here: the Secret
+        // decides.
         let fresh = self.installation.secret().await?;
         if state.secret != fresh {
             take_secret(state, fresh);
@@ -173,7 +174,7 @@ impl RegistrationKeeper {
 }
 
 impl Repairs {
-    /// Logs once that a part is missing: only its return can change that.
+    /// Logs that a configuration is missing, only once until the configuration returns.
     fn note_missing(&mut self, part: WebhookObject) {
         if part != WebhookObject::Conversion && self.missing.insert(part) {
             let error = CallError::Missing(part.kind(), CONFIGURATION);
@@ -181,7 +182,7 @@ impl Repairs {
         }
     }
 
-    /// Time that a repair has to wait.
+    /// Time that the next repair of a configuration has to wait.
     fn wait(&self, part: WebhookObject) -> Option<Duration> {
         let (times, last) = self.done.get(&part)?;
         let pause = backoff(times.saturating_sub(1), REPAIR.0, REPAIR.1, 0.0);

@@ -59,7 +59,7 @@ pub struct RegistrationKeeper {
     pub me: watch::Receiver<String>,
     /// Set to true once requests can be answered.
     pub ready: watch::Sender<bool>,
-    /// Time by which replacements are made earlier than they must be.
+    /// Time by which this replica makes replacements before they are due.
     pub early: Duration,
     /// The process's metrics.
     pub metrics: Metrics,
@@ -80,7 +80,8 @@ struct KeeperState {
     /// Owner of the configurations, once it was read.
     owner: Option<OwnerRole>,
     owner_was_asked: bool,
-    /// Authorities that every configuration trusts, each with the time since which it was observed.
+    /// Authorities that every configuration trusts, each with the time at which that was first
+    /// observed.
     trusted: Vec<(TrustedAuthority, Instant)>,
     repairs: Repairs,
     failures: u32,
@@ -90,7 +91,7 @@ struct KeeperState {
 enum RoundStop {
     Failed(CallError),
     Unfit(CertificateError),
-    /// Conflict: another replica was faster; its version has been read.
+    /// The state has changed, by this replica or by a faster one: the round starts again.
     Again,
 }
 
@@ -114,7 +115,7 @@ impl RegistrationKeeper {
         loop {
             let pause = self.rounds(&mut state).await;
             let me_changed = async {
-                // Without a sender there are no more changes.
+                // If the sender is gone, `me` does not change any more.
                 if self.me.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
@@ -131,7 +132,7 @@ impl RegistrationKeeper {
         }
     }
 
-    /// Runs rounds until one changes nothing. Returns the time until the next is due.
+    /// Runs rounds until one changes nothing. Returns the time until the next round is due.
     async fn rounds(&self, state: &mut KeeperState) -> Duration {
         for _ in 0..MOST_STEPS {
             match self.round(state).await {
@@ -177,7 +178,8 @@ impl RegistrationKeeper {
         let made = match (&step, material) {
             (CertificateStep::Wait(until), _) => return Ok(until.saturating_sub(now)),
             (CertificateStep::Start, _) => {
-                // Authorities of other replicas are trusted now, and must stay so while they serve.
+                // Authorities of other replicas are trusted now, and must stay trusted while those
+                // replicas serve.
                 for part in [WebhookObject::Validating, WebhookObject::Mutating] {
                     let stored = self.installation.read(part).await?;
                     state.parts.insert(part, stored);
@@ -212,7 +214,8 @@ impl RegistrationKeeper {
         Err(RoundStop::Again)
     }
 
-    /// Serves the stored certificate as soon as it is at least as good as the served one.
+    /// Serves the stored certificate once its authority has been trusted for a while, or at once if
+    /// the served certificate is unusable. Then decides whether this replica is ready.
     fn adopt(&self, state: &mut KeeperState) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
         let (ca, serving) = material.ends();

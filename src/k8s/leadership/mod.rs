@@ -1,15 +1,15 @@
-//! Leadership by the Lease that the Go controller uses, so that the two exclude each other. The
-//! rules are in [`crate::domain::leader_election`]; this file applies them.
+//! Leadership by the Go controller's Lease, so that the Go controller and this operator exclude
+//! each other. The rules are in [`crate::domain::leader_election`]; this file applies them.
 //!
 //! [`Leadership`] is a claim with an expiry: each writer checks [`Leadership::is_current`] at the
-//! moment of writing, and a claim that could not be renewed ends by itself. [`LeadershipClaim`]
-//! says whether another process was observed to hold the Lease since then. Times come from a clock
-//! that goes on during suspension: other processes do not wait for a suspended machine.
+//! moment of writing, and a claim that could not be renewed ends by itself. After such an end,
+//! [`LeadershipClaim`] says whether another process was observed to take the Lease. Times come from
+//! a clock that goes on during suspension: other processes do not wait for a suspended machine.
 //!
-//! All replicas read the Lease anyway, so it also carries a question of the leader to the others,
-//! and an answer ([`ReplicaNotes`]). A question is sent with a renewal. An answer is a separate
-//! write, and counts as a sign of the leader's life: if the leader dies at that moment, its absence
-//! is noticed one lease duration later.
+//! All replicas read the Lease anyway, so the Lease also carries a question of the leader to the
+//! other replicas, and an answer ([`ReplicaNotes`]). A question is sent with a renewal. An answer
+//! is a separate write by another replica. Replicas take this write for a sign of the leader's
+//! life: if the leader dies at that moment, they notice it one lease duration later.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,19 +32,20 @@ use crate::domain::leader_election::{
     ElectionPace, LeaseAction, LeaseObserver, LeaseSeen, RETRY, StoreWentBack,
 };
 
-/// Consecutive failed calls about the Lease, with the claim expired, after which the API server
-/// counts as silent. A single call may have been under way while this process was frozen.
+/// Number of consecutive failed calls about the Lease after which the API server counts as silent,
+/// once the claim has expired. One failed call is not enough: it may have been under way while this
+/// process was frozen.
 const SILENT: u32 = 2;
 
 /// State of this process's claim on the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeadershipClaim {
-    /// Never current, or another process was observed to take the Lease.
+    /// The claim was never current, or another process was observed to take the Lease.
     Lost,
-    /// Expired, because the API server does not answer: whether another process has the Lease is
-    /// unknown.
+    /// The claim has expired, because the API server does not answer: whether another process has
+    /// the Lease is unknown.
     Silent,
-    /// Current, or expired a moment ago while a renewal is being tried.
+    /// The claim is current, or expired a moment ago while a renewal is being tried.
     Held,
 }
 
@@ -65,7 +66,7 @@ pub struct Leadership {
     until: AtomicU64,
     leading: watch::Sender<bool>,
     claim: watch::Sender<LeadershipClaim>,
-    /// Holder of the Lease, if it is another controller than this operator.
+    /// Holder of the Lease, if it is a controller other than this operator.
     other: watch::Sender<Option<String>>,
     /// End of the keeper's last round, in milliseconds since `started`.
     last_round: AtomicU64,
@@ -109,8 +110,8 @@ impl Leadership {
         self.claim.subscribe()
     }
 
-    /// Reports the holder of the Lease if that is another controller than this operator. Such a
-    /// controller may write the objects that a leader writes.
+    /// Reports the holder of the Lease, if it is a controller other than this operator. Such a
+    /// controller may write the same objects as this operator's leader.
     pub fn other_controller(&self) -> watch::Receiver<Option<String>> {
         self.other.subscribe()
     }
@@ -120,7 +121,8 @@ impl Leadership {
         self.read.subscribe()
     }
 
-    /// Sends this question with the next renewal, or removes it, while this process leads.
+    /// Sets the question. While this process leads, the next renewal sends the question. `None`
+    /// removes the question.
     pub fn ask(&self, question: Option<String>) {
         self.said().question = question;
         self.news.notify_one();
@@ -149,12 +151,12 @@ impl Leadership {
         notes
     }
 
-    /// Time since the Lease was last read.
+    /// Time since the keeper's last round, successful or not.
     pub fn silence(&self) -> Duration {
         self.now().saturating_sub(Duration::from_millis(self.last_round.load(Ordering::Relaxed)))
     }
 
-    /// Whether the Lease has been read.
+    /// Whether the keeper has done a round, successful or not.
     pub fn looked(&self) -> bool {
         self.last_round.load(Ordering::Relaxed) > 0
     }
@@ -166,8 +168,8 @@ impl Leadership {
     fn hold_until(&self, until: Duration) {
         let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
         self.until.store(millis, Ordering::Release);
-        // A waiter without a claim is notified even if no other process was observed to hold the
-        // Lease.
+        // Waiters are notified even if the claim was `Held` before: a term may have expired
+        // although no other process was observed to take the Lease.
         if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
             self.claim.send_replace(LeadershipClaim::Held);
         }
@@ -305,8 +307,9 @@ impl LeaderElector {
         }
         match action {
             LeaseAction::StartAnew(back) => {
-                // The Lease is not released either: each write gives it a greater version, by which other
-                // replicas could take it for newer than what they read before, and notice nothing.
+                // The Lease is not released either: each write gives the Lease a greater version.
+                // Other replicas could then take it for newer than what they read before, and not
+                // notice the restore.
                 leadership.give_up();
                 return Ok(RoundResult::End(back));
             }
@@ -337,8 +340,8 @@ impl LeaderElector {
             }
         }
         if *leadership.leading.borrow() && !leadership.is_current() {
-            // Renewed too late. Writes in between were refused, and are left to the next term: so
-            // this term ends, and the next round begins a new one.
+            // Renewed too late: writes were refused meanwhile, and are left to the next term. So
+            // this term ends, and the next round begins another term.
             self.lapse(leadership);
             return Ok(RoundResult::Pause(Duration::ZERO));
         }
@@ -350,7 +353,7 @@ impl LeaderElector {
         Ok(RoundResult::Pause(self.pace.renew_every()))
     }
 
-    /// Writes this process's answer, if it has one, to the version of the Lease that it read.
+    /// Writes this process's answer, if there is one, to the Lease in the version that was read.
     async fn give_answer(
         &self,
         lease: Option<Lease>,

@@ -10,8 +10,8 @@ use tower::{BoxError, service_fn};
 
 use super::*;
 
-/// Keeper of a Lease that it holds, at a server that answers with this version, and the number of
-/// writes.
+/// Keeper that holds its Lease, and the number of its writes. The server answers with this version
+/// of the Lease.
 fn keeper(version: &Arc<AtomicU64>) -> (LeaderElector, Arc<AtomicUsize>) {
     let writes = Arc::new(AtomicUsize::new(0));
     let (version, count) = (version.clone(), writes.clone());

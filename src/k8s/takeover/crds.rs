@@ -1,4 +1,4 @@
-//! The CRDs of a take-over: what they are, and which form they have.
+//! The CRDs that a take-over changes, and the form of each.
 
 use anyhow::Context as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -53,7 +53,7 @@ impl TakeoverClient {
         self.change(name, json!({"metadata": {"annotations": {KEEP: "keep"}}})).await
     }
 
-    /// Puts this operator's versions in the place of the stored ones.
+    /// Replaces the stored versions of a CRD with this operator's versions.
     pub(super) async fn adopt(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let operator = serde_json::to_value(self.operator().await?)?;
@@ -63,7 +63,7 @@ impl TakeoverClient {
         self.change(name, adopted(&stored, &ours, &operator)).await
     }
 
-    /// Puts the recorded versions back.
+    /// Restores the recorded versions of a CRD.
     pub(super) async fn restore(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let patch = restored(&stored).with_context(|| {

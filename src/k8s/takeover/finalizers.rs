@@ -18,17 +18,18 @@ use crate::k8s::CallError;
 
 /// Objects in one answer of a list.
 const PAGE: u32 = 500;
-/// Finalizers that are removed at a time.
+/// Number of objects whose finalizers are removed at the same time.
 const AT_A_TIME: usize = 16;
 
 impl TakeoverClient {
-    /// VirtualMachines and VirtualMachineInstances that have one of [`VM_FINALIZERS`].
+    /// Number of VirtualMachines and VirtualMachineInstances that have one of [`VM_FINALIZERS`].
     pub async fn finalizers(&self) -> anyhow::Result<usize> {
         count(&self.client).await
     }
 
-    /// Removes [`VM_FINALIZERS`] from every VM, at most so many objects a second, and reports how
-    /// many are done. An object that was changed or is gone is not counted, and not tried again.
+    /// Removes [`VM_FINALIZERS`] from every VM, from at most `per_second` objects a second. Calls
+    /// `done` with the number of objects done so far. An object that was changed or deleted
+    /// meanwhile is not counted, and not tried again.
     pub async fn remove_finalizers(
         &self,
         per_second: u16,
@@ -58,7 +59,7 @@ impl TakeoverClient {
         Ok(())
     }
 
-    /// Whether the finalizers were removed.
+    /// Removes the finalizers of one object. Returns whether they were removed.
     async fn release<K>(&self, meta: &ObjectMeta) -> anyhow::Result<bool>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
@@ -85,13 +86,13 @@ impl TakeoverClient {
     }
 }
 
-/// VirtualMachines and VirtualMachineInstances that have one of [`VM_FINALIZERS`].
+/// Number of VirtualMachines and VirtualMachineInstances that have one of [`VM_FINALIZERS`].
 pub async fn count(client: &Client) -> anyhow::Result<usize> {
     let vms = held::<VirtualMachine>(client).await?.len();
     Ok(vms + held::<VirtualMachineInstance>(client).await?.len())
 }
 
-/// Metadata of the objects of a kind that have one of [`VM_FINALIZERS`]. None where the kind is not
+/// Metadata of the objects of a kind that have one of [`VM_FINALIZERS`]. Empty if the kind is not
 /// served.
 async fn held<K>(client: &Client) -> anyhow::Result<Vec<ObjectMeta>>
 where
@@ -114,8 +115,8 @@ where
     }
 }
 
-/// Finalizers that are left once those of [`VM_FINALIZERS`] are removed. `None`: there are none of
-/// them.
+/// Finalizers that an object has besides [`VM_FINALIZERS`]. `None`: the object has none of
+/// [`VM_FINALIZERS`].
 fn without_finalizers(meta: &ObjectMeta) -> Option<Vec<&String>> {
     let all = meta.finalizers.as_deref().unwrap_or_default();
     let rest: Vec<&String> =

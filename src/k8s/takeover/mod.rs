@@ -1,9 +1,10 @@
 //! Reads and writes of the `takeover` command: Deployments, the ManagedChart, CRDs, the Lease, the
 //! webhook configuration, and finalizers of VMs.
 //!
-//! Invariants: each change is one write that carries the resourceVersion of what it was decided
-//! from, and the record of what was there before; a conflict is no fault, because the caller
-//! decides anew.
+//! Invariants: each change is one write. The write carries the resourceVersion of the object that
+//! it was decided from, except for the annotation that keeps a CRD. A change that a step can
+//! restore records the state before in the same write. A conflict is no fault, because the caller
+//! decides again.
 
 mod crds;
 pub mod finalizers;
@@ -34,17 +35,18 @@ const OPERATOR: &str =
     "app.kubernetes.io/name=harvester-guest-operator,app.kubernetes.io/component=controller";
 /// Deadline of one call.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Seconds after its end for which a Lease still counts as held: clocks differ.
+/// Seconds for which a Lease still counts as held after its end: clocks differ.
 const LEEWAY: i64 = 5;
 
 /// Namespace and name.
 pub type Place = (String, String);
 
-/// Reads and writes them.
+/// Client for the reads and writes of a take-over.
 pub struct TakeoverClient {
     /// Connection with the rights of the person who runs the command.
     pub client: Client,
-    /// The Go controller's Deployment. Its webhook's name ends in `-webhook`.
+    /// The Go controller's Deployment. The name of its webhook's Deployment is this name with the
+    /// suffix `-webhook`.
     pub controller: Place,
     /// Harvester's ManagedChart.
     pub chart: Place,
@@ -53,8 +55,8 @@ pub struct TakeoverClient {
 }
 
 impl TakeoverClient {
-    /// Everything that a step is decided from, but for the finalizers: those are counted by
-    /// [`Self::finalizers`].
+    /// Everything that a step is decided from, except the finalizers, which [`Self::finalizers`]
+    /// counts.
     pub async fn state(&self) -> anyhow::Result<TakeoverState> {
         let (namespace, name) = &self.controller;
         Ok(TakeoverState {
@@ -88,7 +90,8 @@ impl TakeoverClient {
         Ok(found.pop())
     }
 
-    /// Replicas of a Deployment, and its pods: those that are being deleted, too.
+    /// Replicas of a Deployment, and the number of its pods that have not ended. Pods that are
+    /// being deleted count too.
     async fn replicas(&self, deployment: Option<Deployment>) -> anyhow::Result<Option<Replicas>> {
         let Some(deployment) = deployment else { return Ok(None) };
         let selector =
@@ -115,7 +118,8 @@ impl TakeoverClient {
         Api::namespaced_with(self.client.clone(), &self.chart.0, &kind)
     }
 
-    /// `None` also where the kind is not served: a Harvester that no Rancher manages.
+    /// The ManagedChart. `None`: it does not exist, or the kind is not served because no Rancher
+    /// manages this Harvester.
     async fn managed_chart(&self) -> anyhow::Result<Option<DynamicObject>> {
         let (namespace, name) = &self.chart;
         match call(self.charts().get(name)).await {
@@ -136,7 +140,7 @@ impl TakeoverClient {
         Ok(lease.map_or(Leader::None, |lease| holder(&lease, Utc::now().timestamp())))
     }
 
-    /// Reads which controller's webhooks judge objects.
+    /// Reads which controller's webhooks check objects at admission.
     pub async fn admission(&self) -> anyhow::Result<WebhookContent> {
         let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
         let found = call(api.get_opt(CONFIGURATION)).await;
@@ -171,7 +175,7 @@ impl TakeoverClient {
             let before = managed(&stored).before.unwrap_or_else(|| managed(&stored).values);
             (ManagedChart::stopped(), Some(before.to_string()))
         } else {
-            // In a merge patch, what goes must be named.
+            // In a merge patch, removed fields must be named.
             (managed(&stored).restored(), None)
         };
         let patch = json!({
@@ -247,7 +251,7 @@ fn name(meta: &ObjectMeta) -> String {
     format!("{}/{}", part(&meta.namespace), part(&meta.name))
 }
 
-/// Replicas as a Deployment states them: wanted, ready, and before it was stopped.
+/// Replicas of a Deployment as the object states them: wanted, ready, and wanted before the stop.
 fn replicas(deployment: &Deployment) -> Replicas {
     let status = deployment.status.clone().unwrap_or_default();
     let before = deployment.annotations().get(ANNOTATION_REPLICAS);
@@ -269,7 +273,7 @@ fn managed(chart: &DynamicObject) -> ManagedChart {
     }
 }
 
-/// Holder of a Lease at `now`, in seconds since the epoch. One that has run out counts as free.
+/// Holder of a Lease at `now`, in seconds since the epoch. A Lease that has expired counts as free.
 fn holder(lease: &Lease, now: i64) -> Leader {
     let seen = seen(lease);
     let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref());

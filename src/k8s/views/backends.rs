@@ -13,17 +13,18 @@ use crate::domain::vm_backends::endpoints::{self, VmBackend};
 /// Network on which an address is announced.
 #[derive(Clone, Debug)]
 pub struct AnnouncePlace {
-    /// `namespace/name` of the network; empty for the nodes' own.
+    /// `namespace/name` of the network; empty for the nodes' own network.
     pub network: String,
     /// Bridge and VLAN of the network, if known.
     pub attachment: Option<NetworkAttachment>,
-    /// Whether announcers reach the network by them.
+    /// Reachability of the network for announcers, by that bridge and VLAN.
     pub link: NetworkReach,
 }
 
 impl Views {
-    /// Network of the address's pool, or of its lease. The address of a global pool is unique on
-    /// all networks, so that the network that the LoadBalancer names counts.
+    /// Network on which the address is announced: the network of its pool or of its lease, else
+    /// `named`, the network that the LoadBalancer names. An address of a global pool is unique on
+    /// all networks, so that `named` counts.
     pub fn place(&self, named: &str, finding: &AddressOutcome) -> AnnouncePlace {
         let network = match finding {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,
@@ -35,8 +36,8 @@ impl Views {
         AnnouncePlace { network: network.to_owned(), attachment, link }
     }
 
-    /// VMs that the LoadBalancer, by namespace and name, selects. `own`: its address. `last`
-    /// returns the last known address of a VM by its UID.
+    /// VMs that a LoadBalancer selects. `own` is the LoadBalancer's address. `last` returns the
+    /// last known address of a VM by its UID.
     pub fn backends(
         &self,
         (namespace, name): (&str, &str),

@@ -1,8 +1,8 @@
 //! Watch events of an EndpointSlice that this process is writing.
 //!
-//! The event of a write often arrives before the answer. To parse it and to decide again would be
-//! useless then. Invariant: an event that was put aside is handled when the write is over, if it is
-//! still news then: a later deletion or list replaces it.
+//! The event of a write often arrives before the answer to the write. It would then be useless to
+//! parse the event and to decide again, so the event is put aside. Invariant: when the write is
+//! over, that event is handled, unless a later event, deletion or list has replaced it.
 
 use std::collections::HashMap;
 
@@ -27,7 +27,7 @@ impl<T> DeferredSlices<T> {
         self.0.insert(name.to_owned(), None);
     }
 
-    /// Puts a slice's event aside. Returns the slice if this process is not writing it.
+    /// Puts a slice's event aside, if this process is writing the slice. Else returns the slice.
     pub(super) fn put_aside(&mut self, name: &str, slice: T) -> Option<T> {
         match self.0.get_mut(name) {
             Some(aside) => {
@@ -55,7 +55,7 @@ impl<T> DeferredSlices<T> {
     }
 }
 
-/// A write of an EndpointSlice under way. Drop it when the views have the result.
+/// A write of an EndpointSlice that is under way. Drop it when the views have the write's result.
 pub struct WritingSlice<'a> {
     views: &'a Views,
     name: String,

@@ -1,9 +1,9 @@
 //! Watch events of a LoadBalancer that this process writes itself.
 //!
-//! Owns which versions trigger no reconcile. Invariants: a version that another client wrote
+//! Records the versions that trigger no reconcile. Invariants: a version that another client wrote
 //! triggers a reconcile, at the latest at the end of the write under way. A version that this
-//! process wrote triggers one if, since that write, a decision began from an older version: the
-//! last decision is never made from a stale version.
+//! process wrote triggers a reconcile if a decision has begun from an older version since that
+//! write. So the last decision is never made from a stale version.
 
 use std::collections::HashMap;
 
@@ -18,10 +18,11 @@ pub(super) struct OwnWrites(HashMap<String, WriteEcho>);
 
 #[cfg_attr(test, derive(Clone))]
 enum WriteEcho {
-    /// A write is under way; the version is that of the last event meanwhile. The event of a write
-    /// may arrive before its answer.
+    /// A write is under way. The version is that of the last event that has arrived meanwhile: the
+    /// event of a write may arrive before the answer.
     Writing(Option<String>),
-    /// The version that was written, if nothing remains to be done. `heard`: its event has arrived.
+    /// The version that a write produced, if nothing remains to be done. `heard`: whether the event
+    /// of that version has arrived.
     Wrote { version: String, heard: bool },
 }
 
@@ -49,9 +50,10 @@ impl OwnWrites {
         }
     }
 
-    /// Records that a decision begins from this version. If another version was written, the event
-    /// of that one must trigger a reconcile, because the present decision does not include it.
-    /// Returns whether that event has arrived already, so that a reconcile must be triggered now.
+    /// Records that a decision begins from this version. If this process has written another
+    /// version, the event of the written version must trigger a reconcile, because the decision
+    /// does not include it. Returns whether that event has already arrived: then a reconcile must
+    /// be triggered now.
     fn look(&mut self, name: &str, version: &str) -> bool {
         let heard = match self.0.get(name) {
             None => return false,
@@ -63,8 +65,8 @@ impl OwnWrites {
         heard
     }
 
-    /// Records the end of a write. `wrote`: its version, if nothing remains to be done. Returns
-    /// whether an event that arrived meanwhile must trigger a reconcile.
+    /// Records the end of a write. `wrote` is the version that was written, if nothing remains to
+    /// be done. Returns whether an event that arrived meanwhile must trigger a reconcile.
     fn end(&mut self, name: &str, wrote: Option<String>) -> bool {
         let Some(WriteEcho::Writing(heard)) = self.0.get_mut(name) else { return false };
         let heard = heard.take();
@@ -86,8 +88,8 @@ impl OwnWrites {
     }
 }
 
-/// A write of a LoadBalancer under way. Its watch events trigger no reconcile until this is
-/// dropped.
+/// A write of a LoadBalancer that is under way. Until this object is dropped, watch events of the
+/// LoadBalancer trigger no reconcile.
 pub struct OwnWrite<'a> {
     views: &'a Views,
     lb: String,
@@ -176,8 +178,8 @@ mod tests {
         assert!(echoes.hear(LB, "8"), "it is not expected");
     }
 
-    /// Counts are written in parallel to a decision. One of the two writes is refused, and the end
-    /// of the later one is not awaited.
+    /// Counts of VMs are written in parallel to the write of a decision. One of the two writes is
+    /// refused. The first write that ends releases the event: the other one is not awaited.
     #[test]
     fn of_two_writes_at_once_nothing_heard_is_lost() {
         let mut echoes = OwnWrites::default();
@@ -193,7 +195,7 @@ mod tests {
         assert!(!echoes.hear(LB, "9"));
     }
 
-    /// A decision from the earlier version, between a write and its event.
+    /// A decision begins from the version before a write, before or after the event of that write.
     #[test]
     fn an_echo_wakes_a_reconcile_if_an_older_version_was_read() {
         let mut echoes = OwnWrites::default();
@@ -253,7 +255,8 @@ mod tests {
         Idle,
         Took(u32),
         Looked(u32),
-        /// A write from this version was sent; `Done`: with its result.
+        /// A write that was decided from this version was sent. `Done`: the server has decided on
+        /// it; the new version, if the write was accepted.
         Sent(u32),
         Done(u32, Option<u32>),
     }
@@ -265,7 +268,7 @@ mod tests {
         heard: u32,
         woken: bool,
         at: At,
-        /// The version of the last decision, or of a write that includes all before it.
+        /// The version that the last decision began from, or that a final write produced.
         settled: u32,
     }
 

@@ -25,11 +25,11 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Listed(config) | ObjectEvent::Changed(config) => {
             set(&config.name_any(), Some(made(&config)));
         }
-        // A config that cannot be parsed has made no link.
+        // A HostNetworkConfig that cannot be parsed counts as one without a link.
         ObjectEvent::Unreadable(meta) => set(&key(&meta), None),
         ObjectEvent::Gone(name, _) => set(&name, None),
         ObjectEvent::Complete => at.done(ViewPart::HostLinks),
-        // Harvester serves the kind since 1.8, and a role may be older than this program.
+        // Harvester before 1.8 does not serve the kind, and a role may be older than this program.
         ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::HostLinks),
         ObjectEvent::Refused(_) => {}
     };
@@ -38,8 +38,8 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 impl Views {
-    /// Enqueues all vm LoadBalancers if `is_news`: they may be announced on other links. This is
-    /// rare.
+    /// Enqueues all vm LoadBalancers if `is_news`: their addresses may be announced on other links.
+    /// Such news is rare.
     pub(super) fn tell_announced(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
             let vms = self.load_balancers.state_filter(listeners::is_vm);

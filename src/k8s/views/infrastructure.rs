@@ -29,7 +29,7 @@ const MANAGEMENT_KEYS: [&str; 2] = ["ip", "loadBalancerIP"];
 pub struct InfrastructureAddresses(Arc<Mutex<Infrastructure>>);
 
 impl InfrastructureAddresses {
-    /// The object that has an address. `None`: none in the view.
+    /// The object that has an address. `None`: no object in the view has it.
     pub fn why_reserved(&self, address: IpAddr) -> Option<Reserved> {
         lock(&self.0).why_reserved(address).cloned()
     }
@@ -60,7 +60,8 @@ impl InfrastructureAddresses {
         lock(&self.0).set(object, networks)
     }
 
-    /// Names of objects of a kind: `name` returns the name of an object of that kind.
+    /// Names of the objects of one kind. `name` returns the name of an object of that kind, and
+    /// `None` for other objects.
     fn names(&self, name: impl Fn(&Reserved) -> Option<String>) -> HashSet<String> {
         lock(&self.0).entries().filter_map(|(object, _)| name(object)).collect()
     }
@@ -68,7 +69,7 @@ impl InfrastructureAddresses {
 
 impl Views {
     /// Replaces the networks of an object, and enqueues the LoadBalancers that depend on a changed
-    /// one.
+    /// network.
     pub(super) fn reserve(&self, object: &Reserved, networks: Vec<IpNet>) {
         let changed = self.infrastructure.set(object, networks);
         if changed.is_empty() {
@@ -193,7 +194,7 @@ pub(super) async fn watch_management(at: InformerContext, namespace: String) {
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
-/// Addresses as networks with one address. Other text, such as the cluster IP `None`, gives none.
+/// Addresses as networks with one address. Other text, such as the cluster IP `None`, is skipped.
 pub(super) fn single<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<IpNet> {
     let address = |text: &str| text.parse::<IpAddr>().ok().map(IpNet::from);
     texts.into_iter().filter_map(address).collect()

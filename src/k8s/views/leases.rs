@@ -1,7 +1,7 @@
 //! The views of DHCPLeases, and of the Leases that networks' agents hold.
 //!
-//! An agent serves its network while its Lease is observed to be renewed. Its clock is not compared
-//! with ours, except to recognize a Lease that was clearly abandoned.
+//! An agent serves its network while its Lease is observed to be renewed. The agent's clock is not
+//! compared with this process's clock, except to recognize a Lease that was clearly abandoned.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -30,7 +30,8 @@ use crate::k8s::store::{self, StoreWriter};
 /// An agent's Lease, as last observed.
 struct ObservedAgent {
     holding: AgentLease,
-    /// Time when this renewal was observed. `None`: the Lease was abandoned already.
+    /// Time when the Lease was last observed to change. `None`: the Lease had already been
+    /// abandoned when it was first observed.
     since: Option<Instant>,
 }
 
@@ -49,7 +50,7 @@ pub(super) struct AgentIndex(HashMap<String, ObservedAgent>);
 pub struct AgentNetwork {
     /// `namespace/name` of the network.
     pub name: String,
-    /// Kind of the network's agent: who makes it, if it has one.
+    /// Agent that the network is to have, if any, and the party that creates the agent.
     pub agent: dhcp_lease::WantedAgent,
     /// DHCP settings of the network, from its annotations.
     pub declaration: DhcpDeclaration,
@@ -67,8 +68,8 @@ impl Views {
         *self.synced.borrow() & LEASING == LEASING
     }
 
-    /// Whether [`Self::leasing_synced`] holds, and the VMs are listed that determine the
-    /// LoadBalancer's network, if VMs do.
+    /// Whether [`Self::leasing_synced`] holds and, if VMs determine the LoadBalancer's network, the
+    /// VMs are listed or are not served.
     pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
         let vms = || self.is_listed(ViewPart::Vms) || self.has_no_vms();
         self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
@@ -100,7 +101,7 @@ impl Views {
     }
 
     /// `namespace/name` of another record that a DHCP server would treat as the same client.
-    /// `None`: none.
+    /// `None`: there is no such record.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of.meta());
         let same = |record: &DHCPLease| {
@@ -125,8 +126,8 @@ impl Views {
             .collect()
     }
 
-    /// Holder of the agent's Lease, if it serves the network, and when it acquired the Lease by its
-    /// own clock.
+    /// Holder of the Lease of the network's agent, and the time on the holder's clock when it
+    /// acquired the Lease. `None`: no agent serves the network.
     pub fn agent_of(&self, network: &str) -> Option<(String, Option<DateTime<FixedOffset>>)> {
         let agents = lock(&self.index.agents);
         let agent = agents.0.get(&agent_name(network))?;
@@ -186,7 +187,7 @@ impl Views {
 
     /// Enqueues the LoadBalancers whose leased address is in one of the networks.
     pub(super) fn tell_leased_in(&self, networks: &[IpNet]) {
-        // Before everything is listed, no decision depends on it.
+        // Until everything is listed, no decision depends on these networks.
         if !self.leasing_synced() {
             return;
         }
@@ -208,8 +209,8 @@ impl Views {
         }
     }
 
-    /// Enqueues the LoadBalancers of an agent that came or went. Only this view observes an agent
-    /// that is absent for less than a second.
+    /// Enqueues the LoadBalancers on the network of an agent that came or went. The periodic check
+    /// may miss an absence of less than a second; this view does not.
     fn tell_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();
@@ -268,7 +269,7 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
 }
 
 impl AgentIndex {
-    /// Stores what a Lease says, as observed now. Returns whether its holder has changed.
+    /// Stores the content of a Lease, as observed now. Returns whether the holder has changed.
     fn apply(&mut self, name: &str, holding: AgentLease, now: Instant, utc: DateTime<Utc>) -> bool {
         let since = match self.0.get(name) {
             Some(known) if known.holding == holding => return false,

@@ -1,4 +1,4 @@
-//! Kinds of which the views have had a first list.
+//! Kinds that the views have listed at least once.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::{ENDPOINTS, ViewPart, Views};
 /// Interval between two looks at what was listed or refused.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Parts of the views, each with the read that it waits for.
+/// Parts of the views, each with the verb and resource of the read that it waits for.
 const READS: [(ViewPart, &str, &str); 17] = [
     (ViewPart::LoadBalancers, "list", "loadbalancers"),
     (ViewPart::Pools, "list", "ippools"),
@@ -45,9 +45,9 @@ impl Views {
         self.wait_for(ENDPOINTS).await;
     }
 
-    /// Waits, at most for `patience`, until every kind was listed once, or the read that it needs
-    /// cannot succeed: `is_out_of_reach` says so for a verb and a resource. Returns the resources
-    /// that are late.
+    /// Waits, at most for `patience`, until every kind was listed once. Does not wait for a kind if
+    /// `is_out_of_reach` says that its read, by verb and resource, cannot succeed. Returns the
+    /// resources that are late.
     pub async fn listed_within_reach(
         &self,
         patience: Duration,
@@ -56,7 +56,7 @@ impl Views {
         let late = || -> Vec<&'static str> {
             let waits = |(part, verb, resource): &&(ViewPart, &str, &str)| {
                 let is_refused = is_out_of_reach(verb, resource)
-                    // What was not listed is not read one by one.
+                    // If a kind cannot be listed, its objects are not read one by one.
                     || is_out_of_reach("list", resource);
                 !self.is_listed(*part) && !is_refused
             };

@@ -20,7 +20,7 @@ use crate::k8s::trimmed::{PAGE, TrimmedLb};
 use crate::metrics::Metrics;
 
 impl Views {
-    /// UID of the LoadBalancer with this name. `None`: it is not in the view.
+    /// UID of the LoadBalancer with this name. `None`: the LoadBalancer is not in the view.
     pub fn uid_of(&self, namespace: &str, name: &str) -> Option<String> {
         self.load_balancers.get(&ObjectRef::new(name).within(namespace))?.uid()
     }
@@ -31,8 +31,8 @@ impl Views {
         self.load_balancers.get(&key).is_some_and(|seen| seen.metadata.uid == lb.metadata.uid)
     }
 
-    /// Whether the view lacks entries of a list that a write of the list must contain: then the
-    /// object must be read before it is written.
+    /// Whether the view lacks list entries that a write of the list must contain. If so, the object
+    /// must be read before it is written.
     pub fn is_partial(&self, lb: &LoadBalancer) -> bool {
         let uid = lb.metadata.uid.as_deref().unwrap_or_default();
         lock(&self.index.uids).get(uid).copied().unwrap_or_default()
@@ -58,7 +58,8 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
             }
         }
         ObjectEvent::Unreadable(meta) => {
-            // An object that cannot be read any more stays in the view.
+            // An object that has become unreadable stays in the view. A new object ends the former
+            // one with its name.
             if let Some(former) = former(&views, &meta) {
                 remove(&views, &metrics, &mut writer, owner_of(former.meta()));
             }
@@ -107,8 +108,8 @@ pub(super) fn set(
     writer.set(lb);
 }
 
-/// The LoadBalancer in the view that had the name of this one before. A list does not report its
-/// deletion.
+/// The former LoadBalancer in the view: it has the same name, but another UID. A list does not
+/// report its deletion.
 fn former(views: &Views, meta: &ObjectMeta) -> Option<Arc<LoadBalancer>> {
     let (name, namespace) = (meta.name.as_deref()?, meta.namespace.as_deref()?);
     let seen = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

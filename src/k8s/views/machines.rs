@@ -1,8 +1,8 @@
-//! The view of VirtualMachines that are nodes of guest clusters, for the sign that their cluster is
-//! being removed. Metadata only, and only of VMs that the node driver created.
+//! The view of VirtualMachines that are nodes of guest clusters. Such a VM shows when its cluster
+//! is being removed. Only metadata is watched, and only of VMs that the node driver created.
 //!
-//! A cluster counts within a namespace: a VM has no effect on LoadBalancers of other namespaces, so
-//! no tenant can stop another's.
+//! A cluster counts only within its namespace: a VM has no effect on LoadBalancers of other
+//! namespaces, so that no tenant can stop the LoadBalancers of another tenant.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -21,7 +21,7 @@ type Machine = PartialObjectMeta<VirtualMachine>;
 /// Namespace and guest cluster.
 type Cluster = (String, String);
 
-/// VMs that are removed together with their guest cluster.
+/// VMs that show the removal of their guest cluster.
 #[derive(Default)]
 pub(super) struct GuestRemovals {
     by_cluster: BTreeMap<Cluster, BTreeSet<String>>,
@@ -37,8 +37,8 @@ impl GuestRemovals {
         self.by_cluster.get(&key)?.first().cloned()
     }
 
-    /// Sets or clears the cluster whose removal a VM, by `namespace/name`, shows. Returns the
-    /// clusters whose answer may have changed.
+    /// Sets or clears the cluster whose removal a VM shows. `vm` is the VM's `namespace/name`.
+    /// Returns the clusters for which the result of [`Self::of`] may have changed.
     fn set(&mut self, vm: &str, cluster: Option<String>) -> Vec<Cluster> {
         let Some((namespace, name)) = vm.split_once('/') else { return Vec::new() };
         let now = cluster.map(|cluster| (namespace.to_owned(), cluster));

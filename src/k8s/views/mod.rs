@@ -1,7 +1,7 @@
 //! The process's views of the cluster, kept current on every replica by informers.
 //!
 //! Views may be stale. No address is allocated from them: they only determine what to reconcile.
-//! This operator's own writes are put into them at once, so that the next decision includes them.
+//! This operator adds its own writes to the views at once, so that the next decision includes them.
 
 mod backends;
 mod early;
@@ -110,7 +110,7 @@ pub struct Views {
     pub slices: OwnedObjects<OwnedSlice>,
     /// Addresses that the cluster itself uses.
     pub infrastructure: InfrastructureAddresses,
-    /// Networks on which the host leases by the operator's options, besides
+    /// The operator's options about DHCP networks, which apply besides the
     /// NetworkAttachmentDefinitions.
     dhcp: Arc<dhcp_lease::DhcpNetworks>,
     index: Arc<ViewIndexes>,
@@ -147,7 +147,7 @@ struct ViewIndexes {
     unconverted: AtomicBool,
 }
 
-/// Writers of what the views only read.
+/// Writers of the state that the views only read.
 struct ViewWriters {
     load_balancers: StoreWriter<LoadBalancer>,
     records: StoreWriter<DHCPLease>,
@@ -274,8 +274,8 @@ impl Views {
         LbSurroundings { project: self.project_of(namespace), vm_network }
     }
 
-    /// Reason why a LoadBalancer without address gets none: one of its VMs shows that its guest
-    /// cluster is being removed. An address that it has stays.
+    /// Reason why a LoadBalancer without an address gets none: a VM of its guest cluster shows that
+    /// the cluster is being removed. A LoadBalancer that has an address keeps it.
     pub fn removal_of(&self, lb: &LoadBalancer) -> Option<NoAddressReason> {
         let cluster = facts::guest_cluster(lb).filter(|_| !facts::has_address(lb))?;
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
@@ -289,7 +289,8 @@ impl Views {
         (found || self.is_listed(ViewPart::Namespaces)).then_some(found)
     }
 
-    /// Results of `say` for each VM that a LoadBalancer selects: its name, the VM, its pods.
+    /// Results of `say` for each VM that a LoadBalancer selects. `say` gets the VM's name, the VM
+    /// and its pods.
     pub fn of_members<T>(
         &self,
         namespace: &str,
@@ -310,7 +311,7 @@ impl Views {
         lock(&self.index.networks).get(network)?.attachment.clone()
     }
 
-    /// Whether announcers on the nodes reach an attachment.
+    /// Reachability of an attachment for announcers on the nodes.
     pub fn link(&self, attachment: &NetworkAttachment) -> NetworkReach {
         lock(&self.index.host_links).link(attachment)
     }
@@ -349,8 +350,9 @@ impl Views {
         Some((vm, topology))
     }
 
-    /// Whether a Service still requests the LoadBalancer's address, or may. Until the Service is
-    /// gone, the address must not be given to another LoadBalancer.
+    /// Whether a Service still requests the LoadBalancer's address, or may because Services are not
+    /// listed yet. Until the Service is gone, the address must not be given to another
+    /// LoadBalancer.
     pub fn is_served(&self, owner: &Owner) -> bool {
         *self.synced.borrow() & ViewPart::Services as u32 == 0
             || self
@@ -360,7 +362,7 @@ impl Views {
     }
 
     /// Removes and returns the time since when the LoadBalancer's slices have been out of date.
-    /// `None`: they are not.
+    /// `None`: the slices are up to date.
     pub fn take_touched(&self, lb: &str) -> Option<Instant> {
         lock(&self.index.touched).remove(lb)
     }

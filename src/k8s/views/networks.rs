@@ -90,7 +90,8 @@ impl Views {
         self.tell_users(network, change);
     }
 
-    /// Enqueues what depends on the facts of a network that have changed.
+    /// Enqueues the LoadBalancers that depend on the changed facts of a network. Reports a changed
+    /// attachment as [`ChangeEvent::Networks`].
     fn tell_users(&self, network: &str, change: NetworkChange) {
         if change.attachment {
             let users = self.load_balancers.state_filter(|lb: &LoadBalancer| {
@@ -121,7 +122,7 @@ struct NetworkChange {
 }
 
 impl NetworkIndex {
-    /// Facts of a network. `None`: it does not exist, or is not known yet.
+    /// Facts of a network. `None`: the network does not exist, or is not known yet.
     pub(super) fn get(&self, network: &str) -> Option<&NetworkFacts> {
         self.0.get(network)
     }
@@ -131,7 +132,8 @@ impl NetworkIndex {
         self.0.iter()
     }
 
-    /// Stores the facts of a network; `None`: it is gone. Returns which of them have changed.
+    /// Stores the facts of a network; `None`: the network is gone. Returns which facts have
+    /// changed.
     fn set(&mut self, network: &str, new: Option<NetworkFacts>) -> NetworkChange {
         let old = self.0.get(network);
         let attachment = |facts: &NetworkFacts| facts.attachment.clone();
@@ -152,7 +154,8 @@ impl NetworkIndex {
 /// Facts of an existing network.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct NetworkFacts {
-    /// Bridge and VLAN by which nodes reach the network. `None`: they do not.
+    /// Bridge and VLAN by which nodes reach the network. `None`: the network uses no bridge of the
+    /// node.
     pub(super) attachment: Option<NetworkAttachment>,
     /// VLAN of the network, by Harvester's label, else by its configuration; 0 for none.
     pub(super) vlan: u16,
@@ -182,7 +185,7 @@ fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     let declaration = DhcpDeclaration {
         annotation: text(network.annotations(), ANNOTATION_DHCP),
         form: form(network),
-        // A cut text would be another subnet, so it is replaced by a fixed one.
+        // A text that was cut could name another subnet, so a fixed text replaces it.
         subnets: network
             .annotations()
             .get(ANNOTATION_DHCP_SUBNETS)

@@ -1,8 +1,8 @@
 //! Changes that the views report to the leader.
 //!
-//! A change goes straight into the queue of the task that handles it: the leader's handler runs in
-//! the informer, and there is no channel or task between the two. The rooms beside this file decide
-//! which LoadBalancers depend on a change.
+//! The leader's handler runs in the informer, and puts each change straight into the queue of the
+//! task that handles it: there is no channel or task in between. The other files of this folder
+//! decide which LoadBalancers depend on a change.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -32,8 +32,8 @@ pub enum ChangeEvent {
     Moved(Box<str>),
 }
 
-/// Function of the leader that receives each change. It puts the change into a queue: the informer
-/// waits for its end.
+/// Function of the leader that receives each change. The informer waits until the function returns,
+/// so the function only puts the change into a queue.
 type ChangeHandler = Arc<dyn Fn(ChangeEvent) + Send + Sync>;
 
 /// Handler of the leader. `None`: this process does not lead.
@@ -86,7 +86,7 @@ impl Views {
 
     /// Enqueues LoadBalancers whose VMs report an address in one of these networks.
     pub(super) fn tell_reporting(&self, networks: &[IpNet]) {
-        // Before everything is listed, no decision depends on it.
+        // Until everything is listed, no decision depends on these networks.
         if self.endpoints_synced() {
             let affected = lock(&self.index.vms).reporting(networks);
             self.tell_touched(affected);

@@ -57,8 +57,8 @@ struct KnownPool {
     generation: PoolGeneration,
 }
 
-/// Detects whether a pool's facts may have changed: UID, generation, and whether it is being
-/// deleted.
+/// UID and generation of a pool, and whether it is being deleted. If one of them differs, the
+/// pool's facts may have changed.
 #[derive(Default, PartialEq, Eq)]
 struct PoolGeneration(Option<String>, Option<i64>, bool);
 
@@ -98,8 +98,8 @@ impl PoolIndex {
         }
     }
 
-    /// Stores the result of a read at a time. `None`: the pool cannot be read, so it gives out
-    /// nothing, and the leader reports this fault.
+    /// Stores the result of a read that ended at `now`. `None`: the pool does not fit its type.
+    /// Such a pool gives out no address, and the leader reports the fault.
     fn read(&mut self, name: &str, known: Option<KnownPool>, now: Instant) {
         let Some(entry) = self.0.get_mut(name) else { return };
         let facts = |known: &Option<KnownPool>| known.as_ref().map(|known| known.facts.clone());
@@ -108,7 +108,7 @@ impl PoolIndex {
         entry.next = Some(now + if is_new { SOON } else { LATER });
     }
 
-    /// Makes another read due: this one has failed.
+    /// Makes another read due, because the last one has failed.
     fn failed(&mut self, name: &str, now: Instant) {
         if let Some(entry) = self.0.get_mut(name) {
             (entry.due, entry.next) = (true, Some(now + LATER));

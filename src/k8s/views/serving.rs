@@ -22,11 +22,11 @@ use crate::k8s::informer::{self, ObjectEvent, key};
 use crate::k8s::lazy_object::LazyObject;
 use crate::k8s::trimmed::PAGE;
 
-/// Objects by the LoadBalancer that they serve. An object serves one.
+/// Objects by the LoadBalancer that they serve. Each object serves one LoadBalancer.
 pub struct OwnedObjects<T>(Arc<Mutex<OwnedIndex<T>>>);
 
 struct OwnedIndex<T> {
-    /// Objects of each LoadBalancer, `namespace/name`, in order of their names.
+    /// Objects by the `namespace/name` of their LoadBalancer, sorted by their own names.
     by_lb: HashMap<String, Vec<OwnedEntry<T>>>,
     /// LoadBalancer of each object, by the `namespace/name` of both.
     lb_of: HashMap<String, String>,
@@ -110,7 +110,8 @@ impl<T: Clone> OwnedObjects<T> {
         lock(&self.0).lb_of.get(key).cloned()
     }
 
-    /// Records the object in this version, from an event or a write. Returns whether that is news.
+    /// Records this version of an object, from an event or a write. Returns whether this version is
+    /// newer than that in the view.
     pub fn note(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
         let (key, version) = (beside(lb, name), number(version));
         let mut all = lock(&self.0);
@@ -130,15 +131,15 @@ impl<T: Clone> OwnedObjects<T> {
         lock(&self.0).entry(key).is_some_and(|entry| entry.version >= number(version))
     }
 
-    /// Records that the object is gone, in this version or, without one, in every version. Returns
-    /// the LoadBalancer that it served, if that is news.
+    /// Records that an object is gone. With `version`, an object of a later version stays in the
+    /// view. Returns the LoadBalancer that the object served, if the object was removed.
     pub(super) fn remove(&self, key: &str, version: Option<&str>) -> Option<String> {
         let newest = version.map_or(u64::MAX, number);
         let mut all = lock(&self.0);
         if all.entry(key)?.version > newest { None } else { all.remove(key) }
     }
 
-    /// Records that an object of the LoadBalancer is gone in this version.
+    /// Records that an object of the LoadBalancer is gone, unless the view has a later version.
     pub fn forget(&self, lb: &str, name: &str, version: &str) {
         self.remove(&beside(lb, name), Some(version));
     }
@@ -162,7 +163,7 @@ fn beside(lb: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
-/// Numeric value of a resource version: these are increasing numbers (KEP-5504).
+/// Numeric value of a resourceVersion. Versions are increasing numbers (KEP-5504).
 fn number(version: &str) -> u64 {
     version.parse().unwrap_or(0)
 }
@@ -194,9 +195,9 @@ impl Views {
         let lb = key(deleted);
         self.services.remove(&lb, deleted.resource_version.as_deref());
         self.tell_lbs([&lb]);
-        // The LoadBalancer may have gone before its Service without this operator. The signal is
-        // checked against the API server before an address is released, so a stale view does no
-        // harm.
+        // The LoadBalancer may have been deleted before its Service, unnoticed by this operator.
+        // The signal is checked against the API server before an address is released, so a stale
+        // view does no harm.
         for owner in owners(deleted).into_iter().filter(|o| o.kind == "LoadBalancer") {
             if !self.has_uid(&owner.uid) {
                 self.tell(ChangeEvent::Gone(Owner { name: lb.clone(), uid: owner.uid }));
@@ -234,13 +235,14 @@ pub(super) async fn watch_slices(at: InformerContext) {
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
-/// Records an EndpointSlice in this version.
+/// Records an EndpointSlice that the watch has shown.
 pub(super) fn see(views: &Views, object: &LazyObject<EndpointSlice>) {
     let (key, version) = (key(object.meta()), object.resource_version().unwrap_or_default());
     if views.slices.knows(&key, &version) {
         return;
     }
-    // The slice may have belonged to another LoadBalancer, or to one until it became unreadable.
+    // The slice may have served another LoadBalancer before, or may have become unreadable. Its
+    // former LoadBalancer is enqueued too.
     let Some((lb, seen)) = object.read().ok().and_then(|object| OwnedSlice::read(&object)) else {
         return views.tell_lbs(views.slices.remove(&key, Some(&version)));
     };

@@ -228,7 +228,7 @@ fn an_address_of_the_cluster_wakes_those_whose_vms_report_it() {
     leader.reports(&["networks", "ns/web"]);
     leader.views.reserve(&node, net("10.7.0.7/32"));
     leader.reports(&[]);
-    // Pools hold back whole service networks, so a single address in one changes no pool.
+    // Pools hold back whole service networks, so the cluster IP of one Service changes no pool.
     leader.views.reserve(&service, net("10.7.0.7/32"));
     leader.reports(&["ns/web"]);
     leader.writers.listed.send_replace(0);
@@ -277,7 +277,7 @@ fn the_end_of_a_service_reports_an_owner_that_is_gone() {
     leader.reports(&["gone ns/web uid-before", "ns/web"]);
 }
 
-/// A list shows the new LoadBalancer, and no event the end of the former one.
+/// A list shows the new LoadBalancer. No event has reported the deletion of the former one.
 #[test]
 fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
     let mut leader = LeaderViews::new();
@@ -297,7 +297,7 @@ fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
     leader.reports(&["ns/web"]);
 }
 
-/// Another client's version, then a list without the object.
+/// Events that are older than the version in the view, then a list without the object.
 #[test]
 fn an_owned_object_never_goes_back_in_time_and_ends_with_a_list() {
     let slices = OwnedObjects::<u8>::default();

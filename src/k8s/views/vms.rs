@@ -24,7 +24,8 @@ use crate::domain::vm_backends::{listeners, topology};
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent, is_unserved};
 
-/// Objects in one page of a list. Those of VMs are large, and held as text until they are parsed.
+/// Objects in one page of a list. VirtualMachineInstances are large, and are held as text until
+/// they are parsed.
 const PAGE: u32 = 250;
 
 pub(super) async fn watch_vms(at: InformerContext) {
@@ -171,7 +172,8 @@ impl Views {
         all
     }
 
-    /// Signals all VMs and LoadBalancers that depend on VMs: a new leader begins.
+    /// Signals, for a new leader, the VMs whose topology annotations are outdated and all vm
+    /// LoadBalancers.
     pub fn tell_all(&self) {
         for vm in self.moved() {
             self.tell(ChangeEvent::Moved(vm));

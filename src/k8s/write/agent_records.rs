@@ -8,7 +8,7 @@ use crate::api::DHCPLease;
 use crate::k8s::CallError;
 
 impl ApiWriter {
-    /// Patches the status of a record in this version. Returns the new version.
+    /// Patches the status of a record, if the record has this version. Returns the new version.
     pub async fn patch_record_status(
         &self,
         namespace: &str,
@@ -23,7 +23,7 @@ impl ApiWriter {
         Ok(meta.resource_version.unwrap_or_default())
     }
 
-    /// Sets the finalizers of a record in this version.
+    /// Sets the finalizers of a record, if the record has this version.
     pub async fn finish_record(
         &self,
         namespace: &str,

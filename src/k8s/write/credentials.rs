@@ -2,7 +2,7 @@
 //! read, and the TokenRotations.
 //!
 //! Invariant: an answer that holds a credential is parsed here and not by the library, whose errors
-//! quote text that it cannot parse in the log.
+//! put text that it cannot parse into the log.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ impl ApiWriter {
         self.patch_rotation(namespace, name, patch, None).await
     }
 
-    /// Makes a TokenRotation. There is one by that name: a conflict.
+    /// Creates a TokenRotation. Fails with a conflict if a TokenRotation with that name exists.
     pub async fn create_rotation(
         &self,
         namespace: &str,
@@ -70,7 +70,7 @@ impl ApiWriter {
         self.send::<TokenRotation>(ROTATION, request).await.map(drop)
     }
 
-    /// Deletes a TokenRotation, if it is the one by that UID.
+    /// Deletes a TokenRotation, if it has this UID.
     pub async fn delete_rotation(
         &self,
         namespace: &str,
@@ -102,9 +102,9 @@ impl ApiWriter {
         self.count(ROTATION, answer)
     }
 
-    /// Creates the Secret that a credential is bound to, or in which the API server makes a token
-    /// of the given account. The owner, if there is one, becomes its owner reference. An existing
-    /// Secret is a conflict.
+    /// Creates the Secret that a credential is bound to. With an account, the API server puts a
+    /// token of that account into the Secret. The owner, if there is one, becomes the Secret's
+    /// owner reference. Fails with a conflict if a Secret with that name exists.
     pub async fn create_bond(
         &self,
         (namespace, name): (&str, &str),
@@ -202,8 +202,8 @@ impl ApiWriter {
         }
     }
 
-    /// Restarts a workload's pods, once for each value. The patch contains no resourceVersion and
-    /// sets one annotation, so that it overwrites no other client's change.
+    /// Restarts a workload's pods, once for each value. The patch needs no resourceVersion: it sets
+    /// only one annotation, so that it overwrites no other client's change.
     pub async fn restart(
         &self,
         namespace: &str,

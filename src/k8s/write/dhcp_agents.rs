@@ -13,8 +13,8 @@ use crate::k8s::{CallError, call};
 const DEPLOYMENT: &str = "Deployment";
 
 impl ApiWriter {
-    /// Creates a Deployment. Returns the stored object. An existing one with the name is a
-    /// conflict.
+    /// Creates a Deployment. Returns the stored object. Fails with a conflict if a Deployment with
+    /// that name exists.
     pub async fn create_deployment(
         &self,
         namespace: &str,
@@ -26,8 +26,8 @@ impl ApiWriter {
         self.count(DEPLOYMENT, written)
     }
 
-    /// Replaces a Deployment in the version that the new one names. Returns the stored object. The
-    /// operator owns all of it, so no field of another client is lost.
+    /// Replaces a Deployment, if it has the version that `deployment` names. Returns the stored
+    /// object. The operator owns the whole Deployment, so no field of another client is lost.
     pub async fn replace_deployment(
         &self,
         namespace: &str,

@@ -12,7 +12,7 @@ use crate::k8s::{CallError, call};
 const RECORD: &str = "DHCPLease";
 
 impl ApiWriter {
-    /// Creates a record. An existing one with the name is a conflict.
+    /// Creates a record. Fails with a conflict if a record with that name exists.
     pub async fn create_record(&self, record: &DHCPLease) -> Result<DHCPLease, CallError> {
         self.check_leadership()?;
         let api = self.records(record);
@@ -31,7 +31,7 @@ impl ApiWriter {
         self.count(RECORD, call(api.patch(&name, &PatchParams::default(), &patch)).await)
     }
 
-    /// Deletes a record in this version.
+    /// Deletes a record, if it still has the UID and version of `record`.
     pub async fn delete_record(&self, record: &DHCPLease) -> Result<(), CallError> {
         self.check_leadership()?;
         let only = Preconditions { uid: record.uid(), resource_version: record.resource_version() };

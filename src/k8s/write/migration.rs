@@ -15,7 +15,8 @@ use crate::k8s::{CallError, call};
 const CRD: &str = "CustomResourceDefinition";
 
 impl ApiWriter {
-    /// Creates an IPPool. Returns the stored object. An existing one with the name is a conflict.
+    /// Creates an IPPool. Returns the stored object. Fails with a conflict if an IPPool with that
+    /// name exists.
     pub async fn create_pool(&self, pool: &IPPool) -> Result<IPPool, CallError> {
         self.check_leadership()?;
         let api = Api::<IPPool>::all(self.client.clone());

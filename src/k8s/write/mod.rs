@@ -1,7 +1,8 @@
 //! Guarded writes of this operator's objects.
 //!
-//! Everything is a merge patch with the resourceVersion it was computed from: the server refuses it
-//! when the object has changed since, and fields that this version does not know survive it.
+//! A change is a merge patch with the resourceVersion that it was computed from, unless its
+//! function says otherwise. The server refuses the patch if the object has changed since. Fields
+//! that this version of the operator does not know stay as they are.
 
 mod agent_records;
 mod credentials;
@@ -29,18 +30,19 @@ use super::{CallError, call, count_write};
 use crate::api::{ANNOTATION_KEEP_ORPHANS, IPPool, IPPoolStatus, LoadBalancer};
 use crate::metrics::Metrics;
 
-/// Client for writes. Refuses each write while this process does not lead.
+/// Client for writes. Refuses each write while this process does not lead, except those of
+/// [`Self::tell_lb`] and [`Self::keep_claims`].
 #[derive(Clone)]
 pub struct ApiWriter {
     client: Client,
     leadership: Arc<Leadership>,
     metrics: Metrics,
-    /// Whether IPPool is served without the status subresource, as Harvester ships it.
+    /// Whether IPPool is served without the status subresource, as by Harvester's CRD.
     plain_pools: Arc<AtomicBool>,
 }
 
 impl ApiWriter {
-    /// A writer that sends nothing before the first write.
+    /// Creates a writer. Sends no request.
     pub fn new(client: Client, leadership: Arc<Leadership>, metrics: Metrics) -> Self {
         Self { client, leadership, metrics, plain_pools: Arc::default() }
     }
@@ -57,9 +59,9 @@ impl ApiWriter {
         Ok(meta.resource_version.unwrap_or_default())
     }
 
-    /// Patches a LoadBalancer's condition without leading: the condition names the controller that
-    /// leads. The patch has a resourceVersion, so that it never overwrites the leader's own
-    /// condition.
+    /// Patches a LoadBalancer's condition, also when this process does not lead: the condition
+    /// names the controller that leads. The patch has a resourceVersion, so that it never
+    /// overwrites the leader's own condition.
     pub async fn tell_lb(
         &self,
         namespace: &str,
@@ -71,9 +73,9 @@ impl ApiWriter {
         self.count("LoadBalancer", written).map(drop)
     }
 
-    /// Writes a pool's status and sets [`ANNOTATION_KEEP_ORPHANS`] without leading: the status has
-    /// more claims than the stored one, so that no leader gives those addresses out. Both patches
-    /// have the resourceVersion that they were computed from.
+    /// Writes a pool's status and sets [`ANNOTATION_KEEP_ORPHANS`], also when this process does not
+    /// lead. The status has more claims than the stored one, so that no leader allocates those
+    /// addresses. Both patches have the resourceVersion that they were computed from.
     pub async fn keep_claims(
         &self,
         stored: &IPPool,
@@ -113,9 +115,10 @@ impl ApiWriter {
 
     /// Writes a pool's status over the stored one. Returns the object's metadata.
     ///
-    /// Both forms of the CRD are supported: with the status subresource, and without. After a
-    /// change of form, the write fails with 404 in the one direction, and leaves the status
-    /// unchanged in the other; in both cases it is repeated in the other form.
+    /// Both forms of the CRD are supported: with the status subresource, and without. If the form
+    /// has changed, a write to the missing subresource fails with 404, and is repeated as a plain
+    /// write. A plain write to a CRD with the subresource leaves the status unchanged: this counts
+    /// as a conflict, and the next write uses the subresource.
     pub async fn write_pool_status(
         &self,
         name: &str,
@@ -153,7 +156,7 @@ impl ApiWriter {
         Ok(written.metadata)
     }
 
-    /// Whether IPPool is served without the status subresource, by the last write.
+    /// Whether IPPool is served without the status subresource, as the last write has shown.
     pub fn pools_are_plain(&self) -> bool {
         self.plain_pools.load(Ordering::Relaxed)
     }
@@ -196,8 +199,8 @@ impl ApiWriter {
         self.count(kind, answer).map(|object| object.metadata)
     }
 
-    /// Refuses what is about to be written elsewhere, such as in a Rancher, when this process does
-    /// not lead.
+    /// Fails when this process does not lead. Guards writes that are sent elsewhere, such as to a
+    /// Rancher.
     pub fn check_leadership(&self) -> Result<(), CallError> {
         if self.leadership.is_current() { Ok(()) } else { Err(CallError::NotLeader) }
     }
@@ -265,7 +268,7 @@ mod tests {
         IPPoolStatus { allocated, ..IPPoolStatus::default() }
     }
 
-    /// A write that is under way when leadership is lost does not leave the process.
+    /// A write that is prepared when leadership is lost is not sent.
     #[tokio::test]
     async fn nothing_is_sent_without_leadership() {
         // The address has no listener: a call that is sent gives another error.

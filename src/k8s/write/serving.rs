@@ -18,7 +18,8 @@ const SLICE: &str = "EndpointSlice";
 const VM: &str = "VirtualMachineInstance";
 
 impl ApiWriter {
-    /// Creates a Service. Returns the stored object. An existing one with the name is a conflict.
+    /// Creates a Service. Returns the stored object. Fails with a conflict if a Service with that
+    /// name exists.
     pub async fn create_service(
         &self,
         namespace: &str,
@@ -57,7 +58,7 @@ impl ApiWriter {
         self.count(SERVICE, call(api.patch_status(name, &PatchParams::default(), &patch)).await)
     }
 
-    /// Deletes a Service. Returns it if a finalizer still keeps it.
+    /// Deletes a Service. Returns the Service if a finalizer still keeps it.
     pub async fn delete_service(
         &self,
         namespace: &str,
@@ -71,14 +72,15 @@ impl ApiWriter {
             Preconditions { uid: Some(uid.to_owned()), resource_version: Some(version.to_owned()) };
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
         let answer = self.count(SERVICE, call(api.delete(name, &params)).await)?;
-        // For a deleted Service, the server answers with a status, or with its last state.
+        // For a deleted Service, the server answers with a status, or with the Service's last
+        // state.
         Ok(answer.left().filter(|service| {
             service.metadata.deletion_timestamp.is_some()
                 && service.metadata.finalizers.as_ref().is_some_and(|f| !f.is_empty())
         }))
     }
 
-    /// Creates an EndpointSlice. An existing one with the name is a conflict.
+    /// Creates an EndpointSlice. Fails with a conflict if an EndpointSlice with that name exists.
     pub async fn create_slice(
         &self,
         namespace: &str,
@@ -102,7 +104,7 @@ impl ApiWriter {
         self.patch::<EndpointSlice>(SLICE, &list, name, patch, None).await
     }
 
-    /// Deletes an EndpointSlice in this version.
+    /// Deletes an EndpointSlice, if it has this version.
     pub async fn delete_slice(
         &self,
         namespace: &str,

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a key is never used twice, so the result of a probe whose target is gone or was
 //! replaced matches no target. A target is either due, or under way, or refused, and never two of
-//! these, so it has at most one probe at a time. A doubt exists exactly while it holds targets.
+//! these, so it has at most one probe at a time. A doubt exists only while it holds targets.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -61,7 +61,7 @@ pub(super) struct ProbeStart<D> {
     pub(super) address: IpAddr,
     pub(super) check: Arc<CheckSettings>,
     pub(super) dial: Arc<D>,
-    /// Delay since it was due.
+    /// Time since the probe was due.
     pub(super) late: Duration,
 }
 
@@ -157,7 +157,8 @@ impl<D> TargetSchedule<D> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Takes the target that has been due for longest, if one is. It is under way from now on.
+    /// Takes the target that has been due for longest, if any is due. Its probe is under way from
+    /// now on.
     pub(super) fn begin(&mut self, now: Duration) -> Option<ProbeStart<D>> {
         let (due, key) = *self.due.first().filter(|(due, _)| *due <= now)?;
         self.due.pop_first();
@@ -173,9 +174,10 @@ impl<D> TargetSchedule<D> {
         })
     }
 
-    /// Records the result of a probe (`None`: no information about the target) and sets its next
-    /// time; times that passed while it was under way are skipped. Returns the LoadBalancer and the
-    /// verdict if that flipped; doubted failures flip none.
+    /// Records the result of a probe (`None`: no information about the target), and sets the time
+    /// of the target's next probe. Times that passed while the probe was under way are skipped.
+    /// Returns the LoadBalancer and the new verdict if the verdict flipped. Doubted failures flip
+    /// no verdict.
     pub(super) fn end(
         &mut self,
         key: Key,
@@ -213,8 +215,9 @@ impl<D> TargetSchedule<D> {
         turned.then(|| (lb, health.is_healthy()))
     }
 
-    /// Whether the failures of a target that just turned are doubted. If they show that most
-    /// targets have failed together, failures that were accepted before become doubted as well.
+    /// Whether the failures of a target that just became unhealthy are doubted. If they show that
+    /// most targets have failed together, failures that were accepted before become doubted as
+    /// well.
     fn doubts(&mut self, key: Key, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
@@ -303,8 +306,8 @@ impl<D> TargetSchedule<D> {
         let phase = ProbePhase::of(&[lb, &target.id, &target.address.to_string()]);
         let wanted = may_be_backend(target.address);
         let healthy = wanted && verdict.unwrap_or(target.assume_healthy);
-        // A target assumed healthy can wait for its place in time; for another the LoadBalancer
-        // waits.
+        // A target that is assumed healthy can wait for its regular time. Another target is probed
+        // at once: the LoadBalancer waits for its verdict.
         let when = if healthy { next } else { first };
         let due = wanted.then(|| when(now, phase, check.period));
         let key = self.next_key;

@@ -48,8 +48,8 @@ impl From<CallError> for WriteObstacle {
     }
 }
 
-/// Writes Service and EndpointSlices of a vm load balancer, or deletes the Service until there is
-/// an address again. Guest clusters serve their own load balancers. `None`: VMs were not listed
+/// Writes Service and EndpointSlices of a vm load balancer that has an address. Without an address,
+/// deletes the Service. Guest clusters serve their own load balancers. `None`: VMs were not listed
 /// yet.
 pub(super) async fn serve(
     lb: &LoadBalancer,
@@ -84,7 +84,8 @@ pub(super) async fn serve(
     Ok(Some(ServingOutcome { finding, report: Some(report), again }))
 }
 
-/// Writes Service and EndpointSlices where they differ. `None`: VMs were not listed yet.
+/// Writes Service and EndpointSlices where they differ from the desired ones. `None`: VMs were not
+/// listed yet.
 async fn announce(
     lb: &LoadBalancer,
     finding: &AddressOutcome,
@@ -170,8 +171,8 @@ pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool,
     Ok(true)
 }
 
-/// Deletes the Service until there is an address again. Settings of users are kept for the next
-/// one.
+/// Deletes the Service of a LoadBalancer that has no address at present. The settings of users are
+/// kept for the Service that is created when there is an address again.
 async fn suspend(lb: &LoadBalancer, ctx: &LbContext) -> Result<(), ReconcileError> {
     ServiceTarget::new(lb, ctx).remove_service(KeptSettings::Kept).await.map(drop)
 }
@@ -226,7 +227,7 @@ impl<'a> ServiceTarget<'a> {
     }
 
     /// VMs behind the LoadBalancer, with their addresses on the network `named` and their health.
-    /// An error: the health check is not possible, so all of them count as healthy.
+    /// An error: the health check is not possible, so all VMs count as healthy.
     fn backends(
         &self,
         wanted: &WantedService<'_>,
@@ -251,7 +252,7 @@ impl<'a> ServiceTarget<'a> {
                 VmBackend::Endpoint { endpoint, .. } => Some(ProbeTarget {
                     id: endpoint.uid.to_string(),
                     address: endpoint.address,
-                    // A new leader, and a new check, begin with the present health.
+                    // A new leader, or a new check, begins with the health in the EndpointSlices.
                     assume_healthy: known
                         .get(&*endpoint.uid)
                         .is_some_and(|e| e.serving && e.address == endpoint.address),

@@ -28,8 +28,9 @@ impl ServiceTarget<'_> {
         self.own().map(|stored| stored.ingress).unwrap_or_default()
     }
 
-    /// Reads the Service if the view does not have it as our own: without our label it is not
-    /// watched. An error: it has another owner.
+    /// Reads the Service from the API server unless the view has it as this LoadBalancer's own: a
+    /// Service without the operator's label is not watched. An error: the Service has another
+    /// owner.
     pub(super) async fn know_service(&self) -> Result<(), WriteObstacle> {
         if self.own().is_some() { Ok(()) } else { self.read_service().await }
     }

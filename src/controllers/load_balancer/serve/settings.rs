@@ -101,7 +101,7 @@ impl ServiceTarget<'_> {
     }
 
     /// Writes the annotation to the first slice for which `is_so` holds. Returns whether there is
-    /// one.
+    /// such a slice.
     async fn annotate_slice(
         &self,
         is_so: impl Fn(bool) -> bool,

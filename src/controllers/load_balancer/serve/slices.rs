@@ -186,7 +186,7 @@ impl ServiceTarget<'_> {
                     Ok(()) => {}
                     Err(CallError::Conflict | CallError::NotFound) => {
                         match self.read_slice(&slice.name).await {
-                            // Gone, changed, or another owner's by now.
+                            // The slice is gone, has changed, or is another owner's by now.
                             Ok(()) | Err(WriteObstacle::ForeignSlice(_)) => {}
                             Err(obstacle) => return Err(into_error(obstacle)),
                         }

@@ -1,9 +1,10 @@
 //! The life cycle of admission's certificates: when each is made, trusted, used and removed.
 //!
-//! Invariants: a certificate is served only if the configurations make the API server trust its
-//! authority, unless there is nothing better; an authority signs only after it was trusted for a
-//! while; an authority that signed stays trusted until it has expired. So no certificate that a
-//! replica may still serve is refused, however late the replica learns of a change.
+//! Invariants: a replica serves a certificate only if the configurations make the API server trust
+//! the certificate's authority; a replica without such a certificate serves the stored one. The
+//! next authority signs only after it was trusted for a while. An authority that signed stays
+//! trusted until it has expired. So no certificate that a replica may still serve is refused,
+//! however late the replica learns of a change.
 //!
 //! Times are offsets from the Unix epoch. The caller makes the keys and carries out the steps.
 
@@ -15,13 +16,13 @@ const DAY: Duration = Duration::from_hours(24);
 pub const AUTHORITY_LIFE: Duration = DAY.saturating_mul(365);
 /// Lifetime of a serving certificate.
 pub const SERVING_LIFE: Duration = DAY.saturating_mul(90);
-/// Time by which the start of validity precedes the making of a certificate: clocks differ, and one
-/// may be a year off.
+/// Time by which a certificate's start of validity lies before its making: clocks differ, and a
+/// clock may be a year off.
 pub const BACKDATED: Duration = DAY.saturating_mul(730);
-/// A replacement is due when one part in this many of a lifetime is left.
+/// Divisor of a lifetime: a replacement is due when a third of the lifetime is left.
 const DUE_PART: u32 = 3;
-/// Shortest time that API servers get to learn of an authority after a configuration was observed
-/// to trust it.
+/// Shortest time that API servers get to learn of an authority. It begins when every configuration
+/// was observed to trust the authority.
 pub const SETTLING: Duration = Duration::from_secs(2);
 /// Longest time that API servers get to learn of an authority, if nothing is urgent.
 const LONGEST_SETTLING: Duration = Duration::from_mins(10);
@@ -35,7 +36,7 @@ const MOST_NAMES: usize = 20;
 pub struct StoredAuthority {
     /// End of its validity.
     pub not_after: Duration,
-    /// Whether its key is present and fits.
+    /// Whether the authority can sign: its private key is present and fits.
     pub signs: bool,
 }
 
@@ -46,7 +47,7 @@ pub struct StoredCertificate {
     pub not_after: Duration,
     /// DNS names and IP addresses that the certificate is valid for.
     pub names: BTreeSet<String>,
-    /// Whether its key fits, and the present authority has signed it.
+    /// Whether the private key fits the certificate, and the present authority has signed it.
     pub fits: bool,
 }
 
@@ -70,8 +71,8 @@ pub struct CertificateSecret {
 pub struct StepInput<'a> {
     /// Present time.
     pub now: Duration,
-    /// Time by which this replica makes replacements earlier, so that not all replicas make them at
-    /// once.
+    /// Time by which this replica replaces certificates before they are due, so that not all
+    /// replicas replace them at once.
     pub early: Duration,
     /// Names by which the API server may call this replica.
     pub names: &'a BTreeSet<String>,
@@ -80,18 +81,19 @@ pub struct StepInput<'a> {
     pub trusted_for: Option<Duration>,
 }
 
-/// The next action on the Secret. Each is one guarded write, and they are made one at a time.
+/// The next action on the Secret. Each action but `Wait` is one write, which fails if another
+/// replica was faster. Actions are taken one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateStep {
     /// Make everything: no usable certificate is stored.
     Start,
-    /// Add the authority of this replica's certificate to the previous ones.
+    /// Add the authority of this replica's certificate to the previous authorities.
     Remember,
     /// Sign a serving certificate for these names.
     Renew(BTreeSet<String>),
     /// Make the authority that will sign next.
     Begin,
-    /// Let the next authority sign from now on; the present one becomes a previous one.
+    /// Let the next authority sign from now on. The present authority becomes a previous one.
     Switch,
     /// Remove previous authorities that have expired.
     Forget,
@@ -116,7 +118,8 @@ pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> Certificat
             match at.trusted_for {
                 Some(trusted) if trusted >= patience => return CertificateStep::Switch,
                 Some(trusted) => wake = at.now + patience.saturating_sub(trusted),
-                // Trust is an event, not a time.
+                // The time is not known: the caller plans again when the configurations trust the
+                // authority.
                 None => wake = at.now + LONGEST_SETTLING,
             }
         }
@@ -133,32 +136,33 @@ pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> Certificat
     CertificateStep::Wait(next)
 }
 
-/// End of validity of a certificate that is signed now by an authority that ends at `ca`.
+/// End of validity of a certificate that an authority signs now. `ca`: end of the authority.
 pub fn serving_end(now: Duration, ca: Duration) -> Duration {
     (now + SERVING_LIFE).min(ca)
 }
 
-/// Whether this replica changes to the stored certificate. `ours`: whether the one it serves now is
-/// valid and trusted. `trusted_for`: duration of the trust in the stored one's authority.
+/// Whether this replica changes to the stored certificate. `ours`: whether the certificate that it
+/// serves now is valid and trusted. `trusted_for`: how long the authority of the stored certificate
+/// has been trusted.
 pub fn adopt(ours: bool, trusted_for: Option<Duration>) -> bool {
     !ours || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
-/// Whether a replica that has just started may receive calls. `trusted_for`: how long the
-/// authority of its certificate has been trusted. Before the registration no calls come, and
-/// without a ready replica there would be no registration.
+/// Whether a replica that has just started may receive calls. `trusted_for`: how long the authority
+/// of its certificate has been trusted. Without a registration every replica is ready: no calls
+/// come yet, and the registration needs a ready replica.
 pub fn ready(registered: bool, trusted_for: Option<Duration>) -> bool {
     !registered || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
-/// Names to sign for. `None`: the serving certificate need not be replaced.
+/// Names for a new serving certificate. `None`: the present certificate need not be replaced.
 fn renewal(stored: &CertificateSecret, at: StepInput<'_>) -> Option<BTreeSet<String>> {
     let Some(serving) = stored.serving.as_ref().filter(|serving| serving.fits) else {
         return Some(at.names.clone());
     };
     if !at.names.is_subset(&serving.names) {
-        // Another replica may be called by other names while options change. Without its names, the
-        // two would replace each other's certificate for ever.
+        // While options change, replicas may be called by different names. If each signed only for
+        // its own names, they would replace each other's certificate for ever.
         let both: BTreeSet<String> = serving.names.union(at.names).cloned().collect();
         return Some(if both.len() > MOST_NAMES { at.names.clone() } else { both });
     }
@@ -171,7 +175,8 @@ fn due(end: Duration, life: Duration, early: Duration) -> Duration {
     end.saturating_sub(life / DUE_PART).saturating_sub(early)
 }
 
-/// Time that API servers get to learn of the next authority: longer if there is more time left.
+/// Time that API servers get to learn of the next authority: a tenth of the time until the present
+/// authority or the serving certificate expires, within limits.
 fn patience(stored: &CertificateSecret, now: Duration) -> Duration {
     let serving = stored.serving.as_ref().filter(|s| s.fits).map_or(now, |s| s.not_after);
     let left = stored.ca.not_after.min(serving).saturating_sub(now);

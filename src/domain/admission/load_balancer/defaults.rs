@@ -1,5 +1,5 @@
-//! Fields that admission fills in, so that a stored object contains what it is compared by and how
-//! it is checked.
+//! Fields that admission fills in: a stored object then shows the values that pool selectors match,
+//! and all settings of its health check.
 
 use serde_json::{Map, Value, json};
 
@@ -14,8 +14,8 @@ use api::{
 const HEALTH_DEFAULTS: [(&str, i32); 4] =
     [("successThreshold", 1), ("failureThreshold", 3), ("periodSeconds", 5), ("timeoutSeconds", 3)];
 
-/// Sets namespace and project as in the Namespace object; for a guest also network and cluster
-/// where they are unset.
+/// Overwrites the annotations for namespace and project with the true values. In a guest's
+/// LoadBalancer, also sets the annotations for network and cluster if they are unset.
 pub(super) fn annotations(
     object: &mut Value,
     request: &AdmissionRequest<'_>,
@@ -61,7 +61,8 @@ pub(super) fn annotations(
     }
 }
 
-/// Copies the claim in the status of a restored object to the annotation that requests it.
+/// Copies the claim from the status of a restored object to the annotation that requests the same
+/// address.
 pub(super) fn former(object: &mut Value, request: &AdmissionRequest<'_>) {
     let published = read(request, object).as_ref().and_then(facts::published);
     let Some(claim) = published else { return };
@@ -83,7 +84,7 @@ fn if_silent(given: &mut Map<String, Value>, key: &str, value: Option<Value>) {
     }
 }
 
-/// Fills in the defaults of a health check that is used.
+/// Fills in the defaults of a VM load balancer's health check, if the check has a port.
 pub(super) fn health_check(object: &mut Value, old: Option<&Value>, answer: &mut AdmissionAnswer) {
     let vm =
         object.pointer("/spec/workloadType").is_none_or(|type_| is_blank(type_) || type_ == "vm");

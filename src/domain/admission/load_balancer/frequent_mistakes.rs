@@ -33,7 +33,7 @@ pub(super) fn give(object: &Value, answer: &mut AdmissionAnswer) {
     selector(spec, answer);
 }
 
-/// Refuses a word that is not among `words`, and names the one that was probably meant.
+/// Refuses a value that is not among `words`, and names the word that was probably meant.
 fn word(
     spec: &Value,
     field: &str,

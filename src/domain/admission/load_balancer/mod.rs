@@ -1,9 +1,9 @@
 //! Admission of LoadBalancers.
 //!
 //! Invariants: only the operator changes the status, except for the field that a guest writes;
-//! annotations claim only the object's own namespace and project; an object that was stored before
-//! a rule existed can still be labelled, finalized and deleted. Mutation comes first and is
-//! idempotent; validation accepts every result of mutating an object without faults.
+//! annotations name only the object's own namespace and project; an object that was stored before a
+//! rule existed can still be labelled, finalized and deleted. Mutation comes first and is
+//! idempotent. If an object has no faults, validation accepts the result of its mutation.
 
 mod defaults;
 mod frequent_mistakes;
@@ -21,8 +21,8 @@ use crate::pools::selection::PoolSelector;
 use crate::reason::NoAddressReason;
 use api::{ANNOTATION_V1BETA1_FIELDS, LB_FINALIZER, LoadBalancer};
 
-/// Longest warning, in characters. The API server cuts longer ones, and drops warnings beyond 4
-/// KiB.
+/// Longest warning, in characters. The API server takes 4,096 characters of warnings in all, and
+/// cuts each warning of more than 256.
 const LONGEST_WARNING: usize = 120;
 
 /// Facts to look up before a request can be answered.
@@ -34,7 +34,7 @@ pub struct FactRequests {
     pub pool: Option<String>,
     /// Whether to look up the selectors of all pools, to see if any pool may serve the object.
     pub pools: bool,
-    /// Address that the object newly publishes as leased, whose owner is to be looked up.
+    /// Address that the object newly publishes as leased: look up its present use.
     pub address: Option<IpAddr>,
 }
 
@@ -43,18 +43,18 @@ pub struct FactRequests {
 pub struct CandidatePool {
     /// LoadBalancers that the pool serves.
     pub selector: PoolSelector,
-    /// Reason why the pool gives out no addresses. `None`: it does.
+    /// Reason why the pool gives out no addresses. `None`: it gives out addresses.
     pub idle: Option<String>,
     /// Whether every address is in use.
     pub full: bool,
-    /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: they do.
+    /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: they fit.
     pub mismatch: Option<NoAddressReason>,
 }
 
 /// The pool that `spec.ipPool` names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NamedPool {
-    /// No answer: not looked up, or not known now.
+    /// The pool was not looked up, or is not known now.
     #[default]
     Unknown,
     /// No pool has this name.
@@ -63,25 +63,25 @@ pub enum NamedPool {
     There(CandidatePool),
 }
 
-/// Known facts besides the request. The default knows nothing, and then no rule refuses because of
-/// them.
+/// Known facts about other objects. The default contains no facts: then no rule refuses a request
+/// because of other objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbRuleFacts {
     /// Project and network, from objects that the requesting user does not write.
     pub around: LbSurroundings,
     /// Reason why the LoadBalancer would get no address: its guest cluster is being removed.
-    /// `None`: it is not.
+    /// `None`: the cluster is not being removed.
     pub removal: Option<NoAddressReason>,
     /// Pool that the LoadBalancer names.
     pub named: NamedPool,
     /// Selectors of all pools, if they were looked up and are known.
     pub pools: Option<Vec<PoolSelector>>,
-    /// Owner of the address that the object newly publishes as leased, as text. `None`: no owner is
-    /// known.
+    /// Text that says who else uses the address that the object newly publishes as leased. `None`:
+    /// no use by others is known.
     pub taken_by: Option<String>,
 }
 
-/// Facts to look up. `None`: nothing, or the object does not fit its type.
+/// Facts to look up. `None`: no fact is needed, or the object does not fit its type.
 pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
     if request.operation == Operation::Delete || request.by_operator {
         return None;
@@ -98,8 +98,8 @@ pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
     })
 }
 
-/// The object as it shall be stored, or refusals that belong in this stage because the schema's own
-/// texts would not help.
+/// Answer in the mutation stage: the object to store, or refusals where the schema would refuse
+/// later with a text that does not help.
 pub fn mutate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let Some(object) = request.object else { return answer };
@@ -154,8 +154,8 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
     finish(answer)
 }
 
-/// The object, in the namespace of the request. `None`: it does not fit its type; the schema
-/// refuses it.
+/// Parses the object, with the namespace of the request. `None`: the object does not fit its type,
+/// and the schema refuses it.
 fn read(request: &AdmissionRequest<'_>, object: &Value) -> Option<LoadBalancer> {
     let mut lb: LoadBalancer = serde_json::from_value(object.clone()).ok()?;
     lb.metadata.namespace = Some(request.namespace.to_owned());

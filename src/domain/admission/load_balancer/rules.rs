@@ -10,8 +10,9 @@ use crate::vm_backends::health;
 use crate::vm_backends::listeners;
 use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec};
 
-/// Whether the rules apply: an object that was stored before a rule existed stays as it is until
-/// its spec, or what it asks for, changes.
+/// Whether the rules apply: to a new object, and to a change of its spec, its guest cluster or its
+/// DHCP settings. Without such a change, an object that was stored before a rule existed stays
+/// valid.
 pub(super) fn are_due(lb: &LoadBalancer, old: Option<&LoadBalancer>) -> bool {
     old.is_none_or(|old| {
         old.spec != lb.spec
@@ -66,7 +67,7 @@ pub(super) fn judge(
     }
 }
 
-/// Faults of the object by itself.
+/// Faults of the object that do not depend on other objects.
 pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     let mut found = Vec::new();
     if !facts::wants_pool(lb) && lb.spec.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {
@@ -106,8 +107,9 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     found
 }
 
-/// Refuses fields that no version supports yet. The CRD has the same rule for v1beta1; from
-/// v1alpha1 the fields come in an annotation, so the CRD's rules do not see them.
+/// Refuses fields that this version of the operator does not support. The CRD has the same rule for
+/// v1beta1. A v1alpha1 object has these fields in an annotation, where the CRD's rules do not see
+/// them.
 fn reserved(spec: &LoadBalancerSpec) -> impl Iterator<Item = Refusal> {
     let single = spec.ip_family_policy.as_ref().is_none_or(|policy| policy == "SingleStack");
     let fields = [
@@ -169,7 +171,7 @@ fn pool(
         }
         return;
     };
-    // A LoadBalancer with an address of the pool retains it.
+    // A LoadBalancer that has an address of the pool retains this address.
     if old.and_then(facts::published).is_some_and(|claim| claim.pool == name) {
         return;
     }

@@ -1,8 +1,9 @@
 //! Ownership of the status. There is no subresource, so every update contains the status: the
 //! operator's fields are retained, and only the operator changes them.
 //!
-//! In a guest's LoadBalancer, the cloud provider writes `address`: the claim, nothing, or its
-//! leased address. Conditions of other types belong to other clients.
+//! In a guest's LoadBalancer, the cloud provider writes `address`: the claimed address, the address
+//! that the guest leased, or none. Of the conditions, only Ready is the operator's; other clients
+//! may write the others.
 
 use std::net::IpAddr;
 
@@ -14,8 +15,8 @@ use api::{DHCP_ADDRESS, READY};
 /// Most differences that are reported. More would not help.
 const MOST_REPORTED: usize = 4;
 
-/// Restores missing fields: a client that knows fewer fields, or none, does not mean to remove
-/// them.
+/// Restores fields of the status that the client did not send: a client that does not know a field
+/// does not mean to remove it.
 pub(super) fn keep(
     new: &mut Value,
     old: &Value,
@@ -48,7 +49,7 @@ fn put_back(new: &mut Value, old: &Value, guest: bool) {
     let (Some(status), Some(stored)) = (status.as_object_mut(), stored.as_object()) else { return };
     for (field, stored) in stored {
         match field.as_str() {
-            // The guest may withdraw it.
+            // The guest may withdraw the address.
             "address" if guest => {}
             "conditions" => conditions_back(status, stored),
             _ => fill_in(status.entry(field).or_insert(Value::Null), stored),
@@ -80,8 +81,8 @@ fn conditions_back(status: &mut Map<String, Value>, stored: &Value) {
     }
 }
 
-/// Removes the status of another object from a new one: a restored backup must claim its address
-/// again.
+/// Removes a status that a new object brings, such as from a backup: the restored object must claim
+/// its address again.
 pub(super) fn strip(new: &mut Value, answer: &mut AdmissionAnswer) {
     let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) else { return };
     let mut dropped = false;
@@ -155,7 +156,7 @@ fn owned(object: &Value, guest: bool) -> Value {
     Value::Object(owned)
 }
 
-/// The first paths at which the two differ, with both values.
+/// Finds the first paths at which two values differ. Adds each path with both values to `found`.
 fn compare<'a>(
     path: &str,
     old: &'a Value,
@@ -178,7 +179,7 @@ fn compare<'a>(
     }
 }
 
-/// Checks the address that a guest publishes. The error is the reason why it may not.
+/// Checks the address that a guest publishes. `Err`: why the guest may not publish it.
 fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), String> {
     let Some(published) = address(new).filter(|published| address(old) != Some(published)) else {
         return Ok(());

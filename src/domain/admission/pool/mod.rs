@@ -1,11 +1,11 @@
 //! Rules of IPPools beyond the schema: refusals, and warnings of surprising effects.
 //!
 //! Invariants:
-//! * the verdict on a conflict is the one that the ledger's owner reaches ([`conflict`]), or a
-//!   stricter one: no pool may put another out of use;
-//! * only changes are judged: an object that breaks a later rule can still be labelled, annotated,
-//!   finalized and corrected;
-//! * no rule about the spec refuses a request of the operator, or of a deletion's last steps;
+//! * the verdict on a conflict is that of the ledger task ([`conflict`]), or stricter: no pool may
+//!   put another pool out of use;
+//! * only changes are judged: an object that was stored before a rule existed can still be
+//!   labelled, annotated, finalized and corrected;
+//! * no rule about the spec refuses a request of the operator, or one that completes a deletion;
 //! * a leaked claim, whose LoadBalancer is gone, blocks nothing;
 //! * an address that the host leased by DHCP is in no ledger: no range may newly include it.
 
@@ -68,7 +68,7 @@ pub struct PoolQuestion {
     pub at_stake: Vec<ClaimHolder>,
 }
 
-/// First result of a request: its answer, or the facts that it needs.
+/// First result of a request: its answer, or the facts that the answer needs.
 #[derive(Clone, Debug)]
 pub enum AnswerOrQuestion {
     /// The request can be answered.
@@ -84,7 +84,7 @@ pub struct PoolRuleFacts {
     pub pools: Vec<(Arc<PoolFacts>, Segment)>,
     /// Segment of the pool's own network.
     pub segment: Segment,
-    /// Whether that network exists. `None`: not known.
+    /// Whether the pool's network exists. `None`: not known.
     pub has_network: Option<bool>,
     /// Claims of `at_stake` whose LoadBalancer exists.
     pub holders: Vec<ClaimHolder>,
@@ -98,8 +98,8 @@ pub struct PoolRuleFacts {
     pub leased: Vec<Leased>,
 }
 
-/// Answers a request if that needs no other objects; a request without relevant changes is
-/// admitted.
+/// Answers a request if no facts from other objects are needed. A request without relevant changes
+/// is admitted.
 pub fn look(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
     let pass = || AnswerOrQuestion::Decided(AdmissionAnswer::default());
     if request.by_operator {
@@ -121,7 +121,7 @@ pub fn look(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
         return pass();
     }
     let spec = |object: &Value| serde_json::from_value::<IPPoolSpec>(object["spec"].clone()).ok();
-    // A spec that does not fit its type is refused by the schema, or too old to be judged.
+    // The schema refuses a spec that does not fit its type. An older stored spec is not judged.
     let (Some(spec), before) = (spec(object), old.and_then(spec)) else { return pass() };
     let scopes = |spec: &IPPoolSpec| {
         spec.selector.as_ref().and_then(|selector| selector.scope.as_ref()).map_or(0, Vec::len)
@@ -180,8 +180,8 @@ impl PoolQuestion {
         &self.pool.name
     }
 
-    /// `namespace/name` of the LoadBalancer in a manual release, if the ledger has it as the owner
-    /// of that address.
+    /// `namespace/name` of the LoadBalancer that a manual release names, if it owns the released
+    /// address in the ledger.
     pub fn releases(&self) -> Option<&str> {
         let asked = self.release.as_ref()?.as_ref().ok()?;
         let owner = self.allocated.get(&asked.ip.to_string())?;
@@ -256,7 +256,7 @@ impl PoolQuestion {
         others.map(|(pool, segment)| pool.contender(segment)).collect()
     }
 
-    /// Conflicts of the stored pool, if it was on the same network.
+    /// Conflicts of the stored pool, if its network is not changed.
     fn conflicts_before(&self, known: &PoolRuleFacts) -> Vec<PoolConflict> {
         let same = |before: &&PoolFacts| before.selector.network() == self.pool.selector.network();
         self.before.as_ref().filter(same).map_or_else(Vec::new, |before| {
@@ -264,9 +264,9 @@ impl PoolQuestion {
         })
     }
 
-    /// Warns of a manual release that will not be carried out. The rest of the request is not
-    /// refused for it: where pools are applied from Git, the annotation is sent again after the
-    /// address has another owner. A malformed annotation is refused.
+    /// Warns of a manual release that will not be carried out. The request is not refused for that:
+    /// where pools are applied from Git, the annotation is sent again after the address has another
+    /// owner. A malformed annotation is refused.
     fn judge_release(&self, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
@@ -290,7 +290,7 @@ impl PoolQuestion {
     }
 }
 
-/// Fault of the first range with reversed bounds that is not stored in this form already.
+/// Fault of the first range that has reversed bounds and is not already stored like this.
 fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeError> {
     let stored: Vec<Range> = old_spec
         .and_then(|old| serde_json::from_value(old["ranges"].clone()).ok())
@@ -299,7 +299,7 @@ fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeErro
     new.find_map(|(index, range)| ranges::reversed(index, range))
 }
 
-/// Whether the pool was not in this conflict before, or shared fewer addresses.
+/// Whether the conflict is new, or covers more addresses than before.
 fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     !before.iter().any(|old| {
         old.with == conflict.with
@@ -313,8 +313,8 @@ fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     })
 }
 
-/// Refuses changes of the status by other clients than the operator. Where the status has a
-/// subresource, a plain update contains the stored status here, whatever was sent.
+/// Refuses changes of the status by clients other than the operator. Where the status is a
+/// subresource, an update of the object itself contains the stored status here, whatever was sent.
 fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     let (Operation::Update, Some(object), Some(old)) =
         (request.operation, request.object, request.old)
@@ -341,14 +341,14 @@ fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     Some(answer)
 }
 
-/// Claims that the old ranges contain and the new ones do not.
+/// Claims whose address is in the old ranges and not in the new ones.
 fn lost(holders: &[ClaimHolder], before: Option<&PoolFacts>, now: &PoolFacts) -> Vec<ClaimHolder> {
     let within = |facts: Option<&PoolFacts>, holder: &ClaimHolder| {
         let ranges = facts.and_then(|facts| facts.ranges.as_ref());
         let ip = holder.ip.parse::<IpAddr>().ok();
         ranges.zip(ip).is_some_and(|(ranges, ip)| ranges.find(ip).is_some())
     };
-    // Invalid ranges are refused as such.
+    // Invalid ranges are refused anyway.
     if now.ranges.is_none() {
         return Vec::new();
     }

@@ -58,7 +58,7 @@ pub(super) fn judged(
     }
 }
 
-/// A second pool: name, ends, network, priority, scope.
+/// A second pool. `ends`: last bytes of the first and the last address of its range.
 fn other(
     name: &str,
     ends: (u8, u8),
@@ -73,7 +73,7 @@ fn other(
     (Arc::new(PoolFacts::new(name, 5, &spec)), segment(network))
 }
 
-/// VLAN 7 has two names.
+/// Segment of a network. Two networks, `ns/seven` and `other/seven`, are VLAN 7.
 fn segment(network: &str) -> Segment {
     let seven = NetworkAttachment { bridge: "br".into(), vlan: 7 };
     Segment::of(network, ["ns/seven", "other/seven"].contains(&network).then_some(&seven), true)
@@ -156,7 +156,7 @@ fn ranges_are_judged_as_the_ledgers_owner_does() {
             answer.refusals.iter().any(|r| r.field == field && r.message.contains(part)),
             "{answer:?}"
         );
-        // A stored pool of this kind can still be described, and deleted.
+        // A pool that is stored with such a range can still get another description.
         let mut edited = object.clone();
         edited["spec"]["description"] = json!("still wrong");
         assert_eq!(
@@ -266,7 +266,7 @@ fn who_would_lose_an_address_is_named() {
             "spec.ranges: allocated IP 10.0.0.16 (ns/lb16), 10.0.0.17 (ns/lb17), 10.0.0.18 (ns/lb18) and 2 more is excluded: keep these addresses in the ranges until they are released"
         ]
     );
-    // Leaked claims refuse nothing, and claims that were outside before are not at stake.
+    // Leaked claims refuse nothing. Claims that were outside the ranges before are not at stake.
     assert_eq!(refusals(&question.judge(&PoolRuleFacts::default())), Vec::<String>::new());
     let mut further = shrunk.clone();
     further["spec"]["ranges"] = range(10, 14);

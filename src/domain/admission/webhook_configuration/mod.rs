@@ -1,14 +1,14 @@
 //! Webhook configurations for the API server: their desired content, and whether a stored object
-//! has it.
+//! has this content.
 //!
-//! Invariants: the configurations have the names of the Go webhook's, so that there is never a
-//! second pair; fields of other clients besides the ones decided here are not changed.
+//! Invariants: the configurations have the same names as the Go webhook's, so that there is never a
+//! second pair; only fields that are decided here are changed, and fields of other clients are not.
 
 use serde_json::{Map, Value, json};
 
 use api::GROUP;
 
-/// Name of both configurations: that of the Go webhook's.
+/// Name of both configurations, the same as the Go webhook's.
 pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 /// Name of the CRD whose versions are converted.
 pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
@@ -16,20 +16,19 @@ pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 const OLD_VERSION: &str = "v1alpha1";
 /// Label with the creator of an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Label with the owner of a configuration's webhooks. The creator of the object may be another
-/// one.
+/// Label with the owner of a configuration's webhooks. The object itself may have another creator.
 pub const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
-/// Name of this operator in those labels.
+/// Value of these two labels for this operator.
 pub const MANAGER: &str = "harvester-guest-operator";
 /// Field with the owners of an object.
 const OWNERS: &str = "ownerReferences";
-/// Time that the API server waits for an answer, in seconds. It calls two webhooks, and a user
-/// waits for both: for a replica whose node has just lost power, this long each.
+/// Time limit of the API server for an answer, in seconds. It calls two webhooks in turn. If the
+/// node of the called replica has just lost power, a user waits this long for each of the two.
 const TIMEOUT: i64 = 5;
 
-/// CEL condition. False for an update of an object that is being deleted, such as of its
-/// finalizers, if the status is unchanged: no rule applies to it, and it must pass while no replica
-/// answers. An update that changes the status is judged.
+/// CEL condition. False for an update of an object that is being deleted, such as the removal of a
+/// finalizer, if the status is unchanged. No rule applies to such an update, and it must pass even
+/// while no replica answers. An update that changes the status is judged.
 const NOT_ONLY_LEAVING: &str = "request.operation != 'UPDATE' || \
     !has(object.metadata.deletionTimestamp) || has(object.status) != has(oldObject.status) || \
     (has(object.status) && object.status != oldObject.status)";
@@ -49,7 +48,7 @@ pub enum WebhookObject {
 }
 
 impl WebhookObject {
-    /// All parts, in the order in which they are written: validation comes before mutation.
+    /// All objects, in the order in which they are written: validation comes before mutation.
     pub const ALL: [Self; 3] = [Self::Validating, Self::Mutating, Self::Conversion];
 
     /// Kind of the object.
@@ -62,7 +61,7 @@ impl WebhookObject {
     }
 }
 
-/// Address of admission, for the API server.
+/// Address at which the API server calls admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdmissionEndpoint {
     /// A Service, by namespace and name.
@@ -98,7 +97,7 @@ pub struct OwnerRole {
 }
 
 impl Registration {
-    /// Desired content of the object. `None`: it must not be changed.
+    /// Desired content of the object. `None`: the object must not be changed.
     pub fn wanted(&self, part: WebhookObject, stored: Option<&Value>) -> Option<Value> {
         match part {
             WebhookObject::Validating => Some(self.configuration(&self.validating())),
@@ -121,7 +120,7 @@ impl Registration {
         wanted
     }
 
-    /// The validating webhook. It fails closed: a pool that overlaps another one is worse than a
+    /// The validating webhook. It fails closed: a pool that overlaps another pool is worse than a
     /// delay.
     fn validating(&self) -> Value {
         let operations = ["CREATE", "UPDATE", "DELETE"];
@@ -135,9 +134,8 @@ impl Registration {
         webhook
     }
 
-    /// The mutating webhook. It fails open: the fields that it fills in have defaults, and the
-    /// status that it would have restored is judged by the validating webhook, which refuses a
-    /// status that was wiped.
+    /// The mutating webhook. It fails open: without its answer, unset fields have their defaults,
+    /// and the validating webhook refuses a request that wipes the status.
     fn mutating(&self) -> Value {
         let operations = ["CREATE", "UPDATE"];
         let mut webhook = self.webhook("mutator", self.paths[1], "Ignore");
@@ -150,15 +148,16 @@ impl Registration {
     }
 
     fn webhook(&self, role: &str, path: &str, failure: &str) -> Value {
-        // The operator's own writes must not depend on the webhook: without a replica that answers,
-        // nothing could repair that. Nor must requests that only complete a deletion.
+        // The operator's own writes must not depend on the webhook: while no replica answers, the
+        // operator could repair nothing. Nor must requests that only complete a deletion depend on
+        // it.
         let others = format!("request.userInfo.username != '{}'", self.me.replace('\'', "\\'"));
         json!({
             "name": format!("{role}.{}.{CONFIGURATION}", self.namespace),
             "clientConfig": self.client(path),
             "failurePolicy": failure,
             "sideEffects": "None",
-            // A request for v1alpha1 is judged too, in the form in which it will be stored.
+            // A request for v1alpha1 is judged too, after its conversion to v1beta1.
             "matchPolicy": "Equivalent",
             "timeoutSeconds": TIMEOUT,
             "admissionReviewVersions": ["v1"],
@@ -204,7 +203,7 @@ fn rule(resources: &[&str], operations: &[&str], scope: &str) -> Value {
     })
 }
 
-/// Whether a CRD serves the version that only a webhook can convert.
+/// Whether a CRD has the version v1alpha1, which only a webhook can convert.
 pub fn needs_conversion(crd: &Value) -> bool {
     let versions = crd["spec"]["versions"].as_array();
     versions.is_some_and(|versions| versions.iter().any(|v| v["name"] == OLD_VERSION))
@@ -212,7 +211,7 @@ pub fn needs_conversion(crd: &Value) -> bool {
 
 /// Whether the stored object has the desired content.
 pub fn says(stored: &Value, wanted: &Value) -> bool {
-    // The Go webhook has a Secret as owner: the configuration would be removed together with it.
+    // The Go webhook's configuration has a Secret as owner, and would be removed together with it.
     let others = stored["metadata"].get(OWNERS).is_some() && wanted["metadata"][OWNERS].is_null();
     !others && covers(stored, wanted)
 }
@@ -220,11 +219,12 @@ pub fn says(stored: &Value, wanted: &Value) -> bool {
 /// Whether everything in `wanted` is present. Lists are compared as a whole.
 fn covers(stored: &Value, wanted: &Value) -> bool {
     match wanted {
-        // An empty selector selects everything, so it must not be replaced by another one.
+        // An empty selector selects everything, so the stored selector must be empty too.
         Value::Object(fields) if fields.is_empty() => stored == wanted,
         Value::Object(fields) => fields.iter().all(|(name, wanted)| match stored.get(name) {
             Some(stored) => covers(stored, wanted),
-            // An API server before 1.28 drops this field; then our own requests are sent here too.
+            // An API server before 1.28 drops this field. Then the operator's own requests come
+            // here too.
             None => wanted.is_null() || name == "matchConditions",
         }),
         Value::Array(items) => stored.as_array().is_some_and(|stored| {
@@ -263,7 +263,7 @@ pub fn is_ours(stored: &Value) -> bool {
     stored["metadata"]["labels"][REGISTERED_BY] == MANAGER
 }
 
-/// Authority bundles of an object, in base64. Empty text: a webhook without one.
+/// Authority bundles of an object, in base64. Empty text: a webhook without a bundle.
 pub fn bundles(part: WebhookObject, stored: &Value) -> Vec<&str> {
     match part {
         WebhookObject::Conversion => {

@@ -137,7 +137,8 @@ fn a_foreign_change_is_found() {
         |s| s["webhooks"][0]["namespaceSelector"] = json!({"matchLabels": {"a": "b"}}),
         |s| s["webhooks"].as_array_mut().unwrap().push(json!({"name": "second"})),
         |s| s["metadata"]["labels"] = json!({}),
-        // The Go webhook's owner: the configuration would be removed together with its Secret.
+        // Owner that the Go webhook set: the configuration would be removed together with the
+        // Secret.
         |s| s["metadata"]["ownerReferences"] = json!([{"kind": "Secret"}]),
     ];
     for (number, change) in changes.into_iter().enumerate() {
@@ -160,7 +161,7 @@ fn bundles_are_found_where_they_are() {
     let old = service().wanted(WebhookObject::Conversion, Some(&crd(&["v1alpha1"]))).unwrap();
     assert_eq!(bundles(WebhookObject::Conversion, &old), ["QQ=="]);
     assert_eq!(bundles(WebhookObject::Conversion, &json!({})), Vec::<&str>::new());
-    // A webhook that trusts the system's authorities counts as one that does not trust ours.
+    // A webhook without a bundle trusts the system's authorities, and counts as not trusting ours.
     assert_eq!(bundles(WebhookObject::Mutating, &json!({"webhooks": [{}]})), [""]);
     assert!(!is_ours(&json!({})));
 }

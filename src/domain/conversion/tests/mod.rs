@@ -163,7 +163,8 @@ fn an_edit_in_v1beta1_wins_over_what_v1alpha1_had() {
     assert_eq!(shown["metadata"].get("annotations"), None);
 }
 
-/// A client that sends the object without its annotations sends no field that travels in them.
+/// Fields that travel in the annotations are lost when a client sends the object without
+/// annotations.
 #[test]
 fn without_the_annotation_only_v1alpha1s_fields_are_there() {
     let stored = object(
@@ -185,7 +186,7 @@ fn a_text_that_is_not_ours_stays_and_says_nothing() {
         assert_eq!(stored["metadata"], sent["metadata"], "{text}");
         assert_eq!(stored["spec"], sent["spec"]);
         assert_eq!(to(&stored, ALPHA), sent);
-        // Also beside a field that travels.
+        // The text also stays if the annotation must carry a field.
         let mut stored = beta(json!({"workloadType": "vm"}));
         stored["metadata"]["annotations"] = json!({ANNOTATION_V1BETA1_FIELDS: text, "a": "b"});
         assert_eq!(to(&to(&stored, ALPHA), BETA), stored, "{text}");
@@ -213,7 +214,7 @@ fn values_of_another_type_do_not_travel() {
     }
 }
 
-/// A value of v1alpha1 that the annotation contradicts was sent by the client.
+/// A field of v1alpha1 wins over an annotation that contradicts it: the client sent the field.
 #[test]
 fn what_travels_never_overrules_what_is_said() {
     let mut sent = object(
@@ -273,7 +274,7 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     assert_eq!(back, stored);
     assert!(annotations::lost(&back, ANNOTATION_V1BETA1_FIELDS).is_empty());
 
-    // No room for the spec: admission can distinguish the write from one that lost nothing.
+    // No room for the fields of the spec: admission can see that the write lost a field.
     stored["metadata"]["annotations"] = json!({"big": "x".repeat(256 * 1024 - 200)});
     let shown = to(&stored, ALPHA);
     assert!(annotations_size(&shown) <= 256 * 1024);
@@ -283,13 +284,13 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     let answer = asked(&stored, &back);
     let refusal = answer.iter().find(|refusal| refusal.field == "spec.healthCheck");
     assert!(refusal.unwrap().message.contains("write it in v1beta1"), "{answer:?}");
-    // Stored nevertheless, it does not block a change in v1beta1.
+    // If such an object is stored nevertheless, it does not block a change in v1beta1.
     let mut labelled = back.clone();
     labelled["metadata"]["labels"] = json!({"a": "b"});
     assert_eq!(asked(&back, &labelled), []);
     assert_eq!(to(&to(&back, ALPHA), BETA)["spec"], back["spec"]);
 
-    // No room for anything.
+    // No room for any field.
     stored["metadata"]["annotations"] = json!({"big": "x".repeat(256 * 1024 - 10)});
     let shown = to(&stored, ALPHA);
     assert!(annotations_size(&shown) <= 256 * 1024);

@@ -1,8 +1,8 @@
-//! Properties of all objects that the schemas allow: conversion there and back returns the same
-//! object, and the other schema allows the result. Objects are made from the generated schemas, so
-//! no field is forgotten.
+//! Properties of all objects that the schemas allow: conversion to the other version and back
+//! returns the same object, and the schema of the other version allows the converted object.
+//! Objects are made from the generated schemas, so no field is forgotten.
 
-// Bounds of schemas are whole numbers, and none comes near what a double holds exactly.
+// Bounds of schemas are whole numbers, far below the largest number up to which a double is exact.
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
 
 use std::sync::LazyLock;
@@ -131,8 +131,8 @@ fn faults(schema: &Value, value: &Value, path: &str) -> Vec<String> {
     }
 }
 
-/// An object that a version's schema allows, with annotations, some of which use the carrier's
-/// name.
+/// An object that the schema of a version allows, with annotations. Some of them have the name of
+/// an annotation that carries fields.
 fn object(version: Version) -> BoxedStrategy<Value> {
     let properties = &schema(version)["properties"];
     let spec = value(&properties["spec"]);
@@ -213,8 +213,8 @@ proptest! {
         there_and_back(&object, BETA, ALPHA)?;
     }
 
-    /// Two objects: the v1alpha1 form of the one is overwritten with that of the other. All fields
-    /// of v1alpha1 are then the other's, and the rest are still the one's.
+    /// The v1alpha1 form of `one` is overwritten with the spec of `other`. All fields of the spec
+    /// that v1alpha1 has are then those of `other`, and the rest are still those of `one`.
     #[test]
     fn edits_in_v1alpha1_win(one in object(BETA), other in object(BETA)) {
         let (mut shown, other) = (to(&one, ALPHA), to(&other, ALPHA));
@@ -230,7 +230,7 @@ proptest! {
         }
     }
 
-    /// Any shape, with any annotation, has an answer in the requested version.
+    /// An object of any shape, with any annotation, is converted to the requested version.
     #[test]
     fn nothing_that_has_a_version_fails(
         spec in any_json(), status in any_json(), metadata in any_json(), text in any_json(),
@@ -250,7 +250,7 @@ proptest! {
     }
 }
 
-/// JSON made of words that have a meaning here.
+/// JSON made of words that have a meaning for the conversion.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

@@ -1,9 +1,9 @@
-//! Children of a TokenRotation for all cloud credentials: one TokenRotation for each credential of
-//! the API key's user, and one for the key itself.
+//! Children of a TokenRotation for all cloud credentials: one TokenRotation for each cloud
+//! credential that the API key's user made, and one for the API key itself.
 //!
-//! Invariants: a credential that another TokenRotation replaces gets no child; a credential that is
-//! only missing in a list is not taken for deleted; a child has its parent's spec, with another
-//! target.
+//! Invariants: a credential that another TokenRotation replaces gets no child; a credential does
+//! not count as deleted only because a list omits it; a child has its parent's spec, except for the
+//! target, the Rancher's URL and, for the API key, `onDelete`.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// Longest part of a parent's name in its children's names, in characters.
 const LONGEST_STEM: usize = 180;
-/// Most credentials that a message names, and longest reason that it repeats, in bytes.
+/// Limits of a message: number of credentials that it names, and length of a reason, in bytes.
 const MOST_NAMED: usize = 8;
 const LONGEST_REASON: usize = 240;
 
@@ -45,7 +45,7 @@ pub struct ObservedRancher<'a> {
     pub others: &'a [&'a TokenRotation],
 }
 
-/// Wanted children, and differences to the existing ones.
+/// Wanted children, and their differences from the existing children.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChildRotations {
     /// All children that must exist.
@@ -56,7 +56,7 @@ pub struct ChildRotations {
     pub changed: Vec<TokenRotation>,
     /// Existing children that must be deleted.
     pub superfluous: Vec<SuperfluousChild>,
-    /// Credentials that are only watched, and the reasons.
+    /// Names of the cloud credentials that are only watched, with the reasons.
     pub apart: Vec<(String, String)>,
 }
 
@@ -67,12 +67,12 @@ pub struct SuperfluousChild {
     pub name: String,
     /// UID of the child.
     pub uid: String,
-    /// Name of the cloud credential, if it is no longer listed. The child is deleted only if a read
-    /// by name does not find it either.
+    /// Name of the cloud credential, if the list omits it. The child is deleted only if a read by
+    /// name does not find the cloud credential either.
     pub unlisted: Option<String>,
 }
 
-/// Children of a TokenRotation for all cloud credentials, as they must be and as they are.
+/// Wanted children of a TokenRotation for all cloud credentials, compared with the existing ones.
 pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRotations {
     let (mine, others): (Vec<_>, Vec<_>) =
         seen.others.iter().copied().partition(|other| is_child(other, parent));
@@ -80,7 +80,7 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
     let mut wanted = BTreeMap::new();
     let mut want = |child: TokenRotation| -> Option<String> {
         let name = child.metadata.name.clone().unwrap_or_default();
-        // For an existing child, its own age counts.
+        // If the child exists, its creation time decides which TokenRotation goes first.
         let there = mine.iter().find(|one| one.metadata.name == child.metadata.name);
         let first = first_rival(there.copied().unwrap_or(&child), others.iter().copied());
         if let Some(first) = first {
@@ -129,9 +129,9 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
     children
 }
 
-/// Message about all cloud credentials, and whether all are replaced that must be. `seen`:
-/// TokenRotations of the namespace. `failures`: reasons why a child could not be made, by its
-/// name.
+/// Whether every credential with a wanted child is replaced, and a message about all cloud
+/// credentials. `seen`: TokenRotations of the namespace. `failures`: reasons why children could not
+/// be made, by the child's name.
 pub fn summary(
     children: &ChildRotations,
     seen: &[&TokenRotation],
@@ -171,7 +171,7 @@ fn named_in_short(what: &str, all: Vec<String>) -> Option<String> {
     (!named.is_empty()).then(|| format!("{what}: {}", named.join(", ")))
 }
 
-/// Reason why a child does not replace its credential. `None`: it does.
+/// Reason why a child does not replace its credential. `None`: the child replaces it.
 fn fault(child: Option<&TokenRotation>) -> Option<String> {
     let status = child.and_then(|child| child.status.as_ref());
     let ready = status.and_then(|status| status.conditions.iter().find(|one| one.type_ == READY));
@@ -196,7 +196,7 @@ fn of_credential(parent: &TokenRotation, credential: &str, url: &str) -> TokenRo
     child(parent, credential, url, target)
 }
 
-/// The API key belongs to a user of Rancher, so it outlives its TokenRotation.
+/// Child for the API key. Its deletion does not revoke the key, because a Rancher's user owns it.
 fn of_key(parent: &TokenRotation, url: &str) -> TokenRotation {
     let minter = parent.spec.rancher.clone().unwrap_or_default().minter;
     let secret = SecretTarget { name: minter.secret_name, key: minter.key, kubeconfig_user: None };

@@ -101,7 +101,7 @@ fn each_credential_of_the_keys_user_has_one_and_the_key() {
     let again = see(&parent, &creds, &others);
     assert!(again.missing.is_empty() && again.changed.is_empty() && again.superfluous.is_empty());
     assert_eq!(names(&again.wanted), names(&found.wanted));
-    // If the key's end is not known, nothing changes.
+    // If the key's end is not known, the key's child is neither made nor deleted.
     let unknown = |others: &[&TokenRotation]| {
         let seen =
             ObservedRancher { url: URL, user: "u-1", listed: &creds, key_ends: None, others };
@@ -155,7 +155,7 @@ fn what_is_made_by_hand_goes_first() {
     let found = see(&parent, &creds, &[&credential]);
     assert_eq!(names(&found.missing), ["rancher-api-key"]);
     assert_eq!(found.apart, [("cc-a".to_owned(), "TokenRotation ns/prod replaces it".to_owned())]);
-    // The same holds if a child existed before.
+    // A child that exists already is superfluous.
     let others: Vec<&TokenRotation> = there.iter().chain([&credential]).collect();
     let found = see(&parent, &creds, &others);
     assert_eq!(found.superfluous.len(), 1);
@@ -166,7 +166,7 @@ fn what_is_made_by_hand_goes_first() {
     let key = by_hand(&json!({"secret": {"name": "rancher", "key": "token"}}));
     assert_eq!(names(&see(&parent, &creds, &[&key]).missing), ["rancher-cc-a"]);
 
-    // Of two parents, the older one's children stay.
+    // A second parent makes no children for credentials that another parent's children replace.
     let mut second = parent.clone();
     second.metadata.name = Some("second".to_owned());
     second.metadata.uid = Some("2".to_owned());

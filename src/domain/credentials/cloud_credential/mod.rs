@@ -1,9 +1,9 @@
-//! A Rancher's cloud credential for Harvester, from its Secret.
+//! Cloud credential of a Rancher for Harvester, as its Secret holds it.
 //!
-//! Invariants: content that Rancher would reject, or crash on, is refused by name and never
-//! written; of a kubeconfig only the token of the current context's user changes, unless it gets
-//! another server; the old token may stay beside the new one for a while: Rancher deletes tokens of
-//! kubeconfigs that no cloud credential names.
+//! Invariants: content that Rancher would reject, or that would crash it, is refused with a reason
+//! and never written; only the token of the current context's user changes in a kubeconfig, unless
+//! the kubeconfig is made for another server; the old token can stay beside the new one for a
+//! while, because Rancher deletes a kubeconfig's token that no cloud credential names.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,8 @@ impl std::fmt::Debug for CloudCredential {
 }
 
 impl CloudCredential {
-    /// Reads a Secret. The error is the reason why it cannot be used. `going`: it is being deleted.
+    /// Reads a Secret. The error is the reason why the Secret cannot be used. `going`: the Secret
+    /// is being deleted.
     pub fn read(
         annotations: &BTreeMap<String, String>,
         going: bool,
@@ -70,8 +71,8 @@ impl CloudCredential {
         others.map(|(_, token)| token.hash()).collect()
     }
 
-    /// Content with another token. `keep`: the old one stays beside it. `to`: the token is for
-    /// another server, so the kubeconfig is made anew.
+    /// Content with another token. `keep`: the old token stays beside it. `to`: server of the
+    /// token, if the server changes: the kubeconfig is then made anew.
     pub fn with_token(
         &self,
         token: &TokenText,

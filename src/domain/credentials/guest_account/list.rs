@@ -1,8 +1,8 @@
 //! Listing of guests' credentials: age, last use, and whether the guest still exists.
 //!
-//! A guest's VMs are found by their label, or, from older node drivers, by their names. VMs that
-//! were made by hand have neither, so a guest does not count as gone if its credential is new or
-//! was used recently.
+//! A guest's VMs are found by their label, and the VMs of older node drivers by their name. A VM
+//! that was made by hand is found in neither way, so a guest does not count as gone if its
+//! credential is new or was used recently.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::{ExistingObjects, GuestCluster, StoredAccount, StoredBinding, TokenSe
 
 const DAY: i64 = 24 * 60 * 60;
 
-/// Objects that were read, of one namespace or of all.
+/// Objects of one namespace or of all namespaces, as they were read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuestObjects {
     /// ServiceAccounts, by namespace and name.
@@ -35,7 +35,7 @@ pub struct AccountRotation {
     pub namespace: String,
     /// Name of the TokenRotation.
     pub name: String,
-    /// Name of the account. `None`: its source is no account.
+    /// Name of the account. `None`: the TokenRotation's source is no account.
     pub account: Option<String>,
 }
 
@@ -53,8 +53,8 @@ pub struct GuestVm {
 }
 
 impl GuestVm {
-    /// Whether the VM is a node of the guest. Without a label, the name decides. It may match too
-    /// many VMs, which does no harm: the guest then counts as alive.
+    /// Whether the VM is a node of the guest. Without a label, the VM's name decides. A name may
+    /// match too many VMs. This does no harm: the guest then counts as alive.
     fn is_node_of(&self, guest: &GuestCluster) -> bool {
         self.namespace == guest.namespace
             && if let Some(cluster) = &self.cluster {
@@ -112,7 +112,7 @@ impl GuestObjects {
         Some(machines.iter().filter(|machine| machine.is_node_of(guest)).count())
     }
 
-    /// All credentials, sorted by namespace and cluster. With `namespace`, only those in it.
+    /// Credentials, sorted by namespace and cluster: all, or only those in `namespace`.
     pub fn credentials(&self, namespace: Option<&str>) -> Vec<GuestCredential> {
         let roles = [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED];
         let bound = self
@@ -142,8 +142,8 @@ impl GuestObjects {
 }
 
 impl GuestCredential {
-    /// Whole days since the account or a token was made, or a token was used. `None`: the account
-    /// is gone.
+    /// Whole days since the last event: the account or a token was made, or a token was used.
+    /// `None`: the account is gone.
     pub(super) fn quiet_days(&self, now: i64) -> Option<i64> {
         let account = self.found.account.as_ref()?;
         let today = now.div_euclid(DAY);
@@ -212,7 +212,7 @@ pub fn table(credentials: &[GuestCredential], now: i64, unused_days: i64) -> Str
     text
 }
 
-/// Time span in the largest unit of which it has at least two, otherwise in seconds.
+/// Time span in the largest unit (days, hours, minutes) that gives at least 2, else in seconds.
 fn age(seconds: i64) -> String {
     let seconds = seconds.max(0);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / DAY);

@@ -1,12 +1,12 @@
 //! Access of a guest cluster to Harvester: its account, its rights and its tokens. The module
-//! computes which objects belong to it and which of them are missing.
+//! computes which objects belong to the access and which of them are missing.
 //!
 //! Invariants: objects have the names, contents and owners that Harvester's own
-//! `/v1/harvester/kubeconfig` gives them, so that each side accepts what the other made. A foreign
-//! object under such a name is refused by name, never changed. The name of a token Secret is used
-//! only once in the life of its account: the token follows from names and the account's UID alone,
-//! so a Secret that is made again under the name of a revoked one makes the revoked token valid
-//! again.
+//! `/v1/harvester/kubeconfig` gives them, so that Harvester and the operator accept each other's
+//! objects. A foreign object with such a name is never changed: an error names it. The name of a
+//! token Secret is used only once in the life of its account. A token depends only on names and on
+//! the account's UID. So a new Secret with the name of a revoked token's Secret would make that
+//! token valid again.
 
 pub mod list;
 mod name_placeholder;
@@ -99,7 +99,7 @@ impl GuestCluster {
     }
 }
 
-/// Error about the name of a namespace, if it is no valid one.
+/// Error about the name of a namespace, if the name is invalid.
 pub fn namespace_fault(namespace: &str) -> Option<String> {
     (!is_label(namespace) || namespace.len() > LONGEST).then(|| {
         format!("--namespace {namespace:?}: must be the name of a namespace: lower-case letters, digits and '-'")
@@ -175,7 +175,7 @@ pub struct StoredAccount {
     pub version: String,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// Guest cluster that its annotation names.
+    /// Guest cluster that the account's annotation names.
     pub made_for: Option<String>,
 }
 
@@ -249,7 +249,7 @@ pub struct ForeignSecret {
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// Name of the Secret whose token it copies: see [`stand_in`]. `None`: it is no placeholder.
+    /// Name of the copied token Secret: see [`name_placeholder()`]. `None`: this is no placeholder.
     pub stands_for: Option<String>,
 }
 
@@ -262,7 +262,7 @@ pub struct ExistingObjects {
     pub shared: BTreeSet<String>,
     /// Account of the guest.
     pub account: Option<StoredAccount>,
-    /// Relevant bindings: by role, by name or by subjects.
+    /// Bindings whose role, name or subjects make them relevant.
     pub bindings: Vec<StoredBinding>,
     /// Token Secrets in the namespace, those of other accounts included.
     pub tokens: Vec<TokenSecret>,
@@ -279,8 +279,8 @@ impl ExistingObjects {
         valid
     }
 
-    /// The guest's tokens. Those of an earlier account with its name are not among them: Kubernetes
-    /// deletes them.
+    /// The guest's tokens. Tokens of an earlier account with the same name do not count, because
+    /// Kubernetes deletes them.
     pub fn own(&self, guest: &GuestCluster) -> Vec<&TokenSecret> {
         let Some(account) = &self.account else { return Vec::new() };
         let is_own = |token: &&TokenSecret| {
@@ -299,8 +299,8 @@ pub struct CreationStep {
     pub body: Value,
 }
 
-/// Name of the Secret whose token is handed out: the newest valid one, or a new one. `stamp` makes
-/// a name that was never used.
+/// Name of the Secret whose token is handed out: the newest Secret with a valid token, or a new
+/// Secret. `stamp`: suffix of a new name, so that the name was never used.
 pub fn wanted_token(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -320,8 +320,8 @@ pub fn wanted_token(
     if was_used { fresh() } else { plain }
 }
 
-/// Missing objects, in the order of their creation. Without an account, the later ones are only
-/// named, because their content needs the account's UID.
+/// Missing objects, in the order of their creation. While the account is missing, only the names of
+/// the other objects are valid: their content needs the account's UID.
 pub fn plan(
     guest: &GuestCluster,
     csi: CsiAccess,
@@ -371,8 +371,8 @@ pub fn plan(
     if faults.is_empty() { Ok(steps) } else { Err(RefusalReasons(faults)) }
 }
 
-/// Whether the account is the guest's: its annotation says so, or it already has a guest's rights,
-/// like an account that the UI or Harvester's script made.
+/// Whether the account is the guest's: its annotation names the guest, or it already has a guest's
+/// rights, like an account that the UI or Harvester's script made.
 fn is_guests(guest: &GuestCluster, account: &StoredAccount, found: &ExistingObjects) -> bool {
     let subject = guest.subject();
     account.made_for.as_deref() == Some(guest.cluster.as_str())

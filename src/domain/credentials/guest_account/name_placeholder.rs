@@ -1,9 +1,9 @@
-//! Placeholder for the Secret of a guest's first token after its revocation.
+//! Placeholder Secret: takes the name of a guest's first token Secret after its token was revoked.
 //!
-//! The token of a token Secret follows from its name and the account's UID. Harvester's UI asks for
-//! the Secret `<cluster>-token` at each upgrade of the guest, and creates it when it is missing:
-//! the revoked token, which may have leaked, would work again. So a Secret of another type takes
-//! the name. It holds a copy of the valid token, so that the UI hands that one out.
+//! The token in a token Secret follows from the Secret's name and the account's UID. Harvester's UI
+//! asks for the Secret `<cluster>-token` at each upgrade of the guest, and creates that Secret when
+//! it is missing: the revoked token, which may have leaked, would then work again. So a Secret of
+//! another type takes the name. It holds a copy of the valid token, which the UI then hands out.
 
 use serde_json::{Value, json};
 
@@ -24,8 +24,8 @@ pub struct NamePlaceholder {
     pub object: KindAndName,
 }
 
-/// Change of the placeholder that is needed. `None`: no change. `make`: a token with its name existed
-/// and is gone.
+/// Necessary change of the placeholder. `None`: no change. `make`: a token Secret with the
+/// placeholder's name existed and is gone.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,

@@ -1,5 +1,6 @@
-//! Order of a revocation: first access, then rights elsewhere, the account, and last the binding
-//! that shows whose it was. After a crash the same request finds the rest.
+//! Order of a revocation: first the tokens, then the bindings outside of the guest's namespace,
+//! then the account, and last the bindings that show whose account it was. After a crash, the same
+//! request finds the remaining objects.
 
 use super::list::GuestCredential;
 use super::roles::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED};
@@ -53,8 +54,8 @@ pub struct Revocation {
 }
 
 /// Objects to delete for a request. `kept`: the token that has just been handed out and was not
-/// used yet. Without it, the newest token stays, and `--revoke old` is refused if another one is in
-/// use and the newest is not.
+/// used yet. Without `kept`, the newest token stays, and `--revoke old` is refused if another token
+/// was used and the newest was not.
 pub fn revoke(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -142,8 +143,8 @@ fn all(guest: &GuestCluster, found: &ExistingObjects) -> Result<Revocation, Refu
     let of_guest = |binding: &&StoredBinding| {
         binding.subjects.contains(&subject) && roles.iter().any(|role| binding.gives(role))
     };
-    // The widest rights first. The account goes before the binding that shows that it is the
-    // guest's.
+    // The widest rights are removed first, and the account before the bindings that show whose
+    // account it is.
     let here = Some(&guest.namespace);
     let (here, mut elsewhere): (Vec<_>, Vec<_>) =
         found.bindings.iter().filter(of_guest).partition(|b| b.namespace.as_ref() == here);
@@ -180,7 +181,7 @@ fn remove_subject(
 }
 
 impl GuestCredential {
-    /// Reason why the guest does not count as gone. `None`: it does.
+    /// Reason why the guest does not count as gone. `None`: it counts as gone.
     pub fn reason_to_keep(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {
             Some(0) => {}

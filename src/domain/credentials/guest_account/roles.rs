@@ -1,9 +1,9 @@
 //! Rights of a guest: the roles that it gets, and the namespaces where they are bound.
 //!
 //! The cloud provider's role is bound in the guest's namespace alone. The CSI driver reads
-//! cluster-scoped kinds (StorageClasses, VolumeAttachments, Settings), so that part is bound for
-//! the whole cluster. It also writes NetworkFilesystems and reads Longhorn's Volumes, in two
-//! namespaces that all guests share.
+//! cluster-scoped kinds (StorageClasses, VolumeAttachments, Settings), so the role for these kinds
+//! is bound for the whole cluster. The driver also writes NetworkFilesystems and reads Longhorn's
+//! Volumes, in two namespaces that all guests share.
 
 use serde_json::{Value, json};
 
@@ -34,8 +34,9 @@ pub enum CsiAccess {
     None,
 }
 
-/// Rights of the guest's CSI driver: the requested ones, else those that the guest has. A new
-/// guest, or one whose creation was cut short, gets narrow rights: its token is made last.
+/// Rights of the guest's CSI driver: the requested rights, else the existing ones. A guest without
+/// such rights gets narrow rights if it never had a token: it is new, or its creation was
+/// interrupted, because the token is made last.
 pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();
     let has = |role: &str, in_namespace: bool| {
@@ -65,9 +66,9 @@ struct WantedBinding {
     namespace: Option<String>,
     name: String,
     role: &'static str,
-    /// Wider role that serves as well, if the binding already exists with it.
+    /// Wider role that is accepted, too, in a binding that exists already.
     or: Option<&'static str>,
-    /// Whether the account owns the binding. It cannot in another namespace.
+    /// Whether the account owns the binding. No account can own a binding in another namespace.
     owned: bool,
 }
 
@@ -132,7 +133,7 @@ fn wanted(guest: &GuestCluster, csi: CsiAccess, found: &ExistingObjects) -> Vec<
     match csi {
         CsiAccess::None => {}
         // The account cannot own a cluster-scoped object, and the garbage collector ignores such an
-        // owner. But Harvester reads from it which guest the binding belongs to.
+        // owner reference. But Harvester reads the binding's guest from the reference.
         CsiAccess::Harvester => {
             all.push(WantedBinding {
                 namespace: None,

@@ -1,9 +1,9 @@
-//! A kubeconfig in which the token of one user is replaced, and nothing else; or a new one for
-//! another server.
+//! Kubeconfig in which only the token of one user is replaced, or a new kubeconfig for another
+//! server.
 //!
-//! Invariants: without another server, clusters, contexts, other users and unknown fields do not
-//! change; a user that does not authenticate by a token in the file is refused by name and never
-//! changed; the text that is written parses to the intended value.
+//! Invariants: unless the server changes, clusters, contexts, other users and unknown fields stay
+//! the same; a user that does not authenticate by a token in the file is never changed, and the
+//! error names that user; the text that is written parses to the intended value.
 
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ const OTHER_AUTH_FIELDS: [&str; 8] = [
     "client-certificate-data",
     "client-key",
 ];
-/// Fields of a user for methods of authentication whose end is not in the file.
+/// Fields of a user for methods of authentication that state no end in the file.
 const UNKNOWN_END_FIELDS: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
 /// Suffix of the user's name, for the entry that keeps an old token for a while.
@@ -41,7 +41,7 @@ pub enum AuthMethod {
     Token(TokenText),
     /// A certificate in the file: its name and times.
     Certificate(TokenClaims),
-    /// A method whose end is not known: the reason.
+    /// A method for which no end is known. The text is the reason.
     Unknown(String),
 }
 
@@ -59,7 +59,7 @@ pub struct ServerEndpoint {
 }
 
 impl ServerEndpoint {
-    /// Reason why no token may be sent to the server. `None`: it may.
+    /// Reason why no token may be sent to the server. `None`: a token may be sent.
     pub fn fault(&self) -> Option<Unfit> {
         let is_secure = self.server.get(..8).is_some_and(|s| s.eq_ignore_ascii_case("https://"));
         if self.insecure {
@@ -141,8 +141,8 @@ impl Kubeconfig {
         Ok(token.map(|token| TokenText::new(token.to_owned())))
     }
 
-    /// The same kubeconfig with another token for the user. `kept`: old token that stays in an entry
-    /// of its own, so that an issuer that deletes unnamed tokens does not delete it.
+    /// The same kubeconfig with another token for the user. `kept`: old token that stays in an
+    /// entry of its own. Some issuers delete a token that the target no longer names.
     pub fn with_token(
         &self,
         user: &str,
@@ -190,7 +190,7 @@ impl Kubeconfig {
     }
 
     /// The same kubeconfig without the entry that keeps the user's old token. `None`: there is no
-    /// entry.
+    /// such entry.
     pub fn without_kept(&self, user: &str) -> Result<Option<String>, Unfit> {
         self.entry(user)?;
         let name = format!("{user}{PREVIOUS}");
@@ -237,7 +237,7 @@ impl Kubeconfig {
         })
     }
 
-    /// The only entry of the user, if it may get a token.
+    /// The only entry of the user, if the user may get a token.
     fn entry(&self, user: &str) -> Result<&Value, Unfit> {
         let mut all = self.0["users"].as_array().into_iter().flatten();
         let entry = all

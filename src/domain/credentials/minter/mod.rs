@@ -1,8 +1,9 @@
 //! Allowed uses of a Rancher's API key.
 //!
-//! Invariants: the key is sent only to the URL that its own Secret names; a token is only given to
-//! the key's own user, unless the spec allows another one, because the owner of a cloud credential
-//! may read it; a token in a cloud credential is valid for one cluster.
+//! Invariants: the key is sent only to the URL that its own Secret names; a cloud credential gets a
+//! token of the key's user only if that user made the cloud credential, or if the spec allows
+//! another owner, because the owner can read the token; a token in a cloud credential is valid for
+//! one cluster.
 
 use super::kubeconfig::Unfit;
 use api::ANNOTATION_RANCHER_URL;
@@ -19,7 +20,7 @@ pub struct TokenGrant<'a> {
     pub owner: &'a str,
     /// User of the API key.
     pub user: &'a str,
-    /// Whether the spec allows two different users.
+    /// Whether the spec allows that the owner and the API key's user differ.
     pub allowed: bool,
 }
 
@@ -47,7 +48,7 @@ pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, Unfit> {
     })
 }
 
-/// ID in the URL of a cluster behind a Rancher.
+/// ID of a cluster, from the cluster's URL at a Rancher.
 fn cluster(server: &str) -> Option<&str> {
     let (_, path) = server.split_once("://")?.1.split_once('/')?;
     let id = path.strip_prefix("k8s/clusters/")?;
@@ -103,7 +104,7 @@ impl MinterSecret<'_> {
     }
 }
 
-/// Whether a URL is `https://` and a host, as a spec may have it.
+/// Whether a URL has the form that a spec allows: `https://` and a host.
 pub(super) fn is_server(url: &str) -> bool {
     let host = url.strip_prefix("https://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
     host.is_some_and(|host| {

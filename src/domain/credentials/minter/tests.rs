@@ -90,7 +90,7 @@ fn is_named(why: Option<&Unfit>) {
     }
 }
 
-/// The first recorded Rancher stays: a key of another one is refused.
+/// The Rancher that was recorded first stays: a key of another Rancher is refused.
 #[test]
 fn a_secret_may_say_alone_where_its_api_key_goes() {
     for (named, first, url) in [

@@ -1,9 +1,9 @@
-//! Rights that Rancher's node driver for Harvester needs, with the token of a cloud credential.
+//! Rights that Rancher's node driver for Harvester needs when it uses a cloud credential's token.
 //!
-//! Source: the calls in the driver's `client.go`. Images, networks, keys and storage classes are
-//! omitted: the machine's configuration decides which of them the driver reads, and in which
-//! namespace. Harvester's settings are omitted, too: no role that Harvester ships was observed to
-//! hide them from a user who may make virtual machines.
+//! Source: the calls in the driver's `client.go`. [`RIGHTS`] omits images, networks, keys and
+//! storage classes: the machine's configuration decides which of them the driver reads, and in
+//! which namespace. [`RIGHTS`] omits Harvester's settings, too: no role that Harvester ships was
+//! observed to hide them from a user who may make virtual machines.
 
 use std::fmt;
 
@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 pub struct DriverRight {
     pub(super) verb: &'static str,
     pub(super) group: &'static str,
-    /// Resource, with its subresource after a slash, if the right is for one.
+    /// Resource. For a right to a subresource, a slash and the subresource follow.
     pub(super) resource: &'static str,
-    /// Only object that the right is for. `None`: all.
+    /// Name of the only object that the right is for. `None`: all objects.
     pub(super) name: Option<&'static str>,
 }
 
@@ -24,7 +24,7 @@ const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> 
     DriverRight { verb, group, resource, name: None }
 }
 
-/// Rights that the driver needs. The ones that a mere reader lacks come first.
+/// Rights that the driver needs. The rights that a user with read access lacks come first.
 pub const RIGHTS: [DriverRight; 10] = [
     of("create", "kubevirt.io", "virtualmachines"),
     of("get", "kubevirt.io", "virtualmachines"),
@@ -38,8 +38,8 @@ pub const RIGHTS: [DriverRight; 10] = [
     of("list", "", "persistentvolumeclaims"),
 ];
 
-/// Rights to get what a machine's configuration names, in any namespace, and Harvester's version.
-/// The driver needs those of them that the configuration uses.
+/// Rights to get the objects that a machine's configuration can name, in any namespace, and
+/// Harvester's version. The driver needs only the rights that the configuration uses.
 pub const READS: [DriverRight; 5] = [
     of("get", "harvesterhci.io", "virtualmachineimages"),
     of("get", "harvesterhci.io", "keypairs"),

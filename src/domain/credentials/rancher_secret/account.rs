@@ -1,5 +1,5 @@
-//! ServiceAccount behind a cloud credential, as `rancher-secret` prints it: the account, its
-//! rights, and the TokenRotation that puts its token into the cloud credential.
+//! ServiceAccount for a cloud credential, as `rancher-secret` prints it: the account, its rights,
+//! and the TokenRotation that puts the account's token into the cloud credential.
 //!
 //! Invariant: the rights are those that Rancher's node driver uses, and no others: to make virtual
 //! machines in one namespace, and to get what a machine's configuration names, in any namespace.
@@ -24,7 +24,7 @@ const READER: &str = "harvester-guest-operator:node-driver-reader";
 /// Longest name of a cloud credential, in bytes.
 const LONGEST: usize = 63;
 
-/// Options about a ServiceAccount behind a cloud credential.
+/// Options for a ServiceAccount whose token a cloud credential gets.
 #[derive(Clone, Copy, Debug)]
 pub struct AccountOptions<'a> {
     /// Name of the cloud credential's Secret in Rancher.
@@ -33,7 +33,7 @@ pub struct AccountOptions<'a> {
     pub server: Option<&'a str>,
     /// Namespace of the virtual machines, for a new account.
     pub vm_namespace: Option<&'a str>,
-    /// Existing account of the namespace. `None`: a new one with the credential's name.
+    /// Existing account in the namespace. `None`: a new account with the credential's name.
     pub account: Option<&'a str>,
     /// Namespace of the account, the Secret and the TokenRotation.
     pub namespace: &'a str,
@@ -86,8 +86,8 @@ impl AccountOptions<'_> {
         self.account.unwrap_or(self.credential)
     }
 
-    /// Text of the account, its rights and the TokenRotations. `renews`: the API key ends, so it is
-    /// renewed, too.
+    /// Text of the account, its rights and the TokenRotations. `renews`: the API key has an end, so
+    /// a TokenRotation for the key is printed, too.
     pub fn text(&self, renews: bool) -> String {
         let mut all = self.vm_namespace.map(|machines| self.rights(machines)).unwrap_or_default();
         all.push(self.rotation(self.credential, self.spec()));
@@ -165,7 +165,7 @@ impl AccountOptions<'_> {
         RancherServer { minter, ..RancherServer::default() }
     }
 
-    /// Report about what is printed, and what comes next.
+    /// Report about the printed objects and the next steps.
     pub fn report(&self) -> String {
         let Self { credential, namespace, secret, .. } = *self;
         let account = self.account();
@@ -183,7 +183,7 @@ impl AccountOptions<'_> {
     }
 }
 
-/// Rules of a role with these rights: one for each resource.
+/// Rules of a role with these rights: one rule for each resource.
 fn rules(rights: &[DriverRight]) -> Vec<Value> {
     let mut verbs: BTreeMap<(&str, &str, Option<&str>), Vec<&str>> = BTreeMap::new();
     for right in rights {

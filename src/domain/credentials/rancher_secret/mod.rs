@@ -20,7 +20,7 @@ use super::timestamp::Seconds;
 use super::token::{TokenText, hash};
 use api::ANNOTATION_RANCHER_URL;
 
-/// Path on a Rancher where its authority is public.
+/// Path at which a Rancher shows its certificate authority.
 pub const AUTHORITY: &str = "/cacerts";
 
 /// Options of `rancher-secret`, and the API key.
@@ -28,8 +28,8 @@ pub const AUTHORITY: &str = "/cacerts";
 pub struct RancherSecretOptions<'a> {
     /// URL of the Rancher.
     pub url: &'a str,
-    /// SHA-256 of the Rancher's authority, in hexadecimal. `None`: a public authority signs its
-    /// certificate.
+    /// SHA-256 of the Rancher's authority, in hexadecimal. `None`: a public authority signs the
+    /// Rancher's certificate.
     pub checksum: Option<&'a str>,
     /// Namespace of the Secret.
     pub namespace: &'a str,
@@ -70,7 +70,7 @@ impl RancherSecretOptions<'_> {
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let (name, namespace) = (quoted(self.name), quoted(self.namespace));
         let url = quoted(self.url.trim_end_matches('/'));
-        // The whole capacity at once: a text that grows leaves copies behind.
+        // All capacity is allocated at once: a text that grows leaves copies of itself in memory.
         let mut out = Zeroizing::new(String::with_capacity(64 * 1024));
         let head = format!(
             "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {name}\n  namespace: {namespace}\n  annotations:\n    \
@@ -122,8 +122,8 @@ pub fn unknown_authority(shown: &str) -> Unfit {
     )
 }
 
-/// Report about the key: its user, its end (`ends`, if it has one), and the cloud credentials for
-/// it.
+/// Report about the API key: its user, its end (`ends`, if it has one), and the cloud credentials
+/// that the user may read (`listed`).
 pub fn report(user: &str, ends: Option<Seconds>, listed: &[ChildCandidate]) -> String {
     let own = listed.iter().filter(|one| one.owner == user).count();
     let others = listed.len() - own;

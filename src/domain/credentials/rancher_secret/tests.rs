@@ -148,7 +148,7 @@ fn an_account_gets_the_drivers_rights_and_no_others() {
     for rule in rules.iter().chain(all[2]["rules"].as_array().unwrap()) {
         assert!(!rule.to_string().contains('*'), "{rule}");
     }
-    // In all namespaces it only gets what has a name.
+    // In all namespaces, the account may only get objects by their name.
     for rule in all[2]["rules"].as_array().unwrap() {
         assert_eq!(rule["verbs"], serde_json::json!(["get"]));
     }

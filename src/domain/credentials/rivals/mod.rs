@@ -1,9 +1,9 @@
 //! Two TokenRotations for one credential: one goes first, the other does nothing.
 //!
-//! Invariant: of any two TokenRotations exactly one goes first, whatever their states are: made by
-//! hand before made for all cloud credentials, then the older one, then by name. One in another
-//! namespace goes first only after it has read the credential: otherwise the right to make it there
-//! would be enough to stop this one.
+//! Invariant: two TokenRotations never stop each other, whatever their states are. The order is
+//! fixed: made by hand before made for all cloud credentials, then the older one, then by name. A
+//! TokenRotation in another namespace goes first only after it has read the credential: otherwise
+//! the right to make TokenRotations there would be enough to stop this one.
 
 use super::minter::is_same_url;
 use api::TokenRotation;
@@ -72,7 +72,8 @@ pub fn first_rival<'a>(
         .min_by_key(|other| rank(other))
 }
 
-/// Whether the operator has read its credential, with an API key that may be used for it.
+/// Whether the operator has read the credential of this TokenRotation, with an API key that may be
+/// used for the credential.
 fn has_seen(rotation: &TokenRotation) -> bool {
     rotation.status.as_ref().is_some_and(|status| status.current.is_some())
 }

@@ -52,8 +52,8 @@ fn of_two_exactly_one_goes_first() {
     assert!(said.contains("ns/b") && said.contains("the older one"), "{said}");
 }
 
-/// A bound on tenants: the right to make a TokenRotation in any namespace must not stop all
-/// renewal.
+/// Limit for tenants: the right to make a TokenRotation in some namespace must not be enough to
+/// stop the renewal of all credentials.
 #[test]
 fn in_another_namespace_only_one_that_has_seen_the_credential_goes_first() {
     let made = child("all-cc", 1);

@@ -25,7 +25,7 @@ impl EarliestTime {
     }
 }
 
-/// Updates the record to what the target holds and to the credentials that exist.
+/// Updates the record if it differs from the target's content or from the existing credentials.
 pub(super) fn update_record(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -71,7 +71,7 @@ impl RotationRecord {
         self.pending.as_ref()?.publishing.as_ref()
     }
 
-    /// Whether the operator made the credential in the target, and it no longer exists.
+    /// Whether the operator made the credential in the target, and the credential no longer exists.
     pub(super) fn is_current_gone(&self, seen: &ObservedState) -> bool {
         let exists = |name: &String| seen.existing.as_ref().is_none_or(|all| all.contains(name));
         self.current.as_ref().is_some_and(|current| current.ours && !exists(&current.name))
@@ -109,7 +109,7 @@ fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> Rota
     next
 }
 
-/// Moves the current credential to those that are to be revoked, if the operator made it.
+/// Moves the current credential to the credentials to revoke, if the operator made it.
 fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
         let (name, hash) = (old.name, Some(old.hash));
@@ -117,8 +117,8 @@ fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
     }
 }
 
-/// Record after another party has changed the target: it holds a foreign credential, or an old one
-/// again.
+/// Record after another party has changed the target. The target now holds a foreign credential, or
+/// an old credential again.
 fn adopted(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -153,8 +153,8 @@ fn adopted(
     next
 }
 
-/// Moves the pending credential to those that are to be revoked. If its publication was recorded,
-/// it may have been read, and the overlap applies.
+/// Moves the pending credential to the credentials to revoke. If its publication was recorded, a
+/// client may have read it, and the overlap applies.
 pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Seconds) {
     let Some(PendingEntry { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
@@ -169,8 +169,8 @@ pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Secon
     });
 }
 
-/// Record after a failed step. A failure to make or test abandons the pending credential. A failure
-/// to publish keeps it, because its write may still have succeeded.
+/// Record after a failed step. If the pending credential could not be made or verified, it is
+/// abandoned. If it could not be published, it stays, because the write may still have succeeded.
 pub fn failed(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -196,7 +196,7 @@ pub fn failed(
     next
 }
 
-/// Pause after this number of failures in a row, before the caller limits it.
+/// Pause after this number of failures in a row. The caller limits the pause.
 fn retry_pause(failures: u32) -> Seconds {
     FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
@@ -219,13 +219,13 @@ pub(super) fn revoke_or_forget(
     RotationAction::write(RecordChange::Revoked, next)
 }
 
-/// Whether the target holds the credential in a second place.
+/// Whether the target holds the old credential beside the one in use.
 pub(super) fn is_other_token(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let TargetState::There { other_tokens, .. } = &seen.target else { return false };
     old.hash.as_ref().is_some_and(|hash| other_tokens.contains(hash))
 }
 
-/// Whether the target neither holds the credential nor can come to hold it.
+/// Whether the target does not hold the credential, and no late write can put it there.
 pub(super) fn may_be_revoked(old: &RetiredCredential, seen: &ObservedState) -> bool {
     if old.hash.is_none() && old.replaces.is_none() {
         // The credential was never published.

@@ -114,8 +114,8 @@ fn replace(
     }
 }
 
-/// Whether the first replacement is due at once: the target holds a credential of another kind than
-/// the source makes, and the source is to take its place.
+/// Whether the first replacement is due at once: the target holds a credential of another kind,
+/// which a credential of the source must replace.
 fn takes_over(plan: &RotationPlan, record: &RotationRecord) -> bool {
     plan.is_apart()
         && record.last_rotation.is_none()
@@ -140,12 +140,12 @@ fn continue_pending(
     let unpublished =
         seen.unpublished.as_ref().filter(|unpublished| unpublished.name == pending.name);
     let made = match unpublished {
-        // Another process that believes to lead may hold it in memory. If two abandon each other's
-        // at once, neither ever publishes.
+        // Another process that believes it is the leader may have the credential in memory. If two
+        // processes abandoned each other's credentials at once, neither would ever publish.
         None if !readable && now < pending.since + HELD_ELSEWHERE => {
             return RotationAction::Wait(Some(pending.since + HELD_ELSEWHERE));
         }
-        // The process that held it has ended, and the credential cannot be read again.
+        // The process that had the credential has ended, and the credential cannot be read again.
         None if !readable => return abandon_pending(plan, record, now),
         None | Some(UnpublishedCredential { made: None, .. }) => {
             return RotationAction::Mint(pending.name.clone());
@@ -154,7 +154,7 @@ fn continue_pending(
     };
     let end = made.expires.unwrap_or(made.issued + plan.presumed);
     if now - made.issued > (end - made.issued) / 2 {
-        // The credential has waited for half of its life, or was granted a very short one.
+        // Half of the credential's lifetime is over, or the issuer granted a very short lifetime.
         return RotationAction::write(
             RecordChange::Abandoned,
             failed(plan, record, RotationStep::Mint, &pending.name, now),
@@ -168,7 +168,8 @@ fn continue_pending(
         .as_ref()
         .is_some_and(|publishing| publishing.replaces == version && publishing.made == *made);
     if is_recorded {
-        // Rancher stops reading a content that names a token it does not know.
+        // If content names a token that Rancher does not know, Rancher stops reading it: a dead
+        // token is not kept.
         let is_alive =
             matches!(&seen.target, TargetState::There { holds: Some(held), .. } if !held.is_dead);
         let keep = is_alive && plan.source.is_some_and(|source| source.prunes);
@@ -223,7 +224,7 @@ pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds)
     next
 }
 
-/// Revokes the first old credential whose overlap is over and that no reader can still receive.
+/// Revokes the first old credential whose overlap is over and that no client can still read.
 fn revoke(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -247,7 +248,7 @@ fn revoke(
                     None => return Some(RotationAction::DropOld),
                 }
             }
-            // A person put it there a second time, and the operator does not remove that.
+            // A person has put a copy into the target. The operator does not remove that copy.
             Some(_) if is_other_token(old, seen) => {}
             Some(_) => return Some(revoke_or_forget(record, old, seen)),
         }
@@ -256,7 +257,8 @@ fn revoke(
 }
 
 /// Record without writes that can no longer arrive, because the target has another version now.
-/// They may have arrived before that and been read, so the overlap begins now.
+/// Such a write may have arrived before that version, and a client may have read its credential, so
+/// the overlap begins now.
 fn without_late_writes(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -14,8 +14,9 @@ use super::{
 /// started again or upgraded answers within that time.
 const PATIENCE: Seconds = 15 * 60;
 
-/// Time at which a deletion completes, whatever is missing: [`PATIENCE`] after the overlaps that
-/// run. If none runs, or if the deletion revokes everything at once, after its request.
+/// Time at which a deletion completes, whatever is missing: [`PATIENCE`] after the end of the
+/// running overlaps. If no overlap runs, or if the deletion revokes everything at once:
+/// [`PATIENCE`] after the request to delete.
 pub(super) fn deadline(plan: &RotationPlan, record: &RotationRecord) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
     // The pause after a failed revocation is no overlap.
@@ -25,7 +26,7 @@ pub(super) fn deadline(plan: &RotationPlan, record: &RotationRecord) -> Seconds 
     end.min(asked + plan.overlap).max(asked) + PATIENCE
 }
 
-/// Names of the credentials that a deletion was to revoke and has not.
+/// Names of the credentials that a deletion should have revoked but has not.
 pub fn left_behind<'a>(plan: &RotationPlan, record: &'a RotationRecord) -> Vec<&'a str> {
     let current = record.current.as_ref().filter(|current| plan.revokes && current.ours);
     let previous = record.previous.iter().map(|old| &old.name);
@@ -42,8 +43,8 @@ pub fn obstacle<'a>(record: &'a RotationRecord, unknown: Option<&'a str>) -> Opt
     unknown.or(failed)
 }
 
-/// Next step of a deletion. The pending credential is revoked, and so are replaced ones after their
-/// overlap. The credential in the target is revoked only if the spec asks for it.
+/// Next step of a deletion. The pending credential is revoked, and replaced credentials are revoked
+/// after their overlap. The credential in the target is revoked only if the spec says so.
 pub(super) fn next_step(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -56,8 +57,8 @@ pub(super) fn next_step(
     match seen.unknown {
         _ if seen.target != TargetState::Unknown => {}
         UnknownReason::TargetBarred => {}
-        // An issuer apart knows and revokes its credentials without the target's server. Only to
-        // spare what the target holds, an answer is waited for.
+        // A separate issuer (`is_apart`) lists and revokes credentials without the target's server.
+        // The deletion waits for that server only if it must not revoke what the target holds.
         UnknownReason::Barred if plan.is_apart() => {}
         UnknownReason::Silent if plan.is_apart() && plan.revokes => {}
         UnknownReason::Barred | UnknownReason::Unlisted => return RotationAction::Finish,
@@ -124,8 +125,8 @@ fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {
     old.hash.as_ref() == Some(&held.hash)
 }
 
-/// Whether a deletion may revoke the credential now. A write that was under way has been answered
-/// by its recorded time, so `replaces` does not count.
+/// Whether a deletion may revoke the credential now. At the recorded time of the revocation, every
+/// write of the credential has been answered, so `replaces` does not count.
 fn may_be_revoked_by_deletion(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let answered = RetiredCredential { replaces: None, ..old.clone() };
     matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)

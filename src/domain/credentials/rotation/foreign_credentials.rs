@@ -1,16 +1,16 @@
-//! Foreign credentials: made under a name that looks like one of ours, or put into a target with
-//! unknown properties.
+//! Foreign credentials. Some have a name that looks like one of ours. Of others in a target,
+//! neither the validity nor the expiry is known.
 
 use super::{
     CurrentEntry, ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan,
     RotationRecord, TargetState,
 };
 
-/// Largest distance of a number beyond the last one. A larger number is not ours: a party that may
-/// make credentials under such a name could otherwise use up all numbers.
+/// Largest distance between a number and the last recorded number. A number further ahead is not
+/// ours: otherwise a party that may make credentials with such names could use up all numbers.
 const FURTHEST_AHEAD: u64 = 1_000;
 
-/// Records a credential that exists and that no record names.
+/// Records an existing credential that the record does not name.
 pub(super) fn record_found(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -24,7 +24,7 @@ pub(super) fn record_found(
         .filter(unknown)
         .find_map(|name| Some((name, serial_of(plan, record, name)?)))?;
     let mut next = record.clone();
-    // Its maker may have published it before the record was lost.
+    // The operator may have published the credential before the record of it was lost.
     next.previous.push(RetiredCredential {
         name: found.clone(),
         after: Some(seen.now + plan.overlap + 1),
@@ -34,16 +34,17 @@ pub(super) fn record_found(
     Some(RotationAction::write(RecordChange::Found, next))
 }
 
-/// Number in the name of a credential that this plan made. `None`: the plan did not make it, or its
-/// number is so far ahead that another maker chose it.
+/// Number in the name of a credential that this plan made. `None`: the name has another form, or
+/// the number is so far ahead that another party chose it.
 pub(super) fn serial_of(plan: &RotationPlan, record: &RotationRecord, name: &str) -> Option<u64> {
     let number = name.strip_prefix(&plan.prefix)?.strip_prefix('-')?;
     let number = number.parse().ok().filter(|read: &u64| read.to_string() == number)?;
     (1..=record.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)
 }
 
-/// Whether only the name of a foreign credential is known: it may end at any time. One that a
-/// person has put into the place of another issuer's stays until it is due.
+/// Whether only the name of a foreign credential in the target is known, so that it may end at any
+/// time. False for a separate issuer (`is_apart`): a credential that a person has put there stays
+/// until it is due.
 pub(super) fn is_unseen(
     plan: &RotationPlan,
     record: &RotationRecord,

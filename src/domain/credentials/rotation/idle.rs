@@ -1,5 +1,5 @@
-//! Rest of a rotation between two reconciles: what its record alone requires, and when it
-//! must be reconciled again.
+//! Pause of a rotation between two reconciles: the next step by the record alone, and the time of
+//! the next reconcile.
 
 use super::super::timestamp::Seconds;
 use super::super::token::TokenClaims;
@@ -10,14 +10,14 @@ use super::{
 };
 use api::{READY, ROTATION_FINALIZER, TokenRotation};
 
-/// Step that is next if nothing has changed since the last reconcile. `None`: the target must be
-/// read. `unpublished`: the credential in memory.
+/// Next step if nothing has changed since the last reconcile. `None`: the target must be read.
+/// `unpublished`: the credential in memory.
 pub fn step_if_unchanged(
     rotation: &TokenRotation,
     unpublished: Option<UnpublishedCredential>,
     now: Seconds,
 ) -> Option<RotationAction> {
-    // Only the Rancher knows what exists there, and its own time.
+    // Only the Rancher knows which credentials exist there, and the time by its clock.
     if rotation.spec.rancher.is_some() {
         return None;
     }
@@ -43,8 +43,8 @@ pub fn step_if_unchanged(
     }
 }
 
-/// Step that is next if the target holds the recorded credential and all recorded ones exist.
-/// `None`: none is recorded.
+/// Next step if the target holds the recorded credential and all recorded credentials exist.
+/// `None`: the record names no credential in the target.
 pub(super) fn step_as_recorded(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -56,7 +56,7 @@ pub(super) fn step_as_recorded(
     let held =
         TargetCredential { hash: current.hash.clone(), claims, ..TargetCredential::default() };
     let target = TargetState::There {
-        // A write that was to create the target can arrive no more, because the target exists.
+        // A write that was to create the target can no longer arrive, because the target exists.
         version: "recorded".to_owned(),
         holds: Some(held),
         other_tokens: Vec::new(),

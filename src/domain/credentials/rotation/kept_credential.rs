@@ -1,5 +1,5 @@
-//! Credentials that the target keeps beside the one in use, for an issuer that deletes what the
-//! target no longer names.
+//! Credentials that the target keeps beside the one in use, because the issuer deletes a credential
+//! that the target no longer names.
 
 use super::bookkeeping::EarliestTime;
 use super::{
@@ -7,8 +7,8 @@ use super::{
     TargetState,
 };
 
-/// Removes a kept credential of another maker from the target when its overlap is over. The
-/// operator does not revoke it.
+/// Removes a kept foreign credential from the target when its overlap is over. The operator does
+/// not revoke it.
 pub(super) fn drop_kept_foreign(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -29,8 +29,8 @@ pub(super) fn drop_kept_foreign(
     Some(RotationAction::DropOld)
 }
 
-/// Time at which the place beside the credential in use is free for another one. `None`: it is free
-/// now, or the time is not known.
+/// Time at which another credential can be kept beside the one in use. `None`: now, or the time is
+/// not known.
 pub(super) fn occupied_until(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -43,17 +43,17 @@ pub(super) fn occupied_until(
     }
 }
 
-/// End of the overlap of a kept credential of another maker. `None`: another credential is pending,
-/// or none was published yet.
+/// End of the overlap of a kept foreign credential. `None`: a credential is pending, or none was
+/// published yet.
 pub(super) fn kept_foreign_until(plan: &RotationPlan, record: &RotationRecord) -> Option<Seconds> {
     let published = record.last_rotation.filter(|_| record.pending.is_none())?;
     let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;
     Some(if leaked { published } else { published + plan.overlap + 1 })
 }
 
-/// State as the second of two TokenRotations for one credential observes it. The kept credential
-/// belongs to the first one, unless the credential in use is the one that the second one published
-/// last.
+/// Observed state for the second of two TokenRotations for one credential. The kept credential
+/// belongs to the first TokenRotation, so it is hidden here, unless the target holds the credential
+/// that the second TokenRotation published last.
 pub(super) fn as_second(record: &RotationRecord, seen: &ObservedState) -> ObservedState {
     let mut seen = seen.clone();
     if let TargetState::There { holds, kept, .. } = &mut seen.target {

@@ -1,14 +1,15 @@
 //! Replacement of credentials without a moment in which none works.
 //!
 //! [`decide`] returns one step at a time, from the record and from what is observed. The process
-//! may crash after any step. The order: record a name; make a credential under it, and test it
-//! where it will be used; record the coming publication, with the version of the target that it
+//! may crash after any step. The order: record a name; make a credential with that name, and verify
+//! it where it will be used; record the coming publication, with the version of the target that it
 //! replaces; publish by one write, which the server refuses if the target has another version;
-//! observe it there; restart the workloads; wait for the overlap; revoke the old credential.
+//! observe the new credential in the target; restart the workloads; wait for the overlap; revoke
+//! the old credential.
 //!
-//! Invariants: no credential is revoked that the target holds, or may still come to hold by a write
-//! whose outcome is not known; none is made without a recorded name; a credential that another
-//! party has put into the target is adopted, and not overwritten before its time.
+//! Invariants: no credential is revoked that the target holds, or may still get by a write whose
+//! outcome is not known; no credential is made without a recorded name; a credential that another
+//! party has put into the target is adopted, and not overwritten before it is due.
 
 mod bookkeeping;
 mod decide;
@@ -32,12 +33,12 @@ pub use issuer_report::IssuerReport;
 
 use super::timestamp::Seconds;
 
-/// Number of credentials to be revoked at which no other is made: a person must act first.
+/// Number of waiting revocations at which no new credential is made: a person must act first.
 const MOST_PREVIOUS: usize = 16;
 /// Pause before a target that could not be read is read again.
 const READ_AGAIN_AFTER: Seconds = 30;
-/// Time in which another process may still hold a pending credential in its memory: it is not
-/// abandoned before that.
+/// Time for which another process may have a pending credential in memory. The credential is not
+/// abandoned earlier.
 const HELD_ELSEWHERE: Seconds = 15;
 /// Time after which a write that was sent has surely been answered, by success or failure.
 const SURELY_ANSWERED: Seconds = 120;
@@ -72,20 +73,21 @@ pub struct RotationPlan {
 /// Properties of the source and the target that change the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IssuerTraits {
-    /// Whether the maker of a credential can read it a second time.
+    /// Whether a credential can be read again after it was made.
     pub readable: bool,
     /// Whether the issuer deletes a credential that the target no longer names. If so, the target
     /// keeps the old one beside the new one for the overlap.
     pub prunes: bool,
-    /// Whether the issuer is another server than the target's. It lists and revokes whether or not
-    /// the target's server answers. The first credential is made at once, because the one in the
-    /// target is of another kind. A later one of another party is adopted.
+    /// Whether the issuer is a server other than the target's. Such an issuer lists and revokes
+    /// credentials even if the target's server does not answer. The first credential is made at
+    /// once, because the one in the target is of another kind. A credential that another party puts
+    /// there later is adopted.
     pub is_apart: bool,
 }
 
 impl RotationPlan {
-    /// Plan of a rotation for a credential that another one replaces. It revokes nothing on its
-    /// deletion: the other one may have adopted the credential.
+    /// Plan of a rotation whose credential another TokenRotation replaces. A deletion does not
+    /// revoke the published credential, because the other TokenRotation may have adopted it.
     #[must_use]
     pub fn second(self) -> Self {
         Self { is_second: true, revokes: false, ..self }
@@ -154,9 +156,9 @@ pub struct CurrentEntry {
     pub hash: String,
     /// Whether the operator made the credential.
     pub ours: bool,
-    /// Time since which the credential is valid, or was observed.
+    /// Time since which the credential is valid, or time of its first observation.
     pub issued: Seconds,
-    /// Expiry. `None`: none, or the credential does not state it.
+    /// Expiry. `None`: the credential has no expiry, or does not state it.
     pub expires: Option<Seconds>,
     /// Whether the issuer itself keeps the credential alive. If so, it is only replaced on request.
     pub kept_alive: bool,
@@ -169,7 +171,7 @@ pub struct PendingEntry {
     pub name: String,
     /// Time at which its name was recorded.
     pub since: Seconds,
-    /// Requests that it fulfils. Empty: it was due.
+    /// Requests that the credential fulfils. Empty: the replacement was due.
     pub requests: RotationRequests,
     /// Publication that may be under way: recorded before each attempt.
     pub publishing: Option<PendingPublication>,
@@ -180,7 +182,7 @@ pub struct PendingEntry {
 pub struct PendingPublication {
     /// Credential that is published.
     pub made: MintedCredential,
-    /// Version of the target that it replaces. Empty: there is no target yet.
+    /// Version of the target that the publication replaces. Empty: the target does not exist yet.
     pub replaces: String,
 }
 
@@ -203,10 +205,10 @@ pub struct RetiredCredential {
     /// SHA-256 of the credential. `None`: not known, because it was never published or was only
     /// found by its name.
     pub hash: Option<String>,
-    /// Time of the revocation. `None`: the overlap begins only when the workloads were restarted
-    /// for the new one.
+    /// Earliest time of the revocation. `None`: the overlap begins only when the workloads were
+    /// restarted for the new credential.
     pub after: Option<Seconds>,
-    /// Version of the target that it may still replace, by a write whose outcome is not known.
+    /// Version of the target that the credential may still replace, by a write of unknown outcome.
     pub replaces: Option<String>,
     /// Number of failed revocations.
     pub failures: u32,
@@ -230,16 +232,15 @@ pub struct ObservedState {
 /// Reason why a target is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownReason {
-    /// No answer came from the target's server. One may come later.
+    /// The target's server has not answered. An answer may come later.
     #[default]
     Silent,
-    /// The answer of the target's server is lasting, such as 403: nothing there can be read or
-    /// revoked.
+    /// The target's server gave a final answer, such as 403: nothing there can be read or revoked.
     Barred,
-    /// The answer is lasting, but only for the target: credentials that were made for it are known,
-    /// and can be revoked.
+    /// The target alone cannot be read or written, and that is final. The credentials that were
+    /// made for it are known, and can be revoked.
     TargetBarred,
-    /// The issuer lists no credentials, and the answer is lasting: nothing can be revoked.
+    /// The issuer refuses to list its credentials, and that is final: nothing can be revoked.
     Unlisted,
 }
 
@@ -291,16 +292,16 @@ pub struct TargetCredential {
 pub struct UnpublishedCredential {
     /// Name under which it was made, or is to be made.
     pub name: String,
-    /// Hash and times. `None`: it is not made yet.
+    /// Hash and times. `None`: the credential is not made yet.
     pub made: Option<MintedCredential>,
-    /// Whether it was accepted where it will be used.
+    /// Whether the credential was accepted where it will be used.
     pub verified: bool,
 }
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RotationAction {
-    /// Write this record, if no other process has written one meanwhile. The change is for people.
+    /// Write this record, if no other process wrote one meanwhile. The change says what differs.
     Write(RecordChange, Box<RotationRecord>),
     /// Make the credential with this name, or read it again where that is possible.
     Mint(String),
@@ -324,13 +325,13 @@ pub enum RotationAction {
 }
 
 impl RotationAction {
-    /// Writes the record with a change.
+    /// Action that writes the record with a change.
     fn write(change: RecordChange, record: RotationRecord) -> Self {
         Self::Write(change, Box::new(record))
     }
 }
 
-/// Difference of a record to the one before.
+/// Difference between a record and the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordChange {
     /// A credential was named, and will be made.
@@ -358,9 +359,9 @@ pub enum RecordChange {
 pub enum RotationStep {
     /// Make a credential.
     Mint,
-    /// Test it where it will be used.
+    /// Verify the new credential where it will be used.
     Verify,
-    /// Publish it.
+    /// Publish the new credential.
     Publish,
     /// Restart workloads.
     Restart,
@@ -386,7 +387,7 @@ impl RotationStep {
 }
 
 impl RotationRecord {
-    /// Whether a step has failed and was not done since.
+    /// Whether a step has failed and has not succeeded since.
     pub fn has_failed(&self) -> bool {
         self.last_result.as_ref().is_some_and(|result| result.starts_with("Failed"))
     }
@@ -407,8 +408,8 @@ impl RotationRecord {
     }
 }
 
-/// Time at which the credential is replaced. `None`: there is none, or it is only watched or kept
-/// alive by its issuer.
+/// Times at which the credential in the target is replaced. `None`: no credential is recorded, or
+/// the credential is only watched or its issuer keeps it alive.
 pub fn due(plan: &RotationPlan, record: &RotationRecord) -> Option<schedule::ReplacementTimes> {
     let current = record.current.as_ref().filter(|current| !current.kept_alive)?;
     plan.source?;

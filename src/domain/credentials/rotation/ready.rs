@@ -18,14 +18,14 @@ pub const UNREADABLE: &str = "TargetUnreadable";
 pub struct ReadyFacts<'a> {
     /// Message about the TokenRotation that goes first, if there is one.
     pub second: Option<String>,
-    /// Reason why the target is not known, and what Ready says of it.
+    /// Reason why the target is unknown, and the state that Ready reports.
     pub unknown: Option<(&'a str, ReadyReason)>,
     /// Credentials in a target that is only watched.
     pub watched: Option<&'a WatchedCredentials>,
     /// Number of cloud credentials that were not read yet.
     pub unread: usize,
-    /// Message about all cloud credentials, and whether all are replaced that must be. `None`: they
-    /// are only watched.
+    /// Whether all cloud credentials that must be replaced are replaced, and a message about them.
+    /// `None`: they are only watched.
     pub children: Option<(bool, String)>,
 }
 
@@ -48,14 +48,14 @@ pub enum ReadyReason {
     MinterRefused(String),
     /// The target does not hold what the spec names, or a write would do harm.
     Unfit(String),
-    /// The credentials exist and are only watched, and some of them are not known. The text says
-    /// which.
+    /// The credentials exist and are only watched. Some were not read yet or have no known end. The
+    /// text says how many.
     WatchedInPart(String),
-    /// All cloud credentials of the API key's user are replaced, by TokenRotations made for that.
+    /// All cloud credentials of the API key's user are replaced, each by its own TokenRotation.
     Renewed(String),
     /// Some of the cloud credentials are not replaced, as the text says.
     RenewedInPart(String),
-    /// The credential has a second TokenRotation, which goes first, as the text says.
+    /// Another TokenRotation for the same credential goes first, as the text says.
     Second(String),
     /// No credential exists that could be watched, as the text says.
     Missing(String),
@@ -71,7 +71,7 @@ pub enum ReadyReason {
 }
 
 impl ReadyReason {
-    /// State of a rotation that waits. `None`: it does not change until the failed step has
+    /// State of a rotation that waits. `None`: Ready does not change until the failed step has
     /// succeeded. `wants`: the target in the spec.
     pub fn of(
         plan: &RotationPlan,
@@ -192,8 +192,8 @@ impl ReadyReason {
     }
 }
 
-/// Reason why the target holds no credential that works, as far as that can be observed. `None`: it
-/// holds one.
+/// Reason why the target holds no credential that works, as far as that can be observed. `None`:
+/// the target holds a credential that works.
 fn lack(record: &RotationRecord, seen: &ObservedState) -> Option<String> {
     let TargetState::There { holds: Some(held), .. } = &seen.target else {
         return Some("the target holds no credential".to_owned());

@@ -36,7 +36,7 @@ impl TokenText {
         &self.0
     }
 
-    /// SHA-256 of the token in hexadecimal. It identifies a token that is not stored.
+    /// SHA-256 of the token in hexadecimal. The hash identifies a token that is not stored.
     pub fn hash(&self) -> String {
         hash(self.0.as_bytes())
     }
@@ -56,7 +56,7 @@ impl fmt::Debug for TokenText {
 /// Name and times of a token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenClaims {
-    /// Name of the token. Empty: it has none that may be reported.
+    /// Name of the token. Empty: the token has no name that may be reported.
     pub name: String,
     /// Time since which the token is valid.
     pub issued: Option<Seconds>,

@@ -10,18 +10,18 @@ use super::probe::Probing;
 use super::send::MessageExchange;
 use super::{ClientPhase, DhcpClient};
 
-/// Time for which an offer waits for a preferred one.
+/// Time for which the client waits for the preferred offer after another offer has come.
 const OFFER_WAIT: Duration = Duration::from_millis(250);
-/// Offers that are compared at most.
+/// Largest number of offers that are compared.
 const MOST_OFFERS: usize = 8;
-/// DISCOVERs without an offer before [`ClientTrouble::NoOffer`] is reported.
+/// Number of DISCOVERs without an offer after which [`ClientTrouble::NoOffer`] is reported.
 const SILENT_TRIES: u32 = 3;
-/// REQUESTs for one offer at most, over about a minute.
+/// Largest number of REQUESTs for one offer. They take about a minute.
 const MOST_REQUESTS: u32 = 4;
-/// Refusals after which the client no longer asks for the former address.
+/// Number of refusals after which the client no longer asks for a preferred address.
 const MOST_WISHES: u32 = 2;
-/// Pause after a first refusal. Servers refuse one of two clients that they offered the same
-/// address.
+/// Pause after a first refusal. A server that offered the same address to two clients refuses one
+/// of them.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause after a refusal.
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
@@ -33,7 +33,7 @@ pub struct Selecting {
     offers: Vec<Offer>,
     /// Time at which one of the offers is taken.
     choose: Option<Duration>,
-    /// Whether an offer that cannot be used came since the last DISCOVER.
+    /// Whether an unusable offer has come since the last DISCOVER.
     useless: bool,
 }
 
@@ -58,7 +58,7 @@ pub struct Requesting {
 }
 
 impl DhcpClient {
-    /// Address that the client asks for: the former one, or the one from the options.
+    /// Preferred offer: the former address from its server, or the address from the options.
     fn wish(&self) -> Option<Offer> {
         let former = self.former.filter(|former| former.wanted);
         let former = former.map(|of| Offer { address: of.address, server: of.server });
@@ -100,7 +100,8 @@ impl DhcpClient {
         }
         if let Err(why) = self.judge(reply) {
             let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
-            // Once for each DISCOVER: a flood of offers must not flood the record.
+            // The trouble is recorded once for each DISCOVER: a flood of offers must not flood the
+            // record.
             if !std::mem::replace(&mut selecting.useless, true) {
                 self.tell(ClientTrouble::Unusable {
                     address: reply.address,
@@ -125,7 +126,8 @@ impl DhcpClient {
         }
     }
 
-    /// Takes an offer: the former address first, then the former server, then the first offer.
+    /// Takes the best offer: an offer of the preferred address, otherwise an offer from the former
+    /// server, otherwise the first offer.
     fn take_best(&mut self, selecting: &Selecting) {
         let wish = self.wish();
         let dislike = |offer: &&Offer| match wish {
@@ -134,7 +136,7 @@ impl DhcpClient {
         };
         let Some(offer) = selecting.offers.iter().min_by_key(dislike).copied() else { return };
         let next = self.now + self.patience(1);
-        // With the xid and the time of the DISCOVER that was answered.
+        // The REQUEST has the xid and the `secs` of the DISCOVER that was answered.
         let exchange = MessageExchange { first: self.now, tries: 1, next, ..selecting.exchange };
         self.say_to_all(MessageKind::Select(offer.address, offer.server), &exchange);
         self.phase = ClientPhase::Requesting(Requesting { exchange, offer });
@@ -182,8 +184,8 @@ impl DhcpClient {
         self.granted(lease);
     }
 
-    /// Handles a grant to a client without an address: probes the address, unless it may still be
-    /// ours.
+    /// Handles a grant to a client without an address: probes the granted address, unless our own
+    /// announcer may still announce it.
     pub(super) fn granted(&mut self, lease: GrantedLease) {
         let may_be_ours = self
             .former
@@ -221,14 +223,15 @@ impl DhcpClient {
             }
         }
         self.phase = ClientPhase::Waiting(self.now + pause);
-        // The first refusal is normal for one of two clients that ask at the same moment.
+        // If two clients ask at the same moment, the first refusal is normal for one of them.
         if self.naks > 1 {
             self.tell(trouble);
         }
     }
 
-    /// Pause after another refusal: a random time from half of the doubled pause up to all of it,
-    /// so that two clients that disturbed each other do not do so again.
+    /// Counts a refusal, and returns the pause after it. The pause doubles with each refusal. A
+    /// random time between half of the pause and all of it is used, so that two clients that asked
+    /// at the same moment do not do so again.
     pub(super) fn pause_after_refusal(&mut self) -> Duration {
         self.naks = self.naks.saturating_add(1);
         let doubled = FIRST_PAUSE * 1_u32.checked_shl((self.naks - 1).min(8)).unwrap_or(1);

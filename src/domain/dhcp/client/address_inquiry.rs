@@ -1,13 +1,15 @@
-//! Stations that answer ARP for the address on our behalf, and whether they still do when they must
-//! not.
+//! ARP questions about an address: which stations announce it, and whether they still announce it
+//! after it was lost.
 //!
-//! A guest or kube-vip announces the address; neither asks the DHCP server. A guest's cloud
-//! provider does not even watch for a change. So the client asks by ARP who has the address while
-//! it is published, and stores the stations that answered. By these stations it recognizes its own
-//! announcer later: it does not decline an address that is granted again because its announcer has
-//! it, and it reports a lost address that is still announced.
+//! A guest or kube-vip announces the address. Neither of them asks the DHCP server, and a guest's
+//! cloud provider does not even watch for a change of the address. Therefore, while the address is
+//! published, the client asks by ARP which stations have it, and stores the stations that answer.
+//! By these stations, the client later recognizes its own announcer. If the address is granted
+//! again, and its own announcer answers the probe, the client does not decline the address. If the
+//! address is lost, the client reports that it is still announced.
 //!
-//! Without ARP probes ([`Probe::OFF`](super::Probe::OFF)) nothing here sends a question.
+//! Without ARP probes ([`ProbeTiming::OFF`](super::ProbeTiming::OFF)), none of these questions is
+//! sent.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -17,12 +19,12 @@ use super::super::{ClientEvent, Mac};
 use super::DhcpClient;
 use super::output::{AnnouncedAddress, MOST_STATIONS};
 
-/// Time from the publication of an address to the first question who announces it.
+/// Time from the publication of an address to the first question about its announcer.
 const FIRST_LOOK: Duration = Duration::from_secs(30);
 /// Time to wait for an answer.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Interval of the questions about a lost or kept address. The first is asked this long after the
-/// loss.
+/// Interval of the questions about a lost or kept address. The first question about a lost address
+/// is asked one interval after the loss.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Number of questions without an answer that show that a lost address is no longer announced.
 const MOST_SILENT: u32 = 3;
@@ -32,8 +34,8 @@ const MOST_SILENT: u32 = 3;
 pub enum InquirySubject {
     /// A leased address: which station announces it.
     Leased,
-    /// An address that is kept after its lease has ended: whether another host has it. The stations
-    /// answered the current question.
+    /// An address that is kept after its lease has ended: whether another host has it. The value is
+    /// the stations that have answered the current question.
     Kept(Vec<Mac>),
     /// A lost address: whether it is still announced.
     Lost,
@@ -44,10 +46,10 @@ pub enum InquirySubject {
 pub struct AddressInquiry {
     about: AnnouncedAddress,
     subject: InquirySubject,
-    /// Whether the question was sent and its time to answer is not over.
+    /// Whether the question was sent, and the time for its answer is not over.
     pub waits: bool,
-    /// Questions in a row that no station answered; for a kept address, that another host also
-    /// answered.
+    /// Number of questions in a row that no station answered. For a kept address: number of
+    /// questions in a row that another host also answered.
     pub tally: u32,
     pub next: Duration,
 }
@@ -76,8 +78,8 @@ impl DhcpClient {
         self.options.probe.count > 0
     }
 
-    /// Schedules the question who announces the address, `pause` after it was published or
-    /// confirmed.
+    /// Schedules the question about the announcer of the address. `pause` is the time from its
+    /// publication or confirmation to the question.
     pub(super) fn look_for_announcer(&mut self, pause: Duration) {
         let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
         if self.look.as_ref().is_none_or(|look| !matches!(look.subject, InquirySubject::Lost)) {
@@ -170,7 +172,7 @@ impl DhcpClient {
         true
     }
 
-    /// Whether a station announces an address for us: it did so while we held the address.
+    /// Whether a station announces an address for us: the station announced it while we held it.
     pub(super) fn announces_for_us(&self, address: Ipv4Addr, station: Mac) -> bool {
         let announced = self.announced.as_ref().filter(|announced| announced.address == address);
         announced.is_some_and(|announced| announced.by.contains(&station))

@@ -1,10 +1,10 @@
 //! Extending the lease of a held address: renewal, rebinding, and confirmation after a restart.
 //!
-//! The question has the form of a client that has restarted. While the lease's server can be
+//! Each question is the REQUEST of a client that has restarted. While the lease's server can be
 //! reached without a router, the first questions go to it alone, because another server that is
 //! authoritative would refuse at once; later ones go to all. Invariants: the lease runs on, with or
 //! without answers, until a server that may end it does so; another server's refusal counts only
-//! after the lease's own server has been silent from T1 to T2 and for some questions more.
+//! after T2 (at any time if the lease has no end), and only after several questions to all servers.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -14,17 +14,19 @@ use super::super::wire::message::{MessageKind, ReplyKind, ServerReply};
 use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason, LossCause, Mac};
 use super::{ClientPhase, DhcpClient};
 
-/// Questions to the lease's server alone before all servers are asked.
+/// Number of questions to the lease's server alone before all servers are asked.
 const ALONE: u32 = 2;
-/// Questions to all servers before another server's grant counts: the lease's own server has then
-/// left so many unanswered.
+/// Number of questions to all servers after which another server's grant counts even before T2: the
+/// lease's own server has not answered the earlier questions.
 const BEFORE_OTHERS_GRANT: u32 = 2;
-/// Questions to all servers, after T2, before another server's refusal counts.
+/// Number of questions to all servers after which another server's refusal counts, if T2 has passed
+/// or the lease has no end.
 const BEFORE_OTHERS_REFUSE: u32 = 3;
-/// Questions after a restart, over about a minute. After them the lease continues with its old
-/// times.
+/// Number of questions after a restart. They take about a minute. If no server answers them, the
+/// lease continues with its old times.
 const AFTER_RESTART: u32 = 4;
-/// Questions whose answers are accepted: an answer may arrive after the next question.
+/// Number of the latest questions whose answers are accepted: an answer may arrive after the next
+/// question.
 const REMEMBERED: usize = 4;
 
 /// A question that was asked.
@@ -43,10 +45,10 @@ pub struct Confirming {
     pub restart: bool,
     began: Duration,
     tries: u32,
-    /// Number of questions to all.
+    /// Number of questions to all servers.
     broadcasts: u32,
     asked: Vec<ConfirmAttempt>,
-    /// The xid of the DISCOVER that was sent in addition.
+    /// The xid of the DISCOVER that was sent in addition to the question.
     search: Option<u32>,
     pub next: Duration,
 }
@@ -115,7 +117,8 @@ impl DhcpClient {
             self.event(ClientEvent::Retry);
         }
         if !alone && rebinding && confirming.broadcasts > 0 {
-            // A server without the lease does not answer, but may offer the same address.
+            // A server without the lease does not answer the question, but may offer the same
+            // address.
             let search = self.dice.word();
             self.say(MessageKind::Discover(Some(lease.address)), search, secs, all);
             confirming.search = Some(search);
@@ -198,7 +201,8 @@ impl DhcpClient {
 
     /// Handles an offer that answers the additional DISCOVER. While the client has an address, only
     /// an offer of this address is of use. If the lease has ended, and its own server offers
-    /// another address, then the old one counts as lost: the server may grant it to another client.
+    /// another address, then the old address counts as lost: the server may grant the old address
+    /// to another client.
     fn offered_besides(
         &mut self,
         reply: &ServerReply,

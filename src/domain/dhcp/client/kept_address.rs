@@ -1,18 +1,18 @@
 //! An address that is kept after its lease has ended without an answer, where the network's
 //! `onLeaseLoss` is `Keep`.
 //!
-//! RFC 2131, 4.4.5 requires a client to stop using it. But a guest continues to announce the
-//! address in any case, and an absent DHCP server is likelier than an address that is granted
-//! twice, so uninterrupted traffic is worth more. The client continues to ask servers. The address
-//! is lost when a server refuses it, or when the lease's own server offers another. Invariant: the
-//! address is lost two questions after two hosts have it.
+//! RFC 2131, 4.4.5 requires a client to stop using such an address. But a guest continues to
+//! announce the address in any case, and an absent DHCP server is likelier than an address that is
+//! granted twice. Uninterrupted traffic is therefore worth more. The client continues to ask
+//! servers. The address is lost when a server refuses it, or when the lease's own server offers
+//! another. Invariant: once two hosts have the address, it is lost after two questions.
 
 use super::super::{ClientTrouble, LossCause, Mac};
 use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
-/// Number of questions in a row, answered by two stations, that show that another host has the
+/// Number of questions in a row that two stations answer, before another host counts as having the
 /// address. An announcer that moves to another node causes one such question.
 const MOST_DOUBLE: u32 = 2;
 
@@ -28,8 +28,8 @@ impl DhcpClient {
         self.record(Some(ClientTrouble::Kept));
     }
 
-    /// Judges the stations that answered for the kept address. A single one may be its announcer,
-    /// moved.
+    /// Judges the stations that answered for the kept address. A single station may be the
+    /// announcer, which has moved to another node.
     pub(super) fn kept_answered(&mut self, mut look: AddressInquiry, stations: &[Mac]) {
         let is_strange = |station: &&Mac| !look.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();

@@ -1,12 +1,13 @@
-//! The client of one lease: its input is frames, links and times, its output frames, records and
-//! events.
+//! Client of one lease. Its input is frames, changes of its link, and times. Its output is frames,
+//! records and events.
 //!
-//! Invariants: the client sends only while its link is up; it sends only messages that were due,
-//! so that a flood of frames makes no flood; on any input, a lease that is over is given up
-//! first; a fresh address may be used only after its record was written ([`DhcpClient::recorded`]).
+//! Invariants: the client sends only while its link is up; it sends only messages that were due, so
+//! that a flood of received frames causes no flood of sent frames; before any other handling of an
+//! input, a lease that is over is given up, or its address is kept; a fresh address may be used
+//! only after its record was written ([`DhcpClient::recorded`]).
 //!
 //! Times are offsets on one clock that cannot be set and runs on while the host sleeps
-//! (`CLOCK_BOOTTIME`); if it seems to run backwards, it counts as stopped.
+//! (`CLOCK_BOOTTIME`); if the clock seems to run backwards, it counts as stopped.
 
 mod acquire;
 mod address_inquiry;
@@ -42,11 +43,11 @@ use confirm::Confirming;
 use probe::Probing;
 use releasing::PendingRelease;
 
-/// Time after the loss of an address for which our announcer may still announce it. Until then the
-/// address is not probed: the answer would be from our own announcer.
+/// Time after the loss of an address during which our announcer may still announce it. If the
+/// address is granted again within this time, it is not probed: our own announcer would answer.
 const STILL_OURS: Duration = Duration::from_mins(5);
 
-/// Phase of the protocol. A lease is held or not, independently of it.
+/// Phase of the protocol. Whether a lease is held is recorded separately, in [`DhcpClient::held`].
 #[derive(Clone, Debug)]
 enum ClientPhase {
     /// Idle until this time, then a DISCOVER.
@@ -59,11 +60,11 @@ enum ClientPhase {
     Confirming(Confirming),
     /// The address is to be given back, unless a station has it.
     Parting(PendingRelease),
-    /// The address was given back. With a time: the RELEASE is sent once more then.
+    /// The address was given back. With a value: the RELEASE is sent once more at that time.
     Released(Option<(Duration, GrantedLease)>),
 }
 
-/// The client of one lease.
+/// Client of one lease, with its state.
 #[derive(Clone, Debug)]
 pub struct DhcpClient {
     identity: ClientIdentity,
@@ -80,17 +81,17 @@ pub struct DhcpClient {
     /// Stations that answered for the address that is held, or was held last.
     announced: Option<AnnouncedAddress>,
     look: Option<AddressInquiry>,
-    /// Whether the lease that is held has ended, and its address is kept.
+    /// Whether the held lease has ended, and its address is kept.
     kept: bool,
-    /// Lost address that is still announced, and the station that does so.
+    /// Lost address that is still announced, and the station that announces it.
     still: Option<(Ipv4Addr, Mac)>,
     /// Time since which the client has been without an address.
     began: Duration,
-    /// Refusals and conflicts since an address was last held.
+    /// Number of refusals since an address was last held; `conflicts` counts the conflicts.
     naks: u32,
     conflicts: u32,
     trouble: Option<ClientTrouble>,
-    /// The xid of the last message.
+    /// The xid of the last message that the client sent.
     spoken: u32,
     out: Vec<ClientAction>,
 }
@@ -124,8 +125,8 @@ impl DhcpClient {
     }
 
     /// A client whose address is in its record. The address may be used at once, and is confirmed
-    /// soon. A lease that is over is not resumed: the client removes the address from the record,
-    /// and asks for the same address.
+    /// soon. If the lease is over, and the options do not say to keep the address, the client
+    /// removes the address from the record, and asks for the same address.
     pub fn resume(
         identity: ClientIdentity,
         options: ClientOptions,
@@ -146,8 +147,8 @@ impl DhcpClient {
         client
     }
 
-    /// A client that had this address and lost it before it was stopped: it asks for the same
-    /// address.
+    /// Makes a client without a lease ask for `announced`: the client lost this address before it
+    /// was stopped.
     #[must_use]
     pub fn remembering(mut self, announced: AnnouncedAddress) -> Self {
         self.former = Some(FormerAddress {
@@ -161,7 +162,7 @@ impl DhcpClient {
         self
     }
 
-    /// Time at which to call [`DhcpClient::due`]. `None`: not before another input.
+    /// Time at which to call [`DhcpClient::due`]. `None`: no call is due before another input.
     pub fn deadline(&self) -> Option<Duration> {
         let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
         let end = self.held.as_ref().filter(|_| !self.kept).and_then(|lease| lease.expires);
@@ -171,7 +172,7 @@ impl DhcpClient {
         }
     }
 
-    /// Time at which the current phase has something due.
+    /// Time at which the next step of the current phase is due.
     fn next(&self) -> Option<Duration> {
         let under_way = match &self.phase {
             ClientPhase::Released(again) => return again.as_ref().map(|(at, _)| *at),
@@ -278,8 +279,9 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Handles a link that came up or went down, or a client that may send or may no longer. While
-    /// it may not send, its lease runs on. A client begins with its link up.
+    /// Handles a change of the link: it came up or went down. A client that may no longer send
+    /// counts as a client whose link is down. Meanwhile, its lease runs on. A client begins with
+    /// its link up.
     pub fn link(&mut self, up: bool, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let changed = up != self.up;
@@ -312,7 +314,8 @@ impl DhcpClient {
         self.options.proxy = proxy;
     }
 
-    /// Begins every input: the clock only goes forward, and a lease that is over ends.
+    /// Begins the handling of every input: sets the clock, which only goes forward, and gives up a
+    /// lease that is over, or keeps its address.
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
@@ -334,7 +337,8 @@ impl DhcpClient {
         self.held.as_ref().is_some_and(|lease| lease.may_rebind(self.now))
     }
 
-    /// Gives up the address, and reports that in the record. The client asks for one after `pause`.
+    /// Gives up the address, and reports the loss in the record. After `pause`, the client asks for
+    /// an address again.
     fn lose(&mut self, how: LossCause, trouble: ClientTrouble, pause: Duration) {
         let Some(lease) = self.held.take() else { return };
         (self.awaits, self.kept) = (None, false);
@@ -376,7 +380,7 @@ impl DhcpClient {
         self.serial += 1;
         self.trouble = trouble;
         let state = match &self.phase {
-            // The written record means that the address may be used.
+            // Once this record is written, the address may be used.
             ClientPhase::Bound => ClientState::Bound,
             _ => self.state(),
         };
@@ -392,7 +396,7 @@ impl DhcpClient {
         self.out.push(ClientAction::Record(record));
     }
 
-    /// Records a trouble, once.
+    /// Records a trouble, unless the last record already contains it.
     fn tell(&mut self, trouble: ClientTrouble) {
         if self.trouble != Some(trouble) {
             self.record(Some(trouble));
@@ -407,7 +411,9 @@ impl DhcpClient {
         self.event(ClientEvent::Ignored(why));
     }
 
-    /// Handles a message of a client with this hardware address. Our own may come back by a loop.
+    /// Handles a message that a client sent to a server. A message with our hardware address is
+    /// from a duplicate of this client, unless it is our own message, which a loop in the network
+    /// may return.
     fn heard_client(&mut self, datagram: ethernet::UdpDatagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);

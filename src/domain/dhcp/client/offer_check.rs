@@ -1,7 +1,8 @@
-//! Offers that are refused, whatever server makes them.
+//! Check of offers and grants. An unusable one is refused, whatever server sends it.
 //!
-//! Invariant: no accepted address can take over a host's own traffic by its kind alone. The
-//! controller checks for other conflicts (ranges of pools, other LoadBalancers).
+//! Invariant: an address is refused if its kind (loopback or multicast, for example) could take
+//! over a host's own traffic. The controller checks for other conflicts (ranges of pools, other
+//! LoadBalancers).
 
 use std::net::Ipv4Addr;
 
@@ -53,7 +54,8 @@ pub enum OfferFault {
     TooShort,
 }
 
-/// Judges an offer or a grant. `subnets`: those whose addresses may be leased; empty: any.
+/// Judges an offer or a grant. `subnets` are the subnets whose addresses may be leased; if empty,
+/// any address may be leased.
 pub fn judge(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault> {
     let address = reply.address;
     let [first, ..] = address.octets();

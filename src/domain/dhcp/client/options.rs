@@ -18,20 +18,21 @@ pub struct ClientOptions {
     /// Time over which clients that were resumed together spread their first message; a quarter of
     /// the rest of the lease, if that is less.
     pub resume_within: Duration,
-    /// Phase of this client in these times, and among renewals: see [`super::phase`].
+    /// Phase of this client in these times, and among renewals: see [`super::super::phase`].
     pub phase: u32,
-    /// Whether servers are asked to broadcast their answers in any case. They always are where an
-    /// address may be in use: a router that runs dnsmasq writes its own ARP entry for an address
-    /// that it grants by unicast (SIOCSARP, src/dhcp.c). The entry would lead to this client, which
-    /// answers for no address.
+    /// Whether servers are always asked to broadcast their answers. Without this option, they are
+    /// asked only while the client's address may be in use: a router that runs dnsmasq writes its
+    /// own ARP entry for an address that it grants by unicast (SIOCSARP, src/dhcp.c). The entry
+    /// would lead to this client, which answers for no address.
     pub broadcast: bool,
     /// Subnets whose addresses may be leased. Empty: any.
     pub subnets: Arc<[Ipv4Net]>,
-    /// Whether an address is kept after its lease has ended without an answer: see `kept.rs`.
+    /// Whether an address is kept after its lease has ended without an answer: see
+    /// `kept_address.rs`.
     pub keep: bool,
-    /// Address to ask for before any was held.
+    /// Address to ask for while there is no former address to ask for.
     pub wish: Option<Ipv4Addr>,
-    /// Station that answers ARP for every address: see [`super::Disputes`].
+    /// Station that answers ARP for every address: see [`super::super::AddressDisputes`].
     pub proxy: Option<Mac>,
 }
 
@@ -54,7 +55,7 @@ impl Default for ClientOptions {
 /// ARP probe of a fresh address: RFC 5227.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeTiming {
-    /// Number of questions who has the address. Zero: no probe.
+    /// Number of ARP questions about the address. Zero: no probe.
     pub count: u32,
     /// Longest random wait before the first question.
     pub first_within: Duration,
@@ -67,7 +68,7 @@ pub struct ProbeTiming {
 }
 
 impl ProbeTiming {
-    /// Times of RFC 5227: four to nine seconds.
+    /// Times of RFC 5227: four to seven seconds.
     pub const RFC_5227: Self = Self {
         count: 3,
         first_within: Duration::from_secs(1),

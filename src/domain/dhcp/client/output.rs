@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use super::super::{GrantedLease, Mac, OfferFault};
 
-/// Stations that are stored at most: an announcer moves between nodes.
+/// Largest number of stations that are stored: an announcer moves between nodes.
 pub(super) const MOST_STATIONS: usize = 4;
 
-/// Action to take. Actions are taken in their order.
+/// Action that the caller carries out. The order of the actions matters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientAction {
-    /// Send this whole Ethernet frame. The sockets that [`super::super::DhcpClient::listening`]
-    /// names by now must be open before it is sent.
+    /// Send this whole Ethernet frame. Before that, the sockets that
+    /// [`super::super::DhcpClient::listening`] now returns must be open.
     Send(Vec<u8>),
     /// Write this record, then call [`super::super::DhcpClient::recorded`]. A later record replaces
     /// all earlier ones that have not been written yet.
@@ -37,18 +37,18 @@ pub struct LeaseRecord {
     pub trouble: Option<ClientTrouble>,
     /// Whether the address is kept after its lease has ended without an answer.
     pub keeps: bool,
-    /// Stations that answer for the client's address, or did for its last one.
+    /// Address of the client, or its last address, and the stations that answered for it.
     pub announced: Option<AnnouncedAddress>,
-    /// Lost address that is still announced, and the station that does so.
+    /// Lost address that is still announced, and the station that announces it.
     pub still_announced: Option<(Ipv4Addr, Mac)>,
 }
 
 /// An address, and the stations that answered for it while it was held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnnouncedAddress {
-    /// IP address that they announce.
+    /// IP address that the stations announce.
     pub address: Ipv4Addr,
-    /// Announcing stations, the one that was stored last first.
+    /// Announcing stations. The station that was stored last comes first.
     pub by: Vec<Mac>,
 }
 
@@ -99,7 +99,7 @@ pub enum ClientTrouble {
     NoOffer,
     /// A server refused the address that it had offered or granted.
     Refused,
-    /// The granted address belongs to another host, the station given.
+    /// The granted address belongs to another host: this station.
     AddressInUse(Mac),
     /// All granted addresses that were tried in a row belonged to other hosts, the last to this
     /// station.
@@ -113,7 +113,8 @@ pub enum ClientTrouble {
         /// Reason why it cannot be used.
         why: OfferFault,
     },
-    /// A station answers ARP for every address, so the client cannot check that one is free.
+    /// A station answers ARP for every address, so the client cannot check whether an address is
+    /// free.
     AnswersForAll(Mac),
     /// The lease's server has not answered from T1 to T2.
     ServerSilent,
@@ -157,7 +158,7 @@ impl fmt::Display for ClientTrouble {
     }
 }
 
-/// Cause of an address's loss.
+/// Cause of the loss of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LossCause {
     /// The lease ended.
@@ -223,8 +224,8 @@ pub enum ClientEvent {
     Nak {
         /// Server that sent the message.
         server: Ipv4Addr,
-        /// Whether the refusal was followed. A refusal of another server than the lease's is not,
-        /// at first.
+        /// Whether the client followed the refusal. At first, the client does not follow a refusal
+        /// by a server other than the lease's.
         heeded: bool,
     },
     /// The address was declined, because another station has it.
@@ -233,12 +234,12 @@ pub enum ClientEvent {
         address: Ipv4Addr,
         /// Station that has the address.
         by: Mac,
-        /// Station that the grant came from.
+        /// Station that sent the grant.
         server: Mac,
     },
     /// No station disputed an address that was granted.
     Undisputed,
-    /// A lost address is still announced by a station that did so before.
+    /// A lost address is still announced by a station that announced it before the loss.
     StillAnnounced {
         /// Address concerned.
         address: Ipv4Addr,
@@ -277,6 +278,6 @@ pub enum IgnoreReason {
     NotOurs,
     /// The frame answers no open question.
     Unasked,
-    /// The frame is from a server that was not asked.
+    /// The frame is from a server whose answer does not count.
     OtherServer,
 }

@@ -1,7 +1,8 @@
-//! ARP probe whether another host has a fresh address, and DECLINE if so: RFC 5227.
+//! ARP probe: checks whether another host has a fresh address, and sends a DECLINE if so (RFC
+//! 5227).
 //!
-//! Invariant: only an address that was just granted and never published is probed. A published
-//! address is announced by our announcer, which would answer.
+//! Invariant: an address is probed only after its grant and before its publication. Once it is
+//! published, our own announcer would answer.
 
 use std::time::Duration;
 
@@ -12,16 +13,17 @@ use super::{ClientPhase, DhcpClient};
 
 /// Pause after a DECLINE, so that the server can process it: RFC 2131, 3.1.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Addresses that are declined one after the other at most: RFC 5227, `MAX_CONFLICTS`.
+/// Number of declined addresses in a row that causes the long pause: RFC 5227, `MAX_CONFLICTS`.
 const MOST_CONFLICTS: u32 = 10;
-/// Pause after that many conflicts. A server holds back a declined address for a day or so: with
-/// RFC 5227's one address a minute, the client would use up all of its addresses.
+/// Pause after that many conflicts. A server holds back a declined address for a day or so. RFC
+/// 5227 allows one new address a minute: at this rate, the client would use up all addresses of the
+/// server.
 const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
-/// Pause where a station answers for every address: no DECLINE is sent, and the server offers the
-/// same address again.
+/// Pause if a station answers for every address: no DECLINE is sent, and the server offers the same
+/// address again.
 const PROXY_PAUSE: Duration = Duration::from_mins(1);
 
-/// State after an address was granted.
+/// State while a granted address is probed.
 #[derive(Clone, Debug)]
 pub struct Probing {
     pub lease: GrantedLease,

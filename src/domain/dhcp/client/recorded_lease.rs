@@ -1,4 +1,4 @@
-//! A lease from its durable record.
+//! A lease that is read from its durable record.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -27,18 +27,18 @@ pub struct RecordedLease {
     pub seconds: Option<u32>,
     /// Time for which the address has been held, by the wall clock.
     pub age: Duration,
-    /// Rest of the lease time, by the wall clock; zero when it is over. It counts for no more than
-    /// `seconds`: a wall clock that was set back makes no lease longer.
+    /// Rest of the lease time, by the wall clock; zero if the lease is over. At most `seconds` of
+    /// it count: a wall clock that was set back makes no lease longer.
     pub left: Duration,
 }
 
 impl RecordedLease {
-    /// Converts to a lease on the client's clock. `left`: rest of the lease time; `None`: without
-    /// end.
+    /// Converts the recorded lease to a lease on the client's clock. `left` is the rest of the
+    /// lease time; `None`: without end.
     pub(super) fn lease(self, now: Duration, left: Option<Duration>) -> GrantedLease {
         let times = LeaseTimes::of(self.seconds.unwrap_or(u32::MAX), None, None);
         let expires = left.map(|left| now + left);
-        // Zero if the time is before the clock's start: then it is due already.
+        // A time before the clock's start becomes zero: it is already due.
         let since = |time: Duration| match (expires, times.end) {
             (Some(expires), Some(end)) => (expires + time).saturating_sub(end),
             _ => now + time,
@@ -49,7 +49,7 @@ impl RecordedLease {
             gateway: self.gateway,
             name_servers: self.name_servers,
             server: self.server,
-            // Without the station, unicast messages go to all stations.
+            // If the server's station is not known, messages to the server go to all stations.
             server_mac: self.server_mac.unwrap_or(Mac::BROADCAST),
             seconds: self.seconds,
             obtained: now.saturating_sub(self.age),

@@ -1,7 +1,8 @@
 //! Giving an address back to its server.
 //!
-//! Invariant: no RELEASE is sent for an address that a station has. The server would grant it to
-//! another host, and a guest that has not observed the end of its load balancer still announces it.
+//! Invariant: no RELEASE is sent for an address that a station has. The server would grant the
+//! address to another host, although a guest that has not observed the end of its load balancer
+//! still announces it.
 
 use std::time::Duration;
 

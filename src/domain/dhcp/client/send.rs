@@ -16,7 +16,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(64);
 /// Longest random time that is added to a wait or taken from it.
 const JITTER: Duration = Duration::from_secs(1);
 
-/// Message that waits for its answer, and is sent again.
+/// Message that is sent again until it is answered.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageExchange {
     pub xid: u32,
@@ -30,7 +30,7 @@ pub struct MessageExchange {
 }
 
 impl DhcpClient {
-    /// Wait for an answer to the nth try of a message: RFC 2131, 4.1.
+    /// Time to wait for an answer to the nth try of a message: RFC 2131, 4.1.
     pub(super) fn patience(&mut self, tries: u32) -> Duration {
         let doubled = FIRST_WAIT * 1_u32.checked_shl(tries.saturating_sub(1).min(8)).unwrap_or(1);
         doubled.min(LONGEST_WAIT).saturating_sub(JITTER) + self.dice.below(JITTER * 2)
@@ -41,7 +41,7 @@ impl DhcpClient {
         u16::try_from(self.now.saturating_sub(self.began).as_secs()).unwrap_or(u16::MAX)
     }
 
-    /// Begins an exchange at this time.
+    /// Begins an exchange now.
     pub(super) fn exchange(&mut self) -> MessageExchange {
         let next = self.now + self.patience(1);
         let secs = self.secs();
@@ -67,8 +67,8 @@ impl DhcpClient {
         self.say(say, exchange.xid, exchange.secs, FrameAddresses::to_all(self.identity.mac));
     }
 
-    /// Route to the server of a lease. The sender is the leased address: the two servers that use
-    /// plain sockets answer no other address.
+    /// Addresses of a message to the server of a lease. The sender is the leased address: two of
+    /// the four tested servers use plain sockets, and answer no other address.
     pub(super) fn way_to_server(&self, lease: &GrantedLease) -> FrameAddresses {
         FrameAddresses {
             source: self.identity.mac,

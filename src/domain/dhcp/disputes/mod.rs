@@ -1,11 +1,11 @@
-//! Stations that answer ARP for addresses of a network: one host with an address, or a router that
-//! answers for all of them.
+//! Stations that answer ARP for addresses of a network: a host that has an address, or a router
+//! that answers for all addresses.
 //!
 //! A router with proxy ARP (`proxy_arp_pvlan`, `ip local-proxy-arp`, private VLANs) disputes every
 //! address that its DHCP server grants. Each DECLINE takes one address from the server for a day or
-//! for a lease, until none is left. So once the station of the DHCP server, or of the router to it,
-//! has disputed two addresses, its disputes lead to no DECLINE any more, and no address that it
-//! disputes is used.
+//! for a lease, until none is left. Therefore, once the station of the DHCP server, or of the
+//! router to the server, has disputed two addresses, the client no longer sends a DECLINE when this
+//! station disputes an address. The client does not use the disputed address either.
 
 use std::net::Ipv4Addr;
 
@@ -14,14 +14,14 @@ use super::Mac;
 /// Disputes of addresses by the stations of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressDisputes {
-    /// Station of the server and the address that it disputed last.
+    /// Station of the server, and the address that this station disputed last.
     last: Option<(Mac, Ipv4Addr)>,
     proxy: Option<Mac>,
 }
 
 impl AddressDisputes {
-    /// Notes that station `by` disputed a granted address. `server` is the station that the grant
-    /// came from.
+    /// Notes that station `by` disputed a granted address. `server` is the station that sent the
+    /// grant.
     pub fn note(&mut self, address: Ipv4Addr, by: Mac, server: Mac) {
         if by != server {
             return;
@@ -32,7 +32,7 @@ impl AddressDisputes {
         }
     }
 
-    /// Notes that no station disputed an address: no station answers for all.
+    /// Notes that no station disputed a granted address. So no station answers for every address.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

@@ -22,7 +22,7 @@ fn a_router_that_disputes_two_addresses_answers_for_all() {
     assert_eq!(disputes, AddressDisputes::default());
 }
 
-/// A host with several addresses disputes them rightly: each grant would be a duplicate.
+/// A host with several addresses rightly disputes them: each grant would make a duplicate address.
 #[test]
 fn a_host_with_many_addresses_is_no_router() {
     let mut disputes = AddressDisputes::default();

@@ -1,8 +1,8 @@
-//! A lease: the grant, and the times at which it is renewed, rebound and over.
+//! A granted lease, and the times at which it is renewed, is rebound, and ends.
 //!
-//! Times are offsets on one clock that cannot be set and runs on while the host sleeps. A lease
-//! counts from when it was requested, not from when the answer came. Invariants: granted < T1 < T2
-//! < end, T1 and T2 at least a second after `granted`, so no loop can spin on them.
+//! Times are offsets on one clock that cannot be set and runs on while the host sleeps. The lease
+//! time begins with the request, not with the answer. Invariants: granted < T1 < T2 < end; T1 and
+//! T2 are at least a second after `granted`, so that they cause no busy loop.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub struct GrantedLease {
     pub obtained: Duration,
     /// Start of the lease time: when the lease was last requested.
     pub granted: Duration,
-    /// T1: time at which its server is asked for more time.
+    /// T1: time at which the lease's server is asked for more time.
     pub renew: Duration,
     /// T2: time from which any server is asked. `None`: never.
     pub rebind: Option<Duration>,
@@ -49,8 +49,8 @@ pub struct GrantedLease {
 }
 
 impl GrantedLease {
-    /// Lease that a reply grants, requested at `granted`. `phase` spreads the renewals of many
-    /// leases.
+    /// Lease that a reply grants. `granted` is the time of the request. `phase` spreads the
+    /// renewals of many leases.
     pub(super) fn from_reply(reply: &ServerReply, mac: Mac, granted: Duration, phase: u32) -> Self {
         let seconds = reply.seconds.unwrap_or(0);
         let times = LeaseTimes::of(seconds, reply.t1, reply.t2);
@@ -76,7 +76,7 @@ impl GrantedLease {
         self.expires.is_some_and(|end| now >= end)
     }
 
-    /// Whether any server may be asked at `now`: T2 has passed.
+    /// Whether T2 has passed at `now`: any server may then extend the lease.
     pub(super) fn may_rebind(&self, now: Duration) -> bool {
         self.rebind.is_some_and(|rebind| now >= rebind)
     }
@@ -94,9 +94,10 @@ impl GrantedLease {
         Duration::from_secs(u64::from((seconds / 20).clamp(1, 60)))
     }
 
-    /// Time of the next question after a silent attempt at `now`: half of the time until T2, then
-    /// until the end. A lease that never ends is requested every hour, one that has ended and is
-    /// kept every [`Self::shortest_wait`].
+    /// Time of the next question if no server answers the question at `now`: after half of the time
+    /// that is left until T2 or, once T2 has passed, until the end. For a lease that never ends,
+    /// the client asks every hour. For a kept address whose lease has ended, the client asks every
+    /// [`Self::shortest_wait`].
     pub(super) fn ask_again(&self, now: Duration) -> Duration {
         let rebind = self.rebind.filter(|rebind| now < *rebind);
         match rebind.or(self.expires) {
@@ -119,8 +120,8 @@ pub(super) struct LeaseTimes {
 }
 
 impl LeaseTimes {
-    /// The server's T1 and T2 if they are sound together, else half and seven eighths of the lease
-    /// time.
+    /// Times of a lease: the server's T1 and T2 if both are valid together, otherwise half and
+    /// seven eighths of the lease time.
     pub fn of(seconds: u32, t1: Option<u32>, t2: Option<u32>) -> Self {
         if seconds == FOR_EVER {
             return Self { t1: DAILY, t2: None, end: None };
@@ -134,16 +135,17 @@ impl LeaseTimes {
         Self { t1, t2: Some(t2), end: Some(end) }
     }
 
-    /// Time before T1 over which renewals are spread: at most a fifth of the lease, so the same for
-    /// all leases of one length, whatever T1 a server sends.
+    /// Time before T1 over which renewals are spread: a fifth of the lease time, at most half of
+    /// T1, and at most [`WIDEST_SPREAD`]. So it is the same for all leases of one length, unless a
+    /// server sends a T1 below two fifths of the lease time.
     fn spread(&self) -> Duration {
         let whole = self.end.unwrap_or(DAILY);
         (whole / 5).min(self.t1 / 2).min(WIDEST_SPREAD)
     }
 }
 
-/// Last point not after `latest` on the grid `(k + phase) * width`. On a grid, leases stay spread,
-/// however often they are renewed.
+/// Last point of the grid `(k + phase) * width` that is not after `latest`. On this grid, the
+/// renewals of many leases stay spread, however often the leases are renewed.
 fn on_grid(latest: Duration, width: Duration, phase: u32) -> Duration {
     let nanos = width.as_nanos();
     if nanos == 0 {

@@ -35,7 +35,7 @@ pub fn t1_and_t2_are_taken_only_together_and_in_order() {
         (Some(300), Some(600), (secs(300), Some(secs(600)))),
         (Some(300), None, (secs(300), Some(secs(875)))),
         (None, Some(600), (secs(500), Some(secs(600)))),
-        // Not in order, too late, too early: neither is used.
+        // T1 and T2 are not in order, too late or too early: neither is used.
         (Some(600), Some(600), default),
         (Some(700), Some(600), default),
         (Some(900), None, default),
@@ -117,7 +117,8 @@ proptest! {
     }
 }
 
-/// Leases acquired within five seconds and renewed for hours: at most 5 % of them in any second.
+/// Leases acquired within five seconds and renewed for hours: at most 5 % of them are renewed in
+/// any one second.
 #[test]
 pub fn five_hundred_renewals_stay_spread() {
     for (seconds, fuzz) in [(120, 0), (120, 6), (3600, 0), (3600, 200)] {

@@ -1,11 +1,12 @@
-//! Identity of a lease's holder for a DHCP server: hardware address, client identifier, host name.
+//! Identity by which a DHCP server knows the holder of a lease: hardware address, client
+//! identifier, host name.
 //!
-//! Some servers identify a client by the hardware address, others by the client identifier, and a
-//! client that changes either loses its address with some of them. Both are therefore derived from
-//! facts that stay when a LoadBalancer is deleted and created again: the cluster, the network,
-//! namespace and name. Invariant: the same in every process and every version. The hash is
-//! cryptographic, because tenants choose names: a tenant cannot find a name that takes over the
-//! address of another tenant's LoadBalancer.
+//! Some servers identify a client by the hardware address, others by the client identifier. A
+//! client that changes one of the two loses its address at some servers. Both are therefore derived
+//! from facts that stay the same when a LoadBalancer is deleted and created again: the cluster, the
+//! network, namespace and name. Invariant: the derived identity is the same in every process and
+//! every version. The hash is cryptographic, because tenants choose names: a tenant cannot find a
+//! name that takes over the address of another tenant's LoadBalancer.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::Mac;
 
-/// Purpose of the hash, so that another use of the same words has another result.
+/// Purpose of the hash. The same input, hashed for another purpose, has another result.
 const PURPOSE: &str = "harvester-guest-operator dhcp identity 1";
 /// Type of a client identifier that contains an IAID and a DUID: RFC 4361.
 const TYPE_DUID: u8 = 255;
@@ -24,7 +25,7 @@ const DUID_UUID: [u8; 2] = [0, 4];
 const CLIENT_ID: std::ops::RangeInclusive<usize> = 2..=255;
 /// Longest label of a DNS name, in characters.
 const LABEL: usize = 63;
-/// Hash digits at the end of a host name that was cut.
+/// Number of hash digits at the end of a host name that was cut.
 const TAIL: usize = 8;
 /// Type of a client identifier that contains an Ethernet address: RFC 2132.
 const TYPE_ETHERNET: u8 = 1;
@@ -44,7 +45,7 @@ impl ClientId {
         Self([&[TYPE_ETHERNET][..], &mac.0].concat())
     }
 
-    /// Client identifier of these octets. `None`: they are fewer than 2 or more than 255.
+    /// Client identifier of these octets. `None`: there are fewer than 2 octets, or more than 255.
     pub fn of(octets: &[u8]) -> Option<Self> {
         CLIENT_ID.contains(&octets.len()).then(|| Self(octets.to_vec()))
     }
@@ -78,7 +79,7 @@ impl FromStr for ClientId {
 /// Form of the client identifier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientIdForm {
-    /// A DUID of its own (RFC 4361), which no two clients share.
+    /// A DUID (RFC 4361) that is different for each client.
     #[default]
     Duid,
     /// The hardware address with its type: the key of reservations in Windows and several address
@@ -106,24 +107,24 @@ impl FromStr for ClientIdForm {
     }
 }
 
-/// A lease's holder.
+/// Identity of a lease's holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientIdentity {
     /// Hardware address: source of the client's frames, and `chaddr`.
     pub mac: Mac,
-    /// Client identifier, option 61; `None`: not sent.
+    /// Client identifier, option 61. `None`: no client identifier is sent.
     pub client_id: Option<ClientId>,
-    /// Host name, option 12: at most 255 octets are sent; not sent if it is empty.
+    /// Host name, option 12. At most 255 octets are sent. An empty host name is not sent.
     pub hostname: String,
 }
 
 impl ClientIdentity {
-    /// Derives the holder for a LoadBalancer. `cluster` identifies this cluster: the UID of its
+    /// Derives the identity for a LoadBalancer. `cluster` identifies this cluster: the UID of its
     /// Namespace kube-system. `network` is `namespace/name` of the network.
     pub fn derive(cluster: &str, network: &str, namespace: &str, name: &str) -> Self {
         let mut hash = Sha256::new();
         for part in [PURPOSE, cluster, network, namespace, name] {
-            // With its length, so that other parts cannot give the same octets.
+            // The length is hashed, too, so that other parts cannot give the same octets.
             hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
             hash.update(part);
         }
@@ -140,7 +141,8 @@ impl ClientIdentity {
         Self { mac: Mac(mac), client_id, hostname: hostname(name, &hash) }
     }
 
-    /// The same holder with a client identifier of another form. `self` must be derived.
+    /// The same identity with a client identifier of the form `form`. `self` must come from
+    /// [`Self::derive`].
     #[must_use]
     pub fn with_form(mut self, form: ClientIdForm) -> Self {
         match form {
@@ -153,9 +155,8 @@ impl ClientIdentity {
 }
 
 /// A LoadBalancer's name as one label of a DNS name. Names of objects are lower-case letters,
-/// digits,
-/// `-` and `.`, and begin with a letter or a digit. A longer one is cut and ends in digits of the
-/// hash, because names may differ only at their end.
+/// digits, `-` and `.`, and begin with a letter or a digit. A name longer than a label is cut and
+/// ends in digits of the hash, because two names may differ only at their end.
 fn hostname(name: &str, hash: &[u8]) -> String {
     let label = |length| {
         let label = name.chars().map(|c| if c == '.' { '-' } else { c }).take(length);

@@ -12,7 +12,8 @@ fn id(identity: &ClientIdentity) -> String {
     identity.client_id.as_ref().unwrap().to_string()
 }
 
-/// Servers identify clients by this: a version with another result would lose every address.
+/// Servers identify a client by its identity. A version that derives another identity would lose
+/// every address.
 #[test]
 fn it_never_changes() {
     let identity = derive("web");

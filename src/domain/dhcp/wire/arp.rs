@@ -1,4 +1,5 @@
-//! ARP as far as a probe (RFC 5227) needs it: the question who has an address, and its answer.
+//! ARP as far as a probe (RFC 5227) needs it: the question for the station that has an address, and
+//! the answer.
 
 use std::net::Ipv4Addr;
 
@@ -26,7 +27,7 @@ pub struct ArpPacket {
 }
 
 impl ArpPacket {
-    /// Reads the payload of a frame. `None`: it is not ARP for IPv4 on Ethernet.
+    /// Reads the payload of a frame. `None`: the payload is not ARP for IPv4 on Ethernet.
     pub fn read(payload: &[u8]) -> Option<Self> {
         if payload.get(..6)? != KIND {
             return None;
@@ -53,7 +54,7 @@ impl ArpPacket {
     }
 }
 
-/// Frame that asks who has the address, without claiming one.
+/// Frame that asks which station has the address. The sender's IP address in it is unspecified.
 pub fn probe(ours: Mac, address: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet_header(ours, Mac::BROADCAST, ETHERTYPE_ARP, LENGTH);
     frame.extend(KIND);

@@ -17,7 +17,7 @@ pub fn word(bytes: &[u8], at: usize) -> Option<u16> {
     octets(bytes, at).map(u16::from_be_bytes)
 }
 
-/// Ethernet header of a frame, with room for a payload of so many octets.
+/// Ethernet header of a frame, with room for a payload of `payload` octets.
 pub fn ethernet_header(source: Mac, destination: Mac, ethertype: u16, payload: usize) -> Vec<u8> {
     let mut frame = Vec::with_capacity(ETHERNET + payload);
     frame.extend(destination.0);

@@ -1,4 +1,4 @@
-//! The DHCP messages that a client sends, and the ones that it can read.
+//! DHCP messages that a client sends or reads.
 //!
 //! Invariant: a message that was read has a cookie, a type, a valid server address, and the
 //! lengths that the protocol fixes. The caller checks everything else.
@@ -19,9 +19,9 @@ const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const ETHERNET: [u8; 2] = [1, 6];
 const BROADCAST_FLAG: u16 = 0x8000;
-/// Largest message that is accepted, in octets with its headers: one frame.
+/// Largest accepted message, in octets, headers included: one frame.
 const LARGEST: u16 = 1500;
-/// Name servers that are stored at most: as many as a resolver asks.
+/// Largest number of name servers that are stored: as many as a resolver asks.
 const MOST_NAME_SERVERS: usize = 3;
 /// Vendor class of the client, option 60.
 const VENDOR: &[u8] = b"harvester-guest-operator";
@@ -36,18 +36,19 @@ const PARAMETERS: [u8; 7] = [
     options::T2,
 ];
 
-/// Message of a client.
+/// Kind of a client's message, with its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageKind {
-    /// DISCOVER: asks all servers for an address, with the preferred one.
+    /// DISCOVER: asks all servers for an address. The value is the preferred address.
     Discover(Option<Ipv4Addr>),
-    /// REQUEST for this address, which that server offered.
+    /// REQUEST for the first address. The server at the second address offered it.
     Select(Ipv4Addr, Ipv4Addr),
     /// REQUEST to any server to confirm this address, in the form of a client that has restarted.
     Confirm(Ipv4Addr),
-    /// DECLINE: another host has this address, which that server granted.
+    /// DECLINE: another host has the first address. The server at the second address granted it.
     Decline(Ipv4Addr, Ipv4Addr),
-    /// RELEASE: the client no longer needs this address, which that server granted.
+    /// RELEASE: the client no longer needs the first address. The server at the second address
+    /// granted it.
     Release(Ipv4Addr, Ipv4Addr),
 }
 
@@ -149,7 +150,7 @@ pub enum ReplyKind {
 pub struct ServerReply {
     /// Kind of message.
     pub kind: ReplyKind,
-    /// Transaction ID of the message that it answers.
+    /// Transaction ID of the client's message that this message answers.
     pub xid: u32,
     /// Offered or granted address, `yiaddr`.
     pub address: Ipv4Addr,
@@ -161,7 +162,7 @@ pub struct ServerReply {
     pub t1: Option<u32>,
     /// T2 in seconds, option 59.
     pub t2: Option<u32>,
-    /// Length of the prefix, from option 1, if that is a mask.
+    /// Length of the prefix, from option 1, if the option contains a valid mask.
     pub prefix: Option<u8>,
     /// First router of option 3.
     pub gateway: Option<Ipv4Addr>,
@@ -169,7 +170,7 @@ pub struct ServerReply {
     pub name_servers: Vec<Ipv4Addr>,
 }
 
-/// Hardware address of the client that a message is about, in either direction.
+/// Hardware address of the client that sends or receives a message.
 pub fn holder(message: &[u8]) -> Option<Mac> {
     let ethernet = octets(message, 1)? == ETHERNET;
     let cookie = octets(message, OPTIONS - 4)? == COOKIE;
@@ -177,13 +178,14 @@ pub fn holder(message: &[u8]) -> Option<Mac> {
     (ethernet && cookie).then_some(mac)
 }
 
-/// Transaction ID of a client's message; `None`: it is a server's, or no message.
+/// Transaction ID of a client's message. `None`: the message is a server's, or is not a DHCP
+/// message.
 pub fn client_xid(message: &[u8]) -> Option<u32> {
     let xid = octets(message, 4)?;
     (message.first() == Some(&REQUEST)).then(|| u32::from_be_bytes(xid))
 }
 
-/// Reason why a message was not read.
+/// Reason why a message was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageFault {
     /// The message violates the protocol.
@@ -206,8 +208,9 @@ pub fn read(message: &[u8], identity: &ClientIdentity) -> Result<ServerReply, Me
     let field = message.get(OPTIONS..).unwrap_or_default();
     let options =
         OptionReader::new(field, area(108, 236), area(44, 108)).ok_or(MessageFault::Malformed)?;
-    // RFC 6842: a server may omit it; if it does not, it names the client. A server that received
-    // none may send its own identifier for the hardware address.
+    // RFC 6842: a server may omit the client identifier. If the server sends one, it must be the
+    // client's. A server that received no client identifier may send its own for the hardware
+    // address.
     let meant = options.get(options::CLIENT_ID);
     let other = |id: &[u8]| identity.client_id.as_ref().is_some_and(|own| own.octets() != id);
     if meant.is_some_and(|id| other(&id)) {
@@ -241,14 +244,16 @@ fn reply(message: &[u8], options: &OptionReader<'_>) -> Option<ServerReply> {
     is_host(server).then_some(reply)
 }
 
-/// First hosts of a list of addresses. An incomplete address at its end is ignored.
+/// First [`MOST_NAME_SERVERS`] addresses of a list that hosts can have. An incomplete address at
+/// the end of the list is ignored.
 fn hosts(list: &[u8]) -> Vec<Ipv4Addr> {
     let (addresses, _) = list.as_chunks::<4>();
     let hosts = addresses.iter().copied().map(Ipv4Addr::from).filter(|host| is_host(*host));
     hosts.take(MOST_NAME_SERVERS).collect()
 }
 
-/// Prefix length of a mask. `None`: its ones are not in a row, or there are none.
+/// Prefix length of a mask. `None`: the mask is zero, or its one bits do not all come before its
+/// zero bits.
 fn prefix(mask: [u8; 4]) -> Option<u8> {
     let mask = u32::from_be_bytes(mask);
     let length = mask.leading_ones();
@@ -256,7 +261,7 @@ fn prefix(mask: [u8; 4]) -> Option<u8> {
     if whole && length > 0 { u8::try_from(length).ok() } else { None }
 }
 
-/// Whether the address can be one host's.
+/// Whether the address can belong to a single host.
 fn is_host(address: Ipv4Addr) -> bool {
     let [first, ..] = address.octets();
     !(first == 0 || address.is_loopback() || first >= 224)

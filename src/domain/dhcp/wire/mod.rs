@@ -1,4 +1,4 @@
-//! Packets in the form in which they are sent.
+//! Encoding and decoding of packets.
 
 pub(crate) mod arp;
 pub(crate) mod bpf;

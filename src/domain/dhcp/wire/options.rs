@@ -1,7 +1,7 @@
 //! Writing and reading the options of a DHCP message (RFC 2132, 3396).
 //!
 //! Invariants: an option that exceeds the end of its area makes the whole message unreadable,
-//! because it might hide others; the parts of an option that occurs more than once are
+//! because it might hide other options; if an option occurs more than once, its values are
 //! concatenated, over all areas.
 
 pub const SUBNET_MASK: u8 = 1;
@@ -49,8 +49,9 @@ pub struct OptionReader<'a> {
 }
 
 impl<'a> OptionReader<'a> {
-    /// Takes the options field, and `file` and `sname`, which contain options only if option 52 of
-    /// the first says so. `None`: an option exceeds the end of its area.
+    /// Takes the areas of a message: the options field, and the fields `file` and `sname`. These
+    /// two contain options only if option 52 in the options field says so. `None`: an option
+    /// exceeds the end of its area.
     pub fn new(field: &'a [u8], file: &'a [u8], sname: &'a [u8]) -> Option<Self> {
         let field = Self { areas: [field, &[], &[]] };
         field.is_sound().then_some(())?;
@@ -84,7 +85,7 @@ impl<'a> OptionReader<'a> {
     }
 }
 
-/// Entries of one area; `None` once, where one exceeds the end.
+/// Entries of one area. An entry that exceeds the end of the area is `None`, and is the last entry.
 struct OptionEntries<'a>(&'a [u8]);
 
 impl<'a> Iterator for OptionEntries<'a> {

@@ -1,11 +1,14 @@
-//! Reasons not to publish a leased address: another object has it, or may be given it, or it is not
-//! an address of the network. A network's DHCP server chooses addresses, and a tenant may run it:
-//! an address of the cluster itself would draw the cluster's traffic to the tenant's VMs
+//! Reasons not to publish a leased address: another object has the address or may get it, or the
+//! address does not belong to the network.
+//!
+//! A network's DHCP server chooses the addresses, and a tenant may run that server. If it leased an
+//! address of the cluster itself, the cluster's traffic would go to the tenant's VMs
 //! (CVE-2020-8554).
 //!
-//! Networks are the same if bridge and VLAN are, as for pools. A published address is not withdrawn
-//! because a pool's ranges now contain it, or because the description of its network changed. It is
-//! withdrawn if a pool allocated it to another LoadBalancer, or if the cluster itself has it.
+//! Two networks are the same if they have the same bridge and the same VLAN, as for pools. A
+//! published address stays published if a pool's ranges now contain it, or if the description of
+//! its network changed. It is withdrawn if a pool allocated it to another LoadBalancer, or if the
+//! cluster itself has it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -29,17 +32,18 @@ pub struct PoolSegment {
 /// LoadBalancer that also has the address, on any network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherHolder {
-    /// Segment on which its address is announced. `None`: any segment.
+    /// Segment on which that LoadBalancer's address is announced. `None`: any segment.
     pub segment: Option<Segment>,
     /// Whether a pool allocated the address.
     pub by_pool: bool,
-    /// Whether it publishes the address; otherwise the address is only recorded for it.
+    /// Whether that LoadBalancer publishes the address. If not, the address is only recorded for
+    /// it.
     pub publishes: bool,
-    /// Whether it is older than our LoadBalancer.
+    /// Whether that LoadBalancer is older than ours.
     pub older: bool,
 }
 
-/// Facts that decide about a leased address.
+/// Facts that decide whether a leased address may be published.
 #[derive(Clone, Debug)]
 pub struct AddressUses {
     /// Segment on which the address was leased.
@@ -50,7 +54,7 @@ pub struct AddressUses {
     pub others: Vec<OtherHolder>,
     /// Objects of the cluster that have the address.
     pub reserved: Vec<Reserved>,
-    /// Addresses of the network on which it was leased; `None`: unknown.
+    /// Addresses of the network on which the address was leased; `None`: unknown.
     pub range: Option<NetworkRange>,
     /// Whether our LoadBalancer publishes the address already.
     pub published: bool,
@@ -92,8 +96,8 @@ pub fn obstacle(lease: &LeasedAddress, world: &AddressUses) -> Option<String> {
     world.pools.iter().find_map(|pool| in_pool(ip, pool, &world.segment))
 }
 
-/// Description of a reserved address. `None`: the address may be this LoadBalancer's own; other
-/// LoadBalancers with the address are in [`AddressUses::others`].
+/// Description of a reserved address. `None`: the address is on a LoadBalancer's Service, which may
+/// be this LoadBalancer's own. Other LoadBalancers with the address are in [`AddressUses::others`].
 fn whose(reserved: &Reserved) -> Option<&'static str> {
     match reserved {
         Reserved::Management(_) => Some("the cluster's management address"),
@@ -105,7 +109,7 @@ fn whose(reserved: &Reserved) -> Option<&'static str> {
     }
 }
 
-/// Reason why the address is none of the network's, if so.
+/// Reason not to publish an address that is the network's gateway, or outside the network's CIDR.
 fn outside(ip: Ipv4Addr, network: &str, range: &NetworkRange) -> Option<String> {
     let NetworkRange { cidr, gateway } = range;
     let ip = IpAddr::V4(ip);

@@ -88,10 +88,10 @@ fn what_the_cluster_itself_has_is_never_published() {
             assert_eq!(why(reserved.clone(), published).as_deref(), Some(says), "{reserved:?}");
         }
     }
-    // Tenants choose the addresses of their Services: that withdraws no published address.
+    // Tenants choose the addresses of their Services: no published address is withdrawn for them.
     assert!(why(Ingress(name()), false).is_some());
     assert_eq!(why(Ingress(name()), true), None);
-    // Its own Service, or that of another LoadBalancer, which is in `others`.
+    // The Service of this LoadBalancer, or of another one, which is then in `others`.
     assert_eq!(why(OwnIngress(name()), false), None);
 }
 
@@ -114,7 +114,8 @@ fn what_the_network_does_not_have_is_not_published() {
     assert_eq!(why(range("10.8.0.0/24", "10.7.0.9"), true), "", "what is in use stays");
 }
 
-/// Exactly one of two LoadBalancers publishes, always the one whose address a pool allocated.
+/// Exactly one of two LoadBalancers publishes the address that both have. If a pool allocated it to
+/// one of them, that LoadBalancer publishes it.
 #[test]
 fn an_address_is_published_for_one() {
     let other = |by_pool, publishes, older| OtherHolder {

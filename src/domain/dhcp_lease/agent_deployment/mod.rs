@@ -1,8 +1,9 @@
-//! The Deployment of a network's agent that the operator creates, updates and deletes.
+//! Deployment of a network's agent, which the operator creates, updates and deletes.
 //!
-//! All fields except the network's own come from the template, which is the chart's. A network's
-//! name is put into it as one whole value, never as a part of text that is parsed again. Invariant:
-//! a Deployment without the operator's own label is never written.
+//! The fields that depend on the network are set here; all other fields come from the chart's
+//! template. A network's name is inserted as one whole value, never as a part of a text that is
+//! parsed again. Invariant: a Deployment without the operator's own label is never changed or
+//! deleted.
 
 use std::fmt::Write as _;
 
@@ -12,8 +13,8 @@ use sha2::{Digest as _, Sha256};
 use super::networks::DhcpDeclaration;
 use crate::dhcp::agent_name;
 
-/// Label for the manager of an object, with this operator as its value. The chart's own objects
-/// have Helm there.
+/// Label that names the manager of an object, with this operator as the value. On the chart's own
+/// objects, the value is Helm.
 const KEEPER: (&str, &str) = ("app.kubernetes.io/managed-by", "harvester-guest-operator");
 /// Label on an agent's pod, and on its Deployment: the agent's name.
 const LABEL_AGENT: &str = "loadbalancer.harvesterhci.io/agent";
@@ -25,7 +26,7 @@ const ANNOTATION_WANTED: &str = "loadbalancer.harvesterhci.io/wanted";
 const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Name of the network's interface in the pod.
 const INTERFACE: &str = "net1";
-/// Nodes of a cluster network have the label `network.harvesterhci.io/<cluster network>: "true"`.
+/// Label prefix of a cluster network's nodes: `network.harvesterhci.io/<cluster network>: "true"`.
 /// Source: network-controller-harvester, pkg/controller/manager/nad/controller.go.
 pub const LABEL_CLUSTER_NETWORKS: &str = "network.harvesterhci.io/";
 /// Cluster network that each node has.
@@ -51,7 +52,8 @@ pub struct StoredDeployment {
 }
 
 impl StoredDeployment {
-    /// Options of its agent on a network. `None`: it is not the operator's, or not that network's.
+    /// Options of the agent of `network`. `None`: the Deployment is not the operator's, or is for
+    /// another network.
     pub fn options(&self, network: &str) -> Option<Vec<String>> {
         let args = self.spec["template"]["spec"]["containers"][0]["args"].as_array()?;
         let args: Vec<&str> = args.iter().map(Value::as_str).collect::<Option<_>>()?;
@@ -90,18 +92,19 @@ pub enum DeploymentChange {
     Replace(Value),
     /// Delete the stored Deployment.
     Delete,
-    /// No change is possible: another owner has the Deployment of this name.
+    /// No change is possible: the Deployment with this name is not the operator's.
     Foreign,
 }
 
-/// Plans the change. `wanted` is the Deployment of a network that is to have one.
+/// Plans the change to a network's Deployment. `wanted` is the Deployment that the network is to
+/// have; `None`: the network is to have no Deployment.
 pub fn plan(wanted: Option<Value>, stored: Option<&StoredDeployment>) -> DeploymentChange {
     match (wanted, stored) {
         (None, Some(stored)) if stored.ours && !stored.leaving => DeploymentChange::Delete,
         (None, _) => DeploymentChange::Nothing,
         (Some(wanted), None) => DeploymentChange::Create(wanted),
         (Some(_), Some(stored)) if !stored.ours => DeploymentChange::Foreign,
-        // The new one is created when the old one is gone.
+        // The new Deployment is created when the old one is gone.
         (Some(_), Some(stored)) if stored.leaving => DeploymentChange::Nothing,
         (Some(mut wanted), Some(stored)) => {
             let same = wanted["metadata"]["annotations"][ANNOTATION_WANTED] == stored.wanted
@@ -115,8 +118,8 @@ pub fn plan(wanted: Option<Value>, stored: Option<&StoredDeployment>) -> Deploym
     }
 }
 
-/// Whether the stored value has everything that is wanted. Fields that the API server adds, or
-/// normalizes, such as quantities, do not count.
+/// Whether the stored value has all wanted fields. Fields that the API server adds do not count,
+/// nor do quantities, which the API server normalizes.
 fn covers(stored: &Value, wanted: &Value) -> bool {
     match (stored, wanted) {
         (_, Value::Null) => true,
@@ -133,7 +136,7 @@ fn covers(stored: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// Options of an agent, by a network's annotations.
+/// Options of a network's agent, from the network's annotations.
 pub fn options(declaration: &DhcpDeclaration) -> Vec<String> {
     let mut options = Vec::new();
     let subnets = declaration.subnets().unwrap_or_default();
@@ -150,7 +153,7 @@ pub fn options(declaration: &DhcpDeclaration) -> Vec<String> {
     options
 }
 
-/// Arguments of each agent of the network.
+/// Arguments of the network's agent before its options.
 fn arguments(network: &str) -> [&str; 4] {
     ["--network", network, "--interface", INTERFACE]
 }
@@ -201,7 +204,7 @@ pub fn deployment(
     wanted
 }
 
-/// Label of the nodes that have this cluster network. `None`: each node has it.
+/// Label of the nodes that have this cluster network. `None`: each node has this cluster network.
 pub fn node_label(cluster_network: &str) -> Option<String> {
     let everywhere = cluster_network.is_empty() || cluster_network == MANAGEMENT;
     (!everywhere).then(|| format!("{LABEL_CLUSTER_NETWORKS}{cluster_network}"))

@@ -82,7 +82,7 @@ fn a_network_gets_an_agent_of_its_own_where_it_is() {
     }
 }
 
-/// A name is one whole value in every place: no text is built from it.
+/// A network's name is one whole value in every place: no text is built from the name.
 #[test]
 fn a_name_injects_nothing() {
     let evil = "default/x\",\"name\":\"y\"}]$(HOME) --interface eth0";
@@ -115,7 +115,7 @@ fn what_differs_is_put_right_in_the_version_that_was_seen() {
         let DeploymentChange::Replace(object) = plan(Some(wanted), Some(stored)) else { panic!() };
         assert_eq!(object["metadata"]["resourceVersion"], "7");
     };
-    // Another template, another cluster network, and a change that only the digest shows.
+    // Another cluster network, and a change of the template that only the digest shows.
     replaces(on("other"), &stored(on("prod")));
     replaces(on("mgmt"), &stored(on("prod")));
     let mut template = template();
@@ -147,7 +147,7 @@ fn foreign_objects_are_never_touched() {
     }
 }
 
-/// The last valid options are those of the Deployment.
+/// The Deployment contains the last valid options.
 #[test]
 fn the_options_of_an_agent_are_read_from_its_deployment() {
     let said = DhcpDeclaration {
@@ -160,7 +160,7 @@ fn the_options_of_an_agent_are_read_from_its_deployment() {
         let options = options(&said);
         let made = deployment(&template(), NETWORK, "prod", &options, None);
         assert_eq!(stored(made.clone()).options(NETWORK), Some(options.clone()));
-        // Other changes are made with the same options.
+        // A Deployment can be changed in other fields and keep these options.
         let moved = deployment(&template(), NETWORK, "other", &options, None);
         assert!(matches!(
             plan(Some(moved), Some(&stored(made.clone()))),

@@ -1,11 +1,11 @@
-//! The host takes over the lease of kube-vip, with the same address.
+//! Takeover of kube-vip's lease by the host, with the same address.
 //!
-//! Only for a LoadBalancer of VMs, whose Service is in this cluster, and only if its annotation
-//! asks for it. First the client's identity is written on the LoadBalancer. Then the Service is
-//! deleted, so kube-vip gives the address back (`deleteService` in pkg/services/services.go stops
-//! its client, which sends a RELEASE). Only then the host asks for the same address as the same
-//! client. In another order, kube-vip would release the address at the server after the host has
-//! leased it.
+//! A takeover is possible only for a VM load balancer, whose Service is in this cluster, and only
+//! if its annotation requests the takeover. First, the identity of kube-vip's client is written on
+//! the LoadBalancer. Then the Service is deleted, so that kube-vip gives the address back
+//! (`deleteService` in pkg/services/services.go stops its client, which sends a RELEASE). After
+//! that, the host asks for the same address, as the same client. In any other order, kube-vip would
+//! release the address at the server after the host has leased it.
 
 use std::time::Duration;
 
@@ -22,24 +22,24 @@ const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
 /// Interval at which a takeover is checked.
 pub const AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether the host would take over an announcer's lease.
+/// Whether the host may take over an announcer's lease for this LoadBalancer.
 pub fn is_possible(lb: &LoadBalancer) -> bool {
     listeners::is_vm(lb) && choice(lb) == Ok(Some(LeasingParty::Host))
 }
 
-/// Whether a step depends on the LoadBalancer's Service.
+/// Whether the next step for a LoadBalancer depends on its Service.
 pub fn needs_service(lb: &LoadBalancer) -> bool {
     is_possible(lb) && (is_guests(lb) || noted(lb).is_some())
 }
 
-/// Condition of a takeover that has begun.
+/// Condition of the LoadBalancer that reports a takeover, if a takeover has begun.
 fn noted(lb: &LoadBalancer) -> Option<&Condition> {
     let mut conditions = lb.status.iter().flat_map(|status| &status.conditions);
     let ready = conditions.find(|condition| condition.type_ == READY);
     ready.filter(|ready| ready.reason.as_deref() == Some(TAKEOVER))
 }
 
-/// Next step for a LoadBalancer whose announcer leases.
+/// Next step for a LoadBalancer whose address the announcer leases.
 pub(super) fn begin(seen: &LeasingFacts<'_>) -> LeasingStep {
     let LeasingFacts { lb, network, declared, fault, serving, service, .. } = *seen;
     if !is_possible(lb) {

@@ -18,7 +18,7 @@ fn at(seconds: i64) -> DateTime<FixedOffset> {
     DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap().fixed_offset()
 }
 
-/// A LoadBalancer of VMs whose address kube-vip leases, and that the host is to lease.
+/// A VM load balancer whose address kube-vip leases. The host is to take the lease over.
 fn lb() -> LoadBalancer {
     let mut lb = LoadBalancer::default();
     lb.metadata.resource_version = Some("7".into());
@@ -73,7 +73,7 @@ fn it_is_kube_vips_client_before_kube_vip_ends() {
         panic!("no address")
     };
     assert_eq!(patch["metadata"]["annotations"], json!({KUBE_VIP_REQUESTED_IP: "10.7.0.9"}));
-    // Identity stored, or nothing to store: then the Service is deleted.
+    // Once the identity is stored, or if there is none to store, the Service is deleted.
     let noted = asks(lb.clone(), &[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "10.7.0.9")]);
     let before_a_lease = service(&[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "")]);
     let with_mac = asks(lb.clone(), &[(KUBE_VIP_HWADDR, MAC)]);
@@ -118,8 +118,8 @@ fn nothing_is_taken_over_unasked_or_where_nothing_would_lease() {
     assert!(why.contains(KUBE_VIP_HWADDR) && why.contains("another machine's"), "{why}");
 }
 
-/// kube-vip gives the address back when its Service is deleted. If the host had it by then, the
-/// server would consider it free.
+/// kube-vip gives the address back when its Service is deleted. If the host had leased the address
+/// before that, the server would then consider the address free.
 #[test]
 fn the_host_asks_after_kube_vip_has_given_back() {
     let kube_vips = leasing();
@@ -138,7 +138,7 @@ fn the_host_asks_after_kube_vip_has_given_back() {
     };
     assert!(waits(&seen(&lb, Some(&kube_vips))), "its Service is there");
     assert!(waits(&LeasingFacts { now: at(-1), ..seen(&lb, None) }), "it had no time");
-    // A LoadBalancer without that condition was not taken over, and need not wait.
+    // Without that condition, no takeover has begun, so there is nothing to wait for.
     lb.status.as_mut().unwrap().conditions.clear();
     assert_eq!(step(&seen(&lb, None)), LeasingStep::Create);
 }

@@ -1,7 +1,8 @@
-//! Status annotation on a network for the host's leasing there: the agent that serves it and the
-//! start of that, or the reason why there is none, and the annotation that is not followed.
+//! Status annotation on a network for the leases of the host: the agent that serves the network and
+//! the time since which it does so, or the reason why no agent serves the network. The annotation
+//! also says which other annotation is not followed.
 //!
-//! It is an annotation with JSON, because a NetworkAttachmentDefinition has no status. It is
+//! The status is JSON in an annotation, because a NetworkAttachmentDefinition has no status. It is
 //! written only when its content changes.
 
 use chrono::{DateTime, FixedOffset, SecondsFormat};
@@ -17,11 +18,12 @@ use crate::load_balancer::bounds::{LONGEST_WORD, cut};
 pub struct AgentFacts<'a> {
     /// `namespace/name` of the network.
     pub network: &'a str,
-    /// Namespace of its agent.
+    /// Namespace of the network's agent.
     pub namespace: &'a str,
     /// Agent that the network is to have.
     pub agent: &'a WantedAgent,
-    /// Pod that holds the network's Lease, and the time since which it does, if one does.
+    /// Pod that holds the Lease of the network's agent, and the time since which it holds the
+    /// Lease. `None`: no pod holds the Lease.
     pub served_by: Option<(String, Option<DateTime<FixedOffset>>)>,
     /// Cluster network of the network.
     pub cluster_network: &'a str,
@@ -36,16 +38,17 @@ struct NetworkStatus {
     /// Name of the pod that serves the network; empty for none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     agent: String,
-    /// Time since which the pod, or the reason, is the same.
+    /// Time since which the pod and the reason are the same.
     since: String,
-    /// Reason why no agent serves it, or why the agent does not follow the annotations.
+    /// Reason why no agent serves the network, or why the agent does not follow the annotations.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     reason: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     message: String,
 }
 
-/// New value of the annotation: `Some(None)` removes it. `None`: `stored` has that value already.
+/// New value of the annotation. `Some(None)`: the annotation is to be removed. `None`: nothing is
+/// to be written, because `stored` is already the right value.
 pub fn change(
     facts: &AgentFacts<'_>,
     stored: &str,
@@ -68,7 +71,8 @@ pub fn change(
     serde_json::to_string(&status).ok().map(Some)
 }
 
-/// Status to write. If `since` is empty, it is the time at which agent and reason last changed.
+/// Status to write. An empty `since` stands for the time at which the agent or the reason last
+/// changed.
 fn status(facts: &AgentFacts<'_>) -> Option<NetworkStatus> {
     let AgentFacts { network, namespace, agent, cluster_network, .. } = facts;
     let why = |reason: &str, message: String| {

@@ -20,7 +20,7 @@ fn facts(agent: &WantedAgent) -> AgentFacts<'_> {
     }
 }
 
-/// Returns the text that is written, and as JSON, and checks that it is written once.
+/// Returns the written text, also parsed as JSON, and checks that the text is written only once.
 fn written(facts: &AgentFacts<'_>, before: &str, now: i64) -> (String, Value) {
     let text = change(facts, before, at(now)).expect("nothing is written").expect("it is removed");
     assert_eq!(change(facts, &text, at(now + 60)), None, "written twice: {text}");
@@ -32,7 +32,7 @@ fn written(facts: &AgentFacts<'_>, before: &str, now: i64) -> (String, Value) {
 fn it_says_who_serves_and_since_when() {
     let served = |by: &str, since| AgentFacts {
         served_by: Some((by.to_owned(), since)),
-        // An agent that serves is active, whatever labels and Deployments are.
+        // An agent that holds the Lease is active, whatever labels and Deployments say.
         has_node: false,
         ..facts(&WantedAgent::Ours)
     };

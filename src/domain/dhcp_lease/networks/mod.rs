@@ -1,7 +1,8 @@
-//! Networks on which the host leases, and the origin of their agents, as an admin declared them.
+//! Networks on which the host leases, as an admin declared them, and the party that creates their
+//! agents.
 //!
-//! A declaration is durable. Whether an agent is active now decides nothing here, nor does a fault
-//! in another annotation: that only delays new leases.
+//! A declaration is durable: it does not depend on whether an agent is active now. A fault in
+//! another annotation does not end a declaration; the fault only delays new leases.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,21 +16,23 @@ use api::{
     ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_SUBNETS, LoadBalancer,
 };
 
-/// Value of the annotation on a NetworkAttachmentDefinition that makes the host lease there.
+/// Value of the annotation on a NetworkAttachmentDefinition that makes the host lease on that
+/// network.
 const HOST: &str = "host";
 
-/// Options of DHCP networks.
+/// Operator options for the networks on which the host leases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DhcpNetworks {
-    /// Networks that are declared independently of their NetworkAttachmentDefinition, by
-    /// `namespace/name`, with their form of client identifiers. The operator does not create their
-    /// agents.
+    /// Networks that are declared whatever their NetworkAttachmentDefinition says. Key:
+    /// `namespace/name`; value: the network's form of client identifiers. The operator does not
+    /// create their agents.
     pub listed: BTreeMap<String, ClientIdForm>,
-    /// Namespaces whose NetworkAttachmentDefinitions may declare themselves. A tenant may be able
-    /// to write one in its own namespace, and an agent has capabilities.
+    /// Namespaces in which a NetworkAttachmentDefinition may declare its network. The namespaces
+    /// are limited because a tenant may be able to write a NetworkAttachmentDefinition in its own
+    /// namespace, and an agent has Linux capabilities.
     pub namespaces: BTreeSet<String>,
     /// Network on which the host leases for LoadBalancers of VMs that name no network:
-    /// `namespace/name`, empty for none. It must be declared as well.
+    /// `namespace/name`, empty for none. This network must be declared as well.
     pub default: String,
 }
 
@@ -48,7 +51,7 @@ pub enum NetworkForm {
 /// Declaration of DHCP in a NetworkAttachmentDefinition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DhcpDeclaration {
-    /// Value of the annotation; empty for none.
+    /// Value of the annotation that declares the network; empty for none.
     pub annotation: String,
     /// Form of the network.
     pub form: NetworkForm,
@@ -60,21 +63,23 @@ pub struct DhcpDeclaration {
     pub client_id: String,
     /// Annotation for whether servers broadcast their answers; empty for no.
     pub broadcast: String,
-    /// Cluster network of the network: its nodes have its label. Empty for each node.
+    /// Cluster network of the network. The nodes of a cluster network have its label. Empty: each
+    /// node has the network.
     pub cluster_network: String,
 }
 
 /// Agent that a network is to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WantedAgent {
-    /// The network has no agent: the host does not lease there.
+    /// The network has no agent: the host does not lease on it.
     None,
-    /// The operator does not create the agent: the chart does, for example.
+    /// The network has an agent that the operator does not create: the chart creates it, for
+    /// example.
     Others,
     /// The operator creates the agent.
     Ours,
-    /// The operator creates no agent, and does not change the options of one that it created:
-    /// another annotation is not valid, for the reason in the text.
+    /// Another annotation is not valid, for the reason in the text. The operator creates no agent.
+    /// If it has already created the agent, it does not change the agent's options.
     Faulty(String),
     /// The annotation asks for an agent that the operator does not create, for the reason in the
     /// text.
@@ -82,7 +87,7 @@ pub enum WantedAgent {
 }
 
 impl WantedAgent {
-    /// Reason why no agent is created, if one is asked for.
+    /// Reason why the operator does not create or update an agent that an annotation asks for.
     pub fn fault(&self) -> Option<&str> {
         match self {
             Self::None | Self::Others | Self::Ours => None,
@@ -131,7 +136,7 @@ impl DhcpDeclaration {
         if text.is_empty() { Ok(false) } else { flag(text) }
     }
 
-    /// Fault of the annotations besides the one that declares: key and reason.
+    /// First fault in the annotations other than the one that declares the network: key and reason.
     fn fault(&self) -> Option<(&str, String)> {
         let subnets = self
             .subnets()
@@ -226,8 +231,8 @@ impl DhcpNetworks {
     }
 }
 
-/// Whether the text is `namespace/name` with names that the API server accepts. A network with any
-/// other name is from an unknown source.
+/// Whether the text is `namespace/name` with names that the API server accepts. The source of any
+/// other name is unknown.
 fn is_name(network: &str) -> bool {
     let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let fits = |part: &str| {

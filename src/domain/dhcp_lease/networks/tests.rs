@@ -67,8 +67,8 @@ fn fault(networks: &DhcpNetworks, said: &DhcpDeclaration) -> String {
     why.clone()
 }
 
-/// A fault of another annotation changes nothing where the annotation does not count, or no agent
-/// can be attached.
+/// A fault in another annotation does not declare a network. The network stays undeclared if its
+/// declaring annotation does not count, or if no agent can be attached.
 #[test]
 fn a_fault_declares_nothing() {
     let networks =

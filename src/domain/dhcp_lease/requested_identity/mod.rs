@@ -1,9 +1,10 @@
-//! Identity of the DHCP client that users request, by kube-vip's own annotations where it has them.
+//! DHCP client identity that users request by annotations. Where kube-vip has an annotation for the
+//! purpose, kube-vip's annotation is used.
 //!
-//! kube-vip finds its lease again only by its hardware address, or by a host name that it also
-//! sends as the client identifier. A LoadBalancer with its annotations is therefore the same client
-//! to a server. Invariants: an identity changes with a new record only; a hardware address that may
-//! belong to another machine's hardware is never used.
+//! kube-vip gets its lease again only by its hardware address, or by a host name that it also sends
+//! as the client identifier. To a DHCP server, a LoadBalancer with kube-vip's annotations is
+//! therefore the same client as kube-vip. Invariants: an identity changes only with a new record; a
+//! hardware address that may belong to another machine's hardware is never used.
 
 use std::net::Ipv4Addr;
 
@@ -20,7 +21,7 @@ use api::{
 /// First octets of hardware addresses that kube-vip generates. Source: `GenerateMac` in
 /// pkg/vip/util.go.
 const KUBE_VIP: [u8; 3] = [0x00, 0x00, 0x6c];
-/// Bit of the first octet of a hardware address that no vendor has assigned.
+/// Bit that is set in the first octet of a hardware address if no vendor assigned the address.
 const LOCAL: u8 = 0x02;
 /// Longest host name, in characters.
 const LONGEST_HOSTNAME: usize = 253;
@@ -35,7 +36,7 @@ pub const ASKING: [&str; 5] = [
     KUBE_VIP_BROADCAST,
     ANNOTATION_DHCP_CLIENT_ID,
 ];
-/// Annotations, of the ones above, that kube-vip writes on a Service it leases for, or reads there.
+/// Annotations among [`ASKING`] that kube-vip reads or writes on a Service for which it leases.
 const OF_A_SERVICE: [&str; 4] =
     [KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP, KUBE_VIP_HOSTNAME, KUBE_VIP_BROADCAST];
 
@@ -51,7 +52,7 @@ pub struct RequestedIdentity {
 
 /// Requested client identifier.
 enum AskedId {
-    /// No request: the network's form.
+    /// No request: the network's form applies.
     Any,
     /// A requested form.
     Form(ClientIdForm),
@@ -156,8 +157,9 @@ impl RequestedIdentity {
         }
     }
 
-    /// Requested client identifier. Like kube-vip, a client with a given hardware address sends one
-    /// only with a host name. Source: `request` in pkg/vip/dhcpv4.go.
+    /// Requested client identifier. A client with a requested hardware address behaves like
+    /// kube-vip: it sends a client identifier only if a host name is requested, too. A requested
+    /// form has precedence. Source for kube-vip: `request` in pkg/vip/dhcpv4.go.
     fn client_id(&self) -> AskedId {
         match (self.form, self.mac, &self.hostname) {
             (Some(form), _, _) => AskedId::Form(form),
@@ -189,7 +191,7 @@ impl RequestedIdentity {
             && self.address.is_none_or(|address| addresses.contains(&Some(&address.to_string())))
     }
 
-    /// Address to ask for first.
+    /// Requested address: the client asks for it first.
     pub const fn address(&self) -> Option<Ipv4Addr> {
         self.address
     }
@@ -200,8 +202,9 @@ impl RequestedIdentity {
     }
 }
 
-/// Merge patch with the annotations by which a LoadBalancer continues as the client that kube-vip
-/// has been for its Service. `None`: it has them already, or kube-vip leases nothing.
+/// Merge patch that copies annotations from the Service to the LoadBalancer. With them, the host
+/// continues as the client that kube-vip was for the Service. `None`: the LoadBalancer has these
+/// annotations already, or the Service has none of them.
 ///
 /// # Errors
 /// The first annotation that is not valid.

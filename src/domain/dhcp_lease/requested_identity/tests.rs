@@ -1,4 +1,5 @@
-//! Annotations are followed as kube-vip follows them, or refused by name.
+//! Requested identities. An annotation is followed as kube-vip follows it, or refused with an error
+//! that names it.
 
 use super::super::{is_one_client, record};
 use super::*;
@@ -28,7 +29,7 @@ fn who_asks_by_kube_vips_annotations_is_kube_vips_client() {
         // kube-vip sends no client identifier, whatever the network's form is.
         (&[(KUBE_VIP_HWADDR, MAC)][..], MAC, "", "web"),
         (&[(KUBE_VIP_HWADDR, " 00:00:6C:0D:5A:BE ")], MAC, "", "web"),
-        // With a host name it sends that, without a type.
+        // With a host name, kube-vip sends the name as the client identifier, without a type octet.
         (
             &[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_HOSTNAME, "Shop.example")],
             MAC,
@@ -84,7 +85,7 @@ fn what_cannot_be_followed_is_refused_by_name() {
         (KUBE_VIP_HWADDR, "02:00:5e:10:00", "must be a hardware address"),
         (KUBE_VIP_HWADDR, "03:00:5e:10:00:01", "unicast"),
         (KUBE_VIP_HWADDR, "ff:ff:ff:ff:ff:ff", "unicast"),
-        // A machine's own address: its frames would be delivered here.
+        // Hardware address of a real machine: that machine's frames would be delivered here.
         (KUBE_VIP_HWADDR, "3c:ec:ef:01:02:03", "another machine's"),
         (KUBE_VIP_HWADDR, "00:00:00:00:00:00", "another machine's"),
         (KUBE_VIP_REQUESTED_IP, "fd00::1", "IPv4"),
@@ -116,13 +117,13 @@ fn a_record_of_another_client_does_not_fit() {
         (ANNOTATION_DHCP_CLIENT_ID, "none"),
     ] {
         assert!(!asked(&lb(&[(key, value)])).unwrap().fits(&usual), "{key} {value}");
-        // A field that is no longer requested, or only set by the network, stays.
+        // The record keeps a value that is no longer requested, or that only the network has set.
         let former = recorded(&[(key, value)], ClientIdForm::Duid);
         assert!(asked(&lb(&[])).unwrap().fits(&former), "{key} {value}");
     }
     let duid = [(ANNOTATION_DHCP_CLIENT_ID, "duid")];
     assert!(!asked(&lb(&duid)).unwrap().fits(&of_mac));
-    // The requested address is the one that it has.
+    // The requested address is the one that the record has.
     let mut has = usual;
     let address = Some("10.7.0.9".to_owned());
     has.status = Some(DHCPLeaseStatus { address, ..DHCPLeaseStatus::default() });
@@ -130,8 +131,8 @@ fn a_record_of_another_client_does_not_fit() {
     assert!(!asked(&lb(&[(KUBE_VIP_REQUESTED_IP, "10.7.0.8")])).unwrap().fits(&has));
 }
 
-/// dnsmasq, Kea and dhcpd identify a client by its identifier first, whatever its hardware address
-/// is.
+/// dnsmasq, Kea and dhcpd identify a client by its client identifier first, whatever its hardware
+/// address is.
 #[test]
 fn two_holders_with_one_address_or_identifier_are_one_client() {
     let of = |annotations: &[(&str, &str)]| recorded(annotations, ClientIdForm::Duid).spec;

@@ -1,7 +1,9 @@
-//! Conversion of a client's output to the status of its record, and of a record back to a client.
+//! Conversion of a client's output to the status of its record, and of that status back to the
+//! lease of a client.
 //!
-//! A record has times of day, a client has offsets on its own clock; only this module converts
-//! them. Invariant: an invalid field of a record counts as absent.
+//! The times in a record are by the wall clock; the times of a client are offsets on its own clock.
+//! Only this module converts between the two. Invariant: an invalid field of a record counts as
+//! absent.
 
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use crate::condition::{condition, with_condition};
 use crate::dhcp::{AnnouncedAddress, ClientState, ClientTrouble, LeaseRecord, Mac, RecordedLease};
 use api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, OnLeaseLoss};
 
-/// Moment on both clocks.
+/// One moment, on the client's clock and on the wall clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     /// Offset on the client's clock.
@@ -92,7 +94,7 @@ pub fn report(
     status
 }
 
-/// Status of a record whose link could not be created.
+/// Status of a record for whose client no network link could be created.
 pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLeaseStatus {
     let ready = if former.address.is_some() {
         let message = format!("the address is leased, and cannot be renewed: {why}");
@@ -107,7 +109,7 @@ pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLease
 const BOUND: &str = "Bound";
 const LINK_FAILED: &str = "LinkFailed";
 
-/// Condition reason for a trouble, which is stable.
+/// Stable reason in the condition, for a trouble of the client.
 pub fn reason(trouble: ClientTrouble) -> &'static str {
     match trouble {
         ClientTrouble::NoOffer => "NoOffer",
@@ -147,7 +149,7 @@ pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
     Value::Object(patch)
 }
 
-/// Lease of an earlier process, from the record. `None`: there is none.
+/// Lease that an earlier process held, from the record. `None`: the record has no lease.
 pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<RecordedLease> {
     let time = |text: &Option<String>| DateTime::parse_from_rfc3339(text.as_deref()?).ok();
     let until = |end: DateTime<FixedOffset>| (end - wall).to_std().unwrap_or_default();
@@ -168,7 +170,8 @@ pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<Rec
     })
 }
 
-/// Address that an earlier process had and lost, from the record. `None`: there is none.
+/// Address that an earlier process had and lost, from the record. `None`: the record has no such
+/// address.
 pub fn former(status: &DHCPLeaseStatus) -> Option<AnnouncedAddress> {
     let address = status.former_address.as_deref()?.parse().ok()?;
     Some(AnnouncedAddress { address, by: announcers(status) })

@@ -86,7 +86,7 @@ fn a_kept_address_is_ready_and_says_so() {
     assert_eq!(status.expires_at.as_deref(), Some("2026-01-01T00:05:20.000Z"));
     let ready = &status.conditions[0];
     assert_eq!((ready.status, ready.reason.as_deref()), (ConditionStatus::True, Some("Kept")));
-    // Resumed after the option was removed.
+    // The client was resumed after the option `keep` was removed.
     let lost = record(None, Some(ClientTrouble::Expired));
     let patch = status_patch(&report(&lost, moment(500), "me", &status), &status);
     assert_eq!(patch["onLeaseLoss"], json!(null));

@@ -1,10 +1,10 @@
-//! Limits on what is held in memory, written and reported about a LoadBalancer, whatever was
-//! stored.
+//! Limits on the data about a LoadBalancer that is held in memory, written and reported, whatever
+//! the stored object contains.
 //!
-//! The schema and admission refuse more. Neither has judged the objects that were stored before
-//! them, nor those under Harvester's own CRD, which has no limits: so every object is trimmed here
-//! first. Invariant: a trimmed object has at most [`MOST_KEPT`] bytes, and a decision from it
-//! differs from one from the whole object only in numbers in messages.
+//! The schema and admission refuse larger objects. But neither has checked objects that were stored
+//! before, or objects under Harvester's own CRD, which has no limits. So every object is trimmed
+//! here first. Invariant: a trimmed object has at most [`MOST_KEPT`] bytes, and a decision from the
+//! trimmed object is the same as from the whole one, except for numbers in messages.
 
 use std::collections::BTreeMap;
 
@@ -17,29 +17,30 @@ use api::{
     LB_FINALIZER, LoadBalancer, LoadBalancerSpec, READY,
 };
 
-/// Most labels in a selector.
+/// Maximum number of labels in a selector.
 pub const MOST_LABELS: usize = 16;
-/// Most values in a selector, of all labels together.
+/// Maximum number of values in a selector, of all labels together.
 pub const MOST_VALUES: usize = 64;
 /// Longest label in characters, its prefix and the slash included (Kubernetes' own limit).
 pub const LONGEST_LABEL: usize = 317;
 /// Longest value of a label, in characters (Kubernetes' own limit).
 pub const LONGEST_VALUE: usize = 63;
-/// Longest name, in characters. Cloud providers of guest clusters cut names there, and the name of
-/// a Service is not longer.
+/// Longest name, in characters. Cloud providers of guest clusters cut names to this length, and the
+/// name of a Service cannot be longer.
 pub const LONGEST_NAME: usize = 63;
-/// Most listeners of one LoadBalancer.
+/// Maximum number of listeners of one LoadBalancer.
 pub const MOST_LISTENERS: usize = 256;
 /// Longest text in a condition, an Event or an annotation, in bytes.
 pub const LONGEST_TEXT: usize = 1024;
-/// Most bytes of other clients' entries in lists that this operator writes as a whole (finalizers,
-/// conditions). An object with more is read again before a write.
+/// Maximum number of bytes of other clients' entries in lists that this operator writes as a whole
+/// (finalizers, conditions). An object with more such bytes is read again before a write.
 const MOST_FOREIGN: usize = 1024;
 /// Longest name, address or word, in bytes.
 pub const LONGEST_WORD: usize = 320;
 /// Longest list of addresses that is stored in the view. A longer one is replaced by its digest.
 const LONGEST_LIST: usize = 16;
-/// Most bytes of a trimmed object, without names of listeners and a bundle of certificates.
+/// Maximum number of bytes of a trimmed object, without names of listeners and a bundle of
+/// certificates.
 pub const MOST_KEPT: usize = 20 * 1024;
 
 /// Annotations that decisions use.
@@ -78,8 +79,8 @@ fn shorten_some(text: &mut Option<String>, longest: usize) {
     }
 }
 
-/// Fault of a name. `None`: no fault. Each claim of a name uses room in the pool's single object,
-/// which all LoadBalancers of the pool share.
+/// Fault of a name that is too long. `None`: no fault. Each claim stores the name in the pool's
+/// single object, whose space all LoadBalancers of the pool share.
 pub fn name_fault(name: &str) -> Option<String> {
     (name.len() > LONGEST_NAME).then(|| {
         format!("metadata.name: is longer than {LONGEST_NAME} characters: choose a shorter one")
@@ -113,8 +114,8 @@ pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
 }
 
 /// Removes fields that decisions do not use, and cuts values beyond their limits. Returns whether a
-/// list lost entries that a write of it must contain: then the object must be read again before a
-/// write.
+/// list lost entries that a write of the list must contain: then the object must be read again
+/// before a write.
 pub fn trim(lb: &mut LoadBalancer) -> bool {
     let meta = &mut lb.metadata;
     meta.managed_fields = None;
@@ -155,7 +156,7 @@ pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
     hash.finalize().iter().fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// Whether a stored list of addresses, or its digest, is equal to this one.
+/// Whether a stored list of addresses, or its digest, is equal to `list`.
 pub fn is_list(stored: &[String], list: &[String]) -> bool {
     if list.len() > LONGEST_LIST && stored.len() == 1 {
         return stored[0] == digest(list.iter().map(String::as_str));
@@ -181,14 +182,14 @@ fn trim_conditions(conditions: &mut Vec<Condition>) -> bool {
         texts.into_iter().flatten().map(String::len).sum::<usize>() + c.type_.len()
     };
     let room = |c: &Condition| texts(c) + size_of::<Condition>();
-    // Only the first condition of the type counts.
+    // Only the first condition of the type Ready counts.
     let ready = conditions.iter().position(|condition| condition.type_ == READY);
     let others = conditions.iter().enumerate().filter(|(at, _)| Some(*at) != ready);
     let partial = others.map(|(_, condition)| room(condition)).sum::<usize>() > MOST_FOREIGN;
     if partial {
         *conditions = ready.map(|at| conditions.swap_remove(at)).into_iter().collect();
     }
-    // This operator's condition is written again if it differs.
+    // This operator's own condition may be cut: if it then differs, it is written again.
     let ready = conditions.iter_mut().find(|condition| condition.type_ == READY);
     if let Some(condition) = ready {
         shorten_some(&mut condition.message, LONGEST_TEXT + 3);

@@ -13,7 +13,7 @@ use api::{
     DHCP_ADDRESS, Ipam, LABEL_CLUSTER, LoadBalancer, NAMELESS_CLUSTER, WorkloadType,
 };
 
-/// The Rancher project of a namespace, by its Namespace object.
+/// The Rancher project of a namespace, as its Namespace object names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Project {
     /// The Namespace is not in the view yet.
@@ -25,7 +25,8 @@ pub enum Project {
     In(String),
 }
 
-/// Facts from other objects than the LoadBalancer. Authors of LoadBalancers do not write these.
+/// Facts from objects other than the LoadBalancer. Authors of LoadBalancers do not write these
+/// objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbSurroundings {
     /// Project of the LoadBalancer's namespace.
@@ -62,8 +63,8 @@ pub fn named_pool(lb: &LoadBalancer) -> Option<String> {
     lb.spec.ip_pool.clone().filter(|pool| !pool.is_empty())
 }
 
-/// Present or former claim in the annotation: `POOL/ADDRESS`. Its tenant may have written it: it is
-/// a request, and the pool's rules decide.
+/// Present or former claim from the annotation, which contains `POOL/ADDRESS`. A tenant may have
+/// written the annotation: it is only a request, and the pool's rules decide.
 pub fn former(lb: &LoadBalancer) -> Option<Claim> {
     let text = given(lb.metadata.annotations.as_ref(), ANNOTATION_ALLOCATED)?;
     let (pool, ip) = text.split_once('/')?;
@@ -96,8 +97,8 @@ pub fn name(lb: &LoadBalancer) -> String {
     format!("{}/{}", part(&lb.metadata.namespace), part(&lb.metadata.name))
 }
 
-/// Conditions that a pool must meet. Namespace and project come from the Namespace object:
-/// annotations cannot claim another one, nor a project if there is none.
+/// Requirement that a pool must meet. The namespace is the LoadBalancer's own, and the project
+/// comes from the Namespace object: an annotation can set neither.
 pub fn requirement(lb: &LoadBalancer, around: &LbSurroundings) -> PoolRequirement {
     let annotation = |key: &str| given(lb.metadata.annotations.as_ref(), key);
     let management = || annotation(ANNOTATION_MANAGEMENT_NETWORK).filter(|_| is_guest(lb));
@@ -117,7 +118,7 @@ pub fn requirement(lb: &LoadBalancer, around: &LbSurroundings) -> PoolRequiremen
 }
 
 /// Guest cluster whose VMs determine the LoadBalancer's network. `None`: the network is set
-/// otherwise. Named by annotation, as in Harvester's webhook, else by label.
+/// otherwise. The cluster is named by an annotation, as in Harvester's webhook, or else by a label.
 pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     let annotations = lb.metadata.annotations.as_ref();
     let says = |key: &str| given(annotations, key).is_some();
@@ -144,7 +145,7 @@ pub fn is_guest(lb: &LoadBalancer) -> bool {
     lb.spec.workload_type.unwrap_or_default() == WorkloadType::Cluster
 }
 
-/// Claim in the object's status. `None`: none, or the address is leased.
+/// Claim in the object's status. `None`: there is no address, or it is leased.
 pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     let pool = allocated.ip_pool.clone().filter(|pool| !pool.is_empty())?;
@@ -152,8 +153,8 @@ pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     Some(Claim { pool, ip })
 }
 
-/// Address in the object's status that the host leased for it. `None`: none, or the address is from
-/// a pool, or the announcer leases it.
+/// Address in the object's status that the host leased for it. `None`: there is no address, it is
+/// from a pool, or the announcer leases it.
 pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     if wants_pool(lb) || allocated.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {

@@ -1,4 +1,4 @@
-//! Facts of a LoadBalancer, also against contradicting facts of other objects.
+//! Facts of a LoadBalancer, also where facts of other objects contradict it.
 
 use super::*;
 use api::ANNOTATION_PROJECT;
@@ -14,7 +14,8 @@ fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
 }
 
-/// A tenant writes annotations; the Namespace object decides, also that there is no project.
+/// A tenant may write any annotation. Only the Namespace object decides on the project, and whether
+/// there is one.
 #[test]
 fn the_namespace_decides_on_the_project() {
     let lb = lb(&[(ANNOTATION_PROJECT, "local/theirs")], false);

@@ -23,11 +23,13 @@ pub use moving::{may_lead_to, moves_from, staying_at};
 /// Result of a reconcile of a LoadBalancer that is not being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressOutcome {
-    /// The address comes from pools, with the ledger's answer.
+    /// The address comes from pools. The value is the ledger's answer.
     Pool(ClaimResult),
-    /// The announcer leases the address. The text gives the reason, if that was decided now.
+    /// The announcer leases the address. The text is the reason, if this reconcile has decided
+    /// that.
     Guest(Option<String>),
-    /// The host leases the address: the one that may be published, or why there is none.
+    /// The host leases the address. The value is the address that may be published, or the reason
+    /// why there is none.
     Host(Result<LeasedAddress, NoLease>),
 }
 
@@ -37,7 +39,7 @@ impl AddressOutcome {
         !matches!(self, Self::Pool(ClaimResult::Waiting(_)) | Self::Host(Err(_)))
     }
 
-    /// Address that a Service asks for. `None`: there is none, or the announcer leases it.
+    /// Address that a Service asks for. `None`: there is no address, or the announcer leases it.
     pub fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Pool(ClaimResult::Held { claim, .. }) => Some(claim.ip),
@@ -47,8 +49,8 @@ impl AddressOutcome {
     }
 }
 
-/// The merge patch from the object to the finding. `None`: nothing changes. `report`: result for a
-/// vm LoadBalancer's Service, once it exists. `now`: an RFC 3339 time.
+/// The merge patch that writes the finding into the object. `None`: nothing changes. `report`:
+/// result for a vm LoadBalancer's Service, once the Service exists. `now`: an RFC 3339 time.
 pub fn patch(
     lb: &LoadBalancer,
     finding: &AddressOutcome,
@@ -122,8 +124,9 @@ pub fn outcome(
     (new, ready)
 }
 
-/// The annotation by which a LoadBalancer that is restored without its status requests its address.
-/// One that waits for an address retains the present annotation. `None`: no change.
+/// The annotation by which a LoadBalancer requests its former address after it was restored without
+/// its status. A LoadBalancer that waits for an address retains its present annotation. `None`: no
+/// change.
 fn allocated_annotation(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<String> {
     let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
     (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
@@ -156,8 +159,8 @@ pub fn may_serve(lb: &LoadBalancer) -> bool {
     finalizers.iter().any(|f| f == LB_FINALIZER) && allocated.is_some_and(|a| a.ip.is_some())
 }
 
-/// The merge patch that removes the finalizer of a deleted LoadBalancer. `None`: it has none of
-/// ours.
+/// The merge patch that removes the finalizer of a deleted LoadBalancer. `None`: the LoadBalancer
+/// does not have this operator's finalizer.
 pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let rest: Vec<&String> = finalizers.iter().filter(|f| *f != LB_FINALIZER).collect();
@@ -217,10 +220,10 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
     json!({"ipPool": new.ip_pool, "ip": new.ip, "mask": new.mask, "gateway": new.gateway})
 }
 
-/// The patch of `status.address`, which the guest writes. It is set to the claim, `0.0.0.0`
-/// included, so that a guest whose first pass ended early still finds the LoadBalancer, and deletes
-/// it in the end: the guest cloud provider treats an empty address as a LoadBalancer that does not
-/// exist.
+/// The patch of a guest LoadBalancer's `status.address`, which the guest writes later. Before that,
+/// the operator sets it to the allocated address, or to `0.0.0.0` for an address that the announcer
+/// leases. The guest's cloud provider treats a LoadBalancer with an empty address as one that does
+/// not exist: a guest whose first pass ended early would never delete it.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,
@@ -236,8 +239,9 @@ fn address_patch(
     }
 }
 
-/// The patch of a vm LoadBalancer's address, which is where its Service is announced, whatever was
-/// requested. During a change of pools the old address stays until the new one is announced.
+/// The patch of a vm LoadBalancer's `status.address`: the address at which its Service is
+/// announced, whatever address was requested. During a change of pools the old address stays until
+/// the new one is announced.
 fn announced_patch(address: Option<&str>, report: &ServingStatus) -> Option<Value> {
     if report.moving_from.is_some() {
         return None;
@@ -310,7 +314,7 @@ fn ready(
             condition(ConditionStatus::True, reason::LEASED, message)
         }
         AddressOutcome::Guest(why) => {
-            // The reason was reported when it was decided.
+            // The reason is known only when it is decided. Later the stored message is kept.
             let said = stored.filter(|stored| stored.reason.as_deref() == Some(reason::DHCP));
             let said = || said.and_then(|stored| stored.message.clone());
             let message = why.clone().or_else(said).unwrap_or_default();
@@ -320,7 +324,8 @@ fn ready(
 }
 
 /// The patch with the condition for a LoadBalancer that has neither an address nor a reason,
-/// because another controller leads. `None`: it has one of them, or is being deleted.
+/// because another controller leads. `None`: the LoadBalancer has one of the two, or is being
+/// deleted.
 pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
     if facts::has_address(lb) || lb.metadata.deletion_timestamp.is_some() {
         return None;

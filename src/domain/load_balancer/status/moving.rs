@@ -1,4 +1,4 @@
-//! A LoadBalancer with another claim than the published one.
+//! Change of a LoadBalancer's claim: the ledger has a claim other than the published one.
 
 use std::net::IpAddr;
 
@@ -9,15 +9,15 @@ use crate::pools::allocator::ClaimResult;
 use crate::vm_backends::service::StoredService;
 use api::LoadBalancer;
 
-/// The published claim, if the ledger's claim is another one by now.
+/// The published claim, if the ledger has a different claim by now.
 pub fn moves_from(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<Claim> {
     let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
     facts::published(lb).filter(|old| old != claim)
 }
 
-/// Whether traffic to the address may still arrive at the LoadBalancer's own Service: it is
-/// announced there or requests it, or requests another address now and the announcer has not
-/// confirmed that yet.
+/// Whether traffic to the address may still arrive at the LoadBalancer's own Service: the Service
+/// is announced at the address or requests it; or the Service now requests another address, and the
+/// announcer has not confirmed that yet.
 pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&StoredService>) -> bool {
     own.is_some_and(|stored| {
         let moves = stored.ingress.is_empty() && facts::is_announced_at(lb, address);

@@ -1,8 +1,8 @@
-//! Addresses of the cluster itself, and the object that has each: nodes, pod and service networks,
-//! Services, the management address.
+//! Addresses that the cluster itself uses, each with the object that reserves it: nodes, pod and
+//! service networks, Services, the management address.
 //!
-//! Invariant: an address is reserved while at least one object claims it. A lookup costs one hash
-//! lookup for each prefix length in use, whatever the number of objects.
+//! Invariant: an address is reserved as long as at least one object reserves it. A lookup costs one
+//! hash lookup for each prefix length in use, whatever the number of objects.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -16,26 +16,27 @@ use crate::pools::ranges::PoolRanges;
 /// The kind and name of the object that an address of the cluster belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reserved {
-    /// Harvester's management address: the ConfigMap by this `namespace/name`.
+    /// Harvester's management address, from the ConfigMap with this `namespace/name`.
     Management(String),
-    /// `status.addresses` of the Node by this name.
+    /// `status.addresses` of the Node with this name.
     Node(String),
-    /// `spec.clusterIPs` of the Service by this `namespace/name`.
+    /// `spec.clusterIPs` of the Service with this `namespace/name`.
     ClusterIp(String),
-    /// `status.loadBalancer.ingress` of the Service by this `namespace/name`, which no
+    /// `status.loadBalancer.ingress` of the Service with this `namespace/name`, which no
     /// LoadBalancer owns.
     Ingress(String),
     /// `status.loadBalancer.ingress` of a Service that names a LoadBalancer as its owner. Every
     /// user who may write the Service can name that owner.
     OwnIngress(String),
-    /// `spec.cidrs` of the ServiceCIDR by this name.
+    /// `spec.cidrs` of the ServiceCIDR with this name.
     ServiceNetwork(String),
-    /// `spec.podCIDRs` of the Node by this name.
+    /// `spec.podCIDRs` of the Node with this name.
     PodNetwork(String),
 }
 
 impl Reserved {
-    /// Whether pools hold back the object's addresses. Each cluster IP is in a service network.
+    /// Whether pools hold back the object's addresses. Cluster IPs are held back with their service
+    /// network, not one by one.
     pub fn is_held_back(&self) -> bool {
         !matches!(self, Self::ClusterIp(_) | Self::OwnIngress(_))
     }
@@ -46,13 +47,13 @@ impl Reserved {
         self.is_held_back() && !(self.is_network() && segment.is_tagged())
     }
 
-    /// Whether the object claims a whole network, in which no address can be a load balancer's.
+    /// Whether the object reserves a whole network: no address in it can be a load balancer's.
     pub fn is_network(&self) -> bool {
         matches!(self, Self::ServiceNetwork(_) | Self::PodNetwork(_))
     }
 
-    /// Whether the address is a load balancer's. Tenants choose such addresses, so one that appears
-    /// later takes no address away from others.
+    /// Whether the address is a load balancer's. Tenants choose such addresses, so a Service that
+    /// appears later takes no address away from others.
     pub fn is_ingress(&self) -> bool {
         matches!(self, Self::Ingress(_) | Self::OwnIngress(_))
     }
@@ -74,23 +75,23 @@ impl fmt::Display for Reserved {
     }
 }
 
-/// Networks from which no pool allocates an address, and the object that claims each. Single
-/// addresses are networks of one.
+/// Networks from which no pool allocates an address, each with the object that reserves it. A
+/// single address is a network of one.
 pub type HeldBack = BTreeMap<IpNet, Reserved>;
 
-/// Every reserved address, by the objects that claim it.
+/// Every reserved address, by the objects that reserve it.
 #[derive(Clone, Debug, Default)]
 pub struct Infrastructure {
-    /// Single addresses are networks of one.
+    /// Objects that reserve each network. A single address is a network of one.
     by_network: HashMap<IpNet, BTreeSet<Reserved>>,
     by_object: HashMap<Reserved, Vec<IpNet>>,
-    /// Networks of each family and prefix length.
+    /// Number of reservations, by family and prefix length.
     lengths: BTreeMap<(bool, u8), usize>,
 }
 
 impl Infrastructure {
-    /// Stores the networks that an object claims now; an empty list once it is gone. Returns the
-    /// networks that it has begun or ceased to claim.
+    /// Stores the networks that an object reserves now: none once the object is gone. Returns the
+    /// networks that were added or removed.
     pub fn set(
         &mut self,
         object: &Reserved,
@@ -130,9 +131,9 @@ impl Infrastructure {
         added.into_iter().chain(removed).collect()
     }
 
-    /// Networks from which no pool allocates an address, and the object that claims each: nodes,
-    /// the management address, ingress addresses of Services that no LoadBalancer owns, and the
-    /// networks of pods and Services.
+    /// Networks from which no pool allocates an address, each with the object that reserves it:
+    /// nodes, the management address, ingress addresses of Services that no LoadBalancer owns, and
+    /// the networks of pods and Services.
     pub fn held_back(&self) -> HeldBack {
         let first = self.by_network.iter().filter_map(|(net, objects)| {
             Some((*net, objects.iter().find(|object| object.is_held_back())?.clone()))
@@ -140,14 +141,14 @@ impl Infrastructure {
         first.collect()
     }
 
-    /// Object that reserves an address; `None`: the address is not reserved. Of several objects the
-    /// one with the smallest network, then in the order of [`Reserved`].
+    /// Object that reserves an address. `None`: the address is not reserved. Of several objects,
+    /// the first in the order of [`Self::reservations`].
     pub fn why_reserved(&self, address: IpAddr) -> Option<&Reserved> {
         self.reservations(address).next()
     }
 
-    /// Every object that claims an address: those with the smallest network first, then in the
-    /// order of [`Reserved`].
+    /// Every object that reserves an address. Sorted by the object's network, smallest first, then
+    /// in the order of [`Reserved`].
     pub fn reservations(&self, address: IpAddr) -> impl Iterator<Item = &Reserved> {
         let address = address.to_canonical();
         let family = (address.is_ipv6(), 0)..=(address.is_ipv6(), u8::MAX);
@@ -164,7 +165,7 @@ impl Infrastructure {
         objects.is_some_and(|all| all.iter().any(|object| matches!(object, Reserved::Node(_))))
     }
 
-    /// Objects, each with the networks that it claims, in no certain order.
+    /// Objects, each with the networks that it reserves, in no certain order.
     pub fn entries(&self) -> impl Iterator<Item = (&Reserved, &[IpNet])> {
         self.by_object.iter().map(|(object, networks)| (object, networks.as_slice()))
     }
@@ -180,7 +181,8 @@ pub fn within(all: &HeldBack, ranges: &PoolRanges) -> HeldBack {
             all.get_key_value(&network)
         });
         let last = IpNet::from(stretch.last);
-        // In the order of address, then length: networks that begin within the stretch.
+        // The map is sorted by address, then length, so the range has all networks that begin
+        // within the stretch.
         found.extend(around.chain(all.range(first..=last)).map(|(net, what)| (*net, what.clone())));
     }
     found

@@ -1,22 +1,22 @@
-//! Answers to owners of claims that the API server has accepted. They are given while the ledger
-//! task waits for a write, or cannot write.
+//! Answers to requests of LoadBalancers whose claims the API server has accepted. These answers can
+//! be given while the ledger task waits for a write, or cannot write.
 //!
-//! Invariant: an answer is the one that the task would give, once what it writes is written. So an
-//! answer is recorded only while nothing of its pool is unwritten, is removed before a decision
-//! about its owner, and is compared with the book after pools or networks have changed. A claim of
-//! another owner changes no answer.
+//! Invariant: a recorded answer is the answer that the ledger task would give after its pending
+//! writes. So an answer is recorded only while no write of its pool is pending. It is removed
+//! before the task decides on claims of its owner, and compared with the book after pools or
+//! networks have changed. A claim of another owner changes no recorded answer.
 
 use std::collections::HashMap;
 
 use super::{ClaimResult, PoolAllocator};
 use crate::{LbFacts, Owner};
 
-/// Answers by the owner's name: a claim goes from an owner to a later one of the same name.
+/// Answers by the owner's name: a later owner of the same name takes over the claim.
 #[derive(Clone, Debug, Default)]
 pub struct ConfirmedClaims(HashMap<String, (LbFacts, ClaimResult)>);
 
 impl ConfirmedClaims {
-    /// The answer to a request with these facts. `None`: it is for the ledger task.
+    /// The answer to a request with these facts. `None`: the ledger task must answer.
     pub fn answer(&self, facts: &LbFacts) -> Option<ClaimResult> {
         let (known, answer) = self.0.get(&facts.owner.name)?;
         (known == facts).then(|| answer.clone())

@@ -1,21 +1,22 @@
 //! All pools, all claims and all waiting LoadBalancers: the allocator as a whole.
 //!
-//! The book is the desired content of the ledgers. Its owner, the one ledger task, writes each
-//! touched pool by compare-and-swap, and answers a request only when the write it rests on has been
-//! accepted. When another client wrote a pool, [`PoolAllocator::merge`] reads that version in and the batch
-//! is replayed: every operation is idempotent.
+//! The book is the desired content of the ledgers. It belongs to one task, the ledger task. The
+//! task writes each touched pool by compare-and-swap, and answers a request only after the API
+//! server has accepted the write that the answer depends on. If another client has written a pool,
+//! [`PoolAllocator::merge`] reads that version and the task replays the batch: every operation is
+//! idempotent.
 //!
 //! Invariants:
 //! * a LoadBalancer with an address retains it, unless its `spec.ipPool` names another pool; then
-//!   the new address is claimed first, and the old one released only when the API server itself
-//!   reports that the new one is published;
+//!   the new address is claimed first, and the old address is released only when the API server
+//!   itself reports that the new address is published;
 //! * waiters are served oldest first, and before every later request;
-//! * no pool gives out an address that another pool holds on the same network ([`standing`]), or
-//!   that a LoadBalancer publishes there without a ledger that says so ([`reserved`]), or that is
-//!   the cluster's own;
-//! * names survive restores: a LoadBalancer that is created again under its name gets the name's
-//!   former address: from its pool's ledger, from history, or because it asks for that address
-//!   itself.
+//! * no pool gives out an address that another pool holds on the same network ([`overlap`]), that a
+//!   LoadBalancer publishes there without a record in a ledger ([`reserved`]), or that is the
+//!   cluster's own;
+//! * a name keeps its address across restores: a LoadBalancer that is created again under its name
+//!   gets the name's former address. The address is in the ledger of its pool or in the history, or
+//!   the LoadBalancer itself asks for it.
 
 mod confirmed;
 pub mod overlap;
@@ -48,10 +49,9 @@ pub struct AllocatorPool {
     pub segment: Segment,
     /// LoadBalancers that the pool serves.
     pub selector: PoolSelector,
-    /// Conflict with another pool because of which this one is out of use, as last judged. `None`:
-    /// none.
+    /// Conflict that puts the pool out of use, as last judged. `None`: no conflict.
     pub conflict: Option<PoolConflict>,
-    /// Fault in the pool's ranges; such a pool retains its claims and gives out nothing.
+    /// Fault in the pool's ranges. A pool with a fault retains its claims and gives out nothing.
     pub fault: Option<RangeError>,
     /// Whether the pool is being deleted: it gives out nothing then.
     pub deleting: bool,
@@ -74,18 +74,19 @@ pub enum ClaimResult {
         /// Network of the pool, blank for the nodes' own; `None` if the pool is gone or serves
         /// every network.
         network: Option<String>,
-        /// Reason why the address is not the one that the LoadBalancer asks for. `None`: it is.
+        /// Reason why the address is not the one that the LoadBalancer asks for. `None`: the claim
+        /// meets the request.
         instead: Option<NoAddressReason>,
     },
-    /// No address yet. The book remembers the request and serves it when it can.
+    /// No address yet. The book remembers the request, and serves it when a pool has an address.
     Waiting(NoAddressReason),
 }
 
-/// Every pool, every holder, every waiter.
+/// Book of all pools, all owners of claims, and all waiters.
 #[derive(Clone, Debug, Default)]
 pub struct PoolAllocator {
     pools: BTreeMap<String, AllocatorPool>,
-    /// Claims by the owner's UID; two while the owner changes pools.
+    /// Claims by the owner's UID. An owner has two while it changes pools.
     holders: HashMap<String, Vec<Claim>>,
     /// Claims by the owner's name, whatever the UID.
     names: HashMap<String, BTreeSet<Claim>>,
@@ -100,7 +101,8 @@ pub struct PoolAllocator {
     infrastructure: HeldBack,
 }
 
-/// Sorts by age, then name, so that the order of service never depends on arrival.
+/// Sort key of waiters: creation time, then name. So the order in which waiters are served never
+/// depends on the order of their requests.
 type Age = (i64, Owner);
 
 impl PoolAllocator {
@@ -136,7 +138,8 @@ impl PoolAllocator {
         self.held(facts, claim, wait)
     }
 
-    /// The answer to [`Self::claim`] if it changes nothing, so that no write is needed.
+    /// The answer that [`Self::claim`] would give, if the call would change nothing and no write of
+    /// the pool is pending.
     pub fn peek(&self, facts: &LbFacts) -> Option<ClaimResult> {
         self.unchanged(facts).filter(|answer| match answer {
             ClaimResult::Held { claim, .. } => !self.touched.contains(&claim.pool),
@@ -144,7 +147,8 @@ impl PoolAllocator {
         })
     }
 
-    /// The answer to [`Self::claim`] if it changes nothing in memory. Its pool may be unwritten.
+    /// The answer that [`Self::claim`] would give, if the call would change nothing in memory. A
+    /// write of the pool may be pending.
     fn unchanged(&self, facts: &LbFacts) -> Option<ClaimResult> {
         let claims = self.holders.get(&facts.owner.uid)?;
         let [claim] = claims.as_slice() else { return None };
@@ -155,9 +159,10 @@ impl PoolAllocator {
             .then(|| self.held(facts, claim.clone(), None))
     }
 
-    /// Whether the LoadBalancer must be read again before [`Self::claim`]: it holds more than it
-    /// publishes, so that an address may have to be released, or publishes an address that it does
-    /// not hold, or another LoadBalancer had its name. A stale view must not decide any of these.
+    /// Whether the LoadBalancer must be read from the API server before [`Self::claim`]. A stale
+    /// view must not decide if a claim or a reservation may have to be released, if the
+    /// LoadBalancer holds claims but publishes another address, or if it inherits claims of an
+    /// earlier LoadBalancer with its name.
     pub fn needs_fresh(&self, facts: &LbFacts) -> bool {
         let claims = self.claims_of(&facts.owner.uid);
         let unknown = facts.published.as_ref().is_some_and(|p| !claims.contains(p));
@@ -176,14 +181,14 @@ impl PoolAllocator {
             && self.touched.is_empty()
     }
 
-    /// Releases every claim of the owner, and removes it from the waiters.
+    /// Releases every claim of the owner, and removes the owner from the waiters.
     pub fn release(&mut self, uid: &str) -> Vec<Claim> {
         self.stop_waiting(uid);
         self.forget(uid);
         self.release_all_but(uid, None)
     }
 
-    /// Releases one claim if its owner is still the given one.
+    /// Releases one claim, if `owner` still owns it.
     pub fn release_claim(&mut self, claim: &Claim, owner: &Owner) -> bool {
         let Some(pool) = self.pools.get_mut(&claim.pool) else { return false };
         if pool.ledger.owner_of(claim.ip) != Some(owner) {
@@ -238,7 +243,7 @@ impl PoolAllocator {
         self.holders.get(uid).map_or(&[], Vec::as_slice)
     }
 
-    /// The claim to retain: the published one, else any.
+    /// The claim that the LoadBalancer retains: the published claim, else any of its claims.
     fn current(&self, facts: &LbFacts) -> Option<Claim> {
         let claims = self.claims_of(&facts.owner.uid);
         claims
@@ -248,7 +253,8 @@ impl PoolAllocator {
             .cloned()
     }
 
-    /// The claim that the LoadBalancer should have: its present one, unless it names another pool.
+    /// Returns the claim that the LoadBalancer should have: its present claim, unless it names
+    /// another pool. Makes the claim if there is none yet.
     fn settle(
         &mut self,
         facts: &LbFacts,
@@ -285,7 +291,7 @@ impl PoolAllocator {
         })
     }
 
-    /// Names of the pools that may serve, best first.
+    /// Names of the pools that may serve a LoadBalancer, best first.
     pub fn candidates(&self, requirement: &PoolRequirement) -> Vec<&str> {
         let mut ranked: Vec<_> = self
             .pools
@@ -327,7 +333,7 @@ impl PoolAllocator {
     }
 
     fn claim_from(&mut self, name: &str, facts: &LbFacts) -> Result<Claim, NoAddress> {
-        // Removed for the moment, so that `fitness` can read the other pools.
+        // The pool is removed for the moment, so that `fitness` can read the other pools.
         let mut pool = self.pools.remove(name).ok_or(NoAddress::Full)?;
         let former = facts.former.as_ref().map(|former| former.ip);
         let fitness = self.fitness(facts, name, &pool);
@@ -391,7 +397,7 @@ impl PoolAllocator {
 }
 
 impl AllocatorPool {
-    /// Reason why the pool gives out no address. `None`: it does.
+    /// Reason why the pool gives out no address. `None`: it gives out addresses.
     pub fn idle(&self) -> Option<String> {
         if self.deleting {
             return Some("it is being deleted".to_owned());
@@ -400,7 +406,7 @@ impl AllocatorPool {
         fault().or_else(|| self.conflict.as_ref().map(PoolConflict::standing_back))
     }
 
-    /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: they do.
+    /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: they fit.
     fn mismatch(&self, name: &str, facts: &LbFacts) -> Option<NoAddressReason> {
         network_mismatch(name, &self.selector, &self.segment, facts)
     }

@@ -14,7 +14,8 @@ impl PoolAllocator {
         if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
             return None;
         }
-        // Claims left from a change of pools that was taken back.
+        // The owner asked for another pool and took the request back: its claims there are
+        // released.
         self.release_all_but(&facts.owner.uid, None);
         let wait = NoAddressReason::PoolGone { pool: claim.pool.clone() };
         self.wait(facts, wait.clone());
@@ -22,10 +23,10 @@ impl PoolAllocator {
     }
 
     /// The published claim, if its pool is gone. Where admission does not protect the status, a
-    /// tenant can write any address and the name of a pool that never existed. A claim that was
-    /// neither published at the start of this term nor recorded in a ledger must therefore also be
-    /// unowned, reserved for no other, no gateway, and in no ranges of a pool that would not admit
-    /// the LoadBalancer.
+    /// tenant can write any address and the name of a pool that never existed. So a claim that was
+    /// neither published at the start of this term nor recorded in a ledger must also meet these
+    /// conditions: the address has no other owner, is reserved for no other LoadBalancer, is no
+    /// gateway, and is not in the ranges of a pool that would not admit the LoadBalancer.
     pub(super) fn homeless<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
         let is_gone = !self.pools.contains_key(&claim.pool);
@@ -67,8 +68,9 @@ impl PoolAllocator {
         self.given(claim);
     }
 
-    /// Hands over the claims of an earlier LoadBalancer with the same name: one name is one object,
-    /// so the earlier one is gone. `facts` must be fresh: a stale view may show the earlier one.
+    /// Hands over the claims of an earlier LoadBalancer with the same name. A name belongs to one
+    /// object, so the earlier LoadBalancer is gone. `facts` must be fresh: a stale view may show
+    /// the earlier LoadBalancer.
     pub(super) fn inherit(&mut self, facts: &LbFacts) {
         if !facts.fresh {
             return;
@@ -85,8 +87,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Claims under the LoadBalancer's name that another UID owns and that their pools may give to
-    /// it.
+    /// Claims under the LoadBalancer's name, each with its owner, that belong to another UID and
+    /// that the LoadBalancer may inherit: their pools admit it.
     pub(super) fn inheritance(&self, facts: &LbFacts) -> impl Iterator<Item = (Claim, Owner)> {
         let named = self.names.get(&facts.owner.name).into_iter().flatten();
         named.filter_map(|claim| {

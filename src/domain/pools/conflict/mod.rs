@@ -1,20 +1,22 @@
 //! Conflicts between pools, and which of two pools stays in use.
 //!
-//! One rule for admission and for the ledger's owner, so that their verdicts agree:
-//! * **Ranges.** Two pools must not give out one address on one network. A network is the layer-2
-//!   segment: two NetworkAttachmentDefinitions of one bridge and VLAN are one network; an unknown
-//!   one counts by its name. No network means the nodes' own, and so does the untagged network of
-//!   the management bridge. The same range on two isolated networks is no conflict. A global pool
-//!   serves every network, so its ranges must differ from all.
-//! * **One global pool.**
-//! * **Order.** A pool's network must match, so pools of different networks never compete. Among
-//!   pools with the same network name that serve LoadBalancers which do not name them, each
-//!   priority other than 0 belongs to one pool, and scopes of pools with priority 0 do not overlap.
+//! Admission and the ledger task apply one rule, so that their verdicts agree:
+//! * **Ranges.** Two pools must not give out one address on one network. A network is a layer-2
+//!   segment: two NetworkAttachmentDefinitions of one bridge and VLAN are one network. A network
+//!   whose bridge and VLAN are unknown is identified by its name. A pool that names no network is
+//!   on the nodes' own network, and so is a pool on the untagged network of the management bridge.
+//!   Pools on isolated networks may have the same range. A global pool serves every network, so its
+//!   ranges must differ from those of all other pools.
+//! * **One global pool.** There is at most one.
+//! * **Order.** A LoadBalancer that names no pool is served by a pool with the LoadBalancer's
+//!   network name, or by the global pool. So only pools with the same network name compete. Two
+//!   such pools that both have a scope must not have the same priority, unless it is 0. With
+//!   priority 0, their scopes must not overlap.
 //!
-//! Of two pools in conflict the older stays in use, at equal age the one whose name comes first.
-//! The younger is out of use, even if the older one is itself out of use because of a third: so the
-//! deletion of a pool puts no other pool out of use. A pool that gives out nothing, because it is
-//! being deleted or its ranges are invalid, causes no conflict.
+//! Of two pools in conflict, the older pool stays in use; at equal age, the pool whose name comes
+//! first. The younger pool is out of use, even if the older pool is itself out of use because of a
+//! third pool. So the deletion of a pool puts no other pool out of use. A pool that is being
+//! deleted, or whose ranges are invalid, gives out nothing and causes no conflict.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -41,16 +43,16 @@ pub struct PoolFacts {
     pub ranges: Option<PoolRanges>,
 }
 
-/// Facts of a pool that are compared with those of others.
+/// Facts of a pool that are compared with those of other pools.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolContender<'a> {
     /// Name of the pool.
     pub name: &'a str,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// Whether the pool would give out addresses if it were alone.
+    /// Whether the pool gives out addresses if it is in no conflict.
     pub serves: bool,
-    /// Segment where the pool's addresses are announced. Without meaning for the global pool.
+    /// Segment where the pool's addresses are announced. Not used for a global pool.
     pub segment: &'a Segment,
     /// LoadBalancers that the pool serves.
     pub selector: &'a PoolSelector,
@@ -58,7 +60,7 @@ pub struct PoolContender<'a> {
     pub ranges: &'a PoolRanges,
 }
 
-/// A conflict of a pool with another one.
+/// Conflict of a pool with another pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConflict {
     /// Name of the other pool.
@@ -67,20 +69,20 @@ pub struct PoolConflict {
     pub over: ConflictCause,
 }
 
-/// Cause of a conflict between two pools. The first that applies counts.
+/// Cause of a conflict between two pools. Of several causes, the first in this order counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConflictCause {
-    /// Addresses that both have.
+    /// Addresses that both pools have.
     Ranges {
         /// Index of the range in this pool's `spec.ranges`.
         mine: usize,
         /// Index of the range in the other pool's `spec.ranges`.
         theirs: usize,
-        /// First address that both have.
+        /// First address of the first overlap.
         first: IpAddr,
-        /// Last address of the same overlap.
+        /// Last address of the first overlap.
         last: IpAddr,
-        /// Number of addresses that both have, in all ranges.
+        /// Number of addresses that both pools have, in all overlaps.
         count: u128,
         /// Reason why the two networks are the same, as a clause.
         network: String,
@@ -89,7 +91,7 @@ pub enum ConflictCause {
     Global,
     /// The same priority, other than 0.
     Priority(i64),
-    /// Scopes that admit the same LoadBalancers, with priority 0.
+    /// Scopes that admit the same LoadBalancers, of two pools with priority 0.
     Scope {
         /// Index in this pool's `spec.selector.scope`.
         mine: usize,
@@ -110,7 +112,7 @@ impl PoolFacts {
         }
     }
 
-    /// The pool, in the form in which it is compared with others.
+    /// Returns the facts that are compared with those of other pools.
     pub fn contender<'a>(&'a self, segment: &'a Segment) -> PoolContender<'a> {
         static NOTHING: PoolRanges = PoolRanges::none();
         PoolContender {
@@ -125,7 +127,8 @@ impl PoolFacts {
 }
 
 impl PoolContender<'_> {
-    /// Reason why addresses of both may be announced on one segment. `None`: they cannot be.
+    /// Reason why addresses of both pools may be announced on one segment. `None`: the pools have
+    /// no segment in common.
     fn shared_network(&self, other: &Self) -> Option<String> {
         let (a, b) = (self.selector.network(), other.selector.network());
         if self.selector.is_global() || other.selector.is_global() {
@@ -147,9 +150,9 @@ impl PoolContender<'_> {
         }
     }
 
-    /// Whether addresses of both may be announced on one segment.
+    /// Whether addresses of both pools may be announced on one segment.
     pub fn meets(&self, other: &Self) -> bool {
-        // The same condition as above, without a text.
+        // The same condition as in `shared_network`, without the text.
         let (a, b) = (self.selector, other.selector);
         a.is_global()
             || b.is_global()
@@ -157,7 +160,7 @@ impl PoolContender<'_> {
             || self.segment.meets(other.segment)
     }
 
-    /// All conflicts of the two pools, the gravest first, whichever is older.
+    /// All conflicts of the two pools, the gravest first. The pools' age does not matter.
     pub fn contests(&self, other: &Self) -> Vec<ConflictCause> {
         if !self.serves || !other.serves || self.name == other.name {
             return Vec::new();
@@ -172,7 +175,7 @@ impl PoolContender<'_> {
         match (self.selector.is_global(), other.selector.is_global()) {
             (true, true) => contests.push(ConflictCause::Global),
             (false, false) => contests.extend(order(self.selector, other.selector)),
-            // The global pool is used only when no other fits.
+            // The global pool is used only when no other pool fits.
             _ => {}
         }
         contests
@@ -184,7 +187,7 @@ impl PoolContender<'_> {
     }
 }
 
-/// Conflicts of the pools that are out of use, by name.
+/// Gravest conflict of each pool that is out of use, by the pool's name.
 pub fn judge(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
     let mut by_age: Vec<&PoolContender<'_>> = pools.iter().collect();
     by_age.sort_by_key(|pool| (pool.created, pool.name));
@@ -202,8 +205,8 @@ pub fn judge(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
     verdicts
 }
 
-/// All conflicts of a pool as it would be stored with the others, whatever their age: to be
-/// admitted, it must not put another one out of use either.
+/// All conflicts that a new or changed pool would have with the other pools. Age does not matter: a
+/// pool that would put a younger pool out of use is not admitted either.
 pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> Vec<PoolConflict> {
     let mut conflicts: Vec<PoolConflict> = others
         .iter()
@@ -217,9 +220,9 @@ pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> V
 }
 
 /// Reason why a pool's addresses do not fit a LoadBalancer: the LoadBalancer names a network, and
-/// the pool, on `segment`, is for another one. A global pool serves every network. A pool without
-/// network may serve guests on any network, since its admin named none and a guest's network is
-/// that of its VMs.
+/// the pool is on another segment, `segment`. A global pool fits every network. A pool without a
+/// network fits guests on any network: its admin named none, and a guest's network is that of its
+/// VMs.
 pub fn network_mismatch(
     pool: &str,
     selector: &PoolSelector,
@@ -235,13 +238,13 @@ pub fn network_mismatch(
     })
 }
 
-/// The first overlap of the two, as indices of the two ranges and its two ends, and the number of
-/// all addresses that they share. `None`: they share none.
+/// First overlap of two pools: the index of each pool's range, and the first and last address; then
+/// the number of all addresses that the pools share. `None`: they share no address.
 pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, IpAddr, u128)> {
     let (mut left, mut right) = (a.stretches().iter().peekable(), b.stretches().iter().peekable());
     let mut found = None;
     let mut count: u128 = 0;
-    // Both are sorted and disjoint.
+    // The stretches of each pool are sorted and disjoint.
     while let (Some(x), Some(y)) = (left.peek(), right.peek()) {
         let (first, last) = (x.first.max(y.first), x.last.min(y.last));
         if first <= last && first.is_ipv4() == last.is_ipv4() {
@@ -257,8 +260,9 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
     found.map(|(mine, theirs, first, last)| (mine, theirs, first, last, count))
 }
 
-/// Conflict of two pools of one network between which a LoadBalancer's choice would not be
-/// definite: they have the same priority, or without one a scope in common. Neither pool is global.
+/// Conflict of two pools, neither of them global, with the same network name and the same priority;
+/// with priority 0, their scopes also overlap. It would not be definite which of the two serves a
+/// LoadBalancer.
 fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
     if a.network() != b.network()
         || a.priority() != b.priority()
@@ -274,7 +278,8 @@ fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
 }
 
 impl ConflictCause {
-    /// Rank of the cause, the gravest first. Differs between causes of different kinds.
+    /// Rank of the cause; the gravest cause has the lowest rank. Each kind of cause has its own
+    /// rank.
     pub fn weight(&self) -> u8 {
         match self {
             Self::Ranges { .. } => 0,

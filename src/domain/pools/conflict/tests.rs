@@ -36,7 +36,7 @@ fn pool(
     PoolFacts::new(name, created, &spec)
 }
 
-/// `mgmt-br` untagged, VLANs 7 and 8 of it, and VLAN 7 under a second name.
+/// Segment of a network on bridge `mgmt-br` or `data-br`. Two networks are VLAN 7 of `mgmt-br`.
 fn segment(network: &str, listed: bool) -> Segment {
     let at = |bridge: &str, vlan| Some(NetworkAttachment { bridge: bridge.into(), vlan });
     let attachment = match network {
@@ -107,7 +107,7 @@ fn the_global_pool_is_one_and_apart_from_all() {
         judged(&[isolated.clone(), global("b", 2, (20, 30))]),
         says("b", "a", "RangeConflict")
     );
-    // A global pool takes no part in the order of the others.
+    // A global pool takes no part in the order of the other pools.
     let narrow = pool("c", 3, (40, 50), "", (0, &["*/ns/*"]));
     assert_eq!(judged(&[isolated, global("b", 2, (21, 30)), narrow]), []);
 }
@@ -183,7 +183,7 @@ fn the_weightiest_is_reported_with_both_places_and_the_remedy() {
     ] {
         assert!(message.contains(part), "{message}");
     }
-    // For admission age does not matter: a pool must not put an older or younger one out of use.
+    // For admission, age does not matter: no pool, older or younger, may be put out of use.
     assert_eq!(against(&old.contender(&segments[0]), &[new.contender(&segments[1])]).len(), 1);
     assert!(against(&old.contender(&segments[0]), &[old.contender(&segments[0])]).is_empty());
 }
@@ -203,9 +203,9 @@ fn any_pool(place: usize) -> impl Strategy<Value = PoolFacts> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 
-    /// No two pools in use are in conflict; a pool out of use has an older one as the cause; the
-    /// order in which they are judged does not matter; and admission admits exactly the pools that
-    /// the ledger's owner would not put out of use.
+    /// No two pools in use are in conflict. A pool is out of use only because of an older pool. The
+    /// order in which pools are judged does not matter. Admission admits every pool exactly when
+    /// the ledger task puts no pool out of use.
     #[test]
     fn verdicts_agree(pools in (any_pool(0), any_pool(1), any_pool(2), any_pool(3), any_pool(4))) {
         let pools = [pools.0, pools.1, pools.2, pools.3, pools.4];

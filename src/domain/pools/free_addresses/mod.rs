@@ -1,16 +1,16 @@
 //! The free addresses of a pool, as disjoint intervals in a balanced tree.
 //!
-//! Invariants: intervals are non-empty, disjoint, and never touch within one stretch of the
-//! pool, so `n` addresses given out cost at most `n` intervals more than there are stretches.
-//! Every operation is O(log n) and a set of 2^64 addresses costs one entry. IPv4 sorts before
-//! IPv6 and their intervals never meet.
+//! Invariants: intervals are non-empty, disjoint, and never touch within one stretch of the pool.
+//! So after `n` addresses were given out, there are at most `n` intervals more than stretches.
+//! Every operation is O(log n), and a set of 2^64 addresses costs one entry. IPv4 sorts before
+//! IPv6, and no interval contains both.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::ranges::{PoolRanges, from_u128, to_u128};
 
-/// An address as (is IPv6, value): orders IPv4 first.
+/// An address as (is IPv6, value): IPv4 sorts first.
 type Key = (bool, u128);
 
 /// The free addresses of a pool.
@@ -64,8 +64,8 @@ impl FreeSet {
         true
     }
 
-    /// Takes the first free address after `cursor`, or the first of all when there is none after
-    /// it.
+    /// Takes the first free address after `cursor`, or the first of all if no address after
+    /// `cursor` is free.
     pub fn take_after(&mut self, cursor: Option<IpAddr>) -> Option<IpAddr> {
         let next = match cursor {
             None => self.first_from((false, 0)),

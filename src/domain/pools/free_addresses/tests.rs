@@ -1,4 +1,4 @@
-//! The interval set against a plain set of addresses.
+//! Comparison of the interval set with a plain set of addresses.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Two stretches that touch, a hole, and the other family.
+/// Ranges of both families, with two stretches that touch and a hole; and all their addresses.
 fn mixed() -> (PoolRanges, Vec<IpAddr>) {
     let ranges =
         ranges(&["10.0.0.1/32", "10.0.0.2/32", "10.0.0.16/28", "fd00::1/128", "fd00::10/124"]);
@@ -49,7 +49,7 @@ fn check_invariants(set: &FreeSet, ranges: &PoolRanges) {
 enum Step {
     Take(usize),
     Put(usize),
-    /// Index of the address to start after; beyond the last one: without a cursor.
+    /// Index of the address that is the cursor. An index beyond the last address: no cursor.
     TakeAfter(usize),
 }
 
@@ -99,7 +99,7 @@ proptest! {
 fn what_is_outside_is_neither_contained_nor_taken() {
     let (ranges, _) = mixed();
     let mut set = FreeSet::full(&ranges);
-    // The values of the last two belong to an address of the other family.
+    // The last two have the numeric values of addresses of the other family.
     for outside in ["10.0.0.0", "10.0.0.3", "10.0.0.17", "fd00::11", "::a00:1", "255.255.255.255"] {
         assert!(!set.contains(ip(outside)) && !set.take(ip(outside)), "{outside}");
     }
@@ -133,7 +133,7 @@ fn the_ends_of_the_number_space_can_be_taken_and_put_back() {
     }
 }
 
-/// A /64 is one entry, and `n` addresses taken from it cost at most `n` more.
+/// A /64 is one entry, and `n` addresses taken from it cost at most `n` more entries.
 #[test]
 fn a_huge_subnet_costs_what_was_taken_from_it() {
     let full = FreeSet::full(&ranges(&["fd00::/64"]));

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use super::super::ranges::{PoolRanges, from_u128, to_u128};
 use api::Range;
 
-/// Number of times that a subnet is doubled so that both ends of a range are hosts of it.
+/// Most times that a subnet is doubled to find one in which both ends of a range are hosts.
 const WIDER: u8 = 16;
 
 /// Whether keys with this prefix contain addresses.
@@ -15,8 +15,8 @@ pub(super) fn is_format(format: &str) -> bool {
     matches!(format, "cidr" | "range")
 }
 
-/// The range that an item means, with notes on each deviation from its text. The error gives the
-/// fault and the remedy.
+/// The range that an item means, with a note on each deviation from the item's text. The error
+/// gives the fault and the remedy.
 pub(super) fn read(format: &str, text: &str) -> Result<(Range, Vec<String>), String> {
     let (range, notes) = if format == "cidr" { cidr(text)? } else { stretch(text)? };
     // The rules of pools apply to the range too.
@@ -56,7 +56,8 @@ fn address(text: &str) -> Result<IpAddr, String> {
     Ok(ip.to_canonical())
 }
 
-/// The range with a subnet, and a note on the addresses of it that are not given out.
+/// The range with a derived subnet, and a note on the addresses of the range that are not given
+/// out.
 fn derive(first: IpAddr, last: IpAddr) -> (Range, Option<String>) {
     let bits: u8 = if first.is_ipv4() { 32 } else { 128 };
     if first == last {
@@ -86,7 +87,8 @@ fn derive(first: IpAddr, last: IpAddr) -> (Range, Option<String>) {
     (range, lost(net, first, last))
 }
 
-/// The addresses of a range that are no hosts of this subnet, or its gateway, as a note.
+/// Note on the addresses of a range that are not given out: those that are no hosts of the subnet,
+/// and the gateway. `None`: there are none.
 fn lost(net: IpNet, first: IpAddr, last: IpAddr) -> Option<String> {
     let (low, high) = (to_u128(net.network()), to_u128(net.broadcast()));
     let within = |value: u128| to_u128(first) <= value && value <= to_u128(last);

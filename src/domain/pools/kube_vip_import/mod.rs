@@ -1,16 +1,17 @@
 //! Pools from the ConfigMap in which kube-vip's cloud provider has its addresses.
 //!
-//! Keys are `cidr-<namespace>` and `range-<namespace>`, with `global` for all namespaces that have
-//! none; values are lists with commas. A namespace's two keys make one pool. Every item is imported
-//! by itself: an invalid item is reported, and the others are imported.
+//! Keys are `cidr-<namespace>` and `range-<namespace>`. `global` instead of a namespace means all
+//! namespaces without a key. A value is a list with commas. The two keys of a namespace make one
+//! pool. Every item is imported by itself: an invalid item is reported, and the others are
+//! imported.
 //!
-//! A range has no subnet in the ConfigMap. It gets the smallest subnet in which its ends are hosts
-//! and none of it is the gateway. The Go controller took the smallest that contains both ends, in
-//! which the first address was often the network's own or the gateway, and was then never given
-//! out.
+//! A range has no subnet in the ConfigMap. The import gives it the smallest subnet in which both
+//! ends are hosts and the gateway is outside the range. The Go controller took the smallest subnet
+//! that contains both ends. There, the first address of the range was often the network's own or
+//! the gateway, and was then never given out.
 //!
-//! Addresses in use: the address of a LoadBalancer is recorded as its former one, so that it gets
-//! the same address again; an address of any other Service is excluded.
+//! Addresses in use: the address of a LoadBalancer is recorded as its former address, so that the
+//! LoadBalancer gets it again; an address of any other Service is excluded.
 
 mod item;
 
@@ -31,11 +32,12 @@ pub const NAMESPACE: &str = "kube-system";
 /// Name of kube-vip's ConfigMap.
 pub const NAME: &str = "kubevip";
 
-/// Key suffix for all namespaces, and the name of that pool.
+/// Key suffix of the pool for all namespaces, and that pool's name.
 const GLOBAL: &str = "global";
 /// Key under which kube-vip records the addresses that it announces.
 const SERVICES: &str = "kubevip-services";
-/// Most ranges of one pool, by the CRD's schema.
+/// Most ranges of one imported pool, and most excluded addresses of a range. The CRD's schema
+/// allows 256 and 64.
 const MOST_RANGES: usize = 64;
 /// Longest report, in bytes: the report is an annotation, and all annotations together have 256
 /// KiB.
@@ -46,7 +48,7 @@ const LONGEST_REPORT: usize = 16 * 1024;
 pub struct ImportFacts {
     /// IPPools that exist.
     pub pools: Vec<IPPool>,
-    /// Addresses of LoadBalancers, by `namespace/name`, as their status publishes them.
+    /// Address that each LoadBalancer publishes, by `namespace/name`. `None`: no address.
     pub load_balancers: BTreeMap<String, Option<IpAddr>>,
     /// Namespace of the ConfigMap, and of the Services that it lists.
     pub namespace: String,
@@ -71,7 +73,7 @@ pub struct NewPool {
     pub name: String,
     /// Spec of the pool.
     pub spec: IPPoolSpec,
-    /// `namespace/name` of the present LoadBalancer, by address.
+    /// LoadBalancers that have addresses of the pool now: `namespace/name`, by address.
     pub history: BTreeMap<String, String>,
     /// Whether the pool exists already: an earlier run created it, and may have ended before it
     /// wrote the history.
@@ -118,8 +120,8 @@ pub struct ImportPlan {
     pub ignored: Vec<String>,
 }
 
-/// Makes the plan. Namespaces come in alphabetical order and the global pool last, so that of two
-/// overlapping pools the narrower one is imported.
+/// Makes the plan. Namespaces come in alphabetical order and the global pool last, so that a
+/// namespace's pool is imported rather than a global pool that overlaps it.
 pub fn plan(data: &BTreeMap<String, String>, known: &ImportFacts) -> ImportPlan {
     let mut import = ImportPlan::default();
     let mut ranges: BTreeMap<(bool, &str), Vec<(Range, RefusedItem)>> = BTreeMap::new();
@@ -200,7 +202,8 @@ impl ImportPlan {
         }
     }
 
-    /// Conflict of a new pool with the existing and the planned ones. `None`: none.
+    /// Conflict of a new pool with the existing and the planned pools, as a message. `None`: no
+    /// conflict.
     fn conflict(&self, name: &str, spec: &IPPoolSpec, known: &ImportFacts) -> Option<String> {
         let there = known.pools.iter().map(|pool| {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
@@ -216,7 +219,7 @@ impl ImportPlan {
             .collect();
         let others: Vec<_> = others.iter().map(|(pool, segment)| pool.contender(segment)).collect();
         let candidate = PoolFacts::new(name, i64::MAX, spec);
-        // Imported pools have no network, so their addresses are on the nodes' own.
+        // Imported pools have no network, so their addresses are on the nodes' own network.
         let conflicts = conflict::against(&candidate.contender(&Segment::Management), &others);
         conflicts.first().map(conflict::PoolConflict::message)
     }
@@ -329,8 +332,8 @@ fn bounded(lines: &[String]) -> String {
     text
 }
 
-/// Whether a pool was created from these ranges, or from a part of them where others were in
-/// conflict.
+/// Whether a pool was created from these ranges, or from a part of them because the others were
+/// refused.
 fn is_made_of(pool: &IPPool, ranges: &[Range]) -> bool {
     let bounds = |r: &Range| (r.subnet.clone(), r.range_start.clone(), r.range_end.clone());
     let planned: BTreeSet<_> = ranges.iter().map(bounds).collect();

@@ -58,16 +58,17 @@ fn each_namespace_gets_one_pool_of_both_its_keys() {
     assert_eq!(scope(2)[0].namespace, any());
 }
 
-/// The smallest subnet that holds both ends is often one in which they are no hosts.
+/// The ends of a range are often no hosts of the smallest subnet that contains both.
 #[test]
 fn the_subnet_of_a_range_has_its_ends_as_hosts_and_its_gateway_outside() {
     for (range, expected) in [
         ("192.168.1.10-192.168.1.100", "192.168.1.0/25"),
-        // 64 is the network of /26, 65 its gateway.
+        // Address 64 is the network address of the /26, and 65 its gateway.
         ("192.168.1.64-192.168.1.100", "192.168.1.0/25"),
         ("192.168.1.65-192.168.1.100", "192.168.1.0/25"),
         ("192.168.1.66-192.168.1.100", "192.168.1.64/26"),
-        // 127 is the broadcast address of /25 and all within it.
+        // Address 127 is the broadcast address of the /25 and of each smaller subnet that contains
+        // it.
         ("192.168.1.10-192.168.1.127", "192.168.1.0/24"),
         ("192.168.1.4-192.168.1.5", "192.168.1.0/29"),
         ("10.0.0.10-10.200.0.10", "10.0.0.0/8"),
@@ -114,7 +115,7 @@ fn reversed_ends_are_exchanged_and_reported() {
     );
 }
 
-/// The first address is the network's own in every wider subnet, so none makes it a host.
+/// The first address is the network address of every wider subnet, so no subnet has it as a host.
 #[test]
 fn what_no_subnet_can_give_out_is_reported() {
     let import = plan_of(&[("range-a", "10.0.0.0-10.0.0.15")]);
@@ -228,7 +229,7 @@ fn pools_that_are_there_stay_and_are_in_the_way() {
     assert!(report.contains("not changed: IPPool default"), "{report}");
 }
 
-/// A second run finds the pools of the first: nothing is created twice.
+/// A second run finds the pools of the first run: nothing is created twice.
 #[test]
 fn a_second_run_creates_nothing() {
     let data = data(&[("cidr-default", "10.1.0.0/24"), ("cidr-global", "10.2.0.0/24")]);
@@ -240,7 +241,7 @@ fn a_second_run_creates_nothing() {
     assert!(second.pools.len() == 2 && second.pools.iter().all(|pool| pool.there), "{second:?}");
     assert_eq!((second.left.len(), second.refused.len()), (0, 0));
     assert!(second.report(&BTreeSet::new()).contains("exists already: IPPool global"));
-    // A pool of that name that an admin created.
+    // An admin created a pool with that name.
     known.pools[0].spec.ranges[0].subnet = "10.9.0.0/24".to_owned();
     assert_eq!(plan(&data, &known).left, ["default"]);
 }

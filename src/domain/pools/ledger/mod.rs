@@ -2,13 +2,14 @@
 //!
 //! Invariants, checked by `self_check` in tests:
 //! * an address has at most one owner;
-//! * free, claimed and excluded addresses do not meet;
+//! * no address is both free and claimed, and no excluded address is free;
 //! * an address that another pool gave out on the same network is held back: not free, and not
 //!   given out here until the other pool releases it;
-//! * an address of a closed network is not given out either, whatever happens to it;
-//! * a claim outside the ranges (of a pool that shrank) is retained until it is released, and does
-//!   not count as free afterwards;
-//! * history is a hint: it never refuses an address and never makes one unavailable.
+//! * an address of a closed network ([`Ledger::close`]) is not given out either, even after its
+//!   claim is released;
+//! * a claim outside the ranges (the pool shrank) is retained until it is released, and its address
+//!   is not free afterwards;
+//! * history is a hint: it makes no claim fail, and no address unavailable.
 //!
 //! Called by [`super::allocator`] alone. Every operation is O(log n) in the number of claims,
 //! unless its comment says otherwise.
@@ -43,10 +44,11 @@ pub enum NoAddress {
 pub enum AddressFitness {
     /// May be given.
     Good,
-    /// May be given when no other is left: it is the former address of another LoadBalancer, which
-    /// waits for it.
+    /// May be given when no other address is left: it is the former address of another
+    /// LoadBalancer, which waits for it.
     Expected,
-    /// No: another LoadBalancer has the address on the network where it would be announced.
+    /// Must not be given: another LoadBalancer has the address on the network where it would be
+    /// announced.
     Taken,
 }
 
@@ -54,7 +56,7 @@ pub enum AddressFitness {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     ranges: PoolRanges,
-    /// Ranges without the cluster's own networks, from which no address is given out.
+    /// Ranges without the closed networks: the cluster's own, whose addresses are not given out.
     open: PoolRanges,
     free: FreeSet,
     claims: BTreeMap<IpAddr, Owner>,
@@ -82,14 +84,14 @@ impl Ledger {
         &self.ranges
     }
 
-    /// Claims an address for the owner: its present one, else the former one of its name, else the
-    /// next free one.
+    /// Claims an address for the owner: its present address, else the former address of its name,
+    /// else the next free address.
     pub fn claim(&mut self, owner: &Owner) -> Result<IpAddr, NoAddress> {
         self.claim_where(owner, None, |_| AddressFitness::Good)
     }
 
-    /// Claims as [`Self::claim`] does, but prefers the `former` address to the former one of the
-    /// name, and gives a free address only as `fitness` allows.
+    /// Claims as [`Self::claim`] does, but tries the address `former` before the former address of
+    /// the name, and gives a free address only if `fitness` allows it.
     pub fn claim_where(
         &mut self,
         owner: &Owner,
@@ -116,8 +118,9 @@ impl Ledger {
         Ok(ip)
     }
 
-    /// The next free address after the cursor that is good, else the next that is only expected by
-    /// another LoadBalancer. Moves the cursor to it. O(k log n), where k addresses are not good.
+    /// Returns the next free address after the cursor whose fitness is `Good`, else the next one
+    /// whose fitness is `Expected`. Moves the cursor to the returned address. O(k log n), where k
+    /// is the number of free addresses that are passed over.
     fn next_free(
         &mut self,
         fitness: impl Fn(IpAddr) -> AddressFitness,
@@ -144,8 +147,8 @@ impl Ledger {
         Ok(ip)
     }
 
-    /// Makes `heir` the owner of an address. `false`: the address has no owner, or `heir` holds
-    /// another one here.
+    /// Makes `heir` the owner of an address. `false`: the address has no owner, or `heir` holds an
+    /// address of the pool already.
     pub fn hand_over(&mut self, ip: IpAddr, heir: &Owner) -> bool {
         if self.held.contains_key(key(heir)) {
             return false;
@@ -159,7 +162,7 @@ impl Ledger {
         true
     }
 
-    /// Records a claim that exists already. `false` if the address is another owner's.
+    /// Records a claim that exists already. `false` if the address belongs to another owner.
     pub fn restore(&mut self, ip: IpAddr, owner: &Owner) -> bool {
         if let Some(present) = self.claims.get(&ip) {
             return key(present) == key(owner);
@@ -279,7 +282,8 @@ impl Ledger {
         by_age.values().filter_map(|ip| Some((*ip, by_ip.get(ip)?.0.as_str())))
     }
 
-    /// Address after which the search for a free one starts. `None`: at the first.
+    /// Address after which the search for a free address starts. `None`: it starts at the first
+    /// address.
     pub fn cursor(&self) -> Option<IpAddr> {
         self.cursor
     }
@@ -312,12 +316,13 @@ impl Ledger {
         }
     }
 
-    /// Longest address that may be chosen, to count the room of a claim before it is made.
+    /// Longest address that may be chosen. With it the bytes of a claim are counted before the
+    /// address is chosen.
     fn widest(&self) -> IpAddr {
         self.ranges.stretches().last().map_or(IpAddr::from([0; 16]), |s| s.last)
     }
 
-    /// Whether the invariants hold. For tests.
+    /// Checks the invariants. For tests.
     #[cfg(test)]
     pub(crate) fn self_check(&self) {
         for (ip, owner) in &self.claims {

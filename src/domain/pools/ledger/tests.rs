@@ -1,4 +1,4 @@
-//! The ledger against a model by linear scans, and its bounds.
+//! Comparison of the ledger with a model by linear scans, and the bounds of the ledger.
 
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ fn v4(n: usize) -> IpAddr {
     IpAddr::from((u32::try_from(n).unwrap() + (10 << 24)).to_be_bytes())
 }
 
-/// The ledger by linear scans.
+/// Model of the ledger by linear scans.
 #[derive(Default)]
 struct Model {
     pool: Vec<IpAddr>,
@@ -33,7 +33,7 @@ struct Model {
     claims: BTreeMap<IpAddr, Owner>,
     /// Former owners, oldest first.
     history: Vec<(IpAddr, String)>,
-    /// Last recorded address of each name, while that entry exists.
+    /// Last recorded address of each name, while the history contains that entry.
     former: BTreeMap<String, IpAddr>,
     cursor: Option<IpAddr>,
 }
@@ -129,10 +129,11 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(700) })]
 
-    /// Six addresses; the network, gateway and broadcast addresses take part as strangers.
+    /// Five addresses can be given out. Steps also use four that cannot: the network, gateway and
+    /// broadcast addresses, and the address after these.
     #[test]
     fn agrees_with_linear_scans(steps in prop::collection::vec(step(), 0..60)) {
-        // Objects of the same name, one after the other, and entries without UID.
+        // Some owners have the same name, as objects created one after the other. One has no UID.
         let owners: Vec<Owner> = (0..9)
             .map(|n| Owner { name: format!("ns/{}", n % 5), uid: if n < 8 { format!("u{n}") } else { String::new() } })
             .collect();
@@ -246,7 +247,7 @@ fn history_is_bounded_and_drops_the_oldest_release_first() {
     const RELEASES: usize = HISTORY_LENGTH + 300;
     let mut ledger = ledger("10.0.0.0/20");
     let addresses: Vec<IpAddr> = (0..RELEASES).map(|n| ledger.claim(&owner(n)).unwrap()).collect();
-    // Youngest address first: age is not the order of addresses.
+    // The highest address is released first: the order by age is not the order of addresses.
     for ip in addresses.iter().rev() {
         ledger.release(*ip);
     }
@@ -272,7 +273,8 @@ fn a_ledger_that_fills_its_object_refuses_before_the_server_does() {
     assert_eq!(ledger.claim(&long(held)), Err(NoAddress::LedgerFull));
     assert!((LEDGER_BYTES - 600..=LEDGER_BYTES).contains(&ledger.bytes), "{}", ledger.bytes);
     assert!(ledger.history().count() < 2, "history gives way to claims");
-    // Present owners are served, and room that is freed is used: history does not take it.
+    // Present owners are served, and bytes that a release frees serve a new claim: history does not
+    // take them.
     assert_eq!(ledger.claim(&long(0)), Ok(v4(2)));
     ledger.release(v4(2));
     assert!(ledger.claim(&long(held)).is_ok());

@@ -1,14 +1,14 @@
 //! The meaning of an IPPool's ranges: from text to disjoint stretches of addresses.
 //!
-//! Invariants: stretches are sorted, disjoint and never enumerated, so an IPv6 /64 costs what
-//! a /32 does. Addresses are `u128`: an IPv4 address by its value, so families never mix
-//! within one [`AddressBlock`].
+//! Invariants: stretches are sorted, disjoint and never enumerated, so an IPv6 /64 costs what a /32
+//! does. The numeric value of an address is a `u128` in both families, but an [`AddressBlock`]
+//! never mixes families.
 //!
-//! Defaults are those of Harvester (host-local of the CNI plugins): start is the first host,
-//! end the last one, the gateway is the address after the network's own and is never given
-//! out. A single address (/32, /128) has no gateway. /31 and /127 have two hosts (RFC 3021,
-//! RFC 6164). IPv6 has no broadcast address. Reversed bounds are read the other way round, as
-//! Harvester's allocator reads them; [`reversed`] finds them, for admission to refuse new ones.
+//! Defaults are those of Harvester (host-local of the CNI plugins): start is the first host, end is
+//! the last host, and the gateway is the address after the network's own. The gateway is never
+//! given out. A single address (/32, /128) has no gateway. /31 and /127 have two hosts (RFC 3021,
+//! RFC 6164). IPv6 has no broadcast address. A start above its end is exchanged with it, as in
+//! Harvester's allocator; [`reversed`] finds such bounds, so that admission can refuse new ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,12 +16,12 @@ use ipnet::IpNet;
 
 use api;
 
-/// Consecutive addresses of one subnet that can be given out.
+/// Stretch of consecutive addresses of one subnet that can be given out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressBlock {
     /// First address.
     pub first: IpAddr,
-    /// Last address, not below `first` and of its family.
+    /// Last address, not below `first`, and of the same family.
     pub last: IpAddr,
     /// Index of the range in `spec.ranges`.
     pub range: usize,
@@ -32,7 +32,7 @@ pub struct AddressBlock {
 pub struct Subnet {
     /// Network, without host bits.
     pub net: IpNet,
-    /// Router of the network. `None`: it has none.
+    /// Router of the network. `None`: the network has none.
     pub gateway: Option<IpAddr>,
 }
 
@@ -95,7 +95,7 @@ impl PoolRanges {
         }
         for ((index, low, high), mut holes) in bounds.into_iter().zip(holes) {
             let net = &subnets[index].net;
-            // The router of one range is not an address to give out from another.
+            // The router of one range must not be given out from another range.
             let routers = subnets.iter().filter(|other| same_family(&other.net, net));
             holes.extend(
                 routers.filter_map(|other| other.gateway).map(|ip| (to_u128(ip), to_u128(ip))),
@@ -111,7 +111,7 @@ impl PoolRanges {
         Ok(Self { subnets, stretches })
     }
 
-    /// The addresses that can be given out, ascending, IPv4 before IPv6.
+    /// Stretches of addresses that can be given out, ascending, IPv4 before IPv6.
     pub fn stretches(&self) -> &[AddressBlock] {
         &self.stretches
     }
@@ -133,7 +133,7 @@ impl PoolRanges {
         self.find(ip).map(|s| &self.subnets[s.range])
     }
 
-    /// The ranges without the addresses of some networks.
+    /// The ranges without the addresses of `networks`.
     #[must_use]
     pub fn without(&self, networks: &[IpNet]) -> Self {
         let rest = |stretch: &AddressBlock| {
@@ -153,7 +153,8 @@ impl PoolRanges {
         Self { subnets: self.subnets.clone(), stretches }
     }
 
-    /// Number of addresses that can be given out. Saturates at `i64::MAX`, the field's type.
+    /// Number of addresses that can be given out. Saturates at `i64::MAX`, the highest value of the
+    /// status field.
     pub fn total(&self) -> i64 {
         self.stretches
             .iter()
@@ -301,7 +302,7 @@ fn parse_excludes(
         .collect()
 }
 
-/// The first block within `first..=last` that no host can have as an address, and its kind
+/// The first block that meets `first..=last` and of which no host can have an address, and its kind
 /// (IANA special-purpose registries; RFC 6890, RFC 5771, RFC 4291).
 fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static str)> {
     const BLOCKS: [(&str, &str); 7] = [
@@ -322,7 +323,7 @@ fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static st
     })
 }
 
-/// The fault of a range whose start is above its end, at its index in `spec.ranges`.
+/// The fault of a range whose start is above its end. `index`: its index in `spec.ranges`.
 pub fn reversed(index: usize, range: &api::Range) -> Option<RangeError> {
     let bound = |text: &Option<String>| set(text.as_ref())?.parse::<IpAddr>().ok();
     let (first, last) = (bound(&range.range_start)?, bound(&range.range_end)?);
@@ -334,7 +335,7 @@ pub fn reversed(index: usize, range: &api::Range) -> Option<RangeError> {
     })
 }
 
-/// `low..=high` without the holes.
+/// Parts of `low..=high` that are outside the holes.
 fn cut(low: u128, high: u128, mut holes: Vec<(u128, u128)>) -> Vec<(u128, u128)> {
     holes.sort_unstable();
     let mut rest = Vec::new();

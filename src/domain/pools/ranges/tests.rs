@@ -1,4 +1,5 @@
-//! The meaning of ranges: cases by table, and small subnets against counting one by one.
+//! The meaning of ranges: a table of cases, and small subnets, whose addresses are also counted one
+//! by one.
 
 use std::collections::BTreeSet;
 
@@ -6,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// Range from a text of this form:
 /// `"10.0.0.0/24 start=10.0.0.5 end=10.0.0.9 gateway=10.0.0.1 exclude=10.0.0.7,10.0.0.8"`.
 fn range(text: &str) -> api::Range {
     let mut words = text.split(' ');
@@ -67,7 +69,7 @@ fn bounds_gateway_and_exclusions_cut_the_range() {
         ("10.0.0.0/24 start=10.0.0.1 end=10.0.0.3", &["10.0.0.2-10.0.0.3"]),
         ("10.0.0.0/24 end=10.0.0.4 gateway=10.0.0.3", &["10.0.0.1-10.0.0.2", "10.0.0.4-10.0.0.4"]),
         ("10.0.0.0/24 end=10.0.0.2 gateway=10.0.0.254", &["10.0.0.1-10.0.0.2"]),
-        // A gateway outside the subnet is an admin's choice.
+        // A gateway outside the subnet is allowed: it is an admin's choice.
         ("10.0.0.0/30 gateway=192.168.9.1", &["10.0.0.1-10.0.0.2"]),
         ("fd00::/64 start=fd00:: end=fd00::3", &["fd00::-fd00::", "fd00::2-fd00::3"]),
         ("10.0.0.0/29 exclude=10.0.0.4", &["10.0.0.2-10.0.0.3", "10.0.0.5-10.0.0.6"]),
@@ -151,7 +153,7 @@ fn ranges_of_one_pool_that_overlap_are_both_named() {
             assert!(fault.message.contains("spec.ranges[1]"), "{fault}");
         }
     }
-    // The value of an IPv4 address is that of some IPv6 address: another family, no overlap.
+    // An IPv4 address and an IPv6 address of the same numeric value do not overlap.
     assert_eq!(stretches(&["10.0.0.5/32", "::a00:5/128"]).len(), 2);
     let apart = ["10.0.0.0/24 end=10.0.0.19", "10.0.0.0/24 start=10.0.0.20 end=10.0.0.30"];
     assert_eq!(stretches(&apart), ["10.0.0.2-10.0.0.19", "10.0.0.20-10.0.0.30"]);
@@ -195,7 +197,7 @@ fn networks_are_cut_out_of_ranges() {
     }
 }
 
-/// A range drawn at random. Numbers are offsets from an address below the subnet.
+/// A range drawn at random. Numbers are offsets from the address `base`, below the subnet.
 #[derive(Clone, Debug)]
 struct Drawn {
     v4: bool,
@@ -204,11 +206,11 @@ struct Drawn {
     start: Option<u128>,
     end: Option<u128>,
     gateway: Option<u128>,
-    /// First value and length, or the bits of a CIDR.
+    /// First offset, and its distance to the last one, or the number of host bits of a CIDR.
     exclude: Vec<(u128, Result<u128, u32>)>,
 }
 
-/// `10.0.0.0` and `fd00::`: the drawn subnets lie 32 and more above.
+/// Base of the offsets: `10.0.0.0` or `fd00::`. The drawn subnets are at or above offset 32.
 fn base(v4: bool) -> u128 {
     if v4 { 10 << 24 } else { 0xfd00 << 112 }
 }
@@ -235,7 +237,7 @@ impl Drawn {
         }
     }
 
-    /// Offsets between the bounds, and those of them to give out, one by one.
+    /// Offsets between the bounds, and those among them that can be given out, checked one by one.
     fn enumerate(&self) -> Option<(BTreeSet<u128>, BTreeSet<u128>)> {
         let all: Vec<u128> =
             (0..1024).filter(|o| o >> self.bits == self.net >> self.bits).collect();

@@ -1,13 +1,14 @@
 //! Pools that may serve a LoadBalancer, and their order.
 //!
-//! One total order: first the pools whose network is exactly the required one and whose scope
-//! matches strictly; then the pools that match because a blank project or guest cluster in a scope
-//! admits any; then the global pool. Within each group the higher priority wins, then the name. A
-//! `*` has a meaning in a pool's scope only: a LoadBalancer cannot widen its own scope.
+//! The order is total: first the pools whose network is exactly the required one and whose scope
+//! matches strictly; then the pools of that network that match because a blank project or guest
+//! cluster in a scope admits any; then the global pool. Within each group, pools are ordered by
+//! priority, the highest first, then by name. A `*` has a meaning in a pool's scope only: a
+//! LoadBalancer cannot widen its own scope.
 //!
-//! Harvester's own UI writes scopes that name a namespace alone, and Harvester's webhook leaves the
-//! project of a vm LoadBalancer blank, so that both match there. Here the project is known for both
-//! workload types, and a blank one in the scope admits any.
+//! Harvester's own UI writes scopes that name only a namespace, and Harvester's webhook leaves the
+//! project of a vm LoadBalancer blank. So the two blank projects match in Harvester. This operator
+//! knows the project for both workload types, and a blank project in a scope admits any.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -53,7 +54,7 @@ struct PoolScope {
     cluster: String,
 }
 
-/// Rank of a pool that fits. Lower is better.
+/// Rank of a pool that fits a LoadBalancer. Lower is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PoolFit {
     /// Network and scope match strictly.
@@ -91,7 +92,7 @@ impl PoolSelector {
         }
     }
 
-    /// Rank of the pool for a LoadBalancer that names no pool. `None`: it does not fit.
+    /// Rank of the pool for a LoadBalancer that names no pool. `None`: the pool does not fit.
     pub fn fit(&self, requirement: &PoolRequirement) -> Option<PoolFit> {
         if self.network == requirement.network && !self.global {
             if self.scope.iter().any(|s| s.admits(requirement, false)) {
@@ -124,8 +125,8 @@ impl PoolSelector {
         !self.scope.is_empty()
     }
 
-    /// Indices of the first entries of the two scopes that one LoadBalancer may match. `None`:
-    /// none.
+    /// Indices of the first pair of entries, one of each scope, that one LoadBalancer may match.
+    /// `None`: there is no such pair.
     pub fn shared_scope(&self, other: &Self) -> Option<(usize, usize)> {
         self.scope.iter().enumerate().find_map(|(mine, scope)| {
             let theirs = other.scope.iter().position(|theirs| scope.overlaps(theirs))?;
@@ -147,11 +148,11 @@ impl PoolSelector {
 }
 
 impl PoolScope {
-    /// Whether one LoadBalancer may match both entries strictly: blank equals blank. If blank
-    /// admits any, the more exact match is preferred anyway.
+    /// Whether one LoadBalancer may match both entries strictly: a blank field matches only a blank
+    /// field. Where a blank field admits any, the more exact match is preferred anyway.
     fn overlaps(&self, other: &Self) -> bool {
         let both = |a: &str, b: &str| a == b || a == ANY || b == ANY;
-        // Every LoadBalancer has a namespace: a blank one matches none.
+        // Every LoadBalancer has a namespace: an entry with a blank namespace matches none.
         let real = !self.namespace.is_empty() && !other.namespace.is_empty();
         real && both(&self.project, &other.project)
             && both(&self.namespace, &other.namespace)

@@ -1,10 +1,10 @@
-//! The choice of pools: documented cases, and a selector in plain passes.
+//! Choice of pools: documented cases, and a comparison with a selection in plain passes.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// `"project namespace cluster"`, `-` for blank.
+/// Scope from `"project namespace cluster"`; `-` stands for a blank field.
 fn scope(text: &str) -> api::Scope {
     let mut fields = text.split(' ').map(|f| Some(f.to_owned()).filter(|f| f != "-"));
     api::Scope {
@@ -85,9 +85,11 @@ fn documented_cases() {
     for (case, pools, expected) in cases {
         assert_eq!(chosen(&pools, &asks("n", "c/p ns g")), expected, "{case}");
     }
-    // Outside of all projects and clusters, as Harvester's webhook leaves a vm LoadBalancer.
+    // A LoadBalancer in no project and no guest cluster, as a vm LoadBalancer is for Harvester's
+    // webhook.
     assert_eq!(chosen(&[loose(), strict()], &asks("n", "- ns -")), ["loose"]);
-    // Two entries that are `*` throughout are no global pool: its network counts.
+    // A scope of two entries with `*` in all fields makes no global pool: the pool's network
+    // counts.
     let twice = [pool("a", "elsewhere", 0, &["* * *", "* * *"])];
     assert_eq!(chosen(&twice, &asks("n", "c/p ns g")), [""; 0]);
     let unset = [pool("a", "", 0, &["* ns *"])];

@@ -2,8 +2,8 @@
 
 use super::super::allocator::AllocatorPool;
 
-/// Describes addresses and networks in the pool's ranges that the cluster itself uses; empty for
-/// none. Those in which a LoadBalancer holds an address come first.
+/// Describes the addresses and networks in the pool's ranges that the cluster itself uses. Returns
+/// an empty text if there are none. Networks in which a LoadBalancer holds an address come first.
 pub(super) fn held_back(pool: &AllocatorPool) -> String {
     const SHOWN: usize = 5;
     let mut all: Vec<_> = pool

@@ -9,7 +9,7 @@ use api::{Condition, ConditionStatus, IPPoolStatus};
 use held_back::held_back;
 
 const MANUAL_RELEASE: &str = "ManualRelease";
-/// Type of the condition about another form of the CRD.
+/// Type of the condition that `crd_replaced` returns.
 const CRD_REPLACED: &str = "CRDReplaced";
 
 /// The condition that says why a manual release was refused.
@@ -20,7 +20,7 @@ pub fn manual_release_refused(reason: &str, message: String) -> Condition {
     }
 }
 
-/// Condition that says that another form of IPPool's CRD is in the place of the operator's.
+/// Condition that says that another CRD of IPPool has replaced the operator's CRD.
 fn crd_replaced() -> Condition {
     Condition {
         type_: CRD_REPLACED.to_owned(),
@@ -50,9 +50,9 @@ pub fn pool_ready(pool: &super::allocator::AllocatorPool) -> Condition {
     condition(status, reason, message)
 }
 
-/// The status that a pool should have. `notice`: the condition about a manual release, if there is
-/// one. `crd_is_replaced`: another form of the CRD is in the place of the operator's; `None`: not
-/// known. `generation`: the spec's. `now`: an RFC 3339 time.
+/// The status that a pool should have. `notice`: the condition about a refused manual release, if
+/// any. `crd_is_replaced`: whether another form of the CRD has replaced the operator's; `None`: not
+/// known. `generation`: the generation of the spec. `now`: an RFC 3339 time.
 pub fn pool_status(
     pool: &super::allocator::AllocatorPool,
     conditions: &[Condition],

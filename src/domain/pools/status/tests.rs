@@ -73,7 +73,7 @@ fn counts_follow_from_the_ledger() {
     }
 }
 
-/// A pool that shrank under its claims: no share is above 100 %.
+/// A pool that shrank and has more claims than addresses: the share of used addresses is 100 %.
 #[test]
 fn claims_outside_the_ranges_make_no_more_than_a_full_pool() {
     let mut book = book(&seen(5), 5);

@@ -1,8 +1,7 @@
 //! Forecast of what the operator does with stored pools and LoadBalancers when it starts.
 //!
-//! Invariant: nothing is forecast by a rule of its own. The pools are read into the
-//! [`PoolAllocator`] as at the start of a term, and each LoadBalancer asks for its address as it
-//! would then.
+//! Invariant: the forecast has no rules of its own. The pools are read into the [`PoolAllocator`]
+//! as at the start of a term, and each LoadBalancer asks for its address as at the start of a term.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,22 +26,22 @@ pub struct StoredObjects {
     pub facts: Vec<LbFacts>,
     /// Networks of which no pool gives out an address.
     pub held_back: HeldBack,
-    /// Objects that do not fit their type, and why.
+    /// Objects that cannot be parsed into their type, and the reasons.
     pub unreadable: Vec<(String, String)>,
 }
 
 /// Effect of a fault or of a stricter rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
-    /// The address of a LoadBalancer, or its condition, becomes another one.
+    /// The address of a LoadBalancer changes or is lost.
     Changes,
-    /// The operator leaves it as it is; a person decides.
+    /// The operator leaves the object as it is; a person decides.
     Stays,
-    /// The operator repairs it.
+    /// The operator repairs the fault.
     Repairs,
 }
 
-/// A fault, or an object that the operator treats otherwise than the Go controller.
+/// A fault, or an object that the operator treats differently from the Go controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForecastFinding {
     /// Consequence for the object.
@@ -62,24 +61,24 @@ pub struct Forecast {
     pub book: PoolAllocator,
     /// Names of the pools whose stored ledger these answers change.
     pub touched: BTreeSet<String>,
-    /// LoadBalancers that keep the address that they publish.
+    /// Number of LoadBalancers that keep the address that they publish.
     pub keep: usize,
-    /// LoadBalancers without an address that get one.
+    /// Number of LoadBalancers without an address that get one.
     pub gain: usize,
-    /// LoadBalancers that lease, or whose guest does, and that no pool serves.
+    /// Number of LoadBalancers that no pool serves: the host or the guest leases their address.
     pub leased: usize,
-    /// The rest, in order of effect and name.
+    /// Findings about all other objects, in order of effect and name.
     pub findings: Vec<ForecastFinding>,
 }
 
 impl Forecast {
-    /// Addresses that change, and are lost.
+    /// Number of addresses that change or are lost.
     pub fn changes(&self) -> usize {
         self.findings.iter().filter(|finding| finding.effect == Effect::Changes).count()
     }
 }
 
-/// Reads what is stored into an allocator and asks it.
+/// Reads the stored objects into an allocator, and asks it for the address of each LoadBalancer.
 pub fn forecast(stored: &StoredObjects) -> Forecast {
     let mut forecast = Forecast::default();
     let mut book = PoolAllocator::default();
@@ -128,7 +127,8 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     forecast
 }
 
-/// Finding for a repair of a ledger. Doubles are reported at the LoadBalancer that loses.
+/// Finding for a repair of a ledger. `None`: two LoadBalancers publish one address, which is
+/// reported at the LoadBalancer that loses the address.
 fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
     let text = match repair {
         LedgerRepair::Restored(Claim { ip, .. }, owner) => {
@@ -146,8 +146,8 @@ fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
     Some(ForecastFinding { effect: Effect::Repairs, object: format!("IPPool {pool}"), text })
 }
 
-/// Ranges whose bounds are the wrong way round. The Go controller swaps them
-/// (`pkg/ipam/allocator.go`, `MakeRange`), and so does the operator where they are stored so.
+/// Findings for ranges whose start is above their end. The Go controller swaps the two
+/// (`pkg/ipam/allocator.go`, `MakeRange`), and so does the operator with stored ranges.
 fn reversed(pool: &PoolSeen) -> impl Iterator<Item = ForecastFinding> + '_ {
     let faults =
         pool.spec.ranges.iter().enumerate().filter_map(|(i, range)| ranges::reversed(i, range));

@@ -28,7 +28,7 @@ impl World {
         self
     }
 
-    /// A LoadBalancer of a guest cluster that publishes the address, unless it is blank.
+    /// A LoadBalancer of a guest cluster that publishes the address, unless `ip` is empty.
     fn lb(self, name: &str, pool: &str, ip: &str) -> Self {
         let status = match ip {
             "" => json!({}),
@@ -136,7 +136,7 @@ fn what_the_operator_repairs_is_named() {
     finds(&forecast, Effect::Repairs, "LoadBalancer default/half", "is being deleted");
 }
 
-/// The ledger decides between two that publish one address: the one that it names keeps it.
+/// Two LoadBalancers publish one address. The LoadBalancer that the ledger names keeps the address.
 #[test]
 fn a_double_is_named_with_the_address_that_the_loser_gets() {
     let world = World::default()

@@ -1,14 +1,14 @@
 //! Order of the steps, in both directions.
 //!
-//! Taking over: the CRDs are protected from Helm before anything could delete them; Fleet is
-//! stopped from starting the Go controller again before it is stopped; admission is the operator's
-//! before the Go webhook ends; the operator's form of the CRDs comes after the Go controller, whose
-//! status it would drop; finalizers go last, because the Go controller adds them again for as long
-//! as it runs.
+//! Taking over: the CRDs are protected from Helm before anything could delete them; Fleet is kept
+//! from starting the Go controller again before the Go controller is stopped; admission is the
+//! operator's before the Go webhook ends; the operator's form of the CRDs is put in place after the
+//! Go controller has ended, because the form would drop the status that the Go controller writes;
+//! finalizers are removed last, because the Go controller adds them again for as long as it runs.
 //!
-//! Going back: Harvester's form of the CRDs is put back while the operator, which works with both,
-//! still leads; the operator ends before the Go webhook starts, because two webhooks would take the
-//! configurations from each other; the Go controller starts last.
+//! Going back: Harvester's form of the CRDs is put back while the operator still leads, because the
+//! operator works with both forms; the operator ends before the Go webhook starts, because two
+//! webhooks would take the configurations from each other; the Go controller starts last.
 
 use std::fmt;
 
@@ -56,24 +56,25 @@ pub struct Deployment {
     pub name: String,
     /// `spec.replicas`.
     pub wanted: i32,
-    /// Pods that exist. `status.replicas` does not count those that are being deleted, and one of
-    /// them may still lead, or change what admission calls.
+    /// Number of pods that exist. `status.replicas` does not count pods that are being deleted, but
+    /// such a pod may still lead, or change the webhook configurations.
     pub running: i32,
     /// `status.readyReplicas`.
     pub ready: i32,
-    /// Replicas before they were set to 0, by [`ANNOTATION_REPLICAS`].
+    /// Replicas before they were set to 0, from [`ANNOTATION_REPLICAS`].
     pub before: Option<i32>,
 }
 
-/// Harvester's ManagedChart, from which Fleet installs and upgrades it. Its values outlive upgrades
-/// (harvester: `package/upgrade/upgrade_manifests.sh`, `upgrade_managedchart_harvester`).
+/// ManagedChart from which Fleet installs and upgrades Harvester. The values of the ManagedChart
+/// outlive upgrades (harvester: `package/upgrade/upgrade_manifests.sh`,
+/// `upgrade_managedchart_harvester`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ManagedChart {
     /// `namespace/name`.
     pub name: String,
     /// `spec.values` of the sub-chart [`SUB_CHART`]; null if there are none.
     pub values: Value,
-    /// The same before a take-over, by [`ANNOTATION_VALUES`].
+    /// Values of the sub-chart before a take-over, from [`ANNOTATION_VALUES`].
     pub before: Option<Value>,
 }
 
@@ -84,8 +85,8 @@ impl ManagedChart {
         json!({"replicaCount": 0, "webhook": {"replicasCount": 0}})
     }
 
-    /// Merge patch of the sub-chart's values that puts back what was recorded. What the record does
-    /// not have is null, so that it goes.
+    /// Merge patch that puts back the recorded values of the sub-chart. A value that the record
+    /// does not have is null in the patch, and so is removed.
     pub fn restored(&self) -> Value {
         let Some(Value::Object(before)) = &self.before else { return Value::Null };
         let mut patch = json!({"replicaCount": null, "webhook": null});
@@ -98,7 +99,7 @@ impl ManagedChart {
         patch
     }
 
-    /// Whether an installation by these values starts neither program.
+    /// Whether an installation with these values starts neither program.
     fn starts_nothing(&self) -> bool {
         self.values["replicaCount"] == 0 && self.values["webhook"]["replicasCount"] == 0
     }
@@ -109,11 +110,11 @@ impl ManagedChart {
 pub struct Crd {
     /// `metadata.name`.
     pub name: String,
-    /// Whether Helm keeps it when its chart no longer has it: `helm.sh/resource-policy: keep`.
+    /// Whether Helm keeps the CRD if Helm's chart lacks it: `helm.sh/resource-policy: keep`.
     pub is_kept: bool,
-    /// Whether its versions are those of this operator.
+    /// Whether the CRD's versions are those of this operator.
     pub is_current: bool,
-    /// Whether the Go controller can have it.
+    /// Whether the Go controller can work with the CRD.
     pub way_back: WayBack,
 }
 
@@ -147,20 +148,20 @@ pub enum WebhookContent {
     /// No configuration, or one that leads to the Go webhook.
     #[default]
     Other,
-    /// The operator is called, and a call without an answer is refused.
+    /// The operator is called, and a write is refused if the call gets no answer.
     Operator,
-    /// The operator is called, and a call without an answer passes.
+    /// The operator is called, and a write passes if the call gets no answer.
     OperatorOpen,
 }
 
-/// Observed state that the next step is decided from.
+/// Observed state from which the next step is decided.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TakeoverState {
     /// The Go controller's Deployment.
     pub controller: Option<Deployment>,
-    /// The Go webhook's.
+    /// The Go webhook's Deployment.
     pub webhook: Option<Deployment>,
-    /// The operator's.
+    /// The operator's Deployment.
     pub operator: Option<Deployment>,
     /// Harvester's ManagedChart.
     pub chart: Option<ManagedChart>,
@@ -183,27 +184,28 @@ pub enum TakeoverStep {
     StopChart,
     /// Wait until the operator has registered its admission.
     AwaitAdmission,
-    /// Set the replicas to 0, and record how many they were.
+    /// Set the replicas of the program to 0, and record their former number.
     Stop(TakeoverProgram),
-    /// Wait until no pod is left.
+    /// Wait until no pod of the program is left.
     AwaitEnd(TakeoverProgram),
     /// Wait until the operator holds the Lease.
     AwaitLease,
     /// Wait until the operator does not hold the Lease.
     AwaitLeaseFree,
-    /// Put the operator's form of the CRD in the place of Harvester's, and record that.
+    /// Put the operator's form of the CRD in the place of Harvester's form, and record Harvester's
+    /// form.
     AdoptCrd(String),
     /// Put the recorded form of the CRD back.
     RestoreCrd(String),
     /// Remove the Go controller's finalizers from VMs.
     RemoveFinalizers(usize),
-    /// Let calls pass that the operator's admission does not answer.
+    /// Let writes pass even if the operator's admission does not answer.
     OpenAdmission,
     /// Set the values of the ManagedChart to what they were.
     RestoreChart,
-    /// Set the replicas to what they were.
+    /// Set the replicas of the program to their former number.
     Start(TakeoverProgram, i32),
-    /// Wait until a replica is ready.
+    /// Wait until a replica of the program is ready.
     AwaitReady(TakeoverProgram),
 }
 
@@ -226,8 +228,8 @@ impl TakeoverStep {
 pub enum Direction {
     /// The operator takes over from the Go controller.
     TakeOver {
-        /// Whether the operator's CRDs replace Harvester's. Where they did before, they do so
-        /// again.
+        /// Whether the operator's CRDs replace Harvester's. A CRD that was replaced before is
+        /// replaced again in any case.
         crds: bool,
     },
     /// The Go controller takes over from the operator.
@@ -235,7 +237,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The next step; `None` when nothing is left to do. The error says what stands in the way.
+    /// The next step; `None` when nothing is left to do. The error names the obstacle.
     pub fn next(self, state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
         match self {
             Self::TakeOver { crds } => take_over(state, crds),
@@ -243,7 +245,7 @@ impl Direction {
         }
     }
 
-    /// Every step that is left, as far as each goes as it should.
+    /// All steps that are left, if each step succeeds.
     pub fn plan(self, state: &TakeoverState) -> Result<Vec<TakeoverStep>, String> {
         let mut state = state.clone();
         let mut steps = Vec::new();
@@ -259,7 +261,8 @@ fn take_over(state: &TakeoverState, crds: bool) -> Result<Option<TakeoverStep>, 
     if state.operator.is_none() {
         return Err("the operator is not installed: helm install it first. It stands by while the Go controller leads".to_owned());
     }
-    // The Go controller is stopped only where one can go on. After a way back none runs.
+    // The Go controller is stopped only if a replica of the operator can go on. After a way back no
+    // replica runs.
     if let Some(step) = state.beginning(TakeoverProgram::Operator) {
         return Ok(Some(step));
     }
@@ -308,7 +311,8 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
     if let Some(TakeoverStep::Stop(_)) = end {
         return Ok(end);
     }
-    // While its replicas still answer: afterwards each write of a guest would fail.
+    // This step comes while the operator's replicas still answer: afterwards each write of a guest
+    // would fail.
     if state.admission == WebhookContent::Operator {
         return Ok(Some(TakeoverStep::OpenAdmission));
     }
@@ -358,7 +362,7 @@ impl TakeoverState {
     fn beginning(&self, program: TakeoverProgram) -> Option<TakeoverStep> {
         let deployment = self.deployment(program)?;
         if deployment.wanted == 0 {
-            // A chart installs one of each.
+            // A chart installs one replica of each program.
             return Some(TakeoverStep::Start(program, deployment.before.unwrap_or(1).max(1)));
         }
         (deployment.ready == 0).then_some(TakeoverStep::AwaitReady(program))
@@ -416,7 +420,7 @@ impl TakeoverState {
             TakeoverStep::AwaitLeaseFree => self.leader = Leader::None,
             TakeoverStep::RemoveFinalizers(_) => self.finalizers = 0,
         }
-        // A webhook that starts registers itself.
+        // The Go webhook registers itself when it starts.
         if direction == Direction::Undo
             && *step == TakeoverStep::AwaitReady(TakeoverProgram::GoWebhook)
         {

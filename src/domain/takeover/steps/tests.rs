@@ -1,4 +1,4 @@
-//! Order of the steps, from one state and from any.
+//! Order of the steps, from chosen states and from random states.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -84,7 +84,7 @@ fn nothing_is_stopped_where_no_replica_could_go_on() {
         next(Deployment { ready: 0, ..operator() }),
         TakeoverStep::AwaitReady(TakeoverProgram::Operator)
     );
-    // As a way back leaves it.
+    // The Deployment after a way back.
     let stopped = Deployment { before: Some(2), ..deployment("harvester-guest-operator", 0) };
     assert_eq!(next(stopped), TakeoverStep::Start(TakeoverProgram::Operator, 2));
 }
@@ -125,7 +125,7 @@ fn the_way_back_ends_the_operator_before_the_go_webhook_starts() {
     assert_eq!((chart.values, chart.before), (json!({"enabled": true}), None));
 }
 
-/// The Go controller would read what it wrote back as never written (`pkg/ipam/store/store.go`,
+/// The Go controller would read the status without its own writes (`pkg/ipam/store/store.go`,
 /// `Reserve`).
 #[test]
 fn there_is_no_way_back_while_a_status_is_a_subresource() {
@@ -141,7 +141,7 @@ fn there_is_no_way_back_while_a_status_is_a_subresource() {
     assert!(refusal.contains("no Deployment of the Go controller"), "{refusal}");
 }
 
-/// The operator's form of the CRDs would drop the Go controller's writes of a status.
+/// Writes of a status by the Go controller would be dropped with the operator's form of the CRDs.
 #[test]
 fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
     let mut state = harvester();
@@ -166,13 +166,14 @@ fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
             TakeoverStep::Stop(TakeoverProgram::Operator),
         ]
     );
-    // Harvester's chart puts its own form back: the next run replaces it without being asked again.
+    // Harvester's chart puts its own form back: the next run replaces that form even without
+    // `--adopt-crds`.
     state.crds[0].is_current = false;
     assert_eq!(TAKE_OVER.plan(&state).unwrap(), [TakeoverStep::AdoptCrd(name("ippools"))]);
     assert_eq!(TAKE_OVER.plan(&harvester()).unwrap().len(), 9);
 }
 
-/// Deployments that Fleet restores are stopped again, and the first record stays.
+/// Deployments that Fleet starts again are stopped again, and the first record stays.
 #[test]
 fn what_comes_back_is_stopped_again() {
     let mut state = harvester();
@@ -273,7 +274,8 @@ fn any_state() -> impl Strategy<Value = TakeoverState> {
 }
 
 proptest! {
-    /// Both directions end from any state, and leave one of the two that works.
+    /// Both directions end from any state: no step is left, or the plan of the state is refused as
+    /// well.
     #[test]
     fn every_plan_ends(state in any_state()) {
         for direction in [TAKE_OVER, WITH_CRDS, Direction::Undo] {

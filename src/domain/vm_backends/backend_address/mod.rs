@@ -1,9 +1,9 @@
 //! Check of the addresses that a VM reports.
 //!
 //! On a VM network only the guest agent reports a VM's addresses, and root in the guest controls
-//! the guest agent. An endpoint at such an address draws traffic, and probes, from the cluster's
-//! nodes. So: on the pod network only the addresses of the VM's own pods are accepted. On other
-//! networks no address of the cluster is accepted, nor one outside the network.
+//! the guest agent. The cluster's nodes send traffic and probes to an endpoint at such an address.
+//! So on the pod network, only the addresses of the VM's own pods are accepted. On other networks,
+//! addresses of the cluster and addresses outside the network are refused.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -27,9 +27,9 @@ pub struct NetworkRange {
 pub struct AddressRules<'a> {
     /// Address of the load balancer itself; `None` if it is not known.
     pub own: Option<IpAddr>,
-    /// Object of the cluster that has an address.
+    /// Returns the object of the cluster that has an address, if there is one.
     pub reserved: &'a dyn Fn(IpAddr) -> Option<Reserved>,
-    /// Addresses of a network, by `namespace/name`. `None`: not known.
+    /// Returns the addresses of a network, `namespace/name`. `None`: they are not known.
     pub range: &'a dyn Fn(&str) -> Option<NetworkRange>,
 }
 
@@ -38,7 +38,7 @@ pub struct AddressRules<'a> {
 pub enum AddressFault {
     /// The address is the load balancer's own.
     Own,
-    /// The VM is on the pod network, and none of its pods has it.
+    /// The VM is on the pod network, and none of its pods has the address.
     NotOfPod,
     /// An object of the cluster has the address.
     Reserved(Reserved),
@@ -61,9 +61,10 @@ impl fmt::Display for AddressFault {
     }
 }
 
-/// Reason why a VM may not have an address on a network, which is `namespace/name` or empty for the
-/// pod network. `None`: it may. `pods`: those of the VM. `had`: whether the VM was at that address
-/// before. A load balancer that gets the address later does not take it away.
+/// Returns the reason why a VM may not have an address on a network. `None`: the VM may have it.
+/// `network` is `namespace/name`, or empty for the pod network; `pods` are the VM's pods. `had`
+/// returns whether the VM already had the address: then a load balancer that gets it later does not
+/// take it away from the VM.
 pub fn fault(
     address: IpAddr,
     network: &str,

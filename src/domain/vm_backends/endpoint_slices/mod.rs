@@ -1,9 +1,9 @@
-//! Distribution of endpoints over EndpointSlices, and the writes that lead to it.
+//! Distribution of endpoints over EndpointSlices, and the writes that achieve it.
 //!
 //! Invariants: an endpoint stays in the slice that has it, so that a change of one VM writes one
-//! slice; a slice has at most [`MOST`] endpoints; at every moment, also between writes, an endpoint
-//! takes traffic: the [`sink`] if no VM can. A slice with the sink leads to [`SINK_PORT`] and to no
-//! listener's port: the two change in one write.
+//! slice; a slice has at most [`MOST`] endpoints; at every moment, also between writes, at least
+//! one endpoint takes traffic: the [`sink`] if no VM can. A slice with the sink has [`SINK_PORT`]
+//! in place of the VMs' ports: sink and ports change in one write.
 
 mod body;
 
@@ -15,15 +15,15 @@ use std::sync::Arc;
 use super::endpoints::{AddressFamily, VmEndpoint};
 pub use body::{SliceBody, create, patch};
 
-/// Endpoints in a slice at most, as in Kubernetes' own controller.
+/// Largest number of endpoints in a slice, as in Kubernetes' own controller.
 pub const MOST: usize = 100;
 
-/// UID of the sink. The Go controller identifies its own sink by it, so it removes the sink if it
-/// is put back in charge.
+/// UID of the sink. The Go controller's own sink has the same UID, so the Go controller removes
+/// this sink if it is put back in charge.
 pub const SINK_UID: &str = "dummy347-546a-4642-9da6-5608endpoint";
 
-/// Port of the sink: discard (RFC 863). On a node no program listens there, and a program that did
-/// would not answer.
+/// Port of the sink: discard (RFC 863). No program on a node listens on this port, and a discard
+/// server would not answer.
 pub const SINK_PORT: u16 = 9;
 
 /// Node that announces a Service.
@@ -61,8 +61,8 @@ pub struct StoredSlice {
     pub endpoints: Vec<VmEndpoint>,
     /// Whether labels, owner and fields are as this operator writes them, with no other fields.
     pub sound: bool,
-    /// Whether it carries the settings of a Service that will be created again, and so must stay
-    /// until then.
+    /// Whether the slice carries the settings of a deleted Service, and so must stay until the next
+    /// Service has them.
     pub holds_settings: bool,
 }
 
@@ -77,14 +77,14 @@ impl StoredSlice {
 /// Write of one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SliceWrite {
-    /// Create the slice: there is none of the name.
+    /// Create the slice: no slice has this name.
     Create {
         /// Name of the slice.
         name: String,
         /// Endpoints of the slice.
         endpoints: Vec<VmEndpoint>,
     },
-    /// Replace endpoints and ports, and all fields that are not sound.
+    /// Replace endpoints, ports and labels, so that the slice is sound.
     Update {
         /// Name of the slice.
         name: String,
@@ -93,7 +93,7 @@ pub enum SliceWrite {
         /// Endpoints of the slice.
         endpoints: Vec<VmEndpoint>,
     },
-    /// Delete the slice: it is empty or not of this Service's family.
+    /// Delete the slice: it is empty, or its family is not the Service's.
     Delete {
         /// Name of the slice.
         name: String,
@@ -121,15 +121,16 @@ impl SliceWrite {
     }
 }
 
-/// Endpoint that takes traffic and never answers: a closed port of the announcing node, which
-/// refuses at once, or, if that is not known, an address that is reserved and unused (RFC 5737,
-/// RFC 6666).
+/// Endpoint that takes traffic and never answers. It is a closed port of the announcing node, which
+/// refuses connections at once. If that node's address is not known, it is an address that is
+/// reserved and unused (RFC 5737, RFC 6666).
 ///
-/// kube-proxy does not serve a Service without an endpoint, and its address is a node's own: a
-/// program that listens on the node would answer instead. kube-proxy refuses such traffic in one of
-/// its filter chains, but kube-vip admits the Service's ports in an earlier one. Traffic for the
-/// sink is redirected before both. The sink is marked as terminating: kube-proxy still sends
-/// traffic there, and no other component counts it as a ready endpoint.
+/// kube-proxy redirects no traffic of a Service without an endpoint. The Service's address is then
+/// the announcing node's own, and a program that listens on the node would answer. kube-proxy
+/// refuses such traffic in one of its filter chains, but kube-vip admits the Service's ports in an
+/// earlier chain. Traffic for the sink is redirected before both chains. The sink is marked as
+/// terminating: kube-proxy still sends traffic to it, and no other component counts it as a ready
+/// endpoint.
 pub fn sink(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> VmEndpoint {
     let of_node = at.and_then(|node| {
         let address =
@@ -152,7 +153,8 @@ pub fn sink(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> V
     }
 }
 
-/// Ports of a slice with these endpoints: `ports`, the VMs' own, or the placeholder's.
+/// Ports of a slice with these endpoints: the VMs' `ports`, or [`SINK_PORT`] for each of them if
+/// the sink is among the endpoints.
 pub fn ports_of(
     endpoints: &[impl Borrow<VmEndpoint>],
     ports: &[EndpointPort],
@@ -170,8 +172,8 @@ impl VmEndpoint {
         *self.uid == *SINK_UID
     }
 
-    /// Whether kube-proxy may send traffic there: to endpoints that are ready or, if there are
-    /// none, to those that still serve while they terminate (KEP-1669).
+    /// Whether kube-proxy may send traffic to the endpoint. kube-proxy uses the ready endpoints or,
+    /// if none is ready, the endpoints that still serve while they terminate (KEP-1669).
     fn takes_traffic(&self) -> bool {
         self.serving
     }
@@ -193,8 +195,8 @@ pub struct SlicePlan {
     pub complete: bool,
 }
 
-/// Plans the next writes. `service` is the Service's name, and that of the first slice.
-/// `announcing` is the node that announces it, if known.
+/// Plans the next writes. `service` is the Service's name, from which slices get their names.
+/// `announcing` is the node that announces the Service, if known.
 pub fn plan<S: Borrow<StoredSlice>>(
     service: &str,
     family: AddressFamily,
@@ -236,9 +238,10 @@ fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
     endpoints.into_iter().cloned().collect()
 }
 
-/// Orders the writes: those that add an endpoint that takes traffic come first, those that remove
-/// the sink last, so that there is always such an endpoint. Deletions come in between, and never
-/// last: kube-vip up to 1.2.3 takes the last event about any slice for all of them.
+/// Orders the writes so that an endpoint always takes traffic: writes that add such an endpoint
+/// come first, writes that remove the sink come last, and deletions in between. A deletion is never
+/// the last write: kube-vip up to 1.2.3 takes the last event about any slice for the state of all
+/// slices.
 fn in_order(
     stored: &[&StoredSlice],
     deletes: Vec<SliceWrite>,
@@ -287,8 +290,8 @@ fn delete(slice: &StoredSlice) -> SliceWrite {
     SliceWrite::Delete { name: slice.name.clone(), version: slice.version.clone() }
 }
 
-/// Assigns endpoints to slices: each stays where it is, new ones go where there is room, first
-/// slice first. `odd` slices are not used, and their names neither.
+/// Assigns endpoints to slices. An endpoint stays in its slice; a new endpoint goes into the first
+/// slice that has room. The slices in `odd` are not used, nor are their names.
 fn pack<'a>(
     service: &str,
     family: AddressFamily,
@@ -315,7 +318,7 @@ fn pack<'a>(
         .map(|n| (n, slice_name(service, family, n)))
         .filter(|(_, name)| odd.iter().all(|slice| slice.name != *name));
     let mut rest: Vec<&VmEndpoint> = wanted.into_values().collect();
-    // By name, so that the same VMs are in the same slices whatever the order of events.
+    // Sorted by name, so that the same VMs are in the same slices whatever the order of events.
     rest.sort_by(|a, b| (&a.name, &a.uid).cmp(&(&b.name, &b.uid)));
     let mut rest = rest.into_iter().peekable();
     while rest.peek().is_some() {
@@ -338,8 +341,9 @@ fn pack<'a>(
     packed
 }
 
-/// Name of a slice. The first IPv4 slice has the Service's name, as it always had. The others
-/// contain a dot, which no Service's name can, so they are never another Service's first slice.
+/// Name of a slice. The first IPv4 slice has the Service's name, as it always had. The other names
+/// contain a dot, which no Service's name can contain, so none is the name of another Service's
+/// first slice.
 fn slice_name(service: &str, family: AddressFamily, number: usize) -> String {
     match (family, number) {
         (AddressFamily::V4, 1) => service.to_owned(),

@@ -56,7 +56,7 @@ impl VmEndpoint {
     }
 }
 
-/// State of a selected VM for a LoadBalancer.
+/// State of a VM that a LoadBalancer selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmBackend {
     /// The VM does not run.
@@ -67,24 +67,24 @@ pub enum VmBackend {
     Refused {
         /// Name of the VM.
         name: Arc<str>,
-        /// First of these addresses.
+        /// First of the refused addresses.
         address: IpAddr,
         /// Reason why it may not have the address.
         fault: AddressFault,
     },
     /// The VM is an endpoint. Its health is not yet considered.
     Endpoint {
-        /// Endpoint, if its health check passes or there is none.
+        /// Endpoint, as if it passed its health check.
         endpoint: VmEndpoint,
         /// Whether the address is the last known one: the guest agent is silent.
         last_known: bool,
     },
 }
 
-/// Placeholder for an unknown network, which is no network's name.
+/// Name that stands for an unknown network. No network has this name.
 const ANY_NETWORK: &str = "?";
 
-/// Addresses that a LoadBalancer takes.
+/// Addresses of VMs that a LoadBalancer accepts.
 #[derive(Clone, Debug)]
 pub struct WantedAddresses<'a> {
     /// Network that the LoadBalancer names; empty for any.
@@ -93,8 +93,9 @@ pub struct WantedAddresses<'a> {
     pub family: AddressFamily,
 }
 
-/// Decides on one VM. `pods`: those that it controls. `last`: the address of its endpoint so far.
-/// `rules`: addresses that it may not have.
+/// Decides whether a VM is a backend, with which address and in which state. `pods`: the VM's pods.
+/// `last` returns the address of the VM's endpoint so far. `rules`: facts that decide which
+/// addresses the VM may not have.
 pub fn backend(
     name: impl Into<Arc<str>>,
     vm: &Vm,
@@ -125,17 +126,17 @@ pub fn backend(
                 known = Some(address);
                 break;
             }
-            // The pod's address is reported a moment later than the VM's.
+            // Not refused yet: the pod's address is reported a moment later than the VM's.
             Some(AddressFault::NotOfPod) if pods.iter().all(|pod| pod.addresses.is_empty()) => {}
             Some(fault) => drop(refused.get_or_insert((address, fault))),
         }
     }
-    // A guest whose agent fell silent has not moved while its pod runs. An address that it reports
-    // on another network was stored before the LoadBalancer named this network.
+    // A guest whose agent fell silent keeps its last address while its pod runs. If the VM reports
+    // that address on another network, it was stored before the LoadBalancer named this network.
     let elsewhere = |last: &IpAddr| vm.nics.iter().any(|nic| nic.addresses.contains(last));
     let may_have = |last: &IpAddr| {
         let mut networks = vm.nics.iter().filter(here).map(|nic| &*nic.network).peekable();
-        // Without an interface the network of the address is unknown.
+        // Without an interface on the wanted network, the network of the address is unknown.
         let unsaid = networks.peek().is_none() && fault(*last, ANY_NETWORK).is_none();
         unsaid || networks.any(|network| fault(*last, network).is_none())
     };
@@ -160,8 +161,8 @@ pub fn backend(
             name: name.into(),
             uid: vm.uid.clone(),
             node: vm.node.clone(),
-            // Each of the two is outdated after another failure: the pod's condition turns false
-            // when a node dies while virt-controller is down as well; the VM's condition includes
+            // The `Ready` conditions of the pod and of the VM both count. Only the pod's turns
+            // false when a node dies while virt-controller is down as well; only the VM's includes
             // pausing and guest probes.
             serving: pod_ready && vm_ready && !vm.paused && vm.phase == VmPhase::Running,
             terminating: vm.deleting || pod.is_some_and(|pod| pod.deleting),

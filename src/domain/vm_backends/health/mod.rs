@@ -39,8 +39,8 @@ pub struct CheckSettings {
 }
 
 impl CheckSettings {
-    /// Whether an answer to the other check answers this one too: thresholds, period and timeout
-    /// do not change the question.
+    /// Whether a result of the other check is valid for this check too, because the probe and the
+    /// port are the same. Thresholds, period and timeout do not matter.
     pub fn asks_the_same(&self, other: &Self) -> bool {
         self.port == other.port && self.probe == other.probe
     }
@@ -98,14 +98,15 @@ pub struct ProbeTarget {
     pub id: String,
     /// Address of the backend.
     pub address: IpAddr,
-    /// Verdict to assume until probes give one, if the address was not known before.
+    /// Verdict to assume for a new address until its probes give a verdict.
     pub assume_healthy: bool,
 }
 
-/// Whether a backend can have the address. This process's own host, groups of hosts and "any" are
-/// no backends: a guest that reports such an address for itself must not make us probe there.
+/// Whether a backend can have the address. Addresses of this process's own host, of groups of hosts
+/// and "any" are excluded: a guest that reports such an address must not make this process probe
+/// it.
 pub fn may_be_backend(address: IpAddr) -> bool {
-    // An IPv4-mapped IPv6 address leads to the same host.
+    // An IPv4-mapped IPv6 address leads to the same host as the IPv4 address.
     match address.to_canonical() {
         IpAddr::V4(ip) => {
             // 0.0.0.0/8 is "this network"; Linux connects 0.0.0.0 to loopback.
@@ -125,16 +126,19 @@ pub fn may_be_backend(address: IpAddr) -> bool {
     }
 }
 
-/// Verdict on a backend, and the results against it. Times are offsets on one monotonic clock.
+/// Verdict on a backend, and the results that contradict it. Times are offsets on one monotonic
+/// clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendHealth {
     /// Verdict of the probes, believed or not.
     passes: bool,
     /// Number of results in a row that contradict the verdict.
     against: u32,
-    /// Time of the last probe that passed, of a healthy backend; zero if none of this process did.
+    /// Time of the last probe that passed while the backend was healthy; zero if no probe of this
+    /// process did.
     passed: Duration,
-    /// Time of the first failure since. `None`, too, for a backend that was never healthy.
+    /// Time of the first failure after `passed`. `None`: there is no such failure, or the backend
+    /// was never healthy.
     failing: Option<Duration>,
     /// Whether the backend's failures are doubted.
     held: bool,
@@ -143,8 +147,8 @@ pub struct BackendHealth {
 }
 
 impl BackendHealth {
-    /// Verdict that no probe of this process has confirmed: the one that an earlier leader
-    /// published, or `false` for an unknown backend.
+    /// Verdict that no probe of this process has confirmed: `healthy` is the verdict that an
+    /// earlier leader published, or `false` for an unknown backend.
     pub const fn assumed(healthy: bool) -> Self {
         let passed = Duration::ZERO;
         Self { passes: healthy, against: 0, passed, failing: None, held: false, settled: false }
@@ -185,21 +189,21 @@ impl BackendHealth {
         true
     }
 
-    /// Probe results of the target at this address, if it passes, or did before it failed and no
-    /// replica has settled why.
+    /// Probe results of the target at this address. `None`: the target was never healthy, or its
+    /// failures were doubted and are believed now.
     pub fn sight(self, lb: &str, address: IpAddr) -> Option<ProbeHistory<'_>> {
         let Self { passed, failing, .. } = self;
         let counts = self.passes || (failing.is_some() && !self.settled);
         counts.then_some(ProbeHistory { lb, address, passed, failing })
     }
 
-    /// Times of the last pass and of the first failure since, if the backend fails and no replica
-    /// has settled why.
+    /// Times of the last pass and of the first failure after it. `None`: the backend does not fail,
+    /// or its failures were doubted and are believed now.
     pub fn silence(self) -> Option<(Duration, Duration)> {
         self.failing.filter(|_| !self.settled).map(|since| (self.passed, since))
     }
 
-    /// Whether the backend fails, did not fail before the moment, and has not passed since.
+    /// Whether the backend passed before this moment, and has only failed since.
     fn fell_silent_at(self, moment: Duration) -> bool {
         self.silence().is_some_and(|(passed, since)| (passed..=since).contains(&moment))
     }

@@ -15,7 +15,7 @@ use crate::load_balancer::bounds::{self, MOST_LISTENERS};
 use crate::reason;
 use api::{ConditionStatus, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
 
-/// Port of the address, and the VMs' port behind it.
+/// Port of the address, and the port of the VMs that it leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerPort {
     /// Name of the listener; may be empty if it is the only one.
@@ -33,13 +33,15 @@ pub fn is_vm(lb: &LoadBalancer) -> bool {
     lb.spec.workload_type.unwrap_or_default() == WorkloadType::Vm
 }
 
-/// Selector of the LoadBalancer's VMs. `None`: it is not of type vm, or selects none.
+/// Selector of the LoadBalancer's VMs. `None`: the LoadBalancer is not of type vm, or its selector
+/// is empty or has a fault.
 pub fn selector(lb: &LoadBalancer) -> Option<&Selector> {
     let selector = lb.spec.backend_server_selector.as_ref().filter(|_| is_vm(lb))?;
     Some(selector).filter(|all| !all.is_empty() && bounds::selector_fault(&lb.spec).is_none())
 }
 
-/// Text with the reason why the selector selects fewer VMs than it seems to, if so.
+/// Text with the reason why the selector selects fewer VMs than expected, if there is such a
+/// reason.
 pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     let address = || {
         let address = address_for_name(spec)?;
@@ -48,15 +50,15 @@ pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     bounds::selector_fault(spec).or_else(address)
 }
 
-/// Address in the place of a VM's name, where it selects no VM: `backendServers` of v1alpha1 once
-/// contained addresses.
+/// Address in place of a VM's name in the selector, where it selects no VM: `backendServers` of
+/// v1alpha1 once contained addresses.
 pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
     let names = spec.backend_server_selector.as_ref()?.get(LABEL_VM_NAME)?;
     names.iter().map(String::as_str).find(|name| name.parse::<IpAddr>().is_ok())
 }
 
-/// Listeners of the spec. The error names the field, the fault and a valid value. Our CRD refuses
-/// the same; Harvester's own CRD does not.
+/// Listeners of the spec. The error names the field, the fault and a valid value. The operator's
+/// CRD refuses the same faults; Harvester's own CRD does not.
 pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, String> {
     if spec.listeners.is_empty() {
         return Err("spec.listeners: a load balancer of type vm needs at least one".to_owned());
@@ -116,7 +118,8 @@ fn is_port_name(name: &str, listeners: usize) -> bool {
     fits || (name.is_empty() && listeners == 1)
 }
 
-/// Fault of the LoadBalancer's name, if a Service cannot have it (RFC 1035 label).
+/// Fault of the LoadBalancer's name, if a Service cannot have that name (it must be an RFC 1035
+/// label).
 pub fn name_fault(name: &str) -> Option<String> {
     let fits = is_port_name(name, 0) && name.starts_with(|c: char| c.is_ascii_lowercase());
     (!fits).then(|| {
@@ -143,22 +146,21 @@ pub fn ports(listeners: &[ListenerPort]) -> Vec<EndpointPort> {
 /// State of the VMs behind a LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackendCounts {
-    /// Endpoints, health included.
+    /// Endpoints, in a state that includes the result of the health check.
     pub endpoints: Vec<VmEndpoint>,
-    /// Number of running VMs without a suitable address, refused ones included.
+    /// Number of running VMs without a suitable address, refused VMs included.
     pub without_address: usize,
-    /// Running VMs that report only addresses that they may not have, each with the first of
-    /// those, sorted by name.
+    /// Running VMs that report only addresses that they may not have, each with the first such
+    /// address, sorted by name.
     pub refused: Vec<(Arc<str>, IpAddr, AddressFault)>,
-    /// Number of VMs that would be ready except for their health check.
+    /// Number of VMs that would be ready if they passed their health check.
     pub unhealthy: usize,
-    /// Names of VMs at their last known address.
+    /// Names of VMs that are served at their last known address.
     pub last_known: Vec<Arc<str>>,
 }
 
 impl BackendCounts {
-    /// Collects the VMs. `healthy` returns for an endpoint whether its health check
-    /// passes.
+    /// Collects the VMs. `healthy` returns whether an endpoint passes its health check.
     pub fn new(
         backends: impl IntoIterator<Item = VmBackend>,
         healthy: impl Fn(&VmEndpoint) -> bool,
@@ -224,7 +226,7 @@ pub enum ServiceState {
     Ours,
     /// The Service cannot be created: the spec or the name has the fault in the text.
     Faulty(String),
-    /// A Service of the name belongs to another owner, as the text describes.
+    /// A Service with this name belongs to another owner, as the text describes.
     Foreign(String),
     /// The API server refused the Service, for the reason in the text.
     Refused(String),
@@ -239,31 +241,31 @@ pub enum ServiceState {
 pub struct ServingStatus {
     /// State of the Service.
     pub service: ServiceState,
-    /// Addresses at which the Service of this LoadBalancer is announced, if there is one, whatever
-    /// its state is now: `status.loadBalancer.ingress`.
+    /// Addresses at which the LoadBalancer's Service is announced, whatever the state of the
+    /// Service is now: its `status.loadBalancer.ingress`. Empty without a Service.
     pub ingress: Vec<String>,
-    /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, so nothing is reported or
-    /// changed.
+    /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, so no VM is reported and no
+    /// endpoint is changed.
     pub backends: Option<BackendCounts>,
-    /// Reason why the selector selects fewer VMs than it seems to, if so.
+    /// Reason why the selector selects fewer VMs than expected, if there is such a reason.
     pub selector_hint: Option<String>,
     /// Fault of the health check, if there is one: then health is not checked.
     pub health_fault: Option<String>,
     /// Doubt about VMs that fail their health check and stay endpoints, because most VMs fail at
     /// once.
     pub doubted: Option<String>,
-    /// Reason why the address is announced on the announcer's default interface, not on its
-    /// network.
+    /// Reason why the address is announced on the announcer's default interface, not on the
+    /// LoadBalancer's network.
     pub default_interface: Option<String>,
     /// Setting of the Service that does not have its documented effect.
     pub misfit: Option<SettingMisfit>,
-    /// Address at which it was last announced, while its Service asks for another that is not
-    /// announced yet.
+    /// Address at which the LoadBalancer was last announced, while its Service asks for another
+    /// address that is not announced yet.
     pub moving_from: Option<IpAddr>,
 }
 
 impl ServingStatus {
-    /// Facts about a Service and the addresses at which it is announced, as long as nothing more is known.
+    /// Status with the state of a Service and its announced addresses, while nothing else is known.
     pub const fn new(service: ServiceState, ingress: Vec<String>) -> Self {
         Self {
             service,
@@ -304,7 +306,7 @@ pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static 
         );
     };
     if backends.ready() == 0 {
-        // UIs match the beginnings of the first three.
+        // UIs match the beginnings of three texts: no running VM, no IP, not probed as healthy.
         return if backends.total() == 0 {
             let hint = report.selector_hint.as_ref().map(|hint| format!(": {hint}"));
             let hint = hint.unwrap_or_default();

@@ -24,7 +24,8 @@ fn listeners_are_read_with_the_backend_port_that_is_meant() {
         };
         assert_eq!(read, [expected], "{given:?}");
     }
-    // A single listener needs no name; ports may repeat among protocols and among backends.
+    // A single listener needs no name. Two protocols may have the same port, and two listeners the
+    // same backend port.
     for good in [
         vec![listener("", "UDP", 1, None)],
         vec![listener("a", "TCP", 53, None), listener("b", "UDP", 53, None)],
@@ -37,7 +38,7 @@ fn listeners_are_read_with_the_backend_port_that_is_meant() {
     }
 }
 
-/// Harvester's own CRD accepts all of these.
+/// Harvester's own CRD accepts all of these faults.
 #[test]
 fn a_fault_names_the_field_and_what_is_wrong_with_it() {
     let good = || listener("http", "TCP", 80, None);
@@ -148,7 +149,7 @@ fn backends_are_counted_by_what_can_answer() {
         VmBackend::NotRunning,
         VmBackend::NoAddress,
         vm("sick", true, false),
-        // Not counted as unhealthy: it does not serve anyway, or terminates.
+        // Not counted as unhealthy: the first does not serve anyway, and the second terminates.
         vm("sick-unready", false, false),
         vm("sick-leaving", true, true),
         vm("draining", true, true),
@@ -182,7 +183,7 @@ fn silent(service: ServiceState) -> Observed {
     (service, Vec::new())
 }
 
-/// UIs and scripts match the texts: the first three are the Go controller's.
+/// UIs and scripts match the texts. The first three different texts are the Go controller's.
 #[test]
 fn a_service_without_backends_gives_a_known_reason() {
     let not_running = [VmBackend::NotRunning, VmBackend::NotRunning];

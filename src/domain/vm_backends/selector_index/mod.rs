@@ -1,12 +1,14 @@
-//! Index from a VM's labels to the LoadBalancers that select it, and back, without scanning either.
+//! Index from a VM to the LoadBalancers that select it by its labels, and from a LoadBalancer to
+//! its VMs. A change scans neither all VMs nor all LoadBalancers.
 //!
 //! Owns the facts about VMs and their pods. Invariants: a VM is a member of exactly the
-//! LoadBalancers of its namespace whose selector it matches; a change reports exactly the
-//! LoadBalancers for which it can make a difference.
+//! LoadBalancers of its namespace whose selector it matches; a change of a VM or a pod returns
+//! exactly the LoadBalancers whose endpoints it can affect.
 //!
-//! Each pair of label and value is interned. A LoadBalancer is filed under the pairs of one of
-//! its clauses; a VM is compared with the LoadBalancers under its pairs only. Informers write,
-//! reconciles read.
+//! Each pair of label and value is interned. A clause of a selector is the pairs of one label. A
+//! LoadBalancer is filed under the pairs of one of its clauses; a VM is compared only with the
+//! LoadBalancers that are filed under the VM's own pairs. Informers write the index, and reconciles
+//! read it.
 
 mod slots;
 
@@ -27,17 +29,18 @@ pub type LbKey = Box<str>;
 pub type Labels = BTreeMap<String, String>;
 /// Key of a label with its value in a namespace: see [`pair_key`].
 type PairKey = [u8; 16];
-/// Selector: for each key, the VM must have one of its values. An empty one selects nothing.
+/// Selector: for each label, the VM must have one of the listed values. An empty selector selects
+/// nothing.
 pub type Selector = BTreeMap<String, Vec<String>>;
 
-/// VMs, pods and selectors, joined.
+/// Index of VMs, their pods, and the selectors of LoadBalancers.
 #[derive(Debug, Default)]
 pub struct LabelIndex {
     pair_ids: HashMap<PairKey, Id>,
     pairs: Slots<LabelPair>,
     vm_ids: HashMap<Box<str>, Id>,
     vms: Slots<IndexedVm>,
-    /// Pods by the VM's UID. Pods may be known before their VM, and after.
+    /// Pods by the VM's UID. A pod may become known before its VM, and may remain after its VM.
     pods: HashMap<Arc<str>, Vec<VmPod>>,
     /// UIDs of a pod's VM and of the pod, by the pod's `namespace/name`.
     pod_owner: HashMap<Box<str>, (Arc<str>, Arc<str>)>,
@@ -53,9 +56,10 @@ pub struct LabelIndex {
 struct LabelPair {
     key: PairKey,
     vms: Vec<Id>,
-    /// LoadBalancers filed here.
+    /// LoadBalancers that are filed under this pair.
     lbs: Vec<Id>,
-    /// Number of clauses that name the pair, filed here or not.
+    /// Number of clauses that contain the pair, whether or not their LoadBalancer is filed under
+    /// it.
     uses: u32,
 }
 
@@ -71,12 +75,12 @@ struct IndexedVm {
 #[derive(Debug, Default)]
 struct FiledSelector {
     key: LbKey,
-    /// Digest of the selector, which shows a change.
+    /// Digest of the selector, to detect a change.
     selector: [u8; 32],
     /// Clauses of the selector, each a sorted list of pairs. A VM matches if it has at least one
     /// pair of each clause.
     clauses: Vec<Vec<Id>>,
-    /// Index of the clause under whose pairs it is filed.
+    /// Index of the clause under whose pairs the LoadBalancer is filed.
     anchor: usize,
     vms: BTreeSet<Id>,
 }
@@ -129,8 +133,8 @@ impl LabelIndex {
         affected
     }
 
-    /// Stores a new or changed pod; `None`: it runs no VM any more. Returns the LoadBalancers to
-    /// reconcile.
+    /// Stores a new or changed pod. `None`: the pod runs no VM any more, and is removed. Returns
+    /// the LoadBalancers to reconcile.
     pub fn set_pod(&mut self, namespace: &str, name: &str, pod: Option<VmPod>) -> Vec<LbKey> {
         let key = qualified(namespace, name);
         let Some(pod) = pod else { return self.drop_pod(&key) };
@@ -158,7 +162,7 @@ impl LabelIndex {
         self.drop_pod(&qualified(namespace, name))
     }
 
-    /// Stores a LoadBalancer with its selector. Returns whether that is a change.
+    /// Stores a LoadBalancer with its selector. Returns whether the selector is new or has changed.
     pub fn set_lb(&mut self, namespace: &str, name: &str, selector: &Selector) -> bool {
         let key = qualified(namespace, name);
         if let Some(id) = self.lb_ids.get(&key) {
@@ -180,13 +184,13 @@ impl LabelIndex {
                 ids
             })
             .collect();
-        // Filed where the fewest others are, so that a VM is compared with few that do not match
-        // it.
+        // Filed under the clause with the fewest other LoadBalancers, so that a VM is compared with
+        // few LoadBalancers that do not select it.
         let crowd = |clause: &Vec<Id>| -> usize {
             clause.iter().map(|pair| self.pairs.get(*pair).lbs.len()).sum()
         };
         let anchor = (0..clauses.len()).min_by_key(|i| crowd(&clauses[*i])).unwrap_or_default();
-        // The candidates are the VMs of the clause that has the fewest.
+        // The candidates are the VMs of the clause that has the fewest VMs.
         let candidates = clauses
             .iter()
             .min_by_key(|clause| {
@@ -228,7 +232,7 @@ impl LabelIndex {
         }
     }
 
-    /// VMs that a LoadBalancer selects, each with its name and pods, in no certain order.
+    /// VMs that a LoadBalancer selects, each with its name and pods, in no particular order.
     pub fn members<'a>(
         &'a self,
         namespace: &str,
@@ -242,7 +246,8 @@ impl LabelIndex {
         })
     }
 
-    /// VMs of a namespace that have the label with that value, by name, in no certain order.
+    /// VMs in a namespace that have the label with that value, each with its name, in no particular
+    /// order.
     pub fn labelled<'a>(
         &'a self,
         namespace: &str,
@@ -284,7 +289,7 @@ impl LabelIndex {
         self.vm_ids.get(key).map(|id| &self.vms.get(*id).vm)
     }
 
-    /// All pods, by `namespace/name`.
+    /// Names of all pods, as `namespace/name`.
     pub fn pod_names(&self) -> impl Iterator<Item = &str> {
         self.pod_owner.keys().map(|key| &**key)
     }
@@ -324,8 +329,8 @@ impl LabelIndex {
         self.lbs_of(&vm)
     }
 
-    /// Sets the labels of a VM. Returns the LoadBalancers that either selected it before or do so
-    /// now, and those that do both only if the VM itself has `changed`.
+    /// Sets the labels of a VM. Returns the LoadBalancers that begin or cease to select it and, if
+    /// the VM itself has `changed`, those that still select it.
     fn relabel(&mut self, id: Id, labels: Box<[Id]>, changed: bool) -> Vec<LbKey> {
         let old = mem::replace(&mut self.vms.get_mut(id).labels, labels);
         let labels = self.vms.get(id).labels.clone();
@@ -395,7 +400,8 @@ fn addresses(vm: &Vm) -> impl Iterator<Item = IpAddr> {
     vm.nics.iter().flat_map(|nic| nic.addresses.iter().copied())
 }
 
-/// Whether sorted labels contain a pair of every clause. No clause matches nothing.
+/// Whether the sorted labels contain a pair of every clause. An empty list of clauses matches no
+/// labels.
 fn matches(clauses: &[Vec<Id>], labels: &[Id]) -> bool {
     let has_one = |clause: &Vec<Id>| {
         if clause.len() < labels.len() {
@@ -412,9 +418,11 @@ fn qualified(namespace: &str, name: &str) -> Box<str> {
 }
 
 /// Key of a label and its value in a namespace. Tenants choose labels, so it must be infeasible to
-/// find two pairs with one key: a cryptographic digest, which takes half the memory of the text.
+/// find two pairs with the same key. So the key is a cryptographic digest, which takes half the
+/// memory of the text.
 fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
-    // A namespace contains no slash, a label's value no `=`.
+    // A namespace contains no slash, and a label's value no `=`, so two pairs never have the same
+    // text.
     let digest = Sha256::digest(format!("{namespace}/{label}={value}"));
     std::array::from_fn(|at| digest[at])
 }

@@ -1,14 +1,15 @@
 //! List in which entries keep their index.
 //!
-//! An index has four bytes, where the one of the crate `slab` has eight: with 20,000 VMs, most of
-//! the memory of the whole is indexes.
+//! An index has four bytes; an index of the crate `slab` has eight. With 20,000 VMs, such indexes
+//! take most of the memory of the label index.
 
 use std::mem;
 
 /// Index of an entry in a list.
 pub(super) type Id = u32;
 
-/// List whose free indexes are used again, so that an index can identify an entry.
+/// List in which an index identifies an entry until the entry is taken. Free indexes are used
+/// again.
 #[derive(Debug)]
 pub(super) struct Slots<T> {
     list: Vec<T>,

@@ -1,9 +1,9 @@
-//! Interfaces on which kube-vip is asked to announce, and those on which it does.
+//! Interfaces on which kube-vip is asked to announce Services, and interfaces on which it does.
 //!
 //! kube-vip 1.2 reads the interface of a Service once (`NewInstance`, pkg/instance/instance.go),
 //! and cannot serve a Service whose interface a node lacks. So the operator asks for a VLAN only if
-//! each node that may announce has a working link for it, and recreates a Service that is not
-//! announced yet.
+//! each node that may announce has a working link for it, and creates a Service again that needs
+//! another interface and is not announced yet.
 
 use serde_json::{Map, Value, json};
 
@@ -29,9 +29,9 @@ impl WantedService<'_> {
         (self.link == NetworkReach::Ready).then(|| attachment.interface())
     }
 
-    /// Reason why the address is announced on the announcer's default interface and not on its
-    /// network.
-    /// `None`: it is announced on its network, or on the interface that a user set.
+    /// Reason why the address is announced on the announcer's default interface and not on the
+    /// LoadBalancer's network. `None`: no network is named, or the address is announced on that
+    /// network or on the interface that a user set.
     pub fn on_default_interface(&self, stored: Option<&StoredService>) -> Option<String> {
         let network = Some(self.network).filter(|network| !network.is_empty())?;
         let says = |key: &str| stored.is_some_and(|stored| stored.annotations.contains_key(key));
@@ -60,7 +60,8 @@ impl WantedService<'_> {
     }
 }
 
-/// Hints for the interface on which kube-vip should announce, and the network that they come from.
+/// Hints: annotations with the interface on which kube-vip should announce, and with the network
+/// that the interface comes from.
 pub(super) fn hints(wanted: &WantedService<'_>) -> Map<String, Value> {
     let Some(interface) = wanted.interface() else { return Map::new() };
     Map::from_iter([
@@ -69,15 +70,16 @@ pub(super) fn hints(wanted: &WantedService<'_>) -> Map<String, Value> {
     ])
 }
 
-/// Whether the Service must be announced on another interface than it asks for, and may be: it is
-/// not announced yet.
+/// Whether the Service must ask for an interface other than now, and may do so because it is not
+/// announced yet.
 pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     changed_hints(stored, wanted).contains_key(ASKED_INTERFACE)
 }
 
 /// Changes of the hints. An announced address stays on its interface. Hints of a user stay too:
-/// only those that come from a network are removed with it. A VLAN that an earlier version asked
-/// for is removed at once, since kube-vip would fail on it at its next start.
+/// only hints that come from a network are removed, when the LoadBalancer no longer names that
+/// network. A VLAN that an earlier version of the operator asked for is removed at once, since
+/// kube-vip would fail on it at its next start.
 pub(super) fn changed_hints(
     stored: &StoredService,
     wanted: &WantedService<'_>,

@@ -1,9 +1,10 @@
 //! The Service that asks for an address: its required content, and the writes that lead to it.
 //!
 //! Invariants: only objects that name the LoadBalancer as their owner, by UID, are written or
-//! deleted; additions of other writers stay. Of a Service the operator owns: type, ports, families,
-//! requested address, no selector, its label and owner. Everything else (policies, more labels
-//! and annotations, node ports) belongs to the user or program that set it.
+//! deleted; additions of other writers stay. Of a Service, the operator owns the type, the ports,
+//! the families, the requested address, the absence of a selector, its own label and the owner.
+//! Everything else (policies, more labels and annotations, node ports) belongs to the user or
+//! program that set it.
 
 mod held_back;
 mod ineffective_settings;
@@ -31,15 +32,15 @@ use interface::{changed_hints, hints, is_elsewhere};
 pub const ASKED_ADDRESS: &str = "kube-vip.io/loadbalancerIPs";
 /// Annotation with the interface that kube-vip is asked to use.
 pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
-/// Annotation with `parent.tag`: the VLAN interface that kube-vip is asked to create and use. Never
-/// written: kube-vip 1.2.0 to 1.2.3 panics if that interface exists (`ValidateVLANInterface` with
-/// the nil parent of `addVLAN`, pkg/instance/instance.go), and Harvester's management address is
-/// lost too.
+/// Annotation with `parent.tag`: the VLAN interface that kube-vip is asked to create and use. The
+/// operator never sets it: kube-vip 1.2.0 to 1.2.3 panics if that interface exists
+/// (`ValidateVLANInterface` with the nil parent of `addVLAN`, pkg/instance/instance.go), and
+/// Harvester's management address is lost too.
 pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 
 /// Annotation with the external traffic policy of the Service at its creation, to detect a change.
 pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
-/// Annotation with the ports of the Service at its creation, to detect that one was removed.
+/// Annotation with the ports of the Service at its creation, to detect that a port was removed.
 pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
 /// Annotation with the node that last announced a Service, written by kube-vip.
 pub const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
@@ -57,7 +58,7 @@ pub struct OwnerRef {
     pub uid: String,
 }
 
-/// Stored Service of a LoadBalancer's name.
+/// Stored Service that has the name of a LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredService {
     /// `metadata.uid`.
@@ -70,7 +71,7 @@ pub struct StoredService {
     pub deleting: bool,
     /// Whether it has the label of load balancers' Services.
     pub labelled: bool,
-    /// Annotations for or from kube-vip, and the network that hints come from.
+    /// Annotations that decisions use: those for or from kube-vip, and the operator's own.
     pub annotations: BTreeMap<String, String>,
     /// `spec.type`.
     pub type_: String,
@@ -118,11 +119,11 @@ pub struct WantedService<'a> {
     pub network: &'a str,
     /// Bridge and VLAN of the network, if known.
     pub attachment: Option<&'a NetworkAttachment>,
-    /// Whether announcers reach the network by them.
+    /// Whether announcers reach the network by this bridge and VLAN.
     pub link: NetworkReach,
 }
 
-/// Identity of a LoadBalancer in references from its Service.
+/// Identity of a LoadBalancer in references from its Service and EndpointSlices.
 #[derive(Clone, Copy, Debug)]
 pub struct LbIdentity<'a> {
     /// `metadata.namespace`.
@@ -142,19 +143,18 @@ pub enum ServicePlan {
     Create(Value),
     /// Apply this merge patch.
     Change(Value),
-    /// Apply this merge patch to its status, while it is [`held`].
+    /// Apply this merge patch to the status of a Service that is [`held`].
     ChangeStatus(Value),
     /// Change nothing: another owner has the Service, as the text describes.
     Foreign(String),
     /// Wait: an earlier Service is being deleted.
     Leaving,
-    /// Delete the Service first: it is of the other family, which cannot be changed, or asks for
+    /// Delete the Service first. It is of the other family, which cannot be changed, or asks for
     /// another address or interface, or its policy has changed, or it has lost a port. kube-vip 1.2
-    /// withdraws the address of such a Service and announces no other (`serviceChanged` in
-    /// pkg/services/processor.go: the instance is deleted, and none is created). It reads ports
-    /// once, and still admits a removed one to the node itself (`SetServicePorts` in
-    /// pkg/instance/instance.go,
-    /// `insertIPTablesRulesForServicePorts`).
+    /// withdraws the address of a Service that changes so, and announces no other (`serviceChanged`
+    /// in pkg/services/processor.go: the instance is deleted, and none is created). kube-vip reads
+    /// the ports once, and still admits a removed port to the node itself (`SetServicePorts` in
+    /// pkg/instance/instance.go, `insertIPTablesRulesForServicePorts`).
     Replace,
 }
 
@@ -168,7 +168,7 @@ impl StoredService {
         if self.policy.is_empty() { DEFAULT_POLICY } else { &self.policy }
     }
 
-    /// Node that announced the Service last. `None`: none has reported it.
+    /// Node that announced the Service last. `None`: no node has reported that it did.
     pub fn announcing_node(&self) -> Option<&str> {
         self.annotations.get(ANNOUNCING_NODE).map(String::as_str).filter(|name| !name.is_empty())
     }
@@ -188,7 +188,8 @@ impl StoredService {
         ports
     }
 
-    /// Whether the address may lead here: the Service announces it, or asks for it.
+    /// Whether the address may lead to this Service: it is announced there, or the Service asks for
+    /// it.
     pub fn asks_for(&self, address: IpAddr) -> bool {
         let asked = self.annotations.get(ASKED_ADDRESS).into_iter().flat_map(|ips| ips.split(','));
         let all = asked.chain([self.load_balancer_ip.as_str()]);
@@ -232,8 +233,8 @@ pub fn plan(stored: Option<&StoredService>, wanted: &WantedService<'_>) -> Servi
     }
 }
 
-/// Whether the Service asks kube-vip for another address than the wanted one. A Service that asks
-/// for none is not meant: kube-vip announces its address as soon as it asks.
+/// Whether the Service asks kube-vip for an address other than the wanted one. False for a Service
+/// that asks for none: kube-vip announces the address as soon as the Service asks for it.
 fn asks_for_another(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     let (asked, wanted) = (stored.asked(), wanted.asked());
     !asked.is_empty() && asked.parse::<IpAddr>().ok() != wanted.parse().ok()
@@ -263,15 +264,15 @@ fn loses_a_port(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     before.split(',').any(|port| !port.is_empty() && !after.contains(port))
 }
 
-/// Text about a Service of another owner under the LoadBalancer's name, `namespace/name`. `whose`:
-/// as [`foreign`] says.
+/// Text about another owner's Service that has the LoadBalancer's name. `lb` is `namespace/name`,
+/// and `whose` the text from [`foreign`].
 pub fn conflict(lb: &str, whose: &str) -> String {
     format!(
         "a Service {lb} exists: {whose}; it is left as it is: rename one of the two, or remove it"
     )
 }
 
-/// Text about the owner of an object, if that is not the LoadBalancer.
+/// Text about the owner of an object, if the owner is not the LoadBalancer.
 pub fn foreign(owners: &[OwnerRef], lb: LbIdentity<'_>) -> Option<String> {
     if owners.iter().any(|owner| owner.uid == lb.uid) {
         return None;
@@ -308,8 +309,8 @@ fn create(wanted: &WantedService<'_>) -> Value {
             "ipFamilies": [wanted.family().name()],
             "ipFamilyPolicy": "SingleStack",
             "loadBalancerIP": wanted.asked(),
-            // kube-vip needs no node ports, and each opens a port of every node, past source
-            // ranges.
+            // kube-vip needs no node ports. Each would open a port on every node, which bypasses
+            // the source ranges.
             "allocateLoadBalancerNodePorts": false,
             "ports": wanted.listeners.iter().map(|l| port(l, None)).collect::<Vec<_>>(),
         },

@@ -34,11 +34,11 @@ const ANNOTATIONS: [&str; 12] = [
     KUBE_VIP_HWADDR,
     KUBE_VIP_REQUESTED_IP,
 ];
-/// Longest text of one of these, in bytes: the ports of as many listeners as there may be.
+/// Longest text of such an annotation, in bytes: room for the ports of `MOST_LISTENERS` listeners.
 const LONGEST_ANNOTATION: usize = 4096;
-/// Addresses of a Service that are read at most.
+/// Largest number of addresses that are read of a Service.
 const MOST_INGRESS: usize = 16;
-/// Owners of an object that are read at most.
+/// Largest number of owners of kind LoadBalancer that are read of an object.
 const MOST_OWNERS: usize = 4;
 
 /// LoadBalancer that owns an object, by `namespace/name`, and the reference to it.
@@ -49,7 +49,7 @@ pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
     Some((qualified(meta, &owner.name), owner))
 }
 
-/// `namespace/name` of another object in the namespace of this one.
+/// `namespace/name` of another object in the same namespace as this object.
 pub fn qualified(meta: &ObjectMeta, name: &str) -> String {
     format!("{}/{name}", meta.namespace.as_deref().unwrap_or_default())
 }
@@ -62,7 +62,7 @@ pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
         name: o.name.clone(),
         uid: o.uid.clone(),
     };
-    // References to a LoadBalancer decide; of others only the first is stored.
+    // References to a LoadBalancer decide; of the other references only the first is stored.
     let lbs = list.iter().filter(|o| o.kind == "LoadBalancer").take(MOST_OWNERS);
     let others = list.iter().filter(|o| o.kind != "LoadBalancer").take(1);
     lbs.chain(others).map(read).collect()
@@ -73,7 +73,7 @@ pub fn read_service(service: &Service) -> StoredService {
     let spec = service.spec.clone().unwrap_or_default();
     let owners = owners(&service.metadata);
     let ours = owner(&service.metadata).is_some();
-    // Of a Service with another owner only the owner is stored.
+    // A Service that no LoadBalancer owns is stored without annotations, ports and addresses.
     let says = |key: &&String| ours && ANNOTATIONS.contains(&key.as_str());
     let port = |port: ServicePort| StoredPort {
         name: port.name.unwrap_or_default(),
@@ -121,7 +121,7 @@ fn is_announced(ingress: &LoadBalancerIngress) -> bool {
     !ports.any(|port| port.error.as_deref() == Some(NOT_ANNOUNCED))
 }
 
-/// Reads an EndpointSlice: the LoadBalancer that owns it by `namespace/name`, that owner's UID, and
+/// Reads an EndpointSlice: `namespace/name` and UID of the LoadBalancer that owns the slice, and
 /// the slice's content. `None`: no LoadBalancer owns it.
 pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, StoredSlice)> {
     let (lb, owner) = owner(&slice.metadata)?;

@@ -1,6 +1,6 @@
-//! Facts about a VM for decisions: one run of it, the pods that run it, and its addresses.
+//! Facts about one run of a VM for decisions: its state, its pods and its addresses.
 //!
-//! Twenty thousand of these are in memory, so they contain no more than decisions use.
+//! Facts about twenty thousand VMs are in memory, so they contain no more than decisions use.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use api::kubevirt::{
     TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance, VmiCondition,
 };
 
-/// Run of a VM. Another run under the same name has another UID.
+/// One run of a VM. Another run of a VM with the same name has another UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vm {
     /// `metadata.uid` of the VirtualMachineInstance.
     pub uid: Arc<str>,
     /// `metadata.resourceVersion`, for writes that require it.
     pub version: Box<str>,
-    /// Node that it runs on; empty before it has one. During a live migration the source, until
-    /// the guest has moved.
+    /// Node that the VM runs on; empty before the VM has a node. During a live migration it is the
+    /// source node until the guest has moved.
     pub node: Arc<str>,
     /// Phase of its life.
     pub phase: VmPhase,
@@ -29,15 +29,15 @@ pub struct Vm {
     pub paused: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
-    /// Interfaces that the cluster gave it, with the addresses known now.
+    /// Interfaces that the cluster gave the VM, each with its addresses that are known now.
     pub nics: Box<[Nic]>,
     /// Topology in its annotations.
     pub topology: Topology,
-    /// Whether the node driver created it, as a guest cluster's node: Harvester itself then writes
-    /// its topology annotations.
+    /// Whether the node driver created the VM, as a node of a guest cluster: then Harvester itself
+    /// writes the VM's topology annotations.
     pub annotated_by_harvester: bool,
-    /// First network that a guest cluster's node joins, `namespace/name` of its
-    /// NetworkAttachmentDefinition. Empty for other VMs, and on the pod network.
+    /// First network with a NetworkAttachmentDefinition that a node of a guest cluster joins, as
+    /// `namespace/name`. Empty for other VMs, and for a node that is only on the pod network.
     pub network: Box<str>,
 }
 
@@ -56,12 +56,13 @@ pub enum VmPhase {
 }
 
 /// State of a VM's `Ready` condition, which virt-controller copies from the current pod while the
-/// guest runs. It includes guest probes and pausing.
+/// guest runs. The condition includes guest probes and pausing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VmReadiness {
     /// The condition is true.
     Ready,
-    /// The condition is false, only because its pod is being deleted: the guest may still answer.
+    /// The condition is false, only because the VM's pod is being deleted: the guest may still
+    /// answer.
     PodTerminating,
     /// The condition is false, unknown or absent.
     #[default]
@@ -73,7 +74,7 @@ pub enum VmReadiness {
 pub struct Nic {
     /// `namespace/name` of the NetworkAttachmentDefinition; empty for the pod network.
     pub network: Box<str>,
-    /// Usable addresses, the first one first.
+    /// Usable addresses: the one in `ipAddress` first, then those in `ipAddresses`, in their order.
     pub addresses: Box<[IpAddr]>,
 }
 
@@ -86,7 +87,7 @@ pub struct Topology {
     pub zone: Option<Box<str>>,
 }
 
-/// Pod that runs a VM, or did.
+/// Pod that runs a VM, or ran it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmPod {
     /// `metadata.uid`.
@@ -107,13 +108,14 @@ pub struct VmPod {
     pub addresses: Box<[IpAddr]>,
 }
 
-/// Addresses of one interface that are read at most. Root in the guest can add any number of them.
+/// Largest number of addresses that are read of one interface. Root in the guest can add any
+/// number.
 const MOST_ADDRESSES: usize = 16;
-/// Interfaces of one VM that are read at most.
+/// Largest number of interfaces that are read of one VM.
 const MOST_NICS: usize = 32;
 
 impl Vm {
-    /// Whether the two are equal for decisions about endpoints.
+    /// Whether both VMs are equal for decisions about endpoints.
     pub fn serves_like(&self, other: &Self) -> bool {
         let without = |vm: &Self| {
             (vm.uid.clone(), vm.node.clone(), vm.phase, vm.ready, vm.paused, vm.deleting)
@@ -121,8 +123,8 @@ impl Vm {
         without(self) == without(other) && self.nics == other.nics
     }
 
-    /// Pod that its guest runs in: the newest on its node, by KubeVirt's rule. A migration's
-    /// target is on another node until the guest has moved.
+    /// Pod that the guest runs in: by KubeVirt's rule, the newest pod on the VM's node. During a
+    /// migration, the target's pod is on another node until the guest has moved.
     pub fn current_pod<'a>(&self, pods: &'a [VmPod]) -> Option<&'a VmPod> {
         pods.iter()
             .filter(|pod| self.node.is_empty() || pod.node == self.node)
@@ -193,8 +195,8 @@ fn phase(phase: &str) -> VmPhase {
         "Running" => VmPhase::Running,
         "Succeeded" | "Failed" => VmPhase::Ended,
         "Unknown" => VmPhase::Unknown,
-        // Pending, Scheduling, Scheduled, WaitingForSync, and phases of later versions: a
-        // guest that is not known to run gets no traffic.
+        // Pending, Scheduling, Scheduled, WaitingForSync, and phases that later versions of
+        // KubeVirt may add: a guest that is not known to run gets no traffic.
         _ => VmPhase::Starting,
     }
 }
@@ -211,8 +213,8 @@ fn is_true(conditions: &[VmiCondition], type_: &str) -> bool {
     conditions.iter().any(|c| c.type_ == type_ && c.status == "True")
 }
 
-/// Interfaces of the VM. Those that the guest created itself have no network name, and are left
-/// out.
+/// Interfaces that the cluster gave the VM. An interface that the guest created itself has no
+/// network name, and is left out.
 fn nics(namespace: &str, networks: &[Network], interfaces: &[Interface]) -> Box<[Nic]> {
     interfaces
         .iter()
@@ -252,7 +254,8 @@ fn addresses(interface: &Interface) -> Box<[IpAddr]> {
     found.into()
 }
 
-/// Whether the address is IPv4-mapped IPv6, which neither kind of EndpointSlice can use.
+/// Whether the address is IPv4-mapped IPv6. No EndpointSlice can use it, neither of IPv4 nor of
+/// IPv6.
 fn is_mapped(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
 }

@@ -213,7 +213,8 @@ fn an_interface_is_known_by_the_network_that_it_joins() {
 fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
     for (interface, expected) in [
         (json!({"ipAddress": "10.0.0.5", "ipAddresses": ["10.0.0.5"]}), &["10.0.0.5"][..]),
-        // In the order of the guest agent, with the first one in front and no duplicates.
+        // `ipAddress` first, then `ipAddresses` in the order of the guest agent, without
+        // duplicates.
         (
             json!({"ipAddress": "10.0.0.5", "ipAddresses": ["10.0.0.5", "10.0.0.4", "fd00::5"]}),
             &["10.0.0.5", "10.0.0.4", "fd00::5"],
@@ -241,7 +242,7 @@ fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
         interface["name"] = json!("qualified");
         assert_eq!(nic(&interface).unwrap().addresses, ips(expected), "{interface}");
     }
-    // Root in the guest can add any number.
+    // Root in the guest can add any number of addresses.
     let many: Vec<String> = (1..99).map(|n| format!("10.0.0.{n}")).collect();
     let many = nic(&json!({"name": "qualified", "ipAddresses": many})).unwrap();
     assert_eq!(many.addresses.len(), MOST_ADDRESSES);
@@ -333,7 +334,7 @@ fn a_pod_is_read_as_it_is_stored() {
     assert_eq!(read_pod(new), Some(unplaced), "spec and status may be missing");
 }
 
-/// A node that died with the pod on it leaves `Ready` unchanged.
+/// A node that dies leaves the `Ready` condition of its pods unchanged.
 #[test]
 fn a_pod_is_ready_only_while_it_runs() {
     for (phase, status, expected) in [
@@ -379,8 +380,8 @@ fn a_pod_belongs_to_the_instance_that_controls_it() {
     }
 }
 
-/// KubeVirt's own rule: of the pods on the instance's node the newest. Creation times are whole
-/// seconds; the choice between two of the same second must not depend on the order of events.
+/// KubeVirt's own rule: the newest pod on the instance's node. Creation times are whole seconds;
+/// the choice between two pods of the same second must not depend on the order of events.
 #[test]
 fn the_guest_runs_in_the_newest_pod_on_its_node() {
     let pod = |uid: &str, node: &str, created| VmPod {
@@ -402,7 +403,7 @@ fn the_guest_runs_in_the_newest_pod_on_its_node() {
         // The guest has moved.
         ("n2", &all, Some("target")),
         ("n3", &all, None),
-        // Not scheduled yet: the newest.
+        // The VM is not scheduled yet: the newest pod of all.
         ("", &all, Some("pending")),
         ("", &all[..3], Some("target")),
         ("n1", &twins, Some("b")),

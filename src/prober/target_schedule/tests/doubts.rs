@@ -125,7 +125,7 @@ fn what_is_believed_goes_out_and_is_judged_anew_when_it_answers() {
     world.schedule.believe();
     assert_eq!((world.held(), world.unhealthy().len()), (0, 15));
     assert_eq!(world.schedule.take_concerned().len(), 5);
-    // The target is not doubted again, and no other one because of it.
+    // A failure that was accepted as real is not doubted again, and causes no other doubt.
     world.pass(60);
     assert_eq!((world.held(), world.unhealthy().len()), (0, 15));
     world.silent = (1..15).collect();
@@ -174,14 +174,14 @@ fn a_single_failure_counts_as_ever_before_a_doubt_and_within_one() {
     world.silent = [0].into();
     world.pass(15);
     assert_eq!(world.unhealthy(), [("0".to_owned(), 0)]);
-    // Fourteen answer; nine of these stop answering.
+    // Fourteen still answer. Eight of these stop answering.
     world.silent = (0..9).collect();
     world.pass(15);
     assert_eq!((world.held(), world.unhealthy().len()), (8, 1));
     world.silent.insert(14);
     world.pass(15);
     assert_eq!((world.held(), world.unhealthy().len()), (8, 2));
-    // One answers again, and then stops.
+    // One VM answers again, and then stops.
     world.silent.remove(&5);
     world.pass(5);
     world.silent.insert(5);
@@ -201,7 +201,7 @@ fn what_stays_silent_when_most_answer_again_goes_out_when_it_had_the_time_to() {
     assert_eq!((world.held(), world.unhealthy().len()), (2, 0), "others had the same time");
     world.pass(15);
     assert_eq!((world.held(), world.unhealthy().len()), (0, 2));
-    // Most had answered at some time; then came a period and a timeout.
+    // Verdicts flip no earlier than a period and a timeout after most VMs answer again.
     assert!(world.out.iter().all(|at| *at > mended + s(8)), "{:?} {mended:?}", world.out);
 }
 
@@ -264,7 +264,7 @@ proptest! {
             .flat_map(|(lb, (_, vms))| vms.iter().map(move |number| (lb.clone(), *number)))
             .filter(|(_, number)| silent.contains(number))
             .collect();
-        // The most periods that it takes to fail and to recover.
+        // Every check fails or recovers within this time.
         world.pass(48);
         if doubted {
             prop_assert_eq!(world.unhealthy(), vec![]);

@@ -59,7 +59,7 @@ fn an_unchanged_target_keeps_results_and_place_when_thresholds_change() {
     let (due, key) = run_next(&mut schedule);
     assert_eq!(schedule.end(key, Some(false), due), None);
     let changed = CheckSettings { failure_threshold: 3, timeout: s(1), ..check() };
-    // The assumption counts for new targets only.
+    // `assume_healthy` counts for new targets only.
     let change = set(&mut schedule, "lb", &changed, &[target("a", 1, false)], due);
     assert!(change.dropped.is_empty());
     assert_eq!(schedule.next_due(), Some(due + PERIOD));

@@ -1,4 +1,4 @@
-//! Each rule of the plan by itself; `model` tests them all together, over years.
+//! Each rule of the plan by itself. `model` tests all rules together, over years.
 
 mod model;
 
@@ -91,8 +91,8 @@ fn names_of_others_are_kept_up_to_a_bound() {
     let mut stored = fresh();
     stored.serving.as_mut().unwrap().names = names(&["b"]);
     assert_eq!(planned(&stored, NOW, None), CertificateStep::Renew(names(&["a", "b"])));
-    // A replica that is called by another name accepts this certificate, so the two do not
-    // alternate.
+    // A replica that is called by one of the names accepts this certificate. So two replicas do not
+    // replace it in turn.
     stored.serving.as_mut().unwrap().names = names(&["a", "b"]);
     assert!(matches!(planned(&stored, NOW, None), CertificateStep::Wait(_)));
     let many = (0..MOST_NAMES).map(|n| format!("n{n}")).collect();
@@ -111,7 +111,7 @@ fn the_next_authority_signs_when_it_has_been_trusted_for_a_while() {
         CertificateStep::Wait(NOW + Duration::from_secs(1))
     );
     assert_eq!(planned(&stored, NOW, trusted(600)), CertificateStep::Switch);
-    // Less time left means less waiting, but never none.
+    // The wait is shorter when less time is left, but never zero.
     stored.ca.not_after = NOW + Duration::from_secs(100);
     assert_eq!(planned(&stored, NOW, trusted(10)), CertificateStep::Switch);
     assert!(matches!(planned(&stored, NOW, trusted(9)), CertificateStep::Wait(_)));
@@ -129,7 +129,7 @@ fn an_authority_that_cannot_sign_is_replaced() {
         let mut stored = fresh();
         spoil(&mut stored.ca);
         assert_eq!(planned(&stored, NOW, None), CertificateStep::Begin);
-        // So is an authority that waits to sign.
+        // The same holds for the next authority.
         let mut stored = fresh();
         stored.next = Some(stored.ca);
         spoil(stored.next.as_mut().unwrap());

@@ -19,7 +19,7 @@ type Id = u32;
 struct Secret {
     ca: Id,
     next: Option<Id>,
-    /// Authority that signed, and end of validity.
+    /// Authority that signed the serving certificate, and the certificate's end of validity.
     serving: (Id, Duration),
     previous: Vec<Id>,
 }
@@ -48,7 +48,7 @@ struct World {
     ends: Vec<Duration>,
     version: u64,
     secret: Option<Secret>,
-    /// Trusted authorities of each configuration, with its version.
+    /// Version of each configuration, and the authorities that it trusts.
     bundles: [(u64, Vec<Id>); CONFIGURATIONS],
     replaced: Vec<(usize, Vec<Id>, Duration)>,
     replicas: Vec<Replica>,
@@ -90,7 +90,7 @@ impl World {
                 return memory;
             }
             let ca = self.authority();
-            // Read again for this step.
+            // The replica has read the configurations again for this step.
             let mut previous: Vec<Id> =
                 replica.bundles.iter().flatten().flat_map(|(_, bundle)| bundle.clone()).collect();
             previous.retain(|id| self.end(*id) > now);
@@ -116,7 +116,7 @@ impl World {
         secret
     }
 
-    /// Repeats the steps of `Keeper::round`, with this replica's view.
+    /// Repeats the steps of `RegistrationKeeper::round`, with this replica's view.
     fn round(&mut self, which: usize) {
         for _ in 0..8 {
             let mut replica = self.replicas[which].clone();
@@ -229,8 +229,8 @@ impl World {
         }
     }
 
-    /// Checks the served certificates: every API server may use the present content of a
-    /// configuration, or the one until a moment ago.
+    /// Checks the served certificates. An API server may use the present content of a
+    /// configuration, or content that was replaced less than [`LAG`] ago.
     fn check(&self) -> Result<(), TestCaseError> {
         for (number, replica) in self.replicas.iter().enumerate() {
             let Some((ca, end)) = replica.in_use.filter(|_| replica.ready) else { continue };
@@ -303,8 +303,8 @@ proptest! {
                 Event::Hear(which, what) => world.hear(which % count, what),
                 Event::Round(which) => world.round(which % count),
                 Event::Lose => {
-                    // Lost together with every replica that remembers it: that is a first start,
-                    // and failed calls are unavoidable.
+                    // Without a replica that remembers the Secret, its loss would be a first start,
+                    // where failed calls are unavoidable.
                     if world.secret.is_some() && world.replicas.iter().any(|r| r.memory.is_some()) {
                         world.secret = None;
                         world.version += 1;
@@ -332,7 +332,8 @@ proptest! {
     }
 }
 
-/// The test is not vacuous: over years, authorities do change.
+/// Checks that authorities change in the model over the years: otherwise the test above would prove
+/// too little.
 #[test]
 fn authorities_change_over_the_years() {
     let mut world = World::new();

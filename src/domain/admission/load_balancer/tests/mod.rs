@@ -185,7 +185,7 @@ fn a_health_check_says_what_its_defaults_are() {
     ] {
         assert_eq!(filled(none.clone(), None).0, none);
     }
-    // A client that omits the fields each time.
+    // A client omits the fields in every update: they are filled in again, without a warning.
     let stored = with(vm(), "spec/healthCheck", full.clone());
     assert_eq!(filled(json!({"port": 8080}), Some(&stored)), (full, vec![]));
     let guest = with(guest(), "spec/healthCheck", json!({"port": 80}));
@@ -277,7 +277,7 @@ fn what_people_write_by_mistake_gets_a_hint() {
         let answer = mutate(&request(None, &object), &outside());
         assert_eq!(refusals(&answer), [refusal], "{path} {value}");
         assert_eq!(answer.object, None, "what is refused is not changed");
-        // An object that is stored, in whatever way, can still be labelled.
+        // A stored object with this mistake can still be labelled.
         let labelled = with(object.clone(), "metadata/labels", json!({"a": "b"}));
         assert!(mutate(&request(Some(&object), &labelled), &outside()).refusals.is_empty());
     }
@@ -337,7 +337,8 @@ fn only_what_a_rule_takes_is_looked_up() {
     assert_eq!(asks(&request(None, &lb(json!({"listeners": "x"})))), None);
 }
 
-/// The DHCP client settings can be wrong by themselves, and a correct change may come too late.
+/// The DHCP client settings may be invalid, and a valid change may come too late, after the address
+/// was leased.
 #[test]
 fn who_asks_the_dhcp_server_is_judged() {
     let ask = |mac: &str| {
@@ -362,8 +363,8 @@ fn who_asks_the_dhcp_server_is_judged() {
     assert!(create(&pool, &outside()).refusals.is_empty());
 }
 
-/// The ledger releases the address that the finalizer would have retained: nothing is lost, and a
-/// warning is given.
+/// A client may remove the finalizer, and gets a warning. Nothing is lost: the ledger itself
+/// releases the address later.
 #[test]
 fn a_finalizer_may_be_taken_off() {
     let stored = with(vm(), "metadata/finalizers", json!([LB_FINALIZER]));

@@ -18,8 +18,7 @@ fn a_pool_that_is_named_must_admit_it() {
     let refusal = r#"spec.ipPool: it names "theirs", whose scope does not admit {network:"" project:"" namespace:"ns" cluster:""}: name another, or ask the admin of the pool"#;
     assert_eq!(refusals(&create(&naming, &there(theirs.clone()))), [refusal]);
     assert_eq!(refusals(&update(&vm(), &naming, &there(theirs.clone()))), [refusal]);
-    // A LoadBalancer with an address there retains it; one that does not name the pool gets no
-    // warning.
+    // A LoadBalancer that has an address of the pool retains this address.
     let holding = with(
         naming.clone(),
         "status",
@@ -29,7 +28,7 @@ fn a_pool_that_is_named_must_admit_it() {
     assert!(update(&holding, &described, &there(theirs.clone())).refusals.is_empty());
     let unknown = LbRuleFacts { named: NamedPool::There(theirs.clone()), ..LbRuleFacts::default() };
     assert!(create(&naming, &unknown).refusals.is_empty(), "its project is not known yet");
-    // A label that changes the cluster the LoadBalancer belongs to.
+    // A change of the label moves the LoadBalancer to another guest cluster.
     let of = |cluster: &str| {
         with(with(guest(), "spec/ipPool", json!("p")), "metadata/labels", json!({LABEL: cluster}))
     };

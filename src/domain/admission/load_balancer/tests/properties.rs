@@ -151,7 +151,7 @@ fn any_lb() -> impl Strategy<Value = Value> {
         })
 }
 
-/// The object after a round trip through a present Go client: unknown fields are gone.
+/// The object after a Go client has read and written it: fields unknown to the client are gone.
 fn through_go(object: &Value) -> Value {
     let mut object = object.clone();
     let Some(status) = object["status"].as_object_mut() else { return object };
@@ -185,7 +185,7 @@ fn any_known() -> impl Strategy<Value = LbRuleFacts> {
     })
 }
 
-/// Whether the two differ only in blank fields.
+/// Whether two values differ only in blank fields.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         _ if is_blank(a) && is_blank(b) => true,
@@ -224,7 +224,7 @@ proptest! {
 
     #[test]
     fn a_client_that_knows_less_changes_nothing(stored in any_lb(), known in any_known()) {
-        // The object as mutation changed it when it was stored.
+        // The stored object is a result of mutation.
         let first = mutate(&request(None, &with(stored.clone(), "status", json!(null))), &known);
         let status = stored["status"].clone();
         let stored = with(first.object.unwrap_or(stored), "status", status);
@@ -242,7 +242,7 @@ proptest! {
         old in prop::option::of(any_lb()), new in any_lb(), known in any_known(),
     ) {
         let new = match &old {
-            // The rest of the status belongs to the operator.
+            // Only the guest's address may differ: the rest of the status belongs to the operator.
             Some(old) => {
                 let address = new["status"]["address"].clone();
                 let new = with(new, "status", old["status"].clone());

@@ -150,7 +150,7 @@ fn what_the_operator_writes_no_other_client_changes() {
                 ("status/backendServers", json!(["10.52.0.8"]), "status.backendServers"),
             ],
         ),
-        // No address was given yet.
+        // No address is allocated yet.
         (
             vm(),
             vec![
@@ -194,8 +194,8 @@ fn what_the_operator_writes_no_other_client_changes() {
     );
 }
 
-/// The cloud provider writes the address that the guest announces, which lags behind a change of
-/// pools: the update must not be refused for that, and must not publish that address either.
+/// The cloud provider writes the address that the guest announces. After a change of pools this is
+/// still the old address: the update must not be refused, and must not publish that address.
 #[test]
 fn a_guest_is_reached_at_its_claim_or_nowhere() {
     let stored = stored_guest();
@@ -212,7 +212,7 @@ fn a_guest_is_reached_at_its_claim_or_nowhere() {
         let warning =
             format!("status.address stays \"10.1.0.2\": \"{address}\" is not its claim, 10.1.0.2");
         assert_eq!(warnings, [warning]);
-        // If mutation was skipped.
+        // Without mutation, validation refuses the address.
         let answer = validate(&request(Some(&stored), &sent(json!(address))), &outside());
         assert_eq!(answer.refusals[0].field, "status.address");
     }
@@ -223,7 +223,7 @@ fn a_guest_is_reached_at_its_claim_or_nowhere() {
         warnings,
         ["status.address stays unset: \"10.1.0.9\" is not its claim: it has none yet"]
     );
-    // The claim, after a moment without it.
+    // The guest withdrew the address, and publishes its claimed address again.
     let withdrawn = sent(json!(""));
     assert_eq!(after(&withdrawn, &stored, &outside()).0, stored);
 }
@@ -272,7 +272,7 @@ fn a_new_object_brings_no_status() {
         let claim = &backup["status"]["allocatedAddress"];
         let (pool, ip) = (claim["ipPool"].as_str().unwrap(), claim["ip"].as_str().unwrap());
         assert_eq!(*asks, json!(format!("{pool}/{ip}")), "it asks for the same address");
-        // If mutation was skipped.
+        // Without mutation, validation refuses the status.
         assert!(!validate(&request(None, &backup), &outside()).refusals.is_empty());
     }
     let typed = with(guest(), "status", json!({"allocatedAddress": {}}));

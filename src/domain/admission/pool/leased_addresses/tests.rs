@@ -39,7 +39,7 @@ fn no_new_range_takes_a_leased_address_in() {
     assert!(
         refusals(&new(10, 20), None, &many)[0].contains("10.0.0.12 (ns/lb-12) and 4 more leased")
     );
-    // Next to them, on another network, or excluded.
+    // Ranges next to the leased addresses, on another network, or with these addresses excluded.
     assert_eq!(refusals(&new(20, 29), None, &some), [""; 0]);
     assert_eq!(refusals(&new(10, 20), None, &known(vec![leased(15, "ns/other")])), [""; 0]);
     let mut excluded = new(10, 20);
@@ -51,7 +51,7 @@ fn no_new_range_takes_a_leased_address_in() {
         refusals(&new(10, 30), Some(new(10, 20)), &some)[0]
             .contains(": 10.0.0.30 (ns/lb-30) leased")
     );
-    // On another network, the addresses are others.
+    // If the pool's network changes, every leased address in its ranges counts as new.
     let elsewhere = pool(&json!({"ranges": range(10, 20), "selector": {"network": "ns/six"}}));
     assert!(refusals(&new(10, 20), Some(elsewhere), &some)[0].contains("10.0.0.12"));
 }

@@ -1,8 +1,8 @@
 //! Mutation of IPPools, and refusals that are possible only at that stage.
 //!
-//! The schema is checked between mutation and validation. It refuses what does not fit its type
-//! with texts that do not help a user who copied an example, so that is refused here first, with
-//! the right form. Unknown fields are dropped even earlier.
+//! The API server checks the schema between mutation and validation. The schema refuses a value of
+//! the wrong type with a text that does not help a user who copied an example. So mutation refuses
+//! it first, and names the right form. The API server drops unknown fields even earlier.
 
 use serde_json::{Map, Value, json};
 
@@ -24,8 +24,8 @@ const SCOPE: [&str; 3] = ["project", "namespace", "guestCluster"];
 const RANGE: [&str; 5] = ["subnet", "rangeStart", "rangeEnd", "gateway", "exclude"];
 
 /// Sets the labels that Harvester's own webhook sets, restores an omitted status, and refuses
-/// common mistakes with the right form: the schema's own refusal would name only types. `vlan`:
-/// VLAN ID of the pool's network, if known.
+/// common mistakes. A refusal names the right form: the schema's own refusal would name only types.
+/// `vlan`: VLAN ID of the pool's network, if known.
 pub fn mutate(request: &AdmissionRequest<'_>, vlan: Option<u16>) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let plain = request.subresource.is_empty() && !request.by_operator;
@@ -57,8 +57,8 @@ pub fn network(object: &Value) -> &str {
     object["spec"]["selector"]["network"].as_str().unwrap_or_default()
 }
 
-/// Restores an omitted status: a PUT without it would wipe the ledger where IPPool is served
-/// without a status subresource.
+/// Restores an omitted status: where IPPool is served without a status subresource, a PUT without
+/// the status would wipe the ledger.
 fn restore_status(new: &mut Value, old: &Value) {
     let nothing = |status: &Value| status.as_object().is_none_or(Map::is_empty);
     if (new["status"].is_null() || new["status"].is_object())
@@ -98,7 +98,7 @@ fn serves_all(pool: &Value) -> bool {
 }
 
 /// Warns of a label or annotation that was set to make the pool global: only the scope does that.
-/// An exported global pool whose scope was narrowed still has the label.
+/// An exported manifest of a global pool keeps the label when its scope is narrowed.
 fn warn_of_flag(request: &AdmissionRequest<'_>, object: &Value, answer: &mut AdmissionAnswer) {
     for place in ["labels", "annotations"] {
         let flag = |of: &Value| text(of, &["metadata", place, LABEL_GLOBAL_POOL]);
@@ -261,7 +261,7 @@ fn check_text(value: &Value, path: &str, what: &str, answer: &mut AdmissionAnswe
     }
 }
 
-/// Warns of unknown fields, which the API server drops silently if it has not yet.
+/// Warns of unknown fields that the API server has not dropped yet: it drops them silently.
 fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut AdmissionAnswer) {
     for field in fields.keys().filter(|field| !known.contains(&field.as_str())) {
         let at = format!("{path}.{}", clip(field));
@@ -278,7 +278,7 @@ fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut
     }
 }
 
-/// Whether the two differ only in case, dashes, and one letter that is added, missing, another one
+/// Whether two names differ only in case, in dashes, and in one letter: added, missing, replaced,
 /// or swapped with its neighbour.
 fn alike(a: &str, b: &str) -> bool {
     let plain = |text: &str| -> String {

@@ -124,7 +124,7 @@ fn labels_are_set_as_harvesters_own_webhook_does() {
     assert_eq!(labels(&all, None, None), pair("true", "0"));
     assert_eq!(labels(&few, None, Some(7)), pair("false", "7"));
     assert_eq!(labels(&few, None, None), pair("false", ""));
-    // An exported manifest of a global pool still has its label.
+    // A manifest that was exported from a global pool still has that pool's label.
     let mut exported = few.clone();
     exported["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true", "mine": "x"});
     for old in [None, Some(&few), Some(&exported)] {

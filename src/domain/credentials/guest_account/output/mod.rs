@@ -1,5 +1,5 @@
-//! Output of `cloud-config`: the kubeconfig, the texts that carry it into a guest, and the URL in
-//! it.
+//! Output of `cloud-config`: the kubeconfig, its server's URL, and the texts that bring it into a
+//! guest.
 //!
 //! Invariant: every value from outside is quoted, so that no name, URL or token can be read as
 //! another part of the text.
@@ -14,7 +14,7 @@ use super::{GuestCluster, safe_name};
 
 /// ConfigMap where Harvester records the address of its API server: namespace, name and key.
 pub const VIP: (&str, &str, &str) = ("harvester-system", "vip", "ip");
-/// Port of the API server at that address.
+/// Port of Harvester's API server.
 const PORT: u16 = 6443;
 /// Path where the charts of RKE2 read the cloud config.
 const RKE2_PATH: &str = "/var/lib/rancher/rke2/etc/config-files/cloud-provider-config";
@@ -39,9 +39,10 @@ metadata:
 type: Opaque
 data:
   cloud-provider-config: ";
-/// Chart of the cloud provider, without the guest cluster's name. With an empty `cloudConfigPath`, a
-/// chart that takes no Secret refuses by name. `bootstrap` installs it before a node is ready, because it
-/// makes nodes ready.
+/// Chart of the cloud provider, without the guest cluster's name. Because `cloudConfigPath` is
+/// empty, a chart version that takes no Secret fails with an error that names this value.
+/// `bootstrap` installs the chart before a node is ready, because the cloud provider makes nodes
+/// ready.
 const CLOUD_PROVIDER: &str = "
 ---
 apiVersion: helm.cattle.io/v1
@@ -90,7 +91,7 @@ pub enum OutputForm {
     CloudInitRke2,
     /// User data for nodes of K3s.
     CloudInitK3s,
-    /// Secret for the guest, and the HelmCharts by which K3s installs the charts with it.
+    /// Secret for the guest, and the HelmCharts by which K3s installs both charts with that Secret.
     HelmChartK3s,
 }
 
@@ -163,7 +164,7 @@ fn cloud_init(encoded: &str, [first, second]: [&str; 2]) -> Zeroizing<String> {
     joined(&[head, file, encoded, path, first, end, file, encoded, path, second, end])
 }
 
-/// Parts in one piece of memory: a text that grows would leave its earlier copies behind.
+/// Joins parts in one allocation: a text that grows would leave copies of itself in memory.
 fn joined(parts: &[&str]) -> Zeroizing<String> {
     let length = parts.iter().map(|part| part.len()).sum();
     let mut text = Zeroizing::new(String::with_capacity(length));

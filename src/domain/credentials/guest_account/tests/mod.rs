@@ -105,7 +105,7 @@ fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
     ];
     assert_eq!(names(&all), expected);
     assert_eq!(plan(&guest(), CsiAccess::Harvester, "blue-token", &whole()).unwrap(), []);
-    // Each object is made alone, if only it is missing.
+    // If only one object is missing, only that object is made.
     let spoils: [(Spoil, &str); 3] = [
         (|found| drop(found.bindings.remove(0)), expected[1]),
         (|found| drop(found.bindings.remove(1)), expected[2]),
@@ -161,8 +161,8 @@ fn rights_of_a_csi_driver_stay_as_they_are_unless_others_are_asked_for() {
         assert_eq!(of(&with(&[provider(), narrow.clone()])), CsiAccess::Narrow, "{narrow:?}");
         assert_eq!(of(&with(&[narrow, both])), CsiAccess::Harvester);
     }
-    // With a token, the guest was created without such rights; without one, its creation was cut
-    // short.
+    // A guest with a token was created without such rights. If it has no token, its creation was
+    // interrupted.
     let mut found = with(&[provider(), binding(None, "other", CSI_DRIVER, &["red"])]);
     assert_eq!(of(&found), CsiAccess::None);
     found.tokens.clear();
@@ -247,7 +247,7 @@ fn the_newest_valid_token_is_handed_out_and_no_name_comes_back() {
         .taken
         .insert("blue-token".into(), ForeignSecret { stands_for, ..ForeignSecret::default() });
     assert_eq!(wanted(&found), "blue-token-STAMP");
-    // A token of another account, or of an earlier one, is not the guest's.
+    // A token of another account, or of an earlier account with that name, is not the guest's.
     let mut found = whole();
     found.tokens[0].account.1 = "u0".to_owned();
     assert_eq!(found.valid(&guest()), Vec::<&TokenSecret>::new());
@@ -274,7 +274,7 @@ fn old_tokens_go_when_the_new_one_is_in_use() {
     assert_eq!(going(&found, &RevokeScope::from("blue-token"), None), ["Secret guests/blue-token"]);
     found.tokens[1].last_used = Some("2027-01-15".to_owned());
     assert_eq!(going(&found, &RevokeScope::Old, None), ["Secret guests/blue-token"]);
-    // Neither was used.
+    // Neither of the two tokens was used.
     found.tokens.iter_mut().for_each(|token| token.last_used = None);
     assert_eq!(going(&found, &RevokeScope::Old, None), ["Secret guests/blue-token"]);
     found

@@ -1,8 +1,9 @@
 //! All cloud credentials that an API key may read, as far as they have been read.
 //!
-//! Invariants: the credentials read longest ago are read next, a few at a time, so that many cost
-//! no more calls than few; a credential that is no longer listed is removed; the entry of a
-//! credential stays until it is read again, even if an earlier leader recorded it.
+//! Invariants: the credentials whose last read is the oldest are read next, a few at a time, so
+//! that more credentials do not cost more calls; a credential that is no longer listed is removed;
+//! the entry of a credential stays until the credential is read again, even if an earlier leader
+//! recorded the entry.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +41,8 @@ struct InventoryEntry {
 }
 
 impl CredentialInventory {
-    /// Inventory with the entries of a status, which may be another process's. None counts as read.
+    /// Inventory with the entries of a status, which another process may have written. All entries
+    /// count as not read.
     pub fn from_status(before: &[WatchedCredential]) -> Self {
         let entry = |one: &WatchedCredential| {
             let entry = InventoryEntry {
@@ -55,7 +57,7 @@ impl CredentialInventory {
         Self { known: before.iter().filter_map(entry).collect(), reads: 0 }
     }
 
-    /// Replaces the list of credentials by pairs of name and title. Entries that are listed stay.
+    /// Sets the listed credentials, as pairs of name and title. Their existing entries stay.
     pub fn set_list(&mut self, all: impl IntoIterator<Item = (String, String)>) {
         let mut before = std::mem::take(&mut self.known);
         for (name, title) in all {

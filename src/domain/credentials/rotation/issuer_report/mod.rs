@@ -20,9 +20,9 @@ pub struct IssuerReport {
 }
 
 impl IssuerReport {
-    /// State of a token by a Rancher's answer `word`. `None`: the answer does not contain it, or
-    /// the token states its own times. A token that Rancher made itself, in a cloud credential and
-    /// without an end, is kept alive, whichever version that Rancher is.
+    /// State of a token, from a Rancher's answer `word`. `None`: the answer does not contain the
+    /// token, or the token states its own times. In any version of Rancher, a token counts as kept
+    /// alive if Rancher itself made it, a cloud credential holds it, and it has no end.
     pub fn of(token: &TokenText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
         let own = token.claims();
         if own.issued.is_some() || word.issued.is_none() {
@@ -49,8 +49,8 @@ pub(super) fn with_reported_end(
 ) -> Option<RotationRecord> {
     let mut next = record.clone();
     let current = next.current.as_mut()?;
-    // A credential that was readable before and is missing now is gone. Ours are found by their
-    // names.
+    // A foreign credential that was readable before and is missing now is gone. Our own credentials
+    // are found by their names.
     let was_seen = !current.ours && (current.expires.is_some() || current.kept_alive);
     let gone = (held.is_missing && was_seen).then(|| IssuerReport {
         id: String::new(),

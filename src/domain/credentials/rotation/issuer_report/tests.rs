@@ -75,7 +75,7 @@ fn seen(now: Seconds, expires: Option<Seconds>, kept_alive: bool) -> ObservedSta
     ObservedState { now, target, existing: Some(Vec::new()), ..ObservedState::default() }
 }
 
-/// Record and next act after an observation of the UI's token.
+/// Record and next action after an observation of the UI's token.
 fn after(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -103,7 +103,7 @@ fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_end() {
     let later = NOW + 3_650 * DAY;
     let (record, act) = after(&plan, &record, &seen(later, None, true));
     assert_eq!(act, RotationAction::Wait(None));
-    // Without Rancher keeping it alive, it is replaced in time, and an old one at once.
+    // If Rancher no longer keeps the token alive, it is replaced in time, and an old token at once.
     let (soon, end) = (NOW + 5 * DAY, NOW + 95 * DAY);
     let (ends, act) = after(&plan, &record, &seen(soon, Some(end), false));
     assert!(
@@ -119,8 +119,8 @@ fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_end() {
     }
 }
 
-/// A token that was revoked by hand, or an API key that is now another user's: whether the token
-/// works is no longer known.
+/// The token was revoked by hand, or the API key now belongs to another user: the operator does not
+/// know any more whether the token works.
 #[test]
 fn what_was_seen_and_is_missing_is_replaced_at_once() {
     let plan = plan();
@@ -139,7 +139,7 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
     };
     for before in [seen(NOW, Some(NOW + 90 * DAY), false), seen(NOW, None, true)] {
         let (record, _) = after(&plan, &RotationRecord::default(), &before);
-        // The issuer's list could not be read: nothing follows.
+        // The issuer's list could not be read: the token is not replaced.
         let (_, act) = after(&plan, &record, &missing());
         assert!(matches!(act, RotationAction::Wait(_)), "{act:?}");
         let mut gone = missing();
@@ -152,8 +152,8 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
     }
 }
 
-/// Rancher removes the end of a token within a tenth of a second after it was put there. The
-/// operator may observe the token before that.
+/// Rancher removes the expiry of a token within a tenth of a second after a cloud credential names
+/// the token. The operator may observe the token before Rancher removes the expiry.
 #[test]
 fn what_rancher_begins_to_keep_alive_is_left_alone_from_then_on() {
     let plan = plan();
@@ -166,7 +166,7 @@ fn what_rancher_begins_to_keep_alive_is_left_alone_from_then_on() {
     assert_eq!(act, RotationAction::Wait(None));
 }
 
-/// A rotation that was due before is neither continued nor reported.
+/// A replacement that was due before Rancher kept the token alive is abandoned and not reported.
 #[test]
 fn what_was_due_before_rancher_kept_it_alive_is_given_up() {
     let plan = plan();
@@ -204,7 +204,7 @@ fn what_rancher_keeps_alive_is_replaced_when_that_is_asked_for() {
     }
 }
 
-/// A revoked token has another end at each read. Only the first one is recorded.
+/// A revoked token has another end at each read. Only the first end is recorded.
 #[test]
 fn a_dead_one_is_recorded_once() {
     let plan = RotationPlan { source: None, ..plan() };

@@ -22,7 +22,7 @@ pub struct ReplacementSchedule {
     pub minimum_left: Seconds,
     /// Largest advance by jitter, in percent of the lifetime.
     pub jitter_percent: Seconds,
-    /// Window in which a replacement may begin, unless it comes too late. `None`: any time.
+    /// Window in which a replacement may begin, unless the window opens too late. `None`: any time.
     pub window: Option<MaintenanceWindow>,
     /// Whether the rotation is paused.
     pub paused: bool,

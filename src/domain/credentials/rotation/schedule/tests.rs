@@ -59,7 +59,7 @@ fn a_window_is_waited_for_unless_it_comes_too_late() {
         let schedule = ReplacementSchedule { window: Some(window), ..plain() };
         due(&schedule, issued, issued + life, "").at
     };
-    // Due on Wednesday at 19:00, sixteen and a half hours later at the latest.
+    // The replacement is due on Wednesday at 19:00, and 16.5 hours later at the latest.
     let nightly = at(window(120, 60, &[]), MONDAY, 100 * HOUR);
     assert_eq!(nightly, MONDAY + 2 * DAY + 26 * HOUR, "the next night at two");
     let open = at(window(0, 24 * 60, &[]), MONDAY, 100 * HOUR);

@@ -1,6 +1,6 @@
 //! Conversion between record and status, and the conditions.
 //!
-//! Invariant: of a credential only its name, its hash and its times get into a status.
+//! Invariant: a status contains only the name, the hash and the times of a credential.
 
 use serde_json::{Map, Value};
 
@@ -22,8 +22,8 @@ use api::{
 };
 
 const LIFETIME: Seconds = 2_592_000;
-/// Lifetime that is requested from a Rancher if the spec sets none, in seconds. Rancher grants as
-/// much as it allows, by default ninety days, and accepts a longer request.
+/// Lifetime that is requested from a Rancher if the spec sets none, in seconds. Rancher accepts a
+/// request that exceeds its limit, by default ninety days, and grants the limit.
 const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
 /// Default overlap for a cloud credential, in seconds: a job that makes machines uses the
@@ -41,7 +41,7 @@ const LONGEST_STEM: usize = 200;
 pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     let spec = &rotation.spec;
     let wants = spec.schedule.clone().unwrap_or_default();
-    // All cloud credentials are replaced by TokenRotations made for that, not by this one.
+    // If the target is all cloud credentials, children of this TokenRotation replace them.
     let source = spec.source.as_ref().filter(|_| spec.target.all_cloud_credentials.is_none());
     let account = source.and_then(|source| {
         source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())

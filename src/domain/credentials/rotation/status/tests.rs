@@ -94,7 +94,7 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
     );
     assert_eq!(plan.schedule.left_percent, 33);
     assert!(plan.prefix.starts_with("guest-") && plan.prefix.len() == 14, "{}", plan.prefix);
-    // A longer lifetime is requested than Rancher grants. The assumed one is the default.
+    // The requested lifetime is longer than Rancher grants. The assumed lifetime is the default.
     for (given, asked, presumed) in
         [(json!({}), 31_536_000, 2_592_000), (json!({"lifetimeSeconds": 3_600}), 3_600, 3_600)]
     {

@@ -35,13 +35,13 @@ pub struct TargetRead {
 }
 
 impl TargetRead {
-    /// Read of a target that is no Secret of this cluster, or cannot be used.
+    /// Result for a target that is no kubeconfig in a Secret of this cluster, or cannot be used.
     pub fn of(target: TargetState, watched: WatchedCredentials) -> Self {
         Self { target, watched, kubeconfig: None, reach: None }
     }
 }
 
-/// Reads a target. `rotated`: the operator will write it.
+/// Reads a target. `rotated`: the operator will write the target.
 pub fn read(wants: &SecretTarget, rotated: bool, secret: Option<&SecretContent>) -> TargetRead {
     let none = |target| TargetRead::of(target, WatchedCredentials::default());
     let Some(secret) = secret else {
@@ -89,7 +89,7 @@ fn read_value(
     };
     let all = config.tokens();
     if !rotated {
-        // All methods by which its users authenticate are listed.
+        // All methods by which the kubeconfig's users authenticate are listed.
         if let Some(user) = user.filter(|user| !config.has_user(user)) {
             return Err(format!("it has no user {user:?}"));
         }

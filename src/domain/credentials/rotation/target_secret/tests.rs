@@ -124,7 +124,7 @@ fn other_ways_to_authenticate_are_listed_by_user() {
     assert_eq!(seen.watched.unknown_count(), 5);
     assert!(matches!(seen.target, TargetState::There { holds: Some(_), .. }), "{:?}", seen.target);
     assert!(!format!("{:?}", seen.watched).contains("secret"));
-    // The user may be named. A user that does not exist is an error.
+    // The spec may name a user. A user that does not exist is an error.
     let seen = read(&wants(Some("exec")), false, Some(&content(&config.to_string())));
     assert!(matches!(seen.target, TargetState::There { holds: None, .. }), "{:?}", seen.target);
     assert!(why(&wants(Some("x")), false, Some(&content(CONFIG))).contains("no user \"x\""));

@@ -9,8 +9,8 @@ fn leaving(revokes: bool) -> (RotationPlan, RotationRecord) {
     (plan, RotationRecord { last_rotation: Some(DAY - 100), ..replaced(DAY + 600) })
 }
 
-/// Acts until the deletion completes, each with the seconds since the operator observed it, and the
-/// names of the credentials that are left.
+/// Actions until the deletion completes, each with its time in seconds after the first observation,
+/// and the names of the credentials that the deletion should have revoked but has not.
 fn left(
     (plan, mut record): (RotationPlan, RotationRecord),
     target: &TargetState,
@@ -57,13 +57,13 @@ fn left(
     panic!("it never goes: {acts:?}")
 }
 
-/// A deletion ends, whatever does not answer or is refused, and names the credentials that are
-/// left.
+/// A deletion ends even if a server does not answer or refuses. It names the credentials that it
+/// should have revoked but has not.
 #[test]
 fn a_deletion_ends_whatever_happens() {
     let there = |kept: Option<&str>| there(Some("h2"), kept);
-    // A quarter of an hour after the request, of which a minute is over; or after the overlap of the
-    // last publication.
+    // The deletion ends a quarter of an hour after the request, of which a minute is over; or a
+    // quarter of an hour after the overlap of the last publication.
     let (asked, last) = (900 - 60, 900 + 3_501);
     let (silent, barred, only) =
         (UnknownReason::Silent, UnknownReason::Barred, UnknownReason::TargetBarred);
@@ -116,7 +116,7 @@ fn a_deletion_ends_whatever_happens() {
             &[],
         ),
         ("refused", true, there(None), silent, true, &[(asked, "gone")], &["r-1", "r-2"]),
-        // Another maker's token, which Rancher never ends, stays beside ours for the overlap.
+        // A foreign token, which has no end in Rancher, stays beside ours for the overlap.
         (
             "another's, kept",
             false,
@@ -143,8 +143,8 @@ fn a_deletion_ends_whatever_happens() {
     }
 }
 
-/// An issuer apart needs no answer of the target's server to revoke, but one to spare what the
-/// target holds. What it does not list, it does not revoke.
+/// Revocation by a separate issuer needs no answer of the target's server, but the answer shows
+/// which credential must stay. A credential that the issuer does not list is not revoked.
 #[test]
 fn the_deletion_of_an_accounts_tokens_waits_for_a_rancher_only_to_spare_one() {
     let last = 900 + 3_501;
@@ -165,8 +165,8 @@ fn the_deletion_of_an_accounts_tokens_waits_for_a_rancher_only_to_spare_one() {
     }
 }
 
-/// The second of two TokenRotations for one credential makes nothing. When it is deleted, it revokes
-/// neither the credential that the first one has adopted nor one that the target keeps.
+/// The second of two TokenRotations for one credential makes no credential. Its deletion revokes
+/// neither the credential that the first one has adopted nor a credential that the target keeps.
 #[test]
 fn the_second_of_two_does_nothing_and_leaves_what_the_first_one_uses() {
     let second = |deleting| {
@@ -186,7 +186,7 @@ fn the_second_of_two_does_nothing_and_leaves_what_the_first_one_uses() {
     }
 }
 
-/// A deletion waits for an overlap only if one runs, and never for another one.
+/// A deletion waits for an overlap only if one runs, and at most for the length of one overlap.
 #[test]
 fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
     let (plan, record) = leaving(false);
@@ -200,7 +200,7 @@ fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
     assert_eq!(last(&idle), 900);
     let restarting = RotationRecord { last_rotation: None, ..record.clone() };
     assert_eq!(last(&restarting), 660 + 900);
-    // A failed revocation is tried again after a pause, and the end stays.
+    // A failed revocation is tried again after a pause. The pause does not delay the end.
     let mut refused = idle;
     refused.previous.push(RetiredCredential {
         failures: 3,
@@ -208,7 +208,7 @@ fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
         ..RetiredCredential::default()
     });
     assert_eq!(last(&refused), 900);
-    // An end that is far away, by a clock that was wrong.
+    // A wrong clock has recorded an end of the overlap that is far away.
     let mut far = record;
     far.previous[0].after = Some(100 * DAY);
     assert_eq!(last(&far), 3_600 + 900);

@@ -43,7 +43,7 @@ fn published() -> RotationRecord {
     }
 }
 
-/// Record in which the first credential is to be revoked at that time.
+/// Record in which the first credential is to be revoked at the given time.
 fn replaced(after: Seconds) -> RotationRecord {
     let old = RetiredCredential {
         name: "r-1".into(),
@@ -83,7 +83,7 @@ fn a_revocation_that_fails_is_tried_ever_later_and_holds_nothing_else_up() {
     assert_eq!((record.failures, record.retry_after), (0, None));
 }
 
-/// Attempts in each of ten minutes, if a step fails every time from now on.
+/// Numbers of attempts in each of the next ten minutes, if a step always fails.
 fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationStep) -> Vec<u32> {
     let plan = RotationPlan { restarts: true, ..plan() };
     let names = record.previous.iter().map(|old| &old.name);
@@ -150,7 +150,7 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
     panic!("it never rests: {minutes:?}")
 }
 
-/// Attempts after the first minute: at most one a minute, whichever step fails.
+/// Attempts of a step that fails: at most one a minute after the first minute, for every step.
 #[test]
 fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     let rotate = |mut record: RotationRecord| {
@@ -180,8 +180,8 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     }
 }
 
-/// A copy of an old token under another user is not in the operator's place: it is not removed, and
-/// no step is repeated.
+/// A copy of an old token under another user was not put there by the operator: the operator does
+/// not remove the copy, and repeats no step.
 #[test]
 fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
     let target = TargetState::There {
@@ -235,8 +235,8 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
     assert_eq!(said["current"].get("hash"), None, "{said}");
 }
 
-/// A token that Rancher keeps alive is replaced by an account's first token, and left alone from
-/// then on.
+/// A token that Rancher keeps alive is replaced by an account's first token. A later token that
+/// Rancher keeps alive stays.
 #[test]
 fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
@@ -277,7 +277,7 @@ fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     let RotationAction::Write(RecordChange::Named, named) = decide(&plan, &first, &seen) else {
         panic!("{:?}", decide(&plan, &first, &seen))
     };
-    // The pending one is not given up in favour of what Rancher keeps alive.
+    // The pending credential is not abandoned, although Rancher keeps the token in use alive.
     let name = named.pending.clone().unwrap().name;
     let unpublished =
         Some(UnpublishedCredential { name: name.clone(), ..UnpublishedCredential::default() });
@@ -287,7 +287,7 @@ fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     );
     let later = RotationRecord { last_rotation: Some(DAY), ..first.clone() };
     assert!(matches!(decide(&plan, &later, &seen), RotationAction::Wait(_)));
-    // A token of Rancher is made for what has an end, and at its time.
+    // A source of Rancher's tokens replaces only a token that has an end, when it is due.
     let minted = plan.source.map(|source| IssuerTraits { is_apart: false, ..source });
     let minted = RotationPlan { source: minted, ..plan };
     assert!(matches!(decide(&minted, &first, &seen), RotationAction::Wait(_)));

@@ -1,10 +1,10 @@
-//! Tests of a rotation that waits: its condition Ready, and its rest without a look at the target.
+//! Tests of a rotation that waits: its condition Ready, and its pause without a read of the target.
 
 use super::super::idle::step_if_unchanged;
 use super::super::ready::{ReadyFacts, ReadyReason};
 use super::*;
 
-/// Ready gives the reason that hinders most.
+/// Ready reports the most important obstacle.
 #[test]
 fn ready_says_what_hinders_most() {
     let facts = ReadyFacts::default;
@@ -48,8 +48,8 @@ fn ready_says_what_hinders_most() {
     }
 }
 
-/// A new leader waits while a former one may still hold the next credential in its memory. The one
-/// in the target may end meanwhile, and Ready says so.
+/// A new leader waits while a former leader may still have the next credential in memory. Meanwhile
+/// the credential in the target may end, and Ready reports that.
 #[test]
 fn a_rotation_is_not_ready_while_the_credential_in_its_target_does_not_work() {
     let (plan, end) = (plan(), 31 * DAY);
@@ -143,7 +143,7 @@ fn a_rotation_rests_by_its_record_alone_until_something_is_due_or_unknown() {
     }
 }
 
-/// A publication that has failed is tried again at its time, with the credential in memory.
+/// A failed publication is tried again at the recorded time, with the credential in memory.
 #[test]
 fn a_rotation_rests_only_until_its_next_try() {
     let made = MintedCredential { hash: "h3".into(), issued: DAY, expires: Some(31 * DAY) };
@@ -169,6 +169,6 @@ fn a_rotation_rests_only_until_its_next_try() {
     };
     assert_eq!(until(&unpublished, DAY + 1), Some(DAY + 5));
     assert_eq!(until(&unpublished, DAY + 5), Some(DAY + 5));
-    // Another process may still have it in its memory.
+    // Another process may still have the credential in memory.
     assert_eq!(until(&None, DAY + 5), Some(DAY + HELD_ELSEWHERE));
 }

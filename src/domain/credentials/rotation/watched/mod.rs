@@ -43,7 +43,7 @@ impl WatchedCredentials {
         self.listed.iter().filter(|one| one.unknown.is_some()).count()
     }
 
-    /// Text that names the listed credentials that end until a time and are not replaced.
+    /// Text that names the listed credentials that end by a given time and are not replaced.
     pub fn ending_by(&self, at: Seconds, now: Seconds) -> String {
         let near: Vec<&WatchedCredential> =
             self.listed.iter().filter(|one| is_near(one, at)).collect();
@@ -56,7 +56,7 @@ impl WatchedCredentials {
     }
 }
 
-/// Whether a credential ends until a time and is not replaced.
+/// Whether a credential ends by a given time and is not replaced.
 pub fn is_near(one: &WatchedCredential, at: Seconds) -> bool {
     !one.rotated && end(one).is_some_and(|end| end <= at)
 }
@@ -89,7 +89,7 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
 }
 
 /// Restores the ends of dead credentials from an earlier status: the exact end is not known, so the
-/// first reported one stays.
+/// end that was reported first stays.
 pub fn keep_first_ends(
     watched: &mut WatchedCredentials,
     before: &[WatchedCredential],

@@ -9,7 +9,7 @@ use std::time::Duration;
 const EACH: Duration = Duration::from_millis(8);
 /// Longest time over which the first messages are spread.
 const LONGEST: Duration = Duration::from_secs(4);
-/// 2^32 divided by the golden ratio: any run of multiples of it is spread evenly over the circle.
+/// 2^32 divided by the golden ratio: any run of its multiples, modulo 2^32, is spread evenly.
 const GOLDEN: u32 = 0x9e37_79b9;
 
 /// Phase of the nth client: a fraction of 2^32. Any run of consecutive numbers gives phases that
@@ -30,7 +30,7 @@ pub(super) fn part(phase: u32, whole: Duration) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-/// Token bucket: lets `most` through at once, then one per `every`.
+/// Token bucket: gives out `most` tokens at once, then one token in each interval `every`.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenBucket {
     most: u32,
@@ -46,12 +46,13 @@ impl TokenBucket {
     }
 
     /// Bucket for RELEASEs, which have no answer and are not urgent: 10 at once, then one each 20
-    /// ms. So a server that stops for a second has room for all that arrive.
+    /// ms. So a server that stops for a second has room for all the RELEASEs that arrive meanwhile.
     pub const fn for_releases() -> Self {
         Self::new(10, Duration::from_millis(20))
     }
 
-    /// Takes a token. `Err`: none is left; the time at which there is one.
+    /// Takes a token. `Err`: no token is left; the value is the time at which the next token is
+    /// available.
     pub fn take(&mut self, now: Duration) -> Result<(), Duration> {
         let full = self.full.max(now) + self.every;
         let fits = now + self.every * self.most;

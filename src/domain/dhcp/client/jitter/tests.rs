@@ -38,7 +38,7 @@ pub fn a_bucket_lets_a_few_through_at_once_and_the_rest_in_time() {
     }
     assert_eq!(passed[9], Duration::from_secs(7));
     assert_eq!(passed[10], Duration::from_secs(7) + Duration::from_millis(20));
-    // In no second more than the burst and the steady rate.
+    // In any second, at most the burst and the steady rate pass.
     for start in &passed {
         let window = *start..*start + Duration::from_secs(1);
         assert!(passed.iter().filter(|at| window.contains(*at)).count() <= 60);

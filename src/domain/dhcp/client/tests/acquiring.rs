@@ -27,7 +27,7 @@ pub fn clients_of_one_moment_do_not_begin_together() {
     let mut starts: Vec<Duration> = (0..500).map(start).collect();
     starts.sort();
     assert!(*starts.last().unwrap() < secs(4));
-    // Golden ratio: no two times are much closer than the average.
+    // The phases are multiples of the golden ratio: no two times are much closer than the average.
     for pair in starts.windows(2) {
         assert!((ms(3)..ms(20)).contains(&pair[1].checked_sub(pair[0]).unwrap()), "{pair:?}");
     }
@@ -46,8 +46,8 @@ pub fn a_request_takes_up_the_offer_and_its_server() {
     assert!(request.is_broadcast());
 }
 
-/// The client asks for the wished address before it held any, and prefers it to other offers, until
-/// a server refuses it.
+/// The client asks for the wished address before it has held any address. It prefers this address
+/// to other offers until a server refuses it.
 #[test]
 fn an_address_is_asked_for_by_name() {
     let wished = Ipv4Addr::new(10, 0, 0, 77);
@@ -90,7 +90,8 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     );
     assert_eq!((lease.server, lease.server_mac), (SERVER, SERVER_MAC));
     assert_eq!(lease.gateway, Some(Ipv4Addr::new(10, 0, 0, 254)));
-    // Of the addresses that hosts can have, the first three, without the incomplete end.
+    // The first three addresses that hosts can have are stored. The incomplete end of the list is
+    // not.
     assert_eq!(lease.name_servers, [53, 54, 55].map(|host| Ipv4Addr::new(10, 0, 0, host)));
     assert_eq!((bed.client.state(), bed.address()), (ClientState::Probing, None));
     bed.client.recorded(record.serial - 1, bed.now);
@@ -100,7 +101,7 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     assert_eq!(bed.client.listening(), OpenSockets::Nothing);
 }
 
-/// The API server may be down for longer than T1.
+/// The API server may be unavailable for longer than T1. Until then, the record is not written.
 #[test]
 pub fn a_lease_is_renewed_though_its_record_is_not_written() {
     let mut bed = Bed::with(ClientOptions { probe: ProbeTiming::OFF, ..ClientOptions::default() });
@@ -138,7 +139,7 @@ pub fn silence_is_met_by_ever_longer_waits_and_reported() {
     }
     assert_eq!(bed.record().trouble, Some(ClientTrouble::NoOffer));
     assert_eq!(bed.records.len(), 1, "it is reported once");
-    // A later server is accepted.
+    // A server that answers later is accepted.
     bed.acquire_by(&last, ADDRESS, 120);
     assert_eq!((bed.address(), bed.record().trouble), (Some(ADDRESS), None));
 }
@@ -230,7 +231,7 @@ pub fn a_refusal_is_met_by_a_short_pause_that_grows() {
 
 #[test]
 pub fn of_several_servers_the_former_one_and_its_address_are_preferred() {
-    // No preference: the first offer is taken at once.
+    // Without a preferred address, the first offer is taken at once.
     let mut bed = Bed::new();
     let discover = bed.speaks();
     assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, OTHER, 120)).len(), 1);
@@ -248,8 +249,8 @@ pub fn of_several_servers_the_former_one_and_its_address_are_preferred() {
     assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, OTHER, 120)), []);
     let request = bed.offer(&discover, ADDRESS, 120);
     assert_eq!((request.wish(), request.server()), (Some(ADDRESS), Some(SERVER)));
-    // The former address from another server, or another address from the former server, after a
-    // wait.
+    // An offer of the former address from another server, or of another address from the former
+    // server, is taken after a wait.
     for (address, server) in [(ADDRESS, OTHER), (SECOND, SERVER)] {
         let (mut bed, discover) = lost();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Announcers of an address, and announcers that continue after its loss.
+//! Announcers of an address, and announcers that still announce an address after its loss.
 
 use super::server::{DECLINE, DISCOVER, RELEASE, arp};
 use super::*;
@@ -59,7 +59,8 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
         (bed.client.state(), bed.client.listening()),
         (ClientState::Bound, OpenSockets::Nothing)
     );
-    // The client asks again at each renewal: the announcer has moved to another node.
+    // The client asks again at each renewal. Here the announcer has moved to another node
+    // meanwhile.
     let renewal = bed.speaks();
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 3600));
     let before = bed.now;
@@ -69,7 +70,7 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
     assert_eq!(bed.record().announced.as_ref().unwrap().by, [NODE, GUEST]);
 }
 
-/// An unanswered request records nothing, and the client does not ask until the next renewal.
+/// An unanswered ARP question leads to no record. The client asks again only at the next renewal.
 #[test]
 pub fn silence_about_a_published_address_ends_the_question() {
     let mut bed = published();
@@ -103,13 +104,14 @@ pub fn a_lost_address_that_is_still_announced_is_reported() {
     assert_eq!(bed.record().trouble, Some(ClientTrouble::Expired));
     let asked = bed.probes.len();
     bed.asks();
-    // Another host may have acquired it meanwhile.
+    // A station that did not announce the address before may be another host that acquired it.
     bed.hears(&arp(false, NODE, ADDRESS, NONE));
     assert_eq!(bed.record().still_announced, None);
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
     assert_eq!(bed.record().still_announced, Some((ADDRESS, GUEST)));
     assert!(bed.saw(&ClientEvent::StillAnnounced { address: ADDRESS, by: GUEST }));
-    // Reported once, however many answers come, and withdrawn after three silent questions.
+    // The announcer is reported once, however many answers come. The report is withdrawn after
+    // three questions without an answer.
     let records = bed.records.len();
     bed.asks();
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
@@ -146,7 +148,7 @@ pub fn a_client_that_was_stopped_after_a_loss_asks_for_the_same_address() {
     assert_eq!(bed.client.state(), ClientState::Lost);
     let discover = bed.speaks();
     assert_eq!(discover.wish(), Some(ADDRESS));
-    // The granting server is not stored, so the client waits for another offer.
+    // The client does not know its former server, so it waits for other offers first.
     assert_eq!(bed.hears(&answer(&discover, OFFER, ADDRESS, SERVER, 120)), []);
     let request = bed.speaks();
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
@@ -157,7 +159,7 @@ pub fn a_client_that_was_stopped_after_a_loss_asks_for_the_same_address() {
 
 #[test]
 pub fn an_address_that_a_station_has_is_not_given_back() {
-    // Whether the station was observed before or not.
+    // It does not matter whether the station was observed before.
     for station in [GUEST, NODE] {
         let mut bed = announced();
         assert_eq!(bed.release(), []);
@@ -168,13 +170,13 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
         assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
         assert_eq!((bed.record().state, bed.client.deadline()), (ClientState::Released, None));
     }
-    // No station has the address: half a second later it is given back.
+    // If no station has the address, the address is given back half a second later.
     let mut bed = announced();
     let before = bed.now;
     assert_eq!(bed.release(), []);
     assert_eq!(bed.speaks().kind(), RELEASE);
     assert_eq!((bed.now.checked_sub(before).unwrap(), bed.probes.len()), (ms(430), 1 + 3));
-    // The link goes down meanwhile: the client has finished.
+    // If the link goes down meanwhile, the client finishes without a RELEASE.
     let mut bed = announced();
     bed.release();
     bed.link(false);

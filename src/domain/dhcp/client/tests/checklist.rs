@@ -1,6 +1,6 @@
-//! Requirements of RFC 2131 and its neighbours on a client, point by point, with the tests that
-//! show them. `cargo test --lib the_checklist` runs those of this folder and prints the table;
-//! those with real servers are named, and are in `tests/it/dhcp`.
+//! Requirements on a client from RFC 2131 and related RFCs, point by point, with the tests that
+//! prove each point. `cargo test --lib the_checklist` runs the tests of this folder and prints the
+//! table. The table also names the tests with real servers, which are in `tests/it/dhcp`.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use crate::dhcp::granted_lease;
 /// A test, by name.
 type Proof = (&'static str, fn());
 
-/// The tests that show a point.
+/// The tests that prove a point.
 macro_rules! proofs {
     ($($proof:path),+ $(,)?) => { &[$((stringify!($proof), $proof)),+] };
 }
@@ -19,14 +19,15 @@ macro_rules! proofs {
 /// Number, requirement, tests of this folder, and tests with real servers.
 type Point = (u8, &'static str, &'static [Proof], &'static [&'static str]);
 
-/// A lease with each of the four servers, from its first packet to its last.
+/// Tests of a lease from its first packet to its last, one with each of the four servers.
 const LIVES: &[&str] = &[
     "servers::a_lease_of_dnsmasq_from_its_first_packet_to_its_last",
     "servers::a_lease_of_kea_from_its_first_packet_to_its_last",
     "servers::a_lease_of_isc_dhcpd_from_its_first_packet_to_its_last",
     "servers::a_lease_of_udhcpd_from_its_first_packet_to_its_last",
 ];
-/// The server is replaced by another of its kind, for each of the four.
+/// Tests in which a server is replaced by another server of the same kind, one for each of the
+/// four.
 const GONE: &[&str] = &[
     "faults::dnsmasq_is_gone_and_another_one_takes_over",
     "faults::kea_is_gone_and_another_one_takes_over",
@@ -415,6 +416,6 @@ fn the_checklist() {
             let _ = writeln!(table, "      dhcp::{test}");
         }
     }
-    // To stdout directly, past the capture of test output: the table is to be read.
+    // The table is written to stdout directly, because the output of tests is captured otherwise.
     let _ = std::io::Write::write_all(&mut std::io::stdout(), table.as_bytes());
 }

@@ -46,7 +46,7 @@ pub fn silence_lets_the_lease_run_on_then_the_address_is_looked_for() {
     assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), ClientState::Rebinding));
     assert_eq!((bed.speaks().wish(), bed.address()), (Some(ADDRESS), None));
 
-    // With a distant T1, the client is idle until then.
+    // If no server answers and T1 is far away, the client is idle until T1.
     let mut held = held(80_000);
     held.seconds = Some(86_400);
     let options = ClientOptions { resume_within: ms(0), ..ClientOptions::default() };
@@ -71,13 +71,15 @@ pub fn the_server_may_take_it_back_and_another_one_may_not() {
     assert_eq!(bed.speaks().kind(), DISCOVER);
 }
 
-/// The recorded end is by the wall clock, which may have been set while no process ran.
+/// The recorded end of a lease is a time of the wall clock. That clock may have been set while no
+/// process ran.
 #[test]
 pub fn a_recorded_end_is_only_a_hint() {
-    // Clock set back by a year: no lease becomes longer than it was granted for.
+    // The clock was set back by a year: the lease does not become longer than it was granted for.
     let bed = Bed::resumed(365 * 86_400);
     assert_eq!(bed.lease().expires, Some(secs(120)));
-    // Clock set forward, or lease really over: the address is not used, and the client asks for it.
+    // The clock was set forward, or the lease is really over: the address is not used, and the
+    // client asks for the address again.
     let mut bed = Bed::resumed(0);
     let discover = bed.speaks();
     assert_eq!((bed.address(), bed.record().lease.is_none()), (None, true));
@@ -94,7 +96,7 @@ pub fn a_record_without_the_server_s_station_reaches_it_all_the_same() {
     assert_eq!((confirm.destination, confirm.to, confirm.from), (Mac::BROADCAST, SERVER, ADDRESS));
 }
 
-/// The identity is the same in every message of a binding: servers identify the client by it.
+/// The identity is the same in all messages about a lease: servers identify the client by it.
 #[test]
 pub fn who_the_client_is_stays_the_same_in_every_message() {
     let mut all = Vec::new();

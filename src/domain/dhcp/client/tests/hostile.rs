@@ -5,7 +5,8 @@ use super::*;
 use crate::dhcp::ClientIdForm;
 use crate::dhcp::OfferFault;
 
-/// A client in each state in which it reads answers, and the message whose answer it waits for.
+/// Clients, one in each state in which a client reads answers. With each client: the message that
+/// it sent, and the kind of the answer for which it waits.
 fn listening() -> [(Bed, Seen, u8); 4] {
     let mut selecting = Bed::new();
     let discover = selecting.speaks();
@@ -24,13 +25,14 @@ fn listening() -> [(Bed, Seen, u8); 4] {
     ]
 }
 
-/// State of a client that must not change.
+/// Parts of a client's state that an ignored frame must not change.
 fn outline(bed: &Bed) -> (ClientState, Option<GrantedLease>, Option<Duration>, usize) {
     let client = &bed.client;
     (client.state(), client.lease().cloned(), client.deadline(), bed.records.len())
 }
 
-/// Checks that in every state the spoilt answer changes nothing, and the sound one does.
+/// Checks for every state that the spoilt answer changes nothing, and that the sound answer changes
+/// something.
 fn changes_nothing(what: &str, spoil: impl Fn(Answer) -> Vec<u8>) {
     for (mut bed, asked, kind) in listening() {
         let before = outline(&bed);
@@ -44,7 +46,7 @@ fn changes_nothing(what: &str, spoil: impl Fn(Answer) -> Vec<u8>) {
     }
 }
 
-/// Spoils one octet of the message.
+/// Returns a function that spoils one octet of an answer's message.
 fn with_octet(at: usize, value: u8) -> impl Fn(Answer) -> Vec<u8> {
     move |answer| {
         let mut message = answer.message();
@@ -77,14 +79,14 @@ pub fn only_what_answers_us_is_heard() {
 pub fn an_answer_to_another_client_identifier_is_not_ours() {
     changes_nothing("another client", |answer| answer.with(61, &[1, 2, 3]).frame());
     changes_nothing("an empty one", |answer| answer.with(61, &[]).frame());
-    // Answers are accepted from servers that do not echo it, and from servers that do.
+    // An answer is accepted whether the server echoes the client identifier or not.
     let mut bed = Bed::new();
     let discover = bed.speaks();
     let echo = identity();
     let offer = Answer::new(&discover, OFFER, ADDRESS, SERVER, 120);
     assert_eq!(bed.hears(&offer.with(61, echo.client_id.unwrap().octets()).frame()).len(), 1);
-    // A client that sends none is identified by its hardware address, whatever identifier the
-    // server sends.
+    // A client that sends no client identifier is identified by its hardware address, whatever
+    // identifier the server sends.
     let identity = identity().with_form(ClientIdForm::None);
     let mut bed = Bed::of(DhcpClient::new(identity, ClientOptions::default(), 1, ms(0)));
     let discover = bed.speaks();
@@ -119,16 +121,17 @@ pub fn a_message_that_ends_too_early_is_none() {
         let answer = Answer::new(&asked, kind, ADDRESS, SERVER, 120);
         let whole = answer.frame();
         for length in 0..whole.len() {
-            // The frame is cut, and its headers still contain the full length.
+            // The frame is cut, but its headers still contain the full length.
             assert_eq!(bed.hears(&whole[..length]), []);
             assert_eq!(outline(&bed), before, "frame of {length}");
         }
         let message = answer.message();
-        // Without its last octet, the mark of the end, a message is still whole.
+        // A message that lacks only its last octet, the end mark, is still whole.
         for length in 0..message.len() - 1 {
             let part = &message[..length];
             let frame = framed(part, answer.from, SERVER, ADDRESS, answer.chaddr);
-            // A message may end after an option: then a missing option must matter.
+            // A message that is cut exactly after an option may be valid, so this length is not
+            // checked.
             let mut at = 240;
             while at < length {
                 at += 2 + usize::from(message[at + 1]);
@@ -241,7 +244,8 @@ pub fn an_address_outside_the_allowed_subnets_is_refused() {
         "{said}"
     );
     bed.acquire(ADDRESS, 120);
-    // A grant of another address, to a client that holds this one, changes nothing.
+    // The client holds an allowed address. A grant of an address that is not allowed changes
+    // nothing.
     let renewal = bed.speaks();
     let foreign = answer(&renewal, ACK, Ipv4Addr::new(8, 8, 8, 8), SERVER, 120);
     assert_eq!(bed.hears(&foreign), []);
@@ -310,7 +314,7 @@ pub fn another_host_with_our_hardware_address_is_noticed() {
     assert_eq!(bed.events, [ClientEvent::Ignored(IgnoreReason::NotOurs)]);
 }
 
-/// A server on this same host sends no valid UDP checksum: no network card computes it.
+/// A server on this same host sends no valid UDP checksum, because no network card computes it.
 #[test]
 pub fn a_wrong_checksum_of_udp_does_not_matter_and_one_of_ipv4_does() {
     let mut bed = Bed::new();
@@ -327,7 +331,8 @@ pub fn a_wrong_checksum_of_udp_does_not_matter_and_one_of_ipv4_does() {
 pub fn options_in_other_fields_and_in_parts_are_read() {
     let mut bed = Bed::new();
     let discover = bed.speaks();
-    // Server, lease time and mask in `file` and `sname`, the lease time in two parts.
+    // The server, the lease time and the mask are in `file` and `sname`. The lease time is in two
+    // parts.
     let mut offer = Answer::new(&discover, OFFER, ADDRESS, SERVER, 120).without(54).without(51);
     offer = offer.without(1).with(51, &[0, 0]).with(52, &[3]);
     offer.file = [&[54, 4][..], &SERVER.octets(), &[51, 2, 0, 120, 255]].concat();

@@ -6,7 +6,7 @@ use super::*;
 const GUEST: Mac = Mac([2, 0, 0, 0, 0, 0x55]);
 const OTHER_HOST: Mac = Mac([2, 0, 0, 0, 0, 0x57]);
 const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
-/// Length of the lease in seconds, and of the hour after its end.
+/// Lease time in these tests, in seconds: one hour.
 const HOUR: u32 = 3600;
 
 fn keeping() -> ClientOptions {
@@ -44,7 +44,7 @@ pub fn the_end_of_a_lease_without_an_answer_leaves_the_address() {
     let record = bed.record().clone();
     assert_eq!((record.trouble, record.keeps), (Some(ClientTrouble::Kept), true));
     assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), ClientState::Rebinding));
-    // A day later: servers have been asked each minute, and no more.
+    // A day later, servers have been asked once each minute, and not more often.
     let (before, from) = (bed.records.len(), bed.now);
     let day = secs(24 * 3600);
     let asked = bed.until(from + day);
@@ -59,7 +59,7 @@ pub fn the_end_of_a_lease_without_an_answer_leaves_the_address() {
     assert_eq!(bed.events.iter().find(lost), None);
 }
 
-/// The next lease ends in the same way.
+/// The renewed lease ends without an answer, too: the address is kept again.
 #[test]
 pub fn an_address_that_was_renewed_after_its_end_ends_again() {
     let mut bed = ended();
@@ -72,7 +72,8 @@ pub fn an_address_that_was_renewed_after_its_end_ends_again() {
 
 #[test]
 pub fn a_server_that_says_no_ends_a_kept_address() {
-    // A refusal; then another address from its own server, and from another server.
+    // First a refusal. Then offers of another address: from the lease's own server, and from
+    // another server.
     let mut bed = ended();
     let question = bed.speaks_all().remove(0);
     bed.hears(&answer(&question, NAK, NONE, SERVER, 0));
@@ -90,7 +91,7 @@ pub fn another_host_at_a_kept_address_ends_it() {
     let mut bed = ended();
     answered(&mut bed, &[GUEST]);
     answered(&mut bed, &[GUEST, OTHER_HOST]);
-    // An announcer that moves answers from two nodes for a moment, then from the other one alone.
+    // An announcer that moves answers from two nodes for a moment, then only from the new node.
     answered(&mut bed, &[OTHER_HOST]);
     answered(&mut bed, &[GUEST, OTHER_HOST]);
     answered(&mut bed, &[]);
@@ -107,7 +108,7 @@ pub fn another_host_at_a_kept_address_ends_it() {
     assert!(bed.saw(&ClientEvent::StillAnnounced { address: ADDRESS, by: GUEST }));
 }
 
-/// A router that answers for every address is no other host.
+/// A router that answers for every address does not count as another host.
 #[test]
 pub fn proxy_arp_ends_no_kept_address() {
     let mut bed = ended();
@@ -118,8 +119,8 @@ pub fn proxy_arp_ends_no_kept_address() {
     assert_eq!(bed.address(), Some(ADDRESS));
 }
 
-/// An agent that starts after the end finds the address kept; without the option the address is
-/// lost.
+/// An agent that starts after the end of a lease keeps the address, if the option says so. Without
+/// the option, the address is lost.
 #[test]
 pub fn a_restart_after_the_end_goes_by_the_option() {
     for (keep, kept) in [(true, Some(ADDRESS)), (false, None)] {
@@ -140,7 +141,7 @@ pub fn an_address_that_was_never_recorded_is_not_kept() {
     assert_eq!(bed.record().trouble, Some(ClientTrouble::Expired));
 }
 
-/// No RELEASE is sent: the server may already grant the address to others.
+/// No RELEASE is sent for a kept address: the server may already have granted it to another client.
 #[test]
 pub fn a_kept_address_is_not_released() {
     let mut bed = ended();

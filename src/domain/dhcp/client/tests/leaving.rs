@@ -64,7 +64,7 @@ pub fn nothing_but_release_releases() {
 
 #[test]
 pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
-    // Down for half a lease: confirmed as soon as the link is back.
+    // The link is down for half of a lease: the address is confirmed as soon as the link is back.
     let mut bed = Bed::bound(120);
     bed.now = secs(10);
     assert_eq!(bed.link(false), []);
@@ -81,8 +81,8 @@ pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
     bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
     assert_eq!(bed.lease().expires, Some(secs(190)));
 
-    // Down for longer than a lease: the address is given up in time, and requested when the link is
-    // back.
+    // The link is down for longer than a lease: the address is given up in time, and requested when
+    // the link is back.
     bed.link(false);
     assert_eq!(bed.until(secs(400)), []);
     assert_eq!((bed.address(), bed.record().trouble), (None, Some(ClientTrouble::Expired)));
@@ -120,7 +120,7 @@ pub fn an_address_is_given_up_when_its_time_is_over() {
     assert_eq!((discover.kind(), discover.wish()), (DISCOVER, Some(ADDRESS)));
 }
 
-/// A host that has slept finds first that the lease is over.
+/// The host has slept. Before the client handles the answer, it finds that the lease is over.
 #[test]
 pub fn a_late_answer_does_not_revive_a_lease() {
     let mut bed = Bed::bound(120);

@@ -77,7 +77,7 @@ impl Bed {
         Self::of(DhcpClient::resume(identity(), options, held(left), 7, ms(0)))
     }
 
-    /// Runs the exchange that acquires an address, probe included.
+    /// Runs the exchange that acquires an address, including the probe.
     fn acquire(&mut self, address: Ipv4Addr, seconds: u32) {
         let discover = self.speaks();
         self.acquire_by(&discover, address, seconds);
@@ -123,7 +123,7 @@ impl Bed {
         sent
     }
 
-    /// Advances to the deadline.
+    /// Advances to the client's next deadline.
     fn passes(&mut self) -> Vec<Seen> {
         self.now = self.now.max(self.client.deadline().expect("a deadline"));
         let out = self.client.due(self.now);
@@ -147,7 +147,8 @@ impl Bed {
         panic!("the client says nothing");
     }
 
-    /// Advances to `time`, with the deadlines before it. Returns the messages that were sent.
+    /// Advances to `time`, and handles all deadlines until then. Returns the messages that were
+    /// sent.
     fn until(&mut self, time: Duration) -> Vec<Seen> {
         let mut sent = Vec::new();
         while self.client.deadline().is_some_and(|deadline| deadline <= time) {
@@ -189,7 +190,7 @@ impl Bed {
     }
 }
 
-/// Record of a lease of 120 s.
+/// Record of a lease of 120 s, of which `left` seconds remain.
 fn held(left: u64) -> RecordedLease {
     RecordedLease {
         address: ADDRESS,

@@ -39,7 +39,7 @@ pub fn three_questions_are_asked_without_claiming_the_address() {
         let mut expected = arp(true, mac, NONE, ADDRESS);
         assert_eq!(bed.probes[0].1, expected);
         expected[28..32].copy_from_slice(&ADDRESS.octets());
-        // No announcement: the program that publishes the address announces it.
+        // The client does not announce the address: a guest or kube-vip does.
         assert!(bed.probes.iter().all(|(_, frame)| *frame != expected));
     }
 }
@@ -115,7 +115,7 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
     assert_eq!(bed.hears(&arp(false, NEIGHBOUR, ADDRESS, NONE)), []);
     assert_eq!(bed.record().trouble, Some(ClientTrouble::AnswersForAll(NEIGHBOUR)));
     assert_eq!(bed.address(), None, "it may be another's");
-    // The client asks again a minute later: another station may have the address as well.
+    // The client asks again a minute later. This time, another station also has the address.
     let before = bed.now;
     let discover = bed.speaks();
     assert_eq!((discover.kind(), bed.now.checked_sub(before).unwrap()), (DISCOVER, secs(60)));
@@ -123,7 +123,7 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 3600));
     let other = Mac([2, 0, 0, 0, 0, 0x78]);
     assert_eq!(bed.hears(&arp(false, other, ADDRESS, NONE))[0].kind(), DECLINE);
-    // Once no station answers for all, the address is used.
+    // Once no station answers for every address any more, a granted address is used.
     bed.client.beware(None);
     bed.acquire(SECOND, 3600);
     assert_eq!(bed.address(), Some(SECOND));
@@ -132,14 +132,15 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
 
 #[test]
 pub fn an_address_that_we_may_be_announcing_is_never_probed() {
-    // Lost by expiry, and acquired again: the station that answers may be the guest that had it.
+    // The lease expired, and the address is granted again: a station that answers for it may be the
+    // guest that had it.
     let mut bed = Bed::bound(120);
     bed.until(ms(119_999));
     bed.client.options.probe = ProbeTiming::QUICK;
     bed.acquire(ADDRESS, 120);
     assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));
 
-    // After a restart, however long the lease has been over by the wall clock.
+    // The same is true after a restart, however long the lease has been over by the wall clock.
     let mut bed = Bed::resumed(0);
     bed.acquire(ADDRESS, 120);
     assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));
@@ -152,7 +153,8 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
     assert_eq!(bed.client.state(), ClientState::Probing);
 
-    // An address lost so long ago that no announcer of ours has it is fresh too.
+    // An address that was lost so long ago that none of our announcers has it any more is fresh,
+    // too.
     let mut bed = Bed::resumed(0);
     bed.until(secs(301));
     let discover = bed.speaks();
@@ -162,7 +164,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     assert_eq!(bed.client.state(), ClientState::Probing);
 }
 
-/// ARP answers are ignored while a lease is held: the user of the address answers.
+/// ARP answers are ignored while a lease is held: they are from the announcer of the address.
 #[test]
 pub fn a_held_address_is_never_declined() {
     let mut bed = Bed::bound(120);

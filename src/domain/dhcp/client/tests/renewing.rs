@@ -29,7 +29,7 @@ pub fn t1_asks_its_server_alone_in_the_form_of_a_restart() {
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 120));
     assert_eq!(bed.client.state(), ClientState::Bound);
     let lease = bed.lease();
-    // The lease counts from the request, not from the answer.
+    // The lease time begins with the request, not with the answer.
     assert_eq!((lease.granted, lease.expires), (asked, Some(asked + secs(120))));
     assert_eq!(lease.obtained, ms(0));
     assert!(bed.saw(&ClientEvent::Renewed { server: SERVER, took: ms(700) }));
@@ -61,7 +61,7 @@ pub fn a_silent_server_is_asked_twice_alone_then_all_are() {
         at.push(bed.now);
     }
     assert_eq!((at[0], bed.client.state()), (renew, ClientState::Renewing));
-    // Half of the time until T2, a minute at least.
+    // Each wait is half of the time until T2, but at least a minute.
     for pair in at.windows(2) {
         let half = rebind.checked_sub(pair[0]).unwrap() / 2;
         assert_eq!(pair[1].checked_sub(pair[0]).unwrap(), half.max(secs(60)), "{at:?}");
@@ -98,14 +98,14 @@ pub fn from_t2_on_any_server_may_answer() {
     assert_eq!(bed.record().trouble, None);
 }
 
-/// A server without the lease may not answer a client that confirms it, but offers the address.
+/// A server without the lease possibly ignores a client that confirms it, but offers the address.
 #[test]
 pub fn from_t2_on_the_same_address_is_also_looked_for() {
     let mut bed = rebinding(3600);
     let both = bed.speaks_all();
     let discover = both.iter().find(|seen| seen.kind() == DISCOVER).expect("a DISCOVER");
     assert_eq!((discover.wish(), discover.server()), (Some(ADDRESS), None));
-    // Another address is of no use while there is one.
+    // While the client has an address, an offer of another address is of no use.
     assert_eq!(bed.hears(&answer(discover, OFFER, SECOND, OTHER, 3600)), []);
     let request = bed.hears(&answer(discover, OFFER, ADDRESS, OTHER, 3600)).remove(0);
     assert_eq!((request.xid, request.server()), (discover.xid, Some(OTHER)));
@@ -186,14 +186,15 @@ pub fn another_server_s_refusal_does_not_count_while_its_own_may_answer() {
         assert_eq!(bed.address(), Some(ADDRESS), "at {:?}", bed.now);
     }
     assert!(bed.saw(&ClientEvent::Nak { server: OTHER, heeded: false }));
-    // The lease's server was silent from T1 to T2.
+    // By now, the lease's own server has been silent from T1 to T2.
     let confirm = bed.speaks_all().remove(0);
     bed.hears(&answer(&confirm, NAK, ADDRESS, OTHER, 0));
     assert_eq!(bed.address(), None);
     assert!(bed.saw(&ClientEvent::Nak { server: OTHER, heeded: true }));
 }
 
-/// Another server's grant counts before T2 only where the lease's own server was asked and silent.
+/// Another server's grant counts before T2 only if the lease's own server was asked and did not
+/// answer.
 #[test]
 pub fn another_server_s_grant_counts_after_its_own_was_silent() {
     let mut bed = Bed::bound(3600);
@@ -244,7 +245,7 @@ pub fn an_answer_that_cannot_be_used_changes_nothing() {
     assert_eq!(bed.events.iter().filter(unusable).count(), 4);
 }
 
-/// The only message of a client that is harmless when another agent may be the same client.
+/// Only renewals are harmless while another agent may act as the same client.
 #[test]
 fn a_client_renews_while_it_may_use_its_address_and_asks_for_time() {
     let mut bed = Bed::with(ClientOptions::default());

@@ -1,5 +1,5 @@
-//! The server's side, for tests: reads a client's frame and writes answers. It reads and writes
-//! octets by the tables of RFC 2131 and shares no code with the code that it tests.
+//! The server's side, for tests: reads a client's frame and writes answers. This module reads and
+//! writes octets by the tables of RFC 2131, and shares no code with the code under test.
 
 use std::net::Ipv4Addr;
 
@@ -78,7 +78,7 @@ fn mac(bytes: &[u8], at: usize) -> Mac {
     Mac(bytes[at..at + 6].try_into().unwrap())
 }
 
-/// Folded sum of 16-bit words: 0xffff where a checksum is right.
+/// Folded sum of 16-bit words: 0xffff if the checksum among them is right.
 fn sum(parts: &[&[u8]]) -> u16 {
     let mut bytes = parts.concat();
     if bytes.len() % 2 == 1 {
@@ -91,7 +91,7 @@ fn sum(parts: &[&[u8]]) -> u16 {
     u16::try_from(sum).unwrap()
 }
 
-/// Reads a client's frame, and checks both checksums and all lengths. `None`: it is ARP.
+/// Reads a client's frame, and checks both checksums and all lengths. `None`: the frame is ARP.
 pub fn seen(frame: &[u8]) -> Option<Seen> {
     if two(frame, 12) == 0x0806 {
         return None;
@@ -129,7 +129,7 @@ pub fn seen(frame: &[u8]) -> Option<Seen> {
     })
 }
 
-/// An answer, which tests spoil as they like before it is framed.
+/// An answer of a server. Tests may spoil the answer before it is put into a frame.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub kind: u8,
@@ -201,7 +201,7 @@ impl Answer {
     }
 }
 
-/// A server's message on the wire; UDP without a checksum, as from this same host.
+/// Frame with a server's message. UDP has no checksum, as from a server on this same host.
 pub fn framed(message: &[u8], from: Mac, server: Ipv4Addr, to: Ipv4Addr, chaddr: Mac) -> Vec<u8> {
     let length = u16::try_from(message.len()).unwrap();
     let mut header = vec![0x45, 0];
@@ -221,7 +221,7 @@ pub fn framed(message: &[u8], from: Mac, server: Ipv4Addr, to: Ipv4Addr, chaddr:
     frame
 }
 
-/// A sound answer on the wire.
+/// Frame with a sound answer.
 pub fn answer(to: &Seen, kind: u8, yiaddr: Ipv4Addr, server: Ipv4Addr, seconds: u32) -> Vec<u8> {
     Answer::new(to, kind, yiaddr, server, seconds).frame()
 }

@@ -66,7 +66,7 @@ impl Server {
     }
 }
 
-/// Faults of a wire, in parts of a thousand, and its longest delay.
+/// Faults of a wire: lost and doubled frames per thousand, and the longest delay.
 #[derive(Clone, Copy, Debug)]
 struct Wire {
     lost: u32,
@@ -184,7 +184,7 @@ pub fn ten_thousand_renewals_over_a_bad_link_lose_no_address() {
     never_without(3600, 5_000, 2);
 }
 
-/// An outage of the server for most of a lease, again and again.
+/// Outages of the server, one after another, each for almost half of a lease.
 #[test]
 pub fn an_outage_shorter_than_what_is_left_costs_nothing() {
     let wire = Wire { lost: 0, doubled: 0, delay: ms(10) };
@@ -208,7 +208,8 @@ pub fn an_outage_shorter_than_what_is_left_costs_nothing() {
     }
 }
 
-/// A server is replaced by one without its leases: the address moves to it without a break.
+/// A server is replaced by a server without its leases: the new server grants the same address to
+/// the client without a break.
 #[test]
 pub fn a_new_server_takes_over_without_a_break() {
     let wire = Wire { lost: 50, doubled: 50, delay: ms(50) };
@@ -226,7 +227,7 @@ pub fn a_new_server_takes_over_without_a_break() {
     }
 }
 
-/// Two servers that both have the client's lease: the client stays with its own.
+/// Two servers that both have the client's lease: the client stays with the server that it chose.
 #[test]
 pub fn two_servers_do_not_pull_at_a_client() {
     let wire = Wire { lost: 0, doubled: 0, delay: ms(20) };

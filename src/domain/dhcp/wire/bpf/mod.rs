@@ -1,7 +1,7 @@
 //! Filter of a packet socket, as a program of the classic Berkeley packet filter.
 //!
-//! Invariant: a filter passes every frame that the client may need, and as few others as fixed
-//! positions in the frame allow; the client checks again.
+//! Invariant: a filter passes every frame that the client may need. It passes as few other frames
+//! as a check of fixed positions allows. The client checks each frame again.
 
 use super::super::Mac;
 
@@ -12,7 +12,7 @@ pub struct BpfInstruction {
     pub code: u16,
     /// Number of instructions to skip if a comparison holds.
     pub jt: u8,
-    /// Number of instructions to skip if it does not.
+    /// Number of instructions to skip if the comparison does not hold.
     pub jf: u8,
     /// Operand of the operation.
     pub k: u32,
@@ -29,7 +29,7 @@ const LDX_HEADER: u16 = 0xb1;
 const JUMP_EQUAL: u16 = 0x15;
 const JUMP_ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
-/// Offset of the VLAN tag that a network card removed from a frame, in Linux.
+/// Offset at which Linux gives the VLAN tag that a network card removed from a frame.
 const VLAN_TAG: u32 = 0xffff_f000 + 44;
 const VLAN_ID: u32 = 0x0fff;
 const WHOLE_FRAME: u32 = 0x0004_0000;
@@ -43,7 +43,7 @@ enum JumpTarget {
     Arp,
 }
 
-/// A program under construction: operations, and where each jumps.
+/// A program under construction: operations, each with its two jump targets.
 struct BpfProgram(Vec<(u16, u32, JumpTarget, JumpTarget)>);
 
 impl BpfProgram {
@@ -83,9 +83,10 @@ pub fn nothing() -> Vec<BpfInstruction> {
     vec![BpfInstruction { code: RETURN, jt: 0, jf: 0, k: 0 }]
 }
 
-/// Program for a client: passes unfragmented datagrams to the port of a client, or of a server if a
-/// client sent them, that are about its hardware address; with `arp` also ARP. Frames of a VLAN are
-/// dropped. Without a hardware address it passes those of all clients.
+/// Program for the client with the hardware address `mac`. It passes unfragmented DHCP datagrams
+/// for this hardware address: all datagrams to a client's port, and the datagrams to a server's
+/// port that a client sent. Without `mac`, it passes these datagrams for all clients. With `arp`,
+/// it also passes ARP. It drops frames of a VLAN.
 pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<BpfInstruction> {
     let mut program = BpfProgram(Vec::new());
     let no_ip = if arp { JumpTarget::Arp } else { JumpTarget::Drop };

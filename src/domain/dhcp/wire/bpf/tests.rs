@@ -6,8 +6,8 @@ use super::*;
 use crate::dhcp::identity::ClientIdentity;
 use std::net::Ipv4Addr;
 
-/// Runs a program as the kernel does: a read beyond the end drops the frame. `vlan` is the tag that
-/// was removed.
+/// Runs a program as the kernel does: a read beyond the end drops the frame. `vlan` is the VLAN tag
+/// that was removed from the frame.
 fn passes(program: &[BpfInstruction], frame: &[u8], vlan: u32) -> bool {
     let octets = |at: usize, count: usize| -> Option<u32> {
         let octets = frame.get(at..at + count)?;
@@ -46,7 +46,7 @@ fn mac(name: &str) -> ClientIdentity {
     ClientIdentity::derive("cluster", "default/net", "default", name)
 }
 
-/// A message of the client of that name to a server's port, and a server's message to that client.
+/// A message of the client `name` to a server's port, and a server's message to this client.
 fn frames(name: &str) -> (Vec<u8>, Vec<u8>) {
     let identity = mac(name);
     let query = ClientMessage {
@@ -89,7 +89,7 @@ fn what_is_about_this_client_passes_and_nothing_else() {
         other[at] = value;
         assert!(!passes(&ours, &other, 0), "octet {at} is {value}");
     }
-    // Not fragmented, with the flag "don't fragment".
+    // A frame with the flag "don't fragment" is not a fragment.
     let mut whole = answer.clone();
     whole[20] = 0x40;
     assert!(passes(&ours, &whole, 0));
@@ -115,7 +115,7 @@ fn frames_of_a_vlan_are_not_accepted() {
     let (_, answer) = frames("web");
     for program in [filter(Some(mac("web").mac), true), filter(None, false)] {
         assert!(!passes(&program, &answer, 100) && !passes(&program, &answer, 4095));
-        // A tag with a priority alone is no VLAN.
+        // A tag that contains only a priority belongs to no VLAN.
         assert!(passes(&program, &answer, 0xe000));
     }
 }
@@ -131,7 +131,7 @@ fn arp_passes_where_it_is_asked_for() {
     assert!(!passes(&nothing(), &question, 0) && !passes(&nothing(), &answer, 0));
 }
 
-/// The kernel accepts no longer program.
+/// Programs that the kernel accepts are short, jump only forward, and end with a return.
 #[test]
 fn programs_are_short_and_jump_forward() {
     for program in [filter(Some(Mac::BROADCAST), true), filter(None, false), nothing()] {

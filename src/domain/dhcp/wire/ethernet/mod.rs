@@ -1,8 +1,9 @@
 //! Ethernet, IPv4 and UDP around a DHCP message.
 //!
-//! The checksum of UDP is written and not verified: a server on this same host leaves it to a
-//! network card that does not exist, so its frames arrive without one. Cookie, xid and hardware
-//! address are checked instead. The checksum of the IPv4 header is verified.
+//! The checksum of UDP is written, but not verified. A server on this same host leaves the checksum
+//! to the network card, but its frames do not pass through one, so they arrive without a valid
+//! checksum. Cookie, xid and hardware address are checked instead. The checksum of the IPv4 header
+//! is verified.
 
 use std::net::Ipv4Addr;
 
@@ -20,7 +21,8 @@ const IPV4: usize = 20;
 const UDP: usize = 8;
 const PROTOCOL_UDP: u8 = 17;
 const TTL: u8 = 64;
-/// Mask of "more fragments" and the offset: a packet that has either is a fragment.
+/// Mask of the flag "more fragments" and of the fragment offset: a packet in which one of these
+/// bits is set is a fragment.
 const FRAGMENT: u16 = 0x3fff;
 
 /// Content of a frame, as far as DHCP needs it.
@@ -43,7 +45,7 @@ pub struct UdpDatagram<'a> {
     pub payload: &'a [u8],
 }
 
-/// Reads a whole frame. `None`: it is neither ARP nor a whole, valid datagram for DHCP.
+/// Reads a whole frame. `None`: the frame is neither ARP nor a whole, valid datagram for DHCP.
 pub fn read(frame: &[u8]) -> Option<FrameContent<'_>> {
     let source = Mac(octets(frame, 6)?);
     let payload = frame.get(ETHERNET..)?;
@@ -57,7 +59,7 @@ pub fn read(frame: &[u8]) -> Option<FrameContent<'_>> {
 fn datagram(source: Mac, packet: &[u8]) -> Option<UdpDatagram<'_>> {
     let first = *packet.first()?;
     let header = usize::from(first & 0x0f) * 4;
-    // A short frame is padded; octets beyond the header's length are not part of the packet.
+    // A short frame is padded. Octets beyond the length in the header are not part of the packet.
     let packet = packet.get(..usize::from(word(packet, 2)?))?;
     if first >> 4 != 4 || header < IPV4 || checksum(&[packet.get(..header)?]) != 0 {
         return None;
@@ -71,9 +73,9 @@ fn datagram(source: Mac, packet: &[u8]) -> Option<UdpDatagram<'_>> {
     (port == CLIENT_PORT || port == SERVER_PORT).then_some(UdpDatagram { source, port, payload })
 }
 
-/// Hardware address that a DHCP message is about, in either direction. It names the client to
-/// forward a frame to, where one socket serves many. `None`: the frame is no DHCP message; ARP is
-/// for every client that probes.
+/// Hardware address of the client that sends or receives the DHCP message in a frame. Where one
+/// socket serves many clients, the frame is forwarded to this client. `None`: the frame contains no
+/// DHCP message. An ARP frame is for every client that probes.
 pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     match read(frame)? {
         FrameContent::Udp(datagram) => message::holder(datagram.payload),
@@ -88,7 +90,7 @@ pub struct FrameAddresses {
     pub source: Mac,
     /// Hardware address of the receiving station.
     pub destination: Mac,
-    /// IP address of the sender, unspecified while it has none.
+    /// IP address of the sender; unspecified while the sender has no address.
     pub from: Ipv4Addr,
     /// IP address of the receiver.
     pub to: Ipv4Addr,

@@ -64,7 +64,7 @@ fn options_of_ipv4_are_stepped_over() {
     assert_eq!(payload(&sealed(frame)), Some(b"something".to_vec()));
 }
 
-/// RFC 768: a sum of zero is sent in its other form, because zero means that there is no checksum.
+/// RFC 768: a sum of zero is sent as 0xffff, because zero means that there is no checksum.
 #[test]
 fn a_checksum_is_never_zero() {
     let frames =

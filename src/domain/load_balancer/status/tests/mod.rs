@@ -1,4 +1,4 @@
-//! Writes to a LoadBalancer, and that each is made once.
+//! Writes to a LoadBalancer. Each write is made only once.
 
 mod vms;
 
@@ -232,7 +232,7 @@ fn condition_times_change_with_their_content_alone() {
     }
 }
 
-/// The claim is published whether or not the pool still has its subnet.
+/// The claim is published whether or not the pool still has the claim's subnet.
 #[test]
 fn mask_and_gateway_outlive_the_ranges_they_came_from() {
     let lb = patched(&lb(WorkloadType::Cluster), &holds("a", 5, None));
@@ -323,7 +323,7 @@ fn any_lb() -> impl Strategy<Value = LoadBalancer> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
-    /// One patch brings any object to the finding, and no second one follows.
+    /// One patch writes the finding into any object, and no second patch follows.
     #[test]
     fn what_was_written_needs_no_further_write(lb in any_lb(), finding in any_finding()) {
         let done = patched(&lb, &finding);

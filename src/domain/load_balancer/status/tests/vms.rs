@@ -67,7 +67,7 @@ fn address_backends_counts_and_condition_are_one_patch() {
     reported(&lb, &holds("a", 5, None), &report);
 }
 
-/// The address is where the Service is announced, and empty while it is not.
+/// The address is where the Service is announced, and is empty while the Service is not announced.
 #[test]
 fn the_address_follows_the_announcement() {
     let finding = holds("a", 5, None);
@@ -76,7 +76,7 @@ fn the_address_follows_the_announcement() {
     for (service, expected) in [
         (ours(&[]), None),
         (ours(&["10.0.0.5"]), Some("10.0.0.5")),
-        // kube-vip has not moved yet.
+        // kube-vip has not moved to the requested address yet.
         (ours(&["10.0.0.4", "10.0.0.5"]), Some("10.0.0.4")),
         ((ServiceState::Waiting, vec![]), None),
         (ours(&["10.0.0.5"]), Some("10.0.0.5")),
@@ -161,7 +161,7 @@ fn an_unknown_service_leaves_the_status_as_it_was() {
     assert_eq!(status.endpoints, Some(EndpointCounts { total: 1, ready: 1 }));
 }
 
-/// A user who reads the reason for the old pool must not be misled while no VM answers.
+/// The reason why the old pool's address is kept must not hide that no VM answers.
 #[test]
 fn a_kept_address_is_reported_once_the_vms_answer() {
     let wait = NoAddressReason::Full { pools: vec!["b".into()] };
@@ -178,7 +178,7 @@ fn a_kept_address_is_reported_once_the_vms_answer() {
     }
 }
 
-/// The Service has not moved: the old claim stays published meanwhile.
+/// The old claim stays published while the Service has not moved.
 #[test]
 fn a_change_of_pools_is_published_when_the_service_has_moved() {
     let old = Claim { pool: "a".into(), ip: [10, 0, 0, 5].into() };

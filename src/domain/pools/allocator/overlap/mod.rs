@@ -2,12 +2,12 @@
 //! pool must not give out because another pool holds them on the same network.
 //!
 //! Invariants:
-//! * no address is given out between a change of pools and the judgement of all of them;
-//! * an address of a pool's ranges that another pool of the network holds, or that is reserved
-//!   there ([`super::reserved`]), is held back in that pool, whichever pool is the older, in use or
-//!   not, and comes free when it is released;
-//! * an address of the cluster itself, or of its networks, is held back too;
-//! * none of this changes an address: two claims of one address that exist are reported, and stay.
+//! * after a change of pools, all pools are judged before an address is given out;
+//! * a pool holds back each address of its ranges that another pool of the network holds, or that
+//!   is reserved there ([`super::reserved`]). It does not matter which pool is older, or in use.
+//!   The address comes free when it is released;
+//! * an address of the cluster itself, or of the cluster's networks, is held back too;
+//! * no rule here changes an existing claim: two claims of one address are reported, and both stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ pub(super) struct PoolOverlaps {
     unsettled: bool,
     /// Whether pools were added, removed or moved, so that addresses may be announced elsewhere.
     moved: bool,
-    /// Pools that share addresses of their ranges on one network; each pair is in it both ways.
+    /// Names of the pools on a pool's network whose ranges share addresses with it, by its name.
     beside: BTreeMap<String, Vec<String>>,
     shared: BTreeSet<SharedAddress>,
     /// Addresses of the cluster itself that a LoadBalancer holds, with the pool's name.
@@ -65,8 +65,8 @@ pub enum OverlapNews {
 }
 
 impl PoolOverlaps {
-    /// Marks that addresses or pools changed otherwise than by claims: all pools are judged before
-    /// the next claim.
+    /// Marks that addresses or pools have changed, other than by claims: all pools are judged
+    /// before the next claim.
     pub(super) fn changed(&mut self) {
         self.unsettled = true;
     }
@@ -86,7 +86,7 @@ impl PoolOverlaps {
 impl PoolAllocator {
     /// Sets the segment of each pool by the name of its network.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
-        // The network that a LoadBalancer names may have moved, even if no pool's did.
+        // The network that a LoadBalancer names may have moved, even if no pool's network has.
         self.standing.moved = true;
         self.stirred.everything();
         for pool in self.pools.values_mut() {
@@ -208,7 +208,7 @@ impl PoolAllocator {
         self.standing.shared = shared;
     }
 
-    /// Holds back an address that a pool has given out, in all other pools of the network.
+    /// Holds back, in all other pools of the network, an address that a pool has given out.
     pub(super) fn given(&mut self, claim: &Claim) {
         let Some(beside) = self.standing.beside.get(&claim.pool) else { return };
         for name in beside {
@@ -220,7 +220,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Ends the holding back of an address that a pool has released.
+    /// Ends the holding back of an address in other pools, after a pool has released it.
     pub(super) fn freed(&mut self, claim: &Claim) {
         let both =
             |s: &SharedAddress| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);
@@ -253,8 +253,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Adds the reserved addresses that a ledger, or another reservation, assigns to another
-    /// LoadBalancer on one segment.
+    /// Adds the reserved addresses that another LoadBalancer has on the same segment, by a ledger
+    /// or by another reservation.
     fn share_reserved(&self, shared: &mut BTreeSet<SharedAddress>) {
         for mine in self.reserved.all() {
             let ip = mine.claim.ip;
@@ -281,7 +281,7 @@ impl PoolAllocator {
 }
 
 impl AllocatorPool {
-    /// The pool, in the form in which it is compared with others.
+    /// Returns the facts that are compared with those of other pools.
     pub fn contender<'a>(&'a self, name: &'a str) -> PoolContender<'a> {
         PoolContender {
             name,
@@ -293,7 +293,7 @@ impl AllocatorPool {
         }
     }
 
-    /// Claims of this pool in the ranges of the other.
+    /// Claimed addresses of this pool that are in the ranges of the other pool.
     fn claims_within(&self, other: &Self) -> impl Iterator<Item = IpAddr> {
         let claims = self.ledger.claims();
         let stretches = other.ledger.ranges().stretches();

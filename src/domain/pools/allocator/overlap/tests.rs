@@ -77,13 +77,13 @@ fn an_older_one_that_is_widened_over_a_younger_ones_claims_leaves_them_out() {
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "a 10.0.0.11");
     assert_eq!(ip_of(&book.claim(&named(5, "a"))), "NoAvailableIP");
     assert_eq!((book.pools()["a"].ledger.available(), book.shared()), (0, 0));
-    // Released in the other pool, the address comes free in this one, and the pool is written.
+    // An address that pool b releases comes free in pool a, and pool a is written.
     book.take_touched();
     book.release("u2");
     assert_eq!(book.serve_waiters(), [owner(5)]);
     assert_eq!(book.claims_of("u5"), [at("a", "10.0.0.13")]);
     assert_eq!(book.take_touched(), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
-    // An address that this pool gives out is held back in the other one.
+    // An address that pool a gives out is held back in pool b.
     assert!(book.pools()["b"].ledger.held_back().contains(&"10.0.0.13".parse().unwrap()));
 }
 
@@ -162,18 +162,19 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
             "10.0.0.10 ns/lb1 in the service network (ServiceCIDR kubernetes)",
         ]
     );
-    // After its release the address is not given out again, not even when another pool releases it.
+    // After its release the address is not given out again, even when all pools are judged again.
     book.release("u1");
     book.merge(&pool("b", 2, 10, 17), &everybody());
     book.judge();
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
-    // The network belongs to another owner from now on.
+    // The pod network is gone: its address is free.
     book.set_infrastructure(HeldBack::from([services]));
     assert_eq!(book.serve_waiters(), [owner(4)]);
     assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.17")]);
 }
 
-/// A VLAN may use the addresses of the cluster's pods and Services. Its pools gave them out before.
+/// A tagged VLAN may use the same addresses as the cluster's pods and Services, so its pools give
+/// them out.
 #[test]
 fn a_tagged_vlan_holds_back_no_network_of_the_cluster() {
     let services = ("10.0.0.8/29".parse().unwrap(), Reserved::ServiceNetwork("kubernetes".into()));
@@ -200,7 +201,7 @@ fn a_claim_outside_its_shrunk_pool_is_not_given_to_another_owner() {
         book.claim(&named(n, "a"));
     }
     book.merge(&pool("a", 1, 10, 11), &everybody());
-    // The ranges are apart, so there is no conflict. The claims overlap.
+    // The ranges are apart, so there is no conflict, but pool b's range has claims of pool a.
     book.merge(&pool("b", 2, 12, 14), &everybody());
     assert_eq!(ip_of(&book.claim(&named(5, "b"))), "b 10.0.0.14");
     assert_eq!(ip_of(&book.claim(&named(6, "b"))), "NoAvailableIP");
@@ -241,7 +242,7 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     assert_eq!(ip_of(&book.claim(&named(3, "b"))), "b 10.0.0.11");
     let one = NetworkAttachment { bridge: "br".into(), vlan: 1 };
     book.relocate(|network| Segment::of(network, Some(&one), true));
-    // Both held the address before: this is reported, and no address changes.
+    // Both LoadBalancers held the address before: this is reported, and no address changes.
     assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
     assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.10");
     assert_eq!((stands_back(&book), book.shared()), (vec![("b", "a")], 1));
@@ -249,8 +250,8 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     let reported =
         |n: &OverlapNews| matches!(n, OverlapNews::Shared(s) if s.ip.to_string() == "10.0.0.10");
     assert!(news.len() == 2 && news.iter().any(reported), "{news:?}");
-    // An address that b holds, or that two hold and only one releases, is given to no other
-    // LoadBalancer.
+    // An address is given to no other LoadBalancer if pool b holds it, or if two LoadBalancers hold
+    // it and only one of them releases it.
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "a 10.0.0.12");
     book.release("u1");
     assert_eq!(book.shared(), 0);
@@ -278,7 +279,7 @@ fn what_three_pools_hold_comes_free_with_the_last() {
     }
 }
 
-/// A tenant may write the status. It must not gain an address that another pool gave out.
+/// A tenant that writes the status must not gain an address that another pool gave out.
 #[test]
 fn a_published_address_that_another_pool_holds_is_not_taken_back() {
     let mut book = book(&[&pool("a", 1, 10, 19), &pool("b", 2, 10, 19)]);

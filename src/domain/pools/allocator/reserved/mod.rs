@@ -1,11 +1,11 @@
 //! Addresses that LoadBalancers publish, or will ask for, and that no pool's ledger records.
 //!
-//! A pool's claims are held back on the pool's own segment ([`super::overlap`]). That is not
-//! enough where
-//! * the pool of a published address is gone: no other pool must give it out;
-//! * an address is announced on another segment than its pool's: a vm LoadBalancer's on the
-//!   announcer's default interface, because nodes have no link for the pool's VLAN; a guest's on
-//!   the network of its VMs.
+//! A pool's claims are held back in other pools on the pool's own segment ([`super::overlap`]).
+//! That is not enough in two cases:
+//! * the pool of a published address is gone, and no other pool may give out the address;
+//! * an address is announced on a segment other than its pool's: the address of a vm LoadBalancer
+//!   on the announcer's default interface, because nodes have no link for the pool's VLAN; the
+//!   address of a guest on the network of its VMs.
 //!
 //! In both cases a [`Reservation`] holds the address back in each pool on those segments. Besides,
 //! a LoadBalancer that was restored from a backup asks for its former address: that address is
@@ -65,7 +65,8 @@ impl Reservations {
         self.by_uid.values().flatten()
     }
 
-    /// Whether a LoadBalancer other than `uid` waits for this address of the pool, its former one.
+    /// Whether this address of the pool is the former address of a LoadBalancer other than `uid`,
+    /// which waits for it.
     fn is_expected(&self, pool: &str, ip: IpAddr, uid: &str) -> bool {
         if self.expected.is_empty() {
             return false;
@@ -127,7 +128,7 @@ impl Reservation {
         pool.selector.is_global() || self.is_at(&pool.segment)
     }
 
-    /// Whether both are announced on one segment.
+    /// Whether the addresses of both reservations are announced on one segment.
     pub(super) fn meets_reservation(&self, other: &Self) -> bool {
         other.segments.iter().any(|segment| self.is_at(segment))
     }
@@ -141,8 +142,9 @@ impl Reservation {
 impl PoolAllocator {
     /// Records the address that a LoadBalancer publishes at the start of a term, before the first
     /// address is given out. An address whose pool is gone counts as in use, whatever the scopes of
-    /// other pools: its claim may have been lost with the pool. It does not if a ledger records
-    /// another owner, since it is no longer known where the address is announced.
+    /// other pools: its claim may have been lost with the pool. An address that a ledger records
+    /// for another owner is the exception, since it is no longer known where this LoadBalancer's
+    /// address is announced.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let is_homeless = |claim: &&Claim| {
             let uid = &facts.owner.uid;
@@ -157,9 +159,9 @@ impl PoolAllocator {
         }
     }
 
-    /// Records the address that a LoadBalancer publishes, and the one that it will ask for, as far
-    /// as the ledgers and the start of the term confirm it. Called for each LoadBalancer when pools
-    /// or networks move.
+    /// Records the addresses that a LoadBalancer holds or publishes, or, if it has none, the former
+    /// address that it will ask for. A published address counts only if the ledgers or the start of
+    /// the term confirm it. Called for each LoadBalancer when pools or networks move.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
@@ -168,14 +170,16 @@ impl PoolAllocator {
             self.reserve(facts, claim);
         }
         match &facts.published {
-            // Otherwise the published address is another's, or not in the ledger yet.
+            // An address that is neither claimed nor homeless is another LoadBalancer's, or is not
+            // in the ledger yet.
             Some(claim) if self.homeless(facts).is_some() => self.reserve(facts, claim),
             None if claims.is_empty() => self.reserved.expect(uid, facts.former.as_ref()),
             _ => {}
         }
     }
 
-    /// Reserves a claim on each segment where it is announced and no ledger covers it.
+    /// Reserves a claim on each segment where its address is announced and its pool's ledger does
+    /// not cover it.
     pub(super) fn reserve(&mut self, facts: &LbFacts, claim: &Claim) {
         let owner = &facts.owner;
         self.reserved.expect(&owner.uid, None);
@@ -194,8 +198,8 @@ impl PoolAllocator {
         self.reserved.of(uid).iter().any(|reservation| reservation.claim == *claim)
     }
 
-    /// Whether exactly the segments that the claim needs are reserved for the LoadBalancer, and no
-    /// other claim.
+    /// Whether the claim is reserved for the LoadBalancer on exactly the segments that it needs,
+    /// and the LoadBalancer has no other reservation and no expected address.
     pub(super) fn is_reserved(&self, facts: &LbFacts, claim: &Claim) -> bool {
         let uid = &facts.owner.uid;
         !self.reserved.former.contains_key(uid)
@@ -230,7 +234,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Removes everything about a LoadBalancer that is gone.
+    /// Removes the reservations and the expected address of a LoadBalancer that is gone.
     pub(super) fn forget(&mut self, uid: &str) {
         self.unreserve_all_but(uid, None);
         self.reserved.expect(uid, None);
@@ -247,7 +251,7 @@ impl PoolAllocator {
 
     fn unreserve(&mut self, uid: &str, claim: &Claim) {
         if self.reserved.remove(uid, claim) {
-            // The LoadBalancer may still hold the claim.
+            // The address may still be shared: the LoadBalancer may still hold the claim.
             if self.standing.is_shared(claim.ip) {
                 self.standing.changed();
             }
@@ -263,7 +267,8 @@ impl PoolAllocator {
             }
             let holder = pool.ledger.owner_of(ip);
             if holder.is_some_and(|holder| holder.uid != reservation.owner.uid) {
-                // Two LoadBalancers hold it: judge again, so that this is reported.
+                // Two LoadBalancers hold the address: all pools are judged again, so that it is
+                // reported.
                 self.standing.changed();
             }
             if pool.ledger.hold_back(ip) && pool.idle().is_none() {
@@ -276,8 +281,9 @@ impl PoolAllocator {
         self.reserved.insert(reservation);
     }
 
-    /// Segments where the LoadBalancer's claim is announced and its pool's ledger does not cover
-    /// it. A pool that is gone covers nothing, and the segment of its addresses is unknown.
+    /// Segments where the claim's address is announced for the LoadBalancer and its pool's ledger
+    /// does not cover it. A pool that is gone covers nothing, and the segment of its addresses is
+    /// unknown.
     fn uncovered(&self, facts: &LbFacts, claim: &Claim) -> Vec<Segment> {
         match self.pools.get(&claim.pool) {
             None => vec![Segment::Unlisted],
@@ -296,8 +302,8 @@ impl PoolAllocator {
             || self.reserved.at(claim.ip).any(|r| r.owner.uid != uid && r.meets(pool))
     }
 
-    /// Whether free addresses of a pool may be given to the LoadBalancer. The pool is not in the
-    /// book meanwhile. Addresses in use on the pool's own segment are not free.
+    /// Fitness of a pool's free addresses for the LoadBalancer. The pool is not in the book
+    /// meanwhile. Its own segment needs no check: addresses in use there are not free.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,

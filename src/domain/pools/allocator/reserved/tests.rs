@@ -20,7 +20,8 @@ fn book(pools: &[PoolSeen]) -> PoolAllocator {
     book
 }
 
-/// A LoadBalancer of type vm: announced by the nodes, which have no link for the pool's VLAN.
+/// A LoadBalancer of type vm: its address is announced by the nodes, which have no link for the
+/// pool's VLAN.
 fn vm(n: usize, pool: &str) -> LbFacts {
     LbFacts { guest: false, ..named(n, pool) }
 }
@@ -40,8 +41,8 @@ fn ip(last: usize) -> String {
 #[test]
 fn an_address_is_one_load_balancers_where_it_is_announced() {
     let mut book = book(&[on_vlan("v", 1, 3), seen("m", "10.0.0", 3)]);
-    // Given by the VLAN's pool and announced on the default interface: the other pool does not give
-    // it out.
+    // The VLAN's pool gives an address that is announced on the default interface: the other pool
+    // does not give out that address.
     assert_eq!(given(&mut book, &vm(1, "v")), ip(10));
     assert_eq!(given(&mut book, &named(2, "m")), ip(11));
     // The same the other way round.
@@ -50,7 +51,7 @@ fn an_address_is_one_load_balancers_where_it_is_announced() {
     // An address of a guest is announced on the VLAN only.
     assert_eq!(given(&mut book, &named(5, "v")), ip(11));
     assert_eq!(book.shared(), 0);
-    // An address that is released there is free here.
+    // An address that the VLAN's pool releases is free in the other pool.
     book.release("u1");
     assert_eq!(book.serve_waiters(), [owner(4)]);
     assert_eq!(book.claims_of("u4"), [at("m", "10.0.0.10")]);

@@ -1,20 +1,23 @@
-//! Reading of a stored pool into the book: at start, and whenever another client wrote it.
+//! Reading of a stored pool into the book: at start, and whenever another client wrote the pool.
 //!
 //! The owner of an address is:
 //! 1. the owner that the stored ledger and this process's memory agree on;
-//! 2. else, if memory has no owner, the owner in the stored ledger, if that LoadBalancer exists and
-//!    publishes no address of the pool: it is about to, and no other may take the address first;
-//! 3. else the LoadBalancer that publishes the address: it is in use. Among several: the owner in
-//!    the stored ledger, then the owner in memory, then the oldest. A LoadBalancer that is being
-//!    deleted counts only if a ledger names it: otherwise its claim was released already;
+//! 2. else the owner in the stored ledger, if memory has no owner for the address, and that
+//!    LoadBalancer exists and publishes no address of the pool: it is about to publish this
+//!    address, and no other may take the address first;
+//! 3. else the LoadBalancer that publishes the address, since the address is in use. If several
+//!    publish it: the owner in the stored ledger, then the owner in memory, then the oldest. A
+//!    LoadBalancer that is being deleted counts only if the stored ledger or memory names it:
+//!    otherwise its claim was released already;
 //! 4. else the owner in the stored ledger (another leader may have written it);
-//! 5. else the owner in memory, if it still exists (the status was edited or wiped).
+//! 5. else the owner in memory, if that LoadBalancer still exists (the status was edited or wiped).
 //!
-//! An owner has one address of a pool; if several would be its own, the first in this order counts.
+//! An owner has at most one address of a pool. If these rules give it several, the address by the
+//! first of these rules counts.
 //!
-//! The published addresses come from a view that may be stale. [`PoolAllocator::disputes`] lists the
-//! LoadBalancers whose publication would overrule a ledger: they are read from the API server
-//! before the merge.
+//! The published addresses come from a view that may be stale. [`PoolAllocator::disputes`] lists
+//! the LoadBalancers whose publication would overrule a ledger: these LoadBalancers are read from
+//! the API server before the merge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -73,7 +76,7 @@ pub struct WorldEntry {
     pub deleting: bool,
 }
 
-/// The LoadBalancers that exist.
+/// The LoadBalancers that exist, by UID, and their UIDs, by name.
 #[derive(Clone, Debug, Default)]
 pub struct LoadBalancerIndex {
     entries: HashMap<String, WorldEntry>,
@@ -87,7 +90,7 @@ pub enum LedgerRepair {
     Restored(Claim, Owner),
     /// The ledger named another owner for a published address.
     Corrected(Claim, Owner),
-    /// Two LoadBalancers publish one address; this one loses it.
+    /// Two LoadBalancers publish one address; the one named here loses it.
     Double(Claim, Owner),
     /// An entry whose key is not an IP address.
     Unreadable(String),
@@ -104,7 +107,8 @@ impl LoadBalancerIndex {
         world
     }
 
-    /// Replaces one entry by the API server's present one. `None`: the LoadBalancer is gone.
+    /// Replaces the owner's entry by the LoadBalancer that the API server has now. `None`: the
+    /// LoadBalancer is gone.
     pub fn update(&mut self, owner: &Owner, current: Option<WorldEntry>) {
         self.entries.remove(&owner.uid);
         if self.uid_of(&owner.name) == Some(&owner.uid) {
@@ -127,7 +131,7 @@ impl LoadBalancerIndex {
         by_ip
     }
 
-    /// UID of the LoadBalancer with this name, for an entry `ip: name` without UID.
+    /// UID of the LoadBalancer with this name, for a ledger's entry `ip: name` without UID.
     fn uid_of(&self, name: &str) -> Option<&str> {
         self.uids.get(name).map(String::as_str)
     }
@@ -151,7 +155,8 @@ impl LoadBalancerIndex {
 }
 
 impl PoolAllocator {
-    /// Reads a pool in. Entries in memory that nothing contradicts stay.
+    /// Reads a stored pool into the book. The rules of the module decide which owners in memory
+    /// stay.
     pub fn merge(&mut self, seen: &PoolSeen, world: &LoadBalancerIndex) -> Vec<LedgerRepair> {
         let mut repairs = Vec::new();
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
@@ -239,8 +244,8 @@ impl PoolAllocator {
         repairs
     }
 
-    /// LoadBalancers whose publication would overrule a ledger, and those that have the name of an
-    /// owner that is not known.
+    /// LoadBalancers whose publication would overrule a ledger, and LoadBalancers with the name of
+    /// a recorded owner whose UID is unknown.
     pub fn disputes(&self, seen: &PoolSeen, world: &LoadBalancerIndex) -> Vec<Owner> {
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
         let stored = read_claims(&seen.status, memory, world, &mut Vec::new());
@@ -265,8 +270,9 @@ impl PoolAllocator {
         disputes
     }
 
-    /// Claims whose owner is not in the world. The caller asks the API server about each before it
-    /// releases the claim: the world may be older than the claim.
+    /// Claims whose owner is not in `world`, and claims without UID that are a second address
+    /// ([`Self::is_second`]). Before the caller releases a claim, it asks the API server about the
+    /// owner: `world` may be older than the claim.
     pub fn orphans(&self, world: &LoadBalancerIndex) -> Vec<(Claim, Owner)> {
         self.pools
             .iter()
@@ -282,8 +288,8 @@ impl PoolAllocator {
             .collect()
     }
 
-    /// Whether an entry without UID names a LoadBalancer (with the given UID) that holds another
-    /// address of the pool.
+    /// Whether a claim's owner has no UID, and the LoadBalancer of that name, with the given UID,
+    /// holds another address of the pool.
     pub fn is_second(&self, claim: &Claim, owner: &Owner, uid: Option<&str>) -> bool {
         let other = |c: &Claim| c.pool == claim.pool && c.ip != claim.ip;
         owner.uid.is_empty() && uid.is_some_and(|uid| self.claims_of(uid).iter().any(other))
@@ -313,13 +319,13 @@ fn read_claims(
         });
         let remembered = remembered.map(|owner| owner.uid.as_str());
         let recorded = status.allocated_owners.get(text).map(String::as_str);
-        // One name is one object. If the name has another UID now, the object was created again,
-        // and restored with its pool or before it.
+        // A name belongs to one object. If the name has another UID now, the object was created
+        // again by a restore, together with its pool or before it. The recorded UID is then stale.
         let recorded = recorded.filter(|uid| {
             named.is_none() || remembered == Some(*uid) || world.entries.contains_key(*uid)
         });
         let uid = recorded.or(remembered).or(named).unwrap_or_default();
-        // A UID never changes its name: an entry with another name was edited.
+        // The name of a UID never changes: an entry with another name was edited.
         let known = world.entries.get(uid).map(|e| &e.owner);
         let known = known.or_else(|| memory.and_then(|m| m.owner_of(ip)));
         let known = known.filter(|owner| !uid.is_empty() && owner.uid == uid).cloned();
@@ -328,7 +334,7 @@ fn read_claims(
     claims
 }
 
-/// Ground on which an address belongs to an owner, in the order that the module describes.
+/// Reason why an address belongs to an owner; the strongest reason comes first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RestoreRank {
     Agreed,

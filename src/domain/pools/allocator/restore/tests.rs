@@ -1,4 +1,4 @@
-//! Results of merging a stored pool with the world and with memory.
+//! Results of merging a stored pool with the LoadBalancers that exist, and with memory.
 
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ fn world(entries: &[(usize, Option<usize>)]) -> LoadBalancerIndex {
     LoadBalancerIndex::new(entries.iter().map(|(n, last)| entry(*n, *last)))
 }
 
-/// Pool `a`, `10.0.0.10` to `.19`, that stores `(last, name, uid)`.
+/// Pool `a`, `10.0.0.10` to `.19`, whose stored ledger has these claims: address, name, UID.
 fn storing(claims: &[(&str, &str, &str)]) -> PoolSeen {
     let mut pool = seen("a", "10.0.0", 10);
     for (ip, name, uid) in claims {
@@ -51,7 +51,7 @@ fn a_wiped_ledger_is_rebuilt_from_what_is_published_before_any_new_claim() {
     assert_eq!(repairs, [restored(1, "10.0.0.10"), restored(2, "10.0.0.14")]);
     let ClaimResult::Held { claim, .. } = book.claim(&lb(3)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.11"));
-    // And from memory, for LoadBalancers that have not published yet.
+    // Claims of LoadBalancers that have not published yet are rebuilt from memory.
     book.merge(&seen("a", "10.0.0", 10), &world(&[(1, Some(10)), (2, Some(14)), (3, None)]));
     let rows = [row(10, "ns/lb1", "u1"), row(11, "ns/lb3", "u3"), row(14, "ns/lb2", "u2")];
     assert_eq!(ledger(&book), rows);
@@ -78,7 +78,7 @@ fn what_is_published_goes_before_what_is_stored_and_that_before_memory() {
     assert_eq!(claim, at("a", "10.0.0.13"), "the loser gets another");
 }
 
-/// The published one of two entries for one owner stays, else the stored one.
+/// The published one of an owner's two addresses stays, or else the one in the stored ledger.
 #[test]
 fn an_owner_keeps_one_address_of_a_pool() {
     let twice = storing(&[("10.0.0.12", "ns/lb1", "u1"), ("10.0.0.15", "ns/lb1", "u1")]);
@@ -98,12 +98,12 @@ fn an_entry_without_uid_adopts_that_of_the_load_balancer_of_its_name() {
     assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1"), row(13, "ns/gone", "")]);
     let ClaimResult::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.12"));
-    // The UID comes from memory, even if the world does not contain the LoadBalancer.
+    // The UID comes from memory, even if the view does not contain the LoadBalancer.
     book.merge(&old_style, &LoadBalancerIndex::default());
     assert_eq!(ledger(&book)[0], row(12, "ns/lb1", "u1"));
 }
 
-/// The entry may also be read before the LoadBalancer is observed.
+/// The ledger's entry may be read before the LoadBalancer is in the view.
 #[test]
 fn an_entry_without_uid_adopts_it_later_too() {
     let old_style = storing(&[("10.0.0.12", "ns/lb1", "")]);
@@ -112,13 +112,12 @@ fn an_entry_without_uid_adopts_it_later_too() {
     book.merge(&old_style, &world(&[(1, None)]));
     assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
-    // Or the LoadBalancer is never observed, and asks for an address.
+    // The LoadBalancer may also ask for an address without ever being in the view.
     let mut book = PoolAllocator::default();
     book.merge(&old_style, &LoadBalancerIndex::default());
     book.claim(&lb(1));
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
-    // A LoadBalancer that got another address before is not moved: that address may be in use by
-    // now.
+    // A LoadBalancer that got another address before retains it: the address may be in use by now.
     let mut book = PoolAllocator::default();
     book.merge(&storing(&[]), &LoadBalancerIndex::default());
     book.claim(&lb(1));
@@ -140,7 +139,7 @@ fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
     let ClaimResult::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.12"));
-    // Whether it is the same object is read from the API server first.
+    // Before the merge, the API server is asked whether lb1 is the recorded object.
     assert_eq!(PoolAllocator::default().disputes(&pool, &all), [owner(1)]);
     let gone = Owner { name: "ns/gone".into(), uid: String::new() };
     let orphans = [(at("a", "10.0.0.13"), gone)];
@@ -152,8 +151,8 @@ fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
     assert_eq!(book.pools()["a"].ledger.available(), 7);
 }
 
-/// The stored ledger decides, else memory, else age. The loser is reported, and gets another
-/// address.
+/// The stored ledger decides which LoadBalancer keeps the address, else memory, else age. The loser
+/// is reported, and gets another address.
 #[test]
 fn of_two_that_publish_one_address_one_keeps_it() {
     let both = world(&[(1, Some(12)), (2, Some(12))]);
@@ -180,8 +179,8 @@ fn of_two_that_publish_one_address_one_keeps_it() {
     }
 }
 
-/// The view of LoadBalancers may be older than the ledger: it does not overrule an entry that both
-/// ledgers agree on, and where they disagree the publisher is read again.
+/// The view of LoadBalancers may be older than the ledger. It does not overrule an entry on which
+/// the stored ledger and memory agree. Where they disagree, the publisher is read again.
 #[test]
 fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     let late = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
@@ -199,7 +198,7 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     assert_eq!(repairs, [double, LedgerRepair::Restored(at("a", "10.0.0.15"), owner(5))]);
     assert_eq!(book.claims_of("u2"), [at("a", "10.0.0.12")]);
     assert_eq!(book.claims_of("other"), [at("a", "10.0.0.13")]);
-    // Created again under its name, the LoadBalancer is found by the name.
+    // A LoadBalancer that was created again is found by its name.
     current.update(
         &owner(4),
         Some(WorldEntry { owner: Owner { uid: "new".into(), ..owner(4) }, ..entry(4, None) }),
@@ -207,11 +206,11 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     assert!(!current.knows(&owner(4)) && current.uid_of("ns/lb4") == Some("new"));
 }
 
-/// A claim that no ledger names was released already.
+/// The claim was released already if no ledger records it.
 #[test]
 fn a_publisher_that_is_being_deleted_counts_only_if_a_ledger_names_it() {
     let deleting = |n, last| WorldEntry { deleting: true, ..entry(n, last) };
-    // The address of the third is outside the ranges that are left: it is in use all the same.
+    // The third LoadBalancer's address is outside the pool's ranges, but it is in use.
     let all =
         LoadBalancerIndex::new([deleting(1, Some(11)), deleting(2, Some(12)), entry(3, Some(99))]);
     let mut book = PoolAllocator::default();
@@ -249,7 +248,7 @@ fn a_faulty_or_shrunk_pool_keeps_its_claims_and_heals() {
     assert_eq!(book.pools()["a"].ledger.available(), 9);
 }
 
-/// A pool that admits no LoadBalancer any more serves no new one, and takes no address away.
+/// A pool that no longer admits the LoadBalancers gives them no new address, and takes none away.
 #[test]
 fn a_selector_that_changes_ends_no_claim() {
     let mut book = PoolAllocator::default();
@@ -259,7 +258,7 @@ fn a_selector_that_changes_ends_no_claim() {
     assert!(matches!(book.claim(&lb(2)), ClaimResult::Waiting(NoAddressReason::NoMatch { .. })));
 }
 
-/// The order also stays when another client writes the pool.
+/// The order of releases also stays when another client writes the pool.
 #[test]
 fn history_forgets_the_oldest_release_first_after_a_merge_too() {
     let mut pool = seen("a", "10.0.0", 1);
@@ -272,7 +271,7 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
             ClaimResult::Waiting(_) => None,
         })
         .collect();
-    // The highest addresses first, so that these are the oldest releases.
+    // The highest addresses are released first: these are the oldest releases.
     for n in (1..=HISTORY_LENGTH).rev() {
         book.release(&owner(n).uid);
     }
@@ -287,8 +286,8 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
-    /// A status that this process wrote brings it nothing new, and gives the next process
-    /// everything.
+    /// A process learns nothing new from its own status, and the next process learns everything
+    /// from it.
     #[test]
     fn reading_ones_own_status_back_changes_nothing(
         steps in prop::collection::vec((0_usize..8, any::<bool>()), 0..30),
@@ -310,7 +309,7 @@ proptest! {
                 exist.remove(&n);
             }
         }
-        // Every other LoadBalancer has published.
+        // LoadBalancers with even numbers have published.
         let world = LoadBalancerIndex::new(exist.into_iter().map(|(n, claim)| WorldEntry {
             published: Some(claim).filter(|_| n % 2 == 0),
             ..entry(n, None)
@@ -345,7 +344,7 @@ fn one_that_is_being_deleted_takes_nothing_back_from_another() {
     let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world());
     assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
-    // Named by the ledger, it retains its claim until the claim is released.
+    // If the ledger names the LoadBalancer, it retains its claim until the claim is released.
     let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world());
     assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);

@@ -10,7 +10,7 @@ pub(super) fn owner(n: usize) -> Owner {
     Owner { name: format!("ns/lb{n}"), uid: format!("u{n}") }
 }
 
-/// A LoadBalancer in namespace `ns`; a lower number is an older one.
+/// A LoadBalancer in namespace `ns`; a lower number means an older LoadBalancer.
 pub(super) fn lb(n: usize) -> LbFacts {
     LbFacts {
         owner: owner(n),
@@ -22,7 +22,7 @@ pub(super) fn lb(n: usize) -> LbFacts {
     }
 }
 
-/// A world in which all these LoadBalancers exist, and publish nothing.
+/// Index of LoadBalancers 0 to 9: all exist, and none publishes an address.
 pub(super) fn everybody() -> LoadBalancerIndex {
     LoadBalancerIndex::new((0..10).map(|n| WorldEntry {
         owner: owner(n),
@@ -63,7 +63,7 @@ pub(super) fn seen(name: &str, net: &str, size: usize) -> PoolSeen {
 
 pub(super) fn for_namespace(mut seen: PoolSeen, namespace: &str) -> PoolSeen {
     let scope = api::Scope { namespace: Some(namespace.into()), ..api::Scope::default() };
-    // Earlier in the alphabet means earlier in choice.
+    // A pool whose name comes earlier in the alphabet is chosen earlier.
     let letters = seen.name.bytes().chain([0; 2]).take(2);
     let priority = Some(letters.fold(0, |sum, letter| sum * 256 + 255 - i64::from(letter)));
     seen.spec.selector =
@@ -188,7 +188,8 @@ fn the_next_candidate_serves_when_the_first_is_full_or_idle() {
     assert_eq!(answer(&book.claim(&lb(1))), held("b 10.0.1.10"));
 }
 
-/// Each event makes room for exactly one of two waiters, who asked in the wrong order.
+/// Each event makes room for exactly one of three waiters. The waiter to be served first asked
+/// last.
 #[test]
 fn the_oldest_waiter_is_served_whatever_made_the_room() {
     let events: [fn(&mut PoolAllocator); 5] = [
@@ -202,7 +203,7 @@ fn the_oldest_waiter_is_served_whatever_made_the_room() {
         let closed = for_namespace(seen("b", "10.0.1", 1), "other");
         let mut book = book(&[seen("a", "10.0.0", 1), closed]);
         book.claim(&lb(0));
-        // As old as the third: the name decides.
+        // This LoadBalancer is as old as lb3: the name decides.
         let second = LbFacts { created: 3, ..lb(2) };
         for facts in [&lb(3), &lb(4), &second] {
             book.claim(facts);
@@ -226,7 +227,7 @@ fn a_waiter_is_notified_when_the_reason_changes() {
     assert!(book.serve_waiters().is_empty());
 }
 
-/// First the new address, then its publication, and only then the old one is free.
+/// The new address is claimed first, then published, and only then the old address is free.
 #[test]
 fn a_switch_of_pools_never_leaves_a_moment_without_an_address() {
     let mut book = two(1, 1);
@@ -292,8 +293,8 @@ fn a_namesake_inherits_and_the_release_of_the_earlier_one_frees_nothing() {
     assert!(!book.release_claim(&at("a", "10.0.0.10"), &owner(1)));
     assert_eq!(book.claims_of("new"), [at("a", "10.0.0.10")]);
     assert!(!book.needs_fresh(&LbFacts { fresh: false, ..reborn.clone() }));
-    // Deleted, and created again under the same name: it gets its old address, though others come
-    // first.
+    // A LoadBalancer that is deleted and created again under its name gets its old address, though
+    // another LoadBalancer asks first.
     book.release("new");
     book.claim(&lb(2));
     book.release("u2");
@@ -327,7 +328,7 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
     book.merge(&seen("a", "10.0.0", 1), &everybody());
     assert_eq!(book.serve_waiters(), [facts.owner.clone()]);
     assert_eq!(answer(&book.claim(&facts)), held("a 10.0.0.10"));
-    // Its owner may still ask for another pool, and moves when that has room.
+    // Its owner may still ask for another pool, and moves when that pool has room.
     book.remove_pool("a");
     book.claim(&lb(2));
     facts.named_pool = Some("b".into());
@@ -337,7 +338,8 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
     assert_eq!(answer(&book.claim(&facts)), held("b 10.0.1.10"));
 }
 
-/// The same holds after a request for another pool that was taken back, or that cannot be met.
+/// An address whose pool is gone also stays after a request for another pool that was taken back or
+/// cannot be met.
 #[test]
 fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_pool() {
     let kept = (Some("a 10.0.0.10".to_owned()), Some("IPPoolNotFound"));

@@ -1,8 +1,8 @@
 //! Attacks of a tenant that writes the status of its LoadBalancer while admission does not protect
 //! it.
 //!
-//! Pool `a` has `10.0.0.10` to `.12` and is the victim's, pool `own` `10.0.1.10` and `.11` and is
-//! the attacker's. The victim is lb1, the attacker lb9.
+//! Pool `a` has `10.0.0.10` to `.12` and belongs to the victim. Pool `own` has `10.0.1.10` and
+//! `.11` and belongs to the attacker. The victim is lb1, the attacker lb9.
 
 use super::super::{LoadBalancerIndex, PoolSeen, WorldEntry};
 use super::*;
@@ -72,7 +72,7 @@ fn while_the_ledger_is_in_memory_a_lie_gains_nothing() {
             ("ghost", "10.0.0.12"),
             ("ghost", "10.0.0.1"),
         ] {
-            // As a new LoadBalancer, and as one with an address.
+            // The attacker is a new LoadBalancer, or has an address already.
             for has_one in [false, true] {
                 let (mut book, victim) = with_victim(publishes);
                 if has_one {
@@ -90,7 +90,7 @@ fn while_the_ledger_is_in_memory_a_lie_gains_nothing() {
     }
 }
 
-/// The same pool serves both, so that its scope refuses neither.
+/// One pool serves both LoadBalancers, so its scope refuses neither of them.
 #[test]
 fn a_neighbour_of_the_same_pool_gains_nothing_either() {
     for pool in ["a", "ghost"] {

@@ -1,8 +1,9 @@
-//! LoadBalancers without the address that they ask for, and when each is tried again.
+//! Waiters: LoadBalancers that do not have the address that they ask for. The module decides when
+//! each is tried again.
 //!
-//! Invariants: waiters are served oldest first; a waiter is tried again only when a pool changed
-//! that may serve it or that its reason names, so that a change by one tenant does not search all
-//! pools for each waiter.
+//! Invariants: waiters are served oldest first. A waiter is tried again only when a pool has
+//! changed that may serve it, or that the reason for its wait names. So a change by one tenant does
+//! not cause a search of all pools for each waiter.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,12 +24,12 @@ pub(super) struct WaiterChanges {
 }
 
 impl WaiterChanges {
-    /// Marks every waiter for another try.
+    /// Marks all waiters to be tried again.
     pub(super) fn everything(&mut self) {
         self.everything = true;
     }
 
-    /// Marks the waiters that the pool may serve for another try.
+    /// Marks the pool as changed. The waiters that it may serve are then tried again.
     pub(super) fn pool(&mut self, name: &str) {
         if !self.pools.contains(name) {
             self.pools.insert(name.to_owned());
@@ -41,8 +42,8 @@ impl WaiterChanges {
 }
 
 impl PoolAllocator {
-    /// Tries the waiters again that a change may serve, oldest first. Returns those whose answer
-    /// changed.
+    /// Tries waiters again, oldest first, if a change may alter their answer. Returns the waiters
+    /// whose answer changed.
     pub fn serve_waiters(&mut self) -> Vec<Owner> {
         self.judge();
         let stirred = std::mem::take(&mut self.stirred);
@@ -71,9 +72,9 @@ impl PoolAllocator {
         changed
     }
 
-    /// Whether another answer is possible now.
+    /// Whether the waiter may get another answer after the changes.
     fn may_change(&self, facts: &LbFacts, wait: &NoAddressReason, stirred: &WaiterChanges) -> bool {
-        // A published address is compared with all pools.
+        // The answer for a published address depends on all pools.
         stirred.everything
             || facts.published.is_some()
             || stirred.waiters.contains(&facts.owner.uid)
@@ -83,7 +84,8 @@ impl PoolAllocator {
             })
     }
 
-    /// Marks the pools with the address in their ranges: it may be free there from now on.
+    /// Marks the pools whose ranges contain the address as changed: the address may be free there
+    /// from now on.
     pub(super) fn stir_at(&mut self, ip: IpAddr) {
         for (name, pool) in &self.pools {
             if pool.ledger.ranges().find(ip).is_some() {
@@ -92,7 +94,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Waiting LoadBalancers, each with its reason.
+    /// Waiting LoadBalancers, each with the reason for its wait.
     pub fn waiting(&self) -> impl Iterator<Item = (&LbFacts, &NoAddressReason)> {
         self.waiters.values().map(|(facts, wait)| (facts, wait))
     }
@@ -101,11 +103,11 @@ impl PoolAllocator {
         self.stop_waiting(&facts.owner.uid);
         let age = (facts.created, facts.owner.clone());
         self.ages.insert(facts.owner.uid.clone(), age.clone());
-        // The facts are stale by the time that the waiter is served.
+        // The facts will be stale when the waiter is served.
         self.waiters.insert(age, (LbFacts { fresh: false, ..facts.clone() }, wait));
     }
 
-    /// Updates a waiter's request and the segments of its networks.
+    /// Updates a waiter's request and the segment of its network.
     pub(super) fn update_waiter(&mut self, facts: &LbFacts) {
         let age = self.ages.get(&facts.owner.uid);
         let Some((known, _)) = age.and_then(|age| self.waiters.get_mut(age)) else { return };

@@ -1,4 +1,5 @@
-//! Packing of endpoints, case by case; `model` does it at random and checks every write.
+//! Packing of endpoints, case by case. The module `model` tests random cases and checks every
+//! write.
 
 mod model;
 
@@ -122,7 +123,8 @@ fn a_thousand_and_one_endpoints_make_eleven_slices() {
     assert_eq!(store.names(), expected);
 }
 
-/// Slices are sorted by number: the tenth is not the second.
+/// Slices are filled in the order of their numbers, not of their names: the second before the
+/// tenth.
 #[test]
 fn new_endpoints_go_where_there_is_room_first_slice_first() {
     let mut store = filled(1_001);
@@ -168,13 +170,14 @@ fn the_sink_is_there_while_no_vm_serves_and_only_then() {
         assert_eq!(sinks(&store), expected, "{desired:?}");
         assert_eq!(writes.len(), 1, "in the same write: {writes:?}");
         assert_eq!(store.slices[0].endpoints.len(), desired.len() + expected);
-        // With the sink no listener's port leads anywhere: its address may be a node's.
+        // A slice with the sink has none of the VMs' ports: the sink's address may be a node's.
         let port = if expected == 0 { 8080 } else { SINK_PORT };
         assert_eq!(store.slices[0].ports, [EndpointPort { port, ..ports()[0].clone() }]);
     }
 }
 
-/// Unanswered traffic is better than traffic to the node itself, until the last write.
+/// The sink stays until the last write: unanswered traffic is better than traffic to the node
+/// itself.
 #[test]
 fn of_several_writes_the_one_that_takes_the_sink_away_is_the_last() {
     let mut store = filled(201);
@@ -199,8 +202,8 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
     );
 }
 
-/// Addresses that no host has, while no node is known: RFC 5737 and RFC 6666. The UID is the Go
-/// controller's.
+/// The sink has an address that no host has, while no node is known: RFC 5737 and RFC 6666. The
+/// sink's UID is the Go controller's.
 #[test]
 fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
     let (v4, v6) = (sink(WEB, AddressFamily::V4, None), sink(WEB, AddressFamily::V6, None));
@@ -227,8 +230,8 @@ fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
     assert_eq!(sink(WEB, AddressFamily::V4, Some(&v6_only)), sink(WEB, AddressFamily::V4, None));
 }
 
-/// The Go controller's slice: no label for its manager, a dummy at an address that may be a pod's,
-/// all VMs in one slice, not sorted.
+/// The Go controller's slice has no label for its manager, a dummy endpoint at an address that may
+/// be a pod's, and all VMs, not sorted.
 #[test]
 fn a_slice_of_the_go_controller_is_adopted_in_place() {
     let dummy = VmEndpoint {
@@ -252,7 +255,7 @@ fn a_slice_of_the_go_controller_is_adopted_in_place() {
     assert_eq!(store.slices[0].endpoints, [ready(1), ready(2)]);
     assert!(store.slices[0].sound);
 
-    // More VMs than fit into one slice here: the new ones are moved, the rest stays.
+    // More VMs than this operator puts into one slice: the last thirty are moved, the rest stays.
     let many: Vec<VmEndpoint> = (0..130).map(ready).collect();
     let mut store = Store::new(vec![stored(many.clone())]);
     let writes = store.settle(AddressFamily::V4, &many);
@@ -286,7 +289,7 @@ fn ports_and_whatever_is_not_sound_are_put_right() {
     }
 }
 
-/// Slices of a type that this operator does not write, or left from before a change of family.
+/// Slices of an address type that this operator does not write, or of the family before a change.
 #[test]
 fn slices_of_another_family_go_after_those_of_this_one_came() {
     let old = filled(101);
@@ -307,17 +310,17 @@ fn slices_of_another_family_go_after_those_of_this_one_came() {
     let writes = store.settle(AddressFamily::V4, &[ready(100)]);
     assert_eq!(written(&writes), [("delete", "web"), ("update", "web.ipv4-2")]);
 
-    // The name of a deleted slice is not free before it is gone.
+    // The name of a deleted slice is not free before the slice is gone.
     let mut store = Store::new(old.slices[..1].to_vec());
     store.slices[0].family = Some(AddressFamily::V6);
     let expected = [("create", "web.ipv4-2"), ("delete", "web"), ("update", "web.ipv4-2")];
     assert_eq!(written(&store.settle(AddressFamily::V4, &[ready(1)])), expected);
 }
 
-/// kube-vip up to 1.2.3 takes the last event about any slice for all of them.
+/// kube-vip up to 1.2.3 takes the last event about any slice for the state of all slices.
 #[test]
 fn a_deletion_is_never_the_last_word() {
-    // The only VM of the second slice goes, and one of the first begins to serve.
+    // The only VM of the second slice goes, and a VM of the first slice begins to serve.
     let mixed = |first: fn(usize) -> VmEndpoint| {
         let mut store = filled(101);
         store.slices[0].endpoints =

@@ -5,12 +5,12 @@ use proptest::prelude::*;
 use super::super::*;
 use super::{Store, WEB, ports, ready};
 
-/// Counts at which slices begin and end, and some in between.
+/// Numbers of VMs: some at which slices begin and end, and some in between.
 const COUNTS: [usize; 9] = [0, 1, 2, 5, 99, 100, 101, 200, 250];
 /// Number of possible VMs.
 const ALL: usize = 260;
 
-/// State of a VM: none, or an endpoint that may serve and may terminate.
+/// State of a VM: no endpoint, or an endpoint, with whether it serves and whether it terminates.
 fn state() -> impl Strategy<Value = Option<(bool, bool)>> {
     prop::sample::select(vec![
         None,
@@ -49,7 +49,7 @@ fn endpoints(vms: &[Option<(bool, bool)>], family: AddressFamily) -> Vec<VmEndpo
     vms.iter().enumerate().filter_map(each).collect()
 }
 
-/// Slices as several writers, versions and families may have left them, with VMs that are in two.
+/// Slices that several writers, versions and families may have left. A VM may be in two of them.
 fn stored() -> impl Strategy<Value = Vec<StoredSlice>> {
     let names = vec!["web", "web.ipv4-2", "web.ipv4-10", "web.ipv6-1", "web-x7k2p"];
     let family = prop::sample::select(vec![
@@ -96,7 +96,7 @@ fn takes(slices: &[StoredSlice], family: Option<AddressFamily>) -> bool {
 
 /// Slice of each UID.
 fn places(slices: &[StoredSlice]) -> BTreeMap<&str, &str> {
-    // The first slice that has it wins.
+    // The first slice that has the UID wins.
     let all = slices.iter().rev();
     all.flat_map(|slice| slice.endpoints.iter().map(|e| (&*e.uid, slice.name.as_str()))).collect()
 }
@@ -165,7 +165,7 @@ fn check(
     found.sort_by(|a, b| a.uid.cmp(&b.uid));
     expected.sort_by(|a, b| a.uid.cmp(&b.uid));
     assert_eq!(found, expected);
-    // An endpoint stays in its slice, unless that had too many.
+    // An endpoint stays in its slice, unless that slice had too many endpoints.
     let usable: Vec<StoredSlice> =
         before.iter().filter(|slice| slice.family == Some(family)).cloned().collect();
     let (then, now) = (places(&usable), places(after));
@@ -218,7 +218,7 @@ proptest! {
             let (before, served) = (store.clone(), serves(&vms));
             vms[n] = state;
             settle(&mut store, AddressFamily::V4, &endpoints(&vms, AddressFamily::V4));
-            // The sink may be in another slice than the VM.
+            // The sink may be in a slice other than the VM's.
             let most = if served && serves(&vms) { 1 } else { 2 };
             let changed = changed(&before.slices, &store.slices);
             prop_assert!(changed <= most, "{} slices for VM {}", changed, n);

@@ -1,5 +1,5 @@
-//! The rules for endpoints and their state, against every combination of actions of KubeVirt, the
-//! health check and a user.
+//! Rules for endpoints and their state, tested with every combination of actions of KubeVirt, of
+//! the health check and of a user.
 
 use std::collections::BTreeMap;
 
@@ -29,9 +29,10 @@ const COLUMNS: [(&str, &[&str]); 6] = [
     ("VM", &["stays", "deleted", "paused", "paused+deleted"]),
     // The VM's `Ready` condition. `False` and `Unknown` have reasons other than `PodTerminating`.
     ("Ready", &["True", "False", "Unknown", "PodTerminating", "absent"]),
-    // The VM's pods on its node n1, except `elsewhere`, which is on n3. `leaving` is ready and
-    // being deleted, `stopping` no longer ready. `finished` still reports ready. `newer`:
-    // there are two pods, and the newer one is ready or not.
+    // The VM's pods on its node n1, except `elsewhere`, which is on n3. `leaving` is being deleted
+    // and ready; `stopping` is being deleted and no longer ready. `finished` has ended and still
+    // reports ready. `newer-ready`, `newer-unready`: there are two pods, and the name says whether
+    // the newer pod is ready.
     (
         "pods",
         &[
@@ -46,14 +47,16 @@ const COLUMNS: [(&str, &[&str]); 6] = [
             "newer-unready",
         ],
     ),
-    // A live migration to n2, whose pod is the newest of all: waiting for a node; ready before the
-    // guest has moved; ready, and the guest has moved; finished; being deleted.
+    // A live migration to n2, whose pod is the newest of all. `pending`: the pod waits for a node;
+    // `running`: it is ready, but the guest has not moved; `moved`: it is ready, and the guest has
+    // moved; `failed`: it has ended; `aborted`: it is being deleted.
     ("migration", &["none", "pending", "running", "moved", "failed", "aborted"]),
     // The health check's verdict; `unchecked` if there is no check.
     ("health", &["unchecked", "healthy", "unhealthy"]),
 ];
 
-/// The rules. A cell lists values; `*` is any value, `!` any but these. The endpoint is
+/// The rules. A cell lists values; `*` is any value, and `!` any value that is not listed after it.
+/// The endpoint is
 ///
 /// * `absent`: not in the slices,
 /// * `ready`: it serves and does not terminate,

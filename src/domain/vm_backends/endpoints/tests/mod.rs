@@ -38,7 +38,7 @@ fn pod() -> VmPod {
     VmPod { uid, vm, node, ready: true, addresses, ..VmPod::default() }
 }
 
-/// Any address that is not listed may be a VM's.
+/// Node n1 has each listed address. Any other address may be a VM's.
 fn reserved(foreign: &[&str], address: IpAddr) -> Option<Reserved> {
     foreign.iter().any(|text| ip(text) == address).then(|| Reserved::Node("n1".into()))
 }
@@ -86,7 +86,8 @@ fn an_endpoint_says_who_and_where_it_is() {
     assert_eq!((endpoint, last_known), (expected, false));
 }
 
-/// The network that the LoadBalancer names decides; without one, the first address that fits.
+/// The address is on the network that the LoadBalancer names. If it names none, the first address
+/// of the family counts.
 #[test]
 fn the_address_is_on_the_network_that_is_named() {
     let vm =
@@ -105,8 +106,9 @@ fn the_address_is_on_the_network_that_is_named() {
     }
 }
 
-/// A guest cluster's VM announces addresses itself, and some guests report every address that
-/// they ever observed: traffic must not loop, nor reach a node.
+/// Addresses of nodes and of the LoadBalancer do not count as a VM's: traffic to them would loop,
+/// or reach a node. A VM of a guest cluster announces addresses itself, and some guests report
+/// every address that they ever observed.
 #[test]
 fn addresses_of_nodes_and_of_the_load_balancer_are_no_vms() {
     let two = vm(&[("a/b", &["10.0.0.1", "10.0.0.99", "10.0.0.5"])]);
@@ -130,7 +132,7 @@ fn a_vm_that_may_have_none_of_its_addresses_is_refused_with_the_first() {
     let liar = vm(&[("", &["10.53.0.1", "10.52.0.8"])]);
     let first = Some(("10.53.0.1".to_owned(), AddressFault::NotOfPod));
     assert_eq!(refused(&liar, &[pod()]), first);
-    // While no address of its pods is known, it is not refused.
+    // While no address of the VM's pods is known, the VM is not refused.
     for pods in [vec![], vec![VmPod { addresses: Box::default(), ..pod() }]] {
         assert_eq!(refused(&liar, &pods), None);
     }
@@ -170,7 +172,7 @@ fn a_silent_agents_vm_keeps_its_address_while_its_pod_is_ready() {
 fn a_last_known_address_is_of_the_family_and_not_of_another_network() {
     let v6 = WantedAddresses { network: "", family: AddressFamily::V6 };
     assert_eq!(found(&vm(&[]), &[pod()], &v6, Some("10.0.0.5"), &[]), None);
-    // The LoadBalancer names another network than before.
+    // The LoadBalancer names a network other than before.
     let named = WantedAddresses { network: "a/two", family: AddressFamily::V4 };
     let speaks = vm(&[("a/one", &["10.0.0.5"]), ("a/two", &[])]);
     assert_eq!(found(&speaks, &[pod()], &named, Some("10.0.0.5"), &[]), None);

@@ -1,12 +1,12 @@
-//! Decision whether failures are the backends' or the prober's.
+//! Decision whether failures of probes are the fault of the backends or of the prober.
 //!
 //! A prober that loses its own path to the VMs observes that most of them fail at once. So failures
-//! are doubted when one moment explains most of them: each of those targets passed before it, and
-//! has only failed since. Doubted targets stay endpoints: if the VMs are well, that protects their
-//! users, and if they are not, it costs only what their users have lost anyway.
+//! are doubted when one moment explains most of them: each of those targets passed before that
+//! moment, and has only failed since. Doubted targets stay endpoints. If their VMs are well, that
+//! protects the users; if not, the users lose only what they have lost anyway.
 //!
-//! Invariants: a target that passes after the moment is judged by itself, so a single failure
-//! counts as usual; a doubt ends with the last target that it holds.
+//! Invariants: the failures of a target that passed after the moment count as usual; a doubt ends
+//! when it holds no target any more.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -15,31 +15,31 @@ use std::time::Duration;
 use super::{BackendHealth, CheckSettings};
 
 /// Smallest number of VMs, and of load balancers, for a doubt: fewer may well share a real fault.
-/// It is the smallest number that is more than a pair.
+/// Three is the smallest number that is more than a pair.
 pub const MANY: usize = 3;
 
-/// Moments that a doubt stores at most. A fault that spreads has a few.
+/// Largest number of moments that a doubt stores. A fault that spreads causes a few.
 const MOST_MOMENTS: usize = 16;
 
-/// Probe results of a target that passes, or did before it failed.
+/// Probe results of a target that passes, or that passed before it failed.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeHistory<'a> {
     /// LoadBalancer of the target, `namespace/name`.
     pub lb: &'a str,
     /// Address of the VM.
     pub address: IpAddr,
-    /// Time of the last pass. Zero: before the first probe.
+    /// Time of the last pass. Zero: no probe of this process has passed.
     pub passed: Duration,
-    /// Time of the first failure since.
+    /// Time of the first failure after the last pass, if there was one.
     pub failing: Option<Duration>,
 }
 
-/// Finds the moment at which most VMs fell silent, if there was one between `from` and `until`:
-/// those targets passed before it and failed after it.
+/// Finds the moment between `from` and `until` at which most VMs fell silent, if there was one:
+/// their targets passed before that moment and failed after it.
 ///
-/// More than half of the VMs that answered until then, [`MANY`] at least, behind [`MANY`] load
-/// balancers at least. VMs are counted, not targets: one VM may be behind each load balancer. A VM
-/// is silent if all of its results since the moment are failures.
+/// Most means more than half of the VMs that answered until then, and at least [`MANY`] VMs, behind
+/// at least [`MANY`] load balancers. VMs are counted, not targets: one VM may be behind every load
+/// balancer. A VM is silent if all of its results since the moment are failures.
 pub fn moment<'a>(
     sights: impl Iterator<Item = ProbeHistory<'a>>,
     (from, until): (Duration, Duration),
@@ -59,7 +59,8 @@ pub fn moment<'a>(
     let (mut begins, mut ends): (Vec<_>, Vec<_>) = silent.iter().copied().unzip();
     begins.sort_unstable();
     ends.sort_unstable();
-    // VMs that fell silent together last passed before the first of their failures.
+    // VMs that fell silent together all passed last before the first of them failed, so only times
+    // of such first failures are tried.
     let explained = ends.iter().copied().filter(|at| (from..=until).contains(at)).map(|at| {
         let earlier = ends.partition_point(|end| *end < at);
         (begins.partition_point(|begin| *begin <= at) - earlier, vms.len() - earlier, at)
@@ -82,7 +83,7 @@ pub struct Doubt {
     held: usize,
     /// Number of targets that were held, and answer again.
     answered: usize,
-    /// Time since which most targets answer again.
+    /// Time since which most of these targets answer again.
     mending: Option<Duration>,
 }
 
@@ -128,8 +129,8 @@ impl Doubt {
         self.gone();
     }
 
-    /// Whether the failure of a held target is now to be believed: most of the others answer again,
-    /// and it has had the time to do so as well.
+    /// Whether the failure of a held target is now to be believed: most of the other held targets
+    /// answer again, and this target has had the time to answer as well.
     pub fn is_over_for(&self, check: &CheckSettings, now: Duration) -> bool {
         let time = check.period * check.success_threshold + check.timeout;
         self.mending.is_some_and(|since| now >= since + time)

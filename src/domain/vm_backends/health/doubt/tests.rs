@@ -38,7 +38,7 @@ fn fleet(
     numbers.map(|number| make(LBS[usize::from(number) % lbs], number)).collect()
 }
 
-/// Targets, and whether most are silent.
+/// Name of a case, its targets, and whether their failures are doubted.
 type Case = (&'static str, Vec<ProbeHistory<'static>>, bool);
 
 fn cases() -> Vec<Case> {
@@ -81,7 +81,7 @@ fn most_vms_of_many_load_balancers_at_one_moment_are_doubted_and_nothing_less() 
     for (what, sights, doubted) in cases() {
         for news in sights.iter().filter(|sight| sight.failing.is_some()) {
             let news = (news.passed, news.failing.unwrap());
-            // A VM that died long ago is not new.
+            // The death of a VM long ago is no new failure.
             if news.1 > s(5) {
                 let found = moment(sights.iter().copied(), news);
                 assert_eq!(found.is_some(), doubted, "{what}");
@@ -135,8 +135,8 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
 }
 
 proptest! {
-    /// VMs that fail, each with some seconds between its last success and the moment, and from
-    /// there to its first failure.
+    /// VMs that fail, each with the seconds from its last success to the moment, and from the
+    /// moment to its first failure.
     #[test]
     fn a_majority_is_found_whatever_the_periods_and_a_minority_never(
         failing in vec((1_u64..60, 0_u64..60), 1..20),
@@ -161,7 +161,7 @@ proptest! {
             let news = (s(1_000 - before), s(1_000 + after));
             let found = moment(sights.iter().copied(), news);
             prop_assert_eq!(found.is_some(), expected);
-            // The moment is one at which all of them were silent.
+            // At the moment that is found, all failing VMs were silent.
             let fits = |at: Duration| sights.iter().all(|sight| {
                 sight.failing.is_none_or(|since| (sight.passed..=since).contains(&at))
             });

@@ -1,34 +1,33 @@
 //! Times at which a target is probed, as offsets on one monotonic clock.
 //!
 //! Invariants: probes of a target are due on a fixed grid, `phase + k * period`, so they never
-//! drift however late one of them was. The phase depends on the target's identity alone: targets
+//! drift, however late a probe was. The phase depends on the target's identity alone: targets
 //! spread evenly over the period, and are not moved when others are added or removed.
 
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
-/// Time within which targets without a verdict are first probed, so not all at once.
+/// Time over which the first probes of targets without a verdict are spread.
 const FIRST_WITHIN: Duration = Duration::from_millis(200);
 
-/// A target's position within the period, whatever the period is.
+/// Position of a target within its period, as a fraction of the period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProbePhase(u64);
 
 impl ProbePhase {
-    /// Phase of an identity. The boundaries of the parts count: `ab`, `c` is not
-    /// `a`, `bc`.
+    /// Phase of an identity. The boundaries of the parts count: `ab`, `c` differs from `a`, `bc`.
     pub fn of(identity: &[&str]) -> Self {
         let mut hash = Sha256::new();
         for part in identity {
             hash.update(part);
-            // 0xff occurs in no UTF-8 text, so it separates.
+            // 0xff occurs in no UTF-8 text, so it separates the parts.
             hash.update([0xff]);
         }
         Self(hash.finalize().first_chunk().copied().map_or(0, u64::from_be_bytes))
     }
 
-    /// The phase as a time: at least zero, less than `span` (zero if that is zero).
+    /// Phase as a time: at least zero and less than `span`, or zero if `span` is zero.
     pub fn within(self, span: Duration) -> Duration {
         let nanos = (u128::from(self.0) * span.as_nanos()) >> 64;
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -48,8 +47,8 @@ pub fn next(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     now + period.saturating_sub(Duration::from_nanos(into))
 }
 
-/// Time of the first probe of a target without a verdict: at once, off its grid, spread
-/// over 200 ms or the period, whichever is shorter.
+/// Time of the first probe of a target without a verdict. It is not on the target's grid: the first
+/// probes start at once, spread over 200 ms or the period, whichever is shorter.
 pub fn first(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     now + phase.within(period.min(FIRST_WITHIN))
 }

@@ -1,9 +1,9 @@
-//! Question of one replica to another about targets that it does not reach, and the meaning of the
-//! answer.
+//! Question of the leader to the other replicas about targets that the leader does not reach, and
+//! the meaning of the answer.
 //!
-//! Question and answer are annotations of the Lease that all replicas read anyway: an account that
-//! may write them may lead as well. A question only names targets. Which probe each gets, and
-//! whether it is a target, comes from the cluster, not from the question.
+//! Question and answer are annotations of the Lease, which all replicas read anyway. An account
+//! that may write them could also become the leader. A question only names targets: whether each of
+//! them is a target, and by which probe, the answering replica reads from the cluster.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -12,11 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use super::ProbePhase;
 
-/// Targets in a question at most: enough to distinguish most from few, and quickly probed.
+/// Largest number of targets in a question: enough to distinguish most from few, and few enough to
+/// be probed quickly.
 pub const MOST_ASKED: usize = 32;
 /// Text about a doubt before there is an answer.
 pub const ASKED: &str = "another replica is asked whether it reaches them";
-/// Bytes of a question or an answer that are read at most: more than the largest valid one.
+/// Longest question or answer that is read, in bytes: longer than any valid question or answer.
 const LONGEST: usize = 16 * 1024;
 
 /// Replica, and the node that it runs on.
@@ -51,12 +52,12 @@ pub struct AskedTarget {
     pub address: IpAddr,
 }
 
-/// Question whether other replicas reach targets that the leader does not.
+/// Question whether other replicas reach targets that the leader does not reach.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpinionQuestion {
     /// Asking replica.
     pub by: ReplicaPlace,
-    /// Time of the question: no two questions of a replica have the same.
+    /// Time of the question: no two questions of a replica have the same time.
     pub at: String,
     /// Targets that the question is about.
     pub targets: Vec<AskedTarget>,
@@ -80,13 +81,14 @@ pub struct OpinionAnswer {
 /// Meaning of an answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opinion {
-    /// No opinion: the answer is to another question, or there is none.
+    /// No opinion: there is no answer, or it is to another question.
     None,
-    /// Most targets fail there, too, but from the same node, which may be at fault.
+    /// Half of the targets or more fail for the other replica, too. But it is on the same node as
+    /// the leader, and that node may be at fault.
     SameNode,
-    /// Most targets pass there.
+    /// Most targets pass for the other replica.
     Well,
-    /// Most targets fail there, too.
+    /// Half of the targets or more fail for the other replica, too.
     Dead,
 }
 
@@ -117,8 +119,8 @@ impl OpinionQuestion {
             }
     }
 
-    /// Answer of a replica for which so many targets passed and failed. `None`: it could probe
-    /// fewer than half of them, which is too little.
+    /// Answer of the replica `by`, for which `passed` targets passed and `failed` targets failed.
+    /// `None`: it could probe fewer than half of the targets, which are too few.
     pub fn answer(&self, by: &ReplicaPlace, passed: usize, failed: usize) -> Option<OpinionAnswer> {
         let enough = passed + failed > 0 && 2 * (passed + failed) >= self.targets.len();
         let (to, at, by) = (self.by.clone(), self.at.clone(), by.clone());
@@ -153,8 +155,8 @@ impl Opinion {
     }
 }
 
-/// Picks the targets to ask about: of different load balancers and VMs if there are such, and
-/// otherwise at random, with the text `at` as the seed.
+/// Picks the targets to ask about, all of different load balancers and VMs, at random with the text
+/// `at` as the seed.
 pub fn sample(held: impl IntoIterator<Item = AskedTarget>, at: &str) -> Vec<AskedTarget> {
     let chance = |asked: &AskedTarget| ProbePhase::of(&[at, &asked.lb, &asked.address.to_string()]);
     let mut of_lbs = BTreeMap::<String, Vec<AskedTarget>>::new();

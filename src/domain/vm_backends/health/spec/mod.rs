@@ -5,20 +5,21 @@ use std::time::Duration;
 use super::{BackendProbe, CheckSettings, ProbeRequest};
 use api::{HealthCheck, LoadBalancerSpec, WorkloadType};
 
-/// Largest threshold, in results in a row; a larger one counts as this one.
+/// Largest threshold, in results in a row; a larger threshold is reduced to it.
 pub const MOST_IN_A_ROW: u32 = 1_000;
-/// Longest period; a longer one counts as this one, because so rare a check is of no use.
+/// Longest period; a longer period is reduced to it, because so rare a check is of no use.
 pub const LONGEST_PERIOD: Duration = Duration::from_hours(1);
-/// Longest timeout; a longer one counts as this one, because each open probe holds a socket.
+/// Longest timeout; a longer timeout is reduced to it, because each open probe holds a socket.
 pub const LONGEST_TIMEOUT: Duration = Duration::from_mins(1);
-/// Expected statuses at most; more are refused, as by the schema.
+/// Largest number of expected statuses; more are refused, here and by the schema.
 pub const MOST_STATUSES: usize = 32;
-/// Longest path, in bytes; a longer one is refused, as by the schema.
+/// Longest path, in bytes; a longer path is refused, here and by the schema.
 pub const LONGEST_PATH: usize = 1024;
-/// Longest CA bundle, in bytes: some certificates. A longer one is refused, as by the schema.
+/// Longest CA bundle, in bytes: room for some certificates. A longer bundle is refused, here and by
+/// the schema.
 pub const LONGEST_BUNDLE: usize = 8 * 1024;
 
-/// Fault in the spec, by which backends cannot be probed.
+/// Fault in the spec because of which backends cannot be probed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("spec.healthCheck.{field}: {wrong}: {right}")]
 pub struct HealthSpecFault {
@@ -37,8 +38,8 @@ impl HealthSpecFault {
     }
 }
 
-/// Settings for probing the LoadBalancer's backends. `None`: they are not probed, because there is
-/// no health check, it has no port, or a guest cluster checks its own.
+/// Settings for probing the LoadBalancer's backends. `None`: the backends are not probed, because
+/// there is no health check, the check has no port, or a guest cluster checks its backends itself.
 ///
 /// Zero and unset mean 1 success, 3 failures, 5 s between probes, 3 s timeout, TCP, path `/`.
 pub fn check(spec: &LoadBalancerSpec) -> Result<Option<CheckSettings>, HealthSpecFault> {
@@ -63,8 +64,8 @@ pub fn check(spec: &LoadBalancerSpec) -> Result<Option<CheckSettings>, HealthSpe
     read(asked, port).map(Some)
 }
 
-/// Checks a health check by itself, whether or not it is used: the rules that the CRD has for
-/// v1beta1 alone, and that a health check from v1alpha1 has not passed.
+/// Checks the fields of a health check, whether or not the health check is used. The CRD has these
+/// rules for v1beta1 only, so a health check from v1alpha1 has not passed them.
 pub fn form(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let number = asked.port.unwrap_or(0);
     let port = u16::try_from(number).map_err(|_| {
@@ -184,7 +185,7 @@ fn request(asked: &HealthCheck) -> Result<ProbeRequest, HealthSpecFault> {
 }
 
 /// Whether the text is a DNS name as in certificates: labels of letters, digits and inner dashes.
-/// An address in digits and dots is one, too.
+/// An IPv4 address has this form, too.
 fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -195,7 +196,8 @@ fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// Whether there is a certificate by its outer form. Its content is checked when it is used.
+/// Whether the text contains a certificate, judged by its outer form. The content is checked when
+/// the certificate is used.
 fn has_certificate(pem: &str) -> bool {
     pem.split("-----BEGIN CERTIFICATE-----").skip(1).any(|rest| {
         rest.split_once("-----END CERTIFICATE-----").is_some_and(|(body, _)| {

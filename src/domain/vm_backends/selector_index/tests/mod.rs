@@ -1,4 +1,4 @@
-//! Selection of VMs, case by case; the model in `model` does it at random.
+//! Selection of VMs, case by case. The module `model` tests random cases.
 
 mod model;
 
@@ -195,7 +195,7 @@ fn a_pod_that_changes_hands_leaves_the_former_vm() {
     assert_eq!(members(&index, "two"), [("b".to_owned(), vec!["p2".to_owned()])]);
 }
 
-/// A selector as a user interface writes it that lists VMs by name.
+/// A selector that lists VMs by name, as a user interface writes it.
 #[test]
 fn a_thousand_values_select_a_thousand_vms() {
     const MANY: usize = 1_000;
@@ -238,7 +238,8 @@ fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
     }
 }
 
-/// No LoadBalancer is filed without a clause, so this is never called; the answer is still safe.
+/// No LoadBalancer is filed without a clause, so `matches` never gets an empty list of clauses. Its
+/// answer is safe anyway.
 #[test]
 fn no_clause_matches_nothing() {
     assert!(!matches(&[], &[1, 2]) && !matches(&[vec![]], &[1]) && !matches(&[vec![1]], &[]));
@@ -246,7 +247,8 @@ fn no_clause_matches_nothing() {
     assert!(!matches(&[vec![1], vec![0, 4]], &[1, 2]));
 }
 
-/// LoadBalancers are found when a network or an address becomes the cluster's.
+/// LoadBalancers are found by the addresses and networks of their VMs, for example when such an
+/// address becomes one of the cluster's.
 #[test]
 fn load_balancers_are_found_by_what_their_vms_report() {
     let mut index = LabelIndex::default();

@@ -1,4 +1,4 @@
-//! The index against a model that scans.
+//! Comparison of the index with a model that scans all VMs and pods.
 
 use proptest::prelude::*;
 
@@ -13,10 +13,11 @@ type Key = (usize, usize);
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Namespace, VM, labels, run and a fact that an endpoint depends on or not.
+    /// Namespace and name of the VM, its labels, its run, and a fact on which an endpoint may
+    /// depend.
     SetVm(Key, Labels, usize, Fact),
     RemoveVm(Key),
-    /// Namespace, pod, run of the pod, its VM with the VM's run, and whether it is ready.
+    /// Namespace and name of the pod, its run, its VM, the VM's run, and whether the pod is ready.
     SetPod(Key, usize, Key, usize, bool),
     RunsNoVm(Key),
     RemovePod(Key),
@@ -82,7 +83,7 @@ impl Model {
             .collect()
     }
 
-    /// LoadBalancers for which a fact changed that an endpoint depends on.
+    /// LoadBalancers with a changed fact on which an endpoint depends.
     fn differs(&self, before: &Self) -> BTreeSet<LbKey> {
         let alike = |now: &Seen, before: &Seen| {
             now.len() == before.len()
@@ -151,7 +152,7 @@ fn carry_out(step: Step, index: &mut LabelIndex, model: &mut Model) -> Vec<LbKey
             let news = model.lbs.get(&at) != Some(&selector);
             assert_eq!(index.set_lb(name(at).0, &name(at).1, &selector), news);
             model.lbs.insert(at, selector);
-            // The caller reconciles it anyway.
+            // The caller reconciles the LoadBalancer anyway.
             Vec::new()
         }
         Step::RemoveLb(at) => {

@@ -1,13 +1,13 @@
-//! A new Service, held back from kube-vip until kube-proxy has its rules.
+//! A new Service, held back from kube-vip until kube-proxy has rules for it.
 //!
 //! kube-proxy redirects an address as soon as the Service's status contains it; kube-vip first
-//! binds the address and then writes the status. In between the address is the node's own, and
-//! programs on the node answer there. So a new Service asks kube-vip to ignore it, the operator
-//! writes the address into its status, and kube-vip may announce it once every kube-proxy has had
-//! the time to follow.
+//! binds the address and then writes the status. Between these two steps the address is the node's
+//! own, and programs on the node answer at it. So a new Service has an annotation that makes
+//! kube-vip ignore the Service. The operator writes the address into the Service's status, and
+//! kube-vip may announce the address once every kube-proxy has had the time to write its rules.
 //!
-//! Invariant: an address in a status that was written from here carries [`NOT_ANNOUNCED`], and does
-//! not count as announced; kube-vip replaces it by its own.
+//! Invariant: an address that the operator writes into a status carries [`NOT_ANNOUNCED`], and does
+//! not count as announced; kube-vip replaces this entry by its own.
 
 use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Value, json};
@@ -38,7 +38,8 @@ pub enum HeldServiceStep {
     Over(Value),
 }
 
-/// Checks whether a Service is held back. `address` is the one that it asks for.
+/// Returns the next step for a Service that is held back. `None`: the Service is not held back.
+/// `address` is the address that the Service asks for.
 pub fn held(
     stored: &StoredService,
     address: &str,
@@ -46,16 +47,16 @@ pub fn held(
 ) -> Option<HeldServiceStep> {
     let until = stored.annotations.get(HELD_UNTIL)?;
     if !stored.ingress.is_empty() {
-        // An announcer announces it already.
+        // An announcer already announces the Service.
         return Some(HeldServiceStep::Over(released(stored)));
     }
     if until.is_empty() {
         return Some(HeldServiceStep::Unnamed(named(stored, address, now + HOLD)));
     }
-    // Invalid text does not hold it back.
+    // Invalid text does not hold the Service back.
     let left =
         until.parse::<DateTime<FixedOffset>>().map_or(TimeDelta::zero(), |until| until - now);
-    // A clock that was set back does not either.
+    // Nor does a time that is more than `HOLD` away: the clock was set back.
     let is_held = left > TimeDelta::zero() && left <= HOLD;
     Some(if is_held { HeldServiceStep::For(left) } else { HeldServiceStep::Over(released(stored)) })
 }

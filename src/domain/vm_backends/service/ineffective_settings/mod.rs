@@ -1,5 +1,5 @@
-//! Settings of users on a Service that do not have their documented effect where kube-vip announces
-//! it.
+//! Settings of users on a Service that do not have their documented effect if kube-vip announces
+//! the Service.
 
 use std::collections::BTreeSet;
 
@@ -9,14 +9,16 @@ use super::StoredService;
 /// Setting that does not have its documented effect, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingMisfit {
-    /// `externalTrafficPolicy` is Local, and the node that announces has no VM: the address is not
-    /// announced.
+    /// `externalTrafficPolicy` is Local, and no VM on the announcing node serves: the address is
+    /// not announced.
     NoLocalBackend(String),
-    /// `loadBalancerSourceRanges` is set: clients outside them reach the announcing node itself.
+    /// `loadBalancerSourceRanges` is set: clients outside the ranges reach the announcing node
+    /// itself.
     SourceRanges(String),
 }
 
-/// Finds such a setting. `endpoints`: the VMs behind the Service.
+/// Finds a setting that does not have its documented effect. `endpoints`: the VMs behind the
+/// Service.
 pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<SettingMisfit> {
     let bypassed = stored.source_range.is_some();
     no_local_backend(stored, endpoints)
@@ -24,12 +26,12 @@ pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<Settin
         .or_else(|| bypassed.then(|| SettingMisfit::SourceRanges(source_ranges(stored))))
 }
 
-/// Text for an address that is not announced. kube-vip 1.2 withdraws such an address if no VM on
-/// the leader's own node serves (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go), and leaves
-/// status and annotation of the Service unchanged.
+/// Text for an address that is not announced. With the policy Local, kube-vip 1.2 withdraws the
+/// address if no VM on the node of kube-vip's leader serves (`getAllEndpoints`,
+/// pkg/endpoints/endpoints_generic.go), and leaves status and annotation of the Service unchanged.
 fn no_local_backend(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<String> {
     let node = stored.announcing_node();
-    // An announcer other than kube-vip may announce it.
+    // An address without a known node: an announcer other than kube-vip may announce it.
     let is_known = node.is_some() || stored.ingress.is_empty();
     let is_local = |endpoint: &VmEndpoint| Some(&*endpoint.node) == node && endpoint.serving;
     if stored.policy != "Local" || !is_known || endpoints.iter().any(is_local) {

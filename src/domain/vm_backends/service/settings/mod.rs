@@ -1,7 +1,7 @@
 //! Settings of users on a Service, carried from a deleted Service to the one that replaces it.
 //!
-//! Invariants: fields that the operator owns are never carried; `spec.externalIPs` neither,
-//! since the text is stored in an EndpointSlice, and its authors could redirect any address by it.
+//! Invariants: fields that the operator owns are never carried, nor is `spec.externalIPs`: the
+//! settings are stored in an EndpointSlice, whose authors could redirect any address by this field.
 
 use serde_json::{Map, Value, json};
 
@@ -11,11 +11,11 @@ use super::{
 };
 use api::ANNOTATION_NETWORK;
 
-/// Annotation on an EndpointSlice with the settings of the deleted Service, until the next one
+/// Annotation on an EndpointSlice with the settings of the deleted Service, until the next Service
 /// has them.
 pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
-/// Longest text, in bytes. An API server accepts 256 KiB of annotations.
+/// Longest text of settings, in bytes. An API server accepts 256 KiB of annotations.
 const LONGEST: usize = 128 * 1024;
 /// Fields of the spec that users own.
 const FIELDS: [&str; 9] = [
@@ -29,8 +29,8 @@ const FIELDS: [&str; 9] = [
     "sessionAffinityConfig",
     "trafficDistribution",
 ];
-/// Fields of the spec that the API server assigns. The next Service gets the same values while no
-/// other has them. `ipFamilies` shows whether an address still fits.
+/// Fields of the spec that the API server assigns. The next Service gets the same values if no
+/// other Service has them by then. `ipFamilies` shows whether the cluster IPs still fit.
 const ALLOTTED: [&str; 4] = ["clusterIP", "clusterIPs", "healthCheckNodePort", "ipFamilies"];
 /// Fields of a port that users own.
 const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
@@ -48,7 +48,7 @@ pub struct CarriedSettings {
 pub fn of(service: &Value) -> CarriedSettings {
     let metadata = &service["metadata"];
     let mut annotations = object(&metadata["annotations"]);
-    // Hints that come from a network are removed with it.
+    // Hints that come from a network are not carried: the next Service may have another network.
     if annotations.contains_key(ANNOTATION_NETWORK) {
         for hint in [ANNOTATION_NETWORK, ASKED_INTERFACE, ASKED_VLAN] {
             annotations.remove(hint);
@@ -116,7 +116,7 @@ pub fn applied(mut service: Value, settings: &str) -> Value {
     service
 }
 
-/// Removes fields whose values another Service may have by now: the API server assigns new ones.
+/// Removes fields whose values another Service may have by now: the API server assigns new values.
 pub fn without_allotted(mut service: Value) -> Value {
     if let Some(spec) = service["spec"].as_object_mut() {
         for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {

@@ -89,7 +89,7 @@ fn ports_that_are_no_more_and_addresses_of_the_other_family_are_left_behind() {
     assert_eq!(made["spec"]["externalTrafficPolicy"], "Local");
 }
 
-/// Hints that come from a network are removed with it; those of a user stay, and are the only ones.
+/// Hints that come from a network are not carried. Hints of a user are, and the operator adds none.
 #[test]
 fn hints_are_carried_where_they_are_a_users() {
     let listeners = listeners();
@@ -133,7 +133,7 @@ fn settings_that_are_too_long_are_carried_without_annotations_and_nonsense_chang
     }
 }
 
-/// An author of EndpointSlices can set by them no more than users may set on a Service.
+/// An author of EndpointSlices can set no more by carried settings than users may set on a Service.
 #[test]
 fn forged_settings_do_not_touch_what_the_operator_owns() {
     let listeners = listeners();

@@ -1,4 +1,4 @@
-//! Changes that kube-vip 1.2 does not survive: the Service must be created again.
+//! Changes that kube-vip 1.2 does not handle: the Service must be created again.
 
 use super::*;
 
@@ -27,7 +27,7 @@ fn a_service_that_asks_for_another_address_goes_first() {
         let plan = plan(Some(&read(&edited)), &wanted_100);
         assert_eq!(plan, expected, "{edited}");
     }
-    // As the Go controller writes it, and in another spelling.
+    // The same address, as the Go controller writes it and in another spelling.
     let mut adopted = service.clone();
     adopted["metadata"]["annotations"] = Value::Null;
     let change = plan(Some(&read(&adopted)), &wanted_100);
@@ -39,8 +39,8 @@ fn a_service_that_asks_for_another_address_goes_first() {
     assert!(matches!(change, ServicePlan::Change(_)), "{change:?}");
 }
 
-/// kube-vip 1.2 withdraws the address for good. Without the annotation, the policy at creation is
-/// assumed to be the present one.
+/// kube-vip 1.2 withdraws the address for good after such a change. Without the annotation, the
+/// policy at creation is assumed to be the present one.
 #[test]
 fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     let listeners = listeners();
@@ -66,7 +66,8 @@ fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     assert!(!repaired(&noted, &wanted).1);
 }
 
-/// kube-vip still admits the removed port to the node itself. It never admitted one added by hand.
+/// kube-vip still admits a removed port to the node itself. It never admitted a port that was added
+/// by hand.
 #[test]
 fn a_service_that_loses_a_port_is_made_anew_and_one_that_gets_another_is_not() {
     let both = listeners();

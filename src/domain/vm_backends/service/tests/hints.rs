@@ -38,7 +38,7 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
         (&mgmt, &vlan7, &texts(&[])),
         (&vlan7, &mgmt, &by_interface),
         (&mgmt, &unknown, &texts(&[])),
-        // Removed with the network.
+        // The network is no longer named: the hints are removed.
         (&mgmt, &plain, &texts(&[])),
     ] {
         let service = made(before);
@@ -56,7 +56,7 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
     }
 }
 
-/// kube-vip 1.2.0 to 1.2.3 does not survive a VLAN that exists.
+/// kube-vip 1.2.0 to 1.2.3 panics if the VLAN interface exists.
 #[test]
 fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced() {
     let listeners = listeners();
@@ -75,7 +75,7 @@ fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced()
     }
 }
 
-/// A link of the nodes for the VLAN, by Harvester's HostNetworkConfig.
+/// The nodes' links for a VLAN come from Harvester's HostNetworkConfig.
 #[test]
 fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
     let listeners = listeners();
@@ -88,7 +88,7 @@ fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
     let hinted = texts(&[(ASKED_INTERFACE, "prod-br.7"), (ANNOTATION_NETWORK, "apps/vlan7")]);
     assert_eq!(annotations(&made(&with)), hinted);
     assert_eq!(annotations(&made(&missing)), texts(&[]));
-    // kube-vip reads the interface once.
+    // kube-vip reads the interface once, so the Service must be created again.
     let service = made(&without);
     assert_eq!(plan(Some(&read(&service)), &with), ServicePlan::Replace);
     assert_eq!(annotations(&repaired(&service, &with).0), hinted);
@@ -141,7 +141,7 @@ fn the_default_interface_is_explained_where_nodes_have_no_link() {
     ] {
         assert_eq!(said(wanted, service), expected, "{wanted:?}");
     }
-    // On the interface that a user set.
+    // A user set the interface: nothing is to be explained.
     let mut by_hand = made(&plain);
     by_hand["metadata"]["annotations"][ASKED_INTERFACE] = json!("eth7");
     assert_eq!(said(&without, Some(&by_hand)), "");

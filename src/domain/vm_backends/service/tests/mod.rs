@@ -47,7 +47,7 @@ pub(super) fn read(service: &Value) -> StoredService {
     read_service(&serde_json::from_value::<Service>(service.clone()).unwrap())
 }
 
-/// A created Service as stored.
+/// A created Service as an API server stores it.
 fn defaulted(mut service: Value) -> Value {
     service["metadata"]["uid"] = json!("svc-1");
     service["metadata"]["resourceVersion"] = json!("7");
@@ -63,7 +63,7 @@ fn defaulted(mut service: Value) -> Value {
     service
 }
 
-/// The same Service, after a user has asked for node ports.
+/// A created Service as stored, after a user has asked for node ports.
 fn accepted(service: Value) -> Value {
     let mut service = defaulted(service);
     service["spec"]["allocateLoadBalancerNodePorts"] = json!(true);
@@ -88,7 +88,7 @@ fn announced(mut service: Value, ip: &str) -> Value {
     service
 }
 
-/// The Service after one plan, and whether that wrote.
+/// The Service after one plan, and whether the plan had a write.
 fn repaired(service: &Value, wanted: &WantedService<'_>) -> (Value, bool) {
     match plan(Some(&read(service)), wanted) {
         ServicePlan::Keep => (service.clone(), false),
@@ -212,7 +212,7 @@ fn what_is_the_operators_is_put_right_with_node_ports_kept() {
     }
 }
 
-/// A patch contains only what differs.
+/// A patch contains only the fields that differ.
 #[test]
 fn a_repair_says_no_more_than_it_must() {
     let listeners = listeners();
@@ -296,7 +296,7 @@ fn a_change_of_listeners_keeps_node_ports_of_those_that_stay() {
     assert_eq!(service["spec"]["ports"], expected);
 }
 
-/// No Service may lead an address here before it is allocated to another LoadBalancer.
+/// An address must lead to no Service before it is allocated to another LoadBalancer.
 #[test]
 fn an_address_leads_here_while_it_is_announced_or_asked_for_however_it_is_spelled() {
     let service = |annotation: &str, field: &str, ingress: &[&str]| StoredService {

@@ -95,7 +95,7 @@ fn read_slice(slice: &Value) -> (String, String, endpoint_slices::StoredSlice) {
     stored::read_slice(&slice).unwrap()
 }
 
-/// A written slice is read back as it was planned, or it would be written again for ever.
+/// A written slice is read back as it was planned. Otherwise it would be written again for ever.
 #[test]
 fn a_slice_is_read_back_as_it_was_meant() {
     for family in [AddressFamily::V4, AddressFamily::V6] {
@@ -119,7 +119,8 @@ fn a_slice_is_read_back_as_it_was_meant() {
     }
 }
 
-/// The slice as the Go controller writes it, with a dummy and `ready` alone.
+/// The slice as the Go controller writes it, with a dummy endpoint, and `ready` as the only
+/// condition.
 #[test]
 fn a_patch_makes_a_go_controllers_slice_sound() {
     let mut stored = json!({

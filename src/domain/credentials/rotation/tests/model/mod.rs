@@ -1,10 +1,10 @@
 //! Model test: two leaders, a consumer and a person who edits, in random orders.
 //!
-//! Invariants after each step: the credential in the target works, and so does each one that the
-//! target held within the overlap, unless it ended by itself or a person revoked it; no credential
-//! is made without a recorded name, none is published without a test, and no foreign one is
-//! overwritten before its time. At the end, without disturbances: one credential works and no
-//! other.
+//! Invariants after each step: the credential in the target works, and so does each credential that
+//! the target held within the overlap, unless the credential ended by itself or a person revoked
+//! it; no credential is made without a recorded name, none is published without a test, and no
+//! foreign credential is overwritten before it is due. At the end, without disturbances: one
+//! credential works, and no other credential of ours exists.
 
 mod world;
 

@@ -1,4 +1,4 @@
-//! Invariants of each world, checked after each step.
+//! Invariants of the simulated cluster, checked after each step.
 
 use super::*;
 
@@ -7,7 +7,8 @@ fn name(uid: &str) -> String {
     uid.split('-').next().unwrap_or(uid).to_owned()
 }
 
-/// LoadBalancer that the step is about. `None`: a step about pools or networks.
+/// LoadBalancer that the step is about. `None`: the step is about pools, networks, a new leader, or
+/// a LoadBalancer that is gone.
 fn asks(step: &Step) -> Option<usize> {
     match *step {
         Step::Create(n, _)
@@ -22,8 +23,8 @@ fn asks(step: &Step) -> Option<usize> {
 }
 
 impl Cluster {
-    /// Plays a step and what the ledger task does about it. Checks that each confirmed answer is the
-    /// one that the book gives then.
+    /// Plays a step, and what the ledger task does after it. Checks that each confirmed answer is
+    /// then the book's answer.
     pub(super) fn play(&mut self, step: &Step) {
         if let Some(n) = asks(step) {
             self.confirmed.forget(&owner(n));
@@ -49,7 +50,7 @@ impl Cluster {
     }
 
     /// Checks that no two LoadBalancers hold one address on one network, unless both held it before
-    /// that was known.
+    /// their pools were found to be on one network.
     pub(super) fn check_networks(&mut self) {
         let mut shared = BTreeSet::new();
         let pools: Vec<_> = self.book.pools().iter().collect();
@@ -95,7 +96,8 @@ impl Cluster {
         self.before = taken_new;
     }
 
-    /// The same check for announced addresses, on each segment, whatever the ledgers record.
+    /// Does the check of `check_networks` for announced addresses, on each segment, whatever the
+    /// ledgers record.
     fn check_announced(&mut self, shared: &mut BTreeSet<(IpAddr, BTreeSet<String>)>) {
         self.announce();
         let uid = |n: &usize| name(&self.lbs[n].owner.uid);
@@ -195,7 +197,8 @@ impl Cluster {
             let n = usize::try_from(facts.created).unwrap();
             let facts = &self.facts(n).unwrap();
             assert!(self.lbs.values().any(|lb| lb.owner == facts.owner), "{facts:?} is gone");
-            // An address that another LoadBalancer has where it would be announced cannot be given.
+            // An address cannot be given if another LoadBalancer has it where it would be
+            // announced.
             let serves = |name: &str| {
                 let pool = &self.book.pools()[name];
                 let fitness = self.book.fitness(facts, name, pool);

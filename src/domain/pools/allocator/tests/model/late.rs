@@ -10,14 +10,16 @@ impl Cluster {
         }
     }
 
-    /// Claims as a reconcile of a LoadBalancer does that is gone, and gives back: its status cannot
-    /// be written. What is answered meanwhile, its Service may request.
+    /// Claims as a reconcile of a LoadBalancer that is gone does, and then releases the claim,
+    /// because the status cannot be written. Meanwhile, its Service may request the address of the
+    /// answer.
     pub(super) fn ask_late(&mut self, n: usize) {
         let Some(facts) = self.gone.get(&n) else { return };
         let facts = LbFacts { fresh: false, ..self.on_networks(n, facts) };
         let answer = self.confirmed.answer(&facts).or_else(|| {
             self.confirmed.forget(&facts.owner);
-            // Otherwise the API server is asked, and does not have it.
+            // If fresh facts are needed, the API server does not have the LoadBalancer: no claim is
+            // made.
             (!self.book.needs_fresh(&facts)).then(|| self.book.claim(&facts))
         });
         if let Some(ClaimResult::Held { claim, .. }) = answer {

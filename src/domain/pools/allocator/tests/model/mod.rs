@@ -17,14 +17,15 @@ use crate::network::Segment;
 use crate::pools::status::pool_status;
 
 const POOLS: [(&str, &str); 3] = [("a", "10.0.0"), ("b", "10.0.1"), ("c", "10.0.2")];
-/// Names of networks. The last two are one network, until a step changes that.
+/// Names of networks. Steps decide whether the last two are one network; at first this is unknown.
 const NETWORKS: [&str; 3] = ["", "ns/x", "ns/y"];
-/// Number of LoadBalancers. Two are of type vm, announced by nodes; the second names a network.
+/// Number of LoadBalancers. The last two are of type vm, announced by nodes. LoadBalancer 1 names a
+/// network.
 const LBS: usize = 6;
 const GUESTS: std::ops::Range<usize> = 0..4;
 const ON_ITS_OWN: usize = 1;
 
-/// An address, and the segments on which it is announced. `None`: all of them.
+/// An address, and the segments on which it is announced. `None`: on all segments.
 type Place = (IpAddr, Option<Vec<Segment>>);
 
 #[derive(Default)]
@@ -34,7 +35,7 @@ struct Cluster {
     /// Pools as stored, with their status.
     pools: BTreeMap<String, PoolSeen>,
     lbs: BTreeMap<usize, LbFacts>,
-    /// The last LoadBalancer of each name that is gone, as a view shows it that is not current.
+    /// Last LoadBalancer of each name that is gone, as a stale view still shows it.
     gone: BTreeMap<usize, LbFacts>,
     born: usize,
     networks: Option<bool>,
@@ -46,7 +47,7 @@ struct Cluster {
     announced: BTreeMap<usize, Place>,
 }
 
-/// Whether the two have a segment in common.
+/// Whether two addresses have a segment in common. `None`: all segments.
 fn meet(a: Option<&Vec<Segment>>, b: Option<&Vec<Segment>>) -> bool {
     let (Some(a), Some(b)) = (a, b) else { return true };
     a.iter().any(|a| b.iter().any(|b| a.meets(b)))
@@ -89,7 +90,8 @@ impl Cluster {
         LbFacts { segment, ..facts.clone() }
     }
 
-    /// Observes as the ledger task does: after pools or networks change, and at a term's start.
+    /// Observes all LoadBalancers, as the ledger task does after pools or networks change, and at
+    /// the start of a term.
     fn observe(&mut self) {
         if self.book.take_moved() {
             let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
@@ -99,8 +101,8 @@ impl Cluster {
         }
     }
 
-    /// Whether two LoadBalancers hold the address, or may: one of them loses it. A new leader does
-    /// not know the segments of an address whose pool is gone.
+    /// Whether another LoadBalancer has the address, or may have it, so that one of the two loses
+    /// it. A new leader does not know the segments of an address whose pool is gone.
     fn is_double(&self, n: usize, claim: &Claim) -> bool {
         let uid = &self.lbs[&n].owner.uid;
         let mut pools = self.book.pools().values();
@@ -151,7 +153,7 @@ impl Cluster {
         self.ask(n);
     }
 
-    /// Removes a LoadBalancer and returns its successor, without notifying the ledger.
+    /// Returns the successor of a LoadBalancer: the same name, and a new UID.
     fn made_again(&mut self, n: usize) -> Option<LbFacts> {
         let facts = self.lbs.get(&n)?;
         self.born += 1;
@@ -160,8 +162,8 @@ impl Cluster {
         Some(LbFacts { owner, published: None, ..facts.clone() })
     }
 
-    /// Creates a LoadBalancer again under its name, and checks the answer. The flag says
-    /// whether the ledger is notified of the deletion before.
+    /// Creates a LoadBalancer again under its name, and checks the answer. `notified`: whether the
+    /// ledger is first notified of the deletion.
     fn restore(&mut self, n: usize, notified: bool) {
         let Some(restored) = self.made_again(n) else { return };
         let before = self.lbs.insert(n, restored).unwrap();
@@ -181,7 +183,7 @@ impl Cluster {
         };
         let named =
             |claim: &Claim| before.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
-        // An address that it alone held, of a pool that may give it, is given again.
+        // An address that only this LoadBalancer had is given again, if its pool may give it.
         let still = had.filter(|claim| {
             let pool = self.book.pools().get(&claim.pool);
             named(claim)
@@ -200,7 +202,7 @@ impl Cluster {
             let free = taken.is_none_or(|owner| owner.name == before.owner.name);
             assert!(*now == claim || !free || self.book.shared() > 0, "{now:?} for {claim:?}");
         }
-        // Until the sweep, an entry of the old UID may stay.
+        // An entry of the old UID may stay until the sweep.
         self.book.release(&before.owner.uid);
     }
 
@@ -305,7 +307,7 @@ impl Cluster {
         }
     }
 
-    /// Repeats the ledger task's actions after each batch.
+    /// Does what the ledger task does after each batch.
     fn settle(&mut self) {
         self.observe();
         self.book.serve_waiters();
@@ -317,7 +319,8 @@ impl Cluster {
     }
 }
 
-/// The same 500 worlds each time, or as many others as the variable `WORLDS` says.
+/// Configuration of the simulation: the same 500 cases in each run, or as many random cases as the
+/// environment variable `WORLDS` says.
 #[expect(clippy::disallowed_methods, reason = "how many worlds is asked for from outside")]
 fn worlds() -> ProptestConfig {
     let asked = std::env::var("WORLDS").ok().and_then(|worlds| worlds.parse().ok());
@@ -329,7 +332,7 @@ fn worlds() -> ProptestConfig {
     }
 }
 
-/// Plays the steps, and checks the book's rules after each.
+/// Plays the steps, and checks the book's rules after each step.
 fn hold(steps: &[Step]) {
     let mut cluster = Cluster::default();
     for step in steps {
@@ -360,7 +363,7 @@ proptest! {
             let mut book = PoolAllocator::default();
             for n in order {
                 let named_pool = named_pools[*n].map(|p| POOLS[p].0.to_owned());
-                // Two are of the same age: the name decides.
+                // Two LoadBalancers at a time are of the same age: their names decide.
                 book.claim(&LbFacts { created: i64::try_from(n / 2).unwrap(), named_pool, ..lb(*n) });
             }
             for ((name, net), size) in POOLS.iter().zip(&sizes) {
@@ -374,7 +377,7 @@ proptest! {
 }
 
 /// Regression: a claim that had not been published stayed reserved on the segments where its
-/// LoadBalancer was announced before its network became known.
+/// LoadBalancer was announced before the LoadBalancer's network became known.
 #[test]
 fn a_claim_is_reserved_where_it_is_announced_now() {
     use Step::{Create, Edit, Move, Networks, Switch};
@@ -408,8 +411,8 @@ fn an_address_of_two_is_reported_after_a_restore() {
     ]);
 }
 
-/// Regression: a published address whose pool was gone was the next one's too, if a LoadBalancer
-/// that was gone still showed it.
+/// Regression: a late request got an address whose pool was gone, although another LoadBalancer had
+/// that address. A LoadBalancer that was gone still published it in a stale view.
 #[test]
 fn a_late_request_gains_no_address_whose_pool_is_gone() {
     use Step::{AskLate, Create, Delete, Edit, Move, Publish, RemovePool};

@@ -1,4 +1,4 @@
-//! Steps of each world.
+//! Steps in the simulated cluster.
 
 use proptest::prelude::*;
 
@@ -8,30 +8,33 @@ use super::{LBS, NETWORKS, POOLS};
 pub(super) enum Step {
     Create(usize, Option<usize>),
     Delete(usize),
-    /// Releases the claim of a LoadBalancer that does not publish it, as while its guest cluster is
-    /// being removed.
+    /// Releases the claim of a LoadBalancer that does not publish the claim, as happens while its
+    /// guest cluster is being removed.
     Refuse(usize),
-    /// A reconcile of a LoadBalancer that is gone claims once more, by a view that still shows it.
+    /// Claims once more for a LoadBalancer that is gone, as a reconcile by a stale view does.
     AskLate(usize),
-    /// Deletes a LoadBalancer and creates it again under its name, with a new UID: at once, or
-    /// after the ledger was notified of the deletion. A backup contains the annotation.
+    /// Deletes a LoadBalancer and creates it again under its name, with a new UID. The flag:
+    /// whether the ledger is first notified of the deletion. The new object has the annotation with
+    /// the former address, as in a backup.
     Restore(usize, bool),
     Switch(usize, Option<usize>),
     /// Claims an address, without publishing it.
     Ask(usize),
     /// Claims an address, publishes it, and claims once more, as a reconcile after a write does.
     Publish(usize),
-    /// Creates or edits a pool: size, whether it admits, whether it is being deleted.
+    /// Creates or edits a pool: its size, whether it admits the LoadBalancers, whether it is being
+    /// deleted.
     Edit(usize, usize, bool, bool),
-    /// Moves or creates a pool: the pool whose addresses it gets, the first, the number; the
-    /// network, the priority, and whether it is the global pool.
+    /// Moves or creates a pool. Its range: the pool whose addresses it gets, the first address, the
+    /// number of addresses. Then the network, the priority, and whether it is the global pool.
     Move(usize, (usize, usize, usize), usize, i64, bool),
-    /// Two names become one network, or two, or become unknown.
+    /// Makes the last two names one network, or two networks, or unknown.
     Networks(Option<bool>),
     RemovePool(usize),
     /// Removes the stored status: all of it, or only the owners.
     Wipe(usize, bool),
-    /// A new leader starts from the stored pools, perhaps with a schema without owners.
+    /// Starts a new leader from the stored pools. The flag: whether a schema without owners has
+    /// removed the stored ones.
     Restart(bool),
 }
 

@@ -27,7 +27,7 @@ impl World {
         Ok(())
     }
 
-    /// Runs without disturbances until one credential works and no other of ours exists.
+    /// Runs without disturbances until one credential works and no other credential of ours exists.
     pub fn calm(&mut self) -> Result<(), String> {
         self.mend();
         while !self.in_flight.is_empty() {
@@ -64,9 +64,9 @@ impl World {
         Err(format!("never calm: {:?}", self.record))
     }
 
-    /// Checks what is concluded while nothing changes: a rotation that waits and is Ready has a
-    /// credential that works, and none rests longer by its record alone than it would by a read of
-    /// the target.
+    /// Checks the conclusions while nothing changes: if a rotation waits and is Ready, its
+    /// credential works; a pause by the record alone is not longer than a pause after a read of the
+    /// target.
     fn check_rest(
         &self,
         who: usize,

@@ -1,4 +1,4 @@
-//! World of the model: an issuer, a target, a record, and two workers.
+//! State of the model: an issuer, a target, a record, and two workers.
 
 mod calls;
 mod end;
@@ -22,7 +22,7 @@ pub enum Move {
     FailNext(usize),
     /// The next call is carried out, and its answer is lost.
     LoseNext(usize),
-    /// The next publication stays under way until it lands.
+    /// The next publication stays under way until `Land`.
     HangNext(usize),
     Land,
     Pass(Seconds),
@@ -83,7 +83,7 @@ struct Secret {
     token: Option<String>,
     kept: Option<String>,
     spoilt: bool,
-    /// A person has put a replaced token back. That does not extend its overlap.
+    /// Whether a person has put a replaced token back. This does not extend the token's overlap.
     put_back: bool,
 }
 
@@ -203,7 +203,7 @@ impl World {
         self.check()
     }
 
-    /// Records the time at which the present token is in the target.
+    /// Records the current time as the last time at which the target held its token.
     fn note(&mut self) {
         let secret = self.secret.as_ref().filter(|secret| !secret.put_back);
         if let Some(hash) = secret.and_then(|secret| secret.token.clone()) {
