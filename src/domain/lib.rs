@@ -33,7 +33,7 @@ pub struct LbFacts {
     pub created: i64,
     /// Requirement that the address must meet.
     pub requirement: pools::selection::PoolRequirement,
-    /// Segment of the network that the LoadBalancer, or its guest cluster's VMs, name.
+    /// Segment of the network named by the LoadBalancer or by the VMs of its guest cluster.
     /// `None`: they name no network.
     pub segment: Option<network::Segment>,
     /// Whether a guest cluster announces the address, not the nodes.

@@ -78,7 +78,8 @@ pub async fn watch<K>(
     run(api, config, metrics, known, Ok, on_event).await;
 }
 
-/// Watches objects that may not fit their type, as [`watch`] does. A misfit is logged and counted.
+/// Watches objects as [`watch`] does, but accepts that an object may not fit its type. Such an
+/// object is logged and counted.
 pub async fn watch_guarded<K>(
     api: Api<Guard<K>>,
     config: Config,

@@ -19,8 +19,8 @@ use super::{DialSettings, ProberShared, sockets};
 /// A probe that starts later than this share of its period counts as late: one tenth.
 const LATE_SHARE: u32 = 10;
 
-/// Most probes started in a row. Probes under way are polled before more are started, so that a
-/// burst is spread and does not hold all its buffers at once.
+/// Maximum of probes started in a row. Probes under way are polled before more are started, so
+/// that a burst is spread and does not hold all its buffers at once.
 const AT_ONCE: usize = 32;
 
 /// Scheduler of a prober.

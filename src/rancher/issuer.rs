@@ -107,8 +107,8 @@ impl RancherIssuer {
         Ok(IssuedTokens { api, user, tokens, now: date })
     }
 
-    /// ID of the key's user: from the list, or else from a review. /v3 lists only the tokens of one
-    /// user.
+    /// ID of the key's user, taken from the list, or from a review if the list does not give it.
+    /// Any token of a /v3 list gives the ID, because /v3 lists only the tokens of one user.
     async fn user(&self, api: TokenApi, listed: &[ListedToken]) -> Result<String, RancherError> {
         let name = Value::new(self.key.reveal().to_owned()).claims().name;
         let own = |token: &&ListedToken| api == TokenApi::V3 || token.name == name;

@@ -383,7 +383,8 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
-/// Whether the authority signed the certificate. Checked for its first name, without expiry.
+/// Whether the authority signed the certificate. The check uses the certificate's first name, and
+/// ignores expiry.
 fn is_signed(certificate: &ParsedCertificate, ca: &ParsedCertificate) -> bool {
     let mut roots = RootCertStore::empty();
     let Some(name) = certificate.names.first() else { return false };

@@ -138,8 +138,8 @@ struct ViewIndexes {
     touched: Mutex<HashMap<LbKey, Instant>>,
     /// State of this process's writes of LoadBalancers.
     echoes: Mutex<OwnWrites>,
-    /// UIDs of existing LoadBalancers, and whether the view lacks list entries that a write must
-    /// contain.
+    /// Map from the UID of each existing LoadBalancer to a flag: whether the view lacks finalizers
+    /// or conditions of the LoadBalancer that a write must contain.
     uids: Mutex<HashMap<String, bool>>,
     /// EndpointSlices that this process is writing.
     early: Mutex<DeferredSlices>,

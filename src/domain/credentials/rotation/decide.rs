@@ -168,8 +168,8 @@ fn continue_pending(
         .as_ref()
         .is_some_and(|publishing| publishing.replaces == version && publishing.made == *made);
     if is_recorded {
-        // If content names a token that Rancher does not know, Rancher stops reading it: a dead
-        // token is not kept.
+        // Rancher stops reading a content that names an unknown token. Therefore a dead token is
+        // not kept.
         let is_alive =
             matches!(&seen.target, TargetState::There { holds: Some(held), .. } if !held.is_dead);
         let keep = is_alive && plan.source.is_some_and(|source| source.prunes);

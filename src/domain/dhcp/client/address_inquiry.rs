@@ -48,8 +48,8 @@ pub struct AddressInquiry {
     subject: InquirySubject,
     /// Whether the question was sent, and the time for its answer is not over.
     pub waits: bool,
-    /// Number of questions in a row that no station answered. For a kept address: number of
-    /// questions in a row that another host also answered.
+    /// Number of questions in a row that no host answered. For a kept address: number of questions
+    /// in a row that a second host answered, too.
     pub tally: u32,
     pub next: Duration,
 }

@@ -22,7 +22,8 @@ fn a_router_that_disputes_two_addresses_answers_for_all() {
     assert_eq!(disputes, AddressDisputes::default());
 }
 
-/// A host with several addresses rightly disputes them: each grant would make a duplicate address.
+/// A host that has several addresses is right to dispute them: a grant of any of them would make a
+/// duplicate address.
 #[test]
 fn a_host_with_many_addresses_is_no_router() {
     let mut disputes = AddressDisputes::default();

@@ -147,8 +147,8 @@ impl Infrastructure {
         self.reservations(address).next()
     }
 
-    /// Every object that reserves an address. Sorted by the object's network, smallest first, then
-    /// in the order of [`Reserved`].
+    /// Objects that reserve the address. They are sorted by network, the smallest first, then in
+    /// the order of [`Reserved`].
     pub fn reservations(&self, address: IpAddr) -> impl Iterator<Item = &Reserved> {
         let address = address.to_canonical();
         let family = (address.is_ipv6(), 0)..=(address.is_ipv6(), u8::MAX);

@@ -11,7 +11,8 @@ use std::collections::HashMap;
 use super::{ClaimResult, PoolAllocator};
 use crate::{LbFacts, Owner};
 
-/// Answers by the owner's name: a later owner of the same name takes over the claim.
+/// Map from an owner's name to the answer. The key is the name, because a later owner of the same
+/// name takes over the claim.
 #[derive(Clone, Debug, Default)]
 pub struct ConfirmedClaims(HashMap<String, (LbFacts, ClaimResult)>);
 

@@ -1,9 +1,14 @@
 //! Distribution of endpoints over EndpointSlices, and the writes that achieve it.
 //!
-//! Invariants: an endpoint stays in the slice that has it, so that a change of one VM writes one
-//! slice; a slice has at most [`MOST`] endpoints; at every moment, also between writes, at least
-//! one endpoint takes traffic: the [`sink`] if no VM can. A slice with the sink has [`SINK_PORT`]
-//! in place of the VMs' ports: sink and ports change in one write.
+//! Invariants:
+//!
+//! * An endpoint stays in the slice that has it, so that a change of one VM writes one slice.
+//! * A slice has at most [`MOST`] endpoints.
+//! * At least one endpoint takes traffic at every moment, also between writes. If no VM can take
+//!   traffic, the [`sink`] takes it.
+//!
+//! A slice with the sink has [`SINK_PORT`] in place of the VMs' ports: sink and ports change in one
+//! write.
 
 mod body;
 

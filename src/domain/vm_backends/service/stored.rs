@@ -62,7 +62,8 @@ pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
         name: o.name.clone(),
         uid: o.uid.clone(),
     };
-    // References to a LoadBalancer decide; of the other references only the first is stored.
+    // Decisions depend on the references to a LoadBalancer. Of the other references, only the first
+    // is stored.
     let lbs = list.iter().filter(|o| o.kind == "LoadBalancer").take(MOST_OWNERS);
     let others = list.iter().filter(|o| o.kind != "LoadBalancer").take(1);
     lbs.chain(others).map(read).collect()

@@ -1,4 +1,4 @@
-//! Each rule of the plan by itself. `model` tests all rules together, over years.
+//! Tests of each rule of the plan by itself. `model` tests all rules together, over years.
 
 mod model;
 

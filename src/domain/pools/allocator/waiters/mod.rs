@@ -84,7 +84,7 @@ impl PoolAllocator {
             })
     }
 
-    /// Marks the pools whose ranges contain the address as changed: the address may be free there
+    /// Marks as changed every pool whose ranges contain the address: the address may be free there
     /// from now on.
     pub(super) fn stir_at(&mut self, ip: IpAddr) {
         for (name, pool) in &self.pools {
