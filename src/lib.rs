@@ -1,10 +1,11 @@
 //! Load-balancer addresses for guests of Harvester: one operator in the host cluster.
 //!
 //! Modules, in the order in which data flows: [`api`] holds the types, [`domain`] decides,
-//! [`metrics`] counts, [`k8s`] calls the API server, [`prober`] the backends and [`rancher`] a
-//! Rancher, [`controllers`] connect them, [`http`] serves metrics, probes and admission, [`agent`]
-//! leases addresses by DHCP, [`cli`] starts all of them. `tls` has the TLS settings of [`prober`]
-//! and [`rancher`], `turns` the fair queues of [`http`] and [`controllers`].
+//! [`metrics`] counts, [`k8s`] calls the API server, [`prober`] calls the backends, [`rancher`]
+//! calls a Rancher, [`controllers`] connect these modules, [`http`] serves metrics, probes and
+//! admission, [`agent`] leases addresses by DHCP, and [`cli`] starts all of them. `tls` has the TLS
+//! settings of [`prober`] and [`rancher`]. `turns` has the fair queues of [`http`] and
+//! [`controllers`].
 
 pub mod agent;
 pub mod cli;

@@ -19,8 +19,8 @@ use rustls::{
 };
 
 /// Settings that trust exactly the certificates in this PEM. Other content, such as keys, is
-/// ignored. The error says which certificate cannot be used and why, and quotes nothing of the
-/// text: it may be from a Secret.
+/// ignored. The error says which certificate cannot be used and why. The error quotes nothing of
+/// the text, because the text may be from a Secret.
 pub(crate) fn trusting(pem: &str) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     for (at, certificate) in CertificateDer::pem_slice_iter(pem.as_bytes()).enumerate() {

@@ -1,7 +1,8 @@
 //! Places for work, shared by several sources that do not cooperate.
 //!
-//! Invariants: sources take turns: a source that waits for many places delays another source by one
-//! piece of work. A place is taken until its guard is dropped, whichever task holds the guard.
+//! Invariants: sources take turns, so a source that waits for many places delays another source by
+//! only one piece of work. A place is taken until its guard is dropped, whichever task holds the
+//! guard.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Queue of callers that wait for a place. Clones share it.
+/// Queue of callers that wait for a place. Clones share the queue.
 #[derive(Debug)]
 pub struct Turns<S: Clone + Eq + Hash>(Arc<Mutex<TurnQueue<S>>>);
 
@@ -20,11 +21,11 @@ struct TurnQueue<S: Clone + Eq + Hash> {
     free: usize,
     /// Waiters of each source that has at least one waiter.
     waiting: HashMap<S, VecDeque<oneshot::Sender<CallerTurn<S>>>>,
-    /// Sources with waiters, the one with the next turn first.
+    /// Sources with waiters, in the order of their turns.
     order: VecDeque<S>,
 }
 
-/// Place of a caller. Dropping it gives the place to the next source.
+/// Place of a caller. Dropping a `CallerTurn` gives the place to the next source.
 #[derive(Debug)]
 pub struct CallerTurn<S: Clone + Eq + Hash>(Option<Turns<S>>);
 

@@ -1,6 +1,7 @@
 //! Health and metrics of a lease agent, as [`crate::http::health_endpoints`] reads them.
 //!
-//! A standby agent is ready: it takes over as soon as no other agent holds the network's Lease.
+//! A standby agent is ready, because it takes over as soon as no other agent holds the network's
+//! Lease.
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ pub struct AgentHealth {
     pub metrics: Metrics,
     /// Metrics of the process's DHCP leases.
     pub dhcp: DhcpMetrics,
-    /// Earliest expiry of a lease: each request for metrics computes the time that is left.
+    /// Earliest expiry of a lease, from which each request for metrics computes the time that is
+    /// left.
     pub expiry: Arc<ExpiryGauge>,
     /// Leadership: whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,

@@ -1,8 +1,8 @@
 //! Owns the one task that makes and removes links.
 //!
-//! The kernel takes some 20 ms to remove a link and half a millisecond to make one. So links are
-//! made first, and removed when no other link is to be made. Links that a crash left behind are
-//! removed together, as one group.
+//! The kernel takes some 20 ms to remove a link and half a millisecond to make one. So the task
+//! first makes every link that is to be made, and only then removes links. Links that a crash left
+//! behind are removed together, as one group.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -19,8 +19,8 @@ pub(super) enum LinkJob {
     Make { parent: u32, mac: Mac, lease: String },
     /// Remove a lease's link.
     Remove(Mac),
-    /// Remove the links of the network that a crash left behind: all except the correctly
-    /// configured ones with these names.
+    /// Remove the network's links that a crash left behind. Keep each link that has one of these
+    /// names and is configured correctly.
     ClearAllBut(HashSet<String>),
 }
 
@@ -28,12 +28,12 @@ pub(super) enum LinkJob {
 #[derive(Clone, Debug)]
 pub(super) enum JobOutcome {
     Made(Mac),
-    /// The link could not be made; with the error.
+    /// The link could not be made. The text is the error.
     Failed(Mac, String),
     Removed(Mac),
 }
 
-/// Handle of the task: accepts jobs and reports their outcomes. Dropping it ends the task.
+/// Handle of the task: accepts jobs and reports their outcomes. Dropping the handle ends the task.
 pub(super) struct LinkWorker {
     jobs: UnboundedSender<LinkJob>,
     pub(super) done: UnboundedReceiver<JobOutcome>,
@@ -49,7 +49,7 @@ impl LinkWorker {
     }
 
     pub(super) fn ask(&self, job: LinkJob) {
-        // The send fails only after the term has ended, and the task with it.
+        // The send fails only after the end of the term, which also ends the task.
         let _ = self.jobs.send(job);
     }
 }
@@ -91,7 +91,7 @@ async fn work(
                 continue;
             }
         };
-        // A link that is to be removed and then made again is removed first.
+        // If the old link still waits for its removal, it is removed before the new link is made.
         if let Some(at) = later.iter().position(|other| *other == mac) {
             later.remove(at);
             remove(&links, mac, &tell).await;

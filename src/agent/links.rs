@@ -5,12 +5,15 @@
 //! itself receives no frame: in other modes the kernel would copy each broadcast of the network to
 //! each link.
 //!
-//! Invariants: the alias of a link names the network whose agent made the link; an agent changes or
-//! removes only links with the alias of its own network, and links without an alias that an agent
-//! made, as their name and mode show; the name of a link contains its hardware address, so a lease
-//! finds its earlier link. Links that a crash left behind are recognised in the same way and
-//! removed. Notifications of the kernel have a socket of their own: the kernel drops notifications
-//! that it cannot deliver, and must not drop answers to requests with them.
+//! Invariants:
+//!
+//! * The alias of a link names the network whose agent made the link.
+//! * An agent changes or removes only two kinds of links: links with the alias of its own network,
+//!   and links without an alias whose name and mode show that an agent made them. Links that a
+//!   crash left behind are recognised in the same way and removed.
+//! * The name of a link contains its hardware address, so a lease finds its earlier link.
+//! * Notifications of the kernel have a socket of their own, because the kernel drops notifications
+//!   that it cannot deliver, and must not drop answers to requests with them.
 
 use std::collections::HashSet;
 use std::io;
@@ -35,8 +38,8 @@ use crate::domain::dhcp::{Mac, agent_name};
 /// Errors of the kernel, as negative errno.
 const EXISTS: i32 = -17;
 const NO_SUCH_DEVICE: i32 = -19;
-/// First interface group that may be used to remove several links together. The first free group
-/// from here on is used.
+/// Lowest interface group that may be used to remove several links together. The first free group
+/// from this number on is used.
 const FIRST_GROUP: u32 = 0x6c62_0000;
 
 type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
@@ -55,7 +58,7 @@ pub(super) struct LinkChanges {
     links: KernelLinks,
     /// Running request for a list of all links, started after the kernel dropped a notification for
     /// want of buffer space. The request survives when the future of [`LinkChanges::next`] is
-    /// dropped, because it takes longer the more links there are.
+    /// dropped, because a request takes long if there are many links.
     look: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
 }
 
@@ -168,9 +171,9 @@ impl KernelLinks {
         gone_or(self.handle.link().del(link.index).execute().await)
     }
 
-    /// Removes all links of the network except the correctly configured ones with these names.
-    /// Returns the names of the removed links. The kernel removes them as one group, which takes
-    /// hardly longer than one link.
+    /// Removes all links of the network except the correctly configured links with these names.
+    /// Returns the names of the removed links. The kernel removes them as one group, in hardly more
+    /// time than it takes for one link.
     pub(super) async fn remove_all_but(
         &self,
         needed: &HashSet<String>,
@@ -203,8 +206,8 @@ impl KernelLinks {
         }
     }
 
-    /// Alias of a lease's link. The kernel accepts 255 octets at most, so the end is cut: it is the
-    /// lease's name, which is only for people.
+    /// Alias of a lease's link. The kernel accepts 255 octets at most, so the end of the alias is
+    /// cut. That end is part of the lease's name, which is only for people.
     fn alias(&self, lease: &str) -> String {
         let mut alias = format!("{} {lease}", self.mark);
         alias.truncate(250);

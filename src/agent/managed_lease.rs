@@ -118,8 +118,8 @@ impl ManagedLease {
         })
     }
 
-    /// Updates version, finalizers and deletion from a newer version of the record, and the status
-    /// unless a write is under way.
+    /// Updates the version, the finalizers and `leaving` from a newer version of the record.
+    /// Updates the status too, unless a write is under way.
     pub(super) fn update(&mut self, record: &DHCPLease) {
         let version = record.resource_version().unwrap_or_default();
         if !is_newer(&version, &self.version) {
@@ -189,7 +189,7 @@ pub(super) fn moment() -> Moment {
 }
 
 /// Compares resourceVersions, which are numbers in practice. A version that is not a number counts
-/// as newer unless it is equal: it arrived later.
+/// as newer unless it is equal, because it arrived later.
 fn is_newer(version: &str, than: &str) -> bool {
     match (version.parse::<u64>(), than.parse::<u64>()) {
         (Ok(version), Ok(than)) => version > than,

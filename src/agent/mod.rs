@@ -1,12 +1,17 @@
 //! The DHCP agent of one network: it holds all leases of the network.
 //!
 //! This is the only part of the operator with privileges. A term begins when the agent acquires the
-//! network's Lease: it reads the records, corrects the links, and resumes each client from its
-//! record. The term ends at once when another process holds the Lease. No state survives the end of
-//! a term: only the records count. Invariants: no frame is sent without current leadership, except
-//! requests to extend held leases while the API server is silent; frames leave on the agent's
-//! interface only; an address is in the record before it may be used, and removed from the record
-//! before it is released.
+//! network's Lease. The agent then reads the records, corrects the links, and resumes each client
+//! from its record. The term ends at once when another process holds the Lease. No state survives
+//! the end of a term: only the records count.
+//!
+//! Invariants:
+//!
+//! * No frame is sent without current leadership, except requests to extend held leases while the
+//!   API server is silent.
+//! * Frames leave on the agent's interface only.
+//! * An address is in the record before it may be used, and removed from the record before it is
+//!   released.
 
 mod clock;
 mod health;
@@ -49,7 +54,7 @@ pub struct AgentSettings {
     pub probe: ProbeTiming,
     /// Subnets whose addresses may be leased. Empty: any address.
     pub subnets: Arc<[Ipv4Net]>,
-    /// Whether an address stays in use after its lease has expired without an answer of a server.
+    /// Whether an address stays in use when its lease expires because no server answers.
     pub keep: bool,
     /// Whether servers are always asked to broadcast their answers.
     pub broadcast: bool,
@@ -70,14 +75,15 @@ pub struct DhcpAgent {
     pub events: EventRecorder,
     /// Metrics of the leases.
     pub dhcp: DhcpMetrics,
-    /// Earliest expiry of a lease: each request for metrics computes the time that is left.
+    /// Earliest expiry of a lease, from which each request for metrics computes the time that is
+    /// left.
     pub expiry: Arc<ExpiryGauge>,
 }
 
-/// Earliest expiry of a lease: each request for metrics computes the time that is left.
+/// Earliest expiry of a lease, from which each request for metrics computes the time that is left.
 #[derive(Debug, Default)]
 pub struct ExpiryGauge {
-    /// Earliest expiry of a lease, on the agent's clock in milliseconds; 0 for never.
+    /// Earliest expiry of a lease, in milliseconds on the agent's clock. 0: no lease expires.
     first_expiry: AtomicU64,
 }
 

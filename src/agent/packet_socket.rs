@@ -1,10 +1,15 @@
 //! Owns the one packet socket of an agent, which receives and sends on the network's interface.
 //!
 //! The socket is bound to the interface that carries the leases' links. Every frame to one of these
-//! links passes through that interface, so one socket serves any number of leases. Invariants: the
-//! socket is open only while a client waits for an answer, and for a short time after that or after
-//! a send; it sends on that interface and on no other; before it wakes this process, the kernel
-//! drops every frame except DHCP to clients and, while a client probes, ARP.
+//! links passes through that interface, so one socket serves any number of leases.
+//!
+//! Invariants:
+//!
+//! * The socket is open only while a client waits for an answer, and for a short time after that or
+//!   after a send.
+//! * The socket sends on that interface and on no other.
+//! * The kernel drops every frame except DHCP to clients and, while a client probes, ARP. It does
+//!   so before it wakes this process.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -22,8 +27,8 @@ use crate::domain::dhcp;
 const EVERYTHING: i32 = 0x0300;
 /// Opcode that ends a filter and says how many octets of the frame to accept.
 const RETURN: u16 = 0x06;
-/// Size of the receive buffer in octets, for a burst of answers. The kernel reduces it to its limit
-/// for every process.
+/// Size of the receive buffer in octets, for a burst of answers. The kernel has a limit for every
+/// process, and reduces a greater size to that limit.
 const QUEUE: usize = 1 << 20;
 
 /// Frames that the filter accepts.
@@ -57,8 +62,8 @@ impl PacketSocket {
         self.hearing
     }
 
-    /// Accepts these frames from now on. A socket that is opened for this receives no earlier
-    /// frame.
+    /// Accepts these frames from now on. If this call opens the socket, the socket receives no
+    /// earlier frame.
     pub(super) fn listen(&mut self, hearing: FrameFilter) -> io::Result<()> {
         if hearing == self.hearing {
             return Ok(());
@@ -109,15 +114,15 @@ impl PacketSocket {
     }
 }
 
-/// Checks that this process may open a packet socket: without a packet socket it cannot lease.
+/// Checks that this process may open a packet socket, because it cannot lease without one.
 pub(super) fn may_open(interface: &str) -> io::Result<()> {
     open(interface, FrameFilter::Dhcp).map(drop)
 }
 
 fn open(interface: &str, hearing: FrameFilter) -> io::Result<UnixDatagram> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(EVERYTHING)))?;
-    // Drops every frame until the real filter is attached: before the socket is bound, frames of
-    // every interface arrive.
+    // Drops every frame until the real filter is attached, because frames of every interface arrive
+    // before the socket is bound.
     socket.attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])?;
     let found = getifaddrs()?.find_map(|one| {
         let address = *one.address?.as_link_addr()?;
@@ -130,7 +135,7 @@ fn open(interface: &str, hearing: FrameFilter) -> io::Result<UnixDatagram> {
     nix::sys::socket::bind(socket.as_raw_fd(), &address)?;
     // Another CPU may still be delivering a frame that it took before there was a filter. Once
     // every CPU has passed a barrier, that frame is in the queue. If the barrier is not permitted,
-    // such a frame may be received later: its content still shows which client it is for.
+    // such a frame may be received later, but its content still shows which client it is for.
     let _ = membarrier(MembarrierCommand::Global);
     socket.set_nonblocking(true)?;
     let _ = socket.set_recv_buffer_size(QUEUE);
@@ -142,8 +147,9 @@ fn open(interface: &str, hearing: FrameFilter) -> io::Result<UnixDatagram> {
     UnixDatagram::from_std(socket)
 }
 
-/// Filter program of the socket: drops the frames that this machine sends, and then applies the
-/// filter of a DHCP client, without a hardware address, so that it passes frames to all clients.
+/// Filter program of the socket. Drops the frames that this machine sends, and applies a DHCP
+/// client's filter to the other frames. That filter checks no hardware address, so frames to all
+/// clients pass.
 fn filter(hearing: FrameFilter) -> Vec<SockFilter> {
     const LOAD_BYTE: u16 = 0x30;
     const JUMP_EQUAL: u16 = 0x15;

@@ -9,7 +9,7 @@ const NEEDED: [(CapabilityFlags, &str, &str); 2] = [
     (CapabilityFlags::NET_RAW, "NET_RAW", "the agent sends DHCP before there is an address"),
 ];
 
-/// Drops all capabilities but the two that are required. An error names one that is missing.
+/// Drops all capabilities but the two that are required. An error names a missing capability.
 ///
 /// Capabilities belong to a thread: this must run before any other thread starts.
 pub(super) fn keep_two() -> anyhow::Result<()> {

@@ -77,8 +77,8 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
     }
 }
 
-/// Reports, as a warning, the trouble that keeps an address from use, unless [`event`] reports it
-/// already.
+/// Reports, as a warning, the problem that prevents the use of an address, unless [`event`] reports
+/// it already.
 pub(super) fn trouble(agent: &DhcpAgent, lease: &ManagedLease, record: &LeaseRecord) {
     let is_event = |trouble: &ClientTrouble| {
         matches!(

@@ -138,8 +138,8 @@ pub const ANNOTATION_DHCP_ON_LEASE_LOSS: &str = "loadbalancer.harvesterhci.io/dh
 /// Annotation of a LoadBalancer whose address the host leases, and of a NetworkAttachmentDefinition
 /// on which the host leases: form of the client identifier, `duid`, `mac` or `none`.
 pub const ANNOTATION_DHCP_CLIENT_ID: &str = "loadbalancer.harvesterhci.io/dhcp-client-id";
-/// Annotation of a NetworkAttachmentDefinition on which the host leases, `true`: the agent asks
-/// servers to broadcast their answers.
+/// Annotation of a NetworkAttachmentDefinition on which the host leases. With the value `true`, the
+/// agent asks servers to broadcast their answers.
 pub const ANNOTATION_DHCP_BROADCAST: &str = "loadbalancer.harvesterhci.io/dhcp-broadcast";
 /// Annotation of a Service: the hardware address with which kube-vip leases, as kube-vip stores it.
 /// Annotation of a LoadBalancer: the hardware address with which the host leases. Source of this

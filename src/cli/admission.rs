@@ -78,9 +78,9 @@ pub(super) struct AdmissionArgs {
 
 /// Running admission: its listener, or no listener if admission is off.
 pub(super) struct RunningAdmission {
-    /// Whether admission can answer, or is off.
+    /// Whether admission can answer. Also true if admission is off.
     pub(super) ready: watch::Receiver<bool>,
-    /// Tokens that end the listener.
+    /// Cancellation tokens that end the listener.
     pub(super) ending: ServerShutdown,
     server: Option<JoinHandle<()>>,
 }
@@ -160,8 +160,8 @@ pub(super) async fn start(
         early: SPREAD.mul_f64(jitter()),
         metrics: metrics.clone(),
     };
-    // A process that ends leaves the webhook configurations as they are: `takeover --undo` changes
-    // them to let unanswered calls pass.
+    // The end of a process does not change the webhook configurations. `takeover --undo` changes
+    // them, so that writes pass when a call gets no answer.
     tokio::spawn(ending.soon.clone().run_until_cancelled_owned(keeper.run()));
     Ok(RunningAdmission { ready, ending, server: Some(tokio::spawn(serving)) })
 }
@@ -206,7 +206,8 @@ fn place(
     Ok((place, names))
 }
 
-/// Empties the operator's webhook configurations: without a listener each request would be refused.
+/// Empties the operator's webhook configurations, because each request would be refused without a
+/// listener.
 async fn unregister(installation: &Installation) {
     for part in [WebhookObject::Mutating, WebhookObject::Validating] {
         let removed = match installation.read(part).await {

@@ -1,5 +1,5 @@
-//! The `controller` process: it always runs views, probes and admission, and runs controllers while
-//! it leads.
+//! The `controller` process: it always runs views, admission and the HTTP endpoints for metrics and
+//! health. It runs controllers, and with them the probes, only while it leads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::k8s::views::Views;
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
-/// Runs until SIGTERM or SIGINT, or until a task that must not end ends.
+/// Runs until SIGTERM or SIGINT, or until one of the permanent tasks ends.
 pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let lease = args.reach.lease()?;
     let pace = ElectionPace::beside_go(args.lease_duration);
@@ -48,7 +48,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         ending: admission.ending.soon.clone(),
     };
     let (address, server) = health_endpoints::serve(args.http_addr, shown).await?;
-    // Serves until the end, so that readiness shows that this replica is shutting down.
+    // Serves until the process ends, so that readiness shows that this replica is shutting down.
     let mut server = tokio::spawn(server);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.reach.lease, "started");
 
@@ -119,8 +119,8 @@ async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
                 tracing::warn!("lost the Lease: controllers stopped on this replica");
             }
             result = controllers::lead(ctx.clone()) => {
-                // After a failed term a new one begins. Only the state in the API server survives a
-                // failed term.
+                // A new term begins after a failed term. Only the state in the API server survives
+                // a failed term.
                 if let Err(error) = result {
                     tracing::error!(%error, "term ended, starting a new one");
                 }

@@ -1,15 +1,15 @@
-//! Prevents core dumps of this process: its memory holds credentials.
+//! Prevents core dumps of this process, because its memory holds credentials.
 //!
 //! Invariant: the limit is set before any secret is read.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Limit of one byte: with a limit of 0 the kernel still pipes a dump to a program that
-/// `kernel.core_pattern` names; only the value 1 prevents that.
+/// Limit of one byte. With a limit of 0 the kernel would still pipe a dump to the program that
+/// `kernel.core_pattern` names. Only the value 1 prevents that.
 const LIMIT: Rlimit = Rlimit { current: Some(1), maximum: Some(1) };
 
 /// Sets the limit permanently. `Err`: the reason why the limit was not set. A limit that is already
-/// 0 cannot be raised.
+/// 0 cannot be raised to 1.
 pub(super) fn forbid() -> Result<(), String> {
     setrlimit(Resource::Core, LIMIT).map_err(|error| {
         let limit = getrlimit(Resource::Core).maximum;

@@ -67,8 +67,7 @@ impl DhcpArgs {
         let Some(text) = self.agent.as_deref().filter(|text| !text.is_empty()) else {
             return Ok(None);
         };
-        // Refuses text that is not a Deployment, and parses a Deployment into the form that is
-        // completed later.
+        // Refuses text that is not a Deployment. The template is completed later, for each network.
         let template: Deployment =
             serde_saphyr::from_str(text).context("--dhcp-agent: must be a Deployment, as YAML")?;
         let containers = template.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
@@ -108,7 +107,7 @@ fn listed(text: &str) -> Result<(String, ClientIdForm), String> {
     Ok((network(name)?, form.parse().map_err(|error: NoForm| error.to_string())?))
 }
 
-/// Parses a network's name. Empty text is accepted, because two commas in a row give an empty name.
+/// Parses a network's name. Accepts empty text, because two consecutive commas give an empty name.
 fn network(text: &str) -> Result<String, String> {
     let part = |part: &str| !part.is_empty() && !part.contains('/');
     let named = text.split_once('/').is_some_and(|(namespace, name)| part(namespace) && part(name));

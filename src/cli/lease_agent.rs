@@ -25,8 +25,8 @@ use crate::k8s::leadership::{LeaderElector, Leadership, LeadershipClaim};
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
-/// Lease duration for leader election. Long enough that a stalled agent on a busy machine remains
-/// leader. DHCP leases last longer than this.
+/// Duration of the agent's Lease for leader election. It is long enough that a stalled agent on a
+/// busy machine remains leader. DHCP leases last longer.
 const CLAIM_SECONDS: u8 = 10;
 /// Time limit for the removal of links when the agent ends. The removal of a thousand links takes a
 /// second.
@@ -89,7 +89,7 @@ enum LeaseLossOption {
     Keep,
 }
 
-/// Runs until SIGTERM or SIGINT, or until a task that must not end ends.
+/// Runs until SIGTERM or SIGINT, or until one of the permanent tasks ends.
 pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     agent::drop_privileges()?;
     let network = args.network.split_once('/');
@@ -152,9 +152,9 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over: no frame is sent any more, and no address is released. Removes the links
-    // before another agent can take them over. If this agent is no longer leader, another agent on
-    // the same machine makes the links again at once.
+    // The term is over: no frame is sent any more, and no address is released. The links are
+    // removed now, before another agent can take them over. If another agent on the same machine
+    // leads already, it makes the removed links again at once.
     if spoke.into_inner() {
         tokio::select! {
             _ = keeper.run(&leadership), if leadership.is_current() => {}

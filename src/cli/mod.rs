@@ -118,16 +118,16 @@ struct ControllerArgs {
     #[command(flatten)]
     dhcp: dhcp::DhcpArgs,
     /// Namespaces, separated by commas, whose TokenRotations are carried out. The operator needs
-    /// rights in each of them, and touches no Secret in other namespaces. NAMESPACE/SECRET+SECRET:
-    /// in this namespace it touches only these Secrets.
+    /// rights in each of them, and touches no Secret in other namespaces. With an entry of the form
+    /// NAMESPACE/SECRET+SECRET, the operator touches only these Secrets in this namespace.
     #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]
     credential_namespaces: Vec<String>,
     #[command(flatten)]
     admission: admission::AdmissionArgs,
 }
 
-/// Namespaces of credentials, each with the Secrets that may be touched there; an empty set allows
-/// all Secrets. Empty text between two commas names no namespace, and must not mean every
+/// Map from each namespace of credentials to the Secrets that may be touched there. An empty set
+/// allows all Secrets. Empty text between two commas is ignored, because it must not mean every
 /// namespace.
 fn namespaces(texts: &[String]) -> BTreeMap<String, BTreeSet<String>> {
     let given = texts.iter().filter(|text| !text.is_empty());

@@ -1,9 +1,12 @@
-//! The `rancher-secret` command: tests a Rancher's API key and prints its Secret. On request it
-//! also prints a ServiceAccount whose token is put into a cloud credential.
+//! The `rancher-secret` command: tests a Rancher's API key and prints its Secret. With
+//! `--cloud-credential` it also prints a ServiceAccount whose token is put into a cloud credential.
 //!
-//! Invariants: the API key comes from standard input, goes to the Rancher at `--url` and to
-//! standard output, and nowhere else; the API key is sent only to a server whose certificate was
-//! verified; nothing is printed before the API key has worked.
+//! Invariants:
+//!
+//! * The API key comes from standard input. It goes to the Rancher at `--url` and to standard
+//!   output, and nowhere else.
+//! * The API key is sent only to a server whose certificate was verified.
+//! * Nothing is printed before the API key has worked.
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 
@@ -20,7 +23,7 @@ use crate::rancher::{IssuedTokens, RancherError, RancherIssuer, SecretText, show
 
 const NOT_ACCEPTED: &str = "standard input: the API key is not accepted: it must be one that has not ended, is enabled and \
                             is not for one cluster only";
-/// Maximum length of the input, in bytes: an API key is shorter.
+/// Maximum length of the input, in bytes. An API key is shorter.
 const LONGEST_KEY: u16 = 4096;
 
 /// Options of `rancher-secret`.
@@ -90,7 +93,8 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     let issuer = issuer.map_err(|why| refused(format!("--url {url:?}: {why}")))?;
     let known = match issuer.issued().await {
         Ok(known) => known,
-        // A key that may only read and write the cloud credential is enough to put a token into it.
+        // With `--cloud-credential`, a key that may only read and write the cloud credential is
+        // enough.
         Err(RancherError::Unauthorized) if behind.is_some() => IssuedTokens::unlisted(),
         Err(error) => return Err(refused(why(&args, &error).await).into()),
     };

@@ -1,8 +1,8 @@
-//! DHCP agents of the networks whose annotation requests an agent: for each such network, a
-//! Deployment in the operator's namespace, and an annotation on the network that names the agent.
-//! [`crate::domain::dhcp_lease`] decides both.
+//! Makes DHCP agents for the networks whose annotation requests an agent. Each such network gets a
+//! Deployment in the operator's namespace, and an annotation that names the agent.
+//! [`crate::domain::dhcp_lease`] decides the content of both.
 //!
-//! All networks are checked each second, in memory, as the agents' Leases are. A write happens only
+//! All networks are checked each second, in memory, like the agents' Leases. A write happens only
 //! if something differs.
 
 use std::collections::HashMap;
@@ -67,7 +67,7 @@ struct ObservedDeployments {
     deployments: HashMap<String, StoredDeployment>,
 }
 
-/// Failed writes by name: their number, and the time of the next try.
+/// Map from a name to the number of its failed writes, and the time of the next try.
 #[derive(Default)]
 struct WriteFailures(HashMap<String, (u32, Instant)>);
 
@@ -138,7 +138,7 @@ impl DeploymentKeeper<'_> {
                     WantedAgent::Faulty(_) => self.options(&network.name),
                     WantedAgent::None | WantedAgent::Others | WantedAgent::Refused(_) => continue,
                 };
-                // Without known options the Deployment is not changed.
+                // While the options are unknown, the Deployment is not changed.
                 wanted.remove(&name);
                 if let Some(options) = options {
                     let (template, on) =
@@ -186,8 +186,8 @@ impl DeploymentKeeper<'_> {
         networks
     }
 
-    /// Reports, once for each network, the reason why its request for an agent is not carried out,
-    /// or not as requested.
+    /// Reports, once for each network, the fault because of which no agent is made, or the agent
+    /// retains its current options.
     fn tell(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
         reported.retain(|name, why| {
             networks

@@ -1,8 +1,9 @@
-//! DHCPLeases whose LoadBalancer is gone, and the state of the networks' DHCP agents.
+//! Handles DHCPLeases whose LoadBalancer is gone, and reports the state of the networks' DHCP
+//! agents.
 //!
 //! Owns the deletion of DHCPLeases. A record gets its release time, and is later deleted, only
-//! after the API server itself has answered that no LoadBalancer needs the record: the view may not
-//! yet contain a LoadBalancer that was created again.
+//! after the API server itself has answered that no LoadBalancer needs the record. The view is not
+//! enough, because it may not yet contain a LoadBalancer that was created again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -158,8 +159,8 @@ async fn carry_out(
         }
     };
     match done {
-        // The record is gone. A conflict is retried as an error: the event of the change that
-        // caused the conflict may have been observed already.
+        // The record is gone. A conflict is returned as an error, and so retried, because the event
+        // of the change that caused the conflict may have been observed already.
         Err(CallError::NotFound) => Ok(()),
         other => other,
     }
@@ -197,8 +198,8 @@ struct NetworkState {
     overdue: i64,
 }
 
-/// Counts records, and enqueues all LoadBalancers and records of a network whose agent came or
-/// went.
+/// Counts records. When the agent of a network appears or disappears, enqueues all LoadBalancers
+/// and records of that network.
 pub(super) async fn agents(ctx: Context) {
     // The series are removed at the end of the term.
     let _series = LeasingSeries(&ctx);

@@ -1,10 +1,12 @@
 //! Watches objects that Harvester's chart and its Go controller leave behind or put back. VMs with
-//! finalizers of the Go controller are counted. If a CRD that the chart contains too has a form
-//! other than the operator's, that is reported, and the form is replaced where that is allowed.
+//! finalizers of the Go controller are counted. A CRD that the chart contains too is reported if
+//! its form is not the operator's, and the form is replaced where that is allowed.
 //!
-//! Invariants: a form is replaced only where a take-over installed the operator's form before, and
-//! then at most once in [`AGAIN`], so that the operator and a chart that insists do not write in
-//! turns. The status subresource is put back only where a replica of the operator removed it.
+//! Invariants:
+//!
+//! * A form is replaced only where a take-over installed the operator's form before, and then at
+//!   most once in [`AGAIN`]. So the operator and a chart that insists do not write in turns.
+//! * The status subresource is put back only where a replica of the operator removed it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,10 +33,11 @@ const LOOK: Duration = Duration::from_secs(5);
 /// Shortest time between two writes of one CRD.
 const AGAIN: Duration = Duration::from_mins(10);
 
-/// Interval between two counts of finalizers while there are some, and while there are none.
+/// Interval between two counts of finalizers: first while there are finalizers, second while there
+/// are none.
 const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
-/// Time from the start of a term to the first count. It reads every VM, and LoadBalancers that wait
-/// for an address come first.
+/// Time from the start of a term to the first count. The count reads every VM, so LoadBalancers
+/// that wait for an address come first.
 const FIRST_COUNT: Duration = Duration::from_secs(5);
 
 /// A CRD as last read.
@@ -61,8 +64,8 @@ pub(super) async fn run(ctx: Context, pools: LedgerHandle) {
     tokio::join!(count(&ctx), watch(&ctx, pools));
 }
 
-/// Counts the VMs with a finalizer of the Go controller: without a running Go controller, the
-/// deletion of such a VM does not end.
+/// Counts the VMs with a finalizer of the Go controller, because the deletion of such a VM does not
+/// end without a running Go controller.
 async fn count(ctx: &Context) {
     tokio::time::sleep(FIRST_COUNT).await;
     loop {
@@ -127,7 +130,8 @@ async fn look(
         }
     };
     match ctx.writer.patch_crd(name, &patch).await {
-        // Another client has changed the CRD. The next check decides again.
+        // Another client has changed the CRD. The next check decides again whether to replace the
+        // form.
         Err(CallError::Conflict) => {
             known.version.clear();
             return Ok(());
@@ -146,8 +150,8 @@ async fn look(
     Ok(())
 }
 
-/// Reports whether another form has replaced the operator's form of a CRD: in the metrics, and for
-/// IPPool's CRD also in the conditions of all pools.
+/// Reports in the metrics whether another form has replaced the operator's form of a CRD. For
+/// IPPool's CRD, reports it also in the conditions of all pools.
 fn tell(ctx: &Context, name: &str, form: CrdForm, pools: &LedgerHandle) {
     let is_replaced = form == CrdForm::Replaced;
     ctx.metrics.leadership.crd_replaced.with_label_values(&[name]).set(is_replaced.into());

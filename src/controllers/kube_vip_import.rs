@@ -27,12 +27,12 @@ const FIRST_RUN: Duration = Duration::from_secs(10);
 /// Pause before the import is tried again. It grows from the first value to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
-/// First run of a term. Returns whether nothing is left to do.
+/// Runs the import for the first time in a term. Returns whether nothing is left to do.
 pub(super) async fn first(ctx: &Context) -> bool {
     tokio::time::timeout(FIRST_RUN, run(ctx)).await.unwrap_or(false)
 }
 
-/// Further runs, until nothing is left to do. Never returns.
+/// Repeats the import until nothing is left to do. Never returns.
 pub(super) async fn rest(ctx: Context, mut done: bool) {
     let mut delay = RETRY.0;
     while !done {
@@ -121,8 +121,8 @@ async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<Strin
     Ok(created)
 }
 
-/// Records former owners in a pool. They are a hint: without them addresses are allocated as usual.
-/// The ledger task merges them.
+/// Records former owners in a pool. Former owners are only a hint: without them addresses are
+/// allocated as usual. The ledger task merges them into the pool's ledger.
 async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
     let mut tries = 0;
     let error = loop {

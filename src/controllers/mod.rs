@@ -90,8 +90,8 @@ impl TermQueues {
                     self.records.look(name, Some(namespace));
                 }
                 self.prober.remove(&owner.name);
-                // While a Service requests the address, no other LoadBalancer may have it. The end
-                // of that Service sends this change again.
+                // While a Service requests the address, no other LoadBalancer may have it. When
+                // that Service is gone, this change is sent again.
                 if !self.views.is_served(&owner) {
                     self.ledger.forget(owner);
                 }
@@ -122,7 +122,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         prober: prober.clone(),
         moved,
     };
-    // Subscribes before the lists, so that no change is missed between the two.
+    // Subscribes before the views list their objects, so that no change between the two is missed.
     let _subscription = views.listen(move |change| queues.send(change));
     views.synced().await;
     // Runs before any ledger is read, so that a LoadBalancer that waits for an imported pool gets
@@ -139,7 +139,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let asked = second_opinion::ask(ctx.clone(), prober.clone());
     let harvester = harvester_leftovers::run(ctx.clone(), handle.clone());
     let (context, due) = load_balancer::LbContext::new(ctx, handle, prober);
-    // A separate task: its wake-ups would otherwise poll all the other tasks here.
+    // A separate task, because its wake-ups would otherwise poll all the other tasks here.
     let serving = load_balancer::run(Arc::new(context), woken, due);
     let serving = AbortOnDropHandle::new(tokio::spawn(serving));
     // Handles the VMs that exist when the term begins; later changes are signalled.

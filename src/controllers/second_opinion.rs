@@ -29,11 +29,11 @@ use crate::k8s::leadership::{Leadership, ReplicaNotes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};
 
-/// Interval of questions while the doubt lasts: each question is about other targets, and results
-/// may change.
+/// Interval of questions while the doubt lasts. A repeated question is about other targets, and
+/// results may change.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Event: VMs whose failures were doubted answer again, or are gone.
+/// Reason of the Event: VMs whose failures were doubted answer again, or are gone.
 const TRUSTED: &str = "ProberTrusted";
 
 /// Place of this process among the operator's replicas.

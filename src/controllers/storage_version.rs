@@ -1,10 +1,13 @@
 //! Rewrites every LoadBalancer in the current storage version, and removes the old version from the
 //! CRD's `storedVersions`: only then can a later CRD omit the old version.
 //!
-//! Invariants: `storedVersions` is shortened only if the CRD has not changed since before the
-//! objects were listed, so no object was stored in the old version after its rewrite; and only if
-//! every listed object was written since then, by this task or by another client. Nothing is
-//! written while conversion does not work, because then the list fails.
+//! Invariants:
+//!
+//! * `storedVersions` is shortened only if every listed object was written after the list, by this
+//!   task or by another client.
+//! * `storedVersions` is shortened only if the CRD has not changed since before the list. So no
+//!   object was stored in the old version after its rewrite.
+//! * Nothing is written while conversion does not work, because then the list fails.
 
 use std::time::Duration;
 
@@ -19,11 +22,13 @@ use crate::k8s::{CallError, call};
 
 const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 const STORED: &str = "v1beta1";
-/// Objects read by one call of a list. Each may have to be converted within the call's deadline.
+/// Number of objects per call of a list. The API server may have to convert all of them within the
+/// call's deadline.
 const PAGE: u32 = 200;
 /// Pause between two writes.
 const PACE: Duration = Duration::from_millis(10);
-/// Time after which every API server has applied a change of the CRD: they wait 5 s themselves.
+/// Time after which every API server has applied a change of the CRD. API servers wait 5 s
+/// themselves.
 const SETTLED: Duration = Duration::from_secs(10);
 /// Pause before another attempt. It grows from the first value to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
@@ -95,7 +100,8 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
     for (namespace, name, version) in &objects {
         let patch = json!({"metadata": {"resourceVersion": version}});
         match ctx.writer.patch_lb(namespace, name, &patch).await {
-            // Changed or removed by another client: no longer stored in the old version.
+            // Another client has changed or removed the object, so it is not stored in the old
+            // version any more.
             Ok(_) | Err(CallError::Conflict | CallError::NotFound) => {}
             Err(CallError::NotLeader) => return Err(CallError::NotLeader),
             Err(error) => {

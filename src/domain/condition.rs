@@ -15,7 +15,7 @@ pub(super) fn condition(status: ConditionStatus, reason: &str, message: String) 
 }
 
 /// Sets a condition in a list, at `now` (RFC 3339). `None`: the list has the same condition
-/// already. Times change only with content.
+/// already. The times change only if the status, the reason or the message changes.
 pub(super) fn with_condition(
     list: &[Condition],
     new: Condition,

@@ -18,8 +18,8 @@ pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
 pub const DEFAULT_LEASE_SECONDS: u8 = 3;
 /// Interval at which a replica that does not lead reads the Lease.
 pub const RETRY: Duration = Duration::from_millis(400);
-/// Margin between the time until which the holder trusts its Lease and the time when others may
-/// take it.
+/// Margin between the time until which the holder trusts its Lease and the time from which others
+/// may take that Lease.
 pub const SAFETY_MARGIN: Duration = Duration::from_millis(500);
 
 /// Lease duration of the Go controller, in seconds (wrangler, `pkg/leader/leader.go`).
@@ -103,23 +103,23 @@ impl LeaseSeen {
 /// Next action on the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseAction {
-    /// Create the Lease: there is none.
+    /// Create the Lease, because there is none.
     Create,
-    /// Replace the Lease and count one more transition: it is free or expired.
+    /// Replace the Lease and count one more transition, because the Lease is free or expired.
     Acquire,
-    /// Replace the Lease with a new renewal time: this process holds it.
+    /// Replace the Lease with a new renewal time, because this process holds the Lease.
     Renew,
-    /// Wait until this time: another process holds the Lease, which expires then if it does not
-    /// change.
+    /// Wait until this time, because another process holds the Lease. The Lease expires then if it
+    /// does not change.
     Wait(Duration),
-    /// Restart the process: the Lease is older than a Lease that was read before.
+    /// Restart the process, because the Lease is older than a Lease that was read before.
     StartAnew(StoreWentBack),
 }
 
 /// Sign that the API server's etcd was restored from a backup: a resourceVersion that is smaller
 /// than one read before. Versions of one cluster are numbers that grow (KEP-5504), and a Lease is
 /// read with a quorum. After such a restore, this process's caches contain objects with versions
-/// that the API server will assign again, to other content; and a watch from such a version stays
+/// that the API server will assign again, to other content. A watch from such a version stays
 /// silent until the API server has reached that version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreWentBack {

@@ -28,8 +28,8 @@ use std::net::IpAddr;
 pub struct LbFacts {
     /// Identity of the LoadBalancer.
     pub owner: Owner,
-    /// Creation time, in seconds since the epoch: the LoadBalancer that waits longest is served
-    /// first.
+    /// Creation time, in seconds since the epoch, so that the LoadBalancer that waits longest is
+    /// served first.
     pub created: i64,
     /// Requirement that the address must meet.
     pub requirement: pools::selection::PoolRequirement,
@@ -51,8 +51,8 @@ pub struct LbFacts {
 
 impl LbFacts {
     /// Segments on which this LoadBalancer's address is announced, if the address is from a pool on
-    /// the segment `pool`. For a vm LoadBalancer, the segment of its annotation counts as well: an
-    /// earlier Service may be announced there.
+    /// the segment `pool`. For a vm LoadBalancer, the segment of its annotation counts as well,
+    /// because an earlier Service may be announced there.
     pub fn announced_at(&self, pool: &network::Segment) -> Vec<network::Segment> {
         match (&self.segment, self.guest) {
             (Some(own), true) => vec![own.clone()],

@@ -1,10 +1,10 @@
-//! Stable reasons of conditions and Events. Scripts match on them: a released reason never changes
-//! its meaning.
+//! Stable reasons of conditions and Events. Scripts match on reasons, so a reason that a release
+//! contains never changes its meaning.
 
 use api::ANNOTATION_DHCP;
 
-/// Reason why a LoadBalancer has no address, or keeps an address other than the one that it asks
-/// for.
+/// Reason why a LoadBalancer has no address, or keeps an address other than the address that it
+/// asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoAddressReason {
     /// No pool matches network and scope.
@@ -17,7 +17,7 @@ pub enum NoAddressReason {
         /// Names of the pools that were tried, in order.
         pools: Vec<String>,
     },
-    /// A matching pool's ledger has reached the largest size of an object.
+    /// A matching pool's ledger has reached the maximum size of an object.
     LedgerFull {
         /// Name of the pool.
         pool: String,
@@ -157,10 +157,10 @@ pub enum NoLease {
     },
     /// No agent is running for the network.
     NoAgent {
-        /// Name of the network; empty if the LoadBalancer names none.
+        /// Name of the network; empty if the LoadBalancer names no network.
         network: String,
-        /// Whether the host leases on the network. If so, only the agent of the network is not
-        /// running.
+        /// Whether the host leases on the network. If so, the cause is only that the network's
+        /// agent is not running.
         declared: bool,
     },
     /// An annotation of the network is not valid.
@@ -181,7 +181,7 @@ pub enum NoLease {
     },
     /// The former record is for another client, and must be deleted first.
     OtherIdentity,
-    /// The host takes over the lease of kube-vip, which must release it first.
+    /// The host takes over the lease of kube-vip. First, kube-vip must release this lease.
     TakingOver {
         /// Network.
         network: String,
@@ -286,7 +286,8 @@ pub const SOURCE_RANGES_BYPASSED: &str = "SourceRangesBypassed";
 pub const NO_BACKENDS: &str = "NoRunningBackends";
 /// No running VM has a suitable address.
 pub const NO_BACKEND_ADDRESS: &str = "NoBackendAddress";
-/// Running VMs report only addresses that they may not have. The status is True if other VMs serve.
+/// Running VMs report only addresses that they are not allowed to have. The status is True if other
+/// VMs serve.
 pub const BACKEND_ADDRESS_REFUSED: &str = "BackendAddressRefused";
 /// Running VMs fail their health check, or have not passed it yet.
 pub const BACKENDS_UNHEALTHY: &str = "BackendsUnhealthy";
@@ -306,7 +307,7 @@ pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
 pub const POOL_READY: &str = "Ready";
 /// A range of the pool is invalid.
 pub const INVALID_RANGE: &str = "InvalidRange";
-/// Some addresses are also in the ranges of another pool of the network.
+/// Some of the pool's addresses are also in the ranges of another pool of the network.
 pub const RANGE_CONFLICT: &str = "RangeConflict";
 /// The cluster has another global pool.
 pub const SECOND_GLOBAL_POOL: &str = "SecondGlobalPool";
@@ -317,17 +318,19 @@ pub const SCOPE_CONFLICT: &str = "ScopeConflict";
 /// The pool is being deleted, and waits for the release of its addresses.
 pub const DELETING: &str = "Deleting";
 
-/// End of the text about a controller that writes the status of an IPPool by plain updates.
+/// Suffix of the text about another controller that writes the status of an IPPool by plain
+/// updates, that is, not through the status subresource.
 pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource here, which silently drops that controller's records, so that it may allocate one address twice: restore Harvester's CRD, or stop that controller";
 
-/// End of the same text if the operator has removed the status subresource of IPPool.
+/// Suffix of the same text, for the case that the operator has removed the status subresource of
+/// IPPool.
 pub const STATUS_KEPT: &str = ". IPPool was served with a status subresource here, which silently drops that controller's records: the operator has removed it from the CRD, so that no address is allocated twice";
 
 /// Text of the condition and the Event about a CRD in which another form has replaced the
-/// operator's.
+/// operator's form.
 pub const FORM_REPLACED: &str = "an upgrade of Harvester, or a person, has put another form in the place of the operator's CRD: addresses go on, and nothing is lost, but fields of the operator's form are dropped at each write; `harvester-guest-operator takeover --apply` puts the operator's back";
 
-/// Text about a CRD whose form the operator has replaced by its own.
+/// Text about a CRD in which the operator has put its own form back.
 pub const FORM_REPAIRED: &str =
     "another form was in the place of the operator's CRD, which the operator has put back";
 
@@ -342,7 +345,7 @@ pub fn other_controller(holder: &str) -> String {
     )
 }
 
-/// Whether a condition's reason is one that this operator writes to LoadBalancers.
+/// Whether this operator writes the reason to conditions of LoadBalancers.
 pub fn is_ours(reason: &str) -> bool {
     const WAITS: [&str; 8] = [
         "NoMatchedIPPool",

@@ -90,7 +90,7 @@ pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
             all.push((format!("LoadBalancer {}", facts::name(lb)), condition, address));
         }
     }
-    // RFC 3339 in UTC sorts as text.
+    // RFC 3339 times in UTC have the same order as their texts.
     all.sort_by(|a, b| b.1.last_update_time.cmp(&a.1.last_update_time));
     let say = |(object, condition, address): (String, &Condition, _)| json!({"object": object, "condition": condition, "allocatedAddress": address});
     all.into_iter().take(MOST).map(say).collect()
@@ -133,7 +133,7 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
             wrong.push((ready.last_update_time.clone(), name, entry));
         }
     }
-    // RFC 3339 in UTC sorts as text.
+    // RFC 3339 times in UTC have the same order as their texts.
     ends.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
     wrong.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
     json!({
@@ -146,8 +146,8 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
 /// Annotation with the configuration that kubectl applied last, certificates included.
 const APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Registration of admission or conversion with the API server: every field but the certificates. A
-/// certificate field says only whether there is a certificate.
+/// Registration of admission or conversion with the API server, with every field except the
+/// certificates. A certificate field says only whether there is a certificate.
 pub fn registration(configuration: &Value) -> Value {
     match configuration {
         Value::Object(fields) => {

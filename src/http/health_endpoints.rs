@@ -25,9 +25,9 @@ use crate::metrics::Metrics;
 /// Longest time without a read of the Lease. After that the process is stuck, or the API server is
 /// out of reach for all replicas.
 const LONGEST_SILENCE: Duration = Duration::from_mins(1);
-/// Most connections at the same time: of the kubelet, of scrapers and of people.
+/// Maximum number of connections at the same time: of the kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;
-/// Rate limit of gathering metrics: 20 times in a row, then once every 200 ms.
+/// Rate limit of gathering metrics: 20 times without a pause, then once every 200 ms.
 const GATHERINGS: WriteBudget = WriteBudget::new(20, Duration::from_millis(200));
 
 /// Process with these endpoints.

@@ -1,7 +1,7 @@
 //! TLS settings of admission, and the current certificate.
 //!
-//! Invariants: TLS 1.2 and later, HTTP/1.1 only. A certificate is replaced between two handshakes:
-//! no connection is dropped for that. Sessions are not resumed, so the caller verifies the
+//! Invariants: TLS 1.2 and later, HTTP/1.1 only. A certificate is replaced between two handshakes,
+//! so no connection is dropped for that. Sessions are not resumed, so the caller verifies the
 //! certificate on each connection.
 
 use std::path::Path;
@@ -19,7 +19,7 @@ use rustls::server::{
 use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig};
 
-/// Current certificate. Without one, handshakes fail.
+/// Current certificate. Without a certificate, handshakes fail.
 #[derive(Debug, Default)]
 pub struct InUse(RwLock<Option<Arc<CertifiedKey>>>);
 
@@ -38,8 +38,8 @@ impl ResolvesServerCert for InUse {
 
 /// TLS settings that serve the current certificate. `client_ca`: a PEM file with the authorities of
 /// callers' certificates. With this file, callers are asked for a certificate, and it is verified.
-/// A caller without a certificate is accepted but marked unknown: the API server cannot show one
-/// when it requests a conversion.
+/// A caller without a certificate is accepted but marked unknown, because the API server cannot
+/// show a certificate when it requests a conversion.
 pub fn settings(in_use: Arc<InUse>, client_ca: Option<&Path>) -> anyhow::Result<ServerConfig> {
     // Names the provider, so that the default that another crate sets does not matter.
     let provider = Arc::new(aws_lc_rs::default_provider());

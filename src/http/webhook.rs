@@ -1,10 +1,13 @@
 //! Paths that the API server calls, the same as the Go webhook's.
 //!
-//! Invariants: every request is answered before the API server's timeout, and with a sentence if it
-//! is refused. A small request never waits for another: each connection has memory for one. Large
-//! reviews are read and answered one at a time, and so are large conversions; in both queues,
-//! sources take turns. So the total memory of large requests is bounded, and two callers with large
-//! bodies delay only each other. A panic affects one request only, which is answered with 500.
+//! Invariants:
+//! * every request is answered before the API server's timeout, and with a sentence if it is
+//!   refused;
+//! * a small request never waits for another request, because each connection has memory for one;
+//! * large reviews are read and answered one at a time, and so are large conversions. In both
+//!   queues, sources take turns. So the total memory of large requests is bounded, and two callers
+//!   with large bodies delay only each other;
+//! * a panic affects one request only, which is answered with 500.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -35,7 +38,8 @@ pub const MUTATION: &str = "/v1/webhook/mutation";
 pub const VALIDATION: &str = "/v1/webhook/validation";
 /// Path for conversions between versions.
 pub const CONVERSION: &str = "/v1/webhook/conversion";
-/// Connections at the same time. Each may carry one small request: 24 MiB in total.
+/// Maximum number of connections at the same time. Each may carry one small request: 24 MiB in
+/// total.
 pub const CONNECTIONS: usize = 768;
 
 /// Deadlines of answers. The API server waits 5 s for a review (`timeoutSeconds`) and 30 s for a
@@ -46,7 +50,8 @@ const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
 /// sender can delay the next sender by this time.
 const REVIEW_ARRIVES: Duration = Duration::from_secs(3);
 const CONVERSION_ARRIVES: Duration = Duration::from_secs(8);
-/// Largest review in bytes. It holds an object twice, and the API server limits each to 3 MiB.
+/// Largest review in bytes. A review holds an object twice, and the API server limits each copy to
+/// 3 MiB.
 const LARGEST_REVIEW: usize = 8 << 20;
 /// Largest conversion in bytes. A list is converted in one review.
 const LARGEST_CONVERSION: usize = 32 << 20;
@@ -143,7 +148,7 @@ impl Webhooks {
     }
 }
 
-/// Complete body. A large one holds a turn until its answer is sent.
+/// Complete body. A large body holds a turn until its answer is sent.
 struct CompleteBody {
     bytes: Vec<u8>,
     turn: Option<CallerTurn<ConnectionSource>>,
@@ -269,9 +274,10 @@ impl RequestRefusal {
         Self(StatusCode::LENGTH_REQUIRED, text)
     }
 
-    /// Refusal that makes the API server send the review again: this machine may have stalled
-    /// although the body was there. The API server repeats a request after 503 with `Retry-After`
-    /// (`checkWait` in k8s.io/client-go/rest) until its own deadline, but not after 408 or 504.
+    /// Refusal that makes the API server send the review again, because this machine may have
+    /// stalled although the body was there. The API server repeats a request after 503 with
+    /// `Retry-After` (`checkWait` in k8s.io/client-go/rest) until its own deadline, but not after
+    /// 408 or 504.
     fn late(what: &str) -> Self {
         Self(StatusCode::SERVICE_UNAVAILABLE, format!("{what}\n"))
     }
@@ -300,8 +306,8 @@ async fn validation(State(at): At, Extension(caller): From, body: Body) -> Respo
     within(&at.metrics, "validation", REVIEW_DEADLINE, work).await
 }
 
-/// Accepts any caller: the API server shows no certificate here, and the answer contains only data
-/// that the caller has sent.
+/// Converts objects for any caller, because the API server shows no certificate here, and the
+/// answer contains only data that the caller has sent.
 async fn convert(State(at): At, Extension(caller): From, body: Body) -> Response {
     let work = at.clone().convert(caller, body);
     within(&at.metrics, "conversion", CONVERSION_DEADLINE, work).await

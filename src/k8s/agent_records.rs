@@ -1,4 +1,5 @@
-//! Records of one network, for the network's agent: one watch that reports events in order.
+//! Records of one network, as the network's agent reads them. A single watch reports their events
+//! in order.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +14,7 @@ use super::{CallError, call};
 use crate::api::DHCPLease;
 use crate::metrics::Metrics;
 
-/// Objects in one page of a list.
+/// Number of objects in one page of a list.
 const PAGE: u32 = 100;
 
 /// An event of the watch.
@@ -40,8 +41,9 @@ impl RecordClient {
         Self { client, metrics }
     }
 
-    /// Watches the network's records until dropped. Records of other networks are skipped. A record
-    /// that this version cannot parse still exists: it is not reported as gone.
+    /// Watches the network's records until this future is dropped. Records of other networks are
+    /// skipped. A record that this version of the operator cannot parse still exists, so it is not
+    /// reported as gone.
     pub async fn watch(self, network: String, tell: UnboundedSender<RecordEvent>) {
         let names: Mutex<HashSet<String>> = Mutex::default();
         let names = || names.lock().unwrap_or_else(PoisonError::into_inner);

@@ -23,24 +23,24 @@ use super::read_only::{ReadOnly, RefusedReads};
 use super::request_path::watched;
 use crate::metrics::Metrics;
 
-/// Time after which an idle connection is closed. The API server at the other end may have become
-/// unresponsive meanwhile, and the next call would detect that only by its deadline.
+/// Idle time after which a connection is closed, because the API server at the other end may have
+/// become unresponsive meanwhile. The next call would detect that only when its deadline expires.
 const IDLE: Duration = Duration::from_secs(3);
 /// Idle time before the kernel's first keepalive probe, and the interval between probes.
 const KEEPALIVE: Duration = Duration::from_secs(3);
-/// Unanswered probes after which the connection counts as dead.
+/// Number of unanswered probes after which a connection counts as dead.
 const KEEPALIVE_PROBES: u32 = 2;
 
 /// Connects with the given kubeconfig. Without one, uses `KUBECONFIG` or the default file, else the
 /// configuration of the pod.
 ///
-/// The client's own retries are off: they repeat POSTs, and each caller here decides when a retry
-/// is safe.
+/// The client's own retries are off, because they also repeat POSTs. Each caller here decides when
+/// a retry is safe.
 pub async fn connect(kubeconfig: Option<&Path>, metrics: &Metrics) -> anyhow::Result<Client> {
     through(way(kubeconfig).await?, metrics)
 }
 
-/// Connects as [`connect`] does, with another connect timeout.
+/// Connects as [`connect`] does, but with `patience` as the connect timeout.
 pub async fn connect_within(
     patience: Duration,
     kubeconfig: Option<&Path>,
@@ -83,8 +83,8 @@ pub async fn way(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
 
 /// A client with this configuration and its own connections. Its calls are counted.
 ///
-/// Differs from kube's client only in its connections. Each has deadlines, and is closed when it is
-/// idle: kube has no setting that closes idle connections.
+/// The client differs from kube's own client only in its connections: each connection has
+/// deadlines, and is closed when it is idle. kube has no setting that closes idle connections.
 pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
     assemble(config, None, metrics)
 }
@@ -113,8 +113,8 @@ fn assemble(
     connector.set_connect_timeout(config.connect_timeout);
     connector.set_read_timeout(Some(SILENCE));
     connector.set_write_timeout(Some(SILENCE));
-    // Each write restarts the read timeout: a request on an idle connection has the full time for
-    // its answer.
+    // Each write restarts the read timeout, so that a request on an idle connection has the full
+    // time for its answer.
     connector.set_reset_reader_on_write(true);
     let http = Http::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

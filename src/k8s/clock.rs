@@ -1,4 +1,4 @@
-//! Clock for the terms of claims and leases: time since boot, suspension included.
+//! Clock for the expiry of leadership claims and leases: time since boot, suspension included.
 
 use std::time::Duration;
 

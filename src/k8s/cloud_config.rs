@@ -1,8 +1,9 @@
 //! Reads and writes of the `cloud-config` command: accounts, rights and tokens of guest clusters.
 //!
-//! Invariants: objects are only created or deleted, never changed, and deleted only in the version
-//! that was read. The content of a Secret is read only if that Secret is requested, one Secret at a
-//! time.
+//! Invariants:
+//! * Objects are created or deleted, but never changed.
+//! * An object is deleted only in the version that was read.
+//! * The content of a Secret is read only if that Secret is requested, one Secret at a time.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -71,7 +72,7 @@ impl GuestCredentials {
         Ok(found.with_context(|| format!("read Namespace {name}"))?.is_some())
     }
 
-    /// Accounts, bindings, tokens and rotations, in one namespace or in all.
+    /// Accounts, bindings, tokens and rotations, in one namespace or in all namespaces.
     pub async fn survey(&self, namespace: Option<&str>) -> anyhow::Result<GuestObjects> {
         let accounts = self.metadata::<ServiceAccount>(namespace, "").await?;
         let tokens = self.metadata::<Secret>(namespace, &format!("type={TOKEN_TYPE}")).await?;
@@ -177,7 +178,8 @@ impl GuestCredentials {
         Ok(list.items.into_iter().map(|object| object.metadata).collect())
     }
 
-    /// ClusterRoleBindings, and RoleBindings of the namespace and of the shared namespaces.
+    /// ClusterRoleBindings, and the RoleBindings of the given namespace and of the shared
+    /// namespaces. Without a namespace, the RoleBindings of all namespaces.
     async fn bindings(&self, namespace: Option<&str>) -> anyhow::Result<Vec<StoredBinding>> {
         let all = Api::<ClusterRoleBinding>::all(self.client.clone());
         let list =
@@ -248,13 +250,14 @@ impl GuestCredentials {
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<(), CallError> {
-        // The answer is wiped unread: the answer to a write of a Secret contains the Secret.
+        // The answer is wiped unread, because the answer to a write of a Secret contains the
+        // Secret.
         raw_within(PATIENCE, &self.client, request).await?.accepted().map(drop)
     }
 
-    /// A new token of the guest's account, valid for ten minutes and only while the Secret with
-    /// this name and UID exists. The Secret's own token is not used: its use would be recorded on
-    /// the Secret as a use by the guest.
+    /// A new token of the guest's account. The token is valid for ten minutes, and only while the
+    /// Secret with this name and UID exists. The Secret's own token is not used, because that use
+    /// would be recorded on the Secret as a use by the guest.
     pub async fn passing(
         &self,
         guest: &GuestCluster,
@@ -300,14 +303,14 @@ impl GuestCredentials {
 /// Values of a Secret by key, in Base64. Wiped from memory when dropped.
 type Values = BTreeMap<String, Zeroizing<String>>;
 
-/// The fields of a Secret that are read.
+/// Fields of a Secret that this client reads.
 #[derive(Deserialize)]
 struct SecretFields {
     #[serde(default)]
     data: Option<Values>,
 }
 
-/// The fields of a TokenRequest that are read.
+/// Fields of a TokenRequest that this client reads.
 #[derive(Deserialize)]
 struct TokenRequestFields {
     status: SignedStatus,
@@ -327,7 +330,8 @@ struct ObjectWithValues<'a> {
 }
 
 impl ObjectWithValues<'_> {
-    /// Serializes into one preallocated buffer: a buffer that grows leaves copies in memory.
+    /// Serializes into one preallocated buffer, because a growing buffer would leave copies in
+    /// memory.
     fn text(&self) -> Result<Vec<u8>, CallError> {
         let values = self.data.iter().map(|(key, value)| key.len() + value.len() + 16);
         let mut text = Vec::with_capacity(4096 + values.sum::<usize>());
@@ -345,7 +349,7 @@ fn named(object: &KindAndName, body: &Value) -> Value {
     body
 }
 
-/// API path of a kind's objects, and the `apiVersion`.
+/// API path of the objects of a kind, and the kind's `apiVersion`.
 fn place(object: &KindAndName) -> (String, String) {
     fn of<K: Resource<DynamicType = ()>>(namespace: Option<&str>) -> (String, String) {
         (K::url_path(&(), namespace), K::api_version(&()).into_owned())
@@ -400,8 +404,8 @@ fn token(meta: &ObjectMeta) -> TokenSecret {
     }
 }
 
-/// Whether the error has this status code. A cluster without the API group answers in plain text,
-/// without a reason, so the code decides.
+/// Whether the error has this status code. Only the code is compared, because a cluster without the
+/// API group answers in plain text, without a reason.
 fn has_code(error: &CallError, code: u16) -> bool {
     match error {
         CallError::NotFound => code == 404,

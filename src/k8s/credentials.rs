@@ -1,8 +1,10 @@
-//! Present state of credentials: the Secrets that consumers read, and the objects that tokens are
-//! bound to.
+//! Reads the present state of credentials: the Secrets that consumers read, and the objects that
+//! tokens are bound to.
 //!
-//! Invariants: a Secret's value is parsed here and not by the library, whose errors put text that
-//! it cannot parse into the log; the time is that of the API server's clock.
+//! Invariants:
+//! * A Secret's value is parsed here and not by the library, because the library logs text that it
+//!   cannot parse.
+//! * The time is that of the API server's clock.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -66,14 +68,14 @@ pub(super) struct RawAnswer {
 }
 
 impl RawAnswer {
-    /// The parsed object. An error: the request was refused, or the answer cannot be parsed.
+    /// The parsed object. `Err`: the request was refused, or the answer cannot be parsed.
     pub(super) fn granted<T: DeserializeOwned>(self) -> Result<T, CallError> {
         let answer = self.accepted()?;
         // The parse error is not passed on: it may quote a secret.
         serde_json::from_slice(&answer.body).map_err(|_| answer.failed("not JSON"))
     }
 
-    /// The answer itself, if it is a success. The error says why the request was refused.
+    /// The answer itself, if it is a success. `Err`: the reason why the request was refused.
     pub(super) fn accepted(self) -> Result<Self, CallError> {
         if (200..300).contains(&self.code) {
             return Ok(self);
@@ -216,7 +218,7 @@ impl CredentialReader {
         Ok(bond.uid().unwrap_or_default())
     }
 
-    /// Names of the Secrets that were created for a rotation and exist.
+    /// Names of the existing Secrets that were created for a rotation.
     pub async fn made_by(&self, namespace: &str, rotation: &str) -> Result<Vec<String>, CallError> {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
         let labelled = ListParams::default().labels(&format!("{LABEL_ROTATION}={rotation}"));
@@ -232,8 +234,8 @@ impl CredentialReader {
     }
 
     /// Fails if this operator has no right to create tokens of the account. The API server does not
-    /// check that right: it puts any account's token into a Secret that a client creates for the
-    /// account.
+    /// check that right when a client creates a Secret for an account: it puts the account's token
+    /// into the Secret.
     pub async fn check_right_to_sign(
         &self,
         namespace: &str,
@@ -278,8 +280,8 @@ impl CredentialReader {
     }
 }
 
-/// Contents of all Secrets of a namespace, or of the Secret with this name: each value with the
-/// name of its Secret and its key.
+/// Values of all Secrets of a namespace, or of the Secret with this name. Each entry is the name of
+/// the Secret, the key and the value.
 pub async fn contents(
     client: &Client,
     namespace: &str,

@@ -1,6 +1,6 @@
-//! Kubernetes Events: best effort, from a bounded queue, at a rate that does not slow the writes of
-//! addresses. Namespaces take turns, so that no tenant's warnings delay those of another tenant.
-//! Events that are not written are counted.
+//! Writes Kubernetes Events, best effort, from a bounded queue. The rate is so low that writes of
+//! addresses are not slowed. Namespaces take turns, so that the warnings of one tenant do not delay
+//! those of another tenant. Events that are not written are counted.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -14,9 +14,9 @@ use crate::domain::limits::fair_queue::FairQueue;
 use crate::domain::load_balancer::bounds::cut;
 use crate::metrics::Metrics;
 
-/// Events that may be written in a row after a pause.
+/// Maximum number of Events that are written without delay after a pause.
 const BURST: u32 = 20;
-/// Longest note in bytes: the API server refuses an Event with a longer note.
+/// Maximum length of a note in bytes. The API server refuses an Event with a longer note.
 const LONGEST_NOTE: usize = 1024;
 /// Time after which one more Event may be written.
 const EARN: Duration = Duration::from_millis(500);
@@ -60,12 +60,12 @@ impl EventRecorder {
         Self { queue, metrics }
     }
 
-    /// Sends an Event of type Normal: an expected change.
+    /// Sends an Event of type Normal, for an expected change.
     pub fn normal(&self, object: ObjectReference, reason: &str, note: String) {
         self.send(EventType::Normal, object, reason, note);
     }
 
-    /// Sends an Event of type Warning: an admin or user should act.
+    /// Sends an Event of type Warning, when an admin or user should act.
     pub fn warning(&self, object: ObjectReference, reason: &str, note: String) {
         self.send(EventType::Warning, object, reason, note);
     }
@@ -101,7 +101,7 @@ async fn write(queue: Weak<EventQueue>, news: Arc<Notify>, recorder: Recorder, m
             u32::try_from(earned.elapsed().as_millis() / EARN.as_millis()).unwrap_or(BURST);
         budget = budget.saturating_add(periods).min(BURST);
         earned += EARN * periods;
-        // Without budget, Normal Events are dropped; a Warning waits for its turn.
+        // When the budget is used up, a Normal Event is dropped, and a Warning waits.
         if budget == 0 {
             if event.type_ == EventType::Normal {
                 metrics.events_dropped.inc();

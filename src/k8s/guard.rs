@@ -1,4 +1,4 @@
-//! Objects that may not fit their type: an object that does not fit affects no other object.
+//! Parses objects that may not fit their type, so that such an object does not affect the others.
 //!
 //! The library's own guard copies each object twice, as a tree of values, before the object is
 //! parsed. These copies were most of the cost of reading VMs. The guard here keeps the text until
@@ -34,7 +34,7 @@ impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guard<K> {
             Err(error) => {
                 let PartialObjectMeta::<K> { metadata, .. } =
                     serde_json::from_str(text.get()).map_err(D::Error::custom)?;
-                // The error quotes the text that does not fit.
+                // The error is cut, because it quotes the text that does not fit.
                 let error = cut(error.to_string(), LONGEST_TEXT);
                 Ok(Self(Err(ObjectMisfit { metadata, error })))
             }

@@ -1,6 +1,7 @@
-//! A single list-and-watch that reports each object to a function, with its own backoff.
+//! Informer: a list and watch of one kind, with its own backoff, that reports each object to a
+//! function.
 //!
-//! Shared reflector streams are deliberately not used: they never report deletions.
+//! Shared reflector streams are deliberately not used, because they never report deletions.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -20,7 +21,7 @@ use crate::metrics::Metrics;
 
 /// Duration of a watch, in seconds. The API server sends a bookmark two seconds before a watch
 /// ends, so a connection without data for more than [`super::SILENCE`] is dead. The next watch
-/// resumes from the bookmark: that costs one call and no list.
+/// resumes from the bookmark, with one call and without a list.
 pub const WATCH_SECONDS: u32 = 8;
 
 /// Event of an informer.
@@ -30,8 +31,8 @@ pub enum ObjectEvent<K> {
     Listed(K),
     /// An object that was created or changed.
     Changed(K),
-    /// Metadata of an object that does not fit its type. The object was listed or changed: it
-    /// exists.
+    /// Metadata of an object that does not fit its type. The object exists, because it was listed
+    /// or changed.
     Unreadable(ObjectMeta),
     /// The key of an object that is gone, and its metadata at the deletion. `None`: the deletion
     /// was not observed, but a list did not contain the object.
@@ -51,8 +52,8 @@ pub fn key(meta: &ObjectMeta) -> String {
     }
 }
 
-/// Whether a refused list means that the cluster does not serve the kind. The code decides: if no
-/// kind of the group is served, the answer is plain text without a reason.
+/// Whether a refused list means that the cluster does not serve the kind. Only the code is
+/// compared: if no kind of the group is served, the answer is plain text without a reason.
 pub fn is_unserved(status: &Status) -> bool {
     status.code == 404
 }
@@ -63,9 +64,9 @@ pub fn is_out_of_reach(status: &Status) -> bool {
     is_unserved(status) || status.code == 403
 }
 
-/// Watches until dropped. Calls `on_event` for each event, in order; `on_event` must not block.
-/// `known` returns the keys of the objects that the caller has. A known object that a list does not
-/// contain is reported gone.
+/// Watches objects until this future is dropped. Calls `on_event` for each event, in order;
+/// `on_event` must not block. `known` returns the keys of the objects that the caller has. A known
+/// object that a list does not contain is reported as gone.
 pub async fn watch<K>(
     api: Api<K>,
     config: Config,
@@ -92,7 +93,7 @@ pub async fn watch_guarded<K>(
     run(api, config, metrics, known, |object| unwrap(object, metrics), on_event).await;
 }
 
-/// An object, or the metadata of one that does not fit its type.
+/// An object, or the metadata of an object that does not fit its type.
 fn unwrap<K>(Guard(object): Guard<K>, metrics: &Metrics) -> Result<K, Box<ObjectMeta>>
 where
     K: Resource<DynamicType = ()>,
@@ -116,8 +117,8 @@ async fn run<T, K>(
     T: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let kind = &*T::kind(&());
-    // Created before the watch, so dropped after it. A watch that was dropped, at the end of a term
-    // for example, must not count as overdue.
+    // The registration is created before the watch, so that it is dropped after the watch. A watch
+    // that was dropped, at the end of a term for example, must not count as overdue.
     let watched =
         WatchRegistration { metrics, resource: resource_at(api.resource_url()).to_owned() };
     let events = watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff());
@@ -167,7 +168,7 @@ impl UnlistedKeys {
     ) {
         let unreadable = |metadata: Box<ObjectMeta>| ObjectEvent::Unreadable(*metadata);
         match event {
-            // Also the start of a new list after one that failed.
+            // Also sent when a new list starts after a failed list.
             Event::Init => self.0 = known(),
             Event::InitApply(object) => {
                 if !self.0.is_empty() {
@@ -204,13 +205,14 @@ impl Drop for WatchRegistration<'_> {
     }
 }
 
-/// Delays between consecutive failures, of at most [`LAST_DELAY`] and some jitter.
+/// Delays before the tries after consecutive failures: at most [`LAST_DELAY`], and some jitter.
 ///
 /// The library's own delays begin at 800 ms. An API server that has just received a CRD refuses the
-/// first watch and accepts the next one a moment later: a guest should not wait a second for that.
+/// first watch, and accepts the next watch a moment later. A guest should not wait a second for
+/// that.
 struct RetryDelays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
-/// Longest delay between two tries to list a kind.
+/// Longest delay between two tries to list a kind, without jitter.
 const LAST_DELAY: Duration = Duration::from_secs(3);
 /// Time without a failure after which the next failure counts as the first one.
 const FORGIVEN: Duration = Duration::from_secs(30);
@@ -287,8 +289,8 @@ mod tests {
         }
     }
 
-    /// Reports to a caller about a watcher's events. The caller has the objects `known` when a list
-    /// begins.
+    /// Passes a watcher's events to `list`, and returns the reports that a caller gets. `known` has
+    /// the keys of the caller's objects when a list begins.
     fn reports(
         list: &mut UnlistedKeys,
         known: &[&str],

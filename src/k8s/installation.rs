@@ -1,10 +1,14 @@
-//! Objects in the API server that admission needs: its Secret, the webhook configurations, and this
-//! operator's own user name.
+//! Reads and writes what admission needs from the API server: its Secret, the webhook
+//! configurations, and this operator's own user name.
 //!
-//! Invariants: the Secret and the configurations are accessed one by one, by name, because the
-//! rights in `config/rbac` allow no more; no object is created or deleted here; every write carries
-//! the resourceVersion of the object that it was decided from. Leadership is not needed: every
-//! replica serves admission, and all replicas want the same content.
+//! Invariants:
+//! * The Secret and the configurations are accessed one by one, by name, because the rights in
+//!   `config/rbac` allow no more.
+//! * No object is created or deleted here.
+//! * Every write carries the resourceVersion of the object that it was decided from.
+//!
+//! Leadership is not needed, because every replica serves admission, and all replicas want the same
+//! content of these objects.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -44,12 +48,12 @@ pub struct VersionedSecret {
     version: String,
 }
 
-/// An observed object. `None`: it does not exist.
+/// An observed object. `None`: the object does not exist.
 #[derive(Clone)]
 pub enum ObservedObject {
     /// The Secret.
     Secret(Option<VersionedSecret>),
-    /// A configuration.
+    /// A configuration, reduced to the fields that decisions use.
     Configuration(WebhookObject, Option<Value>),
 }
 
@@ -109,15 +113,15 @@ impl Installation {
     }
 
     /// Replaces the Secret's content, if the Secret still has the version that was read. The Secret
-    /// is not created here: that would need the right to create any Secret, also one that holds the
-    /// token of another account.
+    /// is not created here, because that would need the right to create any Secret, even a Secret
+    /// that holds the token of another account.
     pub async fn write_secret(
         &self,
         seen: Option<&VersionedSecret>,
         data: BTreeMap<String, Vec<u8>>,
     ) -> Result<VersionedSecret, CallError> {
         let seen = seen.ok_or(CallError::Missing("Secret", SECRET))?;
-        // In a merge patch, removed keys must be named.
+        // A merge patch removes a key only if it names the key.
         let gone = seen.data.keys().map(|key| (key.clone(), None));
         let kept = data.into_iter().map(|(key, value)| (key, Some(ByteString(value))));
         let data: BTreeMap<String, Option<ByteString>> = gone.chain(kept).collect();
@@ -127,7 +131,7 @@ impl Installation {
         Ok(sealed(count_write(&self.metrics, "Secret", written)?))
     }
 
-    /// Writes a configuration, as a merge patch over the stored one.
+    /// Writes a configuration, as a merge patch over the stored configuration.
     pub async fn write(&self, part: WebhookObject, content: &Value) -> Result<Value, CallError> {
         match part {
             WebhookObject::Validating => {

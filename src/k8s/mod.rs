@@ -1,17 +1,21 @@
-//! Client of the API server: informers, guarded writes, Events, the Lease. Other modules may read
-//! by calls of their own; every write goes through this module.
+//! Client of the API server: informers, guarded writes, Events, the Lease. Other modules may send
+//! reads themselves, but every write goes through this module.
 //!
-//! Invariants: every call has a deadline. Every write is refused when this process does not lead,
-//! except the writes of the Lease, of Events, of admission, and of the `cloud-config` and
-//! `takeover` commands; the condition that names another controller as the leader; the removal of
-//! IPPool's status subresource for that controller; and the claims that are kept when etcd was
-//! restored from a backup. [`write::ApiWriter::check_leadership`] refuses writes in a Rancher in
-//! the same way. Each change carries the resourceVersion that it was decided from, and each
-//! deletion carries that version or the UID, so that the server refuses a decision made from a
-//! stale view. Two kinds of write need neither: the restart of a workload, which sets one
-//! annotation, and the deletion of a bound Secret, whose name is never used again.
+//! Invariants:
+//! * Every call has a deadline.
+//! * Every write is refused when this process does not lead. Exceptions:
+//!   * the writes of the Lease, of Events, of admission, and of the `cloud-config` and `takeover`
+//!     commands;
+//!   * the condition that names another controller as the leader, and the removal of IPPool's
+//!     status subresource for that controller;
+//!   * the claims that are kept when etcd was restored from a backup.
+//! * [`write::ApiWriter::check_leadership`] refuses writes to a Rancher in the same way.
+//! * Each change carries the resourceVersion of the object that the decision was based on, and each
+//!   deletion carries that version or the UID. So the server refuses a decision from a stale view.
+//!   Two kinds of write need neither: the restart of a workload, which sets one annotation, and the
+//!   deletion of a bound Secret, whose name is never used again.
 
-/// Implements the kind of a wrapper type by the kind of the wrapped type.
+/// Gives a wrapper type the kind of the wrapped type.
 macro_rules! kind_of {
     ($wrapped:ident) => {
         type DynamicType = <$wrapped as Resource>::DynamicType;
@@ -65,8 +69,8 @@ use crate::metrics::Metrics;
 /// Deadline of one call. After it, the outcome counts as unknown.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Longest silence of a connection to the API server while an answer is due. [`CALL_DEADLINE`] is
-/// shorter: this limit is what ends lists and watches.
+/// Longest silence of a connection to the API server while an answer is due. Single calls end
+/// earlier, at [`CALL_DEADLINE`], so this limit applies to lists and watches.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// Reason why a call failed, as far as callers distinguish it.
@@ -78,7 +82,7 @@ pub enum CallError {
     /// The object or the subresource does not exist (404).
     #[error("not found")]
     NotFound,
-    /// An object that is installed with the operator is missing: kind and name.
+    /// An object that is installed with the operator is missing. The fields are its kind and name.
     #[error("{0} {1} is missing: helm upgrade, or kubectl apply -f config/rbac, restores it")]
     Missing(&'static str, &'static str),
     /// The process does not lead.
@@ -115,9 +119,9 @@ impl From<kube::Error> for CallError {
             kube::Error::Api(status) if status.is_conflict() || status.is_already_exists() => {
                 Self::Conflict
             }
-            // kube recognizes such an error only by the reason "NotFound" (kube-core 5.0,
-            // `reason_or_code` looks up the wrong reason). An API server that serves no kind of the
-            // group gives no reason.
+            // kube recognizes a 404 only by the reason "NotFound" (kube-core 5.0, `reason_or_code`
+            // looks up the wrong reason). An API server that serves no kind of the group gives no
+            // reason.
             kube::Error::Api(status) if status.code == 404 => Self::NotFound,
             _ => Self::Other(Box::new(error)),
         }
@@ -162,8 +166,8 @@ mod tests {
 
     use super::*;
 
-    /// An API server answers 404 in plain text where it serves no kind of the group, and kube makes
-    /// a status of that text (kube-client, `client/mod.rs`, `handle_api_errors`).
+    /// An API server that serves no kind of the group answers 404 in plain text. kube makes a
+    /// status of that text (kube-client, `client/mod.rs`, `handle_api_errors`).
     #[test]
     fn a_404_is_not_found_whatever_reason_it_has() {
         for reason in ["NotFound", "Failed to parse error data", ""] {

@@ -1,6 +1,7 @@
-//! Reports another controller that holds the Lease: by log, Event, metric, and a condition on each
-//! LoadBalancer that the other controller does not answer. Removes the status subresource of
-//! IPPool: with it, the API server would drop the records of the other controller.
+//! Reports when a controller other than this operator holds the Lease: by log, Event, metric, and a
+//! condition on each LoadBalancer that the other controller does not answer. Removes the status
+//! subresource of IPPool, because with it the API server would drop the records that the other
+//! controller writes into the status of pools.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use crate::metrics::Metrics;
 const LOOK: Duration = Duration::from_secs(2);
 /// Interval between two checks whether IPPool's CRD has the status subresource.
 const LOOK_AT_FORM: Duration = Duration::from_secs(10);
-/// IPPool's CRD.
+/// Name of IPPool's CRD.
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 /// Age in seconds at which a LoadBalancer without any answer gets the condition that names the
 /// leader. A controller that works answers within two seconds.
@@ -83,7 +84,7 @@ impl LeaseHolderWatch {
         self.events.warning(lease, reason::OTHER_CONTROLLER, note);
     }
 
-    /// Keeps the records of the other controller, as long as that controller holds the Lease. The
+    /// Removes the status subresource of IPPool, as long as another controller holds the Lease. The
     /// check is repeated, because a chart or a person may put the subresource back.
     async fn watch_records(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
@@ -96,9 +97,9 @@ impl LeaseHolderWatch {
         }
     }
 
-    /// Removes the status subresource from IPPool's CRD. Returns the text to report; empty for
-    /// none. With the subresource, a plain update drops the status, and the Go controller's updates
-    /// are plain (`pkg/ipam/store/store.go`, `Reserve`).
+    /// Removes the status subresource from IPPool's CRD. Returns the text to report; empty if there
+    /// is nothing to report. With the subresource, a plain update drops the status, and the Go
+    /// controller's updates are plain (`pkg/ipam/store/store.go`, `Reserve`).
     async fn keep_records(&self) -> &'static str {
         match self.remove_subresource().await {
             Ok(false) => "",
@@ -120,8 +121,8 @@ impl LeaseHolderWatch {
         Ok(true)
     }
 
-    /// Writes the holder's name to each LoadBalancer that the holder does not answer, as long as it
-    /// holds the Lease.
+    /// Writes the condition with the holder's name to each LoadBalancer that the holder does not
+    /// answer, as long as another controller holds the Lease.
     async fn answer_for(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {

@@ -1,4 +1,5 @@
-//! Objects as the API server has them now, for modules that may not call it themselves.
+//! Reads objects as the API server has them now, for modules that may not call the API server
+//! themselves.
 
 use std::sync::Arc;
 
@@ -49,9 +50,8 @@ impl ApiReader {
         }
     }
 
-    /// Facts of all pools as the API server has them now. The metadata is listed, and a pool is
-    /// read if its spec changed since the views last read it. A pool that cannot be read is
-    /// omitted.
+    /// Facts of all pools as the API server has them now. Lists the metadata, and reads each pool
+    /// whose facts in the views are out of date. Omits a pool that cannot be read.
     pub async fn pools(&self, views: &Views) -> Result<Vec<Arc<PoolFacts>>, CallError> {
         let api = Api::<PartialObjectMeta<IPPool>>::all(self.0.clone());
         let listed = Box::pin(call(api.list(&ListParams::default()))).await?;

@@ -1,8 +1,10 @@
-//! A connection that cannot write: a request other than a GET ends here, and is never sent.
+//! A connection that cannot write: a request other than a GET fails here, and is never sent.
 //!
-//! Invariants: only a GET passes. A request for a watch never ends and is not sent, so that a
-//! single look at the cluster needs no right to watch, and sees one state. Each GET that the API
-//! server refuses is noted.
+//! Invariants:
+//! * Only GETs are sent.
+//! * A request for a watch is not sent, and never ends. So a command that reads the cluster once
+//!   needs no right to watch, and sees one state.
+//! * Each GET that the API server refuses is noted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +29,7 @@ pub struct WithheldWrite(Method, String);
 pub struct RefusedReads(Arc<Mutex<BTreeMap<RoleRead, ReadFailure>>>);
 
 impl RefusedReads {
-    /// Refused reads, in order.
+    /// Map from each refused read to the reason.
     pub fn all(&self) -> BTreeMap<RoleRead, ReadFailure> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -39,7 +41,7 @@ impl RefusedReads {
             _ => return,
         };
         let Some(read) = read(uri).filter(|_| method == Method::GET) else { return };
-        // A 404 for a single object is no refusal: the object does not exist.
+        // A 404 for a single object is no refusal, but means that the object does not exist.
         if why == ReadFailure::Forbidden || read.verb == "list" {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(read, why);
         }
@@ -137,7 +139,7 @@ mod tests {
     use super::*;
     use crate::api::IPPool;
 
-    /// Client of a server that answers everything in one way and counts the requests.
+    /// Client of a server that answers every request with `code`, and the count of the requests.
     fn client(code: u16, refusals: &RefusedReads) -> (Client, Arc<AtomicUsize>) {
         let sent = Arc::new(AtomicUsize::new(0));
         let count = sent.clone();

@@ -1,4 +1,4 @@
-//! The resource that a request to the API server is about, by its path.
+//! Resource of a request to the API server, found by the request's path.
 
 use http::Uri;
 

@@ -12,12 +12,12 @@ use super::informer::key;
 /// Writer of a store of namespaced objects.
 ///
 /// A list changes the store object by object, so the store shows a part of the first list until
-/// that list is complete. The library would replace the whole store with each list.
+/// that list is complete. The library's own code would replace the whole store with each list.
 pub struct StoreWriter<K: Resource<DynamicType = ()> + Clone + 'static>(Writer<K>);
 
 impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> Default for StoreWriter<K> {
-    /// Writer of a new store. Controllers wait until a store is ready: the new store is ready from
-    /// the beginning.
+    /// Writer of a new store. The store is ready from the beginning, because controllers wait until
+    /// a store is ready.
     fn default() -> Self {
         let mut writer = Writer::default();
         writer.apply_watcher_event(&Event::InitDone);

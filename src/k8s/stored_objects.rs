@@ -1,4 +1,4 @@
-//! Reads the stored objects as the operator does when it starts, for a forecast.
+//! Reads the stored objects for a forecast, as the operator reads them when it starts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,21 +24,22 @@ use crate::domain::reason::NoAddressReason;
 use crate::domain::takeover::forecast::StoredObjects;
 use crate::metrics::Metrics;
 
-/// Longest wait for lists of everything that decisions depend on.
+/// Longest wait until every kind that decisions depend on is listed.
 const LISTED: Duration = Duration::from_mins(1);
-/// Pools in one answer of a list.
+/// Number of pools in one page of a list.
 const PAGE: u32 = 100;
 
 /// Result of a read.
 pub struct ReadResult {
-    /// Pools and LoadBalancers, and what their addresses depend on.
+    /// Pools and LoadBalancers, and the facts that their addresses depend on.
     pub stored: StoredObjects,
     /// Pools of `stored`, with their metadata. Pools that [`Self::imported`] names do not exist
     /// yet.
     pub pools: Vec<IPPool>,
-    /// Names of the pools that would be made of kube-vip's ConfigMap.
+    /// Names of the pools that the operator would make from kube-vip's ConfigMap.
     pub imported: Vec<String>,
-    /// LoadBalancers that get no address because their guest cluster is being removed.
+    /// Map from the name of each LoadBalancer that gets no address, because its guest cluster is
+    /// being removed, to the reason.
     pub removals: BTreeMap<String, NoAddressReason>,
     /// Views of all other objects.
     pub views: Views,
@@ -46,8 +47,8 @@ pub struct ReadResult {
     pub late: Vec<&'static str>,
 }
 
-/// Reads pools and LoadBalancers, and what decisions about them depend on. Does not wait for a read
-/// that is in `refusals`. Fails if pools or LoadBalancers cannot be listed.
+/// Reads pools and LoadBalancers, and the objects that decisions about them depend on. Does not
+/// wait for a read that is in `refusals`. Fails if pools or LoadBalancers cannot be listed.
 pub async fn read(
     client: &Client,
     refusals: &RefusedReads,
@@ -56,8 +57,9 @@ pub async fn read(
     metrics: &Metrics,
 ) -> anyhow::Result<ReadResult> {
     let mut unreadable = Vec::new();
-    // Listed before all else: without the right to list one of the two kinds, the command ends at
-    // once. Pools come first, so that the later list of LoadBalancers has the owner of each claim.
+    // These two kinds are listed before all others, so that the command ends at once if it has no
+    // right to list one of them. Pools come first, so that the later list of LoadBalancers has the
+    // owner of each claim.
     let pools = list::<IPPool>(client, PAGE, &mut unreadable).await;
     let mut pools = pools.map_err(|error| needed("ippools", error, refusals))?;
     let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut unreadable).await;
@@ -92,7 +94,7 @@ pub async fn read(
     Ok(ReadResult { stored, pools, imported: names, removals, views, late })
 }
 
-/// Pools that the operator makes of kube-vip's ConfigMap before it allocates the first address.
+/// Pools that the operator makes from kube-vip's ConfigMap before it allocates the first address.
 /// Empty if the ConfigMap cannot be read.
 async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<IPPool> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), kube_vip_import::NAMESPACE);
@@ -105,7 +107,7 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
     let new = import.pools.into_iter().filter(|pool| !pool.there);
     new.map(|new| {
         let mut pool = IPPool::new(&new.name, new.spec);
-        // Of two pools in conflict, the older one stays in use: a new pool is the youngest.
+        // Of two conflicting pools, the older pool stays in use. A new pool counts as the youngest.
         pool.metadata.creation_timestamp = Some(Time(Timestamp::now()));
         pool.status.get_or_insert_default().allocated_history = new.history;
         pool
@@ -113,7 +115,7 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
     .collect()
 }
 
-/// The address of each LoadBalancer that has one, by `namespace/name`.
+/// Map from the `namespace/name` of each LoadBalancer with an address to that address.
 pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, String>> {
     let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut Vec::new()).await?;
     let address = |lb: &LoadBalancer| {
@@ -123,7 +125,7 @@ pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, Strin
     Ok(lbs.iter().filter_map(|lb| Some((facts::name(&lb.lb), address(&lb.lb)?))).collect())
 }
 
-/// Error for a list without which there is no forecast.
+/// Error for a failed list that the forecast needs.
 fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::Error {
     let refused = refusals.all();
     let unserved =

@@ -1,5 +1,5 @@
-//! LoadBalancers, cut to the fields that decisions use. Each object is cut as soon as it is read:
-//! a page of a list never holds more than one full object.
+//! LoadBalancers, cut to the fields that decisions use. Each object is cut as soon as it is read,
+//! so that a page of a list never holds more than one full object.
 
 use kube::Resource;
 use kube::core::ObjectMeta;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::bounds;
 
-/// Objects in one page of a list. Each may have 1.5 MB of text.
+/// Number of objects in one page of a list. An object may have 1.5 MB of text.
 pub const PAGE: u32 = 50;
 
 /// A LoadBalancer that was cut to the fields and lengths that decisions use.
@@ -16,7 +16,7 @@ pub const PAGE: u32 = 50;
 pub struct TrimmedLb {
     /// The trimmed object.
     pub lb: LoadBalancer,
-    /// Whether trimming removed list entries that a write of that list must contain.
+    /// Whether trimming removed finalizers or conditions that a write of their list must contain.
     pub partial: bool,
 }
 

@@ -15,9 +15,9 @@ pub struct ProbeMetrics {
     pub targets: IntGauge,
     /// Verdicts that flipped, by the new verdict.
     pub verdicts: IntCounterVec,
-    /// Probes that started later than a tenth of their period.
+    /// Probes that started late, by more than a tenth of their period.
     pub late: IntCounter,
-    /// Backends that fail but count as healthy, by the second opinion of another replica.
+    /// Backends that fail but count as healthy, by whether another replica reaches them.
     doubted: IntGaugeVec,
 }
 

@@ -48,7 +48,7 @@ pub struct Metrics {
     pub api_writes: IntCounterVec,
     /// Ledger writes that were repeated because another client wrote the pool.
     pub ledger_retries: IntCounter,
-    /// Requests decided by one ledger write.
+    /// Number of requests that one ledger write decided.
     pub batch_size: Histogram,
     /// Ledger entries that were corrected, by fault.
     pub repairs: IntCounterVec,
@@ -79,7 +79,7 @@ pub struct Metrics {
     seen: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
-/// Gauges of pools, by name.
+/// Gauges of pools, by the name of the pool.
 #[derive(Clone)]
 pub struct PoolGauges {
     /// Addresses in the ranges.
@@ -271,8 +271,8 @@ impl Metrics {
         });
     }
 
-    /// Stops the clock: the address is published. Later publications of the same object do not
-    /// count.
+    /// Stops the clock, because the address is published. Later publications of the same object do
+    /// not count.
     pub fn addressed(&self, uid: &str) {
         let began = self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
         if let Some(began) = began {
@@ -280,7 +280,7 @@ impl Metrics {
         }
     }
 
-    /// Stops the clock without a measurement: the object is gone.
+    /// Stops the clock without a measurement, because the object is gone.
     pub fn forget(&self, uid: &str) {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }

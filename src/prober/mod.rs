@@ -1,9 +1,12 @@
-//! Probes the backends of VM load balancers: the only module that opens sockets to them.
+//! Probes the backends of VM load balancers. Only this module opens sockets to backends.
 //!
-//! Invariants: all state belongs to one term of leadership. Probes run only while
-//! [`Scheduler::run`] does, and end with it. A target that [`Prober::set`] no longer lists is not
-//! probed again, and the result of its probe under way is dropped. One task schedules all targets;
-//! the number of open sockets is bounded.
+//! Invariants:
+//! * all state belongs to one term of leadership;
+//! * probes run only while [`Scheduler::run`] runs, and end with it;
+//! * a target that [`Prober::set`] no longer lists is not probed again, and if its probe is under
+//!   way, the result is dropped;
+//! * one task schedules all targets;
+//! * the number of open sockets is bounded.
 
 mod check_connection;
 mod probe;
@@ -58,7 +61,7 @@ impl Prober {
     /// Creates a prober without targets, and the scheduler that probes while it runs.
     ///
     /// When a verdict flips, the LoadBalancer's key, as given to [`Self::set`], is sent to
-    /// `changed`. Flips at the same time are sent as one.
+    /// `changed`. Several flips of one LoadBalancer at the same time are sent as one message.
     pub fn new(metrics: Metrics, changed: mpsc::UnboundedSender<String>) -> (Self, Scheduler) {
         metrics.probes.targets.set(0);
         let shared = Arc::new(ProberShared {
@@ -93,8 +96,8 @@ impl Prober {
             return Ok(());
         };
         let mut state = self.0.lock();
-        // Making connection settings parses certificates: a reconcile without a change must not do
-        // that.
+        // Making connection settings parses certificates, so a reconcile without a change must not
+        // make them again.
         let dial = match state.schedule.dial(lb, check) {
             Some(dial) => dial,
             None => match DialSettings::new(check) {
@@ -119,7 +122,8 @@ impl Prober {
     pub fn remove(&self, lb: &str) {
         let mut state = self.0.lock();
         let dropped = state.schedule.remove(lb);
-        // Most LoadBalancers have no health check, and this is called for each of them repeatedly.
+        // Most LoadBalancers have no health check, and this function is called repeatedly for each
+        // of them.
         if !dropped.is_empty() {
             self.0.settle(state, &dropped);
         }
@@ -174,8 +178,8 @@ impl Prober {
 }
 
 impl ProberShared {
-    /// Locks the state, also after a panic in another task: entries are then complete, because each
-    /// is changed by one statement.
+    /// Locks the state, even after a panic in another task. Entries are complete even then, because
+    /// each entry is changed by one statement.
     fn lock(&self) -> MutexGuard<'_, ProberState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -196,7 +200,7 @@ impl ProberShared {
         self.wake.notify_one();
     }
 
-    /// Sends notifications for these LoadBalancers, and for those that a doubt concerns.
+    /// Sends notifications for these LoadBalancers, and for LoadBalancers that a doubt concerns.
     fn tell(&self, mut state: MutexGuard<'_, ProberState>, mut lbs: BTreeSet<Arc<str>>) {
         lbs.append(&mut state.schedule.take_concerned());
         let held = state.schedule.count_held();

@@ -1,9 +1,12 @@
 //! Probe of a backend: connects, may send a GET, checks the answer, closes the connection.
 //!
-//! Invariants: the only request is a GET without credentials; only the status of the answer is
-//! read, and never more than [`LONGEST_HEAD`]; a redirect counts like any other status. The timeout
-//! covers everything. Connections are closed with a reset: at thousands a second, none may remain
-//! in TIME_WAIT on either side.
+//! Invariants:
+//! * the only request is a GET without credentials;
+//! * only the status of the answer is read, and never more than [`LONGEST_HEAD`];
+//! * a redirect counts like any other status;
+//! * the timeout covers everything;
+//! * connections are closed with a reset, because at thousands a second, none may remain in
+//!   TIME_WAIT on either side.
 
 use std::future::Future;
 use std::io::{self, ErrorKind};
@@ -25,11 +28,11 @@ use tokio_rustls::TlsConnector;
 use super::check_connection::{DialSettings, ProbeGet};
 use crate::domain::vm_backends::health::CheckSettings;
 
-/// Most bytes of an answer's status line and headers: the size of their buffer.
+/// Maximum size of an answer's status line and headers, in bytes: the size of their buffer.
 const LONGEST_HEAD: usize = 16 * 1024;
 const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));
 
-/// Outcome of a probe. A closed set: its words are labels of a metric.
+/// Outcome of a probe. The set is closed, because its words are labels of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProbeOutcome {
     /// The backend answered as expected.
@@ -91,7 +94,8 @@ async fn attempt(address: IpAddr, dial: &DialSettings) -> ProbeOutcome {
     };
     match &dial.get {
         None => ProbeOutcome::Success,
-        // On the heap: most probes send no request, and thousands may be under way.
+        // The future is on the heap, because most probes send no request, and thousands may be
+        // under way.
         Some(get) => Box::pin(request(stream, address, get)).await,
     }
 }

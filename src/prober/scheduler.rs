@@ -16,11 +16,11 @@ use super::probe::{ProbeOutcome, ask};
 use super::target_schedule::{Key, ProbeStart};
 use super::{DialSettings, ProberShared, sockets};
 
-/// A probe that starts later than this share of its period counts as late: one tenth.
+/// Divisor of a period. A probe that starts later than a tenth of its period counts as late.
 const LATE_SHARE: u32 = 10;
 
-/// Maximum of probes started in a row. Probes under way are polled before more are started, so
-/// that a burst is spread and does not hold all its buffers at once.
+/// Maximum number of probes that are started in one batch. Probes under way are polled before the
+/// next batch, so that a burst is spread and does not hold all its buffers at once.
 const AT_ONCE: usize = 32;
 
 /// Scheduler of a prober.
@@ -39,8 +39,8 @@ impl Scheduler {
         Self(shared)
     }
 
-    /// Probes until dropped. Raises the process's limit of open files as far as possible. Dropping
-    /// the future closes every socket as soon as the runtime drops the probes.
+    /// Probes the targets until dropped. Raises the process's limit of open files as far as
+    /// possible. Dropping the future closes every socket as soon as the runtime drops the probes.
     pub async fn run(self) {
         let most = sockets::allowance();
         // A separate task, so that thousands of wake-ups a second do not wake the caller.
@@ -51,7 +51,7 @@ impl Scheduler {
     }
 }
 
-/// Sets the gauge of targets to 0 at the end: this process probes no target any more.
+/// Sets the gauge of targets to 0 at the end, because this process probes no target any more.
 struct AtEnd(IntGauge);
 
 impl Drop for AtEnd {
@@ -75,7 +75,8 @@ async fn schedule(shared: Arc<ProberShared>, most: usize) {
             Begun::All => shared.lock().schedule.next_due(),
             Begun::NoRoom => None,
         };
-        // Sleeps until a time, not for a duration: the time before the sleep begins counts too.
+        // Sleeps until a time, not for a duration, so that the time before the sleep begins counts
+        // too.
         let sleep = async {
             match next {
                 Some(due) => sleep_until(shared.epoch + due).await,
@@ -94,7 +95,7 @@ async fn schedule(shared: Arc<ProberShared>, most: usize) {
 enum Begun {
     All,
     Some,
-    /// Some have to wait until other probes end.
+    /// Some probes have to wait until other probes end.
     NoRoom,
 }
 
@@ -122,7 +123,7 @@ async fn probe(start: ProbeStart<DialSettings>) -> ProbeAnswer {
     ProbeAnswer { key, protocol: check.probe.protocol(), outcome, took: began.elapsed() }
 }
 
-/// Handles one answer and all others that are ready, and notifies of verdicts that flipped.
+/// Handles `first` and all other answers that are ready, and notifies of verdicts that flipped.
 fn take_in(
     shared: &ProberShared,
     first: Result<ProbeAnswer, JoinError>,

@@ -2,13 +2,13 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Most probes under way. 10,000 targets with a period of 5 s, none of which answers before the
-/// timeout of 3 s, have 10,000 / 5 * 3 = 6,000 probes under way. This leaves room for a third more;
-/// each costs the kernel about 4 KiB.
+/// Maximum number of probes under way. 10,000 targets with a period of 5 s, none of which answers
+/// before the timeout of 3 s, have 10,000 / 5 * 3 = 6,000 probes under way. The maximum leaves room
+/// for a third more. Each probe costs the kernel about 4 KiB.
 const MOST: usize = 8_192;
 /// Descriptors reserved for the rest of the process: connections to the API server, metrics, files.
 const RESERVED: usize = 256;
-/// Least probes under way: with few descriptors probing is slow, but does not stop.
+/// Smallest limit of probes under way. With few descriptors probing is slow, but does not stop.
 const LEAST: usize = 64;
 
 /// Raises the limit of open files as far as the process may, and returns how many probes may be
@@ -30,7 +30,7 @@ pub(super) fn allowance() -> usize {
     most
 }
 
-/// Probes that a limit of open files allows; `None` is no limit.
+/// Number of probes that a limit of open files allows. `None`: there is no limit.
 fn allowed(files: Option<u64>) -> usize {
     let files = files.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
     files.saturating_sub(RESERVED).clamp(LEAST, MOST)

@@ -9,11 +9,11 @@ use super::check_connection::DialSettings;
 use super::probe::ask;
 use crate::domain::vm_backends::health::{CheckSettings, may_be_backend};
 
-/// Longest time for a target: the caller waits for the answer.
+/// Maximum time for probing a target. It is limited because the caller waits for the answer.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Probes each target once, all at the same time. Returns how many pass and how many fail; a probe
-/// without information about its target counts as neither.
+/// Probes each target once, all at the same time. Returns the number of targets that pass and the
+/// number that fail. A probe without information about its target counts as neither.
 pub async fn survey(targets: Vec<(IpAddr, CheckSettings)>) -> (usize, usize) {
     let mut probes = JoinSet::new();
     for (address, check) in targets {

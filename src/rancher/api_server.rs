@@ -1,8 +1,10 @@
-//! The API server that a kubeconfig names, and the user as which it authenticates a token.
+//! The API server that a kubeconfig names. The server says to which user a token belongs.
 //!
-//! Invariants, as for a Rancher: a call uses HTTPS and is bounded in time and size; no error has a
-//! text of the server that may hold a token. A request ends at its deadline, however the server
-//! behaves.
+//! Invariants, as for a Rancher:
+//!
+//! * A call uses HTTPS and is bounded in time and size.
+//! * No error contains a text of the server that may hold a token.
+//! * A request ends at its deadline, however the server behaves.
 
 use std::time::Duration;
 
@@ -15,7 +17,8 @@ use super::transport::ServerTarget;
 use super::{RancherError, TrustedRoots};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 
-/// Pause between two tries: the servers behind one URL accept a new token at different times.
+/// Pause between two tries, because the servers behind one URL accept a new token at different
+/// times.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
 /// An API server, or a proxied path to one.
@@ -44,7 +47,7 @@ impl ApiServer {
 
     /// Repeats the review until the server authenticates the token as that user. An unknown token
     /// and a denied review are retried. After two other faults, and at the deadline, the error is
-    /// the last fault. A server that accepts the token and cannot name its user is a success.
+    /// the last fault. If the server accepts the token but cannot name its user, that is a success.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
         let mut why =
             RancherError::Silent(format!("not within {} s", within.as_secs())).to_string();

@@ -1,8 +1,8 @@
 //! Cloud credentials in Rancher's API, and the Secrets that store them.
 //!
-//! Invariant: a write patches the content of a Secret, and the end of its token in an annotation.
-//! The patch names the version that was read. A Secret without annotations is never written:
-//! Rancher's server crashes on such a Secret, and crashes again at each start.
+//! Invariant: a write patches only the content of a Secret, and the annotation with the end of the
+//! Secret's token. The patch names the version that was read. A Secret without annotations is never
+//! written: Rancher's server crashes on such a Secret, and crashes again at each start.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use super::{DatedAnswer, RancherClient, SecretText, parsed};
 use crate::domain::credentials::timestamp::Seconds;
 
 const SECRETS: &str = "/k8s/clusters/local/api/v1/namespaces/cattle-global-data/secrets";
-/// Path of the list, with as many items as Rancher lists at once.
+/// Path of the list. The limit is the number of items that Rancher lists at once.
 const LIST: &str = "/v3/cloudCredentials?limit=3000";
 const CONTENT: &str = "harvestercredentialConfig-kubeconfigContent";
 const NAMESPACE: &str = "cattle-global-data:";
@@ -36,7 +36,8 @@ pub struct StoredCredential {
     pub annotations: BTreeMap<String, String>,
     /// Whether the Secret is being deleted.
     pub going: bool,
-    /// The kubeconfig in it, as it is stored. `None`: the Secret is no credential for Harvester.
+    /// The kubeconfig in the Secret, as it is stored. `None`: the Secret is no credential for
+    /// Harvester.
     pub content: Option<SecretText>,
 }
 

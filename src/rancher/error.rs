@@ -9,8 +9,8 @@ use tokio_rustls::rustls::{self, CertificateError};
 
 /// Longest text of a server that is passed on, in bytes. The rest is cut.
 const LONGEST: usize = 200;
-/// Longest run of token characters that is passed on. A longer one may be a secret; names are
-/// shorter.
+/// Longest run of token characters that is passed on. A longer run may be a secret, because names
+/// are shorter.
 const LONGEST_WORD: usize = 40;
 
 /// Reason why a call failed.
@@ -70,7 +70,7 @@ impl RancherError {
         let message = safe(text.or(plain.filter(|_| body.is_null())).unwrap_or_default().trim());
         match status {
             401 => Self::Unauthorized,
-            // In a request to another cluster, a token that is not accepted makes the request
+            // Another cluster treats a request with a token that it does not accept as
             // unauthenticated.
             403 if message.contains("system:unauthenticated") => Self::Unauthorized,
             403 => Self::Forbidden(message),

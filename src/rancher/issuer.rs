@@ -66,7 +66,7 @@ pub struct TokenLife {
 }
 
 impl TokenLife {
-    /// Credential of a target that holds this token.
+    /// Describes the credential in a target that holds `token`, whose state `self` is.
     pub fn held(self, token: &Value, in_cloud_credential: bool) -> TargetCredential {
         let report = IssuerReport::of(token, &self.claims, in_cloud_credential);
         TargetCredential {
@@ -189,8 +189,8 @@ impl RancherIssuer {
         let claims = value.claims();
         let now = issued.now;
         if claims.expires.is_some() || claims.name.is_empty() {
-            // The token is another issuer's: Rancher is not asked for it, and Rancher's clock does
-            // not end it.
+            // Another issuer made the token. So Rancher is not asked about it, and Rancher's clock
+            // does not decide whether it has expired.
             return Ok(TokenLife { claims, alive: Some(true), is_missing: false });
         }
         if issued.user.is_empty() {

@@ -1,9 +1,14 @@
 //! The client of a Rancher server: the few calls that replacing a credential needs.
 //!
 //! Apart from the prober, this is the only module that connects to a server other than the API
-//! server: to the server that a spec names. Invariants: a call is sent once, bounded in time and
-//! size, over HTTPS, to no other host; a [`SecretText`] reveals its text only by
-//! [`SecretText::reveal`] and is wiped when it is dropped; a [`RancherError`] holds no secret.
+//! server, namely to the server that a spec names.
+//!
+//! Invariants:
+//!
+//! * A call is sent once, bounded in time and size, over HTTPS, to no other host.
+//! * A [`SecretText`] reveals its text only by [`SecretText::reveal`], and is wiped when it is
+//!   dropped.
+//! * A [`RancherError`] holds no secret.
 
 mod api_server;
 mod credentials;

@@ -38,7 +38,8 @@ pub enum TokenRights {
 
 impl RancherIssuer {
     /// Whether the bearer of a token has the rights that Rancher's node driver needs, at the server
-    /// that `reach` names. The error: the token is not accepted there, or not yet by each replica.
+    /// that `reach` names. An error: the server does not accept the token, or some replica does not
+    /// yet.
     pub async fn rights(
         &self,
         value: &TokenText,

@@ -6,8 +6,8 @@
 //! may not use ext.cattle.io (403), and it is an aggregated API, which may be unavailable while /v3
 //! works.
 //!
-//! Invariant: the expiry of a token is computed from its creation and its lifetime; `expiresAt` is
-//! empty at first, and wrong after a change of the lifetime.
+//! Invariant: the expiry of a token is computed from its creation and its lifetime, because
+//! `expiresAt` is empty at first, and wrong after a change of the lifetime.
 
 use chrono::DateTime;
 use http::Method;
@@ -159,7 +159,7 @@ impl RancherClient {
     /// Makes a token for the user of the key, by the API that [`Self::tokens`] found.
     ///
     /// If the answer is lost, the token may exist all the same: [`Self::tokens`] lists it, and its
-    /// description identifies it. Its secret is lost then.
+    /// description identifies it. The token's secret is lost then.
     pub async fn mint(
         &self,
         key: &SecretText,

@@ -1,12 +1,17 @@
 //! The transport of one call: a connection of its own, a request, an answer, and the close.
 //!
-//! Invariants: HTTPS only; a redirect is not followed; at most [`LONGEST_BODY`] of an answer is
-//! read; connecting and the whole call have deadlines; a call is sent once and never repeated. Data
-//! that may hold a token is in no error, and is wiped from memory where the libraries leave that to
-//! their caller.
+//! Invariants:
 //!
-//! Built on hyper rather than on `kube::Client`, which keeps connections, repeats calls by default
-//! (a token would be made twice) and reads an answer of any length into buffers of its own.
+//! * A call uses HTTPS only, and does not follow a redirect.
+//! * At most [`LONGEST_BODY`] of an answer is read.
+//! * Connecting and the whole call have deadlines.
+//! * A call is sent once and never repeated.
+//! * Data that may hold a token is in no error. It is wiped from memory where the libraries leave
+//!   that to their caller.
+//!
+//! This module uses hyper and not `kube::Client`, because `kube::Client` keeps connections, repeats
+//! calls by default (a token would be made twice) and reads an answer of any length into buffers of
+//! its own.
 
 use std::io;
 use std::pin::pin;
@@ -33,9 +38,9 @@ use super::trusted_roots::{TrustedRoots, settings};
 use crate::tls;
 
 const CONNECT: Duration = Duration::from_secs(8);
-/// Deadline of a call, including connecting. Longer than a short freeze of the machine.
+/// Deadline of a call, including connecting. It is longer than a short freeze of the machine.
 const WHOLE: Duration = Duration::from_secs(25);
-/// Longest body that is read, in bytes. Room for thousands of tokens.
+/// Longest body that is read, in bytes. It has room for thousands of tokens.
 const LONGEST_BODY: usize = 8 << 20;
 const LONGEST_HEAD: usize = 64 * 1024;
 const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));

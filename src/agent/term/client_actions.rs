@@ -9,7 +9,7 @@ use super::AgentTerm;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets, state};
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Time for which the socket stays open, or accepts ARP, after no client needs that any more. The
+/// Time for which the socket stays open, or accepts ARP, after the last client needed that. The
 /// next exchange often follows soon.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
@@ -103,8 +103,8 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Adjusts the frames that the socket accepts. It accepts more frames at once, but fewer only
-    /// after [`EASE`], or at once if `less` is set.
+    /// Adjusts the frames that the socket accepts. A change to more frames takes effect at once. A
+    /// change to fewer frames takes effect after [`EASE`], or at once if `less` is set.
     pub(super) fn listen(&mut self, less: bool) {
         let needed = match (self.asking, self.probing.is_empty()) {
             (_, false) => FrameFilter::DhcpAndArp,
@@ -123,8 +123,8 @@ impl AgentTerm<'_> {
     }
 
     /// Sends a lease's frames if this agent may send. While the API server is silent, the leader is
-    /// not known, and one agent is enough: this agent then only extends held leases, and stops as
-    /// soon as it observes that another agent extends them.
+    /// not known. This agent then only extends held leases, and stops as soon as it observes that
+    /// another agent extends them, because one agent is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
         let leads = self.agent.leadership.is_current();
         self.yields &= !leads;
@@ -137,7 +137,7 @@ impl AgentTerm<'_> {
             tracing::debug!("frame not sent: this agent is not the leader");
             return;
         }
-        // The socket may be closed: no client waits for an answer when it sends a RELEASE.
+        // The socket may be closed, because a client that sends a RELEASE waits for no answer.
         if self.socket.hearing() == FrameFilter::Nothing {
             if let Err(error) = self.socket.listen(FrameFilter::Dhcp) {
                 tracing::debug!(%error, "frame not sent");

@@ -14,13 +14,13 @@ use crate::domain::dhcp::{ClientOptions, Mac, phase, start_within};
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::informer::key;
 
-/// Time over which the clients spread their first requests after a restart: the time for each
-/// lease, and the longest time in all.
+/// Time over which the clients spread their first requests after a restart: first the time for each
+/// lease, then the maximum for all leases together.
 const RESUME_EACH: Duration = Duration::from_millis(60);
 const RESUME_LONGEST: Duration = Duration::from_secs(30);
 /// Number of clients without an address that may start at the same time.
 const A_FEW: usize = 10;
-/// Pause before the link is tried again: the first, and the longest.
+/// First and longest pause before another attempt to make a link.
 const LINK_PAUSE: Duration = Duration::from_millis(500);
 const LINK_LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -39,7 +39,7 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Starts to serve all leases: the first list is complete.
+    /// Starts to serve all leases once the first list is complete.
     fn take_up_all(&mut self) {
         self.complete = true;
         tracing::info!(leases = self.leases.len(), "records loaded");
@@ -120,7 +120,7 @@ impl AgentTerm<'_> {
         self.attend(mac);
     }
 
-    /// Starts or resumes the client: its link exists.
+    /// Starts or resumes the client, whose link exists now.
     pub(super) fn start(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();
@@ -215,8 +215,8 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Continues the end of a lease as far as is possible now: writes the last record, removes the
-    /// link, and then the finalizer.
+    /// Takes the next step to end a lease, if it is possible now. The steps: write the last record,
+    /// remove the link, remove the finalizer.
     pub(super) fn settle(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.gone {

@@ -30,8 +30,8 @@ use crate::domain::dhcp::{AddressDisputes, Mac, TokenBucket, owner_of};
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Longest sleep. A sleep does not count the time for which the machine is suspended, but the clock
-/// does.
+/// Longest sleep. A limit is needed because the clock counts the time for which the machine is
+/// suspended, but a sleep does not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 /// Maximum number of frames that are read before other events are handled.
 const MOST_FRAMES: usize = 256;
@@ -44,7 +44,7 @@ pub(super) struct AgentTerm<'a> {
     leases: HashMap<Mac, ManagedLease>,
     /// Hardware address of each lease, by the `namespace/name` of its record.
     names: HashMap<String, Mac>,
-    /// New records with the hardware address of a lease that has not ended yet.
+    /// New records by their hardware address, which belongs to a lease that has not ended yet.
     successors: HashMap<Mac, Box<DHCPLease>>,
     timers: BTreeSet<(Duration, Mac)>,
     /// Whether the first list of records is complete.
@@ -291,7 +291,7 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Makes every link again: the interface was replaced.
+    /// Makes every link again, because the interface was replaced.
     fn make_all(&mut self, parent: u32) {
         for (mac, lease) in &mut self.leases {
             if matches!(lease.link, LinkState::There | LinkState::Making) {

@@ -134,7 +134,7 @@ impl AgentTerm<'_> {
         self.attend(mac);
     }
 
-    /// Queues the lease's next write if one is pending by now.
+    /// Queues the lease's next write if a write is pending by now.
     fn again(&mut self, mac: Mac) {
         if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
             self.queue.push_back(mac);

@@ -1,4 +1,4 @@
-//! File of `--out`: at any time only its owner can read it, and it is never incomplete.
+//! File of `--out`. At any time only the file's owner can read it, and it is never incomplete.
 
 use std::fs;
 use std::io::Write as _;
@@ -24,7 +24,7 @@ pub(super) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
     let written = written.and_then(|()| fs::rename(&part, path));
     if written.is_err() {
-        // Returns the first error; an error of this removal would hide it.
+        // An error of this removal is ignored, because it would hide the first error.
         let _ = fs::remove_file(&part);
     }
     Ok(written?)

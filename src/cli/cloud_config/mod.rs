@@ -1,10 +1,14 @@
 //! The `cloud-config` command: makes a guest cluster's access to Harvester. The command works with
 //! the rights of the user who runs it.
 //!
-//! Invariants: a token is written to standard output or to a file that only its owner may read, and
-//! nowhere else; the whole request is checked before anything is written; every round begins with
-//! the current state of the API server, so that a command that was interrupted continues where it
-//! stopped when it is run again. There is no log: each change is reported on standard error.
+//! Invariants:
+//!
+//! * A token is written only to standard output or to a file that only the file's owner may read.
+//! * The whole request is checked before anything is written.
+//! * Every round begins with the current state of the API server. If a command was interrupted and
+//!   is run again, it therefore continues where it stopped.
+//!
+//! There is no log: each change is reported on standard error.
 
 mod file;
 mod options;
@@ -32,12 +36,12 @@ use crate::metrics::Metrics;
 use crate::rancher::{ApiServer, TrustedRoots};
 
 /// Maximum number of rounds of one task. Each round but the last ends with a write, of this process
-/// or of another one.
+/// or of another process.
 const ROUNDS: usize = 30;
 /// Longest time that Kubernetes may take to fill a token Secret.
 const FILLED: Duration = Duration::from_mins(1);
 const LOOK: Duration = Duration::from_millis(200);
-/// Longest time until the server must have accepted the token of the cloud config.
+/// Longest time that the server may take to accept the token of the cloud config.
 const CHECKED: Duration = Duration::from_secs(15);
 
 /// Options of `cloud-config`. The fields are the options as users write them: `request` checks
@@ -148,7 +152,7 @@ impl CredentialCommands {
     }
 
     async fn make(&self, guest: &GuestCluster, make: &MakeRequest) -> anyhow::Result<()> {
-        // Checks everything that can be refused before the first write.
+        // Before the first write, checks everything that can be refused.
         let server = match &make.server {
             Some(server) => server.clone(),
             None => output::default_server(self.api.vip().await?.as_deref()).map_err(refused)?,
@@ -285,8 +289,8 @@ impl CredentialCommands {
         bail!("other processes keep changing the same objects: run the command again")
     }
 
-    /// Removes an object. Returns true if the object had changed meanwhile: the caller must then
-    /// read it again.
+    /// Removes an object. Returns true if the object had changed meanwhile. The caller must then
+    /// read the object again.
     async fn remove(&self, removal: &ObjectRemoval) -> anyhow::Result<bool> {
         if self.dry_run {
             print(&format!("would delete {}\n", removal.object))?;
@@ -336,8 +340,8 @@ impl CredentialCommands {
         Ok(())
     }
 
-    /// Corrects the placeholder: the Secret that has the name of the first token, once that token
-    /// is removed.
+    /// Corrects the placeholder, that is, the Secret that takes the name of the guest's first token
+    /// Secret after the removal of that token Secret.
     async fn write_placeholder(
         &self,
         guest: &GuestCluster,

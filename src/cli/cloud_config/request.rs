@@ -141,8 +141,8 @@ fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option
     }
     match (&args.cluster, &args.namespace) {
         (Some(cluster), namespace) => {
-            // Without --namespace, `n` stands in for it: a check of the missing namespace would
-            // only repeat the fault above.
+            // If `--namespace` is missing, the valid name `n` is checked in its place. Otherwise
+            // the fault above would be reported a second time.
             let guest = GuestCluster::new(cluster, namespace.as_deref().unwrap_or("n"));
             match guest {
                 Ok(guest) if namespace.is_some() => return Some(guest),

@@ -11,8 +11,8 @@ use crate::domain::preview::PlannedWrite;
 use crate::domain::reason::NoLease;
 use crate::k8s::views::Views;
 
-/// Returns the outcome for the address, and the write that the operator would make for it. `None`:
-/// too little is known.
+/// Returns the outcome for the address, and the write that the operator would make. `None`: too
+/// little is known.
 pub(super) fn decide(
     views: &Views,
     lb: &LoadBalancer,

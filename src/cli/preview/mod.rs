@@ -66,7 +66,7 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     };
     let now = Utc::now();
     let mut plan = Box::pin(plan(&client, &reading, &args.namespace)).await;
-    // Reads that are refused are in `refusals`.
+    // Errors are ignored here, because `refusals` records the reads that were refused.
     plan.leader = takeover.leader().await.ok();
     plan.admission = takeover.admission().await.ok();
     let namespaces = super::namespaces(&args.credential_namespaces);
@@ -80,7 +80,7 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     write!(std::io::stdout(), "{text}").context("write to standard output")
 }
 
-/// Plan: the addresses of LoadBalancers, and the writes that lead to them.
+/// Builds the plan: the addresses that LoadBalancers would have, and the writes that would be made.
 async fn plan(client: &Client, reading: &ReadResult, namespace: &str) -> Preview {
     let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
     let forecast = forecast(&reading.stored);

@@ -102,7 +102,7 @@ pub(super) fn withdrawn(views: &Views, lb: &LoadBalancer) -> Vec<PlannedWrite> {
 }
 
 /// Stored Service with this name. The view has only Services with the operator's label; any other
-/// is read from the API server.
+/// Service is read from the API server.
 async fn stored(
     views: &Views,
     client: &Client,
@@ -127,7 +127,8 @@ impl PreviewTarget<'_> {
         all.filter(|slice| slice.owner == self.lb.uid).map(|slice| slice.slice).collect()
     }
 
-    /// State of the Service, writes, and whether they depend on a health check.
+    /// Returns the state of the Service, the planned writes, and whether the writes depend on a
+    /// health check that is not run here.
     fn announce(
         &self,
         lb: &LoadBalancer,

@@ -1,5 +1,6 @@
-//! The `takeover` command: from Harvester's Go controller to this operator, and back. The command
-//! works with the rights of the person who runs it, and changes nothing without `--apply`.
+//! The `takeover` command: replaces Harvester's Go controller by this operator, or goes back to the
+//! Go controller. The command works with the rights of the person who runs it, and changes nothing
+//! without `--apply`.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -22,7 +23,8 @@ use crate::metrics::Metrics;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Interval between two reads of the state while a step waits.
 const LOOK: Duration = Duration::from_millis(500);
-/// Longest wait of one step. A killed Go controller leaves a Lease that lasts 45 s.
+/// Longest wait of one step. It exceeds 45 s, because the Lease of a killed Go controller lasts
+/// that long.
 const LONGEST: Duration = Duration::from_mins(3);
 /// Interval between two lines of progress.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -165,8 +167,8 @@ async fn apply(
     say(&format!("{:>4}s  done\n\n{}", began.elapsed().as_secs(), compared(&before, &after)))
 }
 
-/// The next step, and the state from which it was decided. VMs with finalizers are counted only
-/// when no other step is left.
+/// Returns the next step, and the state from which the step follows. VMs with finalizers are
+/// counted only when no other step is left.
 async fn next(
     takeover: &TakeoverClient,
     direction: Direction,
@@ -203,7 +205,7 @@ async fn remove_finalizers(
         .await
 }
 
-/// Number of unchanged addresses, and one line for each address that differs before and after.
+/// Text with the number of unchanged addresses, and one line for each address that has changed.
 fn compared(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> String {
     let lost = before.iter().filter(|(name, address)| after.get(*name) != Some(*address));
     let lines: Vec<String> = lost

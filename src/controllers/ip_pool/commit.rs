@@ -1,5 +1,5 @@
-//! Writes each stored ledger that differs from the book, the ledgers in memory, by
-//! compare-and-swap.
+//! Writes each stored ledger that differs from the book, by compare-and-swap. The book contains the
+//! ledgers in memory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -56,7 +56,7 @@ impl LedgerTask {
         self.started = Instant::now();
         // Pools are listed before LoadBalancers, so the later list contains the owner of each claim
         // read here, if that owner exists. The segments of the networks show which pools share a
-        // segment; while they are unknown, any two pools may share one.
+        // segment. While the segments are unknown, any two pools may share one.
         let views = self.ctx.views.clone();
         views.networks_listed(NETWORKS_WAIT).await;
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;
@@ -68,7 +68,8 @@ impl LedgerTask {
         for pool in &pools {
             self.merge(pool, &world);
         }
-        // The book has every published or requested address before it allocates the first one.
+        // The book has every published or requested address before it allocates its first new
+        // address.
         self.each_facts(lbs.iter(), PoolAllocator::adopt);
         self.book.take_moved();
         let mut waiting: Vec<_> = lbs
@@ -144,8 +145,8 @@ impl LedgerTask {
         }
     }
 
-    /// Reads from the API server the LoadBalancers whose published address contradicts a ledger:
-    /// the view may be older than the ledger.
+    /// Reads from the API server the LoadBalancers whose published address contradicts a ledger,
+    /// because the view may be older than the ledger.
     async fn settle_disputes(
         &self,
         seen: &PoolSeen,

@@ -35,13 +35,13 @@ pub(super) enum LedgerMessage {
     Orphaned(Box<OrphanClaim>),
 }
 
-/// Claim that has no owner any more according to the API server.
+/// Claim whose owner does not exist any more, according to the API server.
 #[derive(Clone, Debug)]
 pub(super) struct OrphanClaim {
     pub(super) claim: Claim,
     pub(super) owner: Owner,
-    /// UID of the LoadBalancer that has the owner's name now. It is set for a ledger entry without
-    /// a UID: the entry is an orphan if that LoadBalancer holds another address of the pool.
+    /// UID of the LoadBalancer that has the owner's name now, set only for a ledger entry without a
+    /// UID. Such an entry is an orphan if that LoadBalancer holds another address of the pool.
     pub(super) namesake: Option<String>,
 }
 
@@ -95,7 +95,7 @@ impl LedgerHandle {
     }
 
     /// Claims an address for the LoadBalancer. The answer comes when the address is safe to
-    /// publish: at once, if neither the LoadBalancer nor its claim has changed.
+    /// publish. If neither the LoadBalancer nor its claim has changed, the answer comes at once.
     pub async fn claim(&self, facts: LbFacts) -> Result<ClaimResult, LedgerError> {
         if let Some(answer) = self.confirmed().answer(&facts) {
             return Ok(answer);
@@ -113,7 +113,8 @@ impl LedgerHandle {
         answer.await.map_err(|_| LedgerError::Closed)?
     }
 
-    /// Releases every claim of the owner, without an answer. If that fails, the sweep repeats it.
+    /// Releases every claim of the owner, without an answer. If the release fails, the sweep
+    /// repeats it.
     pub fn forget(&self, owner: Owner) {
         let _ = self.send(LedgerMessage::Release(owner, None));
     }
@@ -129,8 +130,8 @@ impl LedgerHandle {
         let _ = self.send(LedgerMessage::NetworksChanged);
     }
 
-    /// Enqueues an update of every pool's conditions: whether another form of the CRD has replaced
-    /// the operator's.
+    /// Enqueues an update of every pool's conditions. `is`: whether another form of the CRD has
+    /// replaced the operator's form.
     pub fn crd_replaced(&self, is: bool) {
         let _ = self.send(LedgerMessage::CrdReplaced(is));
     }

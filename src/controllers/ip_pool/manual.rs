@@ -13,7 +13,7 @@ use crate::domain::pools::status::manual_release_refused;
 use crate::k8s::{CallError, call};
 
 /// Reason of a refusal because the API server did not answer whether the LoadBalancer exists. The
-/// question is repeated.
+/// operator asks again.
 const UNKNOWN: &str = "Unknown";
 
 /// Reason of a refusal because the LoadBalancer exists.

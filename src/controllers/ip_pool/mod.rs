@@ -45,7 +45,7 @@ pub struct LedgerTask {
     /// Handle with which the task sends messages to itself.
     handle: LedgerHandle,
     pace: WritePace,
-    /// Bytes of ledgers written since the last report to the pace.
+    /// Number of bytes of ledgers written since the last report to `pace`.
     bytes_written: usize,
     started: Instant,
     /// Pools with metrics, so that series are removed with their pool.
@@ -54,7 +54,7 @@ pub struct LedgerTask {
     crd_is_replaced: Option<bool>,
     /// Task that looks up claims that may have no owner.
     sweeper: Option<AbortOnDropHandle<()>>,
-    /// Claims without a LoadBalancer that are kept, by pool, as last reported.
+    /// Kept claims without a LoadBalancer, by the name of their pool, as last reported.
     kept: BTreeMap<String, BTreeSet<Claim>>,
 }
 
@@ -83,7 +83,8 @@ impl LedgerTask {
         }
     }
 
-    /// Adds the messages that have arrived, and those that arrive until the next write may begin.
+    /// Adds to the batch the messages that have arrived, and further messages until the next write
+    /// may begin.
     async fn gather(&mut self, batch: &mut RequestBatch) {
         let mut last = self.started.elapsed();
         loop {
@@ -107,8 +108,8 @@ impl LedgerTask {
         match message {
             LedgerMessage::Claim(facts, reply) => {
                 if let Some(verdict) = self.book.peek(&facts) {
-                    // Not stored for a guest's LoadBalancer, which is reconciled only for its own
-                    // changes.
+                    // The answer to a guest's LoadBalancer is not stored, because such a
+                    // LoadBalancer is reconciled only for its own changes.
                     if !facts.guest {
                         self.handle.confirmed().confirm(*facts, verdict.clone());
                     }
@@ -116,7 +117,8 @@ impl LedgerTask {
                 } else if self.book.needs_fresh(&facts) {
                     drop(reply.send(Err(LedgerError::Stale)));
                 } else {
-                    // The published claim is in no ledger of the book: the stored pool may have it.
+                    // The book has other claims of the owner, but not the published one: the stored
+                    // pool may have it.
                     let unknown = facts.published.as_ref().filter(|published| {
                         let held = self.book.claims_of(&facts.owner.uid);
                         !held.is_empty() && !held.contains(published)
@@ -170,7 +172,7 @@ impl LedgerTask {
             others_change = true;
             self.observe_all();
         }
-        // Oldest first, whatever the order of arrival.
+        // The claims are decided oldest first, whatever the order of arrival.
         batch.claims.sort_by(|(a, _), (b, _)| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
         let orphans = std::mem::take(&mut batch.orphans);
         let (mut changed, mut freed) = (Vec::new(), BTreeSet::new());
@@ -217,7 +219,8 @@ impl LedgerTask {
         }
     }
 
-    /// Answers the requests whose pools were written, and refuses the others: their callers retry.
+    /// Answers the requests whose pools were written, and refuses the others, whose callers then
+    /// retry.
     fn answer(
         &self,
         batch: RequestBatch,

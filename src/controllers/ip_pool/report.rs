@@ -11,7 +11,7 @@ use crate::domain::pools::allocator::overlap::{OverlapNews, SharedAddress};
 use crate::domain::reason::NoAddressReason;
 use crate::domain::{Claim, Owner};
 
-/// Maximum number of claims that one note names.
+/// Maximum number of claims that the note of one Event names.
 const MOST_NAMED: usize = 5;
 
 impl LedgerTask {
@@ -77,8 +77,8 @@ impl LedgerTask {
         }
     }
 
-    /// Reports the claims without a LoadBalancer that are kept, on each pool where they have
-    /// changed since the last report.
+    /// Reports the kept claims without a LoadBalancer, on each pool whose kept claims have changed
+    /// since the last report.
     pub(super) fn report_kept(&mut self, orphans: Vec<(Claim, Owner)>) {
         let mut by_pool: BTreeMap<String, Vec<(Claim, Owner)>> = BTreeMap::new();
         for orphan in orphans {

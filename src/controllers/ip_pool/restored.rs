@@ -1,5 +1,5 @@
-//! Records, after a restore of etcd from a backup, the addresses that LoadBalancers published
-//! before.
+//! Records, after a restore of etcd from a backup, the addresses that LoadBalancers had published
+//! before the restore.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ use crate::domain::pools::restored_store::{RestoreOutcome, changes, with_kept};
 use crate::k8s::CallError;
 use crate::k8s::trimmed::{self, TrimmedLb};
 
-/// Longest time for all tries: an API server that starts refuses calls until it has read the roles.
+/// Longest time for all tries. An API server refuses calls at its start until it has read the
+/// roles.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause after a failure.
 const AGAIN: Duration = Duration::from_millis(250);
@@ -45,7 +46,8 @@ pub async fn keep_published(ctx: &Context) {
 }
 
 async fn keep(ctx: &Context, before: &[WorldEntry], is_logged: &mut bool) -> Result<(), CallError> {
-    // Pools first: the owner of each claim is in the later list, if it exists.
+    // Pools are listed first, so the later list contains the owner of each claim, if the owner
+    // exists.
     let pools = list::<IPPool>(&Api::all(ctx.client.clone()), PAGE).await?;
     let lbs = list::<TrimmedLb>(&Api::all(ctx.client.clone()), trimmed::PAGE).await?;
     let after: Vec<WorldEntry> =

@@ -1,6 +1,6 @@
-//! Finds claims whose LoadBalancer is missing in the view, confirms at the API server that it is
-//! gone, and frees the claims, except in pools that keep them. LoadBalancers with several claims
-//! are reconciled: a change of pool may have been interrupted.
+//! Finds claims whose LoadBalancer is missing in the view, confirms at the API server that the
+//! LoadBalancer is gone, and frees the claims, except in pools that keep them. LoadBalancers with
+//! several claims are reconciled, because a change of pool may have been interrupted.
 //!
 //! The lookups run while the ledger task serves its mailbox, and each confirmed orphan comes back
 //! as a message. The ledger may have changed by then, so it is checked again: an address is freed
@@ -112,8 +112,8 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
     (!is_served).then(|| orphan(None))
 }
 
-/// Whether a Service still requests the address: a Service outlives its owner until it is garbage
-/// collected. `None`: unknown.
+/// Whether a Service still requests the address. A Service can do so after its owner is gone, until
+/// the Service is garbage collected. `None`: unknown.
 async fn is_served(client: &Client, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), namespace);
     match call(api.get(name)).await {

@@ -1,5 +1,5 @@
-//! Answers of the ledger task to late requests. The API server of the tests answers that a pool
-//! does not exist, and does not answer any other request.
+//! Tests of the ledger task's answers to late requests. The API server of the tests answers that a
+//! pool does not exist, and does not answer any other request.
 
 use std::sync::Arc;
 

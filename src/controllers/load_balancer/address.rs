@@ -43,8 +43,8 @@ pub(super) async fn allocate(
 }
 
 /// Refuses an address to a LoadBalancer that has none, and releases its claim, if the ledger has
-/// one. The object must be from the API server: a view may be older than the address, and an
-/// existing address stays.
+/// one. The object must be from the API server, because an existing address stays, and a view may
+/// not contain that address yet.
 async fn refuse(
     observed: &ObservedLb,
     why: NoAddressReason,

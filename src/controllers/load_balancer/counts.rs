@@ -115,7 +115,7 @@ async fn write(at: Instant, uid: &str, ctx: &LbContext) {
     let name = facts::name(&lb);
     let writing = ctx.shared.views.writing(name.clone());
     match publish::write(&lb, &patch, ctx).await {
-        // A decision during the write was made without the result of the write.
+        // A decision that was made during the write did not know the result of the write.
         Ok(version) => {
             if ctx.counts.settle_unless_replaced(uid, at, &lb) && is_all {
                 writing.is_all(version);

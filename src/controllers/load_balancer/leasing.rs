@@ -19,14 +19,14 @@ use crate::domain::reason::{self, NoLease};
 use crate::k8s::{CallError, call};
 
 /// Time from the start of a term in which no published address expires by the clock. While the API
-/// server was unavailable, no operator led, but agents continued to renew. An agent then needs one
-/// call for its Lease and one write to record its renewals.
+/// server was unavailable, no operator led, but agents continued to renew. Once the API server is
+/// available again, an agent needs one call for its Lease and one write to record its renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Interval of checks whether another LoadBalancer still has the same client identity.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
 /// Time within which a created record appears in the view.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
-/// Attempts of one decision if the record changes during each of them.
+/// Maximum number of attempts at one decision, if the record changes during each attempt.
 const REPETITIONS: usize = 5;
 
 /// Leases the LoadBalancer's address on the host: creates, adopts or keeps its DHCPLease. `None`: a
@@ -65,7 +65,7 @@ pub(super) async fn allocate(
             LeasingStep::Guest(why) => return Ok(Some(AddressOutcome::Guest(why))),
             LeasingStep::Wait(why) => return Ok(Some(AddressOutcome::Host(Err(why)))),
             LeasingStep::Take(lease) => {
-                // A view may be older than the end of the lease.
+                // The record in a view may be older than the end of the lease.
                 if fresh || facts::leased(lb) == Some(lease.ip) {
                     return Ok(Some(AddressOutcome::Host(views.unless_in_the_way(lb, lease))));
                 }

@@ -1,4 +1,4 @@
-//! Reconciles LoadBalancers: publishes the address of each, or the reason why there is none.
+//! Reconciles LoadBalancers: publishes the address of each, or the reason why it has no address.
 //!
 //! A reconcile observes, allocates an address, serves, publishes and reports, in this order. If the
 //! object changes meanwhile, the reconcile begins again with the current object.
@@ -47,7 +47,7 @@ const AWAITED_WRITES_AT_ONCE: usize = 24;
 /// Maximum number of objects that are held whole in memory at the same time, because a view has
 /// only a part of each. Each may have the 1.5 MiB that the API server's store allows.
 const WHOLE_AT_ONCE: usize = 8;
-/// Passes of one reconcile if the object changes during each of them.
+/// Maximum number of passes of one reconcile, if the object changes during each pass.
 const REPETITIONS: usize = 5;
 /// First and longest delay after a failure, per object.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -75,7 +75,7 @@ pub struct LbContext {
 }
 
 impl LbContext {
-    /// Makes the context of one term of leadership, and the queue that [`run`] takes with it.
+    /// Makes the context of one term of leadership, and the queue of counts. [`run`] takes both.
     pub fn new(shared: super::Context, ledger: LedgerHandle, prober: Prober) -> (Self, DueCounts) {
         let (counts, due) = counts::DeferredCounts::new();
         let context = Self {

@@ -1,5 +1,5 @@
-//! Writes of a LoadBalancer. Each write requires the version of the object that it was decided
-//! from; if the object has changed since, nothing is written.
+//! Writes a LoadBalancer. Each write requires the version of the object on which its decision was
+//! based. If the object has changed since, nothing is written.
 
 use chrono::{SecondsFormat, Utc};
 use kube::ResourceExt;

@@ -13,7 +13,7 @@ use crate::domain::credentials::rotation::{due, expiry, status, watched};
 use crate::domain::credentials::timestamp::{self, Seconds};
 use crate::k8s::credentials::ServerClock;
 
-/// Interval of updates: the passage of time produces no event.
+/// Interval of updates, which are needed because the passage of time produces no event.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Values of a gauge, by its labels.

@@ -28,7 +28,8 @@ impl CredentialIssuer {
 }
 
 impl RotationRun<'_> {
-    /// Names of the existing credentials. For a Rancher, they are from its last read.
+    /// Names of the existing credentials. For a Rancher, the last read of the Rancher gave the
+    /// names.
     pub(super) async fn list_credentials(&self) -> Result<Vec<String>, CallError> {
         match CredentialIssuer::of(&self.rotation) {
             CredentialIssuer::ServiceAccount => {

@@ -52,7 +52,7 @@ use issuer::CredentialIssuer;
 
 /// Maximum number of concurrent reconciles.
 const MOST_CONCURRENT: u16 = 4;
-/// Shortest time between two rotations that begin without a request: 2,000 due rotations take a
+/// Shortest time between two rotations that begin without a request. So 2,000 due rotations take a
 /// quarter of an hour.
 const TURN_INTERVAL: Duration = Duration::from_millis(400);
 /// Deadline of one reconcile.
@@ -85,13 +85,14 @@ struct RotationContext {
     /// because one of their Secrets has changed.
     touched: Mutex<HashSet<Name>>,
     clock: Mutex<Option<ServerClock>>,
-    /// Time of each waiting rotation's turn, and the earliest time for the next turn.
+    /// Map from each waiting rotation to the time of its turn, and the earliest time for the next
+    /// turn.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: Mutex<HashMap<Name, u32>>,
     /// Probes of the tokens in use in Ranchers.
     probes: Mutex<HashMap<Name, token_probe::TokenProbe>>,
-    /// Version of each rotation after its reconcile, and the time until which it needs no further
-    /// reconcile.
+    /// Map from the name of a rotation to its version after the last reconcile, and the time until
+    /// which it needs no further reconcile.
     resting: Mutex<HashMap<Name, (u64, Instant)>>,
 }
 
@@ -122,7 +123,8 @@ pub(super) async fn run(ctx: Context) {
     });
     let listed = Notify::new();
     let control = async {
-        // Rotations depend on each other: none is reconciled while some are not known.
+        // Rotations depend on each other, so none is reconciled before the list of rotations is
+        // complete.
         listed.notified().await;
         Controller::for_stream(futures::stream::pending(), store)
             .with_config(Config::default().concurrency(MOST_CONCURRENT))
@@ -278,8 +280,9 @@ impl RotationContext {
         (is_known && !rest.is_zero()).then_some(rest)
     }
 
-    /// Time until the turn of a rotation that is due. Turns limit how many rotations begin at once.
-    /// A rotation gets one turn, keeps it until it begins, and is not reconciled before the turn.
+    /// Time until the turn of a rotation that is due. Turns limit how many rotations begin at the
+    /// same time. A rotation gets one turn, keeps this turn until the rotation begins, and is not
+    /// reconciled before it.
     fn time_until_turn(&self, name: &Name) -> Duration {
         let mut turns = lock(&self.turns);
         let (turns, next) = &mut *turns;

@@ -1,9 +1,11 @@
 //! Session with the Rancher that a spec names: its URL, its certificate authorities, the present
 //! API key, and the state read from it.
 //!
-//! Invariants: the key is read before each session, so that a renewed key is used at once; the time
-//! is that of Rancher's clock, unless another issuer makes the credentials; nothing is decided
-//! without Rancher's answer.
+//! Invariants:
+//!
+//! * The key is read before each session, so that a renewed key is used at once.
+//! * The time is that of Rancher's clock, unless another issuer makes the credentials.
+//! * Nothing is decided without Rancher's answer.
 
 use kube::ResourceExt as _;
 
@@ -79,8 +81,8 @@ fn refused(field: &str, error: CallError) -> ReadFault {
 /// Entry of the API key's Secret that contains certificate authorities.
 const AUTHORITY_KEY: &str = "ca.crt";
 
-/// Certificate authorities from the spec, or else from the API key's Secret. `None`: neither has
-/// any.
+/// Certificate authorities from the spec, or else from the API key's Secret. `None`: neither
+/// contains authorities.
 async fn authority(
     context: &RotationContext,
     namespace: &str,
@@ -136,8 +138,8 @@ pub(super) async fn open(
     Ok(RancherSession { issuer, issued, view: None, key, url, unread: 0, listed: Vec::new() })
 }
 
-/// Reason why tokens of the API key's user may not be put into a cloud credential. `None`: they
-/// may.
+/// Reason why tokens of the API key's user may not be put into a cloud credential. `None`: these
+/// tokens may be put there.
 fn refusal(
     rotation: &TokenRotation,
     credential: &str,
@@ -145,8 +147,8 @@ fn refusal(
     user: &str,
 ) -> Option<String> {
     let minted = rotation.spec.source.as_ref()?.rancher_token.as_ref()?;
-    // The deletion of a TokenRotation puts no token there: it only revokes, and removes the kept
-    // token.
+    // The deletion of a TokenRotation puts no token into the cloud credential: it only revokes
+    // tokens, and removes the kept token.
     if rotation.metadata.deletion_timestamp.is_some() {
         return None;
     }

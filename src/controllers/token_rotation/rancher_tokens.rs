@@ -24,7 +24,7 @@ const TEST_PAUSES: [Duration; 5] = [
     Duration::from_secs(4),
 ];
 
-/// Number of failed tests after which no further test follows; failures that a replica's delay
+/// Number of failed tests after which no further test follows. Failures that a replica's delay
 /// explains do not count. One failure is tolerated, because a proxy may break one call.
 const MOST_FAULTS: u8 = 2;
 

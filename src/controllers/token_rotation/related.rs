@@ -2,7 +2,7 @@
 //! have a status that depends on another one, and which of two for the same credential goes first.
 //!
 //! Invariant: a credential counts as replaced only if the TokenRotation that replaces it has
-//! observed the credential: then that TokenRotation reports its own failures.
+//! observed the credential, because then that TokenRotation reports its own failures.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ fn is_api_key(target: &SecretTarget, server: &RancherServer) -> bool {
     target.name == minter.secret_name && target.key == minter.key
 }
 
-/// Whether status and reason of Ready are the same in both.
+/// Whether status and reason of Ready are the same in both TokenRotations.
 pub(super) fn is_ready_alike(before: Option<&TokenRotation>, after: &TokenRotation) -> bool {
     let ready = |one: &TokenRotation| -> Option<(ConditionStatus, Option<String>)> {
         let mut all = one.status.as_ref()?.conditions.iter();

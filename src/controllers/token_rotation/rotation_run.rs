@@ -114,7 +114,7 @@ pub(super) struct RancherSession {
     pub(super) listed: Vec<ChildCandidate>,
 }
 
-/// Children, and the reasons why some could not be made or changed, by their names.
+/// Children, and a map from the names of children that could not be made or changed to the reasons.
 pub(super) struct AppliedChildren {
     pub(super) children: ChildRotations,
     pub(super) failures: BTreeMap<String, String>,

@@ -78,8 +78,8 @@ impl RotationRun<'_> {
         if stored {
             credentials.check_right_to_sign(&namespace, &account).await?;
         }
-        // A TokenRotation owned by the account is deleted with it; so are the objects that its
-        // tokens are bound to.
+        // If the account owns the TokenRotation, it also owns the objects that the tokens are bound
+        // to. All of them are deleted with the account.
         let owns = |owner: &&OwnerReference| {
             (owner.api_version.as_str(), owner.kind.as_str(), &owner.name)
                 == ("v1", "ServiceAccount", &account)

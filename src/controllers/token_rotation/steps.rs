@@ -1,8 +1,10 @@
 //! Steps of a TokenRotation, as many as are possible now.
 //!
-//! Invariants: the target is read before the record, and both before any step; after each write of
-//! the record, the next step uses the object that the server returned; nothing is revoked before
-//! the target was read once more.
+//! Invariants:
+//!
+//! * The target is read before the record, and both before any step.
+//! * After each write of the record, the next step uses the object that the server returned.
+//! * Nothing is revoked before the target was read once more.
 
 use std::time::Duration;
 
@@ -20,7 +22,7 @@ use crate::domain::credentials::rotation::{
 };
 use crate::k8s::CallError;
 
-/// Maximum number of steps in a row. More steps are a fault.
+/// Maximum number of consecutive steps. More steps are a fault.
 const MOST_STEPS: usize = 64;
 /// Pause before an unfinished rotation is reconciled again.
 const CONTINUE_AFTER: Duration = Duration::from_millis(500);

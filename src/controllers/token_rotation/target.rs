@@ -1,8 +1,8 @@
 //! Target of a TokenRotation: a Secret of this cluster, a cloud credential of a Rancher, or all
 //! cloud credentials of an API key's user.
 //!
-//! Invariant: a write names the version of the target that it replaces, and the target is read again
-//! afterwards.
+//! Invariant: a write names the version of the target that it replaces, and the target is read
+//! again afterwards.
 
 use kube::ResourceExt as _;
 
@@ -131,7 +131,8 @@ impl RotationRun<'_> {
         self.read_again().await.map_err(StepFault::Call)
     }
 
-    /// Removes the kept old credential from a cloud credential. No other target keeps one.
+    /// Removes the kept old credential from a cloud credential. Other kinds of targets keep no old
+    /// one.
     pub(super) async fn drop_kept(&mut self) -> Result<(), StepFault> {
         if let RotationTarget::CloudCredential(wants) = RotationTarget::of(&self.rotation) {
             let session = self.session()?;

@@ -46,7 +46,7 @@ pub struct AdmissionRequest<'a> {
     pub old: Option<&'a Value>,
 }
 
-/// Most refusals, and most warnings, in an answer. More would not be shown.
+/// Maximum number of refusals, and of warnings, in an answer. More would not be shown.
 const MOST: usize = 100;
 
 /// Reason of a refusal.
@@ -72,21 +72,22 @@ impl fmt::Display for Refusal {
 pub struct AdmissionAnswer {
     /// Refusals. Empty: the request is admitted.
     pub refusals: Vec<Refusal>,
-    /// Warnings for the requesting user. kubectl shows each on a line; at most 120 characters.
+    /// Warnings for the requesting user. kubectl shows each warning on a line of at most 120
+    /// characters.
     pub warnings: Vec<String>,
-    /// The object to store instead; set only by mutation.
+    /// Object to store instead of the sent object. Only mutation sets this field.
     pub object: Option<Value>,
 }
 
 impl AdmissionAnswer {
-    /// Adds a refusal, up to a hundred.
+    /// Adds a refusal, unless the answer already has a hundred refusals.
     pub fn refuse(&mut self, field: impl Into<String>, message: impl Into<String>) {
         if self.refusals.len() < MOST {
             self.refusals.push(Refusal { field: field.into(), message: message.into() });
         }
     }
 
-    /// Adds a warning, up to a hundred.
+    /// Adds a warning, unless the answer already has a hundred warnings.
     pub fn warn(&mut self, warning: impl Into<String>) {
         if self.warnings.len() < MOST {
             self.warnings.push(warning.into());

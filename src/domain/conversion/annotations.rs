@@ -1,19 +1,26 @@
-//! Annotation that carries the fields that the other version lacks.
+//! Annotation in which an object carries the fields that the object's own version lacks.
 //!
-//! Compact JSON: `{"spec":{"workloadType":"cluster"},"unset":["spec.ipam"]}`; absent when there is
-//! nothing to carry. `unset` names fields that the translation fills in. Text that is not of this
-//! form was written by another program: the conversion ignores this text and leaves it in place. If
-//! the conversion must write the annotation itself, the earlier text travels in `kept`.
+//! The annotation is compact JSON, such as
+//! `{"spec":{"workloadType":"cluster"},"unset":["spec.ipam"]}`. It is absent when there is nothing
+//! to carry. `unset` names fields that are not set, but that the translation fills in.
 //!
-//! The annotations of an object may have 256 KiB together, and for one object above this limit the
-//! API server would refuse a whole list. Fields that do not fit are left out and named in `cut`:
-//! first the fields of the status, since they are computed again; within a section, the largest
-//! first. A client that writes such an object back in v1alpha1 loses the fields that were left out.
-//! The annotation then keeps only the names of the lost fields of the spec, and admission refuses
-//! the object.
+//! Text that is not of this form was written by another program, so the conversion ignores this
+//! text and leaves it in place. If the conversion must write the annotation itself, the earlier
+//! text travels in `kept`.
 //!
-//! Every function here takes time in proportion to the length of its text: a tenant can write the
-//! text, and every caller can reach the conversion path.
+//! All annotations of an object together may have 256 KiB. Because of one object above this limit
+//! the API server would refuse a whole list. Fields that do not fit are therefore left out and
+//! named in `cut`:
+//!
+//! * The fields of the status are left out first, because they are computed again.
+//! * Within a section, the largest fields are left out first.
+//!
+//! A client that writes such an object back in v1alpha1 loses the fields that were left out. The
+//! annotation then keeps only the names of the lost fields of the spec, and admission refuses the
+//! object.
+//!
+//! Every function here takes time in proportion to the length of the annotation's text, because a
+//! tenant can write the text, and every caller can reach the conversion path.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -43,8 +50,8 @@ pub(super) struct CarriedFields {
 }
 
 impl CarriedFields {
-    /// Notes the fields of a section that a translation to the other version and back (`back`)
-    /// loses or changes.
+    /// Notes the fields of a section that a translation to the other version and back loses or
+    /// changes. `source`: the section before the translation. `back`: the section after it.
     pub(super) fn note(
         &mut self,
         section: &str,
@@ -81,8 +88,8 @@ impl CarriedFields {
 
     /// Parses an annotation that this or another replica wrote.
     fn parse(text: &str) -> Option<Self> {
-        // serde would also accept a JSON list of the fields in their order. No API server stores a
-        // text above the limit.
+        // Refuses a JSON list, which serde would accept as the fields in their order, and a text
+        // above the limit, which no API server stores.
         if !text.starts_with('{') || text.len() > ANNOTATIONS_LIMIT {
             return None;
         }
@@ -103,8 +110,8 @@ impl CarriedFields {
         if text.len() <= room {
             return Some(text);
         }
-        // Never below the true length: a field with escaped characters is longer than the length
-        // that is subtracted for it.
+        // `length` is never below the true length, because a field with escaped characters is
+        // longer than the length that is subtracted for the field.
         let mut length = text.len() + r#","cut":[]"#.len();
         for (section, fields) in [("status", &mut self.status), ("spec", &mut self.spec)] {
             let size = |(key, value): (&String, &Value)| {
@@ -133,7 +140,8 @@ impl CarriedFields {
     }
 }
 
-/// Fields of the spec that were lost because they did not fit, in an object that is to be stored.
+/// Names of the fields of the spec that `object` has lost because they did not fit into the
+/// annotation. `object` is to be stored.
 pub fn lost(object: &Value, annotation: &str) -> Vec<String> {
     let text = object["metadata"]["annotations"][annotation].as_str().unwrap_or_default();
     let carry = CarriedFields::parse(text).unwrap_or_default();

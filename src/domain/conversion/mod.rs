@@ -1,33 +1,37 @@
 //! Conversion of `LoadBalancer` from one version to the other, without loss.
 //!
-//! Invariants: no object that the API server can send is refused, because one object that fails
-//! would make its whole list fail. Conversion to the other version and back returns the same
-//! object, whichever version comes first. In metadata, only the annotation below is changed.
+//! Invariants:
+//!
+//! * No object that the API server can send is refused, because one object that fails would make
+//!   its whole list fail.
+//! * Conversion to the other version and back returns the same object, whichever version comes
+//!   first.
+//! * In metadata, only the annotation below is changed.
 //!
 //! Fields that one version has and the other lacks travel in an annotation (see [`annotations`])
 //! named after the version whose fields it holds. The conversion back removes these fields from the
 //! annotation. Edits win over the annotation: a value that travelled is restored only if its
-//! counterpart still has the value that the translation gave it.
+//! counterpart in the other version still has the value that the translation gave it.
 //!
 //! | v1beta1 | v1alpha1 | rule |
 //! |---|---|---|
 //! | `description`, `listeners[]`, `address`, `conditions` | the same | a listener's name and protocol, which v1alpha1 requires, are filled in |
 //! | `ipam` | the same | required: unset is shown as pool |
 //! | `backendServerSelector` | `backendServers` | the values of the label `harvesterhci.io/vmName`. An edit of `backendServers` replaces the whole selector |
-//! | `healthCheck`, five numbers | the same, `PeriodSeconds` with a capital | required: unset is shown as its default. An edit of one leaves the others as they were |
+//! | `healthCheck`, five numbers | the same, `PeriodSeconds` with a capital | required: unset is shown as its default. An edit of one number leaves the other numbers as they were |
 //! | `healthCheck`, other fields | | travel while there is a `healthCheck` |
 //! | `workloadType`, `ipPool`, `requestedAddresses`, `ipv6Pool`, `ipFamilyPolicy` | | travels |
 //! | `status`, other fields | | travel |
 //! | fields that neither version has | the same | the API server drops them where its schema lacks them |
 //!
-//! **A tenant can write the annotation**, like the object. A value in the annotation counts for no
-//! more than the same field sent in v1beta1: a value that does not have the type of its field is
-//! ignored, and the API server validates the object after conversion. Admission is called in
-//! v1beta1 (`matchPolicy: Equivalent`) with the converted new and old object, so admission decides
-//! for both versions who may write `status.allocatedAddress` or `spec.ipPool`. The API server
-//! checks only the CEL rules of the request's version. So admission also checks the CEL rules of
-//! v1beta1 for fields that v1alpha1 lacks (an immutable `workloadType`, reserved fields, a health
-//! check's protocol and path).
+//! **A tenant can write the annotation**, like the rest of the object. A value in the annotation
+//! has no more effect than the same field sent in v1beta1: a value that does not have the type of
+//! its field is ignored, and the API server validates the object after conversion. Admission is
+//! called in v1beta1 (`matchPolicy: Equivalent`) with the converted new and old object, so
+//! admission decides for both versions who may write `status.allocatedAddress` or `spec.ipPool`.
+//! The API server checks only the CEL rules of the request's version. So admission also checks the
+//! CEL rules of v1beta1 for fields that v1alpha1 lacks (an immutable `workloadType`, reserved
+//! fields, a health check's protocol and path).
 
 pub mod annotations;
 
@@ -205,8 +209,8 @@ fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     match (section, from, key) {
         (Section::Spec, Version::V1beta1, "backendServerSelector") => Some("backendServers"),
         (Section::Spec, Version::V1alpha1, "backendServers") => Some("backendServerSelector"),
-        // The last two names of the spec are no fields of this version, but have a meaning in the
-        // other version.
+        // The last two names of the spec are no fields of this version. They are not copied,
+        // because the other version would read them as its own fields.
         (
             Section::Spec,
             _,
@@ -317,7 +321,7 @@ fn read_health(value: &Value) -> Option<Value> {
     Some(Value::Object(read))
 }
 
-/// Merges the health check that travelled with later edits in v1alpha1.
+/// Merges later edits in v1alpha1 into the health check that travelled.
 fn merge_health(travelled: &Value, now: &Value) -> Value {
     let read = read_health(now).unwrap_or(Value::Null);
     let (Value::Object(travelled), Value::Object(mut merged)) = (travelled, read.clone()) else {
@@ -340,8 +344,8 @@ fn merge_health(travelled: &Value, now: &Value) -> Value {
     Value::Object(merged)
 }
 
-/// Whether a value that travelled is of its field's type. Any user may have written the value, and
-/// a value that no client can read would make every list with the object unreadable.
+/// Whether a value that travelled has the type of its field. Any user may have written the value,
+/// and a value that no client can read would make every list with this object unreadable.
 fn fits(section: Section, version: Version, key: &str, value: &Value) -> bool {
     let mut alone = Map::from_iter([(key.to_owned(), value.clone())]);
     match (section, version) {

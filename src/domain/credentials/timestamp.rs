@@ -1,4 +1,4 @@
-//! Times of credentials, in seconds and in the text of a status.
+//! Conversion of a credential's times between seconds and the text in a status.
 
 use chrono::{DateTime, SecondsFormat};
 
@@ -11,7 +11,7 @@ pub fn rfc3339(at: Seconds) -> String {
     at.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-/// Parses a time in RFC 3339. `None`: the text is no such time.
+/// Parses a time in RFC 3339. `None`: the text is not a time in RFC 3339.
 pub fn parse_rfc3339(text: &str) -> Option<Seconds> {
     DateTime::parse_from_rfc3339(text).ok().map(|at| at.timestamp())
 }

@@ -1,13 +1,15 @@
-//! Leasing addresses by DHCP (RFC 2131) for hosts other than this one.
+//! Leasing addresses by DHCP (RFC 2131) for hosts other than this host.
 //!
 //! The client of a lease does not answer ARP for the leased address: a guest or kube-vip announces
-//! the address. If a server sent its answer to this address, the client would not receive it. To
-//! renew a lease, the client therefore sends the request of a client that has restarted
+//! the address. If a server sent its answer to this address, the client would not receive the
+//! answer. To renew a lease, the client therefore sends the request of a client that has restarted
 //! (INIT-REBOOT): the server then answers to the hardware address of the client.
 //!
-//! Invariants: no received frame causes a panic; only a message that was checked for xid, hardware
-//! address and client identifier changes a lease; an address may be used only after its record was
-//! written.
+//! Invariants:
+//!
+//! * No received frame causes a panic.
+//! * Only a message whose xid, hardware address and client identifier were checked changes a lease.
+//! * An address may be used only after its record was written.
 
 mod client;
 mod disputes;

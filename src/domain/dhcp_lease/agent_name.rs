@@ -35,7 +35,7 @@ pub fn agent_name(network: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The expected name is the one that Helm renders.
+    /// The expected name is the name that Helm renders.
     #[test]
     fn a_name_is_readable_and_its_own() {
         assert_eq!(agent_name("default/vlan100"), "hgo-lease-agent-default-vlan100-752faa03");

@@ -1,14 +1,17 @@
 //! Addresses that the host leases by DHCP: the LoadBalancers that get such an address, the life of
 //! each record, and the conditions for publishing a recorded address.
 //!
-//! The host leases on the networks that are declared for it. Whether a network's agent is active
-//! now decides when an address is leased, never which party leases it. The party is decided when a
-//! LoadBalancer gets its first address. A LoadBalancer with a record stays with the host. A
-//! LoadBalancer at `0.0.0.0` stays with its announcer until it is created again, or until the host
-//! takes the lease over (`kube_vip_takeover`).
+//! The host leases on the networks that are declared for it. If a network's agent is not active
+//! now, an address is leased later, but by the same party. The party is decided when a LoadBalancer
+//! gets its first address. A LoadBalancer with a record stays with the host. A LoadBalancer at
+//! `0.0.0.0` stays with its announcer until it is created again, or until the host takes the lease
+//! over (`kube_vip_takeover`).
 //!
-//! Invariants: an address is published only while its record says that it may be used, and never
-//! when another object has it; a record is deleted only when no LoadBalancer of its name wants it.
+//! Invariants:
+//!
+//! * An address is published only while its record says that it may be used.
+//! * An address is never published when another object has it.
+//! * A record is deleted only when no LoadBalancer of its name wants it.
 
 mod address_conflict;
 pub mod agent_deployment;
@@ -100,13 +103,13 @@ pub struct LeasingFacts<'a> {
     /// Reason why the host starts no new leases on the network: one of its annotations is not
     /// valid.
     pub fault: Option<&'a str>,
-    /// Whether the agent is active: the agent of the record's network or, if there is no record, of
-    /// the LoadBalancer's network.
+    /// Whether the agent of the record's network is active. If there is no record, the agent of the
+    /// LoadBalancer's network counts.
     pub serving: bool,
     /// Service for which an announcer has leased the address until now.
     pub service: Option<&'a service::StoredService>,
-    /// Whether the leader's term has just begun: agents may not yet have written renewals that they
-    /// made while the API server was unavailable.
+    /// Whether the leader's term has just begun. Agents may then not yet have written the renewals
+    /// that they made while the API server was unavailable.
     pub early: bool,
     /// Current time.
     pub now: DateTime<FixedOffset>,
@@ -119,16 +122,16 @@ pub struct AgentLease {
     pub holder: String,
     /// Time for which each renewal is valid.
     pub duration: Duration,
-    /// Time of acquisition by the holder's clock.
+    /// Time of the acquisition, on the holder's clock.
     pub acquired: Option<DateTime<FixedOffset>>,
-    /// Time of the last renewal by the holder's clock.
+    /// Time of the last renewal, on the holder's clock.
     pub renewed: Option<DateTime<FixedOffset>>,
     /// `metadata.resourceVersion`: any change shows that the holder is alive.
     pub version: String,
 }
 
-/// Whether the agent is active. `silent_for` is the time since its last change of the Lease was
-/// observed.
+/// Whether the agent is active. `silent_for` is the time since the agent's last change of the Lease
+/// was observed.
 pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
@@ -302,11 +305,11 @@ fn is_host(ip: Ipv4Addr) -> bool {
 /// record has no address.
 pub fn ends(record: &DHCPLease) -> Option<DateTime<FixedOffset>> {
     let status = record.status.as_ref().filter(|status| status.address.is_some())?;
-    // An invalid time counts as past: without a certain end, the address is not ours.
+    // An invalid time counts as past, because the address is not ours without a certain end.
     status.expires_at.as_ref().map(|at| time(at).unwrap_or_default())
 }
 
-/// Whether less than an eighth of the lease time is left: the renewal is long overdue.
+/// Whether the renewal is long overdue: less than an eighth of the lease time is left.
 pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = record.status.as_ref().and_then(|status| status.lease_seconds);
     let (Some(end), Some(lasts)) = (ends(record), lasts) else { return false };

@@ -20,8 +20,8 @@ pub enum RetentionStep {
     Leave(DateTime<FixedOffset>),
     /// Delete the record: its agent then gives the address back.
     Delete,
-    /// Remove the finalizer of a deleted record although no agent gave an address back: the lease
-    /// is over by the clock or the record has no address, and no agent is active.
+    /// Remove the finalizer of a deleted record although no agent gave an address back. No agent is
+    /// active, and the lease is over by the clock or the record has no address.
     Forget,
 }
 
@@ -49,7 +49,8 @@ pub fn keep(
         // The LoadBalancer is being deleted: first its Service and its finalizer are removed.
         Some(lb) if facts::is_leaving(lb) => return RetentionStep::Nothing,
         Some(lb) if wants(record, lb, network, now) => return RetentionStep::Nothing,
-        // The LoadBalancer exists and does not use the record: no later LoadBalancer will use it.
+        // The LoadBalancer exists and does not use the record, so no later LoadBalancer will use
+        // it.
         Some(_) => return RetentionStep::Delete,
         None => {}
     }

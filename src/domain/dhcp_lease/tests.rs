@@ -102,7 +102,7 @@ fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     assert_eq!(faulty(&lb(), Some(&left), true), LeasingStep::Keep);
 }
 
-/// An absent agent delays an address. An active agent does not make its network a declared one.
+/// An absent agent delays an address. An active agent does not make its network a declared network.
 #[test]
 fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
     for choice in ["", "host"] {
@@ -198,8 +198,8 @@ fn an_address_is_taken_while_it_may_be_used() {
     assert_eq!(waits(&changed(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
 }
 
-/// A requested identity applies only to a new record. The new record replaces the old one if the
-/// old one's address is not published.
+/// A requested identity applies only to a new record. The new record replaces the old record if the
+/// address of the old record is not published.
 #[test]
 fn a_record_of_another_client_goes_first() {
     let asking = |mut lb: LoadBalancer, mac: &str| {
@@ -215,7 +215,7 @@ fn a_record_of_another_client_goes_first() {
     let has = publishing(fresh, "10.7.0.9");
     assert!(matches!(said(&has, Some(&record), true), LeasingStep::Take(_)));
     assert_eq!(kept(&has), RetentionStep::Nothing);
-    // Because of an invalid annotation, no address is withdrawn, and no record is created.
+    // While an annotation is not valid, no address is withdrawn, and no record is created.
     let wrong = asking(lb(), "nonsense");
     assert!(matches!(said(&wrong, Some(&record), true), LeasingStep::Take(_)));
     assert_eq!(kept(&wrong), RetentionStep::Nothing);

@@ -1,9 +1,9 @@
-//! The connections of a listener, and which of them is closed to make room for a new one.
+//! The connections of a listener, and the choice of the connection to close to make room for a new
+//! one.
 //!
 //! Invariants: a request that has arrived is never cut off. The source with the most connections
-//! loses its oldest connection, by the start of the connection's phase. So a source that opens many
-//! connections closes only its own. An API server has few connections and uses them, and loses
-//! none.
+//! loses the connection whose phase began first. So a source that opens many connections loses only
+//! its own. An API server has few connections and uses them, so it loses none.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -193,7 +193,7 @@ mod tests {
         }
         assert_eq!(come(&mut crowd, source(2), 5, "d").1, Some(("a", 3)));
         assert_eq!(come(&mut crowd, source(1), 6, "api 2").1, Some(("b", 3)));
-        // Both sources have two connections: the oldest of all is closed.
+        // Both sources have two connections: the oldest connection of all is closed.
         assert_eq!(come(&mut crowd, source(3), 7, "e").1, Some(("api", 2)));
         assert_eq!(crowd.len(), 4);
     }

@@ -1,13 +1,15 @@
 //! A bounded queue in which no namespace waits for the backlog of another.
 //!
-//! Invariants: namespaces take turns, one entry each; a full namespace loses only its own entries;
-//! memory is bounded by [`IN_ALL`] entries.
+//! Invariants:
+//! * namespaces take turns, one entry each;
+//! * a full namespace loses only its own entries;
+//! * memory is bounded by [`IN_ALL`] entries.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Most entries of one namespace.
+/// Maximum number of entries of one namespace.
 pub const OF_ONE: usize = 16;
-/// Most entries of all namespaces together.
+/// Maximum number of entries of all namespaces together.
 pub const IN_ALL: usize = 512;
 
 /// Entries that wait, each for its namespace's turn.
@@ -28,7 +30,7 @@ impl<T> Default for FairQueue<T> {
 impl<T> FairQueue<T> {
     /// Adds an entry behind the other entries of its namespace. Returns the entry for which there
     /// is no room: the new entry or, if the whole queue is full, the newest entry of the namespace
-    /// that has the most.
+    /// with the most entries.
     pub fn push(&mut self, namespace: &str, entry: T) -> Option<T> {
         let own = self.waiting.get(namespace).map_or(0, VecDeque::len);
         if own >= OF_ONE {
@@ -108,7 +110,7 @@ mod tests {
         let all = drain(&mut queue);
         assert_eq!(all.len(), IN_ALL);
         assert_eq!(all[IN_ALL / OF_ONE], "b1", "after one turn of each");
-        // Of many namespaces with one entry each, none loses its entry to another.
+        // If many namespaces have one entry each, no namespace loses its entry to another.
         for n in 0..IN_ALL {
             assert_eq!(queue.push(&format!("n{n}"), format!("{n}")), None);
         }

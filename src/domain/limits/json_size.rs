@@ -1,16 +1,17 @@
-//! The number of values in a JSON text, counted before it is parsed.
+//! The number of values in a JSON text, counted before the text is parsed.
 //!
-//! A value takes as little as two bytes of text and 24 or more of memory, so a bound on bytes alone
-//! bounds neither memory nor time.
+//! A value takes as little as two bytes of text, but 24 or more bytes of memory. So a bound on
+//! bytes of text alone bounds neither memory nor time.
 
-/// Upper bound of the number of values that a parser makes of a text, keys not counted. One pass,
-/// no allocation. If the text is not JSON, the bound holds for the values before the first error.
+/// Upper bound of the number of values that a parser makes of a text, keys not counted. Takes one
+/// pass and no allocation. If the text is not JSON, the bound holds for the values before the first
+/// error.
 pub fn most_values(json: &str) -> usize {
     1 + count(json, |byte| matches!(byte, b',' | b'[' | b'{'))
 }
 
-/// Number of maps in a JSON text. A map takes hundreds of bytes, even with few fields: the tree
-/// that stores the fields has room for eleven from the start.
+/// Number of maps in a JSON text. A map takes hundreds of bytes, even with few fields, because the
+/// tree that stores the fields has room for eleven fields from the start.
 pub fn maps(json: &str) -> usize {
     count(json, |byte| byte == b'{')
 }

@@ -36,7 +36,7 @@ pub enum NetworkReach {
 /// The links of all nodes.
 #[derive(Clone, Debug, Default)]
 pub struct HostLinks {
-    /// Links by the name of the HostNetworkConfig.
+    /// Map from the name of a HostNetworkConfig to its links.
     configs: BTreeMap<String, HostLink>,
     /// Nodes on which an announcer may run.
     announcing: BTreeSet<String>,

@@ -61,7 +61,7 @@ impl Segment {
         matches!(self, Self::Vlan(_, vlan) if *vlan != 0)
     }
 
-    /// Whether an address on this segment may be visible on the other one.
+    /// Whether an address on this segment may be visible on the other segment.
     pub fn meets(&self, other: &Self) -> bool {
         self == other || [self, other].contains(&&Self::Unlisted)
     }

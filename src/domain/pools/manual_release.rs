@@ -19,7 +19,7 @@ impl ManualRelease {
                 "{text:?} is not of the form \"<ip>: <namespace>/<name>\", such as \"192.168.1.10: default/web\""
             )
         };
-        // The separator is the last colon: an IPv6 address has its own.
+        // The separator is the last colon, because an IPv6 address contains colons.
         let (ip, name) = text.rsplit_once(':').ok_or_else(fault)?;
         let ip = ip.trim().parse().map_err(|_| fault())?;
         let name = name.trim();

@@ -1,5 +1,5 @@
-//! Comparison of the LoadBalancers that a replica saw before a restore of etcd from a backup with
-//! those that the API server has afterwards.
+//! Comparison of LoadBalancers before and after a restore of etcd from a backup: as a replica saw
+//! them before the restore, and as the API server has them afterwards.
 //!
 //! The restore of etcd does not change guests: each guest still announces the address that its
 //! LoadBalancer published last. So a published address counts as in use, even if the restored
@@ -112,8 +112,9 @@ pub fn changes(
     changes
 }
 
-/// Status of the pool, with the claims that are kept for LoadBalancers that are gone, each under
-/// its owner's former UID. `None`: no claim of the pool is kept.
+/// Returns the status of the pool with the kept claims added: the claims of LoadBalancers that are
+/// gone. Each claim is recorded under the former UID of its owner. `None`: no claim of the pool is
+/// kept.
 pub fn with_kept(
     pool: &IPPool,
     changes: &[RestoreChange],

@@ -1,29 +1,30 @@
 //! Pauses between writes of ledgers.
 //!
 //! A write of a pool costs the API server CPU time in proportion to the number of claims (measured:
-//! 30 ms at 1,000 claims, 120 ms at 5,000), and its store the bytes of the whole pool. So requests
-//! that wait at the same time are gathered, and one write serves them. The time to gather follows
-//! from the duration of the last write. A client that sends one request after the other is served
-//! at once, whatever the size of the pool, because no more requests are expected. Besides, the
-//! total of written bytes is bounded.
+//! 30 ms at 1,000 claims, 120 ms at 5,000), and costs the API server's store the bytes of the whole
+//! pool. So requests that wait at the same time are gathered, and one write serves them. The time
+//! to gather follows from the duration of the last write. A client that sends one request after the
+//! other is served at once, whatever the size of the pool, because no more requests are expected.
+//! Besides, the total of written bytes is bounded.
 
 use std::time::Duration;
 
-/// Time to gather while requests keep coming, as a multiple of the duration of the last write:
-/// writes then take a fifth of the time, unless `LONGEST_GATHERING` is shorter.
+/// Time to gather while requests keep coming, as a multiple of the duration of the last write.
+/// Writes then take a fifth of the time, unless `LONGEST_GATHERING` shortens the time to gather.
 const REST: u32 = 4;
-/// Longest time that a request waits for others to come.
+/// Longest time that a request waits for more requests to come.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
-/// Shortest time without a new request after which gathering ends: no more requests are expected.
+/// Shortest time without a new request after which gathering ends, because no more are expected.
 const QUIET: Duration = Duration::from_millis(10);
-/// Divisor: gathering ends after this part of the last write's duration, if it is longer than
-/// `QUIET`. Requests that come at random have gaps of 10 ms in any case. Waiting through a gap pays
-/// if the gap costs less than the write that it saves.
+/// Divisor of the duration of the last write. If the result is longer than `QUIET`, gathering ends
+/// after that time without a new request. Requests that come at random have gaps of 10 ms in any
+/// case. Waiting through a gap pays if the gap costs less than the write that it saves.
 const QUIET_PART: u32 = 4;
 /// Bytes of ledgers that may be written per second, in the long run. The API server's store retains
 /// all writes of the last five minutes, and has 2 GiB by default.
 const BYTES_PER_SECOND: u32 = 1024 * 1024;
-/// Most bytes that may be written at once after a rest, as the time in which the budget earns them.
+/// Maximum number of bytes that may be written at once after a rest, given as the time in which the
+/// budget earns them.
 const BURST: Duration = Duration::from_secs(64);
 /// Longest time that a request waits for the byte budget.
 const LONGEST_DEBT: Duration = Duration::from_secs(4);

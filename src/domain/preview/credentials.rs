@@ -1,4 +1,4 @@
-//! Credentials whose end is known, of TokenRotations and in Secrets.
+//! Credentials of TokenRotations and in Secrets, if the credential's end is known.
 
 use crate::credentials::rotation::status::{self, MINIMUM_LEFT};
 use crate::credentials::rotation::target_secret::{self, SecretContent};
@@ -57,7 +57,7 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredenti
     status.watched.iter().filter_map(one).collect()
 }
 
-/// Credentials in one key of a Secret. In a kubeconfig, each belongs to a user.
+/// Credentials in one key of a Secret. In a kubeconfig, each credential belongs to a user.
 pub fn of_secret(
     namespace: &str,
     name: &str,

@@ -1,9 +1,9 @@
 //! Plan of what the operator would do if it led now: addresses that it would allocate, objects that
 //! it would write. The plan also names credentials that end soon.
 //!
-//! Invariant: this module decides nothing. The allocator, and the status of a LoadBalancer, a pool
-//! and a Service, come from the code that a leader uses. The plan says how their results differ
-//! from the stored objects.
+//! Invariant: this module has no rules of its own. Addresses, and the status of a LoadBalancer, a
+//! pool and a Service, come from the code that a leader runs. The plan says how these results
+//! differ from the stored objects.
 
 pub mod credentials;
 pub mod report;
@@ -30,13 +30,13 @@ pub struct Preview {
     pub leader: Option<Leader>,
     /// Content of the validating webhook configuration. `None`: not known.
     pub admission: Option<WebhookContent>,
-    /// Every LoadBalancer, by name.
+    /// Line of every LoadBalancer, sorted by name.
     pub load_balancers: Vec<LoadBalancerLine>,
-    /// Every pool, by name.
+    /// Line of every pool, sorted by name.
     pub pools: Vec<PoolLine>,
     /// Objects that would be written.
     pub changes: Vec<PlannedWrite>,
-    /// Further findings of the forecast.
+    /// Findings of the forecast that no line contains.
     pub findings: Vec<forecast::ForecastFinding>,
     /// Credentials whose end is known, in the order of their ends.
     pub credentials: Vec<EndingCredential>,
@@ -94,14 +94,13 @@ impl PlannedWrite {
         Self { object: format!("{kind} {name}"), what: what.into() }
     }
 
-    /// A merge patch of an object, by its fields.
+    /// A merge patch of an object. The fields that the patch sets describe the write.
     pub fn patch(kind: &str, name: &str, patch: &Value) -> Self {
         Self::new(kind, name, fields(patch).join(", "))
     }
 }
 
-/// Fields that a merge patch sets, down to the second level, without the resourceVersion that it
-/// requires.
+/// Fields that a merge patch sets, down to the second level, except `metadata.resourceVersion`.
 fn fields(patch: &Value) -> Vec<String> {
     let mut fields = Vec::new();
     for (name, value) in patch.as_object().into_iter().flatten() {
@@ -162,8 +161,8 @@ fn has(lb: &LoadBalancer) -> String {
     allocated.and_then(|allocated| allocated.ip.clone()).unwrap_or_default()
 }
 
-/// Line and write of a pool. `pool`: the pool after the forecast. `touched`: whether its ledger
-/// then differs from the stored one.
+/// Line and write of a pool. `pool`: the pool after the forecast. `touched`: whether the pool's
+/// ledger then differs from the stored ledger.
 pub fn pool(
     seen: &PoolSeen,
     finalizers: &[String],

@@ -9,11 +9,11 @@ use crate::credentials::timestamp::{Seconds, rfc3339};
 use crate::takeover::steps::{Leader, WebhookContent};
 use api::ConditionStatus;
 
-/// Number of objects of one section that are printed; the rest are only counted.
+/// Maximum number of lines that are printed in one section. Further lines are only counted.
 const MOST: usize = 200;
 const DAY: Seconds = 24 * 60 * 60;
 
-/// The whole plan. `now`: in seconds since the epoch.
+/// The whole plan as text. `now`: in seconds since the epoch.
 pub fn text(plan: &Preview, now: Seconds) -> String {
     let mut text = String::new();
     let leader = match &plan.leader {

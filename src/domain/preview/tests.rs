@@ -1,4 +1,4 @@
-//! Lines and writes of the plan, and its text.
+//! Tests of the plan's lines and writes, and of its text.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ fn asks() -> Value {
     json!({"workloadType": "cluster", "ipam": "pool"})
 }
 
-/// The plan for a pool and for LoadBalancers that ask for an address of it.
+/// The plan for a pool and for LoadBalancers that ask for an address from that pool.
 fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
     let around = LbSurroundings { project: Project::Outside, vm_network: None };
     let facts = lbs.iter().filter(|lb| !facts::is_leaving(lb));
@@ -136,7 +136,8 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
     assert!(!new.contains("resourceVersion"), "{new}");
     let pool = changes["IPPool pool"];
     assert!(pool.contains("metadata.finalizers") && pool.contains("status.allocated"), "{pool}");
-    // A repair of a pool has no line, so it is a finding. What a line says is no finding.
+    // The repair of a pool has no line, so it is a finding. A fact that a line states is no
+    // finding.
     let found: Vec<&str> = plan.findings.iter().map(|f| f.object.as_str()).collect();
     assert_eq!(found, ["IPPool pool"]);
     assert!(plan.findings[0].text.contains("10.1.0.7 is recorded for LoadBalancer default/gone"));
@@ -146,7 +147,7 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
 fn what_is_as_it_would_be_is_not_written() {
     let first = plan(&pool_of(&any(), &Value::Null), &[lb("a", &asks(), &Value::Null)]);
     assert!(!first.changes.is_empty());
-    // The same LoadBalancer, as the operator leaves it.
+    // The same LoadBalancer, after the operator's write.
     let verdict = crate::pools::allocator::ClaimResult::Held {
         claim: crate::Claim { pool: "pool".to_owned(), ip: "10.1.0.2".parse().unwrap() },
         subnet: None,

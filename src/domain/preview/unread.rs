@@ -44,8 +44,8 @@ pub enum ReadFailure {
     NotServed,
 }
 
-/// Facts that are not known if the kind cannot be read. `None`: the plan does not depend on the
-/// kind.
+/// Facts that are not known if the objects of a kind cannot be read. `None`: the plan does not
+/// depend on the kind.
 fn facts(resource: &str) -> Option<&'static str> {
     Some(match resource {
         "namespaces" => "the Rancher project of each namespace, and who leases by DHCP",

@@ -1,4 +1,5 @@
-//! Replacement of Harvester's form of a CRD by the operator's, and the way back.
+//! Replacement of Harvester's form of a CRD by the operator's form, and the way back. The form of a
+//! CRD is its `spec.versions`.
 //!
 //! Invariant: a patch that replaces a form records the replaced form on the same object, unless the
 //! replaced form is the operator's own.
@@ -8,23 +9,23 @@ use serde_json::{Value, json};
 /// Annotation of a CRD, as JSON: the versions and Helm's marks that the CRD had before the
 /// operator's form replaced them.
 pub const ANNOTATION_FORM: &str = "loadbalancer.harvesterhci.io/form-before-takeover";
-/// Annotation of IPPool's CRD: a replica of the operator has removed the status subresource,
-/// because another controller led.
+/// Annotation of IPPool's CRD, written when a replica of the operator removes the status
+/// subresource because another controller leads.
 pub const ANNOTATION_STATUS_REMOVED: &str = "loadbalancer.harvesterhci.io/status-removed";
-/// Label by which Helm recognizes what it manages.
+/// Label by which Helm recognizes the objects that it manages.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Annotations by which Helm recognizes to which release an object belongs: name and namespace.
+/// Annotations with the name and the namespace of the Helm release to which an object belongs.
 const RELEASE: [&str; 2] = ["meta.helm.sh/release-name", "meta.helm.sh/release-namespace"];
 
 /// Form of a stored CRD, as the operator finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrdForm {
-    /// The form of any version of the operator, or Harvester's form if the operator's has never
-    /// replaced it.
+    /// The form of any version of the operator, or Harvester's form if the operator's form has
+    /// never replaced it.
     Expected,
     /// The operator's form, from which a replica has removed the status subresource.
     StatusRemoved,
-    /// Another form in the place of the operator's, such as from an upgrade of Harvester.
+    /// Another form in the place of the operator's form, such as from an upgrade of Harvester.
     Replaced,
 }
 
@@ -38,8 +39,9 @@ pub fn form(stored: &Value) -> CrdForm {
     }
 }
 
-/// Merge patch that puts the versions `ours` in the place of versions that have replaced the
-/// operator's. Helm's marks stay, and so does the record of Helm's marks before the take-over.
+/// Merge patch for a CRD in which other versions have replaced the operator's versions: it puts the
+/// versions `ours` back. Helm's marks stay, and so does the record of Helm's marks before the
+/// take-over.
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let record = annotations[ANNOTATION_FORM].as_str();
@@ -110,8 +112,9 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     patch
 }
 
-/// Merge patch that puts back what [`adopted`] recorded. A form that Harvester's chart itself has
-/// put back, perhaps a newer one, stays. `None`: there is no record.
+/// Merge patch that puts back the versions and Helm's marks that [`adopted`] recorded. If
+/// Harvester's chart has already put a form back, perhaps a newer form, that form stays. `None`:
+/// there is no record.
 pub fn restored(stored: &Value) -> Option<Value> {
     let metadata = &stored["metadata"];
     let record = metadata["annotations"][ANNOTATION_FORM].as_str()?;
@@ -132,9 +135,9 @@ pub fn restored(stored: &Value) -> Option<Value> {
     Some(patch)
 }
 
-/// Merge patch that removes the status subresource from every version, and marks the CRD. The
-/// subresource drops the status in the plain updates of the Go controller. `None`: no version has
-/// the subresource.
+/// Merge patch that removes the status subresource from every version, and marks the CRD. With the
+/// subresource, the status that the Go controller writes by plain updates is dropped. `None`: no
+/// version has the subresource.
 pub fn without_status(stored: &Value) -> Option<Value> {
     let mut versions = stored["spec"]["versions"].clone();
     let mut had = false;
@@ -154,7 +157,7 @@ pub fn without_status(stored: &Value) -> Option<Value> {
     })
 }
 
-/// Whether the form belongs to any version of the operator: only the operator's forms have
+/// Whether the stored form is from any version of the operator. Only the operator's forms have
 /// validation rules.
 fn is_operators(stored: &Value) -> bool {
     has_rules(&stored["spec"]["versions"])
@@ -276,7 +279,8 @@ mod tests {
         assert_eq!(form(&upgraded), CrdForm::Expected);
         upgraded["spec"]["versions"] = harvesters("b");
         assert_eq!(form(&upgraded), CrdForm::Replaced);
-        // With the marks that `adopted` wrote, and with those that a chart has written since.
+        // Tests both the marks that `adopted` wrote, and the marks that a chart has written since
+        // then.
         for marks in [["hgo", "lb"], ["harvester", "harvester-system"]] {
             let mut upgraded = upgraded.clone();
             for (key, value) in RELEASE.into_iter().zip(marks) {

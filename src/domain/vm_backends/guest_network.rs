@@ -1,11 +1,11 @@
-//! Network of a guest cluster, from the VMs that are its nodes.
+//! Network of a guest cluster, read from the VMs that are the nodes of the cluster.
 
 use super::selector_index::LabelIndex;
 use api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER};
 
-/// Network of a guest cluster: the first network of the first VM, by name, that has the cluster's
-/// name as a label. If no such VM has a network, the first VM of the node driver whose name begins
-/// with the cluster's name counts.
+/// Network of a guest cluster. Only VMs with a network are considered, in the order of their names.
+/// The first VM that has the cluster's name as a label gives the network. If there is no such VM,
+/// the first VM of the node driver whose name begins with the cluster's name gives it.
 pub fn cluster_network(vms: &LabelIndex, namespace: &str, cluster: &str) -> Option<String> {
     let first = |label: &str, value: &str, prefix: &str| {
         vms.labelled(namespace, label, value)
@@ -24,8 +24,8 @@ mod tests {
     use super::*;
     use api::kubevirt::VirtualMachineInstance;
 
-    /// A VM with the cluster's name as a label has precedence over a VM whose name only begins with
-    /// it.
+    /// A VM that has the cluster's name as a label is preferred to a VM whose name only begins with
+    /// the cluster's name.
     #[test]
     fn the_network_of_a_guest_cluster_is_that_of_its_first_vm() {
         let mut vms = LabelIndex::default();

@@ -1,9 +1,9 @@
 //! Topology annotations on VMs: guest cloud providers copy region and zone from annotations of
 //! the VirtualMachineInstance to the node of the guest cluster.
 //!
-//! Harvester itself does this for VMs of the Rancher node driver (label
-//! `harvesterhci.io/creator: docker-machine-driver-harvester`), host name included, whenever such
-//! an instance changes. This module leaves those VMs unchanged.
+//! Harvester itself sets these annotations, and the host name as well, on VMs of the Rancher node
+//! driver (label `harvesterhci.io/creator: docker-machine-driver-harvester`), whenever such an
+//! instance changes. This module leaves those VMs unchanged.
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,7 @@ use api::kubevirt::{TOPOLOGY_REGION, TOPOLOGY_ZONE};
 /// Merge patch that sets a VM's topology annotations to the labels of its `node`. `None`: the
 /// annotations are right already, or must not be changed.
 ///
-/// A node that has neither label changes nothing: annotations that a user set by hand stay.
+/// A node that has neither label changes nothing, so annotations that a user set by hand stay.
 pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {
     let silent = node.region.is_none() && node.zone.is_none();
     if silent || vm.annotated_by_harvester || vm.deleting || vm.topology == *node {
@@ -61,7 +61,7 @@ mod tests {
         assert_eq!(rests_on["metadata"]["resourceVersion"], "7");
     }
 
-    /// The VM moved to a node without a zone: the old zone would be wrong.
+    /// The VM moved to a node without a zone, so the old zone would be wrong.
     #[test]
     fn what_a_speaking_node_does_not_say_is_taken_back() {
         let patch =

@@ -1,8 +1,8 @@
 //! Facts for the rules of LoadBalancers.
 //!
-//! All facts are in the views. The API server is asked only for a named pool that is not in the
-//! view yet. All LoadBalancers are scanned only for a leased address that a guest reports, and for
-//! a newly named pool.
+//! All facts come from the views, except a named pool that is not in the view yet: the API server
+//! is asked for this pool. All LoadBalancers are scanned only in two cases: a guest reports a
+//! leased address, or an object newly names a pool.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -66,8 +66,8 @@ async fn gather(
     Ok(known)
 }
 
-/// Reason why the LoadBalancer's network does not fit the pool's. `None`: it fits. The ledger task
-/// uses the same rule.
+/// Reason why the LoadBalancer's network does not fit the pool's network. `None`: it fits. The
+/// ledger task uses the same rule.
 fn mismatch(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoAddressReason> {
     let segment = |network: &str| at.views.segment(network);
     let facts = facts::facts(lb, &at.views.around(lb), segment, false);
@@ -75,9 +75,10 @@ fn mismatch(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoA
 }
 
 /// Present use, in words, of an address that a guest reports as leased. `None`: the address is
-/// free, or the LoadBalancer's own. An address that a pool or the host gave out on another segment
-/// does not count: a guest's report does not block other tenants. The owner is not named: otherwise
-/// tenants could search for each other's LoadBalancers.
+/// free, or belongs to this LoadBalancer. An address that a pool or the host gave out on another
+/// segment does not count. The reports of other guests do not count either, so that a guest cannot
+/// block other tenants. The owner is not named, because otherwise tenants could search for each
+/// other's LoadBalancers.
 fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
     if views.infrastructure.is_node(address) {
@@ -115,7 +116,8 @@ fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<Stri
     pools.iter().any(|pool| is_gateway(&pool)).then(|| "a gateway".to_owned())
 }
 
-/// Reads the named pool. If the pool is not in the view, it may be new: the API server is asked.
+/// Reads the named pool from the view. If the view does not contain the pool, the pool may be new,
+/// so the API server is asked.
 async fn named(at: &RuleSources, name: &str, lb: &LoadBalancer) -> Result<NamedPool, CallError> {
     let seen = at.views.pools().into_iter().find(|pool| pool.name == name);
     if let Some(pool) = seen {
@@ -130,8 +132,8 @@ async fn named(at: &RuleSources, name: &str, lb: &LoadBalancer) -> Result<NamedP
 fn pool_seen(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> CandidatePool {
     let store = &at.views.load_balancers;
     let taken = || {
-        // Compares the pool's name first: to parse the address of ten thousand LoadBalancers is
-        // slow.
+        // Compares the pool's name first, because parsing the addresses of ten thousand
+        // LoadBalancers is slow.
         let here = |lb: &LoadBalancer| {
             let status = lb.status.as_ref();
             let claim = status.and_then(|status| status.allocated_address.as_ref());

@@ -1,9 +1,10 @@
 //! Facts for the rules of IPPools.
 //!
-//! Other pools are listed from the API server, so that a pool that another replica has just
-//! admitted counts. Two pools created at the same time can still both be admitted: then the ledger
-//! task decides by the same rule, the younger pool allocates nothing, and its condition says why. A
-//! fact that is not available in time stops no request; the view counts instead.
+//! Other pools are listed from the API server, so that the list includes a pool that another
+//! replica has just admitted. Two pools created at the same time can still both be admitted. Then
+//! the ledger task applies the same rule: the younger pool allocates nothing, and its condition
+//! says why. No request is refused because a fact is not available in time. If the list of pools is
+//! not available, the view is used.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::domain::admission::{AdmissionAnswer, AdmissionRequest};
 use crate::domain::dhcp_lease;
 use crate::k8s::CallError;
 
-/// Most LoadBalancers that are read from the API server for one request.
+/// Maximum number of LoadBalancers that are read from the API server for one request.
 const READS: usize = 16;
 /// Time limit for all of these reads together, and for any other read.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -78,8 +79,8 @@ fn leased(at: &RuleSources) -> Vec<Leased> {
 }
 
 /// Claims whose LoadBalancer exists. If the view has none of these LoadBalancers, the API server is
-/// asked: they may be newer than the view. A claim whose LoadBalancer is gone waits for the sweep,
-/// and blocks nothing.
+/// asked, because they may be newer than the view. A claim whose LoadBalancer is gone waits for the
+/// sweep, and blocks nothing.
 async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder> {
     let is = |holder: &ClaimHolder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
     let seen = |holder: &ClaimHolder| {

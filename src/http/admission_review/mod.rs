@@ -21,12 +21,12 @@ use crate::k8s::CallError;
 /// cuts each warning of more than 256.
 const LONGEST_WARNING: usize = 120;
 const MOST_WARNINGS: usize = 16;
-/// Most refusals in one answer.
+/// Maximum number of refusals in one answer.
 const MOST_REFUSALS: usize = 20;
-/// Maximum of values in one object. A full ledger has 40,000 values. The schema allows no
-/// LoadBalancer more than that.
+/// Maximum number of values in one object. A full ledger has 40,000 values. The schema allows a
+/// LoadBalancer no more values than that.
 const MOST_VALUES: usize = 100_000;
-/// Maximum of maps in one object. The schema allows fewer than 5,000.
+/// Maximum number of maps in one object. The schema allows fewer than 5,000.
 const MOST_MAPS: usize = 15_000;
 
 /// Kind of the reviewed object.
@@ -216,7 +216,8 @@ pub async fn judge(
     answer.map_or_else(ReviewOutcome::Unknown, ReviewOutcome::Answered)
 }
 
-/// Answer for an unparsed object. Mutation lets the object pass unchanged: validation refuses it.
+/// Answer for an unparsed object. Mutation lets the object pass unchanged, because validation
+/// refuses it.
 fn unread(stage: AdmissionStage, field: &str) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     if stage == AdmissionStage::Validation {

@@ -1,4 +1,4 @@
-//! The envelope: refused requests, and the content of answers.
+//! Tests of the envelope: refused requests, and the content of answers.
 
 use serde_json::{Value, json};
 
@@ -138,7 +138,7 @@ fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     let mut review = asked();
     review["request"]["object"]["extra"] = json!(vec![json!({}); MOST_MAPS]);
     assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, Some("object"));
-    // Fewer values are parsed.
+    // An object with fewer values is parsed.
     let mut review = asked();
     review["request"]["object"]["extra"] = json!(vec![0; MOST_VALUES - 10]);
     assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, None);

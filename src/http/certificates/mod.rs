@@ -1,4 +1,5 @@
-//! Keys and certificates of admission: makes them, stores them in the Secret and reads them back.
+//! Keys and certificates of admission. This module makes them, stores them in the Secret and reads
+//! them back.
 //!
 //! Invariants: everything that is read is checked, so that any content of the Secret can be judged;
 //! private keys are never printed. [`crate::domain::admission::certificates`] decides when each
@@ -37,7 +38,7 @@ const CA: (&str, &str) = ("ca.crt", "ca.key");
 const NEXT: (&str, &str) = ("next-ca.crt", "next-ca.key");
 const SERVING: (&str, &str) = ("tls.crt", "tls.key");
 const PREVIOUS: &str = "previous-ca.crt";
-/// Most previous authorities that stay trusted. Further ones are dropped.
+/// Maximum number of previous authorities that stay trusted. Further authorities are dropped.
 const MOST_PREVIOUS: usize = 8;
 
 /// Parsed certificate.
@@ -398,7 +399,7 @@ fn is_signed(certificate: &ParsedCertificate, ca: &ParsedCertificate) -> bool {
     else {
         return false;
     };
-    // Verifies at a time within the validity: expiry is checked elsewhere.
+    // Verifies at a time within the validity, because expiry is checked elsewhere.
     let at =
         UnixTime::since_unix_epoch(certificate.not_after.saturating_sub(Duration::from_secs(1)));
     verifier.verify_server_cert(&certificate.der, &[], &name, &[], at).is_ok()

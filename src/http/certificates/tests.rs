@@ -1,4 +1,4 @@
-//! New certificates are valid, and any stored content can be judged.
+//! Tests that new certificates are valid, and that any stored content can be judged.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

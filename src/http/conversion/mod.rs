@@ -1,11 +1,13 @@
 //! Conversion between the versions of `LoadBalancer`: the review's envelope.
 //! [`crate::domain::conversion`] converts the objects.
 //!
-//! Invariants: one review may hold every object of a cluster, so objects are read, converted and
-//! written one after the other, and are never all in memory as trees of values. Of each object only
-//! the parts that differ between versions are parsed: the rest passes as text. Any client may send
-//! a review, so its values are counted before they are parsed: no text takes more memory or time
-//! than the bounds below allow. The answer has the same objects as the request, in the same order.
+//! Invariants:
+//! * one review may hold every object of a cluster, so objects are read, converted and written one
+//!   after the other, and are never all in memory as trees of values;
+//! * only the parts of an object that differ between versions are parsed; the rest passes as text;
+//! * any client may send a review, so its values are counted before they are parsed: no text takes
+//!   more memory or time than the bounds below allow;
+//! * the answer has the same objects as the request, in the same order.
 
 use std::collections::BTreeMap;
 
@@ -21,18 +23,19 @@ use crate::domain::limits::json_size::{maps, most_values};
 const API_VERSION: &str = "apiextensions.k8s.io/v1";
 const KIND: &str = "ConversionReview";
 
-/// Most bytes of one object. The API server takes requests of 3 MiB, and etcd stores half of that.
+/// Maximum size of one object, in bytes. The API server takes requests of up to 3 MiB, and etcd
+/// stores half of that.
 const LARGEST_OBJECT: usize = 3 << 20;
-/// Most values of one object. The schema lets fewer than 20,000 be stored.
+/// Maximum number of values in one object. The schema lets fewer than 20,000 be stored.
 const MOST_VALUES_OF_OBJECT: usize = 60_000;
-/// Most maps of one object. The schema lets fewer than 2,000 be stored.
+/// Maximum number of maps in one object. The schema lets fewer than 2,000 be stored.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
-/// Most values in one review: about 15,000 objects with twenty listeners each, and less than a
-/// second of work.
+/// Maximum number of values in one review: about 15,000 objects with twenty listeners each, and
+/// less than a second of work.
 const MOST_VALUES: usize = 1_500_000;
-/// Most bytes of an answer. It is in memory together with the request.
+/// Maximum size of an answer, in bytes. The answer is in memory together with the request.
 const LARGEST_ANSWER: usize = 32 << 20;
-/// Most bytes of a review's UID. UIDs of the API server have 36.
+/// Maximum size of a review's UID, in bytes. UIDs of the API server have 36.
 const LONGEST_UID: usize = 256;
 
 #[derive(Deserialize)]
@@ -253,7 +256,7 @@ fn fields_of<'a>(text: &'a str, budget: &mut ReviewBudget) -> Result<Fields<'a>,
     Ok(fields)
 }
 
-/// Writes the converted fields together with the unparsed ones.
+/// Writes the converted fields together with the unparsed fields.
 fn write(
     converted: &Value,
     rest: &Fields<'_>,
@@ -284,7 +287,8 @@ fn write(
     Ok(())
 }
 
-/// Fields that the conversion replaces. All others but the metadata are written as they were read.
+/// Fields that the conversion replaces. All other fields except the metadata are written as they
+/// were read.
 const SECTIONS: [&str; 3] = ["apiVersion", "spec", "status"];
 
 /// Writer of an object, field by field.

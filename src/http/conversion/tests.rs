@@ -1,4 +1,4 @@
-//! Conversion reviews with valid and invalid content.
+//! Tests of conversion reviews with valid and invalid content.
 
 use serde_json::json;
 
@@ -128,7 +128,7 @@ fn what_is_too_large_or_no_object_is_named() {
     assert_eq!(message, "objects[1]: the answer would be too large: list fewer objects at a time");
 }
 
-/// Fields that neither version knows, with any content.
+/// Fields that neither version knows may have any content.
 #[test]
 fn text_that_is_not_read_passes_as_it_is() {
     for (metadata, expected) in [
@@ -154,7 +154,7 @@ fn text_that_is_not_read_passes_as_it_is() {
     }
 }
 
-/// The time is printed, not asserted: a busy machine must not fail the test.
+/// The time is printed, not asserted, because a busy machine must not fail the test.
 #[test]
 fn a_list_of_ten_thousand_is_answered() {
     for count in [1_000, 10_000] {

@@ -2,13 +2,16 @@
 //!
 //! Invariant: no request is lost with a connection. The API server does not repeat a POST that it
 //! sent into a connection that was being closed (Go's `http.Transport` repeats only requests that
-//! it considers replayable), and a webhook that fails closed then refuses the request. It does
-//! repeat a request that is answered with 503 and `Retry-After` (`checkWait` in
-//! k8s.io/client-go/rest). So the last answer says `Connection: close`. An idle connection is
-//! closed by its caller: otherwise a request could arrive while it is being closed. A connection
-//! that must be closed anyway, for lack of room or because the process ends, sends a final answer,
-//! which answers a request that may be on its way. After that the connection stays open for a
-//! moment, so that no reset destroys data that the caller has not read yet.
+//! it considers replayable). If the webhook fails closed, the API server then refuses the request.
+//! But the API server does repeat a request that is answered with 503 and `Retry-After`
+//! (`checkWait` in k8s.io/client-go/rest). So:
+//! * the last answer says `Connection: close`;
+//! * an idle connection is closed by its caller, because otherwise a request could arrive while
+//!   this process closes the connection;
+//! * a connection that must be closed anyway, for lack of room or because the process ends, sends a
+//!   final answer, which answers a request that may be on its way;
+//! * after the final answer the connection stays open for a moment, so that no reset destroys data
+//!   that the caller has not read yet.
 //!
 //! HTTP/2 has GOAWAY for this, but cannot be used: the API server's client for webhooks requests
 //! HTTP/1.1 only (`NextProtos` in k8s.io/apiserver/pkg/util/webhook).
@@ -52,12 +55,12 @@ const SENDING: Duration = Duration::from_secs(5);
 /// stall between the handshake and the request, and does not repeat a request that it could not
 /// write to an unused connection (`shouldRetryRequest` in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
-/// Time limit for the final answer to leave.
+/// Time limit for sending the final answer.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time limit for reading data that the caller sent before it read the final answer. A machine with
 /// busy cores stalls for less time.
 const LINGER: Duration = Duration::from_secs(8);
-/// Most bytes that are read after the final answer.
+/// Maximum number of bytes that are read after the final answer.
 const LINGER_BYTES: usize = 4 << 20;
 /// Final answer: it answers a request that may be on its way, and otherwise ends the connection.
 const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n\
@@ -105,8 +108,8 @@ impl Conversation {
         let end = {
             let mut watch = pin!(self.watch(progress));
             poll_fn(|cx| {
-                // Polls the connection before its deadlines: a request that arrived while this
-                // machine stalled counts.
+                // Polls the connection before its deadlines, so that a request that arrived while
+                // this machine stalled still counts.
                 if http.poll_without_shutdown(cx).is_ready() {
                     return Poll::Ready(ConversationEnd::Over);
                 }
@@ -127,8 +130,8 @@ impl Conversation {
         }
     }
 
-    /// Completes when the connection must end, and tracks its phase until then. Polled after each
-    /// transfer.
+    /// Completes when the connection must end, and tracks its phase until then. The future is
+    /// polled after each transfer.
     fn watch(&self, progress: Arc<RequestProgress>) -> impl Future<Output = ConversationEnd> {
         let ending = self.seat.shared.server.ending.now.clone();
         let gone = self.gone.clone();

@@ -1,8 +1,8 @@
 //! Listening sockets of this process: connections, their deadlines and their end.
 //!
 //! Invariants: connections take a bounded share of the process's memory and of its one thread.
-//! Their number is limited, and the source with the most connections loses its oldest; handshakes
-//! run one at a time, and sources take turns. No request is lost with a connection: see
+//! Their number is limited, and the source with the most connections loses its oldest connection.
+//! Handshakes run one at a time, and sources take turns. No request is lost with a connection: see
 //! [`connection`].
 
 mod connection;
@@ -31,19 +31,20 @@ use crate::metrics::Metrics;
 use crate::turns::Turns;
 use connection::Conversation;
 
-/// Time limit for each half of the TLS handshake: up to the connection's turn, and after it. Longer
-/// than a machine stalls, on either side. The second half has its own limit, because a caller that
-/// has read the server's part considers the handshake complete and sends its request: if the
-/// connection is cut then, the request is refused.
+/// Time limit for each half of the TLS handshake: until the connection gets its turn, and after
+/// that. The limit is longer than a machine on either side stalls. The second half has its own
+/// limit, because a caller that has read the server's part considers the handshake complete and
+/// sends its request: if the connection is cut then, the request is refused.
 const HANDSHAKE: Duration = Duration::from_secs(8);
 /// Time limit for requests under way when the listener ends: longer than the time that a new
 /// connection gets for its first request.
 const WIND_DOWN: Duration = Duration::from_secs(6);
 /// Time without a new connection after which the listener is closed when the process ends.
 const LAST_CALL: Duration = Duration::from_millis(100);
-/// Most connections that still read data after their final answer.
+/// Maximum number of connections that still read data after their final answer.
 const LINGERING: usize = 128;
-/// Pause after a failed accept, such as for lack of file descriptors: first and longest.
+/// Pause after a failed accept, for example for lack of file descriptors: the first pause and the
+/// longest.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 /// Shortest time between two log lines about evicted connections.
 const TELL_EVERY: Duration = Duration::from_mins(1);
@@ -60,8 +61,8 @@ pub struct Caller {
 /// Shutdown of a server, in two steps.
 #[derive(Clone, Debug, Default)]
 pub struct ServerShutdown {
-    /// Every answer from now on is the last of its connection. New connections are still accepted:
-    /// routes to this process may not have changed yet.
+    /// Every answer from now on is the last of its connection. New connections are still accepted,
+    /// because routes to this process may not have changed yet.
     pub soon: CancellationToken,
     /// No new connections are accepted, except those that the kernel has accepted already. Idle
     /// connections are closed, and requests under way are finished.
@@ -80,7 +81,7 @@ pub struct Server {
     pub tls: Option<Arc<ServerConfig>>,
     /// Router that answers requests.
     pub app: Router,
-    /// Most connections at the same time.
+    /// Maximum number of connections at the same time.
     pub connections: usize,
     /// Age at which a connection's next answer is its last.
     pub age: Duration,
@@ -275,8 +276,8 @@ impl Drop for ListenerSeat {
     }
 }
 
-/// Pause after a failed accept. `before`: the last pause, if the accept before failed too. `None`:
-/// the failure concerns one connection, and the next connection can be accepted at once.
+/// Pause after a failed accept. `before`: the previous pause, if the previous accept failed too.
+/// `None`: the failure concerns one connection, and the next connection can be accepted at once.
 fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration> {
     match failure {
         ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => None,
@@ -314,7 +315,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let (settings, connector) = tls::tests::pair();
         tokio::spawn(server(Some(settings), ServerShutdown::default()).serve(listener));
-        // A connection that delays each of the caller's first two parts by most of a deadline.
+        // A connection that delays each of the caller's first two parts by 3/4 of the deadline.
         let (near, far) = tokio::io::duplex(1 << 16);
         tokio::spawn(async move {
             let (mut asked, mut answers) = tokio::io::split(far);

@@ -1,9 +1,9 @@
-//! Registration: writes the place of admission and the trusted authorities into the configurations,
-//! and again when another client changes them.
+//! Registration: writes the address of admission and the trusted authorities into the
+//! configurations, and writes them again when another client changes them.
 //!
 //! Invariants: admission is registered only after it can answer. A change by another client is
-//! corrected at once the first time, then after ever longer pauses: two clients that disagree do
-//! not write in a tight loop.
+//! corrected at once the first time, then after ever longer pauses, so that two clients that
+//! disagree do not write in a tight loop.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::k8s::CallError;
 /// Pause between two repairs of a configuration that another client keeps changing: first and
 /// longest.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// Time without a repair after which the next counts as the first again.
+/// Time without a repair after which the next repair counts as the first again.
 const QUIET: Duration = Duration::from_mins(10);
 /// Interval at which the Service is checked for ready endpoints.
 const SERVICE_LOOK: Duration = Duration::from_secs(1);
@@ -33,9 +33,10 @@ const SERVICE_LOOK: Duration = Duration::from_secs(1);
 /// Registrations that were written, and repairs after changes by other clients.
 #[derive(Default)]
 pub(super) struct Repairs {
-    /// Content last written to, or found in, each configuration.
+    /// Map from a configuration to the desired content that was last written to it, or found in it.
     said: BTreeMap<WebhookObject, Value>,
-    /// Number of repairs in a row of each configuration, and the time of the last repair.
+    /// Map from a configuration to its number of consecutive repairs, and the time of the last
+    /// repair.
     done: BTreeMap<WebhookObject, (u32, Instant)>,
     /// Missing configurations that have been logged.
     missing: BTreeSet<WebhookObject>,
@@ -73,14 +74,15 @@ impl RegistrationKeeper {
         if !self.is_reachable(state).await? {
             return Ok(SERVICE_LOOK);
         }
-        // Another replica may have stored a newer bundle than the one known here: the Secret
-        // decides.
+        // Another replica may have stored a newer bundle than the one known here, so the Secret is
+        // read again.
         let fresh = self.installation.secret().await?;
         if state.secret != fresh {
             take_secret(state, fresh);
             return Err(RoundStop::Again);
         }
-        // A configuration with an owner that is gone would be removed at once.
+        // A configuration whose owner no longer exists would be removed at once, so the owner is
+        // read again.
         let owner = self.find_owner().await?;
         if state.owner != owner {
             state.owner = owner;
@@ -95,7 +97,7 @@ impl RegistrationKeeper {
             }
             self.write(state, part, wanted, is_repair).await?;
         }
-        // A step of the certificates may wait for this write.
+        // The round starts again, because a step of the certificates may wait for this write.
         if pause == LONGEST_PAUSE { Err(RoundStop::Again) } else { Ok(pause) }
     }
 
@@ -156,8 +158,8 @@ impl RegistrationKeeper {
         Ok(self.installation.owner(name).await?)
     }
 
-    /// Whether the place has a ready endpoint. A Service without one must not be registered: every
-    /// request would fail.
+    /// Whether the address of admission has a ready endpoint. A Service without a ready endpoint
+    /// must not be registered, because every request would fail.
     async fn is_reachable(&self, state: &mut KeeperState) -> Result<bool, RoundStop> {
         let AdmissionEndpoint::Service(namespace, name) = &self.place else { return Ok(true) };
         if !state.repairs.reachable {
@@ -189,7 +191,7 @@ impl Repairs {
         Some(pause.checked_sub(last.elapsed())?).filter(|wait| !wait.is_zero())
     }
 
-    /// Records a repair. Returns the number of repairs in a row.
+    /// Records a repair. Returns the number of consecutive repairs.
     fn note(&mut self, part: WebhookObject) -> u32 {
         let done = self.done.entry(part).or_insert_with(|| (0, Instant::now()));
         if done.1.elapsed() > QUIET {
@@ -213,7 +215,7 @@ pub(super) fn is_trusted(state: &KeeperState, ca: &TrustedAuthority) -> bool {
     })
 }
 
-/// Whether the API server is configured to call this operator, by any replica.
+/// Whether any replica has configured the API server to call this operator.
 pub(super) fn is_registered(state: &KeeperState) -> bool {
     [WebhookObject::Validating, WebhookObject::Mutating]
         .iter()

@@ -34,11 +34,12 @@ use crate::k8s::installation::{Installation, ObservedObject, VersionedSecret};
 use crate::metrics::Metrics;
 use configurations::Repairs;
 
-/// Longest pause between two rounds. Clocks may be set while a process sleeps.
+/// Longest pause between two rounds. It is limited because clocks may be set while a process
+/// sleeps.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// First and longest pause after a failed call. Each further failure doubles the pause.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// Most steps in a row. A start takes one, a repair two or three.
+/// Maximum number of consecutive steps. A start takes one step, a repair two or three.
 const MOST_STEPS: usize = 8;
 
 /// Keeper of admission's registration, and its settings.
@@ -59,7 +60,7 @@ pub struct RegistrationKeeper {
     pub me: watch::Receiver<String>,
     /// Set to true once requests can be answered.
     pub ready: watch::Sender<bool>,
-    /// Time by which this replica makes replacements before they are due.
+    /// Time before the due time at which this replica makes replacements.
     pub early: Duration,
     /// The process's metrics.
     pub metrics: Metrics,
@@ -75,13 +76,14 @@ struct KeeperState {
     /// Content to restore if the Secret is deleted.
     memory: Option<CertificateMaterial>,
     serving: Option<ServingIdentity>,
-    /// Configurations as last read; `None` if missing.
+    /// Map from a configuration to its content as last read; `None` if the configuration is
+    /// missing.
     parts: BTreeMap<WebhookObject, Option<Value>>,
     /// Owner of the configurations, once it was read.
     owner: Option<OwnerRole>,
     owner_was_asked: bool,
-    /// Authorities that every configuration trusts, each with the time at which that was first
-    /// observed.
+    /// Authorities that every configuration trusts, each with the time at which this trust was
+    /// first observed.
     trusted: Vec<(TrustedAuthority, Instant)>,
     repairs: Repairs,
     failures: u32,
@@ -132,7 +134,7 @@ impl RegistrationKeeper {
         }
     }
 
-    /// Runs rounds until one changes nothing. Returns the time until the next round is due.
+    /// Runs rounds until a round changes nothing. Returns the time until the next round is due.
     async fn rounds(&self, state: &mut KeeperState) -> Duration {
         for _ in 0..MOST_STEPS {
             match self.round(state).await {
@@ -165,7 +167,7 @@ impl RegistrationKeeper {
         Ok(pause.min(adopting).min(registering))
     }
 
-    /// Takes the next step for the certificates if one is due; then the round starts again.
+    /// Takes the next step for the certificates if a step is due. Then the round starts again.
     async fn certificates(&self, state: &mut KeeperState) -> Result<Duration, RoundStop> {
         let now = now();
         let ours = state.serving.as_ref().filter(|ours| ours.not_after > now);
@@ -251,7 +253,7 @@ impl RegistrationKeeper {
         trusted.map_or(LONGEST_PAUSE, |trusted| SETTLING.saturating_sub(trusted))
     }
 
-    /// Records since when each authority has been trusted by every configuration.
+    /// Records for each authority the time since which every configuration has trusted it.
     fn note_trust(state: &mut KeeperState) {
         let Some(material) = &state.material else { return };
         let stored = material.identity().map(|identity| identity.authority);

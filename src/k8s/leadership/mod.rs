@@ -4,12 +4,13 @@
 //! [`Leadership`] is a claim with an expiry: each writer checks [`Leadership::is_current`] at the
 //! moment of writing, and a claim that could not be renewed ends by itself. After such an end,
 //! [`LeadershipClaim`] says whether another process was observed to take the Lease. Times come from
-//! a clock that goes on during suspension: other processes do not wait for a suspended machine.
+//! a clock that goes on during suspension, because other processes do not wait for a suspended
+//! machine.
 //!
 //! All replicas read the Lease anyway, so the Lease also carries a question of the leader to the
 //! other replicas, and an answer ([`ReplicaNotes`]). A question is sent with a renewal. An answer
-//! is a separate write by another replica. Replicas take this write for a sign of the leader's
-//! life: if the leader dies at that moment, they notice it one lease duration later.
+//! is a separate write by another replica. Replicas mistake this write for a renewal by the leader:
+//! if the leader dies at that moment, they notice its death one lease duration later.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,8 +34,8 @@ use crate::domain::leader_election::{
 };
 
 /// Number of consecutive failed calls about the Lease after which the API server counts as silent,
-/// once the claim has expired. One failed call is not enough: it may have been under way while this
-/// process was frozen.
+/// once the claim has expired. One failed call is not enough, because that call may have been under
+/// way while this process was frozen.
 const SILENT: u32 = 2;
 
 /// State of this process's claim on the Lease.
@@ -42,19 +43,19 @@ const SILENT: u32 = 2;
 pub enum LeadershipClaim {
     /// The claim was never current, or another process was observed to take the Lease.
     Lost,
-    /// The claim has expired, because the API server does not answer: whether another process has
-    /// the Lease is unknown.
+    /// The claim has expired, because the API server does not answer. It is unknown whether another
+    /// process has the Lease.
     Silent,
-    /// The claim is current, or expired a moment ago while a renewal is being tried.
+    /// The claim is current, or expired a moment ago and its renewal is being tried.
     Held,
 }
 
 /// Messages between replicas, as annotations of the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaNotes {
-    /// Question of the leader. `None`: none.
+    /// Question of the leader. `None`: no question.
     pub question: Option<String>,
-    /// Answer of another replica. `None`: none.
+    /// Answer of another replica. `None`: no answer.
     pub answer: Option<String>,
 }
 
@@ -62,19 +63,19 @@ pub struct ReplicaNotes {
 #[derive(Debug)]
 pub struct Leadership {
     started: Duration,
-    /// End of the claim, in milliseconds since `started`; 0 for none.
+    /// End of the claim, in milliseconds since `started`; 0 if there is no claim.
     until: AtomicU64,
     leading: watch::Sender<bool>,
     claim: watch::Sender<LeadershipClaim>,
-    /// Holder of the Lease, if it is a controller other than this operator.
+    /// Holder of the Lease, if the holder is a controller other than this operator.
     other: watch::Sender<Option<String>>,
-    /// End of the keeper's last round, in milliseconds since `started`.
+    /// End of the elector's last round, in milliseconds since `started`.
     last_round: AtomicU64,
     /// Notes as last read from the Lease.
     read: watch::Sender<ReplicaNotes>,
     /// Messages of this process: the question while it leads, the answer while it does not.
     said: Mutex<ReplicaNotes>,
-    /// Wakes the keeper when there is a message to send.
+    /// Wakes the elector when there is a message to send.
     news: Notify,
 }
 
@@ -110,8 +111,8 @@ impl Leadership {
         self.claim.subscribe()
     }
 
-    /// Reports the holder of the Lease, if it is a controller other than this operator. Such a
-    /// controller may write the same objects as this operator's leader.
+    /// Reports the holder of the Lease, if the holder is a controller other than this operator.
+    /// Such a controller may write the same objects as this operator's leader.
     pub fn other_controller(&self) -> watch::Receiver<Option<String>> {
         self.other.subscribe()
     }
@@ -151,12 +152,12 @@ impl Leadership {
         notes
     }
 
-    /// Time since the keeper's last round, successful or not.
+    /// Time since the elector's last round, successful or not.
     pub fn silence(&self) -> Duration {
         self.now().saturating_sub(Duration::from_millis(self.last_round.load(Ordering::Relaxed)))
     }
 
-    /// Whether the keeper has done a round, successful or not.
+    /// Whether the elector has done a round, successful or not.
     pub fn looked(&self) -> bool {
         self.last_round.load(Ordering::Relaxed) > 0
     }
@@ -168,7 +169,7 @@ impl Leadership {
     fn hold_until(&self, until: Duration) {
         let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
         self.until.store(millis, Ordering::Release);
-        // Waiters are notified even if the claim was `Held` before: a term may have expired
+        // Waiters are notified even if the claim was `Held` before, because a term may have expired
         // although no other process was observed to take the Lease.
         if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
             self.claim.send_replace(LeadershipClaim::Held);
@@ -195,7 +196,7 @@ impl Leadership {
     }
 }
 
-/// Result of one round.
+/// Result of one round of the elector.
 enum RoundResult {
     /// The next round starts after this pause.
     Pause(Duration),
@@ -203,7 +204,7 @@ enum RoundResult {
     End(StoreWentBack),
 }
 
-/// Renews, or competes for, one Lease.
+/// Competes for one Lease, and renews it.
 #[derive(Clone)]
 pub struct LeaderElector {
     api: Api<Lease>,
@@ -213,7 +214,7 @@ pub struct LeaderElector {
 }
 
 impl LeaderElector {
-    /// A keeper of the Lease. `me` must be unique to this process.
+    /// An elector for the Lease. `me` must be unique to this process.
     pub fn new(
         client: Client,
         (namespace, name): (&str, &str),
@@ -223,8 +224,8 @@ impl LeaderElector {
         Self { api: Api::namespaced(client, namespace), name: name.to_owned(), me, pace }
     }
 
-    /// Competes until dropped, or until the API server's store goes back in time: then the process
-    /// must end.
+    /// Competes for the Lease until dropped. Returns if the API server's store goes back in time,
+    /// because the process must then end.
     pub async fn run(&self, leadership: &Leadership) -> StoreWentBack {
         let mut observer = LeaseObserver::default();
         let deadline = self.pace.deadline();
@@ -261,7 +262,7 @@ impl LeaderElector {
         }
     }
 
-    /// Waits. Ends the leadership if the claim expires meanwhile.
+    /// Waits, at most until there is a message to send. Ends the leadership if the claim expires.
     async fn pause(&self, leadership: &Leadership, pause: Duration) {
         let wake = leadership.now() + pause;
         let until = Duration::from_millis(leadership.until.load(Ordering::Acquire));
@@ -307,9 +308,9 @@ impl LeaderElector {
         }
         match action {
             LeaseAction::StartAnew(back) => {
-                // The Lease is not released either: each write gives the Lease a greater version.
-                // Other replicas could then take it for newer than what they read before, and not
-                // notice the restore.
+                // The Lease is not released either, because each write gives it a greater version.
+                // Other replicas could then take it for newer than the Lease that they read before,
+                // and not notice the restore.
                 leadership.give_up();
                 return Ok(RoundResult::End(back));
             }
@@ -340,8 +341,8 @@ impl LeaderElector {
             }
         }
         if *leadership.leading.borrow() && !leadership.is_current() {
-            // Renewed too late: writes were refused meanwhile, and are left to the next term. So
-            // this term ends, and the next round begins another term.
+            // The renewal came too late: writes were refused meanwhile, and are left to the next
+            // term. So this term ends, and the next round begins another term.
             self.lapse(leadership);
             return Ok(RoundResult::Pause(Duration::ZERO));
         }

@@ -1,4 +1,4 @@
-//! Calls of a keeper about its Lease.
+//! Tests of an elector's calls about its Lease.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -10,8 +10,8 @@ use tower::{BoxError, service_fn};
 
 use super::*;
 
-/// Keeper that holds its Lease, and the number of its writes. The server answers with this version
-/// of the Lease.
+/// Elector that holds its Lease, and the number of its writes. The server answers every request
+/// with this version of the Lease.
 fn keeper(version: &Arc<AtomicU64>) -> (LeaderElector, Arc<AtomicUsize>) {
     let writes = Arc::new(AtomicUsize::new(0));
     let (version, count) = (version.clone(), writes.clone());

@@ -1,4 +1,4 @@
-//! The CRDs that a take-over changes, and the form of each.
+//! Reads and writes of the CRDs that a take-over changes.
 
 use anyhow::Context as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -11,7 +11,7 @@ use crate::api;
 use crate::domain::takeover::crds::{ANNOTATION_FORM, adopted, restored};
 use crate::domain::takeover::steps::{Crd, WayBack};
 
-/// Annotation by which Helm keeps an object that its chart no longer has.
+/// Annotation that makes Helm keep an object that its chart no longer has.
 const KEEP: &str = "helm.sh/resource-policy";
 /// CRDs that Harvester's chart installs.
 const CRDS: [&str; 2] =

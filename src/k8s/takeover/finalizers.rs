@@ -16,7 +16,7 @@ use crate::api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use crate::domain::takeover::steps::VM_FINALIZERS;
 use crate::k8s::CallError;
 
-/// Objects in one answer of a list.
+/// Number of objects in one page of a list.
 const PAGE: u32 = 500;
 /// Number of objects whose finalizers are removed at the same time.
 const AT_A_TIME: usize = 16;
@@ -27,9 +27,9 @@ impl TakeoverClient {
         count(&self.client).await
     }
 
-    /// Removes [`VM_FINALIZERS`] from every VM, from at most `per_second` objects a second. Calls
-    /// `done` with the number of objects done so far. An object that was changed or deleted
-    /// meanwhile is not counted, and not tried again.
+    /// Removes [`VM_FINALIZERS`] from every VM, at a rate of at most `per_second` objects a second.
+    /// Calls `done` after each object, with the number of objects changed so far. An object that
+    /// another client changed or deleted meanwhile is not counted, and not tried again.
     pub async fn remove_finalizers(
         &self,
         per_second: u16,
@@ -59,7 +59,7 @@ impl TakeoverClient {
         Ok(())
     }
 
-    /// Removes the finalizers of one object. Returns whether they were removed.
+    /// Removes [`VM_FINALIZERS`] from one object. Returns whether the object was changed.
     async fn release<K>(&self, meta: &ObjectMeta) -> anyhow::Result<bool>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>

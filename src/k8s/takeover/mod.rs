@@ -1,10 +1,12 @@
 //! Reads and writes of the `takeover` command: Deployments, the ManagedChart, CRDs, the Lease, the
 //! webhook configuration, and finalizers of VMs.
 //!
-//! Invariants: each change is one write. The write carries the resourceVersion of the object that
-//! it was decided from, except for the annotation that keeps a CRD. A change that a step can
-//! restore records the state before in the same write. A conflict is no fault, because the caller
-//! decides again.
+//! Invariants:
+//! * Each change is one write. The write carries the resourceVersion of the object that it was
+//!   decided from, except for the annotation that keeps a CRD.
+//! * If a later step can restore the state before a change, the write of the change also records
+//!   that state.
+//! * A conflict is no fault, because the caller decides again.
 
 mod crds;
 pub mod finalizers;
@@ -30,15 +32,15 @@ use crate::domain::takeover::steps::{
     SUB_CHART, TakeoverProgram, TakeoverState, TakeoverStep, WebhookContent,
 };
 
-/// Selects the operator's Deployment, as the chart and config/manager label it.
+/// Label selector of the operator's Deployment. The chart and config/manager set these labels.
 const OPERATOR: &str =
     "app.kubernetes.io/name=harvester-guest-operator,app.kubernetes.io/component=controller";
 /// Deadline of one call.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Seconds for which a Lease still counts as held after its end: clocks differ.
+/// Seconds for which a Lease still counts as held after its end, because clocks differ.
 const LEEWAY: i64 = 5;
 
-/// Namespace and name.
+/// Namespace and name of an object.
 pub type Place = (String, String);
 
 /// Client for the reads and writes of a take-over.
@@ -55,8 +57,8 @@ pub struct TakeoverClient {
 }
 
 impl TakeoverClient {
-    /// Everything that a step is decided from, except the finalizers, which [`Self::finalizers`]
-    /// counts.
+    /// Facts that a step is decided from, except the number of finalizers, which
+    /// [`Self::finalizers`] counts.
     pub async fn state(&self) -> anyhow::Result<TakeoverState> {
         let (namespace, name) = &self.controller;
         Ok(TakeoverState {
@@ -118,8 +120,8 @@ impl TakeoverClient {
         Api::namespaced_with(self.client.clone(), &self.chart.0, &kind)
     }
 
-    /// The ManagedChart. `None`: it does not exist, or the kind is not served because no Rancher
-    /// manages this Harvester.
+    /// The ManagedChart. `None`: the ManagedChart does not exist, or the kind is not served because
+    /// no Rancher manages this Harvester.
     async fn managed_chart(&self) -> anyhow::Result<Option<DynamicObject>> {
         let (namespace, name) = &self.chart;
         match call(self.charts().get(name)).await {
@@ -149,8 +151,8 @@ impl TakeoverClient {
         Ok(found.map_or(WebhookContent::Other, |found| registered(&found)))
     }
 
-    /// Carries out a step that writes. An object that was changed meanwhile is left as it is, for
-    /// the next decision.
+    /// Carries out a step that writes. If another client has changed the object meanwhile, the
+    /// object is left as it is, for the next decision.
     pub async fn carry_out(&self, step: &TakeoverStep) -> anyhow::Result<()> {
         let result = match step {
             TakeoverStep::KeepCrd(name) => self.keep(name).await,
@@ -175,7 +177,7 @@ impl TakeoverClient {
             let before = managed(&stored).before.unwrap_or_else(|| managed(&stored).values);
             (ManagedChart::stopped(), Some(before.to_string()))
         } else {
-            // In a merge patch, removed fields must be named.
+            // A merge patch removes a field only if it names the field.
             (managed(&stored).restored(), None)
         };
         let patch = json!({
@@ -208,8 +210,8 @@ impl TakeoverClient {
             .with_context(|| format!("write ValidatingWebhookConfiguration {CONFIGURATION}"))
     }
 
-    /// Stops a program, and records its number of replicas in an annotation; or starts it with
-    /// `start` replicas, and removes the record.
+    /// Stops a program if there is no `start`, and records its number of replicas in an annotation.
+    /// With `start`, starts the program with that number of replicas, and removes the record.
     async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
         let (namespace, name) = &self.controller;
         let stored = match program {
@@ -251,7 +253,7 @@ fn name(meta: &ObjectMeta) -> String {
     format!("{}/{}", part(&meta.namespace), part(&meta.name))
 }
 
-/// Replicas of a Deployment as the object states them: wanted, ready, and wanted before the stop.
+/// Numbers of replicas that a Deployment itself states: wanted, ready, and wanted before the stop.
 fn replicas(deployment: &Deployment) -> Replicas {
     let status = deployment.status.clone().unwrap_or_default();
     let before = deployment.annotations().get(ANNOTATION_REPLICAS);
@@ -273,7 +275,8 @@ fn managed(chart: &DynamicObject) -> ManagedChart {
     }
 }
 
-/// Holder of a Lease at `now`, in seconds since the epoch. A Lease that has expired counts as free.
+/// Holder of a Lease at the time `now`, which is in seconds since the epoch. A Lease that has
+/// expired counts as free.
 fn holder(lease: &Lease, now: i64) -> Leader {
     let seen = seen(lease);
     let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref());

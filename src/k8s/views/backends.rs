@@ -1,4 +1,5 @@
-//! Facts from the views for the Service of a vm load balancer: network, and VMs.
+//! Facts from the views for the Service of a vm load balancer: the network on which its address is
+//! announced, and its VMs.
 
 use std::net::IpAddr;
 
@@ -22,9 +23,9 @@ pub struct AnnouncePlace {
 }
 
 impl Views {
-    /// Network on which the address is announced: the network of its pool or of its lease, else
-    /// `named`, the network that the LoadBalancer names. An address of a global pool is unique on
-    /// all networks, so that `named` counts.
+    /// Network on which an address is announced: the network of its pool or of its lease.
+    /// Otherwise, it is `named`, the network that the LoadBalancer names. `named` also counts for
+    /// an address of a global pool, because this address is unique on all networks.
     pub fn place(&self, named: &str, finding: &AddressOutcome) -> AnnouncePlace {
         let network = match finding {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,

@@ -38,14 +38,14 @@ impl<T> DeferredSlices<T> {
         }
     }
 
-    /// Drops the event that was put aside: the slice is gone.
+    /// Drops the event that was put aside, because the slice is gone.
     pub(super) fn gone(&mut self, name: &str) {
         if let Some(aside) = self.0.get_mut(name) {
             *aside = None;
         }
     }
 
-    /// Drops all events that were put aside: a newer list is complete.
+    /// Drops all events that were put aside, because a newer list is complete.
     pub(super) fn listed(&mut self) {
         self.0.values_mut().for_each(|aside| *aside = None);
     }
@@ -55,7 +55,8 @@ impl<T> DeferredSlices<T> {
     }
 }
 
-/// A write of an EndpointSlice that is under way. Drop it when the views have the write's result.
+/// A write of an EndpointSlice that is under way. Drop this object when the views have the result
+/// of the write.
 pub struct WritingSlice<'a> {
     views: &'a Views,
     name: String,
@@ -71,8 +72,8 @@ impl Drop for WritingSlice<'_> {
 }
 
 impl Views {
-    /// Registers a write of an EndpointSlice. Slices of one LoadBalancer are written one after the
-    /// other.
+    /// Registers a write of an EndpointSlice. A slice has at most one write under way, because the
+    /// slices of one LoadBalancer are written one after the other.
     pub fn writing_slice(&self, namespace: &str, name: &str) -> WritingSlice<'_> {
         let name = format!("{namespace}/{name}");
         lock(&self.index.early).begin(&name);

@@ -1,9 +1,12 @@
 //! Watch events of a LoadBalancer that this process writes itself.
 //!
-//! Records the versions that trigger no reconcile. Invariants: a version that another client wrote
-//! triggers a reconcile, at the latest at the end of the write under way. A version that this
-//! process wrote triggers a reconcile if a decision has begun from an older version since that
-//! write. So the last decision is never made from a stale version.
+//! Records the versions whose watch events trigger no reconcile. Invariants:
+//! * A version that another client wrote triggers a reconcile, at the latest when the write under
+//!   way ends.
+//! * A version that this process wrote triggers a reconcile if, after that write, a decision has
+//!   begun from an older version.
+//!
+//! So the last decision is never made from a stale version.
 
 use std::collections::HashMap;
 
@@ -18,24 +21,24 @@ pub(super) struct OwnWrites(HashMap<String, WriteEcho>);
 
 #[cfg_attr(test, derive(Clone))]
 enum WriteEcho {
-    /// A write is under way. The version is that of the last event that has arrived meanwhile: the
-    /// event of a write may arrive before the answer.
+    /// A write is under way. The field is the version in the last event since the write began,
+    /// because the event of a write may arrive before the answer.
     Writing(Option<String>),
-    /// The version that a write produced, if nothing remains to be done. `heard`: whether the event
-    /// of that version has arrived.
+    /// A write has ended with this version, and nothing remains to be done. `heard`: whether the
+    /// event of that version has arrived.
     Wrote { version: String, heard: bool },
 }
 
 impl OwnWrites {
-    /// Registers the start of a write. If another write is under way, the event that arrived during
-    /// it is not forgotten.
+    /// Registers the start of a write. If another write is under way, keeps the event that has
+    /// arrived during that write.
     fn begin(&mut self, name: &str) {
         if !matches!(self.0.get(name), Some(WriteEcho::Writing(_))) {
             self.0.insert(name.to_owned(), WriteEcho::Writing(None));
         }
     }
 
-    /// Records a watch event. Returns whether it must trigger a reconcile now.
+    /// Records a watch event. Returns whether the event must trigger a reconcile now.
     pub(super) fn hear(&mut self, name: &str, version: &str) -> bool {
         match self.0.get_mut(name) {
             Some(WriteEcho::Writing(heard)) => {
@@ -52,8 +55,8 @@ impl OwnWrites {
 
     /// Records that a decision begins from this version. If this process has written another
     /// version, the event of the written version must trigger a reconcile, because the decision
-    /// does not include it. Returns whether that event has already arrived: then a reconcile must
-    /// be triggered now.
+    /// does not include that version. Returns whether that event has already arrived, so that the
+    /// caller must trigger the reconcile now.
     fn look(&mut self, name: &str, version: &str) -> bool {
         let heard = match self.0.get(name) {
             None => return false,
@@ -164,8 +167,8 @@ mod tests {
         assert!(echoes.hear(LB, "9"));
     }
 
-    /// A refused write, a write whose answer was lost, and a write after which something remains to
-    /// be done.
+    /// `None` stands for a refused write, a write whose answer was lost, and a write after which
+    /// something remains to be done.
     #[test]
     fn without_a_version_everything_heard_is_looked_at() {
         let mut echoes = OwnWrites::default();
@@ -179,7 +182,7 @@ mod tests {
     }
 
     /// Counts of VMs are written in parallel to the write of a decision. One of the two writes is
-    /// refused. The first write that ends releases the event: the other one is not awaited.
+    /// refused. The event is released when the first of the two writes ends.
     #[test]
     fn of_two_writes_at_once_nothing_heard_is_lost() {
         let mut echoes = OwnWrites::default();
@@ -195,7 +198,8 @@ mod tests {
         assert!(!echoes.hear(LB, "9"));
     }
 
-    /// A decision begins from the version before a write, before or after the event of that write.
+    /// A decision begins from a version that is older than a write, before or after the event of
+    /// that write arrives.
     #[test]
     fn an_echo_wakes_a_reconcile_if_an_older_version_was_read() {
         let mut echoes = OwnWrites::default();
@@ -242,9 +246,9 @@ mod tests {
         Leave,
         /// The decision ends with a write.
         Send,
-        /// The server decides on the write.
+        /// The server accepts or refuses the write.
         Arrive,
-        /// The answer arrives; `true`: nothing remains to be done. `Lose`: the answer is lost.
+        /// The answer arrives. `true`: nothing remains to be done. `Lose`: the answer is lost.
         Answer(bool),
         Lose,
     }
@@ -255,8 +259,8 @@ mod tests {
         Idle,
         Took(u32),
         Looked(u32),
-        /// A write that was decided from this version was sent. `Done`: the server has decided on
-        /// it; the new version, if the write was accepted.
+        /// A write was sent that was decided from this version. `Done`: the server has accepted or
+        /// refused that write. Its second field is the new version, if the write was accepted.
         Sent(u32),
         Done(u32, Option<u32>),
     }

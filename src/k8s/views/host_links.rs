@@ -25,11 +25,12 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Listed(config) | ObjectEvent::Changed(config) => {
             set(&config.name_any(), Some(made(&config)));
         }
-        // A HostNetworkConfig that cannot be parsed counts as one without a link.
+        // A HostNetworkConfig that cannot be parsed counts as a HostNetworkConfig without a link.
         ObjectEvent::Unreadable(meta) => set(&key(&meta), None),
         ObjectEvent::Gone(name, _) => set(&name, None),
         ObjectEvent::Complete => at.done(ViewPart::HostLinks),
-        // Harvester before 1.8 does not serve the kind, and a role may be older than this program.
+        // A refused list counts as complete, because Harvester before 1.8 does not serve the kind,
+        // and a role may be older than this program.
         ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::HostLinks),
         ObjectEvent::Refused(_) => {}
     };
@@ -38,8 +39,8 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 impl Views {
-    /// Enqueues all vm LoadBalancers if `is_news`: their addresses may be announced on other links.
-    /// Such news is rare.
+    /// Enqueues all vm LoadBalancers if `is_news`, because their addresses may be announced on
+    /// other links. Such a change is rare.
     pub(super) fn tell_announced(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
             let vms = self.load_balancers.state_filter(listeners::is_vm);

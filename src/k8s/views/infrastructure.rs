@@ -1,5 +1,5 @@
-//! The view of the cluster's own addresses: those of nodes and their pod networks (from the view of
-//! nodes), Services, ServiceCIDRs and Harvester's management address.
+//! The view of the cluster's own addresses: addresses of nodes and of their pod networks (from the
+//! view of nodes), of Services, of ServiceCIDRs, and Harvester's management address.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -82,12 +82,12 @@ impl Views {
         }
     }
 
-    /// Whether every kind in [`Self::infrastructure`] was listed once.
+    /// Whether every kind in [`Self::infrastructure`] was listed at least once.
     pub fn infrastructure_listed(&self) -> bool {
         *self.synced.borrow() & INFRASTRUCTURE == INFRASTRUCTURE
     }
 
-    /// Waits until every kind in [`Self::infrastructure`] was listed once.
+    /// Waits until every kind in [`Self::infrastructure`] was listed at least once.
     pub async fn wait_for_infrastructure(&self) {
         self.wait_for(INFRASTRUCTURE).await;
     }
@@ -128,7 +128,8 @@ pub(super) async fn watch_services(at: InformerContext) {
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
-/// Networks of a Service. One of the two kinds of ingress is always empty.
+/// Networks that a Service reserves, by the kind of reservation. Of the kinds `Ingress` and
+/// `OwnIngress`, one always has no networks.
 fn claims(service: &ServiceAddresses) -> [(Reserved, Vec<IpNet>); 3] {
     let name = key(service.meta());
     let ingress = service.status.load_balancer.ingress.iter().flatten();
@@ -149,7 +150,7 @@ fn is_own(service: &ServiceAddresses) -> bool {
 }
 
 /// Watches the networks from which Services get their addresses. A cluster before Kubernetes 1.33
-/// does not serve the kind: there only each Service's own address is known.
+/// does not serve the kind. There, only the own address of each Service is known.
 pub(super) async fn watch_service_networks(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let name = |object: &Reserved| match object {
@@ -172,8 +173,8 @@ pub(super) async fn watch_service_networks(at: InformerContext) {
     informer::watch(api, Config::default(), &at.metrics, known, on_event).await;
 }
 
-/// Watches Harvester's management address. `namespace` is the operator's own, which on Harvester is
-/// also Harvester's.
+/// Watches Harvester's management address. `namespace` is the operator's own namespace. On
+/// Harvester, it is also the namespace of Harvester's Deployment.
 pub(super) async fn watch_management(at: InformerContext, namespace: String) {
     let InformerContext { client, views, .. } = at.clone();
     let name = format!("{namespace}/{MANAGEMENT}");

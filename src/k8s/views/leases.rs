@@ -63,7 +63,8 @@ pub struct AgentNetwork {
 }
 
 impl Views {
-    /// Whether every kind that leased addresses depend on was listed once, or cannot be listed.
+    /// Whether every kind that leased addresses depend on was listed at least once, or cannot be
+    /// listed.
     pub fn leasing_synced(&self) -> bool {
         *self.synced.borrow() & LEASING == LEASING
     }
@@ -86,8 +87,8 @@ impl Views {
         self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
     }
 
-    /// Fault in an annotation that keeps new addresses from being leased on a declared network.
-    /// `None`: no fault.
+    /// Fault in an annotation of a declared network. As long as there is a fault, no new address is
+    /// leased on the network. `None`: no fault.
     pub fn network_fault(&self, network: &str) -> Option<String> {
         let networks = lock(&self.index.networks);
         self.dhcp.fault(network, networks.get(network).map(|known| &known.declaration))
@@ -100,8 +101,8 @@ impl Views {
         self.dhcp.client_id_form(network, known)
     }
 
-    /// `namespace/name` of another record that a DHCP server would treat as the same client.
-    /// `None`: there is no such record.
+    /// `namespace/name` of another record whose client a DHCP server would identify as the client
+    /// of `of`. `None`: there is no such record.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of.meta());
         let same = |record: &DHCPLease| {
@@ -126,8 +127,8 @@ impl Views {
             .collect()
     }
 
-    /// Holder of the Lease of the network's agent, and the time on the holder's clock when it
-    /// acquired the Lease. `None`: no agent serves the network.
+    /// Holder of the Lease of the network's agent, and the time, by the holder's clock, when the
+    /// holder acquired the Lease. `None`: no agent serves the network.
     pub fn agent_of(&self, network: &str) -> Option<(String, Option<DateTime<FixedOffset>>)> {
         let agents = lock(&self.index.agents);
         let agent = agents.0.get(&agent_name(network))?;
@@ -135,7 +136,7 @@ impl Views {
         agent.serves(Instant::now()).then(|| (holding.holder.clone(), holding.acquired))
     }
 
-    /// Whether a node has this label of a cluster network.
+    /// Whether any node has this label of a cluster network.
     pub fn has_node(&self, label: &str) -> bool {
         lock(&self.index.nodes).values().any(|node| node.cluster_networks.contains(label))
     }
@@ -146,8 +147,8 @@ impl Views {
         self.records.get(&ObjectRef::new(name).within(namespace))
     }
 
-    /// Whether a network's agent is present. After the last renewal it counts as present for the
-    /// duration of its Lease.
+    /// Whether a network's agent is present. The agent counts as present for the duration of its
+    /// Lease after the last renewal.
     pub fn agent_serves(&self, network: &str) -> bool {
         lock(&self.index.agents)
             .0
@@ -187,7 +188,7 @@ impl Views {
 
     /// Enqueues the LoadBalancers whose leased address is in one of the networks.
     pub(super) fn tell_leased_in(&self, networks: &[IpNet]) {
-        // Until everything is listed, no decision depends on these networks.
+        // Until every kind is listed, no decision depends on these networks.
         if !self.leasing_synced() {
             return;
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{ENDPOINTS, ViewPart, Views};
 
-/// Interval between two looks at what was listed or refused.
+/// Interval between two checks of the lists that are complete or refused.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Parts of the views, each with the verb and resource of the read that it waits for.
@@ -34,20 +34,20 @@ impl Views {
         let _ = tokio::time::timeout(patience, self.wait_for(ViewPart::Networks as u32)).await;
     }
 
-    /// Whether every kind that endpoints depend on was listed once.
+    /// Whether every kind that endpoints depend on was listed at least once.
     pub fn endpoints_synced(&self) -> bool {
         *self.synced.borrow() & ENDPOINTS == ENDPOINTS
     }
 
-    /// Waits until every kind that endpoints depend on was listed once: for ever where KubeVirt is
-    /// not installed.
+    /// Waits until every kind that endpoints depend on was listed at least once. Waits for ever
+    /// where KubeVirt is not installed.
     pub async fn wait_for_endpoints(&self) {
         self.wait_for(ENDPOINTS).await;
     }
 
-    /// Waits, at most for `patience`, until every kind was listed once. Does not wait for a kind if
-    /// `is_out_of_reach` says that its read, by verb and resource, cannot succeed. Returns the
-    /// resources that are late.
+    /// Waits, at most for `patience`, until every kind was listed at least once. Does not wait for
+    /// a kind whose read cannot succeed: `is_out_of_reach` decides this by the verb and the
+    /// resource of the read. Returns the resources that were not listed in time.
     pub async fn listed_within_reach(
         &self,
         patience: Duration,

@@ -31,8 +31,8 @@ impl Views {
         self.load_balancers.get(&key).is_some_and(|seen| seen.metadata.uid == lb.metadata.uid)
     }
 
-    /// Whether the view lacks list entries that a write of the list must contain. If so, the object
-    /// must be read before it is written.
+    /// Whether the view lacks finalizers or conditions of the LoadBalancer that a write must
+    /// contain. If so, the LoadBalancer must be read before it is written.
     pub fn is_partial(&self, lb: &LoadBalancer) -> bool {
         let uid = lb.metadata.uid.as_deref().unwrap_or_default();
         lock(&self.index.uids).get(uid).copied().unwrap_or_default()
@@ -58,8 +58,8 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
             }
         }
         ObjectEvent::Unreadable(meta) => {
-            // An object that has become unreadable stays in the view. A new object ends the former
-            // one with its name.
+            // A LoadBalancer that has become unreadable stays in the view. If the unreadable object
+            // is a new LoadBalancer, the former LoadBalancer with its name is removed.
             if let Some(former) = former(&views, &meta) {
                 remove(&views, &metrics, &mut writer, owner_of(former.meta()));
             }
@@ -108,8 +108,8 @@ pub(super) fn set(
     writer.set(lb);
 }
 
-/// The former LoadBalancer in the view: it has the same name, but another UID. A list does not
-/// report its deletion.
+/// LoadBalancer in the view that has the name in `meta`, but another UID. It no longer exists, but
+/// a list does not report its deletion.
 fn former(views: &Views, meta: &ObjectMeta) -> Option<Arc<LoadBalancer>> {
     let (name, namespace) = (meta.name.as_deref()?, meta.namespace.as_deref()?);
     let seen = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

@@ -1,8 +1,9 @@
-//! The view of VirtualMachines that are nodes of guest clusters. Such a VM shows when its cluster
-//! is being removed. Only metadata is watched, and only of VMs that the node driver created.
+//! The view of VirtualMachines that are nodes of guest clusters. An annotation of such a VM shows
+//! that its cluster is being removed. Only metadata is watched, and only of VMs that the node
+//! driver created.
 //!
-//! A cluster counts only within its namespace: a VM has no effect on LoadBalancers of other
-//! namespaces, so that no tenant can stop the LoadBalancers of another tenant.
+//! A guest cluster is identified by its namespace and name, so a VM has no effect on LoadBalancers
+//! of other namespaces. Otherwise, a tenant could stop the LoadBalancers of another tenant.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -18,20 +19,20 @@ use crate::domain::load_balancer::facts;
 use crate::k8s::informer::{self, ObjectEvent, key};
 
 type Machine = PartialObjectMeta<VirtualMachine>;
-/// Namespace and guest cluster.
+/// Namespace and name of a guest cluster.
 type Cluster = (String, String);
 
 /// VMs that show the removal of their guest cluster.
 #[derive(Default)]
 pub(super) struct GuestRemovals {
     by_cluster: BTreeMap<Cluster, BTreeSet<String>>,
-    /// Cluster whose removal a VM shows, by the VM's `namespace/name`.
+    /// Map from the `namespace/name` of a VM to the cluster whose removal the VM shows.
     cluster_of: HashMap<String, Cluster>,
 }
 
 impl GuestRemovals {
-    /// Name of the first VM, by name, that shows the removal of the cluster. `None`: no VM shows
-    /// it.
+    /// Name of a VM that shows the removal of the cluster. Of several such VMs, the first by name.
+    /// `None`: no VM shows the removal.
     pub(super) fn of(&self, namespace: &str, cluster: &str) -> Option<String> {
         let key = (namespace.to_owned(), cluster.to_owned());
         self.by_cluster.get(&key)?.first().cloned()
@@ -72,7 +73,7 @@ pub(super) async fn watch(at: InformerContext) {
         }
         ObjectEvent::Gone(vm, _) => views.set_machine(&vm, None),
         ObjectEvent::Complete => at.done(ViewPart::Machines),
-        // Without KubeVirt there are no guest clusters.
+        // Nothing to do if the list is refused: without KubeVirt there are no guest clusters.
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
     let api = Api::<Machine>::all(client);
@@ -94,7 +95,7 @@ impl Views {
     }
 }
 
-/// The guest cluster whose removal the VM shows. `None`: it shows none.
+/// The guest cluster whose removal the VM shows. `None`: the VM shows no removal.
 fn shown_by(vm: &Machine) -> Option<String> {
     vm.annotations().get(ANNOTATION_REMOVES_VOLUMES).filter(|value| *value == "true")?;
     vm.labels().get(LABEL_GUEST_CLUSTER).filter(|cluster| !cluster.is_empty()).cloned()
@@ -123,7 +124,7 @@ mod tests {
         assert!(removals.by_cluster.is_empty() && removals.cluster_of.is_empty());
     }
 
-    /// The annotation as Harvester's webhook handles it.
+    /// Harvester's webhook interprets the annotation in the same way.
     #[test]
     fn an_annotation_that_says_true_shows_it_and_no_other_does() {
         for (value, shows) in [("true", true), ("false", false), ("disk-0", false), ("", false)] {

@@ -1,7 +1,8 @@
 //! The process's views of the cluster, kept current on every replica by informers.
 //!
-//! Views may be stale. No address is allocated from them: they only determine what to reconcile.
-//! This operator adds its own writes to the views at once, so that the next decision includes them.
+//! Views may be stale. No address is allocated from them: they only determine which objects to
+//! reconcile. This operator adds its own writes to the views at once, so that the next decision
+//! includes these writes.
 
 mod backends;
 mod early;
@@ -55,7 +56,7 @@ pub use leases::{AgentNetwork, lb_of};
 pub use notifier::{ChangeEvent, ChangeSubscription};
 pub use serving::{OwnedObjects, OwnedSlice};
 
-/// A part of the views that is listed and watched, as a bit.
+/// A part of the views that is listed and watched. Its value is a bit in a set of parts.
 #[derive(Clone, Copy, Debug)]
 enum ViewPart {
     LoadBalancers = 1,
@@ -110,7 +111,7 @@ pub struct Views {
     pub slices: OwnedObjects<OwnedSlice>,
     /// Addresses that the cluster itself uses.
     pub infrastructure: InfrastructureAddresses,
-    /// The operator's options about DHCP networks, which apply besides the
+    /// The operator's options about DHCP networks. They apply in addition to the annotations of
     /// NetworkAttachmentDefinitions.
     dhcp: Arc<dhcp_lease::DhcpNetworks>,
     index: Arc<ViewIndexes>,
@@ -134,7 +135,8 @@ struct ViewIndexes {
     /// Links of nodes for VLANs, from HostNetworkConfigs.
     host_links: Mutex<HostLinks>,
     pools: Mutex<pools::PoolIndex>,
-    /// Times at which slices were first observed to be out of date, by LoadBalancer.
+    /// Map from a LoadBalancer to the time of the first change of its VMs that its EndpointSlices
+    /// may not include yet.
     touched: Mutex<HashMap<LbKey, Instant>>,
     /// State of this process's writes of LoadBalancers.
     echoes: Mutex<OwnWrites>,
@@ -151,7 +153,7 @@ struct ViewIndexes {
 struct ViewWriters {
     load_balancers: StoreWriter<LoadBalancer>,
     records: StoreWriter<DHCPLease>,
-    /// Parts that were listed once.
+    /// Sender of the parts that were listed at least once.
     listed: watch::Sender<u32>,
 }
 
@@ -198,8 +200,8 @@ impl Views {
         (views, ViewWriters { load_balancers, records, listed })
     }
 
-    /// Starts the informers. They run until the process ends. `namespace` is the operator's own;
-    /// `dhcp` has the operator's options about DHCP networks.
+    /// Starts the informers. They run until the process ends. `namespace` is the operator's own
+    /// namespace, and `dhcp` has the operator's options about DHCP networks.
     pub fn start(
         client: &Client,
         namespace: &str,
@@ -232,13 +234,13 @@ impl Views {
         views
     }
 
-    /// Whether every kind that addresses depend on was listed once.
+    /// Whether every kind that addresses depend on was listed at least once.
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow() & ADDRESSES == ADDRESSES
     }
 
-    /// Whether the specs of all pools in the first list were read: before that, a conflicting pool
-    /// could be admitted.
+    /// Whether the specs of all pools in the first list were read. Before that, admission could
+    /// accept a pool that conflicts with another pool.
     pub fn pools_are_read(&self) -> bool {
         *self.synced.borrow() & ViewPart::PoolSpecs as u32 != 0
     }
@@ -249,14 +251,15 @@ impl Views {
         !self.is_synced() && self.index.unconverted.load(Ordering::Relaxed)
     }
 
-    /// Waits until every kind that addresses depend on was listed once.
+    /// Waits until every kind that addresses depend on was listed at least once.
     pub async fn synced(&self) {
         self.wait_for(ADDRESSES).await;
     }
 
     async fn wait_for(&self, all: u32) {
         let mut synced = self.synced.clone();
-        // The sender lives as long as the informers, which live as long as the process.
+        // The wait cannot fail: the sender lives as long as the informers, and these live as long
+        // as the process.
         let _ = synced.wait_for(|parts| parts & all == all).await;
     }
 
@@ -274,8 +277,9 @@ impl Views {
         LbSurroundings { project: self.project_of(namespace), vm_network }
     }
 
-    /// Reason why a LoadBalancer without an address gets none: a VM of its guest cluster shows that
-    /// the cluster is being removed. A LoadBalancer that has an address keeps it.
+    /// Reason why a LoadBalancer gets no address: a VM of its guest cluster shows that the cluster
+    /// is being removed. `None`: no VM shows this, or the LoadBalancer has an address, which it
+    /// keeps.
     pub fn removal_of(&self, lb: &LoadBalancer) -> Option<NoAddressReason> {
         let cluster = facts::guest_cluster(lb).filter(|_| !facts::has_address(lb))?;
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
@@ -305,13 +309,13 @@ impl Views {
         lock(&self.index.nodes).get(node).map(|node| node.internal_addresses.clone())
     }
 
-    /// Bridge and VLAN by which nodes reach a network, `namespace/name` of a
+    /// Bridge and VLAN by which nodes reach a network. `network` is the `namespace/name` of its
     /// NetworkAttachmentDefinition.
     pub fn attachment(&self, network: &str) -> Option<NetworkAttachment> {
         lock(&self.index.networks).get(network)?.attachment.clone()
     }
 
-    /// Reachability of an attachment for announcers on the nodes.
+    /// Reachability of a network, by its bridge and VLAN, for announcers on the nodes.
     pub fn link(&self, attachment: &NetworkAttachment) -> NetworkReach {
         lock(&self.index.host_links).link(attachment)
     }
@@ -334,7 +338,7 @@ impl Views {
 
     /// Segment where the addresses of a network are announced.
     pub fn segment(&self, network: &str) -> Segment {
-        // Read before the network itself: the list may complete in between.
+        // `listed` is read before the network, because the list may complete in between.
         let listed = self.is_listed(ViewPart::Networks);
         Segment::of(network, self.attachment(network).as_ref(), listed)
     }
@@ -350,9 +354,9 @@ impl Views {
         Some((vm, topology))
     }
 
-    /// Whether a Service still requests the LoadBalancer's address, or may because Services are not
-    /// listed yet. Until the Service is gone, the address must not be given to another
-    /// LoadBalancer.
+    /// Whether a Service still requests the LoadBalancer's address, or may request it, because
+    /// Services are not listed yet. Until the Service is gone, the address must not be given to
+    /// another LoadBalancer.
     pub fn is_served(&self, owner: &Owner) -> bool {
         *self.synced.borrow() & ViewPart::Services as u32 == 0
             || self
@@ -361,7 +365,7 @@ impl Views {
                 .any(|service| service.owners.iter().any(|reference| reference.uid == owner.uid))
     }
 
-    /// Removes and returns the time since when the LoadBalancer's slices have been out of date.
+    /// Removes and returns the time since when the LoadBalancer's slices may be out of date.
     /// `None`: the slices are up to date.
     pub fn take_touched(&self, lb: &str) -> Option<Instant> {
         lock(&self.index.touched).remove(lb)

@@ -40,8 +40,8 @@ struct BridgePlugin {
     vlan_trunk: Vec<serde::de::IgnoredAny>,
 }
 
-/// The fields of Harvester's annotation that contain a network's addresses. Empty if they were
-/// neither entered nor detected.
+/// The fields of Harvester's annotation that contain a network's addresses. A field is empty if its
+/// value was neither entered nor detected.
 #[derive(Deserialize)]
 struct NetworkRoute {
     #[serde(default)]
@@ -58,8 +58,8 @@ pub(super) async fn watch(at: InformerContext) {
     let known = || lock(&views.index.networks).0.keys().cloned().collect();
     let on_event = |event: ObjectEvent<NetworkAttachmentDefinition>| match event {
         ObjectEvent::Listed(network) | ObjectEvent::Changed(network) => views.set_network(&network),
-        // A network that does not fit its type still exists, but its segment is unknown. Its CRD
-        // allows a network without a spec.
+        // A network that does not fit its type still exists, but its segment is unknown. For
+        // example, the CRD allows a network without a spec.
         ObjectEvent::Unreadable(metadata) => {
             let spec = NetworkAttachmentDefinitionSpec::default();
             views.set_network(&NetworkAttachmentDefinition { metadata, spec });
@@ -67,7 +67,7 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Gone(key, _) => views.remove_network(&key),
         ObjectEvent::Complete => {
             at.done(ViewPart::Networks);
-            // A network that was not listed does not exist.
+            // From now on, it is known that a network that was not listed does not exist.
             views.tell(ChangeEvent::Networks);
         }
         // Without Multus the cluster has no such networks.
@@ -113,7 +113,7 @@ impl Views {
 #[derive(Default)]
 pub(super) struct NetworkIndex(HashMap<String, NetworkFacts>);
 
-/// Facts of a network that have changed.
+/// Flags that show which facts of a network have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct NetworkChange {
     attachment: bool,
@@ -185,7 +185,8 @@ fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     let declaration = DhcpDeclaration {
         annotation: text(network.annotations(), ANNOTATION_DHCP),
         form: form(network),
-        // A text that was cut could name another subnet, so a fixed text replaces it.
+        // A text that was cut could name another subnet. So a fixed text replaces a text that is
+        // too long.
         subnets: network
             .annotations()
             .get(ANNOTATION_DHCP_SUBNETS)
@@ -203,7 +204,7 @@ fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     NetworkFacts { vlan, attachment, range: range(network), declaration, status, reference }
 }
 
-/// Form of a network's configuration, for an agent that attaches to it.
+/// Form of a network's configuration, for an agent that attaches to the network.
 fn form(network: &NetworkAttachmentDefinition) -> NetworkForm {
     match serde_json::from_str::<BridgePlugin>(&network.spec.config) {
         Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => NetworkForm::Other,

@@ -1,8 +1,8 @@
 //! Changes that the views report to the leader.
 //!
 //! The leader's handler runs in the informer, and puts each change straight into the queue of the
-//! task that handles it: there is no channel or task in between. The other files of this folder
-//! decide which LoadBalancers depend on a change.
+//! task that handles the change, without a channel or task in between. The other files of this
+//! folder determine which LoadBalancers depend on a change.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -18,15 +18,17 @@ use crate::domain::vm_backends::selector_index::LbKey;
 /// A change in the cluster for the leader to handle.
 #[derive(Clone, Debug)]
 pub enum ChangeEvent {
-    /// A LoadBalancer was created or changed, or an object that it depends on was.
+    /// A LoadBalancer was created or changed, or an object that the LoadBalancer depends on has
+    /// changed.
     LoadBalancer(ObjectRef<LoadBalancer>),
     /// A LoadBalancer was deleted.
     Gone(Owner),
-    /// A pool was created or changed: name and resourceVersion.
+    /// A pool was created or changed. The fields are its name and resourceVersion.
     Pool(String, String),
     /// A pool was deleted.
     PoolGone(String),
-    /// A network has moved to another segment, or was deleted.
+    /// A network has moved to another segment or was deleted, the first list of networks is
+    /// complete, or the addresses that no pool gives out have changed.
     Networks,
     /// The topology annotations of a VM, by `namespace/name`, may be outdated.
     Moved(Box<str>),
@@ -68,7 +70,7 @@ impl Views {
     }
 
     pub(super) fn tell(&self, change: ChangeEvent) {
-        // Not called under the lock: the handler may read the views.
+        // The handler is called without the lock, because it may read the views.
         let handler = lock(&self.notifier.0).clone();
         if let Some(handler) = handler {
             handler(change);
@@ -86,7 +88,7 @@ impl Views {
 
     /// Enqueues LoadBalancers whose VMs report an address in one of these networks.
     pub(super) fn tell_reporting(&self, networks: &[IpNet]) {
-        // Until everything is listed, no decision depends on these networks.
+        // Until every kind is listed, no decision depends on these networks.
         if self.endpoints_synced() {
             let affected = lock(&self.index.vms).reporting(networks);
             self.tell_touched(affected);

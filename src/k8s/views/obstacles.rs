@@ -1,4 +1,4 @@
-//! Objects in the views that are in the way of a leased address.
+//! Checks whether a leased address conflicts with objects in the views.
 
 use kube::Resource;
 
@@ -10,7 +10,7 @@ use crate::domain::reason::NoLease;
 use crate::k8s::informer::key;
 
 impl Views {
-    /// The leased address, or why it must not be published: another object has it.
+    /// The leased address. `Err`: reason why the address must not be published.
     pub fn unless_in_the_way(
         &self,
         lb: &LoadBalancer,

@@ -1,9 +1,9 @@
-//! The view of IPPools: which exist, their versions, and their specs.
+//! The view of IPPools: their names, generations and specs.
 //!
 //! Pools are watched by metadata only, so that a ledger of thousands of entries is not sent again
 //! for every claim. A pool's spec is read when the generation changes, and stored without the
-//! ledger. Where IPPool is served without a status subresource, each claim changes the generation:
-//! a pool whose spec turned out to be the same is read at most once in [`LATER`].
+//! ledger. Where IPPool is served without a status subresource, each claim changes the generation.
+//! So if a read has shown no change of the spec, the pool is not read again before [`LATER`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent};
 use crate::k8s::{CallError, call};
 
-/// Pause between two reads of one pool.
+/// Shortest pause between two reads of one pool.
 const SOON: Duration = Duration::from_millis(200);
-/// Pause between two reads of one pool, if the last read brought nothing new.
+/// Shortest pause between two reads of one pool, if the last read has shown no change.
 const LATER: Duration = Duration::from_secs(5);
 
 /// A pool without its ledger.
@@ -34,14 +34,14 @@ type Wishes = Object<IPPoolSpec, NotUsed>;
 /// Metadata of a pool.
 pub type Seen = PartialObjectMeta<IPPool>;
 
-/// Pools by name, and the reads of their specs.
+/// Pools by name, and the next read of each pool's spec.
 #[derive(Default)]
 pub(super) struct PoolIndex(HashMap<String, PoolEntry>);
 
 /// A pool in the view.
 #[derive(Default)]
 struct PoolEntry {
-    /// Generation that the watch has shown last.
+    /// Generation in the last event of the watch.
     shown: PoolGeneration,
     /// Facts of the pool. `None`: not read yet, or not readable.
     known: Option<KnownPool>,
@@ -91,7 +91,7 @@ impl PoolIndex {
         due.map(|(name, entry)| (entry.next.unwrap_or(now), name.clone())).min()
     }
 
-    /// Starts a read. A change from here on makes another read due.
+    /// Marks the start of a read. A later change makes another read due.
     fn begin(&mut self, name: &str) {
         if let Some(entry) = self.0.get_mut(name) {
             entry.due = false;

@@ -1,7 +1,7 @@
 //! The views of the Services and EndpointSlices of vm LoadBalancers.
 //!
-//! Invariant: a view never goes back in time: an event that is older than a write of this process,
-//! or than the state in the view, is ignored.
+//! Invariant: a view never goes back in time. An event is ignored if it is older than a write of
+//! this process, or than the state in the view.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -26,9 +26,9 @@ use crate::k8s::trimmed::PAGE;
 pub struct OwnedObjects<T>(Arc<Mutex<OwnedIndex<T>>>);
 
 struct OwnedIndex<T> {
-    /// Objects by the `namespace/name` of their LoadBalancer, sorted by their own names.
+    /// Map from the `namespace/name` of a LoadBalancer to its objects, which are sorted by name.
     by_lb: HashMap<String, Vec<OwnedEntry<T>>>,
-    /// LoadBalancer of each object, by the `namespace/name` of both.
+    /// Map from the `namespace/name` of an object to the `namespace/name` of its LoadBalancer.
     lb_of: HashMap<String, String>,
 }
 
@@ -74,8 +74,8 @@ pub struct OwnedSlice {
 }
 
 impl OwnedSlice {
-    /// Reads a slice, with the `namespace/name` of the LoadBalancer that owns it. `None`: no
-    /// LoadBalancer owns it.
+    /// Parses a slice. Returns it with the `namespace/name` of the LoadBalancer that owns it.
+    /// `None`: no LoadBalancer owns the slice.
     pub fn read(slice: &EndpointSlice) -> Option<(String, Self)> {
         let (lb, owner, slice) = read_slice(slice)?;
         Some((lb, Self { owner, slice: Arc::new(slice) }))
@@ -111,7 +111,7 @@ impl<T: Clone> OwnedObjects<T> {
     }
 
     /// Records this version of an object, from an event or a write. Returns whether this version is
-    /// newer than that in the view.
+    /// newer than the version in the view.
     pub fn note(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
         let (key, version) = (beside(lb, name), number(version));
         let mut all = lock(&self.0);
@@ -196,8 +196,8 @@ impl Views {
         self.services.remove(&lb, deleted.resource_version.as_deref());
         self.tell_lbs([&lb]);
         // The LoadBalancer may have been deleted before its Service, unnoticed by this operator.
-        // The signal is checked against the API server before an address is released, so a stale
-        // view does no harm.
+        // `Gone` is checked against the API server before an address is released, so a stale view
+        // does no harm.
         for owner in owners(deleted).into_iter().filter(|o| o.kind == "LoadBalancer") {
             if !self.has_uid(&owner.uid) {
                 self.tell(ChangeEvent::Gone(Owner { name: lb.clone(), uid: owner.uid }));
@@ -241,8 +241,8 @@ pub(super) fn see(views: &Views, object: &LazyObject<EndpointSlice>) {
     if views.slices.knows(&key, &version) {
         return;
     }
-    // The slice may have served another LoadBalancer before, or may have become unreadable. Its
-    // former LoadBalancer is enqueued too.
+    // The slice may have served another LoadBalancer before, or may have become unreadable. In both
+    // cases, its former LoadBalancer is enqueued.
     let Some((lb, seen)) = object.read().ok().and_then(|object| OwnedSlice::read(&object)) else {
         return views.tell_lbs(views.slices.remove(&key, Some(&version)));
     };

@@ -1,4 +1,4 @@
-//! LoadBalancers that a change wakes, by the object that has changed.
+//! Tests of the LoadBalancers that a change enqueues, by the kind of the changed object.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Service;
@@ -13,7 +13,7 @@ use crate::domain::network::infrastructure::Reserved;
 use crate::k8s::lazy_object::LazyObject;
 use crate::k8s::trimmed::TrimmedLb;
 
-/// Views of a leader, and what was reported to it.
+/// Views of a leader, and the changes that were reported to the leader.
 struct LeaderViews {
     views: Views,
     writers: ViewWriters,
@@ -66,7 +66,7 @@ impl LeaderViews {
         load_balancers::set(&self.views, &self.metrics, writer, seen);
     }
 
-    /// A LoadBalancer of VMs whose label `app` is its name.
+    /// Adds a LoadBalancer that selects the VMs whose label `app` is its name.
     fn vm_lb(&mut self, key: &str) {
         let (_, name) = key.split_once('/').unwrap();
         self.lb(key, &json!({}), &json!({"backendServerSelector": {"app": [name]}}));
@@ -106,7 +106,7 @@ impl LeaderViews {
         self.views.set_node(&read::<Node>(node));
     }
 
-    /// Checks what was reported since the last call, in any order.
+    /// Checks which changes were reported since the last call, in any order.
     #[track_caller]
     fn reports(&self, expected: &[&str]) {
         let mut reported = std::mem::take(&mut *lock(&self.reported));
@@ -148,7 +148,7 @@ fn a_node_in_another_zone_moves_its_vms_and_wakes_no_load_balancer() {
     leader.reports(&[]);
 }
 
-/// The nodes that may announce determine where addresses are announced.
+/// A change of the nodes that may announce changes where addresses are announced.
 #[test]
 fn an_announcing_node_wakes_every_load_balancer_of_vms() {
     let mut leader = LeaderViews::new();
@@ -277,7 +277,8 @@ fn the_end_of_a_service_reports_an_owner_that_is_gone() {
     leader.reports(&["gone ns/web uid-before", "ns/web"]);
 }
 
-/// A list shows the new LoadBalancer. No event has reported the deletion of the former one.
+/// A list shows the new LoadBalancer. No event has reported the deletion of the former
+/// LoadBalancer.
 #[test]
 fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
     let mut leader = LeaderViews::new();
@@ -297,7 +298,8 @@ fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
     leader.reports(&["ns/web"]);
 }
 
-/// Events that are older than the version in the view, then a list without the object.
+/// Events that are older than the version in the view change nothing. A list without the object
+/// removes it from the view.
 #[test]
 fn an_owned_object_never_goes_back_in_time_and_ends_with_a_list() {
     let slices = OwnedObjects::<u8>::default();

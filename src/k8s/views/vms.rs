@@ -1,6 +1,7 @@
 //! The views of VirtualMachineInstances, of the pods that run them and of nodes.
 //!
-//! Objects are reduced to the few facts that decisions use, and dropped at once.
+//! Each object is reduced to the few facts that decisions use, and these facts are stored. The
+//! object itself is dropped at once.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -24,8 +25,8 @@ use crate::domain::vm_backends::{listeners, topology};
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent, is_unserved};
 
-/// Objects in one page of a list. VirtualMachineInstances are large, and are held as text until
-/// they are parsed.
+/// Number of objects in one page of a list. VirtualMachineInstances are large, and are held as text
+/// until they are parsed.
 const PAGE: u32 = 250;
 
 pub(super) async fn watch_vms(at: InformerContext) {
@@ -151,7 +152,8 @@ impl Views {
         self.reserve(&Reserved::PodNetwork(name.to_owned()), Vec::new());
     }
 
-    /// Signals the VMs on a node: their topology annotations may be outdated.
+    /// Reports each VM on a node as [`ChangeEvent::Moved`], because its topology annotations may be
+    /// outdated.
     pub(super) fn tell_residents(&self, node: &str) {
         let residents: Vec<Box<str>> = lock(&self.index.vms)
             .vms()
@@ -172,8 +174,8 @@ impl Views {
         all
     }
 
-    /// Signals, for a new leader, the VMs whose topology annotations are outdated and all vm
-    /// LoadBalancers.
+    /// Reports to a new leader all vm LoadBalancers, and the VMs whose topology annotations are
+    /// outdated.
     pub fn tell_all(&self) {
         for vm in self.moved() {
             self.tell(ChangeEvent::Moved(vm));

@@ -1,4 +1,4 @@
-//! Guarded writes of a network's agent: the status of its records, and their finalizers.
+//! Guarded writes by a network's agent: the status and the finalizers of the network's records.
 
 use kube::Resource as _;
 use serde_json::{Value, json};

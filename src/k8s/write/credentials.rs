@@ -1,8 +1,8 @@
-//! Guarded writes of credentials: the objects that they are bound to, the Secrets that consumers
-//! read, and the TokenRotations.
+//! Guarded writes of credentials: the objects that credentials are bound to, the Secrets that
+//! consumers read, and the TokenRotations.
 //!
-//! Invariant: an answer that holds a credential is parsed here and not by the library, whose errors
-//! put text that it cannot parse into the log.
+//! Invariant: an answer that holds a credential is parsed here and not by the library, because the
+//! library logs text that it cannot parse.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ use crate::k8s::{CallError, call};
 const ROTATION: &str = "TokenRotation";
 const SECRET: &str = "Secret";
 
-/// Place where a value is written.
+/// Place in a Secret where a value is written.
 #[derive(Clone, Copy, Debug)]
 pub struct SecretKeyRef<'a> {
     /// Namespace of the Secret.
@@ -33,7 +33,7 @@ pub struct SecretKeyRef<'a> {
     pub name: &'a str,
     /// Key in the Secret.
     pub key: &'a str,
-    /// Version of the Secret that is replaced. Empty: the Secret does not exist.
+    /// Version of the Secret that the write replaces. Empty: the Secret does not exist.
     pub version: &'a str,
 }
 
@@ -192,7 +192,7 @@ impl ApiWriter {
         self.patch::<Secret>(SECRET, &list, at.name, &patch, None).await.map(drop)
     }
 
-    /// Deletes the Secret that a credential is bound to. A missing Secret is a success.
+    /// Deletes the Secret that a credential is bound to. Succeeds if the Secret does not exist.
     pub async fn delete_bond(&self, namespace: &str, name: &str) -> Result<(), CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(&list).delete(name, &DeleteParams::default());
@@ -202,8 +202,9 @@ impl ApiWriter {
         }
     }
 
-    /// Restarts a workload's pods, once for each value. The patch needs no resourceVersion: it sets
-    /// only one annotation, so that it overwrites no other client's change.
+    /// Restarts a workload's pods, once for each value of the annotation. The patch needs no
+    /// resourceVersion, because it sets only this annotation, and so overwrites no other client's
+    /// change.
     pub async fn restart(
         &self,
         namespace: &str,

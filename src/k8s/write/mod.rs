@@ -30,14 +30,14 @@ use super::{CallError, call, count_write};
 use crate::api::{ANNOTATION_KEEP_ORPHANS, IPPool, IPPoolStatus, LoadBalancer};
 use crate::metrics::Metrics;
 
-/// Client for writes. Refuses each write while this process does not lead, except those of
+/// Client for writes. Refuses each write while this process does not lead, except the writes of
 /// [`Self::tell_lb`] and [`Self::keep_claims`].
 #[derive(Clone)]
 pub struct ApiWriter {
     client: Client,
     leadership: Arc<Leadership>,
     metrics: Metrics,
-    /// Whether IPPool is served without the status subresource, as by Harvester's CRD.
+    /// Whether IPPool is served without the status subresource, as with Harvester's CRD.
     plain_pools: Arc<AtomicBool>,
 }
 
@@ -59,8 +59,8 @@ impl ApiWriter {
         Ok(meta.resource_version.unwrap_or_default())
     }
 
-    /// Patches a LoadBalancer's condition, also when this process does not lead: the condition
-    /// names the controller that leads. The patch has a resourceVersion, so that it never
+    /// Patches a LoadBalancer's condition, also when this process does not lead, because the
+    /// condition names the controller that leads. The patch has a resourceVersion, so that it never
     /// overwrites the leader's own condition.
     pub async fn tell_lb(
         &self,
@@ -74,8 +74,9 @@ impl ApiWriter {
     }
 
     /// Writes a pool's status and sets [`ANNOTATION_KEEP_ORPHANS`], also when this process does not
-    /// lead. The status has more claims than the stored one, so that no leader allocates those
-    /// addresses. Both patches have the resourceVersion that they were computed from.
+    /// lead. The new status has more claims than the stored status, so that no leader allocates the
+    /// addresses of these claims. Both patches have the resourceVersion that they were computed
+    /// from.
     pub async fn keep_claims(
         &self,
         stored: &IPPool,
@@ -113,12 +114,12 @@ impl ApiWriter {
         self.patch::<IPPool>("IPPool", &list, name, patch, None).await
     }
 
-    /// Writes a pool's status over the stored one. Returns the object's metadata.
+    /// Changes a pool's status from `stored` to `desired`. Returns the object's metadata.
     ///
-    /// Both forms of the CRD are supported: with the status subresource, and without. If the form
-    /// has changed, a write to the missing subresource fails with 404, and is repeated as a plain
-    /// write. A plain write to a CRD with the subresource leaves the status unchanged: this counts
-    /// as a conflict, and the next write uses the subresource.
+    /// The CRD may have the status subresource or not, and this may change. A write to a missing
+    /// subresource fails with 404, and is repeated as a plain write. If the CRD has the
+    /// subresource, a plain write leaves the status unchanged. This counts as a conflict, and the
+    /// next write uses the subresource.
     pub async fn write_pool_status(
         &self,
         name: &str,
@@ -199,7 +200,7 @@ impl ApiWriter {
         self.count(kind, answer).map(|object| object.metadata)
     }
 
-    /// Fails when this process does not lead. Guards writes that are sent elsewhere, such as to a
+    /// Fails when this process does not lead. Also guards writes to other servers, such as a
     /// Rancher.
     pub fn check_leadership(&self) -> Result<(), CallError> {
         if self.leadership.is_current() { Ok(()) } else { Err(CallError::NotLeader) }
@@ -210,8 +211,8 @@ impl ApiWriter {
     }
 }
 
-/// Whether a write would change anything. `plain`: the server's schema lacks the newer fields and
-/// drops them, so they are not compared.
+/// Whether a write would change anything. With `plain`, the newer fields are not compared, because
+/// the server's schema lacks these fields and drops them.
 pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bool {
     if !plain {
         return stored != desired;
@@ -225,8 +226,8 @@ pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bo
     known_there(stored) != known_there(desired)
 }
 
-/// The merge patch (RFC 7396) from one status to the other. The maps, which may have thousands of
-/// entries, are compared in place; only changes are copied.
+/// The merge patch (RFC 7396) that changes `old` into `new`. The maps, which may have thousands of
+/// entries, are compared in place, and only changes are copied.
 fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
     let IPPoolStatus { allocated, allocated_owners, allocated_history, .. } = new;
     let maps = [
@@ -268,10 +269,10 @@ mod tests {
         IPPoolStatus { allocated, ..IPPoolStatus::default() }
     }
 
-    /// A write that is prepared when leadership is lost is not sent.
+    /// Each write fails before it is sent, because this process does not lead.
     #[tokio::test]
     async fn nothing_is_sent_without_leadership() {
-        // The address has no listener: a call that is sent gives another error.
+        // The address has no listener, so a call that is sent fails with another error.
         let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
         let client = Client::try_from(nowhere).unwrap();
         let writer = ApiWriter::new(client, Arc::default(), Metrics::new().unwrap());

@@ -1,8 +1,12 @@
-//! The targets, and when each is probed next. Has no socket and no clock: times are arguments.
+//! The targets, and the time of each target's next probe. This module has no socket and no clock:
+//! times are arguments.
 //!
-//! Invariants: a key is never used twice, so the result of a probe whose target is gone or was
-//! replaced matches no target. A target is either due, or under way, or refused, and never two of
-//! these, so it has at most one probe at a time. A doubt exists only while it holds targets.
+//! Invariants:
+//! * a key is never used twice, so the result of a probe whose target is gone or was replaced
+//!   matches no target;
+//! * a target is in exactly one of three states: due, under way, or refused. So it has at most one
+//!   probe at a time;
+//! * a doubt exists only while at least one target is doubted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -27,7 +31,8 @@ pub(super) struct TargetSchedule<D> {
     next_key: Key,
     /// Doubt: failures that are not accepted as real for now.
     doubt: Option<Doubt>,
-    /// LoadBalancers with changes other than the verdict that [`TargetSchedule::end`] returns.
+    /// LoadBalancers with a target whose doubt began or ended since the last
+    /// [`TargetSchedule::take_concerned`].
     concerned: BTreeSet<Arc<str>>,
 }
 
@@ -266,8 +271,7 @@ impl<D> TargetSchedule<D> {
         self.doubt.is_some() && entries.any(|entry| entry.health.is_held())
     }
 
-    /// Takes the LoadBalancers with changes other than the verdicts that [`TargetSchedule::end`]
-    /// returned.
+    /// Takes the LoadBalancers with a target whose doubt began or ended since the last call.
     pub(super) fn take_concerned(&mut self) -> BTreeSet<Arc<str>> {
         std::mem::take(&mut self.concerned)
     }
@@ -290,7 +294,7 @@ impl<D> TargetSchedule<D> {
             .collect()
     }
 
-    /// Number of targets, with the refused ones.
+    /// Number of targets, including the refused targets.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }

@@ -1,8 +1,11 @@
 //! Creates, maintains and deletes the Service and the EndpointSlices of a vm load balancer.
 //!
-//! Invariants: slices are written before the Service, because kube-vip 1.2 announces nothing
-//! without endpoints; no object of another owner is written, and no slice for a foreign Service;
-//! withdrawal begins with the Service, and is complete only when the Service is gone.
+//! Invariants:
+//!
+//! * Slices are written before the Service, because kube-vip 1.2 announces nothing without
+//!   endpoints.
+//! * No object of another owner is written, and no slice for a foreign Service.
+//! * Withdrawal begins with the Service, and is complete only when the Service is gone.
 
 mod service;
 mod settings;
@@ -24,7 +27,7 @@ use crate::domain::vm_backends::service as service_domain;
 use crate::domain::vm_backends::service::{LbIdentity, WantedService};
 use crate::k8s::CallError;
 
-/// Attempts of one write if the object changes during each of them.
+/// Maximum number of attempts at one write, if the object changes during each attempt.
 const REPETITIONS: usize = 5;
 
 /// Reason why a write was not made.
@@ -134,7 +137,7 @@ async fn announce(
     let service = match done.await {
         Ok(service) => service,
         Err(WriteObstacle::ForeignService(whose)) => {
-            // Slices of ours would give endpoints to the foreign Service.
+            // The operator's slices would give endpoints to the foreign Service.
             at.drop_slices().await?;
             ServiceState::Foreign(whose)
         }
@@ -236,7 +239,7 @@ impl<'a> ServiceTarget<'a> {
     ) -> Result<BackendCounts, (BackendCounts, String)> {
         let views = &self.ctx.shared.views;
         let slices = self.slices();
-        // Computed on demand: few VMs need it.
+        // Computed only on demand, because few VMs need it.
         let known = LazyCell::new(|| remembered(&slices));
         let wants = endpoints::WantedAddresses { network: named, family: wanted.family() };
         let last = |uid: &str| known.get(uid).map(|endpoint| endpoint.address);

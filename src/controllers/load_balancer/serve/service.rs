@@ -28,9 +28,9 @@ impl ServiceTarget<'_> {
         self.own().map(|stored| stored.ingress).unwrap_or_default()
     }
 
-    /// Reads the Service from the API server unless the view has it as this LoadBalancer's own: a
-    /// Service without the operator's label is not watched. An error: the Service has another
-    /// owner.
+    /// Reads the Service from the API server unless the view has it as this LoadBalancer's own. The
+    /// view is not enough, because a Service without the operator's label is not watched. An error:
+    /// the Service has another owner.
     pub(super) async fn know_service(&self) -> Result<(), WriteObstacle> {
         if self.own().is_some() { Ok(()) } else { self.read_service().await }
     }
@@ -115,7 +115,7 @@ impl ServiceTarget<'_> {
                     if self.delete_service(&stored, KeptSettings::Kept).await? {
                         continue;
                     }
-                    // Its deletion event triggers the next reconcile.
+                    // The deletion event of the Service triggers the next reconcile.
                     return Ok(ServiceState::Waiting);
                 }
             };

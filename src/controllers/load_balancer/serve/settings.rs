@@ -45,7 +45,7 @@ impl ServiceTarget<'_> {
             );
         }
         let text = json!(text);
-        // Losing the settings is better than announcing an address that is lost.
+        // Losing the settings is better than announcing an address that the LoadBalancer has lost.
         match self.annotate_slice(|_| true, &text).await {
             Ok(true) => {}
             Ok(false) => {
@@ -94,7 +94,7 @@ impl ServiceTarget<'_> {
         Ok(None)
     }
 
-    /// Removes the settings from the slices: the Service has them again.
+    /// Removes the settings from the slices, because the Service has them again.
     pub(super) async fn forget_settings(&self) -> Result<(), WriteObstacle> {
         while self.annotate_slice(|holds_settings| holds_settings, &Value::Null).await? {}
         Ok(())

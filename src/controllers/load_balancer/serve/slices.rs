@@ -72,8 +72,8 @@ impl ServiceTarget<'_> {
         Some(AnnouncingNode { name: name.into(), addresses })
     }
 
-    /// Updates the endpoints of a Service that is not changed because the spec is not valid: they
-    /// still follow the VMs.
+    /// Updates the endpoints of a Service that itself is not changed, because the spec is not
+    /// valid. The endpoints still follow the VMs.
     pub(super) async fn keep_endpoints(
         &self,
         family: AddressFamily,
@@ -94,7 +94,7 @@ impl ServiceTarget<'_> {
         write: &SliceWrite,
     ) -> Result<(), CallError> {
         let _turn = self.ctx.writes.take(self.namespace.clone()).await;
-        // Registered until the view has the result.
+        // The write is registered until the view has its result.
         let _writing = self.ctx.shared.views.writing_slice(&self.namespace, write.name());
         let writer = &self.ctx.shared.writer;
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);

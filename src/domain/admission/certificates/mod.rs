@@ -1,10 +1,13 @@
 //! The life cycle of admission's certificates: when each is made, trusted, used and removed.
 //!
-//! Invariants: a replica serves a certificate only if the configurations make the API server trust
-//! the certificate's authority; a replica without such a certificate serves the stored one. The
-//! next authority signs only after it was trusted for a while. An authority that signed stays
-//! trusted until it has expired. So no certificate that a replica may still serve is refused,
-//! however late the replica learns of a change.
+//! Invariants:
+//! * a replica serves a certificate only if the configurations make the API server trust the
+//!   certificate's authority; a replica without such a certificate serves the stored one;
+//! * the next authority signs only after it was trusted for a while;
+//! * an authority that signed stays trusted until it has expired.
+//!
+//! So no certificate that a replica may still serve is refused, however late the replica learns of
+//! a change.
 //!
 //! Times are offsets from the Unix epoch. The caller makes the keys and carries out the steps.
 
@@ -16,19 +19,19 @@ const DAY: Duration = Duration::from_hours(24);
 pub const AUTHORITY_LIFE: Duration = DAY.saturating_mul(365);
 /// Lifetime of a serving certificate.
 pub const SERVING_LIFE: Duration = DAY.saturating_mul(90);
-/// Time by which a certificate's start of validity lies before its making: clocks differ, and a
-/// clock may be a year off.
+/// Time from a certificate's start of validity to its creation. The start lies that early because
+/// clocks differ, and a clock may be a year off.
 pub const BACKDATED: Duration = DAY.saturating_mul(730);
 /// Divisor of a lifetime: a replacement is due when a third of the lifetime is left.
 const DUE_PART: u32 = 3;
-/// Shortest time that API servers get to learn of an authority. It begins when every configuration
-/// was observed to trust the authority.
+/// Shortest time that API servers get to learn of an authority. The time begins when every
+/// configuration was observed to trust the authority.
 pub const SETTLING: Duration = Duration::from_secs(2);
 /// Longest time that API servers get to learn of an authority, if nothing is urgent.
 const LONGEST_SETTLING: Duration = Duration::from_mins(10);
 /// Shortest gain in lifetime that makes a new signature worthwhile.
 const LEAST_GAIN: Duration = Duration::from_mins(1);
-/// Most names in a serving certificate.
+/// Maximum number of names in a serving certificate.
 const MOST_NAMES: usize = 20;
 
 /// A stored authority.
@@ -71,7 +74,7 @@ pub struct CertificateSecret {
 pub struct StepInput<'a> {
     /// Present time.
     pub now: Duration,
-    /// Time by which this replica replaces certificates before they are due, so that not all
+    /// Time before the due time at which this replica replaces certificates, so that not all
     /// replicas replace them at once.
     pub early: Duration,
     /// Names by which the API server may call this replica.
@@ -81,11 +84,11 @@ pub struct StepInput<'a> {
     pub trusted_for: Option<Duration>,
 }
 
-/// The next action on the Secret. Each action but `Wait` is one write, which fails if another
+/// The next action on the Secret. Each action except `Wait` is one write, which fails if another
 /// replica was faster. Actions are taken one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateStep {
-    /// Make everything: no usable certificate is stored.
+    /// Write the whole content of the Secret, because no usable certificate is stored.
     Start,
     /// Add the authority of this replica's certificate to the previous authorities.
     Remember,
@@ -118,8 +121,8 @@ pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> Certificat
             match at.trusted_for {
                 Some(trusted) if trusted >= patience => return CertificateStep::Switch,
                 Some(trusted) => wake = at.now + patience.saturating_sub(trusted),
-                // The time is not known: the caller plans again when the configurations trust the
-                // authority.
+                // The time of the switch is not known, so the caller plans again when the
+                // configurations trust the authority.
                 None => wake = at.now + LONGEST_SETTLING,
             }
         }
@@ -136,21 +139,22 @@ pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> Certificat
     CertificateStep::Wait(next)
 }
 
-/// End of validity of a certificate that an authority signs now. `ca`: end of the authority.
+/// End of validity of a certificate that an authority signs now. `ca`: the authority's own end of
+/// validity.
 pub fn serving_end(now: Duration, ca: Duration) -> Duration {
     (now + SERVING_LIFE).min(ca)
 }
 
-/// Whether this replica changes to the stored certificate. `ours`: whether the certificate that it
-/// serves now is valid and trusted. `trusted_for`: how long the authority of the stored certificate
-/// has been trusted.
+/// Whether this replica starts to serve the stored certificate. `ours`: whether the certificate
+/// that this replica serves now is valid and trusted. `trusted_for`: how long the authority of the
+/// stored certificate has been trusted.
 pub fn adopt(ours: bool, trusted_for: Option<Duration>) -> bool {
     !ours || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
 /// Whether a replica that has just started may receive calls. `trusted_for`: how long the authority
-/// of its certificate has been trusted. Without a registration every replica is ready: no calls
-/// come yet, and the registration needs a ready replica.
+/// of its certificate has been trusted. Without a registration every replica is ready, because no
+/// calls come yet and the registration needs a ready replica.
 pub fn ready(registered: bool, trusted_for: Option<Duration>) -> bool {
     !registered || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
@@ -161,8 +165,8 @@ fn renewal(stored: &CertificateSecret, at: StepInput<'_>) -> Option<BTreeSet<Str
         return Some(at.names.clone());
     };
     if !at.names.is_subset(&serving.names) {
-        // While options change, replicas may be called by different names. If each signed only for
-        // its own names, they would replace each other's certificate for ever.
+        // While options change, replicas may be called by different names. If each replica signed
+        // only for its own names, the replicas would replace each other's certificate for ever.
         let both: BTreeSet<String> = serving.names.union(at.names).cloned().collect();
         return Some(if both.len() > MOST_NAMES { at.names.clone() } else { both });
     }

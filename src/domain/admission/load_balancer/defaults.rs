@@ -1,5 +1,5 @@
-//! Fields that admission fills in: a stored object then shows the values that pool selectors match,
-//! and all settings of its health check.
+//! Fields that admission fills in, so that a stored object shows the values that pool selectors
+//! match, and all settings of its health check.
 
 use serde_json::{Map, Value, json};
 

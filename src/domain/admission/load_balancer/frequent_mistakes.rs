@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{AdmissionAnswer, is_blank, shown};
 
-/// Checks the spec as it was sent.
+/// Checks the spec as the client sent it, before admission fills in fields.
 pub(super) fn give(object: &Value, answer: &mut AdmissionAnswer) {
     let Some(spec) = object.get("spec") else { return };
     word(spec, "ipam", &["pool", "dhcp"], ipam, answer);

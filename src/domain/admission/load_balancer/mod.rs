@@ -1,9 +1,11 @@
 //! Admission of LoadBalancers.
 //!
-//! Invariants: only the operator changes the status, except for the field that a guest writes;
-//! annotations name only the object's own namespace and project; an object that was stored before a
-//! rule existed can still be labelled, finalized and deleted. Mutation comes first and is
-//! idempotent. If an object has no faults, validation accepts the result of its mutation.
+//! Invariants:
+//! * only the operator changes the status, except for the field that a guest writes;
+//! * annotations name only the object's own namespace and project;
+//! * an object that was stored before a rule existed can still be labelled, finalized and deleted;
+//! * mutation comes first and is idempotent;
+//! * if an object has no faults, validation accepts the result of its mutation.
 
 mod defaults;
 mod frequent_mistakes;
@@ -34,7 +36,7 @@ pub struct FactRequests {
     pub pool: Option<String>,
     /// Whether to look up the selectors of all pools, to see if any pool may serve the object.
     pub pools: bool,
-    /// Address that the object newly publishes as leased: look up its present use.
+    /// Address that the object newly publishes as leased. Its present use must be looked up.
     pub address: Option<IpAddr>,
 }
 
@@ -76,8 +78,8 @@ pub struct LbRuleFacts {
     pub named: NamedPool,
     /// Selectors of all pools, if they were looked up and are known.
     pub pools: Option<Vec<PoolSelector>>,
-    /// Text that says who else uses the address that the object newly publishes as leased. `None`:
-    /// no use by others is known.
+    /// Present use, in words, of the address that the object newly publishes as leased. `None`: no
+    /// use by others is known.
     pub taken_by: Option<String>,
 }
 
@@ -98,8 +100,8 @@ pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
     })
 }
 
-/// Answer in the mutation stage: the object to store, or refusals where the schema would refuse
-/// later with a text that does not help.
+/// Returns the answer of the mutation stage: the object to store, or refusals of objects that the
+/// schema would otherwise refuse later, with a text that does not help.
 pub fn mutate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let Some(object) = request.object else { return answer };
@@ -176,7 +178,7 @@ fn is_guest(object: &Value) -> bool {
     object.pointer("/spec/workloadType").is_some_and(|type_| type_ == "cluster")
 }
 
-/// Whether the value is null or empty: Go clients write these for unset fields.
+/// Whether the value is null or empty. Go clients write such values for unset fields.
 fn is_blank(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -187,7 +189,8 @@ fn is_blank(value: &Value) -> bool {
     }
 }
 
-/// Text of a value for a message: in quotes if it is text, on one line, and not too long.
+/// Text for a message that shows a value: on one line, not too long, and in quotes if the value is
+/// text.
 fn shown(value: &Value) -> String {
     cut(&value.to_string(), 64)
 }

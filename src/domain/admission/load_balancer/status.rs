@@ -1,9 +1,9 @@
-//! Ownership of the status. There is no subresource, so every update contains the status: the
-//! operator's fields are retained, and only the operator changes them.
+//! Ownership of the status: only the operator changes the operator's fields. The status is not a
+//! subresource, so every update contains it, and fields that a client omits are restored.
 //!
 //! In a guest's LoadBalancer, the cloud provider writes `address`: the claimed address, the address
-//! that the guest leased, or none. Of the conditions, only Ready is the operator's; other clients
-//! may write the others.
+//! that the guest leased, or none. Of the conditions, only Ready belongs to the operator. Other
+//! clients may write other conditions.
 
 use std::net::IpAddr;
 
@@ -12,11 +12,11 @@ use serde_json::{Map, Value};
 use super::{AdmissionAnswer, LbRuleFacts, is_blank, is_guest, shown};
 use api::{DHCP_ADDRESS, READY};
 
-/// Most differences that are reported. More would not help.
+/// Maximum number of differences that are reported. More would not help.
 const MOST_REPORTED: usize = 4;
 
-/// Restores fields of the status that the client did not send: a client that does not know a field
-/// does not mean to remove it.
+/// Restores fields of the status that the client did not send, because a client that does not know
+/// a field does not mean to remove it.
 pub(super) fn keep(
     new: &mut Value,
     old: &Value,
@@ -81,8 +81,8 @@ fn conditions_back(status: &mut Map<String, Value>, stored: &Value) {
     }
 }
 
-/// Removes a status that a new object brings, such as from a backup: the restored object must claim
-/// its address again.
+/// Removes the status of a new object, such as an object from a backup, because a restored object
+/// must claim its address again.
 pub(super) fn strip(new: &mut Value, answer: &mut AdmissionAnswer) {
     let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) else { return };
     let mut dropped = false;

@@ -1,13 +1,14 @@
 //! Rules of IPPools beyond the schema: refusals, and warnings of surprising effects.
 //!
 //! Invariants:
-//! * the verdict on a conflict is that of the ledger task ([`conflict`]), or stricter: no pool may
-//!   put another pool out of use;
+//! * the verdict on a conflict is the same as the ledger task's ([`conflict`]), or stricter,
+//!   because no pool may put another pool out of use;
 //! * only changes are judged: an object that was stored before a rule existed can still be
 //!   labelled, annotated, finalized and corrected;
-//! * no rule about the spec refuses a request of the operator, or one that completes a deletion;
+//! * no rule about the spec refuses a request of the operator, or a request that completes a
+//!   deletion;
 //! * a leaked claim, whose LoadBalancer is gone, blocks nothing;
-//! * an address that the host leased by DHCP is in no ledger: no range may newly include it.
+//! * an address that the host leased by DHCP is in no ledger, so no range may newly include it.
 
 mod cluster_networks;
 mod leased_addresses;
@@ -32,11 +33,12 @@ use crate::pools::manual_release::ManualRelease;
 use crate::pools::ranges::{self, PoolRanges, RangeError};
 use api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 
-/// Most owners that a refusal names; the others are counted.
+/// Maximum number of owners that a refusal names. The other owners are only counted.
 const NAMED: usize = 3;
-/// Most conflicts that a refusal names.
+/// Maximum number of conflicts that an answer refuses, and of conflicts that it warns of.
 const CONFLICTS: usize = 5;
-/// Most entries of a scope. This operator's schema has the same limit; Harvester's has none.
+/// Maximum number of entries in a scope. This operator's schema has the same limit; Harvester's
+/// schema has none.
 const MOST_SCOPES: usize = 1_024;
 
 /// A claim of an address, with its owner.
@@ -170,12 +172,12 @@ pub fn look(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
 }
 
 impl PoolQuestion {
-    /// Network that the pool names, `namespace/name`. Empty for the nodes' own.
+    /// Network that the pool names, `namespace/name`. Empty for the nodes' own network.
     pub fn network(&self) -> &str {
         self.pool.selector.network()
     }
 
-    /// Name of the pool. `(new)` while it has none.
+    /// Name of the pool. `(new)` while the pool has no name.
     pub fn name(&self) -> &str {
         &self.pool.name
     }
@@ -264,9 +266,9 @@ impl PoolQuestion {
         })
     }
 
-    /// Warns of a manual release that will not be carried out. The request is not refused for that:
-    /// where pools are applied from Git, the annotation is sent again after the address has another
-    /// owner. A malformed annotation is refused.
+    /// Warns of a manual release that will not be carried out. The request is not refused for that,
+    /// because where pools are applied from Git, the annotation is sent again after the address has
+    /// another owner. A malformed annotation is refused.
     fn judge_release(&self, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
@@ -313,8 +315,9 @@ fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     })
 }
 
-/// Refuses changes of the status by clients other than the operator. Where the status is a
-/// subresource, an update of the object itself contains the stored status here, whatever was sent.
+/// Refuses changes of the status by clients other than the operator. If the status is a
+/// subresource, an update of the object itself contains the stored status here, whatever the client
+/// sent.
 fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     let (Operation::Update, Some(object), Some(old)) =
         (request.operation, request.object, request.old)

@@ -1,4 +1,4 @@
-//! Rules of IPPools, row by row.
+//! Tests of the rules of IPPools, one row for each case.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -266,7 +266,7 @@ fn who_would_lose_an_address_is_named() {
             "spec.ranges: allocated IP 10.0.0.16 (ns/lb16), 10.0.0.17 (ns/lb17), 10.0.0.18 (ns/lb18) and 2 more is excluded: keep these addresses in the ranges until they are released"
         ]
     );
-    // Leaked claims refuse nothing. Claims that were outside the ranges before are not at stake.
+    // Leaked claims cause no refusal. Claims that were outside the ranges before are not at stake.
     assert_eq!(refusals(&question.judge(&PoolRuleFacts::default())), Vec::<String>::new());
     let mut further = shrunk.clone();
     further["spec"]["ranges"] = range(10, 14);

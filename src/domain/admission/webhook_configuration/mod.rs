@@ -1,8 +1,10 @@
 //! Webhook configurations for the API server: their desired content, and whether a stored object
 //! has this content.
 //!
-//! Invariants: the configurations have the same names as the Go webhook's, so that there is never a
-//! second pair; only fields that are decided here are changed, and fields of other clients are not.
+//! Invariants:
+//! * the configurations have the same names as those of the Go webhook, so that there is never a
+//!   second pair;
+//! * only fields that are decided here are changed; fields of other clients are not changed.
 
 use serde_json::{Map, Value, json};
 
@@ -22,8 +24,9 @@ pub const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
 pub const MANAGER: &str = "harvester-guest-operator";
 /// Field with the owners of an object.
 const OWNERS: &str = "ownerReferences";
-/// Time limit of the API server for an answer, in seconds. It calls two webhooks in turn. If the
-/// node of the called replica has just lost power, a user waits this long for each of the two.
+/// Time limit of the API server for an answer, in seconds. The API server calls two webhooks in
+/// turn. If the node of the called replica has just lost power, a user waits this long for each
+/// webhook.
 const TIMEOUT: i64 = 5;
 
 /// CEL condition. False for an update of an object that is being deleted, such as the removal of a
@@ -83,7 +86,7 @@ pub struct Registration {
     pub bundle: String,
     /// Paths of validation, mutation and conversion.
     pub paths: [&'static str; 3],
-    /// Owner of the webhook configurations. `None`: none.
+    /// Owner of the webhook configurations. `None`: they get no owner.
     pub owner: Option<OwnerRole>,
 }
 
@@ -120,8 +123,8 @@ impl Registration {
         wanted
     }
 
-    /// The validating webhook. It fails closed: a pool that overlaps another pool is worse than a
-    /// delay.
+    /// The validating webhook. It fails closed, because a pool that overlaps another pool is worse
+    /// than a delay.
     fn validating(&self) -> Value {
         let operations = ["CREATE", "UPDATE", "DELETE"];
         let mut webhook = self.webhook("validator", self.paths[0], "Fail");
@@ -134,8 +137,8 @@ impl Registration {
         webhook
     }
 
-    /// The mutating webhook. It fails open: without its answer, unset fields have their defaults,
-    /// and the validating webhook refuses a request that wipes the status.
+    /// The mutating webhook. It fails open, because without its answer unset fields have their
+    /// defaults, and the validating webhook refuses a request that wipes the status.
     fn mutating(&self) -> Value {
         let operations = ["CREATE", "UPDATE"];
         let mut webhook = self.webhook("mutator", self.paths[1], "Ignore");
@@ -148,9 +151,9 @@ impl Registration {
     }
 
     fn webhook(&self, role: &str, path: &str, failure: &str) -> Value {
-        // The operator's own writes must not depend on the webhook: while no replica answers, the
-        // operator could repair nothing. Nor must requests that only complete a deletion depend on
-        // it.
+        // The operator's own writes must not depend on the webhook, because the operator could
+        // repair nothing while no replica answers. Requests that only complete a deletion must not
+        // depend on it either.
         let others = format!("request.userInfo.username != '{}'", self.me.replace('\'', "\\'"));
         json!({
             "name": format!("{role}.{}.{CONFIGURATION}", self.namespace),
@@ -211,7 +214,7 @@ pub fn needs_conversion(crd: &Value) -> bool {
 
 /// Whether the stored object has the desired content.
 pub fn says(stored: &Value, wanted: &Value) -> bool {
-    // The Go webhook's configuration has a Secret as owner, and would be removed together with it.
+    // The Go webhook's configuration has a Secret as owner, and would be removed with the Secret.
     let others = stored["metadata"].get(OWNERS).is_some() && wanted["metadata"][OWNERS].is_null();
     !others && covers(stored, wanted)
 }
@@ -223,8 +226,8 @@ fn covers(stored: &Value, wanted: &Value) -> bool {
         Value::Object(fields) if fields.is_empty() => stored == wanted,
         Value::Object(fields) => fields.iter().all(|(name, wanted)| match stored.get(name) {
             Some(stored) => covers(stored, wanted),
-            // An API server before 1.28 drops this field. Then the operator's own requests come
-            // here too.
+            // An API server before 1.28 drops this field. Then it sends the operator's own requests
+            // to admission too.
             None => wanted.is_null() || name == "matchConditions",
         }),
         Value::Array(items) => stored.as_array().is_some_and(|stored| {

@@ -1,4 +1,4 @@
-//! Content of the configurations, and when they are written.
+//! Tests of the content of the configurations, and of the decision to write them.
 
 use serde_json::json;
 

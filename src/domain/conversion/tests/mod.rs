@@ -1,4 +1,4 @@
-//! Each field's rule, edits between conversions, and other content of the annotation.
+//! Tests of each field's rule, of edits between conversions, and of annotations with other content.
 
 mod model;
 
@@ -214,7 +214,8 @@ fn values_of_another_type_do_not_travel() {
     }
 }
 
-/// A field of v1alpha1 wins over an annotation that contradicts it: the client sent the field.
+/// A field of v1alpha1 wins over an annotation that contradicts it, because the client sent the
+/// field.
 #[test]
 fn what_travels_never_overrules_what_is_said() {
     let mut sent = object(
@@ -235,7 +236,7 @@ fn what_travels_never_overrules_what_is_said() {
     assert_eq!(stored["status"], json!({"address": "10.0.0.1"}));
 }
 
-/// Refusals of an update by admission.
+/// Admission's refusals of an update.
 fn asked(old: &Value, new: &Value) -> Vec<Refusal> {
     let request = AdmissionRequest {
         operation: Operation::Update,

@@ -1,6 +1,6 @@
-//! Properties of all objects that the schemas allow: conversion to the other version and back
-//! returns the same object, and the schema of the other version allows the converted object.
-//! Objects are made from the generated schemas, so no field is forgotten.
+//! Tests of two properties of all objects that the schemas allow: conversion to the other version
+//! and back returns the same object, and the schema of the other version allows the converted
+//! object. Objects are made from the generated schemas, so no field is forgotten.
 
 // Bounds of schemas are whole numbers, far below the largest number up to which a double is exact.
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
@@ -88,7 +88,7 @@ fn text(schema: &Value) -> BoxedStrategy<Value> {
         .boxed()
 }
 
-/// Violations of a schema in a value.
+/// Faults of a value that violate the schema.
 fn faults(schema: &Value, value: &Value, path: &str) -> Vec<String> {
     let fault = |what: &str| vec![format!("{path}: {what}: {value}")];
     if value.is_null() {
@@ -131,7 +131,7 @@ fn faults(schema: &Value, value: &Value, path: &str) -> Vec<String> {
     }
 }
 
-/// An object that the schema of a version allows, with annotations. Some of them have the name of
+/// Objects that the schema of a version allows, with annotations. Some annotations have the name of
 /// an annotation that carries fields.
 fn object(version: Version) -> BoxedStrategy<Value> {
     let properties = &schema(version)["properties"];
@@ -177,7 +177,7 @@ fn conforms(object: &Value, version: Version) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Metadata without the two annotations.
+/// Metadata without the two annotations that carry fields.
 fn identity(object: &Value) -> Value {
     let mut metadata = object["metadata"].clone();
     if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
@@ -213,8 +213,8 @@ proptest! {
         there_and_back(&object, BETA, ALPHA)?;
     }
 
-    /// The v1alpha1 form of `one` is overwritten with the spec of `other`. All fields of the spec
-    /// that v1alpha1 has are then those of `other`, and the rest are still those of `one`.
+    /// Overwrites the spec of `one`, in v1alpha1, with the spec of `other`. The spec's fields that
+    /// v1alpha1 has then come from `other`, and the remaining fields still come from `one`.
     #[test]
     fn edits_in_v1alpha1_win(one in object(BETA), other in object(BETA)) {
         let (mut shown, other) = (to(&one, ALPHA), to(&other, ALPHA));

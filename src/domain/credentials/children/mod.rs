@@ -1,9 +1,12 @@
 //! Children of a TokenRotation for all cloud credentials: one TokenRotation for each cloud
 //! credential that the API key's user made, and one for the API key itself.
 //!
-//! Invariants: a credential that another TokenRotation replaces gets no child; a credential does
-//! not count as deleted only because a list omits it; a child has its parent's spec, except for the
-//! target, the Rancher's URL and, for the API key, `onDelete`.
+//! Invariants:
+//!
+//! * A credential that another TokenRotation replaces gets no child.
+//! * A credential that a list omits does not count as deleted before a read by name confirms that.
+//! * A child has its parent's spec, except for the target, the Rancher's URL and, for the API key,
+//!   `onDelete`.
 
 use std::collections::BTreeMap;
 
@@ -37,9 +40,9 @@ pub struct ObservedRancher<'a> {
     pub url: &'a str,
     /// User of the API key.
     pub user: &'a str,
-    /// All cloud credentials that this user may read.
+    /// All cloud credentials that the user of the API key may read.
     pub listed: &'a [ChildCandidate],
-    /// Whether the API key ends. `None`: not known.
+    /// Whether the API key has an end. `None`: not known.
     pub key_ends: Option<bool>,
     /// Other TokenRotations that the operator may carry out.
     pub others: &'a [&'a TokenRotation],
@@ -72,7 +75,7 @@ pub struct SuperfluousChild {
     pub unlisted: Option<String>,
 }
 
-/// Wanted children of a TokenRotation for all cloud credentials, compared with the existing ones.
+/// Wanted children of a TokenRotation for all cloud credentials, compared with existing children.
 pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRotations {
     let (mine, others): (Vec<_>, Vec<_>) =
         seen.others.iter().copied().partition(|other| is_child(other, parent));
@@ -130,8 +133,8 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
 }
 
 /// Whether every credential with a wanted child is replaced, and a message about all cloud
-/// credentials. `seen`: TokenRotations of the namespace. `failures`: reasons why children could not
-/// be made, by the child's name.
+/// credentials. `seen`: TokenRotations of the namespace. `failures`: map from a child's name to the
+/// reason why the child could not be created or changed.
 pub fn summary(
     children: &ChildRotations,
     seen: &[&TokenRotation],
@@ -196,7 +199,8 @@ fn of_credential(parent: &TokenRotation, credential: &str, url: &str) -> TokenRo
     child(parent, credential, url, target)
 }
 
-/// Child for the API key. Its deletion does not revoke the key, because a Rancher's user owns it.
+/// Child for the API key. The child's deletion does not revoke the key, because the key belongs to
+/// a Rancher's user.
 fn of_key(parent: &TokenRotation, url: &str) -> TokenRotation {
     let minter = parent.spec.rancher.clone().unwrap_or_default().minter;
     let secret = SecretTarget { name: minter.secret_name, key: minter.key, kubeconfig_user: None };

@@ -42,7 +42,7 @@ fn names(all: &[TokenRotation]) -> Vec<&str> {
     all.iter().filter_map(|one| one.metadata.name.as_deref()).collect()
 }
 
-/// Missing children, with a creation time and UID like the API server's.
+/// Missing children as the API server stores them: with a creation time and a UID.
 fn born(children: &ChildRotations) -> Vec<TokenRotation> {
     let made = |(at, child): (usize, &TokenRotation)| {
         let mut child = child.clone();

@@ -1,9 +1,13 @@
 //! Cloud credential of a Rancher for Harvester, as its Secret holds it.
 //!
-//! Invariants: content that Rancher would reject, or that would crash it, is refused with a reason
-//! and never written; only the token of the current context's user changes in a kubeconfig, unless
-//! the kubeconfig is made for another server; the old token can stay beside the new one for a
-//! while, because Rancher deletes a kubeconfig's token that no cloud credential names.
+//! Invariants:
+//!
+//! * Content that Rancher would reject, or that would crash Rancher, is refused with a reason and
+//!   never written.
+//! * Only the token of the current context's user changes in a kubeconfig, unless the kubeconfig is
+//!   made for another server.
+//! * The old token can stay beside the new one for a while, because Rancher deletes a kubeconfig's
+//!   token that no cloud credential names.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +22,7 @@ pub struct CloudCredential {
     user: String,
     /// User of Rancher who made the credential, and may read it.
     pub owner: String,
-    /// Server where its token is used.
+    /// Server where the credential's token is used.
     pub reach: ServerEndpoint,
 }
 
@@ -55,7 +59,7 @@ impl CloudCredential {
         Ok(Self { config, user, owner: owner.clone(), reach })
     }
 
-    /// Token in use. `None`: there is none.
+    /// Token in use. `None`: the current user has no token.
     pub fn token(&self) -> Result<Option<TokenText>, Unfit> {
         self.config.token_of(&self.user)
     }
@@ -71,8 +75,8 @@ impl CloudCredential {
         others.map(|(_, token)| token.hash()).collect()
     }
 
-    /// Content with another token. `keep`: the old token stays beside it. `to`: server of the
-    /// token, if the server changes: the kubeconfig is then made anew.
+    /// Content with another token. `keep`: the old token stays beside the new token. `to`: the new
+    /// server of the token, if the server changes. The kubeconfig is then made anew.
     pub fn with_token(
         &self,
         token: &TokenText,

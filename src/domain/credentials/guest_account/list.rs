@@ -54,7 +54,7 @@ pub struct GuestVm {
 
 impl GuestVm {
     /// Whether the VM is a node of the guest. Without a label, the VM's name decides. A name may
-    /// match too many VMs. This does no harm: the guest then counts as alive.
+    /// match too many VMs. This does no harm, because the guest then counts as alive.
     fn is_node_of(&self, guest: &GuestCluster) -> bool {
         self.namespace == guest.namespace
             && if let Some(cluster) = &self.cluster {
@@ -112,7 +112,7 @@ impl GuestObjects {
         Some(machines.iter().filter(|machine| machine.is_node_of(guest)).count())
     }
 
-    /// Credentials, sorted by namespace and cluster: all, or only those in `namespace`.
+    /// Credentials of all namespaces, or only of `namespace`, sorted by namespace and cluster.
     pub fn credentials(&self, namespace: Option<&str>) -> Vec<GuestCredential> {
         let roles = [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED];
         let bound = self
@@ -142,8 +142,8 @@ impl GuestObjects {
 }
 
 impl GuestCredential {
-    /// Whole days since the last event: the account or a token was made, or a token was used.
-    /// `None`: the account is gone.
+    /// Whole days since the last of these events: the account was made, a token was made, a token
+    /// was used. `None`: the account is gone.
     pub(super) fn quiet_days(&self, now: i64) -> Option<i64> {
         let account = self.found.account.as_ref()?;
         let today = now.div_euclid(DAY);

@@ -1,12 +1,14 @@
 //! Access of a guest cluster to Harvester: its account, its rights and its tokens. The module
 //! computes which objects belong to the access and which of them are missing.
 //!
-//! Invariants: objects have the names, contents and owners that Harvester's own
-//! `/v1/harvester/kubeconfig` gives them, so that Harvester and the operator accept each other's
-//! objects. A foreign object with such a name is never changed: an error names it. The name of a
-//! token Secret is used only once in the life of its account. A token depends only on names and on
-//! the account's UID. So a new Secret with the name of a revoked token's Secret would make that
-//! token valid again.
+//! Invariants:
+//!
+//! * Objects have the names, contents and owners that Harvester's own `/v1/harvester/kubeconfig`
+//!   gives them, so that Harvester and the operator accept each other's objects.
+//! * A foreign object with such a name is never changed. An error names that object.
+//! * The name of a token Secret is used only once in the life of its account. The reason is that a
+//!   token depends only on names and on the account's UID, so a new Secret with the name of a
+//!   revoked token's Secret would make that token valid again.
 
 pub mod list;
 mod name_placeholder;
@@ -36,7 +38,7 @@ pub const ANNOTATION_ACCOUNT: &str = "kubernetes.io/service-account.name";
 pub const ANNOTATION_ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 /// Label of a token Secret, set by the API server: day of the token's last use.
 pub const LABEL_LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
-/// Label of a token Secret, set by the API server: day since which it refuses the token.
+/// Label of a token Secret, set by the API server: day since which that server refuses the token.
 pub const LABEL_INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 /// Type of a token Secret.
 pub const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
@@ -300,7 +302,7 @@ pub struct CreationStep {
 }
 
 /// Name of the Secret whose token is handed out: the newest Secret with a valid token, or a new
-/// Secret. `stamp`: suffix of a new name, so that the name was never used.
+/// Secret. `stamp`: suffix by which a new name differs from all earlier names.
 pub fn wanted_token(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -320,8 +322,8 @@ pub fn wanted_token(
     if was_used { fresh() } else { plain }
 }
 
-/// Missing objects, in the order of their creation. While the account is missing, only the names of
-/// the other objects are valid: their content needs the account's UID.
+/// Missing objects, in the order in which they must be created. While the account is missing, only
+/// the names of the other objects are valid, because their content needs the account's UID.
 pub fn plan(
     guest: &GuestCluster,
     csi: CsiAccess,

@@ -1,9 +1,10 @@
-//! Placeholder Secret: takes the name of a guest's first token Secret after its token was revoked.
+//! Placeholder Secret, which takes the name of a guest's first token Secret after the token in that
+//! Secret was revoked.
 //!
 //! The token in a token Secret follows from the Secret's name and the account's UID. Harvester's UI
-//! asks for the Secret `<cluster>-token` at each upgrade of the guest, and creates that Secret when
-//! it is missing: the revoked token, which may have leaked, would then work again. So a Secret of
-//! another type takes the name. It holds a copy of the valid token, which the UI then hands out.
+//! asks for the Secret `<cluster>-token` at each upgrade of the guest. If that Secret is missing,
+//! the UI creates it, and the revoked token, which may have leaked, works again. Therefore a Secret
+//! of another type takes the name. It holds a copy of the valid token, which the UI then hands out.
 
 use serde_json::{Value, json};
 
@@ -24,8 +25,8 @@ pub struct NamePlaceholder {
     pub object: KindAndName,
 }
 
-/// Necessary change of the placeholder. `None`: no change. `make`: a token Secret with the
-/// placeholder's name existed and is gone.
+/// Necessary change of the placeholder. `None`: no change. `make`: a missing placeholder is made,
+/// because a token Secret with the same name existed and is gone.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,

@@ -16,7 +16,7 @@ use super::{
 pub const CLOUD_PROVIDER: &str = "harvesterhci.io:cloudprovider";
 /// Harvester's ClusterRole for CSI drivers.
 pub const CSI_DRIVER: &str = "harvesterhci.io:csi-driver";
-/// ClusterRole with the cluster-scoped kinds that a CSI driver reads.
+/// ClusterRole with the rights to the cluster-scoped kinds that a CSI driver reads.
 pub const CSI_CLUSTER: &str = "harvester-guest-operator:csi-cluster";
 /// ClusterRole with the rights of a CSI driver in the namespaces that all guests share.
 pub const CSI_SHARED: &str = "harvester-guest-operator:csi-shared";
@@ -34,9 +34,9 @@ pub enum CsiAccess {
     None,
 }
 
-/// Rights of the guest's CSI driver: the requested rights, else the existing ones. A guest without
-/// such rights gets narrow rights if it never had a token: it is new, or its creation was
-/// interrupted, because the token is made last.
+/// Rights of the guest's CSI driver: the requested rights, else the existing rights. A guest
+/// without existing rights gets narrow rights if it never had a token. Such a guest is new, or its
+/// creation was interrupted, because the token is made last.
 pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();
     let has = |role: &str, in_namespace: bool| {
@@ -144,7 +144,7 @@ fn wanted(guest: &GuestCluster, csi: CsiAccess, found: &ExistingObjects) -> Vec<
             });
         }
         CsiAccess::Narrow => {
-            // No account's name contains a colon, so this is no other guest's binding.
+            // No account's name contains a colon, so no other guest's binding has this name.
             let csi = format!("{}:csi", guest.binding());
             let or = Some(CSI_DRIVER);
             all.push(WantedBinding {

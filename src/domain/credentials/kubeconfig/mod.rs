@@ -1,16 +1,20 @@
 //! Kubeconfig in which only the token of one user is replaced, or a new kubeconfig for another
 //! server.
 //!
-//! Invariants: unless the server changes, clusters, contexts, other users and unknown fields stay
-//! the same; a user that does not authenticate by a token in the file is never changed, and the
-//! error names that user; the text that is written parses to the intended value.
+//! Invariants:
+//!
+//! * Clusters, contexts, other users and unknown fields stay the same, unless the server changes.
+//! * A user that does not authenticate by a token in the file is never changed. The error names
+//!   that user.
+//! * The text that is written parses to the intended value.
 
 use serde_json::{Value, json};
 
 use super::client_certificate;
 use super::token::{TokenClaims, TokenText};
 
-/// Fields that a user entry must not have, because they are used instead of its token or beside it.
+/// Fields that a user entry must not have, because clients use them instead of the token or beside
+/// it.
 const OTHER_AUTH_FIELDS: [&str; 8] = [
     "exec",
     "auth-provider",
@@ -52,7 +56,7 @@ pub struct ServerEndpoint {
     pub server: String,
     /// Certificates of the server's authority, PEM in base64. `None`: the system's authorities.
     pub authority: Option<String>,
-    /// Name in the server's certificate, if it differs from the URL's.
+    /// Name in the server's certificate, if it differs from the host in the URL.
     pub server_name: Option<String>,
     /// Whether the server's certificate is not verified.
     pub insecure: bool,
@@ -142,7 +146,7 @@ impl Kubeconfig {
     }
 
     /// The same kubeconfig with another token for the user. `kept`: old token that stays in an
-    /// entry of its own. Some issuers delete a token that the target no longer names.
+    /// entry of its own, because some issuers delete a token that the target no longer names.
     pub fn with_token(
         &self,
         user: &str,
@@ -201,8 +205,8 @@ impl Kubeconfig {
         if users.len() == before { Ok(None) } else { to_yaml(&config).map(Some) }
     }
 
-    /// Server where the user's token is used: from the current context if it is the user's, else
-    /// from the user's first context.
+    /// Server where the user's token is used: from the current context if that context is the
+    /// user's, else from the user's first context.
     pub fn reach(&self, user: &str) -> Result<ServerEndpoint, Unfit> {
         self.entry(user)?;
         let contexts = || self.0["contexts"].as_array().into_iter().flatten();
@@ -269,7 +273,7 @@ fn auth_methods(user: &Value) -> Vec<AuthMethod> {
         ));
     }
     let is_there = |method: &&&str| !user[**method].is_null() && user[**method] != "";
-    // A certificate in the file takes precedence over a path to one.
+    // A certificate in the file takes precedence over a path to a certificate.
     let path = |method: &&&str| {
         **method == "client-certificate" && text("client-certificate-data").is_some()
     };

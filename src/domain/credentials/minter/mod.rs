@@ -1,9 +1,11 @@
 //! Allowed uses of a Rancher's API key.
 //!
-//! Invariants: the key is sent only to the URL that its own Secret names; a cloud credential gets a
-//! token of the key's user only if that user made the cloud credential, or if the spec allows
-//! another owner, because the owner can read the token; a token in a cloud credential is valid for
-//! one cluster.
+//! Invariants:
+//!
+//! * The key is sent only to the URL that the key's own Secret names.
+//! * A cloud credential gets a token of the key's user only if that user made the cloud credential,
+//!   or if the spec allows another owner. The reason is that the owner can read the token.
+//! * A token in a cloud credential is valid for one cluster.
 
 use super::kubeconfig::Unfit;
 use api::ANNOTATION_RANCHER_URL;
@@ -38,8 +40,8 @@ impl TokenGrant<'_> {
     }
 }
 
-/// The only cluster for which a token in a cloud credential is valid: the one in the spec, or else
-/// the one in the kubeconfig's URL.
+/// Cluster to which a token in a cloud credential is limited: the cluster in the spec, or else the
+/// cluster in the kubeconfig's URL.
 pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, Unfit> {
     wanted.or_else(|| cluster(server)).map(str::to_owned).ok_or_else(|| {
         "its kubeconfig must lead to https://RANCHER/k8s/clusters/ID, so that a token can be made that is good \
@@ -66,12 +68,12 @@ pub struct MinterSecret<'a> {
     pub named: Option<&'a str>,
     /// URL in the spec.
     pub wanted: Option<&'a str>,
-    /// URL that the Secret named first, if the spec has none.
+    /// URL that the Secret named first, if the spec names no URL.
     pub first: Option<&'a str>,
 }
 
 impl MinterSecret<'_> {
-    /// URL to which the API key may be sent, or the reason why there is none.
+    /// URL to which the API key may be sent, or the reason why the key may not be sent.
     pub fn address(&self) -> Result<String, Unfit> {
         let begin = format!("spec.rancher.minter: the Secret {:?}", self.secret);
         let annotation = format!("its annotation {ANNOTATION_RANCHER_URL}");
@@ -112,7 +114,7 @@ pub(super) fn is_server(url: &str) -> bool {
     })
 }
 
-/// Whether two URLs are the same Rancher.
+/// Whether two URLs name the same Rancher.
 pub fn is_same_url(one: &str, other: &str) -> bool {
     one.trim_end_matches('/').eq_ignore_ascii_case(other.trim_end_matches('/'))
 }

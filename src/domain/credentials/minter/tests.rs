@@ -21,7 +21,7 @@ fn a_token_of_another_user_is_given_only_if_the_spec_says_so() {
     for allowed in [false, true] {
         assert_eq!(TokenGrant { user: "u-owner", allowed, ..gift }.fault(), None);
     }
-    // A user whose ID begins like the owner's is another user, and so is one without an ID.
+    // A user with an ID that resembles the owner's ID, or without an ID, is not the owner.
     for user in ["u-owner2", "U-OWNER", "u-owne", ""] {
         assert!(TokenGrant { user, ..gift }.fault().is_some(), "{user}");
     }
@@ -90,7 +90,7 @@ fn is_named(why: Option<&Unfit>) {
     }
 }
 
-/// The Rancher that was recorded first stays: a key of another Rancher is refused.
+/// The Rancher that was recorded first stays, so a key of another Rancher is refused.
 #[test]
 fn a_secret_may_say_alone_where_its_api_key_goes() {
     for (named, first, url) in [

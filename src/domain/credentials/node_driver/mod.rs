@@ -1,9 +1,9 @@
 //! Rights that Rancher's node driver for Harvester needs when it uses a cloud credential's token.
 //!
 //! Source: the calls in the driver's `client.go`. [`RIGHTS`] omits images, networks, keys and
-//! storage classes: the machine's configuration decides which of them the driver reads, and in
-//! which namespace. [`RIGHTS`] omits Harvester's settings, too: no role that Harvester ships was
-//! observed to hide them from a user who may make virtual machines.
+//! storage classes, because the machine's configuration decides which of them the driver reads, and
+//! in which namespace. [`RIGHTS`] also omits Harvester's settings, because no role that Harvester
+//! ships was observed to hide the settings from a user who may make virtual machines.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ pub const RIGHTS: [DriverRight; 10] = [
     of("list", "", "persistentvolumeclaims"),
 ];
 
-/// Rights to get the objects that a machine's configuration can name, in any namespace, and
+/// Rights to get, in any namespace, the objects that a machine's configuration can name, and to get
 /// Harvester's version. The driver needs only the rights that the configuration uses.
 pub const READS: [DriverRight; 5] = [
     of("get", "harvesterhci.io", "virtualmachineimages"),
@@ -49,8 +49,8 @@ pub const READS: [DriverRight; 5] = [
 ];
 
 impl DriverRight {
-    /// SelfSubjectAccessReview that asks the API server whether a token's user has the right.
-    /// Without a namespace: in all namespaces.
+    /// SelfSubjectAccessReview that asks the API server whether a token's user has the right. If no
+    /// namespace is given, the review asks for all namespaces.
     pub fn review(&self, namespace: Option<&str>) -> Value {
         let (resource, subresource) = self.resource.split_once('/').unwrap_or((self.resource, ""));
         json!({

@@ -1,8 +1,9 @@
 //! ServiceAccount for a cloud credential, as `rancher-secret` prints it: the account, its rights,
 //! and the TokenRotation that puts the account's token into the cloud credential.
 //!
-//! Invariant: the rights are those that Rancher's node driver uses, and no others: to make virtual
-//! machines in one namespace, and to get what a machine's configuration names, in any namespace.
+//! Invariant: the account gets only the rights that Rancher's node driver uses. In one namespace,
+//! it may make virtual machines. In any namespace, it may get the objects that a machine's
+//! configuration names.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +18,9 @@ use api::{
     Source, Target, TokenRotation, TokenRotationSpec,
 };
 
-/// ClusterRole of the rights in the namespace of the virtual machines.
+/// ClusterRole with the rights in the namespace of the virtual machines.
 const DRIVER: &str = "harvester-guest-operator:node-driver";
-/// ClusterRole of the rights in all namespaces.
+/// ClusterRole with the rights in all namespaces.
 const READER: &str = "harvester-guest-operator:node-driver-reader";
 /// Longest name of a cloud credential, in bytes.
 const LONGEST: usize = 63;
@@ -33,7 +34,7 @@ pub struct AccountOptions<'a> {
     pub server: Option<&'a str>,
     /// Namespace of the virtual machines, for a new account.
     pub vm_namespace: Option<&'a str>,
-    /// Existing account in the namespace. `None`: a new account with the credential's name.
+    /// Existing account in `namespace`. `None`: a new account with the cloud credential's name.
     pub account: Option<&'a str>,
     /// Namespace of the account, the Secret and the TokenRotation.
     pub namespace: &'a str,
@@ -112,7 +113,7 @@ impl AccountOptions<'_> {
                 "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
             })
         };
-        // Accounts of two namespaces may have the same name.
+        // The namespace is in the name, because accounts of two namespaces may share a name.
         let [driver, reader] = [DRIVER, READER].map(|role| format!("{role}:{namespace}:{name}"));
         vec![
             json!({"apiVersion": "v1", "kind": "ServiceAccount",

@@ -70,7 +70,7 @@ impl RancherSecretOptions<'_> {
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let (name, namespace) = (quoted(self.name), quoted(self.namespace));
         let url = quoted(self.url.trim_end_matches('/'));
-        // All capacity is allocated at once: a text that grows leaves copies of itself in memory.
+        // All capacity is allocated at once, because growth leaves copies of the text in memory.
         let mut out = Zeroizing::new(String::with_capacity(64 * 1024));
         let head = format!(
             "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {name}\n  namespace: {namespace}\n  annotations:\n    \
@@ -93,7 +93,7 @@ pub fn checksum(authority: &str) -> String {
     hash(authority.as_bytes())
 }
 
-/// Authority that a Rancher shows, if it has the wanted checksum.
+/// Returns the authority that a Rancher shows, if the authority has the wanted checksum.
 pub fn authority(shown: String, wanted: &str) -> Result<String, Unfit> {
     let found = checksum(&shown);
     if shown.trim().is_empty() {
@@ -112,7 +112,8 @@ pub fn authority(shown: String, wanted: &str) -> Result<String, Unfit> {
     ))
 }
 
-/// Error if no known authority signs the certificate. `shown`: the authority that Rancher shows.
+/// Error for a certificate that no known authority signs. `shown`: the authority that Rancher
+/// shows.
 pub fn unknown_authority(shown: &str) -> Unfit {
     format!(
         "--ca-checksum: must be given, because no public authority signs the certificate. The one that answers at /cacerts \

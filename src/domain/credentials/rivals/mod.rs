@@ -1,9 +1,10 @@
 //! Two TokenRotations for one credential: one goes first, the other does nothing.
 //!
 //! Invariant: two TokenRotations never stop each other, whatever their states are. The order is
-//! fixed: made by hand before made for all cloud credentials, then the older one, then by name. A
-//! TokenRotation in another namespace goes first only after it has read the credential: otherwise
-//! the right to make TokenRotations there would be enough to stop this one.
+//! fixed: a TokenRotation that was made by hand goes before a child. Otherwise the older one goes
+//! first. If both have the same age, their names decide. A TokenRotation in another namespace goes
+//! first only after it has read the credential. Without this rule, the right to make TokenRotations
+//! in that namespace would be enough to stop this one.
 
 use super::minter::is_same_url;
 use api::TokenRotation;
@@ -13,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 pub(super) const API_VERSION: &str = "credentials.harvesterhci.io/v1alpha1";
 pub(super) const KIND: &str = "TokenRotation";
 
-/// Owner that made the TokenRotation: a TokenRotation for all cloud credentials.
+/// Owner of a child: the TokenRotation for all cloud credentials that made the child.
 pub fn made_by(rotation: &TokenRotation) -> Option<&OwnerReference> {
     let made = |owner: &&OwnerReference| {
         (owner.api_version.as_str(), owner.kind.as_str()) == (API_VERSION, KIND)
@@ -29,8 +30,8 @@ pub fn rancher_url(rotation: &TokenRotation) -> Option<&str> {
     server.url.as_deref().or(first)
 }
 
-/// Whether both have the same Rancher: by its URL, or by the API key's Secret if a URL is not
-/// known.
+/// Whether both TokenRotations have the same Rancher. Their URLs are compared, or the Secrets of
+/// their API keys if a URL is not known.
 pub fn is_same_rancher(one: &TokenRotation, other: &TokenRotation) -> bool {
     let (Some(here), Some(there)) = (&one.spec.rancher, &other.spec.rancher) else { return false };
     match (rancher_url(one), rancher_url(other)) {
@@ -42,7 +43,7 @@ pub fn is_same_rancher(one: &TokenRotation, other: &TokenRotation) -> bool {
     }
 }
 
-/// Whether both have the same credential as their target.
+/// Whether both TokenRotations have the same credential as their target.
 pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
     let (here, there) = (&one.spec.target, &other.spec.target);
     match (&here.secret, &there.secret, &here.cloud_credential, &there.cloud_credential) {

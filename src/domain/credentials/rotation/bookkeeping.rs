@@ -52,7 +52,8 @@ pub(super) fn update_record(
 }
 
 /// Whether the target still holds the recorded credential. A credential that is only watched is
-/// compared by its name and expiry: it may be a password, and a hash in a status would reveal it.
+/// compared by its name and expiry, because it may be a password, which a hash in a status would
+/// reveal.
 fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential) -> bool {
     if plan.source.is_some() {
         return current.hash == held.hash;
@@ -83,7 +84,7 @@ fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> Rota
     let mut next = record.clone();
     let Some(pending) = next.pending.take() else { return next };
     let Some(PendingPublication { made, .. }) = pending.publishing else { return next };
-    // One second more, because times are cut to whole seconds.
+    // The overlap is one second longer, because times are cut to whole seconds.
     retire(&mut next, (!plan.restarts).then_some(now + plan.overlap + 1));
     if pending.requests.leaked.is_some() {
         for old in &mut next.previous {
@@ -109,7 +110,7 @@ fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> Rota
     next
 }
 
-/// Moves the current credential to the credentials to revoke, if the operator made it.
+/// Moves the current credential to `previous`, the credentials to revoke, if the operator made it.
 fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
         let (name, hash) = (old.name, Some(old.hash));
@@ -153,8 +154,8 @@ fn adopted(
     next
 }
 
-/// Moves the pending credential to the credentials to revoke. If its publication was recorded, a
-/// client may have read it, and the overlap applies.
+/// Moves the pending credential to `previous`, the credentials to revoke. If its publication was
+/// recorded, a client may have read the credential, so the overlap applies.
 pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Seconds) {
     let Some(PendingEntry { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
@@ -196,7 +197,7 @@ pub fn failed(
     next
 }
 
-/// Pause after this number of failures in a row. The caller limits the pause.
+/// Pause after this number of consecutive failures. The caller limits the pause.
 fn retry_pause(failures: u32) -> Seconds {
     FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
@@ -225,7 +226,7 @@ pub(super) fn is_other_token(old: &RetiredCredential, seen: &ObservedState) -> b
     old.hash.as_ref().is_some_and(|hash| other_tokens.contains(hash))
 }
 
-/// Whether the target does not hold the credential, and no late write can put it there.
+/// Whether the credential is not in the target, and no late write can put it there.
 pub(super) fn may_be_revoked(old: &RetiredCredential, seen: &ObservedState) -> bool {
     if old.hash.is_none() && old.replaces.is_none() {
         // The credential was never published.

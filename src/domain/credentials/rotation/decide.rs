@@ -1,4 +1,4 @@
-//! Decision of the next step, from the record and from what is observed.
+//! Decision of the next step, from the record and from the observed state.
 
 use super::bookkeeping::{
     EarliestTime, abandon, is_other_token, may_be_revoked, revoke_or_forget, update_record,
@@ -25,7 +25,7 @@ pub fn decide(
         None if plan.is_second => return RotationAction::Wait(None),
         None => {}
     }
-    // Without a read of the target nothing is decided.
+    // If the target could not be read, only a wait is possible.
     if matches!(seen.target, TargetState::Unknown) {
         return RotationAction::Wait(Some(seen.now + READ_AGAIN_AFTER));
     }
@@ -43,7 +43,7 @@ pub fn decide(
         .unwrap_or(RotationAction::Wait(until.0))
 }
 
-/// Makes and publishes another credential, if that is due or requested.
+/// Makes and publishes another credential, if a replacement is due or requested.
 fn replace(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -53,8 +53,8 @@ fn replace(
     let (version, empty) = match &seen.target {
         TargetState::Unknown => return None,
         TargetState::Absent => ("", true),
-        // A pending credential that was not published is abandoned at once: no workload has read
-        // it.
+        // A pending credential that was not published is abandoned at once, because no workload has
+        // read it.
         TargetState::Unfit(_) => {
             until.or(seen.now + READ_AGAIN_AFTER);
             let never_sent = record.pending.as_ref().is_some_and(|p| p.publishing.is_none());
@@ -114,8 +114,8 @@ fn replace(
     }
 }
 
-/// Whether the first replacement is due at once: the target holds a credential of another kind,
-/// which a credential of the source must replace.
+/// Whether the first replacement is due at once, because the target holds a credential of a kind
+/// other than the source's.
 fn takes_over(plan: &RotationPlan, record: &RotationRecord) -> bool {
     plan.is_apart()
         && record.last_rotation.is_none()
@@ -168,8 +168,8 @@ fn continue_pending(
         .as_ref()
         .is_some_and(|publishing| publishing.replaces == version && publishing.made == *made);
     if is_recorded {
-        // Rancher stops reading a content that names an unknown token. Therefore a dead token is
-        // not kept.
+        // A dead token is not kept, because Rancher stops reading a content that names an unknown
+        // token.
         let is_alive =
             matches!(&seen.target, TargetState::There { holds: Some(held), .. } if !held.is_dead);
         let keep = is_alive && plan.source.is_some_and(|source| source.prunes);
@@ -256,9 +256,9 @@ fn revoke(
     None
 }
 
-/// Record without writes that can no longer arrive, because the target has another version now.
-/// Such a write may have arrived before that version, and a client may have read its credential, so
-/// the overlap begins now.
+/// Record without the late writes that can no longer arrive, because the target has another version
+/// now. A late write may have arrived before that version, so a client may have read the credential
+/// of that write. Therefore the overlap begins now.
 fn without_late_writes(
     plan: &RotationPlan,
     record: &RotationRecord,

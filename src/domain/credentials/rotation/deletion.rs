@@ -14,9 +14,9 @@ use super::{
 /// started again or upgraded answers within that time.
 const PATIENCE: Seconds = 15 * 60;
 
-/// Time at which a deletion completes, whatever is missing: [`PATIENCE`] after the end of the
-/// running overlaps. If no overlap runs, or if the deletion revokes everything at once:
-/// [`PATIENCE`] after the request to delete.
+/// Latest time at which a deletion completes, whatever is missing. It is [`PATIENCE`] after the end
+/// of the running overlaps. If no overlap runs, or if the deletion revokes everything at once, it
+/// is [`PATIENCE`] after the request to delete.
 pub(super) fn deadline(plan: &RotationPlan, record: &RotationRecord) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
     // The pause after a failed revocation is no overlap.
@@ -58,7 +58,7 @@ pub(super) fn next_step(
         _ if seen.target != TargetState::Unknown => {}
         UnknownReason::TargetBarred => {}
         // A separate issuer (`is_apart`) lists and revokes credentials without the target's server.
-        // The deletion waits for that server only if it must not revoke what the target holds.
+        // The deletion waits for that server only if the credential in the target must stay.
         UnknownReason::Barred if plan.is_apart() => {}
         UnknownReason::Silent if plan.is_apart() && plan.revokes => {}
         UnknownReason::Barred | UnknownReason::Unlisted => return RotationAction::Finish,
@@ -66,8 +66,8 @@ pub(super) fn next_step(
             return RotationAction::Wait(Some(last.min(seen.now + super::READ_AGAIN_AFTER)));
         }
     }
-    // With `revokes`, the credential in the target is not adopted, because it is revoked in any
-    // case.
+    // With `revokes`, every credential of ours is revoked, so a new content of the target is not
+    // recorded.
     let news = if plan.revokes {
         record_found(plan, record, seen)
     } else {

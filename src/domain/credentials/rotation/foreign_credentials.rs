@@ -1,13 +1,14 @@
-//! Foreign credentials. Some have a name that looks like one of ours. Of others in a target,
-//! neither the validity nor the expiry is known.
+//! Foreign credentials of two kinds: credentials whose name looks like a name of ours, and
+//! credentials in a target, without a known validity and expiry.
 
 use super::{
     CurrentEntry, ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan,
     RotationRecord, TargetState,
 };
 
-/// Largest distance between a number and the last recorded number. A number further ahead is not
-/// ours: otherwise a party that may make credentials with such names could use up all numbers.
+/// Maximum distance between the number in a credential's name and the last recorded number. A
+/// credential with a number further ahead is not ours. Otherwise, a party that may make credentials
+/// with such names could use up all numbers.
 const FURTHEST_AHEAD: u64 = 1_000;
 
 /// Records an existing credential that the record does not name.
@@ -42,9 +43,9 @@ pub(super) fn serial_of(plan: &RotationPlan, record: &RotationRecord, name: &str
     (1..=record.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)
 }
 
-/// Whether only the name of a foreign credential in the target is known, so that it may end at any
-/// time. False for a separate issuer (`is_apart`): a credential that a person has put there stays
-/// until it is due.
+/// Whether only the name of a foreign credential in the target is known, so that the credential may
+/// end at any time. False for a separate issuer (`is_apart`), because a credential that a person
+/// has put into the target stays until it is due.
 pub(super) fn is_unseen(
     plan: &RotationPlan,
     record: &RotationRecord,

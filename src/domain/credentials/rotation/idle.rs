@@ -1,5 +1,5 @@
-//! Pause of a rotation between two reconciles: the next step by the record alone, and the time of
-//! the next reconcile.
+//! Pause of a rotation between two reconciles. This module finds the next step from the record
+//! alone, and the time of the next reconcile.
 
 use super::super::timestamp::Seconds;
 use super::super::token::TokenClaims;
@@ -17,7 +17,7 @@ pub fn step_if_unchanged(
     unpublished: Option<UnpublishedCredential>,
     now: Seconds,
 ) -> Option<RotationAction> {
-    // Only the Rancher knows which credentials exist there, and the time by its clock.
+    // Only the Rancher knows which credentials exist there, and which time its clock shows.
     if rotation.spec.rancher.is_some() {
         return None;
     }
@@ -26,7 +26,7 @@ pub fn step_if_unchanged(
     let plan = status::plan(rotation);
     let mut finalizers = rotation.metadata.finalizers.iter().flatten();
     let is_held = plan.source.is_none() || finalizers.any(|one| one == ROTATION_FINALIZER);
-    // A target that could not be read may be readable now: a granted right produces no event.
+    // A target that could not be read is read again, because a granted right causes no event.
     let mut conditions = status.conditions.iter();
     let is_blind =
         conditions.any(|one| one.type_ == READY && one.reason.as_deref() == Some(UNREADABLE));

@@ -8,7 +8,7 @@ use super::{
 };
 
 /// Removes a kept foreign credential from the target when its overlap is over. The operator does
-/// not revoke it.
+/// not revoke that credential.
 pub(super) fn drop_kept_foreign(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -43,8 +43,8 @@ pub(super) fn occupied_until(
     }
 }
 
-/// End of the overlap of a kept foreign credential. `None`: a credential is pending, or none was
-/// published yet.
+/// Time at which the overlap ends for a foreign credential that is kept. `None`: a credential is
+/// pending, or no credential was published yet.
 pub(super) fn kept_foreign_until(plan: &RotationPlan, record: &RotationRecord) -> Option<Seconds> {
     let published = record.last_rotation.filter(|_| record.pending.is_none())?;
     let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;

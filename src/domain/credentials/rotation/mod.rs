@@ -1,15 +1,24 @@
-//! Replacement of credentials without a moment in which none works.
+//! Replacement of credentials without a moment in which no credential works.
 //!
-//! [`decide`] returns one step at a time, from the record and from what is observed. The process
-//! may crash after any step. The order: record a name; make a credential with that name, and verify
-//! it where it will be used; record the coming publication, with the version of the target that it
-//! replaces; publish by one write, which the server refuses if the target has another version;
-//! observe the new credential in the target; restart the workloads; wait for the overlap; revoke
-//! the old credential.
+//! [`decide`] returns one step at a time, from the record and from the observed state. The process
+//! may crash after any step. The order:
 //!
-//! Invariants: no credential is revoked that the target holds, or may still get by a write whose
-//! outcome is not known; no credential is made without a recorded name; a credential that another
-//! party has put into the target is adopted, and not overwritten before it is due.
+//! 1. Record a name.
+//! 2. Make a credential with that name, and verify it where it will be used.
+//! 3. Record the coming publication, with the version of the target that it replaces.
+//! 4. Publish by one write, which the server refuses if the target has another version.
+//! 5. Observe the new credential in the target.
+//! 6. Restart the workloads.
+//! 7. Wait for the overlap.
+//! 8. Revoke the old credential.
+//!
+//! Invariants:
+//!
+//! * A credential is not revoked while the target holds it, or may still get it by a write whose
+//!   outcome is not known. Only a deletion may revoke it earlier.
+//! * No credential is made without a recorded name.
+//! * A credential that another party has put into the target is adopted, and not overwritten before
+//!   it is due.
 
 mod bookkeeping;
 mod decide;
@@ -33,7 +42,8 @@ pub use issuer_report::IssuerReport;
 
 use super::timestamp::Seconds;
 
-/// Number of waiting revocations at which no new credential is made: a person must act first.
+/// Maximum number of credentials that wait for revocation. At this number, no new credential is
+/// made, because a person must act first.
 const MOST_PREVIOUS: usize = 16;
 /// Pause before a target that could not be read is read again.
 const READ_AGAIN_AFTER: Seconds = 30;
@@ -62,7 +72,7 @@ pub struct RotationPlan {
     pub restarts: bool,
     /// Whether a deletion of the TokenRotation revokes the published credential.
     pub revokes: bool,
-    /// Whether another TokenRotation for the same credential goes first: this one does nothing.
+    /// Whether another TokenRotation for the same credential goes first, and this one does nothing.
     pub is_second: bool,
     /// Time of the request to delete the TokenRotation, if there is one.
     pub deleting: Option<Seconds>,
@@ -76,12 +86,12 @@ pub struct IssuerTraits {
     /// Whether a credential can be read again after it was made.
     pub readable: bool,
     /// Whether the issuer deletes a credential that the target no longer names. If so, the target
-    /// keeps the old one beside the new one for the overlap.
+    /// keeps the old credential beside the new one for the overlap.
     pub prunes: bool,
     /// Whether the issuer is a server other than the target's. Such an issuer lists and revokes
     /// credentials even if the target's server does not answer. The first credential is made at
-    /// once, because the one in the target is of another kind. A credential that another party puts
-    /// there later is adopted.
+    /// once, because the credential in the target is of another kind. A credential that another
+    /// party puts into the target later is adopted.
     pub is_apart: bool,
 }
 
@@ -137,9 +147,9 @@ pub struct RotationRecord {
     pub restarted_for: Option<String>,
     /// Requests that were carried out.
     pub done: RotationRequests,
-    /// Failures in a row.
+    /// Number of consecutive failures.
     pub failures: u32,
-    /// Time of the next try.
+    /// Time of the next try after a failure.
     pub retry_after: Option<Seconds>,
     /// Time of the last publication.
     pub last_rotation: Option<Seconds>,
@@ -147,12 +157,12 @@ pub struct RotationRecord {
     pub last_result: Option<String>,
 }
 
-/// A credential in the target.
+/// Recorded entry of the credential in the target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CurrentEntry {
     /// Name of the credential. May be empty if another party made it.
     pub name: String,
-    /// SHA-256 of the credential. Empty for one that is only watched.
+    /// SHA-256 of the credential. Empty if the credential is only watched.
     pub hash: String,
     /// Whether the operator made the credential.
     pub ours: bool,
@@ -160,7 +170,8 @@ pub struct CurrentEntry {
     pub issued: Seconds,
     /// Expiry. `None`: the credential has no expiry, or does not state it.
     pub expires: Option<Seconds>,
-    /// Whether the issuer itself keeps the credential alive. If so, it is only replaced on request.
+    /// Whether the issuer itself keeps the credential alive. If so, the credential is never due. It
+    /// is replaced only for another reason, such as a request.
     pub kept_alive: bool,
 }
 
@@ -173,7 +184,7 @@ pub struct PendingEntry {
     pub since: Seconds,
     /// Requests that the credential fulfils. Empty: the replacement was due.
     pub requests: RotationRequests,
-    /// Publication that may be under way: recorded before each attempt.
+    /// Publication that may be under way. It is recorded before each attempt.
     pub publishing: Option<PendingPublication>,
 }
 
@@ -202,8 +213,8 @@ pub struct MintedCredential {
 pub struct RetiredCredential {
     /// Name of the credential.
     pub name: String,
-    /// SHA-256 of the credential. `None`: not known, because it was never published or was only
-    /// found by its name.
+    /// SHA-256 of the credential. `None`: not known, because the credential was never published or
+    /// was only found by its name.
     pub hash: Option<String>,
     /// Earliest time of the revocation. `None`: the overlap begins only when the workloads were
     /// restarted for the new credential.
@@ -279,8 +290,8 @@ pub struct TargetCredential {
     pub is_unseen: bool,
     /// Whether the issuer does not accept the credential any more.
     pub is_dead: bool,
-    /// Whether the credential is missing in the list of tokens that the issuer returned: it is
-    /// gone, or belongs to another user.
+    /// Whether the credential is missing in the list of tokens that the issuer returned. Such a
+    /// credential is gone, or belongs to another user.
     pub is_missing: bool,
     /// State that the issuer gives now. `None`: the issuer was not asked, or does not know the
     /// credential.
@@ -301,7 +312,8 @@ pub struct UnpublishedCredential {
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RotationAction {
-    /// Write this record, if no other process wrote one meanwhile. The change says what differs.
+    /// Write this record, if no other process wrote a record meanwhile. The change names the
+    /// difference.
     Write(RecordChange, Box<RotationRecord>),
     /// Make the credential with this name, or read it again where that is possible.
     Mint(String),
@@ -331,7 +343,7 @@ impl RotationAction {
     }
 }
 
-/// Difference between a record and the one before it.
+/// Difference between a record and the record before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordChange {
     /// A credential was named, and will be made.

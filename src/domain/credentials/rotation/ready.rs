@@ -1,7 +1,7 @@
-//! Condition Ready: its reason for a rotation that waits, and its text.
+//! Condition Ready: its reason and its message for a rotation that waits.
 //!
-//! Invariant: a rotation that waits is Current only if the credential in its target works, as far as
-//! that can be observed.
+//! Invariant: a rotation that waits is Current only if the credential in its target works, as far
+//! as that can be observed.
 
 use super::super::timestamp::rfc3339;
 use super::watched::WatchedCredentials;
@@ -71,8 +71,8 @@ pub enum ReadyReason {
 }
 
 impl ReadyReason {
-    /// State of a rotation that waits. `None`: Ready does not change until the failed step has
-    /// succeeded. `wants`: the target in the spec.
+    /// State of a rotation that waits. `None`: a step has failed, and Ready does not change until
+    /// that step has succeeded. `wants`: the target in the spec.
     pub fn of(
         plan: &RotationPlan,
         record: &RotationRecord,

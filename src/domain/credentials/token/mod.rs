@@ -1,7 +1,10 @@
 //! A token, and the claims in it, read without a request.
 //!
-//! Invariants: only [`TokenText::reveal`] shows the text, which is wiped from memory when it is
-//! dropped; a name is only read from the part that holds names, never from the secret part.
+//! Invariants:
+//!
+//! * Only [`TokenText::reveal`] shows the text of a token. The text is wiped from memory when it is
+//!   dropped.
+//! * A name is read only from the part of a token that holds names, never from the secret part.
 
 use std::fmt::{self, Write as _};
 
@@ -15,7 +18,7 @@ use super::timestamp::Seconds;
 
 /// Longest name that is reported, in bytes.
 const LONGEST_NAME: usize = 253;
-/// End of the year 9999. A later time counts as none.
+/// End of the year 9999. A later time is ignored.
 const LAST_END: Seconds = 253_402_300_799;
 /// Prefixes of the names of a Rancher's tokens.
 const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];

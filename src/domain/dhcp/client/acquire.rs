@@ -20,8 +20,8 @@ const SILENT_TRIES: u32 = 3;
 const MOST_REQUESTS: u32 = 4;
 /// Number of refusals after which the client no longer asks for a preferred address.
 const MOST_WISHES: u32 = 2;
-/// Pause after a first refusal. A server that offered the same address to two clients refuses one
-/// of them.
+/// Pause after the first refusal. It is short, because the refusal may be normal: a server that
+/// offered the same address to two clients refuses one of them.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause after a refusal.
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
@@ -31,7 +31,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 pub struct Selecting {
     pub exchange: MessageExchange,
     offers: Vec<Offer>,
-    /// Time at which one of the offers is taken.
+    /// Time at which the best offer is taken. `None`: no usable offer has come yet.
     choose: Option<Duration>,
     /// Whether an unusable offer has come since the last DISCOVER.
     useless: bool,
@@ -58,7 +58,7 @@ pub struct Requesting {
 }
 
 impl DhcpClient {
-    /// Preferred offer: the former address from its server, or the address from the options.
+    /// Preferred offer: the former address from its server, otherwise the address from the options.
     fn wish(&self) -> Option<Offer> {
         let former = self.former.filter(|former| former.wanted);
         let former = former.map(|of| Offer { address: of.address, server: of.server });
@@ -100,8 +100,8 @@ impl DhcpClient {
         }
         if let Err(why) = self.judge(reply) {
             let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
-            // The trouble is recorded once for each DISCOVER: a flood of offers must not flood the
-            // record.
+            // The trouble is recorded once for each DISCOVER, because a flood of offers must not
+            // cause a flood of records.
             if !std::mem::replace(&mut selecting.useless, true) {
                 self.tell(ClientTrouble::Unusable {
                     address: reply.address,
@@ -185,7 +185,7 @@ impl DhcpClient {
     }
 
     /// Handles a grant to a client without an address: probes the granted address, unless our own
-    /// announcer may still announce it.
+    /// announcer may still announce the address, or the probe is disabled.
     pub(super) fn granted(&mut self, lease: GrantedLease) {
         let may_be_ours = self
             .former
@@ -197,7 +197,7 @@ impl DhcpClient {
         }
     }
 
-    /// Holds the granted address, which no other host has.
+    /// Holds the granted address: its probe found no other host, or was not necessary.
     pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);
@@ -223,15 +223,16 @@ impl DhcpClient {
             }
         }
         self.phase = ClientPhase::Waiting(self.now + pause);
-        // If two clients ask at the same moment, the first refusal is normal for one of them.
+        // The first refusal is not recorded, because it is normal if two clients ask at the same
+        // moment.
         if self.naks > 1 {
             self.tell(trouble);
         }
     }
 
-    /// Counts a refusal, and returns the pause after it. The pause doubles with each refusal. A
-    /// random time between half of the pause and all of it is used, so that two clients that asked
-    /// at the same moment do not do so again.
+    /// Counts a refusal, and returns the pause after it. The pause doubles with each refusal. The
+    /// returned time is random, between half of the pause and the whole pause, so that two clients
+    /// that asked at the same moment do not ask at the same moment again.
     pub(super) fn pause_after_refusal(&mut self) -> Duration {
         self.naks = self.naks.saturating_add(1);
         let doubled = FIRST_PAUSE * 1_u32.checked_shl((self.naks - 1).min(8)).unwrap_or(1);

@@ -6,7 +6,7 @@
 //! published, the client asks by ARP which stations have it, and stores the stations that answer.
 //! By these stations, the client later recognizes its own announcer. If the address is granted
 //! again, and its own announcer answers the probe, the client does not decline the address. If the
-//! address is lost, the client reports that it is still announced.
+//! address is lost, and one of these stations still announces it, the client reports this.
 //!
 //! Without ARP probes ([`ProbeTiming::OFF`](super::ProbeTiming::OFF)), none of these questions is
 //! sent.
@@ -26,7 +26,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Interval of the questions about a lost or kept address. The first question about a lost address
 /// is asked one interval after the loss.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
-/// Number of questions without an answer that show that a lost address is no longer announced.
+/// Number of consecutive questions without an answer after which a lost address counts as no longer
+/// announced.
 const MOST_SILENT: u32 = 3;
 
 /// Subject of the questions about an address.
@@ -34,8 +35,8 @@ const MOST_SILENT: u32 = 3;
 pub enum InquirySubject {
     /// A leased address: which station announces it.
     Leased,
-    /// An address that is kept after its lease has ended: whether another host has it. The value is
-    /// the stations that have answered the current question.
+    /// An address that is kept after its lease has ended: whether another host has it. The value
+    /// contains the stations that have answered the current question.
     Kept(Vec<Mac>),
     /// A lost address: whether it is still announced.
     Lost,
@@ -48,8 +49,9 @@ pub struct AddressInquiry {
     subject: InquirySubject,
     /// Whether the question was sent, and the time for its answer is not over.
     pub waits: bool,
-    /// Number of questions in a row that no host answered. For a kept address: number of questions
-    /// in a row that a second host answered, too.
+    /// Number of consecutive questions that no host answered. For a kept address: number of
+    /// consecutive questions that several hosts answered, at least one of which is not a known
+    /// announcer.
     pub tally: u32,
     pub next: Duration,
 }
@@ -78,8 +80,8 @@ impl DhcpClient {
         self.options.probe.count > 0
     }
 
-    /// Schedules the question about the announcer of the address. `pause` is the time from its
-    /// publication or confirmation to the question.
+    /// Schedules the question about the announcer of the address. `pause` is the time from the
+    /// publication or confirmation of the address to the question.
     pub(super) fn look_for_announcer(&mut self, pause: Duration) {
         let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
         if self.look.as_ref().is_none_or(|look| !matches!(look.subject, InquirySubject::Lost)) {
@@ -172,7 +174,8 @@ impl DhcpClient {
         true
     }
 
-    /// Whether a station announces an address for us: the station announced it while we held it.
+    /// Whether the station is our announcer of the address: the station announced the address while
+    /// we held it.
     pub(super) fn announces_for_us(&self, address: Ipv4Addr, station: Mac) -> bool {
         let announced = self.announced.as_ref().filter(|announced| announced.address == address);
         announced.is_some_and(|announced| announced.by.contains(&station))

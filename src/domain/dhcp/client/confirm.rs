@@ -1,10 +1,12 @@
 //! Extending the lease of a held address: renewal, rebinding, and confirmation after a restart.
 //!
 //! Each question is the REQUEST of a client that has restarted. While the lease's server can be
-//! reached without a router, the first questions go to it alone, because another server that is
-//! authoritative would refuse at once; later ones go to all. Invariants: the lease runs on, with or
-//! without answers, until a server that may end it does so; another server's refusal counts only
-//! after T2 (at any time if the lease has no end), and only after several questions to all servers.
+//! reached without a router, the first questions go to this server alone, because another server
+//! that is authoritative would refuse at once. Later questions go to all servers. Invariants:
+//!
+//! * The lease runs on, with or without answers, until a server that may end the lease ends it.
+//! * The refusal of another server counts only after several questions to all servers. If the lease
+//!   has an end, the refusal counts only after T2.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -16,8 +18,8 @@ use super::{ClientPhase, DhcpClient};
 
 /// Number of questions to the lease's server alone before all servers are asked.
 const ALONE: u32 = 2;
-/// Number of questions to all servers after which another server's grant counts even before T2: the
-/// lease's own server has not answered the earlier questions.
+/// Number of questions to all servers after which another server's grant counts even before T2,
+/// because the lease's own server has not answered the earlier questions.
 const BEFORE_OTHERS_GRANT: u32 = 2;
 /// Number of questions to all servers after which another server's refusal counts, if T2 has passed
 /// or the lease has no end.
@@ -25,8 +27,8 @@ const BEFORE_OTHERS_REFUSE: u32 = 3;
 /// Number of questions after a restart. They take about a minute. If no server answers them, the
 /// lease continues with its old times.
 const AFTER_RESTART: u32 = 4;
-/// Number of the latest questions whose answers are accepted: an answer may arrive after the next
-/// question.
+/// Number of recent questions whose answers are still accepted, because an answer may arrive after
+/// the next question was sent.
 const REMEMBERED: usize = 4;
 
 /// A question that was asked.
@@ -38,7 +40,7 @@ struct ConfirmAttempt {
     server: Option<Ipv4Addr>,
 }
 
-/// State of a held lease that the client asks to confirm or extend.
+/// State while the client asks servers to confirm or extend a held lease.
 #[derive(Clone, Debug)]
 pub struct Confirming {
     /// Whether the client has restarted, or its link has come back.
@@ -118,7 +120,7 @@ impl DhcpClient {
         }
         if !alone && rebinding && confirming.broadcasts > 0 {
             // A server without the lease does not answer the question, but may offer the same
-            // address.
+            // address in answer to a DISCOVER.
             let search = self.dice.word();
             self.say(MessageKind::Discover(Some(lease.address)), search, secs, all);
             confirming.search = Some(search);
@@ -200,9 +202,9 @@ impl DhcpClient {
     }
 
     /// Handles an offer that answers the additional DISCOVER. While the client has an address, only
-    /// an offer of this address is of use. If the lease has ended, and its own server offers
-    /// another address, then the old address counts as lost: the server may grant the old address
-    /// to another client.
+    /// an offer of this address is of use. If the lease has ended, and the lease's own server
+    /// offers another address, the kept address counts as lost, because the server may grant it to
+    /// another client.
     fn offered_besides(
         &mut self,
         reply: &ServerReply,

@@ -3,17 +3,19 @@
 //!
 //! RFC 2131, 4.4.5 requires a client to stop using such an address. But a guest continues to
 //! announce the address in any case, and an absent DHCP server is likelier than an address that is
-//! granted twice. Uninterrupted traffic is therefore worth more. The client continues to ask
-//! servers. The address is lost when a server refuses it, or when the lease's own server offers
-//! another. Invariant: once two hosts have the address, it is lost after two questions.
+//! granted twice. The client therefore keeps the address, so that traffic is not interrupted, and
+//! continues to ask servers. The address is lost when a server refuses it, or when the lease's own
+//! server offers another address. Invariant: if two hosts have the address, it is lost after two
+//! consecutive questions that both hosts answer.
 
 use super::super::{ClientTrouble, LossCause, Mac};
 use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
-/// Number of questions in a row that two stations answer, before another host counts as having the
-/// address. An announcer that moves to another node causes one such question.
+/// Number of consecutive questions that two stations must answer before another host counts as
+/// having the address. An announcer that moves to another node causes one question with two
+/// answers.
 const MOST_DOUBLE: u32 = 2;
 
 impl DhcpClient {
@@ -28,8 +30,8 @@ impl DhcpClient {
         self.record(Some(ClientTrouble::Kept));
     }
 
-    /// Judges the stations that answered for the kept address. A single station may be the
-    /// announcer, which has moved to another node.
+    /// Decides from the stations that answered for the kept address whether another host has it. A
+    /// single station does not count, because it may be the announcer on another node.
     pub(super) fn kept_answered(&mut self, mut look: AddressInquiry, stations: &[Mac]) {
         let is_strange = |station: &&Mac| !look.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();

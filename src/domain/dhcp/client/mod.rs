@@ -1,10 +1,11 @@
 //! Client of one lease. Its input is frames, changes of its link, and times. Its output is frames,
-//! records and events.
+//! records and events. Invariants:
 //!
-//! Invariants: the client sends only while its link is up; it sends only messages that were due, so
-//! that a flood of received frames causes no flood of sent frames; before any other handling of an
-//! input, a lease that is over is given up, or its address is kept; a fresh address may be used
-//! only after its record was written ([`DhcpClient::recorded`]).
+//! * The client sends only while its link is up.
+//! * The client sends only messages that were due, so that a flood of received frames causes no
+//!   flood of sent frames.
+//! * Before an input is handled, a lease that is over is given up, or its address is kept.
+//! * A fresh address may be used only after its record was written ([`DhcpClient::recorded`]).
 //!
 //! Times are offsets on one clock that cannot be set and runs on while the host sleeps
 //! (`CLOCK_BOOTTIME`); if the clock seems to run backwards, it counts as stopped.
@@ -87,7 +88,8 @@ pub struct DhcpClient {
     still: Option<(Ipv4Addr, Mac)>,
     /// Time since which the client has been without an address.
     began: Duration,
-    /// Number of refusals since an address was last held; `conflicts` counts the conflicts.
+    /// Number of refusals since an address was last held. `conflicts`: number of declined
+    /// addresses.
     naks: u32,
     conflicts: u32,
     trouble: Option<ClientTrouble>,
@@ -187,7 +189,7 @@ impl DhcpClient {
         under_way.filter(|_| self.up)
     }
 
-    /// Sockets that must be open before the returned frames are sent.
+    /// Sockets that must be open before the frames that the client returned are sent.
     pub fn listening(&self) -> OpenSockets {
         match &self.phase {
             _ if !self.up => OpenSockets::Nothing,
@@ -280,8 +282,8 @@ impl DhcpClient {
     }
 
     /// Handles a change of the link: it came up or went down. A client that may no longer send
-    /// counts as a client whose link is down. Meanwhile, its lease runs on. A client begins with
-    /// its link up.
+    /// counts as a client whose link is down. While the link is down, the lease runs on. A client
+    /// begins with its link up.
     pub fn link(&mut self, up: bool, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let changed = up != self.up;
@@ -309,7 +311,7 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Sets the station that answers ARP for every address; `None`: there is none.
+    /// Sets the station that answers ARP for every address; `None`: no station does.
     pub fn beware(&mut self, proxy: Option<Mac>) {
         self.options.proxy = proxy;
     }

@@ -1,7 +1,7 @@
-//! Check of offers and grants. An unusable one is refused, whatever server sends it.
+//! Check of offers and grants. An unusable offer or grant is refused, whichever server sends it.
 //!
-//! Invariant: an address is refused if its kind (loopback or multicast, for example) could take
-//! over a host's own traffic. The controller checks for other conflicts (ranges of pools, other
+//! Invariant: an address that could take over a host's own traffic, such as a loopback or multicast
+//! address, is refused. The controller checks for other conflicts (ranges of pools, other
 //! LoadBalancers).
 
 use std::net::Ipv4Addr;
@@ -10,7 +10,7 @@ use ipnet::Ipv4Net;
 
 use super::super::wire::message::ServerReply;
 
-/// Shortest accepted lease, in seconds. A shorter one would be renewed without pause.
+/// Shortest accepted lease, in seconds. A shorter lease would be renewed without pause.
 pub const SHORTEST_LEASE: u32 = 10;
 
 /// Reason why an offer or grant cannot be used.
@@ -31,7 +31,7 @@ pub enum OfferFault {
     /// Address in 240.0.0.0/4.
     #[error("it is in the reserved range 240.0.0.0/4")]
     Reserved,
-    /// Address 255.255.255.255, or the last one of its subnet.
+    /// Address 255.255.255.255, or the last address of its subnet.
     #[error("it is a broadcast address")]
     Broadcast,
     /// First address of its subnet.
@@ -46,7 +46,7 @@ pub enum OfferFault {
     /// The address is in none of the subnets whose addresses may be leased on the network.
     #[error("it is in none of the subnets that are allowed on this network")]
     NotAllowed,
-    /// The lease time is missing: BOOTP, or a fault.
+    /// The lease time is missing, because the server uses BOOTP or has a fault.
     #[error("it comes without a lease time")]
     NoLeaseTime,
     /// The lease time is less than ten seconds.
@@ -54,8 +54,8 @@ pub enum OfferFault {
     TooShort,
 }
 
-/// Judges an offer or a grant. `subnets` are the subnets whose addresses may be leased; if empty,
-/// any address may be leased.
+/// Checks whether an offer or a grant can be used. `subnets` are the subnets whose addresses may be
+/// leased; if empty, any address may be leased.
 pub fn judge(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault> {
     let address = reply.address;
     let [first, ..] = address.octets();
@@ -81,8 +81,8 @@ pub fn judge(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault>
     found.or(gateway).or(server).or(foreign).or(time).map_or(Ok(()), Err)
 }
 
-/// Checks for the first and the last address of a subnet, which no host may have if the prefix is
-/// 30 or shorter.
+/// Checks whether the address is the first or the last address of its subnet. If the prefix length
+/// is 30 or less, no host may have these two addresses.
 fn edge(address: Ipv4Addr, prefix: u8) -> Option<OfferFault> {
     if prefix > 30 {
         return None;

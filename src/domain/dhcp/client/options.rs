@@ -15,22 +15,23 @@ pub struct ClientOptions {
     pub probe: ProbeTiming,
     /// Time over which clients that begin together spread their first message.
     pub start_within: Duration,
-    /// Time over which clients that were resumed together spread their first message; a quarter of
-    /// the rest of the lease, if that is less.
+    /// Time over which clients that were resumed together spread their first message. If a quarter
+    /// of the rest of the lease is less than this time, the quarter is used instead.
     pub resume_within: Duration,
-    /// Phase of this client in these times, and among renewals: see [`super::super::phase`].
+    /// Phase that spreads this client's first message over these times, and its renewals: see
+    /// [`super::super::phase`].
     pub phase: u32,
-    /// Whether servers are always asked to broadcast their answers. Without this option, they are
-    /// asked only while the client's address may be in use: a router that runs dnsmasq writes its
-    /// own ARP entry for an address that it grants by unicast (SIOCSARP, src/dhcp.c). The entry
-    /// would lead to this client, which answers for no address.
+    /// Whether servers are always asked to broadcast their answers. Without this option, servers
+    /// are asked to do so only while the client's address may be in use. The reason is a router
+    /// that runs dnsmasq: it writes its own ARP entry for an address that it grants by unicast
+    /// (SIOCSARP, src/dhcp.c). The entry would lead to this client, which answers for no address.
     pub broadcast: bool,
-    /// Subnets whose addresses may be leased. Empty: any.
+    /// Subnets whose addresses may be leased. Empty: any address.
     pub subnets: Arc<[Ipv4Net]>,
     /// Whether an address is kept after its lease has ended without an answer: see
     /// `kept_address.rs`.
     pub keep: bool,
-    /// Address to ask for while there is no former address to ask for.
+    /// Address that the client asks for, unless it asks for its former address.
     pub wish: Option<Ipv4Addr>,
     /// Station that answers ARP for every address: see [`super::super::AddressDisputes`].
     pub proxy: Option<Mac>,
@@ -76,7 +77,8 @@ impl ProbeTiming {
         longest_gap: Duration::from_secs(2),
         wait: Duration::from_secs(2),
     };
-    /// Three questions within half a second: a host on the same segment answers in milliseconds.
+    /// Three questions within half a second, because a host on the same segment answers in
+    /// milliseconds.
     pub const QUICK: Self = Self {
         count: 3,
         first_within: Duration::from_millis(20),

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::super::{GrantedLease, Mac, OfferFault};
 
-/// Largest number of stations that are stored: an announcer moves between nodes.
+/// Largest number of stations that are stored for an address. There may be several, because an
+/// announcer moves between nodes.
 pub(super) const MOST_STATIONS: usize = 4;
 
 /// Action that the caller carries out. The order of the actions matters.
@@ -16,9 +17,9 @@ pub enum ClientAction {
     /// [`super::super::DhcpClient::listening`] now returns must be open.
     Send(Vec<u8>),
     /// Write this record, then call [`super::super::DhcpClient::recorded`]. A later record replaces
-    /// all earlier ones that have not been written yet.
+    /// all earlier records that have not been written yet.
     Record(LeaseRecord),
-    /// Report this in metrics, logs and Events.
+    /// Report this event in metrics, logs and Events.
     Event(ClientEvent),
     /// Remove the client and its link: the client has finished.
     Done,
@@ -27,7 +28,7 @@ pub enum ClientAction {
 /// Content of the durable record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRecord {
-    /// Serial number: later records have greater ones.
+    /// Serial number. A later record has a greater number.
     pub serial: u64,
     /// State of the client.
     pub state: ClientState,
@@ -75,14 +76,14 @@ pub enum ClientState {
     Selecting,
     /// The client requests an offered address.
     Requesting,
-    /// The client probes whether another host has the granted address, or its record is being
-    /// written.
+    /// The client probes whether another host has the address, or the record of the address is
+    /// being written.
     Probing,
     /// The client has an address.
     Bound,
     /// The client has an address, and asks its server for more time.
     Renewing,
-    /// The client has an address, its server is silent, and it asks all servers.
+    /// The client has an address, and asks all servers, because its own server is silent.
     Rebinding,
     /// The client has an address, and confirms it after a restart.
     Rebooting,
@@ -101,7 +102,7 @@ pub enum ClientTrouble {
     Refused,
     /// The granted address belongs to another host: this station.
     AddressInUse(Mac),
-    /// All granted addresses that were tried in a row belonged to other hosts, the last to this
+    /// Too many consecutive granted addresses belonged to other hosts, the last of them to this
     /// station.
     TooManyInUse(Mac),
     /// The offered address cannot be used.
@@ -110,7 +111,7 @@ pub enum ClientTrouble {
         address: Ipv4Addr,
         /// Server that made the offer.
         server: Ipv4Addr,
-        /// Reason why it cannot be used.
+        /// Reason why the address cannot be used.
         why: OfferFault,
     },
     /// A station answers ARP for every address, so the client cannot check whether an address is
@@ -122,7 +123,7 @@ pub enum ClientTrouble {
     Expired,
     /// The lease ended without an answer, and the address is kept.
     Kept,
-    /// The kept address also belongs to this station, besides its announcer.
+    /// Station that has the kept address as well, besides the announcer of the address.
     Taken(Mac),
     /// The server granted or offered another address instead.
     Changed,
@@ -187,10 +188,10 @@ pub enum ClientEvent {
         server: Ipv4Addr,
         /// Offered address.
         address: Ipv4Addr,
-        /// Reason why it cannot be used.
+        /// Reason why the address cannot be used.
         why: OfferFault,
     },
-    /// An address was granted, and no other host has it.
+    /// An address was granted, and its probe, if there was one, found no other host.
     Acquired {
         /// Address concerned.
         address: Ipv4Addr,
@@ -210,7 +211,7 @@ pub enum ClientEvent {
     ServerChanged {
         /// Server that granted the lease before.
         from: Ipv4Addr,
-        /// Server that renewed it.
+        /// Server that renewed the lease.
         to: Ipv4Addr,
     },
     /// The client lost its address.
@@ -225,7 +226,7 @@ pub enum ClientEvent {
         /// Server that sent the message.
         server: Ipv4Addr,
         /// Whether the client followed the refusal. At first, the client does not follow a refusal
-        /// by a server other than the lease's.
+        /// by a server other than the lease's own server.
         heeded: bool,
     },
     /// The address was declined, because another station has it.
@@ -246,7 +247,7 @@ pub enum ClientEvent {
         /// Station that has the address.
         by: Mac,
     },
-    /// The address was not given back to the server: a station has it.
+    /// The address was not given back to the server, because a station has it.
     NotReleased {
         /// Address concerned.
         address: Ipv4Addr,

@@ -1,8 +1,8 @@
 //! ARP probe: checks whether another host has a fresh address, and sends a DECLINE if so (RFC
 //! 5227).
 //!
-//! Invariant: an address is probed only after its grant and before its publication. Once it is
-//! published, our own announcer would answer.
+//! Invariant: an address is probed only after its grant and before its publication. After the
+//! publication, our own announcer would answer the probe.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use super::{ClientPhase, DhcpClient};
 
 /// Pause after a DECLINE, so that the server can process it: RFC 2131, 3.1.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Number of declined addresses in a row that causes the long pause: RFC 5227, `MAX_CONFLICTS`.
+/// Number of consecutive declined addresses that causes the long pause: RFC 5227, `MAX_CONFLICTS`.
 const MOST_CONFLICTS: u32 = 10;
-/// Pause after that many conflicts. A server holds back a declined address for a day or so. RFC
-/// 5227 allows one new address a minute: at this rate, the client would use up all addresses of the
-/// server.
+/// Pause after `MOST_CONFLICTS` conflicts. RFC 5227 allows one new address a minute. At that rate,
+/// the client would use up all addresses of the server, because a server holds back a declined
+/// address for a day or so.
 const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
 /// Pause if a station answers for every address: no DECLINE is sent, and the server offers the same
 /// address again.
@@ -78,7 +78,8 @@ impl DhcpClient {
             return self.acquired(lease);
         }
         if self.options.proxy == Some(arp.sender) {
-            // The server reserves the address for this client, and offers it again.
+            // No DECLINE is sent, so the server reserves the address for this client, and offers it
+            // again.
             self.phase = ClientPhase::Waiting(self.now + PROXY_PAUSE);
             return self.tell(ClientTrouble::AnswersForAll(arp.sender));
         }

@@ -28,7 +28,7 @@ pub struct RecordedLease {
     /// Time for which the address has been held, by the wall clock.
     pub age: Duration,
     /// Rest of the lease time, by the wall clock; zero if the lease is over. At most `seconds` of
-    /// it count: a wall clock that was set back makes no lease longer.
+    /// it count, so that a wall clock that was set back makes no lease longer.
     pub left: Duration,
 }
 
@@ -38,7 +38,7 @@ impl RecordedLease {
     pub(super) fn lease(self, now: Duration, left: Option<Duration>) -> GrantedLease {
         let times = LeaseTimes::of(self.seconds.unwrap_or(u32::MAX), None, None);
         let expires = left.map(|left| now + left);
-        // A time before the clock's start becomes zero: it is already due.
+        // A time before the clock's start becomes zero, so that it is already due.
         let since = |time: Duration| match (expires, times.end) {
             (Some(expires), Some(end)) => (expires + time).saturating_sub(end),
             _ => now + time,

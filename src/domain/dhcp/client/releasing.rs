@@ -1,8 +1,8 @@
 //! Giving an address back to its server.
 //!
-//! Invariant: no RELEASE is sent for an address that a station has. The server would grant the
-//! address to another host, although a guest that has not observed the end of its load balancer
-//! still announces it.
+//! Invariant: no RELEASE is sent for an address that a station has. After a RELEASE, the server
+//! would grant the address to another host, although a guest that has not observed the end of its
+//! load balancer still announces it.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use super::super::wire::arp::ArpPacket;
 use super::super::{ClientAction, ClientEvent, GrantedLease};
 use super::{ClientPhase, DhcpClient};
 
-/// Pause before the second RELEASE. A RELEASE has no answer, and a server that was too busy for the
-/// first may be ready for the second.
+/// Pause before the second RELEASE. The RELEASE is sent twice, because it has no answer, and a
+/// server that was too busy for the first may be ready for the second.
 const RELEASE_AGAIN: Duration = Duration::from_secs(1);
 
 /// State of an address that is to be given back, unless a station has it.
@@ -24,8 +24,8 @@ pub struct PendingRelease {
 
 impl DhcpClient {
     /// Gives back the address, which is no longer needed. The RELEASE is sent twice, then the
-    /// client has finished. No RELEASE is sent while a station has the address: the server would
-    /// grant it to another host.
+    /// client has finished. No RELEASE is sent if a station has the address, because the server
+    /// would grant the address to another host.
     pub fn release(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let (granted, held) = match (&self.phase, self.held.take()) {

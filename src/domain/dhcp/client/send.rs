@@ -9,7 +9,7 @@ use super::super::wire::message::{ClientMessage, MessageKind};
 use super::super::{ClientAction, ClientEvent, GrantedLease};
 use super::DhcpClient;
 
-/// First wait for an answer; it doubles with each try.
+/// First wait for an answer. The wait doubles with each try.
 const FIRST_WAIT: Duration = Duration::from_secs(4);
 /// Longest wait for an answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(64);
@@ -36,7 +36,7 @@ impl DhcpClient {
         doubled.min(LONGEST_WAIT).saturating_sub(JITTER) + self.dice.below(JITTER * 2)
     }
 
-    /// Seconds since the client began to try; `u16::MAX` if there are more.
+    /// Seconds since the client began to try, at most `u16::MAX`.
     pub(super) fn secs(&self) -> u16 {
         u16::try_from(self.now.saturating_sub(self.began).as_secs()).unwrap_or(u16::MAX)
     }
@@ -67,8 +67,9 @@ impl DhcpClient {
         self.say(say, exchange.xid, exchange.secs, FrameAddresses::to_all(self.identity.mac));
     }
 
-    /// Addresses of a message to the server of a lease. The sender is the leased address: two of
-    /// the four tested servers use plain sockets, and answer no other address.
+    /// Addresses of a message to the server of a lease. The IP address of the sender is the leased
+    /// address, because two of the four tested servers use plain sockets, and answer no other
+    /// address.
     pub(super) fn way_to_server(&self, lease: &GrantedLease) -> FrameAddresses {
         FrameAddresses {
             source: self.identity.mac,

@@ -22,8 +22,8 @@ fn a_router_that_disputes_two_addresses_answers_for_all() {
     assert_eq!(disputes, AddressDisputes::default());
 }
 
-/// A host that has several addresses is right to dispute them: a grant of any of them would make a
-/// duplicate address.
+/// A host that has several addresses disputes grants of them, because each grant would make a
+/// duplicate address. The host does not count as a router that answers for all addresses.
 #[test]
 fn a_host_with_many_addresses_is_no_router() {
     let mut disputes = AddressDisputes::default();

@@ -38,7 +38,7 @@ pub struct GrantedLease {
     pub seconds: Option<u32>,
     /// Time since which this address has been held.
     pub obtained: Duration,
-    /// Start of the lease time: when the lease was last requested.
+    /// Start of the lease time: the time at which the lease was last requested.
     pub granted: Duration,
     /// T1: time at which the lease's server is asked for more time.
     pub renew: Duration,
@@ -94,10 +94,10 @@ impl GrantedLease {
         Duration::from_secs(u64::from((seconds / 20).clamp(1, 60)))
     }
 
-    /// Time of the next question if no server answers the question at `now`: after half of the time
-    /// that is left until T2 or, once T2 has passed, until the end. For a lease that never ends,
-    /// the client asks every hour. For a kept address whose lease has ended, the client asks every
-    /// [`Self::shortest_wait`].
+    /// Time of the next question if no server answers the question at `now`. The client waits for
+    /// half of the time that is left until T2 or, once T2 has passed, half of the time that is left
+    /// until the end of the lease. For a lease that never ends, the client asks every hour. For a
+    /// kept address whose lease has ended, the client asks every [`Self::shortest_wait`].
     pub(super) fn ask_again(&self, now: Duration) -> Duration {
         let rebind = self.rebind.filter(|rebind| now < *rebind);
         match rebind.or(self.expires) {
@@ -135,9 +135,9 @@ impl LeaseTimes {
         Self { t1, t2: Some(t2), end: Some(end) }
     }
 
-    /// Time before T1 over which renewals are spread: a fifth of the lease time, at most half of
-    /// T1, and at most [`WIDEST_SPREAD`]. So it is the same for all leases of one length, unless a
-    /// server sends a T1 below two fifths of the lease time.
+    /// Time before T1 over which renewals are spread: a fifth of the lease time, but at most half
+    /// of T1, and at most [`WIDEST_SPREAD`]. So this time is the same for all leases of one length,
+    /// unless a server sends a T1 below two fifths of the lease time.
     fn spread(&self) -> Duration {
         let whole = self.end.unwrap_or(DAILY);
         (whole / 5).min(self.t1 / 2).min(WIDEST_SPREAD)

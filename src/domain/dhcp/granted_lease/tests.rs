@@ -1,4 +1,4 @@
-//! T1, T2, the end, and the times of renewals.
+//! Tests of T1, T2 and the end of a lease, and of the times of renewals.
 
 use proptest::prelude::*;
 
@@ -35,7 +35,8 @@ pub fn t1_and_t2_are_taken_only_together_and_in_order() {
         (Some(300), Some(600), (secs(300), Some(secs(600)))),
         (Some(300), None, (secs(300), Some(secs(875)))),
         (None, Some(600), (secs(500), Some(secs(600)))),
-        // T1 and T2 are not in order, too late or too early: neither is used.
+        // If T1 and T2 are not in order, or if one of them is too late or too early, neither of
+        // them is used.
         (Some(600), Some(600), default),
         (Some(700), Some(600), default),
         (Some(900), None, default),
@@ -117,8 +118,8 @@ proptest! {
     }
 }
 
-/// Leases acquired within five seconds and renewed for hours: at most 5 % of them are renewed in
-/// any one second.
+/// Five hundred leases are acquired within five seconds, and renewed for hours. At most 5 % of them
+/// are renewed in any one second.
 #[test]
 pub fn five_hundred_renewals_stay_spread() {
     for (seconds, fuzz) in [(120, 0), (120, 6), (3600, 0), (3600, 200)] {

@@ -5,8 +5,8 @@
 //! client that changes one of the two loses its address at some servers. Both are therefore derived
 //! from facts that stay the same when a LoadBalancer is deleted and created again: the cluster, the
 //! network, namespace and name. Invariant: the derived identity is the same in every process and
-//! every version. The hash is cryptographic, because tenants choose names: a tenant cannot find a
-//! name that takes over the address of another tenant's LoadBalancer.
+//! every version. The identity is derived by a cryptographic hash, because tenants choose names: no
+//! tenant can find a name that takes over the address of another tenant's LoadBalancer.
 
 use std::fmt;
 use std::str::FromStr;
@@ -82,8 +82,8 @@ pub enum ClientIdForm {
     /// A DUID (RFC 4361) that is different for each client.
     #[default]
     Duid,
-    /// The hardware address with its type: the key of reservations in Windows and several address
-    /// managers.
+    /// The hardware address with its type. Windows and several address managers use it as the key
+    /// of reservations.
     Mac,
     /// No client identifier is sent: servers identify the client by its hardware address.
     None,
@@ -124,7 +124,8 @@ impl ClientIdentity {
     pub fn derive(cluster: &str, network: &str, namespace: &str, name: &str) -> Self {
         let mut hash = Sha256::new();
         for part in [PURPOSE, cluster, network, namespace, name] {
-            // The length is hashed, too, so that other parts cannot give the same octets.
+            // The length is hashed, too, so that parts that are split differently do not give the
+            // same octets.
             hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
             hash.update(part);
         }

@@ -1,4 +1,4 @@
-//! Identity of a client: stable for ever, and unique.
+//! Tests of a client's identity, which never changes and is unique.
 
 use std::collections::BTreeSet;
 

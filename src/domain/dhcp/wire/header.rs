@@ -7,12 +7,12 @@ pub const ETHERTYPE_ARP: u16 = 0x0806;
 /// Length of the Ethernet header, in octets.
 pub const ETHERNET: usize = 14;
 
-/// `N` octets from `at` on. `None`: there are fewer.
+/// `N` octets from `at` on. `None`: there are fewer than `N` octets.
 pub fn octets<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-/// Big-endian number of two octets from `at` on. `None`: there are fewer.
+/// Big-endian number of two octets from `at` on. `None`: there are fewer than two octets.
 pub fn word(bytes: &[u8], at: usize) -> Option<u16> {
     octets(bytes, at).map(u16::from_be_bytes)
 }

@@ -76,12 +76,12 @@ impl MessageKind {
     }
 }
 
-/// Message of a client to write.
+/// Client's message that is to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientMessage<'a> {
     /// Kind of message, with its addresses.
     pub say: MessageKind,
-    /// Client that sends it.
+    /// Client that sends the message.
     pub identity: &'a ClientIdentity,
     /// Transaction ID, which answers repeat.
     pub xid: u32,
@@ -208,9 +208,9 @@ pub fn read(message: &[u8], identity: &ClientIdentity) -> Result<ServerReply, Me
     let field = message.get(OPTIONS..).unwrap_or_default();
     let options =
         OptionReader::new(field, area(108, 236), area(44, 108)).ok_or(MessageFault::Malformed)?;
-    // RFC 6842: a server may omit the client identifier. If the server sends one, it must be the
-    // client's. A server that received no client identifier may send its own for the hardware
-    // address.
+    // RFC 6842: a server may omit the client identifier. If the server sends a client identifier,
+    // it must be the client's. A server that received no client identifier may send an identifier
+    // of its own for the hardware address.
     let meant = options.get(options::CLIENT_ID);
     let other = |id: &[u8]| identity.client_id.as_ref().is_some_and(|own| own.octets() != id);
     if meant.is_some_and(|id| other(&id)) {
@@ -244,8 +244,8 @@ fn reply(message: &[u8], options: &OptionReader<'_>) -> Option<ServerReply> {
     is_host(server).then_some(reply)
 }
 
-/// First [`MOST_NAME_SERVERS`] addresses of a list that hosts can have. An incomplete address at
-/// the end of the list is ignored.
+/// First [`MOST_NAME_SERVERS`] addresses of a list. Addresses that no host can have do not count.
+/// An incomplete address at the end of the list is ignored.
 fn hosts(list: &[u8]) -> Vec<Ipv4Addr> {
     let (addresses, _) = list.as_chunks::<4>();
     let hosts = addresses.iter().copied().map(Ipv4Addr::from).filter(|host| is_host(*host));

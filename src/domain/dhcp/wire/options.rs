@@ -1,8 +1,10 @@
 //! Writing and reading the options of a DHCP message (RFC 2132, 3396).
 //!
-//! Invariants: an option that exceeds the end of its area makes the whole message unreadable,
-//! because it might hide other options; if an option occurs more than once, its values are
-//! concatenated, over all areas.
+//! Invariants:
+//!
+//! * An option that exceeds the end of its area makes the whole message unreadable, because the
+//!   option might hide other options.
+//! * If an option occurs more than once, its values from all areas are concatenated.
 
 pub const SUBNET_MASK: u8 = 1;
 pub const ROUTER: u8 = 3;

@@ -6,9 +6,9 @@
 //! (CVE-2020-8554).
 //!
 //! Two networks are the same if they have the same bridge and the same VLAN, as for pools. A
-//! published address stays published if a pool's ranges now contain it, or if the description of
-//! its network changed. It is withdrawn if a pool allocated it to another LoadBalancer, or if the
-//! cluster itself has it.
+//! published address stays published even if a pool's ranges now contain it, or if the description
+//! of its network changed. It is withdrawn if a pool allocated it to another LoadBalancer, or if
+//! the cluster itself has it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

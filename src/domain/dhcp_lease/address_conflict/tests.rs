@@ -88,10 +88,12 @@ fn what_the_cluster_itself_has_is_never_published() {
             assert_eq!(why(reserved.clone(), published).as_deref(), Some(says), "{reserved:?}");
         }
     }
-    // Tenants choose the addresses of their Services: no published address is withdrawn for them.
+    // Tenants choose the addresses of their Services, so no published address is withdrawn because
+    // of such a Service.
     assert!(why(Ingress(name()), false).is_some());
     assert_eq!(why(Ingress(name()), true), None);
-    // The Service of this LoadBalancer, or of another one, which is then in `others`.
+    // The Service belongs to this LoadBalancer, or to another LoadBalancer, which is then in
+    // `others`.
     assert_eq!(why(OwnIngress(name()), false), None);
 }
 

@@ -39,9 +39,9 @@ pub struct StoredDeployment {
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// Whether the operator created it: it has the operator's label.
+    /// Whether the operator created the Deployment, which then has the operator's label.
     pub ours: bool,
-    /// Whether it is being deleted.
+    /// Whether the Deployment is being deleted.
     pub leaving: bool,
     /// Digest of the Deployment that the operator wrote last.
     pub wanted: String,
@@ -88,7 +88,7 @@ pub enum DeploymentChange {
     Nothing,
     /// Create this Deployment.
     Create(Value),
-    /// Replace the stored Deployment by this.
+    /// Replace the stored Deployment by this Deployment.
     Replace(Value),
     /// Delete the stored Deployment.
     Delete,

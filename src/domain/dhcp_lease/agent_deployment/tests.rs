@@ -1,4 +1,4 @@
-//! Parts of an agent's Deployment, and Deployments that are not changed.
+//! Tests of the parts of an agent's Deployment, and of Deployments that are not changed.
 
 use super::*;
 
@@ -115,7 +115,8 @@ fn what_differs_is_put_right_in_the_version_that_was_seen() {
         let DeploymentChange::Replace(object) = plan(Some(wanted), Some(stored)) else { panic!() };
         assert_eq!(object["metadata"]["resourceVersion"], "7");
     };
-    // Another cluster network, and a change of the template that only the digest shows.
+    // The cases are another cluster network, and a change of the template that only the digest
+    // shows.
     replaces(on("other"), &stored(on("prod")));
     replaces(on("mgmt"), &stored(on("prod")));
     let mut template = template();
@@ -160,7 +161,7 @@ fn the_options_of_an_agent_are_read_from_its_deployment() {
         let options = options(&said);
         let made = deployment(&template(), NETWORK, "prod", &options, None);
         assert_eq!(stored(made.clone()).options(NETWORK), Some(options.clone()));
-        // A Deployment can be changed in other fields and keep these options.
+        // If other fields of a Deployment are changed, the Deployment can keep these options.
         let moved = deployment(&template(), NETWORK, "other", &options, None);
         assert!(matches!(
             plan(Some(moved), Some(&stored(made.clone()))),

@@ -1,6 +1,6 @@
-//! Status annotation on a network for the leases of the host: the agent that serves the network and
-//! the time since which it does so, or the reason why no agent serves the network. The annotation
-//! also says which other annotation is not followed.
+//! Status of the host's leases on a network, in an annotation on the network. The status names the
+//! agent that serves the network and the time since which this agent serves it, or the reason why
+//! no agent serves the network. It also says which other annotation is not followed.
 //!
 //! The status is JSON in an annotation, because a NetworkAttachmentDefinition has no status. It is
 //! written only when its content changes.

@@ -31,7 +31,7 @@ pub struct DhcpNetworks {
     /// are limited because a tenant may be able to write a NetworkAttachmentDefinition in its own
     /// namespace, and an agent has Linux capabilities.
     pub namespaces: BTreeSet<String>,
-    /// Network on which the host leases for LoadBalancers of VMs that name no network:
+    /// Network on which the host leases for VM load balancers that name no network:
     /// `namespace/name`, empty for none. This network must be declared as well.
     pub default: String,
 }
@@ -43,7 +43,7 @@ pub enum NetworkForm {
     Bridge,
     /// A bridge to many VLANs.
     Trunk,
-    /// Any other network, or one whose configuration cannot be read.
+    /// Any other network, or a network whose configuration cannot be read.
     #[default]
     Other,
 }
@@ -57,11 +57,12 @@ pub struct DhcpDeclaration {
     pub form: NetworkForm,
     /// Annotation for the subnets whose addresses may be leased; empty for any.
     pub subnets: String,
-    /// Annotation for an address whose lease ends without an answer; empty for `Withdraw`.
+    /// Annotation that says whether an address is kept if its lease ends without an answer; empty
+    /// for `Withdraw`.
     pub on_lease_loss: String,
     /// Annotation for the form of client identifiers; empty for the default.
     pub client_id: String,
-    /// Annotation for whether servers broadcast their answers; empty for no.
+    /// Annotation that says whether servers are asked to broadcast their answers; empty for no.
     pub broadcast: String,
     /// Cluster network of the network. The nodes of a cluster network have its label. Empty: each
     /// node has the network.
@@ -78,8 +79,9 @@ pub enum WantedAgent {
     Others,
     /// The operator creates the agent.
     Ours,
-    /// Another annotation is not valid, for the reason in the text. The operator creates no agent.
-    /// If it has already created the agent, it does not change the agent's options.
+    /// An annotation other than the declaring annotation is not valid, for the reason in the text.
+    /// The operator creates no agent. If it has already created the agent, it does not change the
+    /// agent's options.
     Faulty(String),
     /// The annotation asks for an agent that the operator does not create, for the reason in the
     /// text.
@@ -231,8 +233,8 @@ impl DhcpNetworks {
     }
 }
 
-/// Whether the text is `namespace/name` with names that the API server accepts. The source of any
-/// other name is unknown.
+/// Whether the text is `namespace/name` with names that the API server accepts. A name that the API
+/// server does not accept comes from an unknown source.
 fn is_name(network: &str) -> bool {
     let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let fits = |part: &str| {

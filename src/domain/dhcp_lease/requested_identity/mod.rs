@@ -202,9 +202,9 @@ impl RequestedIdentity {
     }
 }
 
-/// Merge patch that copies annotations from the Service to the LoadBalancer. With them, the host
-/// continues as the client that kube-vip was for the Service. `None`: the LoadBalancer has these
-/// annotations already, or the Service has none of them.
+/// Merge patch that copies annotations from the Service to the LoadBalancer. With these
+/// annotations, the host continues as the client that kube-vip was for the Service. `None`: the
+/// LoadBalancer has these annotations already, or the Service has none of them.
 ///
 /// # Errors
 /// The first annotation that is not valid.

@@ -1,5 +1,5 @@
 //! Requested identities. An annotation is followed as kube-vip follows it, or refused with an error
-//! that names it.
+//! that names the annotation.
 
 use super::super::{is_one_client, record};
 use super::*;
@@ -123,7 +123,7 @@ fn a_record_of_another_client_does_not_fit() {
     }
     let duid = [(ANNOTATION_DHCP_CLIENT_ID, "duid")];
     assert!(!asked(&lb(&duid)).unwrap().fits(&of_mac));
-    // The requested address is the one that the record has.
+    // A record fits if its leased address is the requested address.
     let mut has = usual;
     let address = Some("10.7.0.9".to_owned());
     has.status = Some(DHCPLeaseStatus { address, ..DHCPLeaseStatus::default() });

@@ -49,7 +49,7 @@ fn a_lease_survives_its_record() {
     let held = held(&status, moment(250).wall).unwrap();
     assert_eq!((held.left, held.age, held.seconds), (at(70), at(150), Some(120)));
     assert_eq!((held.prefix, held.server_mac), (Some(24), Some(Mac([2, 0, 0, 0, 0, 1]))));
-    // A lease that is over, and one that never ends.
+    // First a lease that is over, then a lease that never ends.
     assert_eq!(super::held(&status, moment(999).wall).unwrap().left, at(0));
     let for_ever = record(Some(lease(None)), None);
     let status = report(&for_ever, moment(210), "me", &DHCPLeaseStatus::default());

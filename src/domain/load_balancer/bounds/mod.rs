@@ -1,10 +1,11 @@
 //! Limits on the data about a LoadBalancer that is held in memory, written and reported, whatever
 //! the stored object contains.
 //!
-//! The schema and admission refuse larger objects. But neither has checked objects that were stored
-//! before, or objects under Harvester's own CRD, which has no limits. So every object is trimmed
-//! here first. Invariant: a trimmed object has at most [`MOST_KEPT`] bytes, and a decision from the
-//! trimmed object is the same as from the whole one, except for numbers in messages.
+//! The schema and admission refuse larger objects. But they have not checked objects that were
+//! stored before these limits existed, or objects under Harvester's own CRD, which has no limits.
+//! So every object is trimmed here first. Invariant: a trimmed object has at most [`MOST_KEPT`]
+//! bytes, and a decision from the trimmed object is the same as from the whole one, except for
+//! numbers in messages.
 
 use std::collections::BTreeMap;
 
@@ -37,9 +38,9 @@ pub const LONGEST_TEXT: usize = 1024;
 const MOST_FOREIGN: usize = 1024;
 /// Longest name, address or word, in bytes.
 pub const LONGEST_WORD: usize = 320;
-/// Longest list of addresses that is stored in the view. A longer one is replaced by its digest.
+/// Longest list of addresses that is stored in the view. A longer list is replaced by its digest.
 const LONGEST_LIST: usize = 16;
-/// Maximum number of bytes of a trimmed object, without names of listeners and a bundle of
+/// Maximum number of bytes of a trimmed object, not counting the names of listeners and a bundle of
 /// certificates.
 pub const MOST_KEPT: usize = 20 * 1024;
 
@@ -221,7 +222,7 @@ fn trim_spec(spec: &mut LoadBalancerSpec) {
         spec.health_check = None;
         return;
     }
-    // One more than allowed: a list beyond the limit stays beyond it.
+    // Keeps one more listener than allowed, so that a list beyond the limit stays beyond the limit.
     spec.listeners.truncate(MOST_LISTENERS + 1);
     spec.listeners.shrink_to_fit();
     for listener in &mut spec.listeners {

@@ -1,4 +1,4 @@
-//! The size of the largest object after trimming, and that a usual object loses nothing.
+//! Tests of the size of the largest object after trimming. A usual object must lose nothing.
 
 use serde_json::{Value, json};
 

@@ -31,7 +31,7 @@ pub enum Project {
 pub struct LbSurroundings {
     /// Project of the LoadBalancer's namespace.
     pub project: Project,
-    /// Network of the guest cluster's VMs, if that determines the LoadBalancer's network.
+    /// Network of the guest cluster's VMs, if these VMs determine the LoadBalancer's network.
     pub vm_network: Option<String>,
 }
 
@@ -169,7 +169,8 @@ pub fn is_announced_at(lb: &LoadBalancer, address: IpAddr) -> bool {
     published.is_some_and(|published| published.parse() == Ok(address))
 }
 
-/// Whether the status has an address, or `0.0.0.0` for one that the announcer leases.
+/// Whether the status has an address, or `0.0.0.0` in place of an address that the announcer
+/// leases.
 pub fn has_address(lb: &LoadBalancer) -> bool {
     let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
     allocated.and_then(|a| a.ip.as_deref()).is_some_and(|ip| !ip.is_empty())

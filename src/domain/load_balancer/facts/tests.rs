@@ -1,4 +1,4 @@
-//! Facts of a LoadBalancer, also where facts of other objects contradict it.
+//! Tests of the facts of a LoadBalancer, also where facts of other objects contradict it.
 
 use super::*;
 use api::ANNOTATION_PROJECT;
@@ -14,8 +14,8 @@ fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
 }
 
-/// A tenant may write any annotation. Only the Namespace object decides on the project, and whether
-/// there is one.
+/// A tenant may write any annotation. Only the Namespace object determines whether there is a
+/// project, and which one.
 #[test]
 fn the_namespace_decides_on_the_project() {
     let lb = lb(&[(ANNOTATION_PROJECT, "local/theirs")], false);

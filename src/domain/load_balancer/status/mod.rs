@@ -1,5 +1,5 @@
 //! Writes to a LoadBalancer: one merge patch with finalizer, claim, address, backends and condition
-//! together, or none if nothing changes.
+//! together, or no patch if nothing changes.
 
 mod moving;
 
@@ -25,8 +25,8 @@ pub use moving::{may_lead_to, moves_from, staying_at};
 pub enum AddressOutcome {
     /// The address comes from pools. The value is the ledger's answer.
     Pool(ClaimResult),
-    /// The announcer leases the address. The text is the reason, if this reconcile has decided
-    /// that.
+    /// The announcer leases the address. The text is the reason, if this reconcile has decided that
+    /// the announcer leases it.
     Guest(Option<String>),
     /// The host leases the address. The value is the address that may be published, or the reason
     /// why there is none.
@@ -172,8 +172,8 @@ pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
     })
 }
 
-/// The desired `allocatedAddress`. Reserved fields are copied: without them, a patch would always
-/// be due.
+/// The desired `allocatedAddress`. Reserved fields are copied, because without them the object
+/// would always differ and need a patch.
 fn allocated(old: &AllocatedAddress, finding: &AddressOutcome) -> AllocatedAddress {
     match finding {
         AddressOutcome::Guest(_) => AllocatedAddress {
@@ -223,7 +223,7 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
 /// The patch of a guest LoadBalancer's `status.address`, which the guest writes later. Before that,
 /// the operator sets it to the allocated address, or to `0.0.0.0` for an address that the announcer
 /// leases. The guest's cloud provider treats a LoadBalancer with an empty address as one that does
-/// not exist: a guest whose first pass ended early would never delete it.
+/// not exist. So a guest whose first pass ended early would never delete that LoadBalancer.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,
@@ -314,7 +314,8 @@ fn ready(
             condition(ConditionStatus::True, reason::LEASED, message)
         }
         AddressOutcome::Guest(why) => {
-            // The reason is known only when it is decided. Later the stored message is kept.
+            // Only the reconcile that decides on leasing knows the reason. Later the stored message
+            // is kept.
             let said = stored.filter(|stored| stored.reason.as_deref() == Some(reason::DHCP));
             let said = || said.and_then(|stored| stored.message.clone());
             let message = why.clone().or_else(said).unwrap_or_default();
@@ -323,9 +324,9 @@ fn ready(
     }
 }
 
-/// The patch with the condition for a LoadBalancer that has neither an address nor a reason,
-/// because another controller leads. `None`: the LoadBalancer has one of the two, or is being
-/// deleted.
+/// Patch with the condition for a LoadBalancer that has no address and no condition that says why.
+/// Both are missing because another controller leads. `None`: the LoadBalancer has an address or
+/// such a condition, or is being deleted.
 pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
     if facts::has_address(lb) || lb.metadata.deletion_timestamp.is_some() {
         return None;

@@ -15,9 +15,9 @@ pub fn moves_from(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<Claim> 
     facts::published(lb).filter(|old| old != claim)
 }
 
-/// Whether traffic to the address may still arrive at the LoadBalancer's own Service: the Service
-/// is announced at the address or requests it; or the Service now requests another address, and the
-/// announcer has not confirmed that yet.
+/// Whether traffic to the address may still arrive at the LoadBalancer's own Service. There are
+/// three such cases: the Service is announced at the address; the Service requests the address; or
+/// the Service now requests another address that the announcer has not confirmed yet.
 pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&StoredService>) -> bool {
     own.is_some_and(|stored| {
         let moves = stored.ingress.is_empty() && facts::is_announced_at(lb, address);

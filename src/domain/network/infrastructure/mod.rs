@@ -41,19 +41,20 @@ impl Reserved {
         !matches!(self, Self::ClusterIp(_) | Self::OwnIngress(_))
     }
 
-    /// Whether pools of the segment hold back the object's addresses: the networks of pods and
-    /// Services do not concern a tagged VLAN, which may use the same addresses.
+    /// Whether pools of the segment hold back the object's addresses. The networks of pods and
+    /// Services do not concern a tagged VLAN, because the VLAN may use the same addresses.
     pub fn is_held_back_on(&self, segment: &Segment) -> bool {
         self.is_held_back() && !(self.is_network() && segment.is_tagged())
     }
 
-    /// Whether the object reserves a whole network: no address in it can be a load balancer's.
+    /// Whether the object reserves a whole network. No address in such a network can be a load
+    /// balancer's.
     pub fn is_network(&self) -> bool {
         matches!(self, Self::ServiceNetwork(_) | Self::PodNetwork(_))
     }
 
-    /// Whether the address is a load balancer's. Tenants choose such addresses, so a Service that
-    /// appears later takes no address away from others.
+    /// Whether the address is the ingress address of a Service. Tenants choose such addresses, so a
+    /// Service that appears later takes no address away from others.
     pub fn is_ingress(&self) -> bool {
         matches!(self, Self::Ingress(_) | Self::OwnIngress(_))
     }
@@ -76,22 +77,23 @@ impl fmt::Display for Reserved {
 }
 
 /// Networks from which no pool allocates an address, each with the object that reserves it. A
-/// single address is a network of one.
+/// single address is a network of one address.
 pub type HeldBack = BTreeMap<IpNet, Reserved>;
 
 /// Every reserved address, by the objects that reserve it.
 #[derive(Clone, Debug, Default)]
 pub struct Infrastructure {
-    /// Objects that reserve each network. A single address is a network of one.
+    /// Map from a network to the objects that reserve it. A single address is a network of one
+    /// address.
     by_network: HashMap<IpNet, BTreeSet<Reserved>>,
     by_object: HashMap<Reserved, Vec<IpNet>>,
-    /// Number of reservations, by family and prefix length.
+    /// Map from a family (`true`: IPv6) and a prefix length to the number of reservations.
     lengths: BTreeMap<(bool, u8), usize>,
 }
 
 impl Infrastructure {
-    /// Stores the networks that an object reserves now: none once the object is gone. Returns the
-    /// networks that were added or removed.
+    /// Stores the networks that an object reserves now. `networks` is empty once the object is
+    /// gone. Returns the networks that were added or removed.
     pub fn set(
         &mut self,
         object: &Reserved,
@@ -141,8 +143,8 @@ impl Infrastructure {
         first.collect()
     }
 
-    /// Object that reserves an address. `None`: the address is not reserved. Of several objects,
-    /// the first in the order of [`Self::reservations`].
+    /// Object that reserves an address. `None`: the address is not reserved. If several objects
+    /// reserve it: the first in the order of [`Self::reservations`].
     pub fn why_reserved(&self, address: IpAddr) -> Option<&Reserved> {
         self.reservations(address).next()
     }

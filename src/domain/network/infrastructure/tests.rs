@@ -1,4 +1,4 @@
-//! Reservations: their addresses, their objects, and their duration.
+//! Tests of reservations: their addresses, their objects, and their duration.
 
 use super::*;
 

@@ -2,9 +2,9 @@
 //! be given while the ledger task waits for a write, or cannot write.
 //!
 //! Invariant: a recorded answer is the answer that the ledger task would give after its pending
-//! writes. So an answer is recorded only while no write of its pool is pending. It is removed
-//! before the task decides on claims of its owner, and compared with the book after pools or
-//! networks have changed. A claim of another owner changes no recorded answer.
+//! writes. So an answer is recorded only while no write of its pool is pending. The answer is
+//! removed before the task serves a request about its owner's claims, and compared with the book
+//! after pools or networks have changed. A claim of another owner changes no recorded answer.
 
 use std::collections::HashMap;
 

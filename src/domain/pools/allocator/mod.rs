@@ -1,22 +1,22 @@
-//! All pools, all claims and all waiting LoadBalancers: the allocator as a whole.
+//! Allocator of addresses. It has all pools, all claims and all waiting LoadBalancers.
 //!
 //! The book is the desired content of the ledgers. It belongs to one task, the ledger task. The
 //! task writes each touched pool by compare-and-swap, and answers a request only after the API
 //! server has accepted the write that the answer depends on. If another client has written a pool,
-//! [`PoolAllocator::merge`] reads that version and the task replays the batch: every operation is
-//! idempotent.
+//! [`PoolAllocator::merge`] reads that version, and the task replays the batch. It may do so
+//! because every operation is idempotent.
 //!
 //! Invariants:
-//! * a LoadBalancer with an address retains it, unless its `spec.ipPool` names another pool; then
-//!   the new address is claimed first, and the old address is released only when the API server
-//!   itself reports that the new address is published;
+//! * a LoadBalancer with an address retains it, unless its `spec.ipPool` names another pool. In
+//!   that case, the new address is claimed first. The old address is released only when the API
+//!   server itself reports that the new address is published;
 //! * waiters are served oldest first, and before every later request;
 //! * no pool gives out an address that another pool holds on the same network ([`overlap`]), that a
 //!   LoadBalancer publishes there without a record in a ledger ([`reserved`]), or that is the
 //!   cluster's own;
 //! * a name keeps its address across restores: a LoadBalancer that is created again under its name
-//!   gets the name's former address. The address is in the ledger of its pool or in the history, or
-//!   the LoadBalancer itself asks for it.
+//!   gets the former address of the name. This address is in the ledger of its pool or in the
+//!   history, or the LoadBalancer itself asks for it.
 
 mod confirmed;
 pub mod overlap;
@@ -55,8 +55,8 @@ pub struct AllocatorPool {
     pub fault: Option<RangeError>,
     /// Whether the pool is being deleted: it gives out nothing then.
     pub deleting: bool,
-    /// Networks in the pool's ranges that belong to the cluster, and the use of each. None of their
-    /// addresses is given out.
+    /// Networks of the cluster in the pool's ranges: a map from each network to its use. No address
+    /// of these networks is given out.
     pub infrastructure: HeldBack,
     /// Claims of the pool's addresses.
     pub ledger: Ledger,
@@ -69,13 +69,14 @@ pub enum ClaimResult {
     Held {
         /// Pool and address of the claim.
         claim: Claim,
-        /// Subnet of the address; `None` if the pool's ranges no longer include it.
+        /// Subnet of the address. `None`: the pool is gone, or its ranges do not include the
+        /// address.
         subnet: Option<Subnet>,
-        /// Network of the pool, blank for the nodes' own; `None` if the pool is gone or serves
-        /// every network.
+        /// Network of the pool, blank for the nodes' own network. `None`: the pool is gone or
+        /// serves every network.
         network: Option<String>,
-        /// Reason why the address is not the one that the LoadBalancer asks for. `None`: the claim
-        /// meets the request.
+        /// Reason why the address is not the address that the LoadBalancer asks for. `None`: the
+        /// claim meets the request.
         instead: Option<NoAddressReason>,
     },
     /// No address yet. The book remembers the request, and serves it when a pool has an address.
@@ -86,7 +87,7 @@ pub enum ClaimResult {
 #[derive(Clone, Debug, Default)]
 pub struct PoolAllocator {
     pools: BTreeMap<String, AllocatorPool>,
-    /// Claims by the owner's UID. An owner has two while it changes pools.
+    /// Claims by the owner's UID. An owner has more than one claim while it changes pools.
     holders: HashMap<String, Vec<Claim>>,
     /// Claims by the owner's name, whatever the UID.
     names: HashMap<String, BTreeSet<Claim>>,
@@ -159,10 +160,10 @@ impl PoolAllocator {
             .then(|| self.held(facts, claim.clone(), None))
     }
 
-    /// Whether the LoadBalancer must be read from the API server before [`Self::claim`]. A stale
-    /// view must not decide if a claim or a reservation may have to be released, if the
-    /// LoadBalancer holds claims but publishes another address, or if it inherits claims of an
-    /// earlier LoadBalancer with its name.
+    /// Whether the LoadBalancer must be read from the API server before [`Self::claim`], because a
+    /// stale view must not decide the answer. This is so if a claim or a reservation may have to be
+    /// released, if the LoadBalancer holds claims but publishes another address, or if it inherits
+    /// claims of an earlier LoadBalancer with its name.
     pub fn needs_fresh(&self, facts: &LbFacts) -> bool {
         let claims = self.claims_of(&facts.owner.uid);
         let unknown = facts.published.as_ref().is_some_and(|p| !claims.contains(p));
@@ -253,8 +254,8 @@ impl PoolAllocator {
             .cloned()
     }
 
-    /// Returns the claim that the LoadBalancer should have: its present claim, unless it names
-    /// another pool. Makes the claim if there is none yet.
+    /// Returns the claim that the LoadBalancer should have: its present claim, unless the
+    /// LoadBalancer names another pool. Makes this claim if it does not exist yet.
     fn settle(
         &mut self,
         facts: &LbFacts,

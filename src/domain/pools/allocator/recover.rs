@@ -7,15 +7,15 @@ use crate::reason::NoAddressReason;
 use crate::{Claim, LbFacts, Owner};
 
 impl PoolAllocator {
-    /// Retains a published address whose pool is gone: the pool may come back, and only the owner's
-    /// own request changes an address in use.
+    /// Retains a published address whose pool is gone, because the pool may come back, and because
+    /// only the owner's own request changes an address in use.
     pub(super) fn keep_homeless(&mut self, facts: &LbFacts) -> Option<ClaimResult> {
         let claim = self.homeless(facts)?;
         if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
             return None;
         }
-        // The owner asked for another pool and took the request back: its claims there are
-        // released.
+        // The owner asked for another pool and took the request back, so its claims in that pool
+        // are released.
         self.release_all_but(&facts.owner.uid, None);
         let wait = NoAddressReason::PoolGone { pool: claim.pool.clone() };
         self.wait(facts, wait.clone());
@@ -87,8 +87,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Claims under the LoadBalancer's name, each with its owner, that belong to another UID and
-    /// that the LoadBalancer may inherit: their pools admit it.
+    /// Claims that the LoadBalancer may inherit, each with its owner. The owner has the same name
+    /// and another UID, and the claim's pool admits the LoadBalancer.
     pub(super) fn inheritance(&self, facts: &LbFacts) -> impl Iterator<Item = (Claim, Owner)> {
         let named = self.names.get(&facts.owner.name).into_iter().flatten();
         named.filter_map(|claim| {

@@ -69,7 +69,8 @@ pub struct PoolConflict {
     pub over: ConflictCause,
 }
 
-/// Cause of a conflict between two pools. Of several causes, the first in this order counts.
+/// Cause of a conflict between two pools. If there are several causes, only the first in this order
+/// counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConflictCause {
     /// Addresses that both pools have.
@@ -187,7 +188,7 @@ impl PoolContender<'_> {
     }
 }
 
-/// Gravest conflict of each pool that is out of use, by the pool's name.
+/// Map from the name of each pool that is out of use to its gravest conflict.
 pub fn judge(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
     let mut by_age: Vec<&PoolContender<'_>> = pools.iter().collect();
     by_age.sort_by_key(|pool| (pool.created, pool.name));
@@ -205,8 +206,8 @@ pub fn judge(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
     verdicts
 }
 
-/// All conflicts that a new or changed pool would have with the other pools. Age does not matter: a
-/// pool that would put a younger pool out of use is not admitted either.
+/// All conflicts that a new or changed pool would have with the other pools. Age does not matter,
+/// because a pool that would put a younger pool out of use is not admitted either.
 pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> Vec<PoolConflict> {
     let mut conflicts: Vec<PoolConflict> = others
         .iter()
@@ -221,8 +222,8 @@ pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> V
 
 /// Reason why a pool's addresses do not fit a LoadBalancer: the LoadBalancer names a network, and
 /// the pool is on another segment, `segment`. A global pool fits every network. A pool without a
-/// network fits guests on any network: its admin named none, and a guest's network is that of its
-/// VMs.
+/// network fits guests on any network, because its admin named no network, and the network of a
+/// guest is that of its VMs.
 pub fn network_mismatch(
     pool: &str,
     selector: &PoolSelector,
@@ -260,9 +261,9 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
     found.map(|(mine, theirs, first, last)| (mine, theirs, first, last, count))
 }
 
-/// Conflict of two pools, neither of them global, with the same network name and the same priority;
-/// with priority 0, their scopes also overlap. It would not be definite which of the two serves a
-/// LoadBalancer.
+/// Conflict between two pools that are not global and have the same network name and the same
+/// priority. With priority 0, it is a conflict only if their scopes overlap. In such a conflict, it
+/// is not definite which of the two pools serves a LoadBalancer.
 fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
     if a.network() != b.network()
         || a.priority() != b.priority()

@@ -1,4 +1,4 @@
-//! Conflicts between pools, rule by rule.
+//! Tests of conflicts between pools, rule by rule.
 
 use proptest::prelude::*;
 
@@ -121,7 +121,7 @@ fn priorities_and_scopes_compete_within_one_network_by_its_name() {
         (("", 5, &["*/x/*"]), ("", 0, &["*/x/*"]), None),
         (("n/a", 5, &["*/x/*"]), ("n/b", 5, &["*/x/*"]), None),
         (("ns/seven", 5, &["*/x/*"]), ("other/seven", 5, &["*/x/*"]), None),
-        // These pools serve only LoadBalancers that name them.
+        // A pool without a scope serves only LoadBalancers that name it.
         (("", 5, &[]), ("", 5, &["*/x/*"]), None),
         (("", 0, &[]), ("", 0, &[]), None),
         (("", 0, &["*/x/*"]), ("", 0, &["*/x/*"]), Some("ScopeConflict")),
@@ -131,7 +131,7 @@ fn priorities_and_scopes_compete_within_one_network_by_its_name() {
         (("", 0, &["p/x/*"]), ("", 0, &["q/x/*"]), None),
         (("", 0, &["*/x/*"]), ("", 0, &["*/*/c"]), Some("ScopeConflict")),
         (("", 0, &["/x/"]), ("", 0, &["*/x/*"]), Some("ScopeConflict")),
-        // The more exact pool is preferred.
+        // The pool with the more exact scope is preferred.
         (("", 0, &["/x/"]), ("", 0, &["p/x/c"]), None),
         (("", 0, &["*//*"]), ("", 0, &["*//*"]), None),
     ];

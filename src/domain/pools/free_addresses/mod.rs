@@ -1,9 +1,9 @@
 //! The free addresses of a pool, as disjoint intervals in a balanced tree.
 //!
 //! Invariants: intervals are non-empty, disjoint, and never touch within one stretch of the pool.
-//! So after `n` addresses were given out, there are at most `n` intervals more than stretches.
-//! Every operation is O(log n), and a set of 2^64 addresses costs one entry. IPv4 sorts before
-//! IPv6, and no interval contains both.
+//! So after `n` addresses were given out, the number of intervals is at most the number of
+//! stretches plus `n`. Every operation is O(log n), and a set of 2^64 addresses costs one entry.
+//! IPv4 sorts before IPv6, and no interval contains both.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ type Key = (bool, u128);
 /// The free addresses of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreeSet {
-    /// Last value of each interval, by the interval's first address.
+    /// Map from the first address of each interval to its last value.
     intervals: BTreeMap<Key, u128>,
     free: u128,
 }
@@ -48,7 +48,7 @@ impl FreeSet {
         self.interval_of(key(ip)).is_some()
     }
 
-    /// Takes one address. `false` if it was not free.
+    /// Takes one address. Returns `false` if the address was not free.
     pub fn take(&mut self, ip: IpAddr) -> bool {
         let at = key(ip);
         let Some((start, last)) = self.interval_of(at) else { return false };
@@ -64,8 +64,8 @@ impl FreeSet {
         true
     }
 
-    /// Takes the first free address after `cursor`, or the first of all if no address after
-    /// `cursor` is free.
+    /// Takes the first free address after `cursor`. If no address after `cursor` is free, takes the
+    /// first free address of the pool.
     pub fn take_after(&mut self, cursor: Option<IpAddr>) -> Option<IpAddr> {
         let next = match cursor {
             None => self.first_from((false, 0)),
@@ -79,8 +79,8 @@ impl FreeSet {
         Some(next)
     }
 
-    /// Puts an address back and joins it with its neighbours. The address must belong to the pool;
-    /// the caller checks that. `false` if it was free already.
+    /// Puts an address back and joins it with its neighbours. The caller checks that the address
+    /// belongs to the pool. Returns `false` if the address was free already.
     pub fn put(&mut self, ip: IpAddr) -> bool {
         let at = key(ip);
         if self.interval_of(at).is_some() {

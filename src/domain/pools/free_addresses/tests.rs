@@ -16,7 +16,8 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Ranges of both families, with two stretches that touch and a hole; and all their addresses.
+/// Returns ranges of both families, with two stretches that touch and one hole, and all addresses
+/// of these ranges.
 fn mixed() -> (PoolRanges, Vec<IpAddr>) {
     let ranges =
         ranges(&["10.0.0.1/32", "10.0.0.2/32", "10.0.0.16/28", "fd00::1/128", "fd00::10/124"]);
@@ -99,7 +100,7 @@ proptest! {
 fn what_is_outside_is_neither_contained_nor_taken() {
     let (ranges, _) = mixed();
     let mut set = FreeSet::full(&ranges);
-    // The last two have the numeric values of addresses of the other family.
+    // `::a00:1` has the numeric value of `10.0.0.1`, an address of the other family.
     for outside in ["10.0.0.0", "10.0.0.3", "10.0.0.17", "fd00::11", "::a00:1", "255.255.255.255"] {
         assert!(!set.contains(ip(outside)) && !set.take(ip(outside)), "{outside}");
     }
@@ -117,7 +118,7 @@ fn the_search_wraps_from_the_end_of_ipv6_to_the_start_of_ipv4() {
     assert_eq!(after("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"), ip("10.0.0.2"));
 }
 
-/// The first and the last value of the type: no arithmetic overflows.
+/// No arithmetic overflows at the first and the last value of the type.
 #[test]
 fn the_ends_of_the_number_space_can_be_taken_and_put_back() {
     for ends in [["0.0.0.0", "255.255.255.255"], ["::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"]]

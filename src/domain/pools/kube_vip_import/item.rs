@@ -7,7 +7,8 @@ use ipnet::IpNet;
 use super::super::ranges::{PoolRanges, from_u128, to_u128};
 use api::Range;
 
-/// Most times that a subnet is doubled to find one in which both ends of a range are hosts.
+/// Maximum number of times that a subnet is doubled to find a subnet in which both ends of a range
+/// are hosts.
 const WIDER: u8 = 16;
 
 /// Whether keys with this prefix contain addresses.
@@ -87,8 +88,8 @@ fn derive(first: IpAddr, last: IpAddr) -> (Range, Option<String>) {
     (range, lost(net, first, last))
 }
 
-/// Note on the addresses of a range that are not given out: those that are no hosts of the subnet,
-/// and the gateway. `None`: there are none.
+/// Note on the addresses of a range that are not given out: the gateway, and addresses that are no
+/// hosts of the subnet. `None`: there are no such addresses.
 fn lost(net: IpNet, first: IpAddr, last: IpAddr) -> Option<String> {
     let (low, high) = (to_u128(net.network()), to_u128(net.broadcast()));
     let within = |value: u128| to_u128(first) <= value && value <= to_u128(last);

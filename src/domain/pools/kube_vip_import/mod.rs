@@ -7,8 +7,8 @@
 //!
 //! A range has no subnet in the ConfigMap. The import gives it the smallest subnet in which both
 //! ends are hosts and the gateway is outside the range. The Go controller took the smallest subnet
-//! that contains both ends. There, the first address of the range was often the network's own or
-//! the gateway, and was then never given out.
+//! that contains both ends. In that subnet, the first address of the range was often the network
+//! address or the gateway, so it was never given out.
 //!
 //! Addresses in use: the address of a LoadBalancer is recorded as its former address, so that the
 //! LoadBalancer gets it again; an address of any other Service is excluded.
@@ -36,8 +36,8 @@ pub const NAME: &str = "kubevip";
 const GLOBAL: &str = "global";
 /// Key under which kube-vip records the addresses that it announces.
 const SERVICES: &str = "kubevip-services";
-/// Most ranges of one imported pool, and most excluded addresses of a range. The CRD's schema
-/// allows 256 and 64.
+/// Maximum number of ranges of one imported pool, and of excluded addresses of a range. The CRD's
+/// schema allows 256 ranges and 64 excluded addresses.
 const MOST_RANGES: usize = 64;
 /// Longest report, in bytes: the report is an annotation, and all annotations together have 256
 /// KiB.
@@ -69,7 +69,7 @@ impl ImportFacts {
 /// A pool of the ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewPool {
-    /// Name of the pool: the namespace's, or `global`.
+    /// Name of the pool: the name of the namespace, or `global`.
     pub name: String,
     /// Spec of the pool.
     pub spec: IPPoolSpec,
@@ -120,8 +120,8 @@ pub struct ImportPlan {
     pub ignored: Vec<String>,
 }
 
-/// Makes the plan. Namespaces come in alphabetical order and the global pool last, so that a
-/// namespace's pool is imported rather than a global pool that overlaps it.
+/// Makes the plan of the import. Namespaces come in alphabetical order and the global pool last, so
+/// that a namespace's pool is imported rather than a global pool that overlaps it.
 pub fn plan(data: &BTreeMap<String, String>, known: &ImportFacts) -> ImportPlan {
     let mut import = ImportPlan::default();
     let mut ranges: BTreeMap<(bool, &str), Vec<(Range, RefusedItem)>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Keys and values as admins have written them, and pools that are in conflict.
+//! Tests with keys and values as admins have written them, and with pools that are in conflict.
 
 use serde_json::json;
 

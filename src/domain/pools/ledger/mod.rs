@@ -11,7 +11,7 @@
 //!   is not free afterwards;
 //! * history is a hint: it makes no claim fail, and no address unavailable.
 //!
-//! Called by [`super::allocator`] alone. Every operation is O(log n) in the number of claims,
+//! Only [`super::allocator`] changes a ledger. Every operation is O(log n) in the number of claims,
 //! unless its comment says otherwise.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -23,11 +23,11 @@ use super::free_addresses::FreeSet;
 use super::ranges::PoolRanges;
 use crate::Owner;
 
-/// Most bytes that the ledger may use in its object. The API server's store refuses objects above
-/// 1.5 MiB; the rest is for spec and metadata.
+/// Maximum number of bytes that the ledger may use in its object. The API server's store refuses
+/// objects above 1.5 MiB; the rest is for spec and metadata.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
-/// Most former owners in the history.
+/// Maximum number of former owners in the history.
 pub const HISTORY_LENGTH: usize = 500;
 
 /// Reason why a pool gave no address.
@@ -44,7 +44,7 @@ pub enum NoAddress {
 pub enum AddressFitness {
     /// May be given.
     Good,
-    /// May be given when no other address is left: it is the former address of another
+    /// May be given only when no other address is left, because it is the former address of another
     /// LoadBalancer, which waits for it.
     Expected,
     /// Must not be given: another LoadBalancer has the address on the network where it would be
@@ -56,7 +56,8 @@ pub enum AddressFitness {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     ranges: PoolRanges,
-    /// Ranges without the closed networks: the cluster's own, whose addresses are not given out.
+    /// Ranges without the closed networks. These are the cluster's own networks: their addresses
+    /// are not given out.
     open: PoolRanges,
     free: FreeSet,
     claims: BTreeMap<IpAddr, Owner>,
@@ -65,7 +66,7 @@ pub struct Ledger {
     /// Addresses in the ranges that are not given out here, because another pool or a reservation
     /// has them.
     held_back: BTreeSet<IpAddr>,
-    /// Address of each owner, by [`key`].
+    /// Map from the [`key`] of each owner to its address.
     held: HashMap<String, IpAddr>,
     history: FormerOwners,
     cursor: Option<IpAddr>,
@@ -118,9 +119,9 @@ impl Ledger {
         Ok(ip)
     }
 
-    /// Returns the next free address after the cursor whose fitness is `Good`, else the next one
-    /// whose fitness is `Expected`. Moves the cursor to the returned address. O(k log n), where k
-    /// is the number of free addresses that are passed over.
+    /// Returns the next free address after the cursor whose fitness is `Good`, else the next free
+    /// address whose fitness is `Expected`. Moves the cursor to the returned address. O(k log n),
+    /// where k is the number of free addresses that are passed over.
     fn next_free(
         &mut self,
         fitness: impl Fn(IpAddr) -> AddressFitness,
@@ -162,7 +163,8 @@ impl Ledger {
         true
     }
 
-    /// Records a claim that exists already. `false` if the address belongs to another owner.
+    /// Records a claim that exists already. Returns `false` if the address belongs to another
+    /// owner.
     pub fn restore(&mut self, ip: IpAddr, owner: &Owner) -> bool {
         if let Some(present) = self.claims.get(&ip) {
             return key(present) == key(owner);
@@ -172,7 +174,7 @@ impl Ledger {
         true
     }
 
-    /// Releases an address, and records its owner in the history.
+    /// Releases an address. If it is in the ranges, records its former owner in the history.
     pub fn release(&mut self, ip: IpAddr) -> Option<Owner> {
         let owner = self.claims.remove(&ip)?;
         self.bytes -= claim_bytes(ip, &owner);
@@ -189,8 +191,8 @@ impl Ledger {
         Some(owner)
     }
 
-    /// Holds an address back from being given out. `false` if it is not in the ranges, or is held
-    /// back already.
+    /// Holds an address back: it is not given out. Returns `false` if the address is not in the
+    /// ranges, or is held back already.
     pub fn hold_back(&mut self, ip: IpAddr) -> bool {
         if self.ranges.find(ip).is_none() || !self.held_back.insert(ip) {
             return false;
@@ -199,7 +201,7 @@ impl Ledger {
         true
     }
 
-    /// Ends the holding back of an address. `false` if it was not held back.
+    /// Stops holding an address back. Returns `false` if the address was not held back.
     pub fn let_go(&mut self, ip: IpAddr) -> bool {
         if !self.held_back.remove(&ip) {
             return false;
@@ -210,7 +212,7 @@ impl Ledger {
         true
     }
 
-    /// Holds back exactly these addresses. `false` if that changed nothing.
+    /// Holds back exactly these addresses. Returns `false` if nothing changed.
     pub fn set_held_back(&mut self, ips: &BTreeSet<IpAddr>) -> bool {
         let over: Vec<IpAddr> = self.held_back.difference(ips).copied().collect();
         let let_go = over.iter().filter(|ip| self.let_go(**ip)).count();
@@ -219,7 +221,7 @@ impl Ledger {
     }
 
     /// Closes exactly these networks: none of their addresses is given out, and present claims
-    /// stay. `false` if that changed nothing.
+    /// stay. Returns `false` if nothing changed.
     pub fn close(&mut self, networks: &[IpNet]) -> bool {
         let open = self.ranges.without(networks);
         if open == self.open {
@@ -256,12 +258,12 @@ impl Ledger {
         }
     }
 
-    /// Owner of an address. `None`: it is not claimed.
+    /// Owner of an address. `None`: the address is not claimed.
     pub fn owner_of(&self, ip: IpAddr) -> Option<&Owner> {
         self.claims.get(&ip)
     }
 
-    /// Address of an owner. `None`: it holds none here.
+    /// Address of an owner. `None`: the owner holds no address of this pool.
     pub fn held_by(&self, owner: &Owner) -> Option<IpAddr> {
         self.held.get(key(owner)).copied()
     }
@@ -282,8 +284,8 @@ impl Ledger {
         by_age.values().filter_map(|ip| Some((*ip, by_ip.get(ip)?.0.as_str())))
     }
 
-    /// Address after which the search for a free address starts. `None`: it starts at the first
-    /// address.
+    /// Address after which the search for a free address starts. `None`: the search starts at the
+    /// first address.
     pub fn cursor(&self) -> Option<IpAddr> {
         self.cursor
     }
@@ -293,7 +295,7 @@ impl Ledger {
         self.bytes + self.history.bytes
     }
 
-    /// Number of addresses in the ranges, closed ones included.
+    /// Number of addresses in the ranges, including closed addresses.
     pub fn total(&self) -> i64 {
         self.ranges.total()
     }
@@ -316,8 +318,8 @@ impl Ledger {
         }
     }
 
-    /// Longest address that may be chosen. With it the bytes of a claim are counted before the
-    /// address is chosen.
+    /// Longest address that may be chosen. The bytes of a claim are counted with this address,
+    /// before the address of the claim is chosen.
     fn widest(&self) -> IpAddr {
         self.ranges.stretches().last().map_or(IpAddr::from([0; 16]), |s| s.last)
     }
@@ -357,7 +359,7 @@ fn claim_bytes(ip: IpAddr, owner: &Owner) -> usize {
     3 * ip_bytes(ip) + owner.name.len() + owner.uid.len() + 24
 }
 
-/// Bytes of a history entry, counted the same way.
+/// Bytes of a history entry, counted as in `claim_bytes`.
 fn history_bytes(ip: IpAddr, name: &str) -> usize {
     2 * ip_bytes(ip) + name.len() + 16
 }

@@ -1,4 +1,4 @@
-//! Comparison of the ledger with a model by linear scans, and the bounds of the ledger.
+//! Tests of the bounds of the ledger, and a comparison of the ledger with a model by linear scans.
 
 use proptest::prelude::*;
 
@@ -33,7 +33,7 @@ struct Model {
     claims: BTreeMap<IpAddr, Owner>,
     /// Former owners, oldest first.
     history: Vec<(IpAddr, String)>,
-    /// Last recorded address of each name, while the history contains that entry.
+    /// Map from each name to its last recorded address, while the history contains that entry.
     former: BTreeMap<String, IpAddr>,
     cursor: Option<IpAddr>,
 }
@@ -129,11 +129,12 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(700) })]
 
-    /// Five addresses can be given out. Steps also use four that cannot: the network, gateway and
-    /// broadcast addresses, and the address after these.
+    /// Five addresses can be given out. Steps also use four addresses that cannot: the network
+    /// address, the gateway, the broadcast address, and the address after the broadcast address.
     #[test]
     fn agrees_with_linear_scans(steps in prop::collection::vec(step(), 0..60)) {
-        // Some owners have the same name, as objects created one after the other. One has no UID.
+        // Some owners have the same name, like objects that are created one after the other. One
+        // owner has no UID.
         let owners: Vec<Owner> = (0..9)
             .map(|n| Owner { name: format!("ns/{}", n % 5), uid: if n < 8 { format!("u{n}") } else { String::new() } })
             .collect();
@@ -145,7 +146,7 @@ proptest! {
             match step {
                 Step::Claim(o) => prop_assert_eq!(ledger.claim(&owners[o]), model.claim(&owners[o])),
                 Step::Release(n) => prop_assert_eq!(ledger.release(v4(n)), model.release(v4(n))),
-                // The book restores a claim only for an owner without another address.
+                // The allocator restores a claim only for an owner without another address.
                 Step::Restore(n, o) if model.held_by(&owners[o]).is_none_or(|ip| ip == v4(n)) =>
                     prop_assert_eq!(ledger.restore(v4(n), &owners[o]), model.restore(v4(n), &owners[o])),
                 Step::Restore(..) => {}
@@ -203,8 +204,8 @@ fn a_name_gets_its_former_address_back_while_that_is_free() {
     assert_eq!(ledger.claim(&reborn), Ok(first));
 }
 
-/// A hint that cannot be met does not refuse the claim: the former address is now the gateway, lies
-/// outside the ranges, or is in use.
+/// A former address that cannot be given does not make the claim fail: the address is now the
+/// gateway, lies outside the ranges, or is in use.
 #[test]
 fn a_former_address_that_cannot_be_had_falls_through_to_the_next_free_one() {
     for hint in ["10.0.0.1", "10.0.0.0", "192.168.7.7", "fd00::1", "10.0.0.2"] {
@@ -227,7 +228,8 @@ fn an_address_is_restored_to_its_owner_and_refused_to_another() {
     assert_eq!(ledger.claim(&owner(1)), Ok(ip("10.0.0.5")));
 }
 
-/// A pool that shrank retains the claim, and does not regain the address.
+/// A pool that shrank retains the claim. After the release, the address is not in the pool any
+/// more.
 #[test]
 fn a_claim_outside_the_ranges_is_never_free_afterwards() {
     let mut ledger = ledger("10.0.0.0/30");
@@ -256,7 +258,7 @@ fn history_is_bounded_and_drops_the_oldest_release_first() {
     assert!(remembered.iter().eq(addresses[..HISTORY_LENGTH].iter().rev()));
 }
 
-/// Names and UIDs as long as Kubernetes allows: the size of the object limits the pool.
+/// The size of the object limits the pool if names and UIDs are as long as Kubernetes allows.
 #[test]
 fn a_ledger_that_fills_its_object_refuses_before_the_server_does() {
     let long = |n: usize| Owner {
@@ -273,8 +275,8 @@ fn a_ledger_that_fills_its_object_refuses_before_the_server_does() {
     assert_eq!(ledger.claim(&long(held)), Err(NoAddress::LedgerFull));
     assert!((LEDGER_BYTES - 600..=LEDGER_BYTES).contains(&ledger.bytes), "{}", ledger.bytes);
     assert!(ledger.history().count() < 2, "history gives way to claims");
-    // Present owners are served, and bytes that a release frees serve a new claim: history does not
-    // take them.
+    // Present owners are served. Bytes that a release frees serve a new claim, because history does
+    // not take them.
     assert_eq!(ledger.claim(&long(0)), Ok(v4(2)));
     ledger.release(v4(2));
     assert!(ledger.claim(&long(held)).is_ok());

@@ -1,8 +1,8 @@
 //! The meaning of an IPPool's ranges: from text to disjoint stretches of addresses.
 //!
-//! Invariants: stretches are sorted, disjoint and never enumerated, so an IPv6 /64 costs what a /32
-//! does. The numeric value of an address is a `u128` in both families, but an [`AddressBlock`]
-//! never mixes families.
+//! Invariants: stretches are sorted, disjoint and never enumerated, so an IPv6 /64 costs no more
+//! than a single IPv4 address. The numeric value of an address is a `u128` in both families, but an
+//! [`AddressBlock`] never mixes families.
 //!
 //! Defaults are those of Harvester (host-local of the CNI plugins): start is the first host, end is
 //! the last host, and the gateway is the address after the network's own. The gateway is never
@@ -53,7 +53,8 @@ pub struct RangeError {
     pub message: String,
 }
 
-/// Most ranges of one pool. This operator's schema allows 256; Harvester's has no limit.
+/// Maximum number of ranges of one pool. This operator's schema allows 256; Harvester's schema has
+/// no limit.
 pub const MOST_RANGES: usize = 1_024;
 
 impl PoolRanges {
@@ -192,7 +193,7 @@ pub fn to_u128(ip: IpAddr) -> u128 {
     }
 }
 
-/// Address of a numeric value. An IPv4 value is at most 32 bits wide.
+/// Address with a numeric value. An IPv4 value is at most 32 bits wide.
 pub fn from_u128(value: u128, v4: bool) -> IpAddr {
     if v4 {
         IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(value).unwrap_or(u32::MAX)))
@@ -302,8 +303,8 @@ fn parse_excludes(
         .collect()
 }
 
-/// The first block that meets `first..=last` and of which no host can have an address, and its kind
-/// (IANA special-purpose registries; RFC 6890, RFC 5771, RFC 4291).
+/// First block that overlaps `first..=last` and whose addresses no host can have, with the kind of
+/// the block (IANA special-purpose registries; RFC 6890, RFC 5771, RFC 4291).
 fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static str)> {
     const BLOCKS: [(&str, &str); 7] = [
         ("0.0.0.0/8", "\"this network\""),
@@ -323,7 +324,7 @@ fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static st
     })
 }
 
-/// The fault of a range whose start is above its end. `index`: its index in `spec.ranges`.
+/// The fault of a range whose start is above its end. `index`: index of the range in `spec.ranges`.
 pub fn reversed(index: usize, range: &api::Range) -> Option<RangeError> {
     let bound = |text: &Option<String>| set(text.as_ref())?.parse::<IpAddr>().ok();
     let (first, last) = (bound(&range.range_start)?, bound(&range.range_end)?);

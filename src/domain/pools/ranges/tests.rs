@@ -1,5 +1,5 @@
-//! The meaning of ranges: a table of cases, and small subnets, whose addresses are also counted one
-//! by one.
+//! Tests of the meaning of ranges: a table of cases, and a comparison with small subnets whose
+//! addresses are counted one by one.
 
 use std::collections::BTreeSet;
 
@@ -79,7 +79,7 @@ fn bounds_gateway_and_exclusions_cut_the_range() {
         ("10.0.0.0/29 exclude=10.0.0.0-10.0.0.6", &[]),
         ("fd00::/124 exclude=fd00::3-fd00::f", &["fd00::2-fd00::2"]),
         ("fdff::/16 exclude=fdff::/16", &[]),
-        // Reversed bounds are read the other way round.
+        // Reversed bounds are exchanged.
         ("10.0.0.0/24 start=10.0.0.9 end=10.0.0.5", &["10.0.0.5-10.0.0.9"]),
         // A subnet of all addresses, with bounds that hosts can have.
         ("0.0.0.0/0 start=10.0.0.5 end=10.0.0.9", &["10.0.0.5-10.0.0.9"]),
@@ -197,7 +197,7 @@ fn networks_are_cut_out_of_ranges() {
     }
 }
 
-/// A range drawn at random. Numbers are offsets from the address `base`, below the subnet.
+/// A range drawn at random. Numbers are offsets from the address `base`, which is below the subnet.
 #[derive(Clone, Debug)]
 struct Drawn {
     v4: bool,
@@ -206,7 +206,8 @@ struct Drawn {
     start: Option<u128>,
     end: Option<u128>,
     gateway: Option<u128>,
-    /// First offset, and its distance to the last one, or the number of host bits of a CIDR.
+    /// Excluded stretches: the first offset, with the distance to the last offset (`Ok`), or with
+    /// the number of host bits of a CIDR (`Err`).
     exclude: Vec<(u128, Result<u128, u32>)>,
 }
 
@@ -237,7 +238,8 @@ impl Drawn {
         }
     }
 
-    /// Offsets between the bounds, and those among them that can be given out, checked one by one.
+    /// Returns the offsets between the bounds, and the offsets among them that can be given out.
+    /// Checks each offset by itself. `None`: the range is invalid.
     fn enumerate(&self) -> Option<(BTreeSet<u128>, BTreeSet<u128>)> {
         let all: Vec<u128> =
             (0..1024).filter(|o| o >> self.bits == self.net >> self.bits).collect();

@@ -1,10 +1,13 @@
 //! Pools that may serve a LoadBalancer, and their order.
 //!
-//! The order is total: first the pools whose network is exactly the required one and whose scope
-//! matches strictly; then the pools of that network that match because a blank project or guest
-//! cluster in a scope admits any; then the global pool. Within each group, pools are ordered by
-//! priority, the highest first, then by name. A `*` has a meaning in a pool's scope only: a
-//! LoadBalancer cannot widen its own scope.
+//! The order is total:
+//! 1. the pools whose network is exactly the required network and whose scope matches strictly;
+//! 2. the pools of that network whose scope matches only because a blank project or guest cluster
+//!    admits any;
+//! 3. the global pool.
+//!
+//! Within each group, pools are ordered by priority, the highest first, then by name. A `*` has a
+//! meaning in a pool's scope only: a LoadBalancer cannot widen its own scope.
 //!
 //! Harvester's own UI writes scopes that name only a namespace, and Harvester's webhook leaves the
 //! project of a vm LoadBalancer blank. So the two blank projects match in Harvester. This operator
@@ -110,7 +113,7 @@ impl PoolSelector {
         &self.network
     }
 
-    /// Priority of the pool. The higher one is chosen first.
+    /// Priority of the pool. The pool with the highest priority is chosen first.
     pub fn priority(&self) -> i64 {
         self.priority
     }
@@ -125,8 +128,8 @@ impl PoolSelector {
         !self.scope.is_empty()
     }
 
-    /// Indices of the first pair of entries, one of each scope, that one LoadBalancer may match.
-    /// `None`: there is no such pair.
+    /// Indices of the first pair of scope entries, one entry of each pool, that the same
+    /// LoadBalancer may match. `None`: there is no such pair.
     pub fn shared_scope(&self, other: &Self) -> Option<(usize, usize)> {
         self.scope.iter().enumerate().find_map(|(mine, scope)| {
             let theirs = other.scope.iter().position(|theirs| scope.overlaps(theirs))?;
@@ -141,18 +144,20 @@ impl PoolSelector {
             || self.scope.iter().any(|s| s.admits(requirement, true))
     }
 
-    /// Sort key of a pool that fits: the best comes first. `name` breaks ties.
+    /// Sort key of a pool that fits: the best pool comes first. `name` breaks ties.
     pub fn rank<'a>(&self, fit: PoolFit, name: &'a str) -> (PoolFit, Reverse<i64>, &'a str) {
         (fit, Reverse(self.priority), name)
     }
 }
 
 impl PoolScope {
-    /// Whether one LoadBalancer may match both entries strictly: a blank field matches only a blank
-    /// field. Where a blank field admits any, the more exact match is preferred anyway.
+    /// Whether the same LoadBalancer may match both entries strictly: a blank field matches only a
+    /// blank field. Where a blank field admits any, no check is needed, because the more exact
+    /// match is preferred anyway.
     fn overlaps(&self, other: &Self) -> bool {
         let both = |a: &str, b: &str| a == b || a == ANY || b == ANY;
-        // Every LoadBalancer has a namespace: an entry with a blank namespace matches none.
+        // Every LoadBalancer has a namespace, so an entry with a blank namespace matches no
+        // LoadBalancer.
         let real = !self.namespace.is_empty() && !other.namespace.is_empty();
         real && both(&self.project, &other.project)
             && both(&self.namespace, &other.namespace)

@@ -1,4 +1,5 @@
-//! Choice of pools: documented cases, and a comparison with a selection in plain passes.
+//! Tests of the choice of pools: documented cases, and a comparison with a selection in plain
+//! passes.
 
 use proptest::prelude::*;
 
@@ -85,8 +86,8 @@ fn documented_cases() {
     for (case, pools, expected) in cases {
         assert_eq!(chosen(&pools, &asks("n", "c/p ns g")), expected, "{case}");
     }
-    // A LoadBalancer in no project and no guest cluster, as a vm LoadBalancer is for Harvester's
-    // webhook.
+    // A LoadBalancer without project and guest cluster, as Harvester's webhook sees a vm
+    // LoadBalancer.
     assert_eq!(chosen(&[loose(), strict()], &asks("n", "- ns -")), ["loose"]);
     // A scope of two entries with `*` in all fields makes no global pool: the pool's network
     // counts.

@@ -1,4 +1,4 @@
-//! Pool statuses for ledgers of all kinds.
+//! Tests of pool statuses for ledgers of all kinds.
 
 use serde_json::json;
 
@@ -12,7 +12,7 @@ use api::{IPPoolSpec, Range};
 const THEN: &str = "2026-01-01T00:00:00Z";
 const NOW: &str = "2026-02-02T00:00:00Z";
 
-/// Pool `a`: a gateway, and `size` addresses from `10.0.0.10`; a size of 0 is a fault.
+/// Pool `a`: a gateway, and `size` addresses from `10.0.0.10`. With size 0, its range is faulty.
 fn seen(size: usize) -> PoolSeen {
     let range = Range {
         subnet: "10.0.0.0/16".into(),
@@ -73,7 +73,7 @@ fn counts_follow_from_the_ledger() {
     }
 }
 
-/// A pool that shrank and has more claims than addresses: the share of used addresses is 100 %.
+/// The share of used addresses is 100 % if a pool has shrunk and has more claims than addresses.
 #[test]
 fn claims_outside_the_ranges_make_no_more_than_a_full_pool() {
     let mut book = book(&seen(5), 5);

@@ -22,9 +22,9 @@ pub struct StoredObjects {
     pub pools: Vec<PoolSeen>,
     /// Every LoadBalancer.
     pub load_balancers: Vec<LoadBalancer>,
-    /// Facts of each LoadBalancer that takes its address from pools and asks for one.
+    /// Facts of each LoadBalancer that asks for an address from a pool.
     pub facts: Vec<LbFacts>,
-    /// Networks of which no pool gives out an address.
+    /// Networks whose addresses no pool gives out.
     pub held_back: HeldBack,
     /// Objects that cannot be parsed into their type, and the reasons.
     pub unreadable: Vec<(String, String)>,
@@ -35,7 +35,7 @@ pub struct StoredObjects {
 pub enum Effect {
     /// The address of a LoadBalancer changes or is lost.
     Changes,
-    /// The operator leaves the object as it is; a person decides.
+    /// The operator leaves the object as it is. A person must decide what to do.
     Stays,
     /// The operator repairs the fault.
     Repairs,
@@ -55,7 +55,8 @@ pub struct ForecastFinding {
 /// Expected result of the operator's start.
 #[derive(Clone, Debug, Default)]
 pub struct Forecast {
-    /// Answer of the allocator to each LoadBalancer that asks for an address, by `namespace/name`.
+    /// Map from `namespace/name` of each LoadBalancer that asks for an address to the allocator's
+    /// answer.
     pub verdicts: BTreeMap<String, ClaimResult>,
     /// Pools and claims after these answers.
     pub book: PoolAllocator,
@@ -65,9 +66,10 @@ pub struct Forecast {
     pub keep: usize,
     /// Number of LoadBalancers without an address that get one.
     pub gain: usize,
-    /// Number of LoadBalancers that no pool serves: the host or the guest leases their address.
+    /// Number of LoadBalancers whose address the host or the guest leases, so that they need no
+    /// pool.
     pub leased: usize,
-    /// Findings about all other objects, in order of effect and name.
+    /// All findings, sorted by effect and object.
     pub findings: Vec<ForecastFinding>,
 }
 
@@ -127,8 +129,8 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     forecast
 }
 
-/// Finding for a repair of a ledger. `None`: two LoadBalancers publish one address, which is
-/// reported at the LoadBalancer that loses the address.
+/// Finding for a repair of a ledger. `None` if two LoadBalancers publish one address, because the
+/// finding for the LoadBalancer that loses the address reports this.
 fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
     let text = match repair {
         LedgerRepair::Restored(Claim { ip, .. }, owner) => {
@@ -146,7 +148,7 @@ fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
     Some(ForecastFinding { effect: Effect::Repairs, object: format!("IPPool {pool}"), text })
 }
 
-/// Findings for ranges whose start is above their end. The Go controller swaps the two
+/// Findings for ranges whose start is above their end. The Go controller swaps start and end
 /// (`pkg/ipam/allocator.go`, `MakeRange`), and so does the operator with stored ranges.
 fn reversed(pool: &PoolSeen) -> impl Iterator<Item = ForecastFinding> + '_ {
     let faults =

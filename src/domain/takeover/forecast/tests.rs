@@ -1,4 +1,4 @@
-//! Forecasts of pools and LoadBalancers as the Go controller stores them.
+//! Tests of forecasts for pools and LoadBalancers as the Go controller stores them.
 
 use serde_json::json;
 
@@ -28,7 +28,8 @@ impl World {
         self
     }
 
-    /// A LoadBalancer of a guest cluster that publishes the address, unless `ip` is empty.
+    /// Adds a LoadBalancer of a guest cluster. The LoadBalancer publishes the address `ip`, unless
+    /// `ip` is empty.
     fn lb(self, name: &str, pool: &str, ip: &str) -> Self {
         let status = match ip {
             "" => json!({}),

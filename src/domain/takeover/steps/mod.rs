@@ -1,28 +1,36 @@
 //! Order of the steps, in both directions.
 //!
-//! Taking over: the CRDs are protected from Helm before anything could delete them; Fleet is kept
-//! from starting the Go controller again before the Go controller is stopped; admission is the
-//! operator's before the Go webhook ends; the operator's form of the CRDs is put in place after the
-//! Go controller has ended, because the form would drop the status that the Go controller writes;
-//! finalizers are removed last, because the Go controller adds them again for as long as it runs.
+//! Taking over:
 //!
-//! Going back: Harvester's form of the CRDs is put back while the operator still leads, because the
-//! operator works with both forms; the operator ends before the Go webhook starts, because two
-//! webhooks would take the configurations from each other; the Go controller starts last.
+//! * The CRDs are protected from Helm before anything could delete them.
+//! * Before the Go controller is stopped, Fleet is kept from starting it again.
+//! * Before the Go webhook ends, the operator has registered its admission.
+//! * The operator's form of the CRDs is put in place after the Go controller has ended, because the
+//!   form would drop the status that the Go controller writes.
+//! * Finalizers are removed last, because the Go controller adds them again for as long as it runs.
+//!
+//! Going back:
+//!
+//! * Harvester's form of the CRDs is put back while the operator still leads, because the operator
+//!   works with both forms.
+//! * The operator ends before the Go webhook starts, because each of the two would overwrite the
+//!   other's webhook configurations.
+//! * The Go controller starts last.
 
 use std::fmt;
 
 use serde_json::{Value, json};
 
-/// Annotation of a Deployment: its replicas before a take-over, or the way back, set them to 0.
+/// Annotation of a Deployment: the number of its replicas before a take-over or the way back set
+/// this number to 0.
 pub const ANNOTATION_REPLICAS: &str = "loadbalancer.harvesterhci.io/replicas-before-takeover";
 /// Annotation of the ManagedChart: the values of its sub-chart before a take-over, as JSON.
 pub const ANNOTATION_VALUES: &str = "loadbalancer.harvesterhci.io/values-before-takeover";
 /// Sub-chart of Harvester's chart that installs the Go controller
 /// (harvester: `deploy/charts/harvester/Chart.yaml`).
 pub const SUB_CHART: &str = "harvester-load-balancer";
-/// Finalizers of the Go controller on objects that are not the operator's: wrangler adds one for
-/// each handler to each object that it sees (`pkg/generic/remove.go`, `OnRemove`).
+/// Finalizers of the Go controller on objects that are not the operator's: wrangler adds one
+/// finalizer for each handler to each object that it sees (`pkg/generic/remove.go`, `OnRemove`).
 pub const VM_FINALIZERS: [&str; 2] = [
     "wrangler.cattle.io/harvester-lb-vm-controller",
     "wrangler.cattle.io/harvester-lb-vmi-controller",
@@ -61,7 +69,7 @@ pub struct Deployment {
     pub running: i32,
     /// `status.readyReplicas`.
     pub ready: i32,
-    /// Replicas before they were set to 0, from [`ANNOTATION_REPLICAS`].
+    /// Number of replicas before it was set to 0, from [`ANNOTATION_REPLICAS`].
     pub before: Option<i32>,
 }
 
@@ -79,8 +87,8 @@ pub struct ManagedChart {
 }
 
 impl ManagedChart {
-    /// Values of the sub-chart that start neither program
-    /// (charts: `charts/harvester-load-balancer/templates/deployment.yaml`).
+    /// Values of the sub-chart that start neither the Go controller nor the Go webhook (charts:
+    /// `charts/harvester-load-balancer/templates/deployment.yaml`).
     pub fn stopped() -> Value {
         json!({"replicaCount": 0, "webhook": {"replicasCount": 0}})
     }
@@ -99,7 +107,8 @@ impl ManagedChart {
         patch
     }
 
-    /// Whether an installation with these values starts neither program.
+    /// Whether an installation with these values starts neither the Go controller nor the Go
+    /// webhook.
     fn starts_nothing(&self) -> bool {
         self.values["replicaCount"] == 0 && self.values["webhook"]["replicasCount"] == 0
     }
@@ -121,10 +130,10 @@ pub struct Crd {
 /// Whether the Go controller can work with a CRD.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WayBack {
-    /// No version has the status subresource: the Go controller can work with it.
+    /// No version has the status subresource: the Go controller can work with the CRD.
     #[default]
     Open,
-    /// The form that the Go controller can work with is recorded: [`super::crds::ANNOTATION_FORM`].
+    /// A form that the Go controller can work with is recorded in [`super::crds::ANNOTATION_FORM`].
     Recorded,
     /// No form that the Go controller can work with is stored or recorded.
     Closed,
@@ -145,7 +154,7 @@ pub enum Leader {
 /// Content of the validating webhook configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WebhookContent {
-    /// No configuration, or one that leads to the Go webhook.
+    /// No configuration, or a configuration that leads to the Go webhook.
     #[default]
     Other,
     /// The operator is called, and a write is refused if the call gets no answer.
@@ -171,7 +180,7 @@ pub struct TakeoverState {
     pub leader: Leader,
     /// Webhook that the API server calls.
     pub admission: WebhookContent,
-    /// VirtualMachines and VirtualMachineInstances with one of [`VM_FINALIZERS`].
+    /// Number of VirtualMachines and VirtualMachineInstances with one of [`VM_FINALIZERS`].
     pub finalizers: usize,
 }
 
@@ -180,7 +189,7 @@ pub struct TakeoverState {
 pub enum TakeoverStep {
     /// Annotate the CRD, so that Helm keeps it.
     KeepCrd(String),
-    /// Set the replicas in the values of the ManagedChart to 0, and record what they were.
+    /// Set the replicas in the values of the ManagedChart to 0, and record the former values.
     StopChart,
     /// Wait until the operator has registered its admission.
     AwaitAdmission,
@@ -201,7 +210,7 @@ pub enum TakeoverStep {
     RemoveFinalizers(usize),
     /// Let writes pass even if the operator's admission does not answer.
     OpenAdmission,
-    /// Set the values of the ManagedChart to what they were.
+    /// Set the values of the ManagedChart back to the recorded values.
     RestoreChart,
     /// Set the replicas of the program to their former number.
     Start(TakeoverProgram, i32),
@@ -228,8 +237,8 @@ impl TakeoverStep {
 pub enum Direction {
     /// The operator takes over from the Go controller.
     TakeOver {
-        /// Whether the operator's CRDs replace Harvester's. A CRD that was replaced before is
-        /// replaced again in any case.
+        /// Whether the operator's CRDs replace Harvester's. A CRD whose former form is recorded is
+        /// replaced in any case.
         crds: bool,
     },
     /// The Go controller takes over from the operator.
@@ -261,8 +270,8 @@ fn take_over(state: &TakeoverState, crds: bool) -> Result<Option<TakeoverStep>, 
     if state.operator.is_none() {
         return Err("the operator is not installed: helm install it first. It stands by while the Go controller leads".to_owned());
     }
-    // The Go controller is stopped only if a replica of the operator can go on. After a way back no
-    // replica runs.
+    // The Go controller is stopped only if a replica of the operator can take over its work. After
+    // a return to the Go controller no replica runs, so the operator is started first.
     if let Some(step) = state.beginning(TakeoverProgram::Operator) {
         return Ok(Some(step));
     }
@@ -311,8 +320,8 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
     if let Some(TakeoverStep::Stop(_)) = end {
         return Ok(end);
     }
-    // This step comes while the operator's replicas still answer: afterwards each write of a guest
-    // would fail.
+    // This step comes while the operator's replicas still answer, because each write of a guest
+    // would fail if the replicas ended before this step.
     if state.admission == WebhookContent::Operator {
         return Ok(Some(TakeoverStep::OpenAdmission));
     }
@@ -362,7 +371,7 @@ impl TakeoverState {
     fn beginning(&self, program: TakeoverProgram) -> Option<TakeoverStep> {
         let deployment = self.deployment(program)?;
         if deployment.wanted == 0 {
-            // A chart installs one replica of each program.
+            // Without a record of the former number, one replica is started.
             return Some(TakeoverStep::Start(program, deployment.before.unwrap_or(1).max(1)));
         }
         (deployment.ready == 0).then_some(TakeoverStep::AwaitReady(program))

@@ -1,4 +1,4 @@
-//! Order of the steps, from chosen states and from random states.
+//! Tests of the order of the steps, from chosen states and from random states.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -84,7 +84,7 @@ fn nothing_is_stopped_where_no_replica_could_go_on() {
         next(Deployment { ready: 0, ..operator() }),
         TakeoverStep::AwaitReady(TakeoverProgram::Operator)
     );
-    // The Deployment after a way back.
+    // The operator's Deployment after a way back.
     let stopped = Deployment { before: Some(2), ..deployment("harvester-guest-operator", 0) };
     assert_eq!(next(stopped), TakeoverStep::Start(TakeoverProgram::Operator, 2));
 }
@@ -125,8 +125,8 @@ fn the_way_back_ends_the_operator_before_the_go_webhook_starts() {
     assert_eq!((chart.values, chart.before), (json!({"enabled": true}), None));
 }
 
-/// The Go controller would read the status without its own writes (`pkg/ipam/store/store.go`,
-/// `Reserve`).
+/// The Go controller would read a status without its own writes if there is the subresource
+/// (`pkg/ipam/store/store.go`, `Reserve`).
 #[test]
 fn there_is_no_way_back_while_a_status_is_a_subresource() {
     let mut state = harvester();
@@ -166,8 +166,8 @@ fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
             TakeoverStep::Stop(TakeoverProgram::Operator),
         ]
     );
-    // Harvester's chart puts its own form back: the next run replaces that form even without
-    // `--adopt-crds`.
+    // After Harvester's chart has put its own form back, the next run replaces that form even
+    // without `--adopt-crds`.
     state.crds[0].is_current = false;
     assert_eq!(TAKE_OVER.plan(&state).unwrap(), [TakeoverStep::AdoptCrd(name("ippools"))]);
     assert_eq!(TAKE_OVER.plan(&harvester()).unwrap().len(), 9);
@@ -274,8 +274,8 @@ fn any_state() -> impl Strategy<Value = TakeoverState> {
 }
 
 proptest! {
-    /// Both directions end from any state: no step is left, or the plan of the state is refused as
-    /// well.
+    /// Both directions come to an end from any state: no step is left, or the next step is refused.
+    /// If it is refused, the plan from the first state is refused as well.
     #[test]
     fn every_plan_ends(state in any_state()) {
         for direction in [TAKE_OVER, WITH_CRDS, Direction::Undo] {

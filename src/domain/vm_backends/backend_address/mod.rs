@@ -22,12 +22,12 @@ pub struct NetworkRange {
     pub gateway: Option<IpAddr>,
 }
 
-/// Facts that addresses are compared with.
+/// Facts with which the addresses that a VM reports are compared.
 #[derive(Clone, Copy)]
 pub struct AddressRules<'a> {
     /// Address of the load balancer itself; `None` if it is not known.
     pub own: Option<IpAddr>,
-    /// Returns the object of the cluster that has an address, if there is one.
+    /// Returns the cluster's object that has the given address, if there is such an object.
     pub reserved: &'a dyn Fn(IpAddr) -> Option<Reserved>,
     /// Returns the addresses of a network, `namespace/name`. `None`: they are not known.
     pub range: &'a dyn Fn(&str) -> Option<NetworkRange>,
@@ -42,9 +42,9 @@ pub enum AddressFault {
     NotOfPod,
     /// An object of the cluster has the address.
     Reserved(Reserved),
-    /// The address is outside the network: `namespace/name` and its CIDR.
+    /// The address is outside the network. The fields are the network's `namespace/name` and CIDR.
     Outside(Box<str>, IpNet),
-    /// The network's router has the address; `namespace/name` of the network.
+    /// The network's router has the address. The field is the network's `namespace/name`.
     Gateway(Box<str>),
 }
 
@@ -63,8 +63,8 @@ impl fmt::Display for AddressFault {
 
 /// Returns the reason why a VM may not have an address on a network. `None`: the VM may have it.
 /// `network` is `namespace/name`, or empty for the pod network; `pods` are the VM's pods. `had`
-/// returns whether the VM already had the address: then a load balancer that gets it later does not
-/// take it away from the VM.
+/// returns whether the VM already had the address. If so, a load balancer that gets the same
+/// address later does not take the address away from the VM.
 pub fn fault(
     address: IpAddr,
     network: &str,

@@ -7,8 +7,8 @@
 //! * At least one endpoint takes traffic at every moment, also between writes. If no VM can take
 //!   traffic, the [`sink`] takes it.
 //!
-//! A slice with the sink has [`SINK_PORT`] in place of the VMs' ports: sink and ports change in one
-//! write.
+//! A slice with the sink has [`SINK_PORT`] in place of the VMs' ports. The sink and the ports
+//! change in the same write.
 
 mod body;
 
@@ -23,12 +23,12 @@ pub use body::{SliceBody, create, patch};
 /// Largest number of endpoints in a slice, as in Kubernetes' own controller.
 pub const MOST: usize = 100;
 
-/// UID of the sink. The Go controller's own sink has the same UID, so the Go controller removes
-/// this sink if it is put back in charge.
+/// UID of the sink. The Go controller's own sink has the same UID. So the Go controller removes
+/// this sink if the Go controller is put back in charge.
 pub const SINK_UID: &str = "dummy347-546a-4642-9da6-5608endpoint";
 
-/// Port of the sink: discard (RFC 863). No program on a node listens on this port, and a discard
-/// server would not answer.
+/// Port of the sink: discard (RFC 863). No program on a node listens on this port, and even a
+/// discard server would send no answer.
 pub const SINK_PORT: u16 = 9;
 
 /// Node that announces a Service.
@@ -82,7 +82,7 @@ impl StoredSlice {
 /// Write of one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SliceWrite {
-    /// Create the slice: no slice has this name.
+    /// Create the slice, because no slice has this name.
     Create {
         /// Name of the slice.
         name: String,
@@ -98,7 +98,7 @@ pub enum SliceWrite {
         /// Endpoints of the slice.
         endpoints: Vec<VmEndpoint>,
     },
-    /// Delete the slice: it is empty, or its family is not the Service's.
+    /// Delete the slice, because it is empty, or its family is not the Service's.
     Delete {
         /// Name of the slice.
         name: String,
@@ -126,16 +126,17 @@ impl SliceWrite {
     }
 }
 
-/// Endpoint that takes traffic and never answers. It is a closed port of the announcing node, which
-/// refuses connections at once. If that node's address is not known, it is an address that is
-/// reserved and unused (RFC 5737, RFC 6666).
+/// Returns the sink: an endpoint that takes traffic and never answers. Its address is the
+/// announcing node's, and its port is closed there, so connections are refused at once. If the
+/// node's address is not known, the sink's address is one that is reserved and unused (RFC 5737,
+/// RFC 6666).
 ///
-/// kube-proxy redirects no traffic of a Service without an endpoint. The Service's address is then
-/// the announcing node's own, and a program that listens on the node would answer. kube-proxy
-/// refuses such traffic in one of its filter chains, but kube-vip admits the Service's ports in an
-/// earlier chain. Traffic for the sink is redirected before both chains. The sink is marked as
-/// terminating: kube-proxy still sends traffic to it, and no other component counts it as a ready
-/// endpoint.
+/// The sink is needed because kube-proxy redirects no traffic of a Service without an endpoint. The
+/// Service's address is then the announcing node's own, and a program that listens on the node
+/// would answer. kube-proxy refuses such traffic in one of its filter chains, but kube-vip admits
+/// the Service's ports in an earlier chain. Traffic for the sink is redirected before both chains.
+/// The sink is marked as terminating, so that kube-proxy still sends traffic to it, but no other
+/// component counts it as a ready endpoint.
 pub fn sink(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> VmEndpoint {
     let of_node = at.and_then(|node| {
         let address =
@@ -158,8 +159,8 @@ pub fn sink(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> V
     }
 }
 
-/// Ports of a slice with these endpoints: the VMs' `ports`, or [`SINK_PORT`] for each of them if
-/// the sink is among the endpoints.
+/// Ports of a slice with these endpoints: the VMs' `ports`. If the sink is among the endpoints, the
+/// number of each port is [`SINK_PORT`].
 pub fn ports_of(
     endpoints: &[impl Borrow<VmEndpoint>],
     ports: &[EndpointPort],
@@ -184,7 +185,7 @@ impl VmEndpoint {
     }
 }
 
-/// Endpoint of each VM in the slices, by UID.
+/// Map from the UID of each VM in the slices to the VM's endpoint.
 pub fn remembered<S: Borrow<StoredSlice>>(slices: &[S]) -> HashMap<&str, &VmEndpoint> {
     let endpoints = slices.iter().flat_map(|slice| &slice.borrow().endpoints);
     endpoints.map(|endpoint| (&*endpoint.uid, endpoint)).collect()
@@ -195,8 +196,8 @@ pub fn remembered<S: Borrow<StoredSlice>>(slices: &[S]) -> HashMap<&str, &VmEndp
 pub struct SlicePlan {
     /// Writes, in the order in which they must be done.
     pub writes: Vec<SliceWrite>,
-    /// Whether the slices are as desired after these writes. Otherwise plan again from the stored
-    /// slices.
+    /// Whether the slices are as desired after these writes. If not, the caller must plan again
+    /// from the stored slices.
     pub complete: bool,
 }
 
@@ -243,10 +244,10 @@ fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
     endpoints.into_iter().cloned().collect()
 }
 
-/// Orders the writes so that an endpoint always takes traffic: writes that add such an endpoint
-/// come first, writes that remove the sink come last, and deletions in between. A deletion is never
-/// the last write: kube-vip up to 1.2.3 takes the last event about any slice for the state of all
-/// slices.
+/// Orders the writes so that at least one endpoint takes traffic at every moment. First come the
+/// writes that add endpoints which take traffic, then the deletions, then the other writes. Writes
+/// that remove the sink are the last of these. A deletion is never the last write, because kube-vip
+/// up to 1.2.3 takes the last event about any slice for the state of all slices.
 fn in_order(
     stored: &[&StoredSlice],
     deletes: Vec<SliceWrite>,
@@ -282,7 +283,8 @@ fn in_order(
             let took =
                 |write: &SliceWrite| before(write.name()).is_some_and(|s| takes(&s.endpoints) > 0);
             if writes.len() < 2 && !writes.last().is_some_and(took) {
-                // All traffic goes to the slice that is to be deleted. The next plan deletes it.
+                // All traffic goes to a slice that is to be deleted. The next plan deletes that
+                // slice.
                 return SlicePlan { writes, complete: false };
             }
             rest.extend(writes.pop());
@@ -323,7 +325,8 @@ fn pack<'a>(
         .map(|n| (n, slice_name(service, family, n)))
         .filter(|(_, name)| odd.iter().all(|slice| slice.name != *name));
     let mut rest: Vec<&VmEndpoint> = wanted.into_values().collect();
-    // Sorted by name, so that the same VMs are in the same slices whatever the order of events.
+    // The endpoints are sorted by name, so that the order of events does not decide in which slice
+    // a VM is.
     rest.sort_by(|a, b| (&a.name, &a.uid).cmp(&(&b.name, &b.uid)));
     let mut rest = rest.into_iter().peekable();
     while rest.peek().is_some() {
@@ -347,8 +350,8 @@ fn pack<'a>(
 }
 
 /// Name of a slice. The first IPv4 slice has the Service's name, as it always had. The other names
-/// contain a dot, which no Service's name can contain, so none is the name of another Service's
-/// first slice.
+/// contain a dot, which no Service's name can contain. So none of them is the name of another
+/// Service's first slice.
 fn slice_name(service: &str, family: AddressFamily, number: usize) -> String {
     match (family, number) {
         (AddressFamily::V4, 1) => service.to_owned(),

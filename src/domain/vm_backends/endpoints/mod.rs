@@ -1,6 +1,7 @@
 //! Choice of the VMs that are endpoints of a LoadBalancer, with their address and state.
 //!
-//! Invariant: a VM has at most one endpoint, identified by its UID, however many pods run it.
+//! Invariant: a VM has at most one endpoint, identified by the VM's UID, however many pods run the
+//! VM.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -61,22 +62,22 @@ impl VmEndpoint {
 pub enum VmBackend {
     /// The VM does not run.
     NotRunning,
-    /// The VM runs, and no suitable address of it is known.
+    /// The VM runs, but no suitable address of the VM is known.
     NoAddress,
-    /// The VM runs, and reports only addresses that it may not have.
+    /// The VM runs, but reports only addresses that it may not have.
     Refused {
         /// Name of the VM.
         name: Arc<str>,
         /// First of the refused addresses.
         address: IpAddr,
-        /// Reason why it may not have the address.
+        /// Reason why the VM may not have the address.
         fault: AddressFault,
     },
     /// The VM is an endpoint. Its health is not yet considered.
     Endpoint {
         /// Endpoint, as if it passed its health check.
         endpoint: VmEndpoint,
-        /// Whether the address is the last known one: the guest agent is silent.
+        /// Whether the address is the last known one, because the guest agent is silent.
         last_known: bool,
     },
 }
@@ -93,9 +94,9 @@ pub struct WantedAddresses<'a> {
     pub family: AddressFamily,
 }
 
-/// Decides whether a VM is a backend, with which address and in which state. `pods`: the VM's pods.
-/// `last` returns the address of the VM's endpoint so far. `rules`: facts that decide which
-/// addresses the VM may not have.
+/// Decides whether a VM is a backend, with which address and in which state. `pods` are the VM's
+/// pods. `last` returns the address that the VM's endpoint has had so far. `rules` are the facts
+/// that decide which addresses the VM may not have.
 pub fn backend(
     name: impl Into<Arc<str>>,
     vm: &Vm,
@@ -126,13 +127,14 @@ pub fn backend(
                 known = Some(address);
                 break;
             }
-            // Not refused yet: the pod's address is reported a moment later than the VM's.
+            // The address is not refused yet: the pod's address is reported later than the VM's.
             Some(AddressFault::NotOfPod) if pods.iter().all(|pod| pod.addresses.is_empty()) => {}
             Some(fault) => drop(refused.get_or_insert((address, fault))),
         }
     }
-    // A guest whose agent fell silent keeps its last address while its pod runs. If the VM reports
-    // that address on another network, it was stored before the LoadBalancer named this network.
+    // A VM whose guest agent fell silent keeps its last address while its pod is ready. This does
+    // not apply to an address that the VM now reports on another network: it was stored before the
+    // LoadBalancer named this network.
     let elsewhere = |last: &IpAddr| vm.nics.iter().any(|nic| nic.addresses.contains(last));
     let may_have = |last: &IpAddr| {
         let mut networks = vm.nics.iter().filter(here).map(|nic| &*nic.network).peekable();
@@ -161,9 +163,9 @@ pub fn backend(
             name: name.into(),
             uid: vm.uid.clone(),
             node: vm.node.clone(),
-            // The `Ready` conditions of the pod and of the VM both count. Only the pod's turns
-            // false when a node dies while virt-controller is down as well; only the VM's includes
-            // pausing and guest probes.
+            // The `Ready` conditions of the pod and of the VM both count. When a node dies while
+            // virt-controller is down as well, only the pod's condition turns false. Only the VM's
+            // condition includes pausing and guest probes.
             serving: pod_ready && vm_ready && !vm.paused && vm.phase == VmPhase::Running,
             terminating: vm.deleting || pod.is_some_and(|pod| pod.deleting),
         },

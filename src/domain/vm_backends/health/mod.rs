@@ -1,9 +1,11 @@
 //! Health checks: their probes, and the verdicts from the results.
 //!
-//! Invariants: a verdict changes only after as many results in a row as the check demands, so a
-//! backend that fails now and then is not removed and added all the time. The probe is read from
-//! the spec in one place ([`check`]), which does not rely on a schema: the API server may serve
-//! Harvester's own CRD, which does not have our rules.
+//! Invariants:
+//!
+//! * A verdict changes only after as many consecutive results as the check demands, so a backend
+//!   that fails now and then is not removed and added all the time.
+//! * The probe is read from the spec in one place ([`check`]), which does not rely on a schema,
+//!   because the API server may serve Harvester's own CRD, which does not have our rules.
 
 mod doubt;
 mod schedule;
@@ -27,9 +29,9 @@ pub struct CheckSettings {
     pub probe: BackendProbe,
     /// Port of the backend.
     pub port: u16,
-    /// Successes in a row that make a backend healthy: 1 to [`MOST_IN_A_ROW`].
+    /// Consecutive successes that make a backend healthy: 1 to [`MOST_IN_A_ROW`].
     pub success_threshold: u32,
-    /// Failures in a row that make a backend unhealthy: 1 to [`MOST_IN_A_ROW`].
+    /// Consecutive failures that make a backend unhealthy: 1 to [`MOST_IN_A_ROW`].
     pub failure_threshold: u32,
     /// Time from one probe of a backend to the next: 1 s to [`LONGEST_PERIOD`].
     pub period: Duration,
@@ -53,8 +55,9 @@ pub enum BackendProbe {
     Tcp,
     /// HTTP: the backend must answer a GET.
     Http(ProbeRequest),
-    /// HTTPS: the backend must answer a GET within TLS. With certificates in PEM: one of them must
-    /// have signed the backend's certificate. Without: the backend's certificate is not verified.
+    /// HTTPS: the backend must answer a GET within TLS. If certificates in PEM are given, one of
+    /// them must have signed the backend's certificate. Otherwise, the backend's certificate is not
+    /// verified.
     Https(ProbeRequest, Option<String>),
 }
 
@@ -102,9 +105,9 @@ pub struct ProbeTarget {
     pub assume_healthy: bool,
 }
 
-/// Whether a backend can have the address. Addresses of this process's own host, of groups of hosts
-/// and "any" are excluded: a guest that reports such an address must not make this process probe
-/// it.
+/// Whether a backend can have the address. Loopback, link-local, multicast, broadcast and
+/// unspecified addresses are excluded, because a guest that reports such an address must not make
+/// this process probe its own host or a group of hosts.
 pub fn may_be_backend(address: IpAddr) -> bool {
     // An IPv4-mapped IPv6 address leads to the same host as the IPv4 address.
     match address.to_canonical() {
@@ -130,12 +133,12 @@ pub fn may_be_backend(address: IpAddr) -> bool {
 /// clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendHealth {
-    /// Verdict of the probes, believed or not.
+    /// Verdict of the probes, even if it is doubted.
     passes: bool,
-    /// Number of results in a row that contradict the verdict.
+    /// Number of consecutive results that contradict the verdict.
     against: u32,
-    /// Time of the last probe that passed while the backend was healthy; zero if no probe of this
-    /// process did.
+    /// Time of the last probe that passed while the backend was healthy; zero if there was no such
+    /// probe in this process.
     passed: Duration,
     /// Time of the first failure after `passed`. `None`: there is no such failure, or the backend
     /// was never healthy.

@@ -1,5 +1,5 @@
-//! Meaning of statuses, verdicts and addresses. Verdicts are compared with an evaluation of the
-//! whole history.
+//! Tests of statuses, verdicts and addresses. Each verdict is compared with the verdict that
+//! follows from the whole history.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -22,8 +22,8 @@ fn check(success_threshold: u32, failure_threshold: u32) -> CheckSettings {
     }
 }
 
-/// Verdict from the whole history. If enough of the last results in a row are equal, they decide;
-/// otherwise the verdict before the last result stays.
+/// Verdict from the whole history. If enough of the last results are equal, they give the verdict.
+/// Otherwise the verdict before the last result stays.
 fn by_history(assumed: bool, history: &[bool], check: &CheckSettings) -> bool {
     let ends_with = |result: bool, count: u32| {
         let count = usize::try_from(count).unwrap();
@@ -65,7 +65,7 @@ proptest! {
         assumed: bool,
         runs in vec((1_u32..4, 1_u32..3), 1..30),
     ) {
-        // Never four successes or three failures in a row.
+        // There are never four consecutive successes or three consecutive failures.
         let check = check(4, 3);
         let mut health = BackendHealth::assumed(assumed);
         for (successes, failures) in runs {

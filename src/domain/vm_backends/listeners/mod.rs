@@ -15,10 +15,10 @@ use crate::load_balancer::bounds::{self, MOST_LISTENERS};
 use crate::reason;
 use api::{ConditionStatus, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
 
-/// Port of the address, and the port of the VMs that it leads to.
+/// Listener: a port of the address, and the port of the VMs to which it leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerPort {
-    /// Name of the listener; may be empty if it is the only one.
+    /// Name of the listener; may be empty if it is the only listener.
     pub name: String,
     /// Protocol: TCP or UDP.
     pub protocol: String,
@@ -50,8 +50,8 @@ pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     bounds::selector_fault(spec).or_else(address)
 }
 
-/// Address in place of a VM's name in the selector, where it selects no VM: `backendServers` of
-/// v1alpha1 once contained addresses.
+/// Address in the selector in place of a VM's name, if there is one. Such a selector selects no VM:
+/// `backendServers` of v1alpha1 once contained addresses.
 pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
     let names = spec.backend_server_selector.as_ref()?.get(LABEL_VM_NAME)?;
     names.iter().map(String::as_str).find(|name| name.parse::<IpAddr>().is_ok())
@@ -160,7 +160,8 @@ pub struct BackendCounts {
 }
 
 impl BackendCounts {
-    /// Collects the VMs. `healthy` returns whether an endpoint passes its health check.
+    /// Collects the states of the VMs. `healthy` returns whether an endpoint passes its health
+    /// check.
     pub fn new(
         backends: impl IntoIterator<Item = VmBackend>,
         healthy: impl Fn(&VmEndpoint) -> bool,
@@ -242,17 +243,18 @@ pub struct ServingStatus {
     /// State of the Service.
     pub service: ServiceState,
     /// Addresses at which the LoadBalancer's Service is announced, whatever the state of the
-    /// Service is now: its `status.loadBalancer.ingress`. Empty without a Service.
+    /// Service is now. They are the Service's `status.loadBalancer.ingress`. Empty without a
+    /// Service.
     pub ingress: Vec<String>,
     /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, so no VM is reported and no
     /// endpoint is changed.
     pub backends: Option<BackendCounts>,
     /// Reason why the selector selects fewer VMs than expected, if there is such a reason.
     pub selector_hint: Option<String>,
-    /// Fault of the health check, if there is one: then health is not checked.
+    /// Fault of the health check. If there is a fault, health is not checked.
     pub health_fault: Option<String>,
-    /// Doubt about VMs that fail their health check and stay endpoints, because most VMs fail at
-    /// once.
+    /// Text about VMs that fail their health check but stay endpoints: their failures are doubted,
+    /// because most VMs fail at once.
     pub doubted: Option<String>,
     /// Reason why the address is announced on the announcer's default interface, not on the
     /// LoadBalancer's network.
@@ -280,7 +282,7 @@ impl ServingStatus {
         }
     }
 
-    /// Address at which the Service is announced.
+    /// First of the addresses at which the Service is announced.
     pub fn announced(&self) -> Option<&str> {
         self.ingress.first().map(String::as_str)
     }

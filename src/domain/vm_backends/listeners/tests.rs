@@ -149,7 +149,8 @@ fn backends_are_counted_by_what_can_answer() {
         VmBackend::NotRunning,
         VmBackend::NoAddress,
         vm("sick", true, false),
-        // Not counted as unhealthy: the first does not serve anyway, and the second terminates.
+        // Two VMs are not counted as unhealthy: the first does not serve anyway, and the second
+        // terminates.
         vm("sick-unready", false, false),
         vm("sick-leaving", true, true),
         vm("draining", true, true),
@@ -251,7 +252,7 @@ fn a_setting_of_the_service_that_does_not_fit_is_reported() {
     let local = || SettingMisfit::NoLocalBackend("local".into());
     let ranges = || SettingMisfit::SourceRanges("ranges".into());
     let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
-    // Whether or not the status still contains the address.
+    // The reason is the same whether or not the status still contains the address.
     for service in [ours(), silent(ServiceState::Ours)] {
         assert_eq!(found(service, &one, local(), None), (no, "NoLocalBackend", "local".into()));
     }
@@ -262,7 +263,7 @@ fn a_setting_of_the_service_that_does_not_fit_is_reported() {
     assert_eq!(found(ours(), &[last_known("a")], ranges(), None).1, "LastKnownAddress");
 }
 
-/// The reason reported is the one that must be corrected first.
+/// The reported reason is the fault that must be corrected first.
 #[test]
 fn the_first_obstacle_is_the_one_that_is_reported() {
     let none: &[VmBackend] = &[];

@@ -1,9 +1,10 @@
 //! Index from a VM to the LoadBalancers that select it by its labels, and from a LoadBalancer to
 //! its VMs. A change scans neither all VMs nor all LoadBalancers.
 //!
-//! Owns the facts about VMs and their pods. Invariants: a VM is a member of exactly the
-//! LoadBalancers of its namespace whose selector it matches; a change of a VM or a pod returns
-//! exactly the LoadBalancers whose endpoints it can affect.
+//! The index owns the facts about VMs and their pods. Invariants:
+//!
+//! * A VM is a member of exactly the LoadBalancers of its namespace whose selector it matches.
+//! * A change of a VM or a pod returns exactly the LoadBalancers whose endpoints it can affect.
 //!
 //! Each pair of label and value is interned. A clause of a selector is the pairs of one label. A
 //! LoadBalancer is filed under the pairs of one of its clauses; a VM is compared only with the
@@ -40,12 +41,12 @@ pub struct LabelIndex {
     pairs: Slots<LabelPair>,
     vm_ids: HashMap<Box<str>, Id>,
     vms: Slots<IndexedVm>,
-    /// Pods by the VM's UID. A pod may become known before its VM, and may remain after its VM.
+    /// Map from a VM's UID to its pods. A pod may become known before its VM, and remain after it.
     pods: HashMap<Arc<str>, Vec<VmPod>>,
-    /// UIDs of a pod's VM and of the pod, by the pod's `namespace/name`.
+    /// Map from a pod's `namespace/name` to the UIDs of the pod's VM and of the pod itself.
     pod_owner: HashMap<Box<str>, (Arc<str>, Arc<str>)>,
     uids: HashMap<Arc<str>, Id>,
-    /// VMs by the addresses that they report.
+    /// Map from an address to the VMs that report it.
     by_address: HashMap<IpAddr, Vec<Id>>,
     lb_ids: HashMap<LbKey, Id>,
     lbs: Slots<FiledSelector>,
@@ -184,8 +185,8 @@ impl LabelIndex {
                 ids
             })
             .collect();
-        // Filed under the clause with the fewest other LoadBalancers, so that a VM is compared with
-        // few LoadBalancers that do not select it.
+        // The LoadBalancer is filed under its clause with the fewest other LoadBalancers, so that a
+        // VM is compared with few LoadBalancers that do not select it.
         let crowd = |clause: &Vec<Id>| -> usize {
             clause.iter().map(|pair| self.pairs.get(*pair).lbs.len()).sum()
         };
@@ -279,7 +280,7 @@ impl LabelIndex {
         self.lbs_of_all(self.vm_ids.values().filter(is_there).copied())
     }
 
-    /// All VMs, by `namespace/name`.
+    /// All VMs, each with its `namespace/name`.
     pub fn vms(&self) -> impl Iterator<Item = (&str, &Vm)> {
         self.vm_ids.iter().map(|(key, id)| (&**key, &self.vms.get(*id).vm))
     }

@@ -1,9 +1,9 @@
-//! Interfaces on which kube-vip is asked to announce Services, and interfaces on which it does.
+//! Interfaces on which kube-vip is asked to announce Services, and on which it announces them.
 //!
 //! kube-vip 1.2 reads the interface of a Service once (`NewInstance`, pkg/instance/instance.go),
 //! and cannot serve a Service whose interface a node lacks. So the operator asks for a VLAN only if
-//! each node that may announce has a working link for it, and creates a Service again that needs
-//! another interface and is not announced yet.
+//! each node that may announce has a working link for it. A Service that needs another interface,
+//! and is not announced yet, is created again.
 
 use serde_json::{Map, Value, json};
 
@@ -23,7 +23,7 @@ impl NetworkAttachment {
 }
 
 impl WantedService<'_> {
-    /// Interface to ask for. `None`: the announcer's default.
+    /// Interface to ask for. `None`: the announcer's default interface.
     fn interface(&self) -> Option<String> {
         let attachment = self.attachment.filter(|_| !self.network.is_empty())?;
         (self.link == NetworkReach::Ready).then(|| attachment.interface())
@@ -78,8 +78,8 @@ pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -
 
 /// Changes of the hints. An announced address stays on its interface. Hints of a user stay too:
 /// only hints that come from a network are removed, when the LoadBalancer no longer names that
-/// network. A VLAN that an earlier version of the operator asked for is removed at once, since
-/// kube-vip would fail on it at its next start.
+/// network. A VLAN that an earlier version of the operator asked for is removed at once, because
+/// kube-vip would fail on this VLAN when kube-vip starts again.
 pub(super) fn changed_hints(
     stored: &StoredService,
     wanted: &WantedService<'_>,

@@ -1,10 +1,13 @@
-//! The Service that asks for an address: its required content, and the writes that lead to it.
+//! The Service that asks for an address: its required content, and the writes that produce it.
 //!
-//! Invariants: only objects that name the LoadBalancer as their owner, by UID, are written or
-//! deleted; additions of other writers stay. Of a Service, the operator owns the type, the ports,
-//! the families, the requested address, the absence of a selector, its own label and the owner.
-//! Everything else (policies, more labels and annotations, node ports) belongs to the user or
-//! program that set it.
+//! Invariants:
+//!
+//! * Only objects that name the LoadBalancer as their owner, by UID, are written or deleted.
+//! * Additions of other writers stay.
+//!
+//! Of a Service, the operator owns the type, the ports, the families, the requested address, the
+//! absence of a selector, its own label and the owner. Everything else (policies, more labels and
+//! annotations, node ports) belongs to the user or program that set it.
 
 mod held_back;
 mod ineffective_settings;
@@ -44,7 +47,7 @@ pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traff
 pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
 /// Annotation with the node that last announced a Service, written by kube-vip.
 pub const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
-/// External traffic policy of a Service that names none.
+/// External traffic policy of a Service that names no policy.
 const DEFAULT_POLICY: &str = "Cluster";
 
 /// Reference to an owner.
@@ -67,11 +70,11 @@ pub struct StoredService {
     pub version: String,
     /// Owners of the Service.
     pub owners: Vec<OwnerRef>,
-    /// Whether it is being deleted.
+    /// Whether the Service is being deleted.
     pub deleting: bool,
-    /// Whether it has the label of load balancers' Services.
+    /// Whether the Service has the label that marks Services of load balancers.
     pub labelled: bool,
-    /// Annotations that decisions use: those for or from kube-vip, and the operator's own.
+    /// Annotations that decisions use: for kube-vip, from kube-vip, and the operator's own.
     pub annotations: BTreeMap<String, String>,
     /// `spec.type`.
     pub type_: String,
@@ -94,7 +97,7 @@ pub struct StoredService {
 /// Port of a stored Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredPort {
-    /// Name of the port; may be empty if it is the only one.
+    /// Name of the port; may be empty if it is the only port.
     pub name: String,
     /// Protocol: TCP or UDP.
     pub protocol: String,
@@ -102,7 +105,7 @@ pub struct StoredPort {
     pub port: i32,
     /// Port of the endpoints; 0 if it is a name.
     pub target: i32,
-    /// Port of every node, chosen by the API server; 0 for none.
+    /// Port of every node, chosen by the API server; 0 if there is no such port.
     pub node_port: i32,
 }
 
@@ -111,15 +114,15 @@ pub struct StoredPort {
 pub struct WantedService<'a> {
     /// Identity of the LoadBalancer.
     pub lb: LbIdentity<'a>,
-    /// Address to ask for; `None`: kube-vip leases it.
+    /// Address to ask for. `None`: kube-vip leases an address.
     pub address: Option<IpAddr>,
     /// Listeners, at least one.
     pub listeners: &'a [ListenerPort],
-    /// Network of the address; empty for the nodes' own.
+    /// Network of the address; empty for the nodes' own network.
     pub network: &'a str,
     /// Bridge and VLAN of the network, if known.
     pub attachment: Option<&'a NetworkAttachment>,
-    /// Whether announcers reach the network by this bridge and VLAN.
+    /// Whether announcers reach the network by the bridge and VLAN of `attachment`.
     pub link: NetworkReach,
 }
 
@@ -139,27 +142,34 @@ pub struct LbIdentity<'a> {
 pub enum ServicePlan {
     /// Change nothing: the Service is as required.
     Keep,
-    /// Create this Service: there is none.
+    /// Create this Service, because no Service exists.
     Create(Value),
     /// Apply this merge patch.
     Change(Value),
     /// Apply this merge patch to the status of a Service that is [`held`].
     ChangeStatus(Value),
-    /// Change nothing: another owner has the Service, as the text describes.
+    /// Change nothing, because another owner has the Service, as the text describes.
     Foreign(String),
-    /// Wait: an earlier Service is being deleted.
+    /// Wait, because an earlier Service is being deleted.
     Leaving,
-    /// Delete the Service first. It is of the other family, which cannot be changed, or asks for
-    /// another address or interface, or its policy has changed, or it has lost a port. kube-vip 1.2
-    /// withdraws the address of a Service that changes so, and announces no other (`serviceChanged`
-    /// in pkg/services/processor.go: the instance is deleted, and none is created). kube-vip reads
-    /// the ports once, and still admits a removed port to the node itself (`SetServicePorts` in
-    /// pkg/instance/instance.go, `insertIPTablesRulesForServicePorts`).
+    /// Delete the Service first, for one of these reasons:
+    ///
+    /// * The Service is of the other family, which cannot be changed.
+    /// * The Service asks for another address or interface.
+    /// * The policy of the Service has changed.
+    /// * The Service has lost a port. kube-vip reads the ports once, and still admits a removed
+    ///   port to the node itself (`SetServicePorts` in pkg/instance/instance.go,
+    ///   `insertIPTablesRulesForServicePorts`).
+    ///
+    /// kube-vip 1.2 withdraws the address of a Service that changes in such a way, and announces no
+    /// other address (`serviceChanged` in pkg/services/processor.go: the instance is deleted, and
+    /// no other instance is created).
     Replace,
 }
 
 impl StoredService {
-    /// Addresses that the Service asks kube-vip for (`FetchServiceAddresses`). Empty: none.
+    /// Addresses that the Service asks kube-vip for (`FetchServiceAddresses`); empty if there are
+    /// none.
     fn asked(&self) -> &str {
         self.annotations.get(ASKED_ADDRESS).unwrap_or(&self.load_balancer_ip).trim()
     }
@@ -168,7 +178,7 @@ impl StoredService {
         if self.policy.is_empty() { DEFAULT_POLICY } else { &self.policy }
     }
 
-    /// Node that announced the Service last. `None`: no node has reported that it did.
+    /// Node that announced the Service last. `None`: no node has reported an announcement.
     pub fn announcing_node(&self) -> Option<&str> {
         self.annotations.get(ANNOUNCING_NODE).map(String::as_str).filter(|name| !name.is_empty())
     }
@@ -188,8 +198,8 @@ impl StoredService {
         ports
     }
 
-    /// Whether the address may lead to this Service: it is announced there, or the Service asks for
-    /// it.
+    /// Whether the address may lead to this Service, because the address is announced for the
+    /// Service, or the Service asks for it.
     pub fn asks_for(&self, address: IpAddr) -> bool {
         let asked = self.annotations.get(ASKED_ADDRESS).into_iter().flat_map(|ips| ips.split(','));
         let all = asked.chain([self.load_balancer_ip.as_str()]);
@@ -234,7 +244,8 @@ pub fn plan(stored: Option<&StoredService>, wanted: &WantedService<'_>) -> Servi
 }
 
 /// Whether the Service asks kube-vip for an address other than the wanted one. False for a Service
-/// that asks for none: kube-vip announces the address as soon as the Service asks for it.
+/// that asks for no address, because kube-vip announces the wanted address as soon as the Service
+/// asks for it.
 fn asks_for_another(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     let (asked, wanted) = (stored.asked(), wanted.asked());
     !asked.is_empty() && asked.parse::<IpAddr>().ok() != wanted.parse().ok()
@@ -245,8 +256,8 @@ fn ports_text(ports: impl Iterator<Item = (i32, String)>) -> String {
     ports.map(|(port, protocol)| format!("{port}/{protocol}")).collect::<Vec<_>>().join(",")
 }
 
-/// Ports with which the Service was created, as text. Without the annotation they are assumed to be
-/// its present ports.
+/// Ports with which the Service was created, as text. Without the annotation, the Service's present
+/// ports are assumed.
 fn made_with_ports(stored: &StoredService) -> String {
     let now = || ports_text(stored.ports.iter().map(|port| (port.port, port.protocol.clone())));
     stored.annotations.get(MADE_WITH_PORTS).cloned().unwrap_or_else(now)
@@ -309,8 +320,8 @@ fn create(wanted: &WantedService<'_>) -> Value {
             "ipFamilies": [wanted.family().name()],
             "ipFamilyPolicy": "SingleStack",
             "loadBalancerIP": wanted.asked(),
-            // kube-vip needs no node ports. Each would open a port on every node, which bypasses
-            // the source ranges.
+            // kube-vip needs no node ports. A node port would be open on every node, and would
+            // bypass the source ranges.
             "allocateLoadBalancerNodePorts": false,
             "ports": wanted.listeners.iter().map(|l| port(l, None)).collect::<Vec<_>>(),
         },

@@ -36,12 +36,13 @@ const ANNOTATIONS: [&str; 12] = [
 ];
 /// Longest text of such an annotation, in bytes: room for the ports of `MOST_LISTENERS` listeners.
 const LONGEST_ANNOTATION: usize = 4096;
-/// Largest number of addresses that are read of a Service.
+/// Largest number of addresses that are read from a Service.
 const MOST_INGRESS: usize = 16;
-/// Largest number of owners of kind LoadBalancer that are read of an object.
+/// Largest number of owners of kind LoadBalancer that are read from an object.
 const MOST_OWNERS: usize = 4;
 
-/// LoadBalancer that owns an object, by `namespace/name`, and the reference to it.
+/// Returns the `namespace/name` of the LoadBalancer that owns an object, and the object's reference
+/// to this LoadBalancer.
 pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
     let owned_by = meta.owner_references.as_deref().unwrap_or_default();
     let owner =
@@ -122,8 +123,8 @@ fn is_announced(ingress: &LoadBalancerIngress) -> bool {
     !ports.any(|port| port.error.as_deref() == Some(NOT_ANNOUNCED))
 }
 
-/// Reads an EndpointSlice: `namespace/name` and UID of the LoadBalancer that owns the slice, and
-/// the slice's content. `None`: no LoadBalancer owns it.
+/// Reads an EndpointSlice. Returns `namespace/name` and UID of the LoadBalancer that owns the
+/// slice, and the slice's content. `None`: no LoadBalancer owns the slice.
 pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, StoredSlice)> {
     let (lb, owner) = owner(&slice.metadata)?;
     let label = |key: &str, value: &str| label(&slice.metadata, key, value);
@@ -168,7 +169,7 @@ fn endpoint(endpoint: &FullEndpoint) -> Option<VmEndpoint> {
         name: target.name.as_deref()?.into(),
         uid: target.uid.as_deref()?.into(),
         node: endpoint.node_name.as_deref().unwrap_or_default().into(),
-        // The Go controller writes only `ready`.
+        // Of the conditions, the Go controller writes only `ready`.
         serving: conditions.and_then(|c| c.serving).unwrap_or(ready),
         terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
     })

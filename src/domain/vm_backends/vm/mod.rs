@@ -21,23 +21,24 @@ pub struct Vm {
     /// Node that the VM runs on; empty before the VM has a node. During a live migration it is the
     /// source node until the guest has moved.
     pub node: Arc<str>,
-    /// Phase of its life.
+    /// Phase of the VM's life.
     pub phase: VmPhase,
-    /// State of its `Ready` condition.
+    /// State of the VM's `Ready` condition.
     pub ready: VmReadiness,
-    /// Whether it is paused: its processors are stopped.
+    /// Whether the VM is paused: its processors are stopped.
     pub paused: bool,
-    /// Whether it is being deleted.
+    /// Whether the VM is being deleted.
     pub deleting: bool,
     /// Interfaces that the cluster gave the VM, each with its addresses that are known now.
     pub nics: Box<[Nic]>,
-    /// Topology in its annotations.
+    /// Topology in the VM's annotations.
     pub topology: Topology,
-    /// Whether the node driver created the VM, as a node of a guest cluster: then Harvester itself
-    /// writes the VM's topology annotations.
+    /// Whether the node driver created the VM, as a node of a guest cluster. If so, Harvester
+    /// itself writes the VM's topology annotations.
     pub annotated_by_harvester: bool,
-    /// First network with a NetworkAttachmentDefinition that a node of a guest cluster joins, as
-    /// `namespace/name`. Empty for other VMs, and for a node that is only on the pod network.
+    /// First network of the VM that has a NetworkAttachmentDefinition, as `namespace/name`, if the
+    /// VM is a node of a guest cluster. Empty for other VMs, and for a node that is only on the pod
+    /// network.
     pub network: Box<str>,
 }
 
@@ -74,7 +75,7 @@ pub enum VmReadiness {
 pub struct Nic {
     /// `namespace/name` of the NetworkAttachmentDefinition; empty for the pod network.
     pub network: Box<str>,
-    /// Usable addresses: the one in `ipAddress` first, then those in `ipAddresses`, in their order.
+    /// Usable addresses: first that in `ipAddress`, then those in `ipAddresses`, in the same order.
     pub addresses: Box<[IpAddr]>,
 }
 
@@ -92,26 +93,26 @@ pub struct Topology {
 pub struct VmPod {
     /// `metadata.uid`.
     pub uid: Arc<str>,
-    /// `metadata.uid` of the VirtualMachineInstance that controls it.
+    /// `metadata.uid` of the VirtualMachineInstance that controls the pod.
     pub vm: Arc<str>,
-    /// Node that it was scheduled to; empty before.
+    /// Node to which the pod was scheduled; empty before it is scheduled.
     pub node: Arc<str>,
     /// Creation time, in seconds since the epoch.
     pub created: i64,
-    /// Whether its `Ready` condition is true.
+    /// Whether the pod's `Ready` condition is true.
     pub ready: bool,
-    /// Whether it is being deleted.
+    /// Whether the pod is being deleted.
     pub deleting: bool,
-    /// Whether it has ended: its addresses may belong to another pod by now.
+    /// Whether the pod has ended: its addresses may belong to another pod by now.
     pub ended: bool,
-    /// Addresses on the pod network, as the kubelet reports them.
+    /// Addresses of the pod on the pod network, as the kubelet reports them.
     pub addresses: Box<[IpAddr]>,
 }
 
-/// Largest number of addresses that are read of one interface. Root in the guest can add any
-/// number.
+/// Largest number of addresses that are read from one interface. Root in the guest can add any
+/// number of addresses.
 const MOST_ADDRESSES: usize = 16;
-/// Largest number of interfaces that are read of one VM.
+/// Largest number of interfaces that are read from one VM.
 const MOST_NICS: usize = 32;
 
 impl Vm {

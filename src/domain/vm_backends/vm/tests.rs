@@ -197,7 +197,7 @@ fn an_interface_is_known_by_the_network_that_it_joins() {
         ("qualified", Some("nets/vlan1")),
         ("local", Some("apps/vlan2")),
         ("pods", Some("")),
-        // Hot-unplugged: its network has left the spec.
+        // The interface was hot-unplugged: its network is no longer in the spec.
         ("gone", Some("")),
         ("", None),
     ] {
@@ -225,7 +225,7 @@ fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
         (json!({"ipAddresses": ["10.0.0.5"]}), &["10.0.0.5"]),
         (json!({"ipAddress": "", "ipAddresses": []}), &[]),
         (json!({"ipAddresses": null}), &[]),
-        // An agent that reports before DHCP has finished.
+        // The guest agent reports before DHCP has finished.
         (
             json!({"ipAddress": "fe80::1", "ipAddresses": ["fe80::1", "169.254.3.4", "fd00::1"]}),
             &["fd00::1"],
@@ -380,8 +380,9 @@ fn a_pod_belongs_to_the_instance_that_controls_it() {
     }
 }
 
-/// KubeVirt's own rule: the newest pod on the instance's node. Creation times are whole seconds;
-/// the choice between two pods of the same second must not depend on the order of events.
+/// The guest runs in the newest pod on the instance's node: this is KubeVirt's rule. Creation times
+/// are whole seconds; the choice between two pods of the same second must not depend on the order
+/// of events.
 #[test]
 fn the_guest_runs_in_the_newest_pod_on_its_node() {
     let pod = |uid: &str, node: &str, created| VmPod {

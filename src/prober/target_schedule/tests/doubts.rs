@@ -1,4 +1,4 @@
-//! Verdicts when many targets fail at once, in a simulation with its own clock.
+//! Tests of verdicts when many targets fail at once, in a simulation with its own clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,7 +17,7 @@ fn vm(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, number).into()
 }
 
-/// Creates this number of LoadBalancers with three VMs each, none in common.
+/// Creates this number of LoadBalancers with three VMs each. No two LoadBalancers share a VM.
 fn fleet(lbs: u8, check: &CheckSettings) -> Fleet {
     (0..lbs).map(|lb| (lb.to_string(), (check.clone(), (3 * lb..3 * lb + 3).collect()))).collect()
 }
@@ -57,7 +57,7 @@ impl World {
         self.now = until;
     }
 
-    /// LoadBalancers with VMs whose verdict is unhealthy, and those VMs.
+    /// Pairs of a LoadBalancer and a VM whose verdict is unhealthy.
     fn unhealthy(&self) -> Vec<(String, u8)> {
         let all = self.fleet.iter().flat_map(|(lb, (_, vms))| vms.iter().map(move |vm| (lb, *vm)));
         all.filter(|(lb, vm)| self.schedule.is_healthy(lb, &vm.to_string()) == Some(false))
@@ -174,7 +174,7 @@ fn a_single_failure_counts_as_ever_before_a_doubt_and_within_one() {
     world.silent = [0].into();
     world.pass(15);
     assert_eq!(world.unhealthy(), [("0".to_owned(), 0)]);
-    // Fourteen still answer. Eight of these stop answering.
+    // Fourteen VMs still answer. Eight of these stop answering.
     world.silent = (0..9).collect();
     world.pass(15);
     assert_eq!((world.held(), world.unhealthy().len()), (8, 1));
@@ -215,7 +215,7 @@ fn a_doubt_goes_with_what_it_is_about() {
         world.schedule.remove(&lb.to_string());
     }
     assert_eq!(world.held(), 3);
-    // Another request makes another target, which starts with the former verdict.
+    // A changed request makes a new target, which starts with the former verdict.
     let other = CheckSettings { port: 81, ..usual() };
     set(&mut world.schedule, "4", &other, &[target(12), target(13)], world.now);
     assert_eq!(world.held(), 0);

@@ -1,4 +1,5 @@
-//! Targets that change; any order of changes is compared with a plain list of wanted targets.
+//! Tests of changes of targets: any order of changes is compared with a plain list of wanted
+//! targets.
 
 mod doubts;
 
@@ -78,7 +79,7 @@ fn another_question_starts_anew_from_the_verdict_and_another_address_from_nothin
     let (due, key) = run_next(&mut schedule);
     schedule.end(key, Some(true), due);
     assert_eq!(schedule.is_healthy("lb", "a"), Some(true));
-    // One failure; two are needed.
+    // The target fails once. Two failures are needed for the verdict to flip.
     let (due, key) = run_next(&mut schedule);
     schedule.end(key, Some(false), due);
 
@@ -240,7 +241,8 @@ proptest! {
                     if !live.is_empty() {
                         let key = *index.get(&live.keys().copied().collect::<Vec<_>>());
                         live.remove(&key);
-                        // A time off the grid, such as the first probe's, is not compared.
+                        // A time that is not a regular time of the target, such as the first
+                        // probe's, is not compared.
                         if let Some((lb, id)) = schedule.entries.get(&key).map(|e| e.lb.clone()).zip(
                             schedule.lbs.values().find_map(|g| g.members.iter().find(|(_, k)| **k == key))
                                 .map(|(id, _)| id.clone())) {
@@ -262,7 +264,7 @@ proptest! {
             }
             let listed: usize = wanted.values().map(|(_, _, members)| members.len()).sum();
             prop_assert_eq!(schedule.len(), listed);
-            // Everything listed is either due or under way.
+            // Every listed target is either due or under way.
             prop_assert_eq!(schedule.due.len() + live.len(), listed);
             for (due, key) in &schedule.due {
                 prop_assert_eq!(schedule.entries[key].due, Some(*due));

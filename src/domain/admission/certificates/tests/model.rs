@@ -1,5 +1,5 @@
-//! Replicas that start, stop and learn late of every change, over years: every certificate that a
-//! replica serves is always valid, and trusted by every API server.
+//! Simulation of replicas over years: they start, stop, and learn late of every change. Every
+//! certificate that a replica serves must always be valid, and trusted by every API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -303,8 +303,8 @@ proptest! {
                 Event::Hear(which, what) => world.hear(which % count, what),
                 Event::Round(which) => world.round(which % count),
                 Event::Lose => {
-                    // Without a replica that remembers the Secret, its loss would be a first start,
-                    // where failed calls are unavoidable.
+                    // If no replica remembers the lost Secret, the next start is like a first
+                    // start, where failed calls are unavoidable.
                     if world.secret.is_some() && world.replicas.iter().any(|r| r.memory.is_some()) {
                         world.secret = None;
                         world.version += 1;
@@ -312,8 +312,8 @@ proptest! {
                 }
                 Event::Short(ms) => world.now += Duration::from_millis(ms),
                 Event::Long(days) => {
-                    // Days pass with every replica running: each learns of every change, and takes
-                    // its steps.
+                    // Days pass while every replica runs. Each replica learns of every change, and
+                    // takes its steps.
                     for _ in 0..days {
                         world.now += DAY;
                         for _ in 0..3 {
@@ -332,8 +332,8 @@ proptest! {
     }
 }
 
-/// Checks that authorities change in the model over the years: otherwise the test above would prove
-/// too little.
+/// Checks that authorities change in the model over the years, because otherwise the test above
+/// would prove too little.
 #[test]
 fn authorities_change_over_the_years() {
     let mut world = World::new();

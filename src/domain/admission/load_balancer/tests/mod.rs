@@ -1,4 +1,4 @@
-//! Requests and their answers, rule by rule.
+//! Tests of requests and their answers, rule by rule.
 
 mod pools;
 mod properties;
@@ -34,7 +34,7 @@ pub(super) fn guest() -> Value {
     lb(json!({"workloadType": "cluster"}))
 }
 
-/// The object with another value at a path.
+/// Returns the object with this value at the path.
 pub(super) fn with(mut object: Value, path: &str, value: Value) -> Value {
     let mut at = &mut object;
     for part in path.split('/') {
@@ -185,7 +185,7 @@ fn a_health_check_says_what_its_defaults_are() {
     ] {
         assert_eq!(filled(none.clone(), None).0, none);
     }
-    // A client omits the fields in every update: they are filled in again, without a warning.
+    // A client that omits these fields in an update gets them filled in again, without a warning.
     let stored = with(vm(), "spec/healthCheck", full.clone());
     assert_eq!(filled(json!({"port": 8080}), Some(&stored)), (full, vec![]));
     let guest = with(guest(), "spec/healthCheck", json!({"port": 80}));
@@ -337,8 +337,8 @@ fn only_what_a_rule_takes_is_looked_up() {
     assert_eq!(asks(&request(None, &lb(json!({"listeners": "x"})))), None);
 }
 
-/// The DHCP client settings may be invalid, and a valid change may come too late, after the address
-/// was leased.
+/// Invalid settings of the DHCP client are refused. A valid change that comes too late, after the
+/// address was leased, gives a warning.
 #[test]
 fn who_asks_the_dhcp_server_is_judged() {
     let ask = |mac: &str| {
@@ -358,7 +358,7 @@ fn who_asks_the_dhcp_server_is_judged() {
     let free = |mac| update(&ask("02:00:00:00:00:01"), &ask(mac), &outside());
     assert_eq!(free("02:00:00:00:00:02"), AdmissionAnswer::default());
     assert_eq!(free("nonsense").refusals.len(), 1);
-    // Addresses of pools have no DHCP client.
+    // An address from a pool has no DHCP client, so the settings are not checked.
     let pool = with(ask("nonsense"), "spec/ipam", json!("pool"));
     assert!(create(&pool, &outside()).refusals.is_empty());
 }

@@ -1,4 +1,4 @@
-//! Rules that depend on other objects: pools, and guest clusters that are being removed.
+//! Tests of rules that depend on other objects: pools, and guest clusters that are being removed.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Properties of every object, malformed ones included.
+//! Properties that hold for every object, even for a malformed object.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};

@@ -1,4 +1,4 @@
-//! Faults of a spec by itself, or in comparison with the stored spec.
+//! Tests of faults: in a spec by itself, or in comparison with the stored spec.
 
 use serde_json::{Value, json};
 
@@ -59,8 +59,8 @@ fn the_spec_is_judged_as_the_reconciler_judges_it() {
         assert_eq!(answer.refusals.len(), 1, "{object}: {answer:?}");
         assert_eq!(answer.refusals[0].field, field, "{answer:?}");
         assert!(!answer.refusals[0].message.is_empty());
-        // If the object was stored before the rule existed, it may be labelled, edited elsewhere,
-        // and deleted.
+        // If the object was stored before the rule existed, it may be labelled, deleted, and edited
+        // in other fields.
         let labelled = with(object.clone(), "metadata/labels", json!({"a": "b"}));
         assert!(update(&object, &labelled, &outside()).refusals.is_empty(), "{object}");
         let described = with(object.clone(), "spec/description", json!("x"));
@@ -89,7 +89,8 @@ fn the_spec_is_judged_as_the_reconciler_judges_it() {
     }
 }
 
-/// The conversion turns `backendServers` of v1alpha1 into names of VMs, even if they are addresses.
+/// The conversion takes the `backendServers` of v1alpha1 as names of VMs, even if they are
+/// addresses.
 #[test]
 fn an_address_in_place_of_a_vms_name_gives_a_warning() {
     let selecting = |vms: Value| {

@@ -1,4 +1,4 @@
-//! Ownership of the status.
+//! Tests of the ownership of the status.
 
 use serde_json::{Value, json};
 
@@ -36,7 +36,7 @@ fn stored_vm() -> Value {
     )
 }
 
-/// The stored object after a request, without annotations, and the warnings.
+/// Returns the object that is stored after a request, without its annotations, and the warnings.
 fn after(old: &Value, new: &Value, known: &LbRuleFacts) -> (Value, Vec<String>) {
     let answer = mutate(&request(Some(old), new), known);
     assert!(answer.refusals.is_empty(), "{answer:?}");
@@ -99,7 +99,7 @@ fn conditions_of_others_are_theirs() {
         // A missing Ready condition returns to its place.
         (json!([other]), json!([other, ready])),
         (json!([other, {"type": "Third"}]), json!([other, ready, {"type": "Third"}])),
-        // A client dropped a field.
+        // A client dropped a field of the condition Ready.
         (json!([{"type": "Ready", "status": "True", "reason": "Allocated"}]), json!([ready])),
     ] {
         assert_eq!(after(&stored, &set(sent.clone()), &outside()).0, set(kept), "{sent}");
@@ -250,7 +250,7 @@ fn a_guest_that_leases_says_where_unless_it_is_anothers() {
     assert_eq!(after(&at("10.1.0.2"), &at("10.1.0.2"), &taken), (at("10.1.0.2"), vec![]));
 }
 
-/// A backup contains the address of another object.
+/// The address in a backup's status may belong to another object now.
 #[test]
 fn a_new_object_brings_no_status() {
     for backup in [stored_guest(), stored_vm()] {

@@ -1,5 +1,5 @@
-//! Ranges that lie completely in a network of pods or Services: none of their addresses is given
-//! out.
+//! Refusal of ranges that lie completely in a network of pods or Services, because a pool gives out
+//! none of their addresses.
 
 use ipnet::IpNet;
 

@@ -1,4 +1,4 @@
-//! Ranges over networks of pods and Services.
+//! Tests of ranges that overlap networks of pods and Services.
 
 use serde_json::{Value, json};
 
@@ -57,7 +57,7 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
     assert_eq!(refusals(&answers(&another, Some(new(2, 15)))), [""; 0]);
     assert_eq!(refusals(&answers(&new(2, 14), Some(new(2, 15)))), [""; 0]);
     assert_eq!(refusals(&answers(&new(2, 15), Some(new(50, 60)))).len(), 1);
-    // Unknown networks refuse nothing.
+    // While the networks are unknown, no range is refused because of them.
     assert_eq!(refusals(&judged(&new(2, 15), None, &PoolRuleFacts::default())), [""; 0]);
     // Another VLAN may use the same addresses.
     let apart = PoolRuleFacts { segment: Segment::Vlan("vlan-br".into(), 100), ..some };

@@ -1,8 +1,8 @@
 //! Addresses that the host leased by DHCP and that a pool's ranges include.
 //!
-//! No ledger contains a leased address. A pool would allocate it to a second LoadBalancer, and the
-//! first LoadBalancer would lose it. Only addresses that a change newly includes are refused: a
-//! pool that was admitted before can still be changed.
+//! No ledger contains a leased address. So a pool would allocate the address to a second
+//! LoadBalancer, and the first LoadBalancer would lose it. Only addresses that a change newly
+//! includes are refused, so that a pool that was admitted before can still be changed.
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -1,4 +1,4 @@
-//! Ranges over addresses that are leased by DHCP.
+//! Tests of ranges that include addresses leased by DHCP.
 
 use serde_json::{Value, json};
 
@@ -39,13 +39,13 @@ fn no_new_range_takes_a_leased_address_in() {
     assert!(
         refusals(&new(10, 20), None, &many)[0].contains("10.0.0.12 (ns/lb-12) and 4 more leased")
     );
-    // Ranges next to the leased addresses, on another network, or with these addresses excluded.
+    // Allowed: ranges next to the leased addresses, on another network, or without these addresses.
     assert_eq!(refusals(&new(20, 29), None, &some), [""; 0]);
     assert_eq!(refusals(&new(10, 20), None, &known(vec![leased(15, "ns/other")])), [""; 0]);
     let mut excluded = new(10, 20);
     excluded["spec"]["ranges"][0]["exclude"] = json!(["10.0.0.12", "10.0.0.15"]);
     assert_eq!(refusals(&excluded, None, &some), [""; 0]);
-    // A stored pool can still be changed in other ways, but not grow over more leased addresses.
+    // A stored pool can still be changed in other ways, but may not include more leased addresses.
     assert_eq!(refusals(&new(10, 21), Some(new(10, 20)), &some), [""; 0]);
     assert!(
         refusals(&new(10, 30), Some(new(10, 20)), &some)[0]

@@ -2,7 +2,8 @@
 //!
 //! The API server checks the schema between mutation and validation. The schema refuses a value of
 //! the wrong type with a text that does not help a user who copied an example. So mutation refuses
-//! it first, and names the right form. The API server drops unknown fields even earlier.
+//! such a value first, and names the right form. The API server drops unknown fields even before
+//! mutation.
 
 use serde_json::{Map, Value, json};
 
@@ -52,13 +53,13 @@ pub fn mutate(request: &AdmissionRequest<'_>, vlan: Option<u16>) -> AdmissionAns
     answer
 }
 
-/// Network that the pool names. Empty if it is unset or not text.
+/// Network that the pool names. Empty if the field is unset or not text.
 pub fn network(object: &Value) -> &str {
     object["spec"]["selector"]["network"].as_str().unwrap_or_default()
 }
 
-/// Restores an omitted status: where IPPool is served without a status subresource, a PUT without
-/// the status would wipe the ledger.
+/// Restores an omitted status, because a PUT without the status would wipe the ledger where IPPool
+/// is served without a status subresource.
 fn restore_status(new: &mut Value, old: &Value) {
     let nothing = |status: &Value| status.as_object().is_none_or(Map::is_empty);
     if (new["status"].is_null() || new["status"].is_object())
@@ -91,14 +92,14 @@ fn label(new: &mut Value, vlan: Option<u16>) {
     }
 }
 
-/// Whether the scope is one entry of three `*`.
+/// Whether the scope has exactly one entry, and each of the entry's three fields is `*`.
 fn serves_all(pool: &Value) -> bool {
     let scope = pool["spec"]["selector"]["scope"].as_array().map(Vec::as_slice);
     matches!(scope, Some([one]) if SCOPE.iter().all(|field| one[field] == "*"))
 }
 
-/// Warns of a label or annotation that was set to make the pool global: only the scope does that.
-/// An exported manifest of a global pool keeps the label when its scope is narrowed.
+/// Warns of a label or annotation that was set to make the pool global, because only the scope does
+/// that. The exported manifest of a global pool still has the label after a user narrows its scope.
 fn warn_of_flag(request: &AdmissionRequest<'_>, object: &Value, answer: &mut AdmissionAnswer) {
     for place in ["labels", "annotations"] {
         let flag = |of: &Value| text(of, &["metadata", place, LABEL_GLOBAL_POOL]);
@@ -261,7 +262,7 @@ fn check_text(value: &Value, path: &str, what: &str, answer: &mut AdmissionAnswe
     }
 }
 
-/// Warns of unknown fields that the API server has not dropped yet: it drops them silently.
+/// Warns of unknown fields that the API server has not dropped yet. It will drop them silently.
 fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut AdmissionAnswer) {
     for field in fields.keys().filter(|field| !known.contains(&field.as_str())) {
         let at = format!("{path}.{}", clip(field));

@@ -1,4 +1,4 @@
-//! Labels and hints, row by row.
+//! Tests of labels and hints, one row for each case.
 
 use serde_json::json;
 

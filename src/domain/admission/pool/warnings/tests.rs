@@ -1,4 +1,4 @@
-//! Warnings, row by row.
+//! Tests of warnings, one row for each case.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! Output of `cloud-config`: the kubeconfig, its server's URL, and the texts that bring it into a
-//! guest.
+//! Output of `cloud-config`: the kubeconfig, its server's URL, and the texts that bring the
+//! kubeconfig into a guest.
 //!
 //! Invariant: every value from outside is quoted, so that no name, URL or token can be read as
 //! another part of the text.
@@ -18,7 +18,7 @@ pub const VIP: (&str, &str, &str) = ("harvester-system", "vip", "ip");
 const PORT: u16 = 6443;
 /// Path where the charts of RKE2 read the cloud config.
 const RKE2_PATH: &str = "/var/lib/rancher/rke2/etc/config-files/cloud-provider-config";
-/// Older path, documented for K3s and for nodes that are set up by hand.
+/// Older path of the cloud config, documented for K3s and for nodes that are set up by hand.
 const PATH: &str = "/etc/kubernetes/cloud-config";
 
 /// Values with which the charts mount the Secret. Without them, the charts prefer a path. Source: the

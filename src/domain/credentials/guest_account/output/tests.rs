@@ -1,4 +1,4 @@
-//! Tests of the texts, literally and parsed, and of invalid URLs.
+//! Tests of the output, as text and parsed, and of invalid URLs.
 
 use serde_json::Value;
 

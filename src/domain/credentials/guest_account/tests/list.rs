@@ -27,7 +27,7 @@ fn a_guest_is_gone_without_vms_and_without_use() {
         gone(Some(0), aged(0, Some("2027-01-08")), 7)
             && !gone(Some(0), aged(0, Some("2027-01-09")), 7)
     );
-    // A day that cannot be read is ignored; a future one counts as today.
+    // A day that cannot be read is ignored. A future day counts as today.
     assert!(
         gone(Some(0), aged(0, Some("yesterday")), 7)
             && !gone(Some(0), aged(0, Some("2030-01-01")), 7)

@@ -161,8 +161,8 @@ fn rights_of_a_csi_driver_stay_as_they_are_unless_others_are_asked_for() {
         assert_eq!(of(&with(&[provider(), narrow.clone()])), CsiAccess::Narrow, "{narrow:?}");
         assert_eq!(of(&with(&[narrow, both])), CsiAccess::Harvester);
     }
-    // A guest with a token was created without such rights. If it has no token, its creation was
-    // interrupted.
+    // A guest with a token was created without rights for a CSI driver. If the guest has no token,
+    // its creation was interrupted.
     let mut found = with(&[provider(), binding(None, "other", CSI_DRIVER, &["red"])]);
     assert_eq!(of(&found), CsiAccess::None);
     found.tokens.clear();
@@ -304,7 +304,7 @@ fn access_goes_first_and_the_last_trace_last() {
     assert_eq!(going(&found, &RevokeScope::All, None), expected);
     let left = revoke(&guest(), &found, &RevokeScope::All, None).unwrap().left;
     assert!(left.len() == 1 && left[0].contains("team"), "{left:?}");
-    // After a run that ended early, the rest is still found.
+    // After a run that ended early, the remaining objects are still found.
     found.tokens.clear();
     found.bindings.retain(|b| b.namespace.as_deref() == Some("guests"));
     assert_eq!(going(&found, &RevokeScope::All, None), expected[4..]);

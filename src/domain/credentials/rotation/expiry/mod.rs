@@ -26,7 +26,7 @@ pub fn alarm(
     }
 }
 
-/// Condition Expiring of the target's credentials. `ends`: the earliest of their ends.
+/// Condition Expiring of the target's credentials. `ends`: the earliest end of these credentials.
 pub(super) fn expiring_condition(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -55,9 +55,9 @@ pub(super) fn expiring_condition(
     }
 }
 
-/// Time from which the end of an API key is reported as near. The time before the end is the
-/// schedule's least remaining time, but at most half of the key's lifetime. If a TokenRotation
-/// renews the key, only the end itself is reported. `None`: the key has no end.
+/// Time from which the end of an API key is reported as near. The report begins before the end by
+/// the schedule's least remaining time, but by at most half of the key's lifetime. If a
+/// TokenRotation renews the key, only the end itself is reported. `None`: the key has no end.
 pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     let end = parse_rfc3339(key.expires_at.as_deref()?)?;
     if key.renewed {
@@ -68,7 +68,8 @@ pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     Some(end - plan.schedule.minimum_left.min(half).max(0))
 }
 
-/// Condition of an API key. `refused`: the Rancher does not accept the key, whatever its times.
+/// Condition of an API key. `refused`: the Rancher does not accept the key, even if it has not
+/// ended.
 pub(super) fn minter_condition(
     plan: &RotationPlan,
     key: &ApiKey,

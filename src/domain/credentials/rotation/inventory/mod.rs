@@ -1,9 +1,12 @@
-//! All cloud credentials that an API key may read, as far as they have been read.
+//! Inventory of all cloud credentials that an API key may read, with the results of earlier reads.
 //!
-//! Invariants: the credentials whose last read is the oldest are read next, a few at a time, so
-//! that more credentials do not cost more calls; a credential that is no longer listed is removed;
-//! the entry of a credential stays until the credential is read again, even if an earlier leader
-//! recorded the entry.
+//! Invariants:
+//!
+//! * The credentials with the oldest last read are read next, a few at a time, so that more
+//!   credentials do not cost more calls.
+//! * A credential that is no longer listed is removed.
+//! * The entry of a credential stays until the credential is read again, even if an earlier leader
+//!   recorded the entry.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +39,7 @@ struct InventoryEntry {
     name: String,
     ends: Option<Seconds>,
     unknown: Option<String>,
-    /// Number of its last read, counted over all entries. `None`: not read yet.
+    /// Number of the entry's last read. Reads are counted over all entries. `None`: not read yet.
     read: Option<u64>,
 }
 
@@ -66,7 +69,7 @@ impl CredentialInventory {
         }
     }
 
-    /// Names of the credentials to read next, at most as many as given.
+    /// Names of the credentials to read next, at most `most` of them.
     pub fn next_to_read(&self, most: usize) -> Vec<String> {
         let mut all: Vec<(&String, &InventoryEntry)> = self.known.iter().collect();
         all.sort_by_key(|(_, entry)| entry.read);

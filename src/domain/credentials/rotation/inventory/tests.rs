@@ -1,4 +1,4 @@
-//! Many credentials, read a few at a time.
+//! Tests with many credentials, of which a few are read at a time.
 
 use super::*;
 

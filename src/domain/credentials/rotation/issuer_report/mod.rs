@@ -1,5 +1,5 @@
-//! State of the credential in use, as its issuer gives it at each read: the expiry may change while
-//! the credential stays the same.
+//! State of the credential in use, as its issuer gives it at each read. The expiry may change
+//! although the credential stays the same.
 
 use super::super::token::{TokenClaims, TokenText};
 use super::{RotationRecord, Seconds, TargetCredential};
@@ -13,7 +13,7 @@ const EXTENDED: [&str; 2] = ["kubeconfig-u-", "kubeconfig-user-"];
 pub struct IssuerReport {
     /// Name of the credential at the issuer.
     pub id: String,
-    /// Expiry. `None`: never.
+    /// Expiry. `None`: the credential has no expiry.
     pub expires: Option<Seconds>,
     /// Whether the issuer itself keeps the credential alive.
     pub kept_alive: bool,
@@ -58,7 +58,7 @@ pub(super) fn with_reported_end(
         kept_alive: false,
     });
     let report = held.report.as_ref().or(gone.as_ref())?;
-    // The exact end of a dead credential is not known: the end that was recorded first stays.
+    // The exact end of a dead credential is not known, so the end that was recorded first stays.
     let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
     let is_same = current.expires == report.expires && current.kept_alive == report.kept_alive;
     if is_same || is_over(current.expires) && is_over(report.expires) {

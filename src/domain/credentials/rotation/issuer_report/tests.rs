@@ -1,4 +1,5 @@
-//! Tokens that Rancher keeps alive are not replaced; others are, in time.
+//! Tests that a token that Rancher keeps alive is not replaced, and that any other token is
+//! replaced in time.
 
 use super::super::{
     CurrentEntry, ObservedState, RecordChange, RotationAction, RotationPlan, RotationRequests,
@@ -103,7 +104,8 @@ fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_end() {
     let later = NOW + 3_650 * DAY;
     let (record, act) = after(&plan, &record, &seen(later, None, true));
     assert_eq!(act, RotationAction::Wait(None));
-    // If Rancher no longer keeps the token alive, it is replaced in time, and an old token at once.
+    // If Rancher no longer keeps the token alive, it is replaced in time. An old token is replaced
+    // at once.
     let (soon, end) = (NOW + 5 * DAY, NOW + 95 * DAY);
     let (ends, act) = after(&plan, &record, &seen(soon, Some(end), false));
     assert!(
@@ -119,8 +121,8 @@ fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_end() {
     }
 }
 
-/// The token was revoked by hand, or the API key now belongs to another user: the operator does not
-/// know any more whether the token works.
+/// The token was revoked by hand, or the API key now belongs to another user, so the operator no
+/// longer knows whether the token works.
 #[test]
 fn what_was_seen_and_is_missing_is_replaced_at_once() {
     let plan = plan();
@@ -139,7 +141,7 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
     };
     for before in [seen(NOW, Some(NOW + 90 * DAY), false), seen(NOW, None, true)] {
         let (record, _) = after(&plan, &RotationRecord::default(), &before);
-        // The issuer's list could not be read: the token is not replaced.
+        // If the issuer's list could not be read, the token is not replaced.
         let (_, act) = after(&plan, &record, &missing());
         assert!(matches!(act, RotationAction::Wait(_)), "{act:?}");
         let mut gone = missing();

@@ -1,8 +1,11 @@
 //! Time at which a credential is replaced.
 //!
-//! Invariants: a credential is not replaced before a hundredth of its lifetime is over, so that
-//! wrong times do not cause a loop; it is due before it ends, whatever its window is; the same
-//! credential has the same time in each call.
+//! Invariants:
+//!
+//! * A credential is not replaced before a hundredth of its lifetime is over, so that wrong times
+//!   do not cause a loop.
+//! * The replacement is due before the credential ends, whatever the maintenance window is.
+//! * The same credential has the same time of replacement in each call.
 
 use sha2::{Digest as _, Sha256};
 
@@ -18,9 +21,9 @@ const EPOCH_DAY: Seconds = 3;
 pub struct ReplacementSchedule {
     /// Share of the lifetime that is left at the replacement, in percent.
     pub left_percent: Seconds,
-    /// Least time that is left at the replacement, up to half of the lifetime, in seconds.
+    /// Least time that is left at the replacement, in seconds. At most half of the lifetime counts.
     pub minimum_left: Seconds,
-    /// Largest advance by jitter, in percent of the lifetime.
+    /// Maximum time by which jitter advances the replacement, in percent of the lifetime.
     pub jitter_percent: Seconds,
     /// Window in which a replacement may begin, unless the window opens too late. `None`: any time.
     pub window: Option<MaintenanceWindow>,
@@ -49,7 +52,7 @@ pub struct ReplacementTimes {
     pub latest: Seconds,
 }
 
-/// Times at which a credential is replaced. `seed` chooses its part of the jitter.
+/// Times at which a credential is replaced. `seed` determines the credential's share of the jitter.
 pub fn due(
     schedule: &ReplacementSchedule,
     issued: Seconds,
@@ -69,7 +72,8 @@ pub fn due(
 /// First time, not before `from`, at which the window is open.
 fn next_open(window: &MaintenanceWindow, from: Seconds) -> Seconds {
     let today = from.div_euclid(DAY);
-    // A window of yesterday may last until today, and each weekday comes within a week.
+    // The search begins yesterday, because yesterday's window may last until today. Each weekday
+    // comes within a week.
     (today - 1..=today + 7)
         .filter(|day| window.days[index(*day)])
         .map(|day| day * DAY + window.start * MINUTE)

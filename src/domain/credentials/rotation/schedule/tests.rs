@@ -1,4 +1,4 @@
-//! Times of replacements.
+//! Tests of the times of replacements.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Conversion between record and status, and the conditions.
+//! Conversion between a rotation's record and its status, and the conditions in that status.
 //!
 //! Invariant: a status contains only the name, the hash and the times of a credential.
 
@@ -26,12 +26,12 @@ const LIFETIME: Seconds = 2_592_000;
 /// request that exceeds its limit, by default ninety days, and grants the limit.
 const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
-/// Default overlap for a cloud credential, in seconds: a job that makes machines uses the
-/// credential with which it began, and its retries do too.
+/// Default overlap for a cloud credential, in seconds. It is long because a job that makes
+/// machines, and each retry of that job, use the credential with which the job began.
 const OVERLAP_CLOUD_CREDENTIAL: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
-/// Least remaining time, in seconds, from which a credential counts as ending soon, unless a
-/// TokenRotation says otherwise: a week.
+/// Remaining time, in seconds, from which a credential counts as ending soon, unless a
+/// TokenRotation sets another time: a week.
 pub const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
 /// Longest part of a TokenRotation's name in the names of its credentials, in characters.
@@ -53,7 +53,7 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     let minted = source.and_then(|source| source.rancher_token.as_ref());
     let lifetime = account.and_then(|account| account.lifetime_seconds);
     let lifetime = lifetime.or(minted.and_then(|minted| minted.lifetime_seconds));
-    // Rancher deletes a token that a cloud credential no longer names, and no other.
+    // Rancher deletes a token that its cloud credential no longer names, and no other token.
     let prunes = spec.target.cloud_credential.is_some();
     let is_apart = prunes && account.is_some();
     RotationPlan {
@@ -84,12 +84,14 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     }
 }
 
-/// Text of a request as a status stores it: up to 64 bytes unchanged, a longer one as its SHA-256.
+/// Text of a request as a status stores it: a text of up to 64 bytes unchanged, a longer text as
+/// its SHA-256.
 fn stored_request(request: &str) -> String {
     if request.len() <= 64 { request.to_owned() } else { hash(request.as_bytes()) }
 }
 
-/// Prefix from the rotation's name and UID, so that a recreated rotation uses other names.
+/// Prefix of the names of a rotation's credentials. It follows from the rotation's name and UID, so
+/// that a recreated rotation uses other names.
 fn prefix(rotation: &TokenRotation) -> String {
     let name = rotation.metadata.name.as_deref().unwrap_or_default();
     let uid = rotation.metadata.uid.as_deref().unwrap_or_default();
@@ -163,7 +165,8 @@ pub fn record(status: Option<&TokenRotationStatus>) -> RotationRecord {
     }
 }
 
-/// Observations outside the record. `None`: not observed now, and the status retains its value.
+/// Observations outside the record. `None` in a field: the value is not observed now, and the
+/// status keeps its earlier value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusObservations {
     /// Credentials in a target that is only watched.
@@ -176,7 +179,7 @@ pub struct StatusObservations {
     pub refused: bool,
 }
 
-/// Earliest end of the target's credentials that a status states.
+/// Earliest end of the target's credentials, as a status states it.
 pub fn ends(status: &TokenRotationStatus) -> Option<Seconds> {
     status.expires_at.as_deref().and_then(parse_rfc3339)
 }

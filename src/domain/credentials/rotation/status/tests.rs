@@ -1,4 +1,4 @@
-//! Conversion between record and status without loss.
+//! Tests that the conversion between record and status loses nothing.
 
 use proptest::prelude::*;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Reads of target Secrets.
+//! Tests of the reads of target Secrets.
 
 use super::*;
 

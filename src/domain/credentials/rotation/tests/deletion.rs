@@ -3,7 +3,7 @@
 use super::*;
 
 /// A rotation whose deletion was requested a minute ago, with one credential in use and a replaced
-/// one that has 10 minutes left.
+/// credential whose overlap lasts 10 more minutes.
 fn leaving(revokes: bool) -> (RotationPlan, RotationRecord) {
     let plan = RotationPlan { revokes, overlap: 3_600, deleting: Some(DAY - 60), ..plan() };
     (plan, RotationRecord { last_rotation: Some(DAY - 100), ..replaced(DAY + 600) })
@@ -62,8 +62,8 @@ fn left(
 #[test]
 fn a_deletion_ends_whatever_happens() {
     let there = |kept: Option<&str>| there(Some("h2"), kept);
-    // The deletion ends a quarter of an hour after the request, of which a minute is over; or a
-    // quarter of an hour after the overlap of the last publication.
+    // `asked`: a quarter of an hour after the request, of which a minute is over. `last`: a quarter
+    // of an hour after the overlap of the last publication.
     let (asked, last) = (900 - 60, 900 + 3_501);
     let (silent, barred, only) =
         (UnknownReason::Silent, UnknownReason::Barred, UnknownReason::TargetBarred);
@@ -208,7 +208,7 @@ fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
         ..RetiredCredential::default()
     });
     assert_eq!(last(&refused), 900);
-    // A wrong clock has recorded an end of the overlap that is far away.
+    // A wrong clock has recorded an end of the overlap that is far in the future.
     let mut far = record;
     far.previous[0].after = Some(100 * DAY);
     assert_eq!(last(&far), 3_600 + 900);

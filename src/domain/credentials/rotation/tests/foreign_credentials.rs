@@ -1,5 +1,5 @@
-//! Tests of foreign credentials. Some have a name that looks like one of ours. Of others in a
-//! target, neither the validity nor the expiry is known.
+//! Tests of foreign credentials of two kinds: credentials whose name looks like a name of ours, and
+//! credentials in a target, without a known validity and expiry.
 
 use super::*;
 
@@ -80,7 +80,7 @@ fn one_of_which_nothing_is_known_is_replaced_at_once() {
         let act = decide(&plan(), &record, &seen(target.clone(), &["r-5"]));
         let named = matches!(act, RotationAction::Write(RecordChange::Named, _));
         assert_eq!(named, is_replaced, "{record:?} {is_unseen}: {act:?}");
-        // With a separate issuer, a person has put the credential there: it stays until it is due.
+        // With a separate issuer, a person has put the credential there, so it stays until due.
         let source = plan().source.map(|source| IssuerTraits { is_apart: true, ..source });
         let apart = RotationPlan { source, ..plan() };
         let record = RotationRecord { last_rotation: Some(0), ..record };

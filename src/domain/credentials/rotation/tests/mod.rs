@@ -24,7 +24,7 @@ fn plan() -> RotationPlan {
     RotationPlan { prefix: "r".into(), ..status::plan(&rotation) }
 }
 
-/// Record of such a rotation after its second publication.
+/// Record of a rotation with [`plan`], after its second publication.
 fn published() -> RotationRecord {
     let current = CurrentEntry {
         name: "r-2".into(),
@@ -150,7 +150,7 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
     panic!("it never rests: {minutes:?}")
 }
 
-/// Attempts of a step that fails: at most one a minute after the first minute, for every step.
+/// A failing step is tried at most once a minute after the first minute. This holds for every step.
 #[test]
 fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     let rotate = |mut record: RotationRecord| {
@@ -180,8 +180,8 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     }
 }
 
-/// A copy of an old token under another user was not put there by the operator: the operator does
-/// not remove the copy, and repeats no step.
+/// The operator did not put the copy of an old token under another user, so it neither removes the
+/// copy nor repeats a step.
 #[test]
 fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
     let target = TargetState::There {
@@ -193,7 +193,7 @@ fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
     assert_eq!(attempts(replaced(1), &target, RotationStep::Publish), [0; 10]);
 }
 
-/// A credential that is only watched may be a password: its status does not reveal it.
+/// A credential that is only watched may be a password, so its status does not contain its hash.
 #[test]
 fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
     let plan = status::plan(&TokenRotation::default());
@@ -235,8 +235,8 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
     assert_eq!(said["current"].get("hash"), None, "{said}");
 }
 
-/// A token that Rancher keeps alive is replaced by an account's first token. A later token that
-/// Rancher keeps alive stays.
+/// The first token of an account replaces a token that Rancher keeps alive. Once it was published,
+/// a token that Rancher keeps alive is not due.
 #[test]
 fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
@@ -287,7 +287,7 @@ fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     );
     let later = RotationRecord { last_rotation: Some(DAY), ..first.clone() };
     assert!(matches!(decide(&plan, &later, &seen), RotationAction::Wait(_)));
-    // A source of Rancher's tokens replaces only a token that has an end, when it is due.
+    // If the source is Rancher's tokens, only a token that has an end is replaced, when it is due.
     let minted = plan.source.map(|source| IssuerTraits { is_apart: false, ..source });
     let minted = RotationPlan { source: minted, ..plan };
     assert!(matches!(decide(&minted, &first, &seen), RotationAction::Wait(_)));

@@ -1,16 +1,19 @@
 //! Credentials that are only watched: their order in a status, and the ones that end soon.
 //!
-//! Invariants: the credentials that end soonest and are not replaced come first, so that a full
-//! status omits those that matter least; the number of omitted ones is reported.
+//! Invariants:
+//!
+//! * First come the credentials that end and are not replaced, the soonest end first, so that a
+//!   full status omits the credentials that matter least.
+//! * The number of omitted credentials is reported.
 
 use super::super::timestamp;
 use super::super::token::TokenClaims;
 use super::Seconds;
 use api::WatchedCredential;
 
-/// Most credentials that a status lists.
+/// Maximum number of credentials that a status lists.
 const MOST: usize = 32;
-/// Most credentials that a message names.
+/// Maximum number of credentials that a message names.
 const MOST_NAMED: usize = 3;
 const LONGEST_NAME: usize = 253;
 const LONGEST_REASON: usize = 400;
@@ -18,14 +21,14 @@ const LONGEST_REASON: usize = 400;
 /// Watched credentials of a target, as a status lists them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchedCredentials {
-    /// First credentials, in their order.
+    /// Credentials that matter most, in their order.
     pub listed: Vec<WatchedCredential>,
     /// Number of credentials that are not listed.
     pub beyond: usize,
 }
 
 impl WatchedCredentials {
-    /// Lists the credentials of a target that matter most, and counts the rest.
+    /// Lists those credentials of a target that matter most, and counts the others.
     pub fn of(mut all: Vec<WatchedCredential>) -> Self {
         all.sort_by_key(rank);
         let beyond = all.len().saturating_sub(MOST);
@@ -66,8 +69,8 @@ pub fn end(one: &WatchedCredential) -> Option<Seconds> {
     one.expires_at.as_deref().and_then(timestamp::parse_rfc3339)
 }
 
-/// Sort key: first ends of credentials that are not replaced, then unknown ends, then ends of
-/// credentials that are replaced, then credentials without an end.
+/// Sort key. The order: credentials that end and are not replaced, credentials with an unknown end,
+/// credentials that end and are replaced, credentials without an end.
 fn rank(one: &WatchedCredential) -> (u8, Seconds) {
     match (end(one), one.rotated) {
         (Some(end), false) => (0, end),
@@ -88,7 +91,7 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
     }
 }
 
-/// Restores the ends of dead credentials from an earlier status: the exact end is not known, so the
+/// Restores the ends of dead credentials from an earlier status. The exact end is not known, so the
 /// end that was reported first stays.
 pub fn keep_first_ends(
     watched: &mut WatchedCredentials,

@@ -1,4 +1,5 @@
-//! Order of watched credentials in a status, and the text about those that end soon.
+//! Tests of the order of watched credentials in a status, and of the text about credentials that
+//! end soon.
 
 use super::*;
 

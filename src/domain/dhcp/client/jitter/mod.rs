@@ -1,7 +1,7 @@
-//! Spreading of many clients over time.
+//! Spreading of the messages of many clients over time.
 //!
-//! Servers drop messages that come in bursts: of 491 releases within 7 ms one processed 166, and
-//! 200 renewals at once took five seconds of retries.
+//! Servers drop messages that come in bursts: of 491 releases within 7 ms, one server processed
+//! 166, and 200 renewals at once needed five seconds of retries.
 
 use std::time::Duration;
 
@@ -9,11 +9,12 @@ use std::time::Duration;
 const EACH: Duration = Duration::from_millis(8);
 /// Longest time over which the first messages are spread.
 const LONGEST: Duration = Duration::from_secs(4);
-/// 2^32 divided by the golden ratio: any run of its multiples, modulo 2^32, is spread evenly.
+/// 2^32 divided by the golden ratio. Consecutive multiples of this number, modulo 2^32, are spread
+/// evenly.
 const GOLDEN: u32 = 0x9e37_79b9;
 
-/// Phase of the nth client: a fraction of 2^32. Any run of consecutive numbers gives phases that
-/// are spread evenly.
+/// Phase of the nth client, in units of 1/2^32. Consecutive values of `n` give phases that are
+/// spread evenly.
 pub const fn phase(n: u32) -> u32 {
     n.wrapping_mul(GOLDEN)
 }
@@ -45,8 +46,9 @@ impl TokenBucket {
         Self { most, every, full: Duration::ZERO }
     }
 
-    /// Bucket for RELEASEs, which have no answer and are not urgent: 10 at once, then one each 20
-    /// ms. So a server that stops for a second has room for all the RELEASEs that arrive meanwhile.
+    /// Bucket for RELEASEs, which have no answer and are not urgent: 10 at once, then one every 20
+    /// ms. At this rate, a server that stops for a second has room for all the RELEASEs that arrive
+    /// meanwhile.
     pub const fn for_releases() -> Self {
         Self::new(10, Duration::from_millis(20))
     }

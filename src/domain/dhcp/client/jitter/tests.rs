@@ -1,4 +1,4 @@
-//! Times at which many clients send.
+//! Tests of the times at which many clients send.
 
 use super::*;
 
@@ -38,7 +38,7 @@ pub fn a_bucket_lets_a_few_through_at_once_and_the_rest_in_time() {
     }
     assert_eq!(passed[9], Duration::from_secs(7));
     assert_eq!(passed[10], Duration::from_secs(7) + Duration::from_millis(20));
-    // In any second, at most the burst and the steady rate pass.
+    // In any second, at most 60 tokens are taken: the burst of 10, and 50 at the steady rate.
     for start in &passed {
         let window = *start..*start + Duration::from_secs(1);
         assert!(passed.iter().filter(|at| window.contains(*at)).count() <= 60);

@@ -1,4 +1,4 @@
-//! Acquiring an address.
+//! Tests of acquiring an address.
 
 use super::server::{Answer, DISCOVER, NAK, REQUEST};
 use super::*;
@@ -27,7 +27,8 @@ pub fn clients_of_one_moment_do_not_begin_together() {
     let mut starts: Vec<Duration> = (0..500).map(start).collect();
     starts.sort();
     assert!(*starts.last().unwrap() < secs(4));
-    // The phases are multiples of the golden ratio: no two times are much closer than the average.
+    // The phases are multiples of the golden ratio, so no two times are much closer than the
+    // average.
     for pair in starts.windows(2) {
         assert!((ms(3)..ms(20)).contains(&pair[1].checked_sub(pair[0]).unwrap()), "{pair:?}");
     }
@@ -90,8 +91,8 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     );
     assert_eq!((lease.server, lease.server_mac), (SERVER, SERVER_MAC));
     assert_eq!(lease.gateway, Some(Ipv4Addr::new(10, 0, 0, 254)));
-    // The first three addresses that hosts can have are stored. The incomplete end of the list is
-    // not.
+    // The first three addresses that hosts can have are stored. The incomplete address at the end
+    // of the list is not stored.
     assert_eq!(lease.name_servers, [53, 54, 55].map(|host| Ipv4Addr::new(10, 0, 0, host)));
     assert_eq!((bed.client.state(), bed.address()), (ClientState::Probing, None));
     bed.client.recorded(record.serial - 1, bed.now);
@@ -101,7 +102,8 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     assert_eq!(bed.client.listening(), OpenSockets::Nothing);
 }
 
-/// The API server may be unavailable for longer than T1. Until then, the record is not written.
+/// The API server may be unavailable for longer than T1. The record is written only when the API
+/// server is available again.
 #[test]
 pub fn a_lease_is_renewed_though_its_record_is_not_written() {
     let mut bed = Bed::with(ClientOptions { probe: ProbeTiming::OFF, ..ClientOptions::default() });

@@ -1,4 +1,5 @@
-//! Announcers of an address, and announcers that still announce an address after its loss.
+//! Tests of the announcers of an address, and of announcers that still announce an address after
+//! its loss.
 
 use super::server::{DECLINE, DISCOVER, RELEASE, arp};
 use super::*;

@@ -19,15 +19,15 @@ macro_rules! proofs {
 /// Number, requirement, tests of this folder, and tests with real servers.
 type Point = (u8, &'static str, &'static [Proof], &'static [&'static str]);
 
-/// Tests of a lease from its first packet to its last, one with each of the four servers.
+/// Tests of a lease from its first packet to its last, one test with each of the four servers.
 const LIVES: &[&str] = &[
     "servers::a_lease_of_dnsmasq_from_its_first_packet_to_its_last",
     "servers::a_lease_of_kea_from_its_first_packet_to_its_last",
     "servers::a_lease_of_isc_dhcpd_from_its_first_packet_to_its_last",
     "servers::a_lease_of_udhcpd_from_its_first_packet_to_its_last",
 ];
-/// Tests in which a server is replaced by another server of the same kind, one for each of the
-/// four.
+/// Tests in which a server is replaced by another server of the same kind, one test for each of the
+/// four servers.
 const GONE: &[&str] = &[
     "faults::dnsmasq_is_gone_and_another_one_takes_over",
     "faults::kea_is_gone_and_another_one_takes_over",

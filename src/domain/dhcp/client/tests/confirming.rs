@@ -115,7 +115,7 @@ pub fn who_the_client_is_stays_the_same_in_every_message() {
             seen.option(61),
             identity().client_id.as_ref().map(crate::dhcp::ClientId::octets)
         );
-        // From the grant on, the address may be in use.
+        // From the grant on, the address may be in use, so servers are asked to broadcast.
         let may_be_live = n >= 2 && [DISCOVER, REQUEST].contains(&seen.kind());
         assert_eq!(seen.flags, if may_be_live { 0x8000 } else { 0 }, "message {n}");
         assert_eq!(seen.ports, (68, 67));

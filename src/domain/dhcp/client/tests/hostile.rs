@@ -216,7 +216,7 @@ pub fn useless_offers_are_refused_by_name() {
             Some(ClientTrouble::Unusable { address, server: SERVER, why })
         );
         assert_eq!((bed.client.state(), bed.address()), (ClientState::Selecting, None));
-        // Another server may have a better offer.
+        // The client asks again, because another server may have a better offer.
         let next = bed.speaks();
         assert_eq!(next.kind(), DISCOVER);
         bed.acquire_by(&next, ADDRESS, 120);

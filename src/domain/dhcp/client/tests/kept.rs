@@ -72,8 +72,8 @@ pub fn an_address_that_was_renewed_after_its_end_ends_again() {
 
 #[test]
 pub fn a_server_that_says_no_ends_a_kept_address() {
-    // First a refusal. Then offers of another address: from the lease's own server, and from
-    // another server.
+    // First, the server refuses the address. Then another address is offered, once by the lease's
+    // own server and once by another server.
     let mut bed = ended();
     let question = bed.speaks_all().remove(0);
     bed.hears(&answer(&question, NAK, NONE, SERVER, 0));
@@ -103,7 +103,7 @@ pub fn another_host_at_a_kept_address_ends_it() {
         (None, Some(ClientTrouble::Taken(OTHER_HOST)))
     );
     assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, how: LossCause::Taken }));
-    // The guest still announces the address, and that is reported.
+    // The guest still announces the address, and the client reports this.
     answered(&mut bed, &[GUEST]);
     assert!(bed.saw(&ClientEvent::StillAnnounced { address: ADDRESS, by: GUEST }));
 }

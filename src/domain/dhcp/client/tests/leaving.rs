@@ -1,4 +1,4 @@
-//! The end of a lease, and links that go down and up.
+//! Tests of the end of a lease, and of links that go down and up.
 
 use super::server::{DISCOVER, RELEASE, REQUEST};
 use super::*;

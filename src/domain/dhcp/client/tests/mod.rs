@@ -1,4 +1,4 @@
-//! The client with a clock that the test advances, and answers that the test writes.
+//! Tests of the client with a clock that the test advances, and with answers that the test writes.
 
 mod acquiring;
 mod announcing;

@@ -132,15 +132,16 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
 
 #[test]
 pub fn an_address_that_we_may_be_announcing_is_never_probed() {
-    // The lease expired, and the address is granted again: a station that answers for it may be the
-    // guest that had it.
+    // The lease expired, and the address is granted again. It is not probed, because a station that
+    // answers for it may be the guest that had it.
     let mut bed = Bed::bound(120);
     bed.until(ms(119_999));
     bed.client.options.probe = ProbeTiming::QUICK;
     bed.acquire(ADDRESS, 120);
     assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));
 
-    // The same is true after a restart, however long the lease has been over by the wall clock.
+    // After a restart, the address is not probed either, however long the lease has been over by
+    // the wall clock.
     let mut bed = Bed::resumed(0);
     bed.acquire(ADDRESS, 120);
     assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));

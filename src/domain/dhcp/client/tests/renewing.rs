@@ -98,7 +98,8 @@ pub fn from_t2_on_any_server_may_answer() {
     assert_eq!(bed.record().trouble, None);
 }
 
-/// A server without the lease possibly ignores a client that confirms it, but offers the address.
+/// A server without the lease may ignore a client that asks to confirm the lease, but may offer the
+/// address to this client.
 #[test]
 pub fn from_t2_on_the_same_address_is_also_looked_for() {
     let mut bed = rebinding(3600);
@@ -109,7 +110,7 @@ pub fn from_t2_on_the_same_address_is_also_looked_for() {
     assert_eq!(bed.hears(&answer(discover, OFFER, SECOND, OTHER, 3600)), []);
     let request = bed.hears(&answer(discover, OFFER, ADDRESS, OTHER, 3600)).remove(0);
     assert_eq!((request.xid, request.server()), (discover.xid, Some(OTHER)));
-    // Only a grant of the chosen server counts.
+    // Only a grant by the chosen server counts.
     bed.hears(&answer(&request, ACK, ADDRESS, Ipv4Addr::new(10, 0, 0, 3), 3600));
     assert_eq!(bed.client.state(), ClientState::Rebinding);
     bed.hears(&answer(&request, ACK, ADDRESS, OTHER, 3600));

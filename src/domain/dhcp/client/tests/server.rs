@@ -78,7 +78,7 @@ fn mac(bytes: &[u8], at: usize) -> Mac {
     Mac(bytes[at..at + 6].try_into().unwrap())
 }
 
-/// Folded sum of 16-bit words: 0xffff if the checksum among them is right.
+/// Folded sum of 16-bit words, one of which is the checksum: 0xffff if the checksum is right.
 fn sum(parts: &[&[u8]]) -> u16 {
     let mut bytes = parts.concat();
     if bytes.len() % 2 == 1 {

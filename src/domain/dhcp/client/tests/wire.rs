@@ -1,5 +1,5 @@
-//! The client against servers that store leases, over a wire that loses, doubles, delays and
-//! reorders frames; and against a hostile server.
+//! Tests of the client against servers that store leases, over a wire that loses, doubles, delays
+//! and reorders frames, and against a hostile server.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,8 @@ impl Server {
                 if held.is_some_and(|held| held != wish) {
                     return Some(reply(NAK, wish));
                 }
-                // A server without the lease does not answer a client that confirms it.
+                // A server without the lease does not answer a client that asks to confirm the
+                // lease.
                 if held.is_none() && seen.server().is_none() {
                     return None;
                 }
@@ -184,7 +185,7 @@ pub fn ten_thousand_renewals_over_a_bad_link_lose_no_address() {
     never_without(3600, 5_000, 2);
 }
 
-/// Outages of the server, one after another, each for almost half of a lease.
+/// The server has many outages, each of which lasts for almost half of a lease time.
 #[test]
 pub fn an_outage_shorter_than_what_is_left_costs_nothing() {
     let wire = Wire { lost: 0, doubled: 0, delay: ms(10) };
@@ -208,7 +209,7 @@ pub fn an_outage_shorter_than_what_is_left_costs_nothing() {
     }
 }
 
-/// A server is replaced by a server without its leases: the new server grants the same address to
+/// A server is replaced by a server without its leases. The new server grants the same address to
 /// the client without a break.
 #[test]
 pub fn a_new_server_takes_over_without_a_break() {
@@ -227,7 +228,7 @@ pub fn a_new_server_takes_over_without_a_break() {
     }
 }
 
-/// Two servers that both have the client's lease: the client stays with the server that it chose.
+/// The client stays with the server that it chose if two servers have the client's lease.
 #[test]
 pub fn two_servers_do_not_pull_at_a_client() {
     let wire = Wire { lost: 0, doubled: 0, delay: ms(20) };

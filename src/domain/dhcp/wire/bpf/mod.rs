@@ -18,13 +18,13 @@ pub struct BpfInstruction {
     pub k: u32,
 }
 
-/// `A = 16 bits of the frame at k`; [`LD_BYTE`]: 8 bits.
+/// Instruction `A = 16 bits of the frame at k`. [`LD_BYTE`] loads 8 bits.
 const LD_HALF: u16 = 0x28;
 const LD_BYTE: u16 = 0x30;
-/// `A = 16 bits of the frame at X + k`; [`LD_BYTE_X`]: 8 bits.
+/// Instruction `A = 16 bits of the frame at X + k`. [`LD_BYTE_X`] loads 8 bits.
 const LD_HALF_X: u16 = 0x48;
 const LD_BYTE_X: u16 = 0x50;
-/// `X = 4 * (low half of the byte at k)`: the length of an IPv4 header.
+/// Instruction `X = 4 * (low half of the byte at k)`. The result is the length of an IPv4 header.
 const LDX_HEADER: u16 = 0xb1;
 const JUMP_EQUAL: u16 = 0x15;
 const JUMP_ANY_BIT: u16 = 0x45;
@@ -96,7 +96,8 @@ pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<BpfInstruction> {
     program.load(LD_HALF, 20).jump(JUMP_ANY_BIT, 0x3fff, JumpTarget::Drop, JumpTarget::Next);
     program.load(LDX_HEADER, 14);
     if let Some(Mac(mac)) = mac {
-        // The DHCP message begins behind 14 octets of Ethernet, X of IPv4 and 8 of UDP.
+        // The DHCP message begins after 14 octets of Ethernet, X octets of IPv4 and 8 octets of
+        // UDP.
         for (at, pair) in (50..).step_by(2).zip(mac.chunks(2)) {
             let pair = pair.iter().fold(0, |high, low| (high << 8) | u32::from(*low));
             program.load(LD_HALF_X, at).jump(JUMP_EQUAL, pair, JumpTarget::Next, JumpTarget::Drop);

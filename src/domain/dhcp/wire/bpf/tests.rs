@@ -1,4 +1,4 @@
-//! The filter, run by an interpreter of the operations that it uses.
+//! Tests of the filter, which runs in an interpreter of the operations that it uses.
 
 use super::super::ethernet::{self, FrameAddresses};
 use super::super::message::{ClientMessage, MessageKind};
@@ -78,7 +78,8 @@ fn what_is_about_this_client_passes_and_nothing_else() {
         near[14 + 20 + 8 + 28 + at] ^= 1;
         assert!(!passes(&ours, &near, 0), "octet {at} of the hardware address");
     }
-    // A server's message to a server's port is dropped, and so are other ports and protocols.
+    // A server's message to a server's port is dropped. Datagrams to other ports, and packets of
+    // other protocols, are dropped, too.
     for (at, octets) in [(34, [0, 67, 0, 67]), (34, [0, 67, 0, 69]), (34, [0, 67, 1, 68])] {
         let mut other = answer.clone();
         other[at..at + 4].copy_from_slice(&octets);

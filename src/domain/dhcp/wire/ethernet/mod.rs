@@ -1,9 +1,9 @@
 //! Ethernet, IPv4 and UDP around a DHCP message.
 //!
 //! The checksum of UDP is written, but not verified. A server on this same host leaves the checksum
-//! to the network card, but its frames do not pass through one, so they arrive without a valid
-//! checksum. Cookie, xid and hardware address are checked instead. The checksum of the IPv4 header
-//! is verified.
+//! to the network card, but its frames do not pass through a network card, so they arrive without a
+//! valid checksum. Cookie, xid and hardware address are checked instead. The checksum of the IPv4
+//! header is verified.
 
 use std::net::Ipv4Addr;
 
@@ -127,7 +127,7 @@ pub fn to_server(way: FrameAddresses, payload: &[u8]) -> Vec<u8> {
     udp[4..6].copy_from_slice(&length(UDP).to_be_bytes());
     let pseudo = [0, PROTOCOL_UDP];
     let sum = checksum(&[&ip[12..20], &pseudo, &udp[4..6], &udp, payload]);
-    // Zero means that there is no checksum.
+    // A zero in this field would mean that there is no checksum.
     let sum = if sum == 0 { u16::MAX } else { sum };
     udp[6..8].copy_from_slice(&sum.to_be_bytes());
 

@@ -1,4 +1,4 @@
-//! Frames whose headers are wrong.
+//! Tests of frames whose headers are wrong.
 
 use super::*;
 

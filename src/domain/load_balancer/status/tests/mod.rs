@@ -1,4 +1,4 @@
-//! Writes to a LoadBalancer. Each write is made only once.
+//! Tests of the writes to a LoadBalancer. Each write is made only once.
 
 mod vms;
 
@@ -112,7 +112,7 @@ fn an_announcer_that_leases_needs_no_finalizer_and_the_address_says_that_it_exis
 fn the_address_is_the_guests_once_it_wrote_its_own() {
     let first = patched(&lb(WorkloadType::Cluster), &holds("a", 5, None));
     for (wrote, moved, lost) in [
-        // Last written by this operator: the address follows the claim.
+        // This operator was the last to write the address: the address follows the claim.
         (Some("10.0.0.5"), Some("10.1.0.6"), None),
         (Some(""), Some("10.1.0.6"), Some("")),
         (None, Some("10.1.0.6"), None),
@@ -199,7 +199,7 @@ fn an_object_without_an_answer_names_the_controller_that_leads() {
     }
 }
 
-/// Condition times change with the content, not with each reconcile.
+/// The times of a condition change with its content, not with each reconcile.
 #[test]
 fn condition_times_change_with_their_content_alone() {
     let mut lb = lb(WorkloadType::Cluster);
@@ -220,7 +220,7 @@ fn condition_times_change_with_their_content_alone() {
     };
     for (old, expected) in [
         (condition(ConditionStatus::True, "Allocated", None), [THEN, THEN]),
-        // The form that Go writes.
+        // The form that Go clients write.
         (condition(ConditionStatus::True, "Allocated", Some("")), [THEN, THEN]),
         (condition(ConditionStatus::True, "NoAvailableIP", None), [NOW, THEN]),
         (condition(ConditionStatus::True, "Allocated", Some("and more")), [NOW, THEN]),

@@ -1,4 +1,4 @@
-//! Status of a vm LoadBalancer whose Service exists.
+//! Tests of the status of a vm LoadBalancer whose Service exists.
 
 use super::*;
 use crate::vm_backends::endpoint_slices;
@@ -67,7 +67,8 @@ fn address_backends_counts_and_condition_are_one_patch() {
     reported(&lb, &holds("a", 5, None), &report);
 }
 
-/// The address is where the Service is announced, and is empty while the Service is not announced.
+/// The status has the address at which the Service is announced, and no address while the Service
+/// is not announced.
 #[test]
 fn the_address_follows_the_announcement() {
     let finding = holds("a", 5, None);

@@ -1,11 +1,11 @@
-//! Relations between pools: which pool is out of use because of another one, and which addresses a
+//! Relations between pools: which pool is out of use because of another pool, and which addresses a
 //! pool must not give out because another pool holds them on the same network.
 //!
 //! Invariants:
 //! * after a change of pools, all pools are judged before an address is given out;
 //! * a pool holds back each address of its ranges that another pool of the network holds, or that
-//!   is reserved there ([`super::reserved`]). It does not matter which pool is older, or in use.
-//!   The address comes free when it is released;
+//!   is reserved there ([`super::reserved`]). It does not matter which pool is older, or which is
+//!   in use. The address is free again after its release;
 //! * an address of the cluster itself, or of the cluster's networks, is held back too;
 //! * no rule here changes an existing claim: two claims of one address are reported, and both stay.
 
@@ -27,10 +27,11 @@ pub(super) struct PoolOverlaps {
     unsettled: bool,
     /// Whether pools were added, removed or moved, so that addresses may be announced elsewhere.
     moved: bool,
-    /// Names of the pools on a pool's network whose ranges share addresses with it, by its name.
+    /// Map from the name of each pool to the names of the pools on its network whose ranges share
+    /// addresses with its ranges.
     beside: BTreeMap<String, Vec<String>>,
     shared: BTreeSet<SharedAddress>,
-    /// Addresses of the cluster itself that a LoadBalancer holds, with the pool's name.
+    /// Addresses of the cluster itself that a LoadBalancer holds, each with the name of its pool.
     reserved_in_use: BTreeSet<(String, IpAddr)>,
     news: Vec<OverlapNews>,
 }
@@ -86,7 +87,8 @@ impl PoolOverlaps {
 impl PoolAllocator {
     /// Sets the segment of each pool by the name of its network.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
-        // The network that a LoadBalancer names may have moved, even if no pool's network has.
+        // The network that a LoadBalancer names may have moved, even if the network of no pool has
+        // moved.
         self.standing.moved = true;
         self.stirred.everything();
         for pool in self.pools.values_mut() {
@@ -106,8 +108,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether pools were added, removed or moved to another network since the last call: then
-    /// every LoadBalancer is to be observed again ([`PoolAllocator::observe`]).
+    /// Whether pools were added, removed or moved to another network since the last call. If so,
+    /// the caller must observe every LoadBalancer again ([`PoolAllocator::observe`]).
     pub fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.standing.moved)
     }
@@ -122,7 +124,7 @@ impl PoolAllocator {
         self.standing.shared.len()
     }
 
-    /// Judges all pools again, if anything has changed.
+    /// Judges all pools again, if anything has changed since they were last judged.
     pub(super) fn judge(&mut self) {
         if !std::mem::take(&mut self.standing.unsettled) {
             return;
@@ -172,7 +174,8 @@ impl PoolAllocator {
             let conflict = conflicts.remove(name);
             let mut infrastructure = within(&self.infrastructure, pool.ledger.ranges());
             infrastructure.retain(|_, what| what.is_held_back_on(&pool.segment));
-            // The smallest network describes an address best.
+            // In reverse order, the smallest of nested networks comes first, because it describes
+            // an address best.
             for (network, what) in infrastructure.iter().rev() {
                 for (ip, owner) in pool.ledger.claims_in(*network) {
                     let place = (name.clone(), *ip);
@@ -220,7 +223,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Ends the holding back of an address in other pools, after a pool has released it.
+    /// Lets the other pools give out an address again, after a pool has released it.
     pub(super) fn freed(&mut self, claim: &Claim) {
         let both =
             |s: &SharedAddress| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);
@@ -253,8 +256,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Adds the reserved addresses that another LoadBalancer has on the same segment, by a ledger
-    /// or by another reservation.
+    /// Adds to `shared` each reserved address that another LoadBalancer also has on the same
+    /// segment, by a ledger or by another reservation.
     fn share_reserved(&self, shared: &mut BTreeSet<SharedAddress>) {
         for mine in self.reserved.all() {
             let ip = mine.claim.ip;

@@ -1,5 +1,5 @@
-//! Pools on one network, case by case. The model of the book covers the cases that are not listed
-//! here.
+//! Tests of pools on one network, case by case. The model of the book covers the cases that are not
+//! listed here.
 
 use super::super::tests::{at, everybody, lb, named, owner, seen};
 use super::super::{ClaimResult, LoadBalancerIndex, NoAddressReason, PoolSeen, WorldEntry};
@@ -87,7 +87,7 @@ fn an_older_one_that_is_widened_over_a_younger_ones_claims_leaves_them_out() {
     assert!(book.pools()["b"].ledger.held_back().contains(&"10.0.0.13".parse().unwrap()));
 }
 
-/// Addresses of the cluster itself, as they become known.
+/// Addresses of the cluster itself become known after the pool has given out an address.
 #[test]
 fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
     let mut book = book(&[&pool("a", 1, 10, 13)]);
@@ -124,7 +124,8 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
     assert_eq!(book.take_news(), []);
 }
 
-/// Networks of pods and Services, as they become known and go.
+/// Networks of pods and Services become known after the pool has given out addresses. One of them
+/// is removed again.
 #[test]
 fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
     let mut book = book(&[&pool("a", 1, 10, 17)]);
@@ -173,8 +174,8 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
     assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.17")]);
 }
 
-/// A tagged VLAN may use the same addresses as the cluster's pods and Services, so its pools give
-/// them out.
+/// A tagged VLAN may use the same addresses as the cluster's pods and Services, so the pools of the
+/// VLAN give out these addresses.
 #[test]
 fn a_tagged_vlan_holds_back_no_network_of_the_cluster() {
     let services = ("10.0.0.8/29".parse().unwrap(), Reserved::ServiceNetwork("kubernetes".into()));
@@ -201,7 +202,8 @@ fn a_claim_outside_its_shrunk_pool_is_not_given_to_another_owner() {
         book.claim(&named(n, "a"));
     }
     book.merge(&pool("a", 1, 10, 11), &everybody());
-    // The ranges are apart, so there is no conflict, but pool b's range has claims of pool a.
+    // The ranges do not overlap, so there is no conflict. But claims of pool a are in pool b's
+    // range.
     book.merge(&pool("b", 2, 12, 14), &everybody());
     assert_eq!(ip_of(&book.claim(&named(5, "b"))), "b 10.0.0.14");
     assert_eq!(ip_of(&book.claim(&named(6, "b"))), "NoAvailableIP");
@@ -290,8 +292,8 @@ fn a_published_address_that_another_pool_holds_is_not_taken_back() {
     assert_eq!(book.shared(), 0);
 }
 
-/// Published addresses count as in use when a pool is read: duplicates are reported, not taken
-/// away.
+/// Published addresses count as in use when a pool is read. So a duplicate is reported, and both
+/// LoadBalancers keep the address.
 #[test]
 fn two_that_publish_one_address_from_two_pools_both_keep_it() {
     let published = |n: usize, name: &str| WorldEntry {

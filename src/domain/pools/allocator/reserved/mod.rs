@@ -3,13 +3,13 @@
 //! A pool's claims are held back in other pools on the pool's own segment ([`super::overlap`]).
 //! That is not enough in two cases:
 //! * the pool of a published address is gone, and no other pool may give out the address;
-//! * an address is announced on a segment other than its pool's: the address of a vm LoadBalancer
-//!   on the announcer's default interface, because nodes have no link for the pool's VLAN; the
-//!   address of a guest on the network of its VMs.
+//! * an address is announced on a segment other than its pool's. The address of a vm LoadBalancer
+//!   is announced on the announcer's default interface, because nodes have no link for the pool's
+//!   VLAN. The address of a guest is announced on the network of its VMs.
 //!
 //! In both cases a [`Reservation`] holds the address back in each pool on those segments. Besides,
-//! a LoadBalancer that was restored from a backup asks for its former address: that address is
-//! expected, and is given to another LoadBalancer only when no other address is left.
+//! a LoadBalancer that was restored from a backup asks for its former address. That address is
+//! expected: it is given to another LoadBalancer only when no other address is left.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -33,11 +33,12 @@ pub struct Reservation {
 /// Reservations by LoadBalancer and by address, and expected addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reservations {
-    /// Reservations by UID: one for each address that the LoadBalancer holds or publishes.
+    /// Map from a UID to its reservations: one for each address that the LoadBalancer holds or
+    /// publishes.
     by_uid: HashMap<String, Vec<Reservation>>,
     by_ip: BTreeMap<IpAddr, BTreeSet<String>>,
-    /// The former claim of each LoadBalancer without address, by UID; `expected` has the UIDs by
-    /// claim.
+    /// Map from the UID of each LoadBalancer without an address to its former claim. `expected` is
+    /// the reverse map, from a claim to UIDs.
     former: HashMap<String, Claim>,
     expected: BTreeMap<Claim, BTreeSet<String>>,
 }
@@ -66,7 +67,7 @@ impl Reservations {
     }
 
     /// Whether this address of the pool is the former address of a LoadBalancer other than `uid`,
-    /// which waits for it.
+    /// and that LoadBalancer waits for it.
     fn is_expected(&self, pool: &str, ip: IpAddr, uid: &str) -> bool {
         if self.expected.is_empty() {
             return false;
@@ -142,9 +143,9 @@ impl Reservation {
 impl PoolAllocator {
     /// Records the address that a LoadBalancer publishes at the start of a term, before the first
     /// address is given out. An address whose pool is gone counts as in use, whatever the scopes of
-    /// other pools: its claim may have been lost with the pool. An address that a ledger records
-    /// for another owner is the exception, since it is no longer known where this LoadBalancer's
-    /// address is announced.
+    /// other pools, because its claim may have been lost with the pool. It does not count as in use
+    /// if a ledger records it for another owner, because it is no longer known where this
+    /// LoadBalancer's address is announced.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let is_homeless = |claim: &&Claim| {
             let uid = &facts.owner.uid;
@@ -159,9 +160,10 @@ impl PoolAllocator {
         }
     }
 
-    /// Records the addresses that a LoadBalancer holds or publishes, or, if it has none, the former
-    /// address that it will ask for. A published address counts only if the ledgers or the start of
-    /// the term confirm it. Called for each LoadBalancer when pools or networks move.
+    /// Records the addresses that a LoadBalancer holds or publishes. If it has none, records the
+    /// former address that it will ask for. A published address without a claim counts only if its
+    /// pool is gone and `homeless` accepts it. Called for each LoadBalancer when pools or networks
+    /// move.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
@@ -251,7 +253,7 @@ impl PoolAllocator {
 
     fn unreserve(&mut self, uid: &str, claim: &Claim) {
         if self.reserved.remove(uid, claim) {
-            // The address may still be shared: the LoadBalancer may still hold the claim.
+            // The address may still be shared, because the LoadBalancer may still hold the claim.
             if self.standing.is_shared(claim.ip) {
                 self.standing.changed();
             }
@@ -267,8 +269,8 @@ impl PoolAllocator {
             }
             let holder = pool.ledger.owner_of(ip);
             if holder.is_some_and(|holder| holder.uid != reservation.owner.uid) {
-                // Two LoadBalancers hold the address: all pools are judged again, so that it is
-                // reported.
+                // Two LoadBalancers hold the address. All pools are judged again, so that the
+                // shared address is reported.
                 self.standing.changed();
             }
             if pool.ledger.hold_back(ip) && pool.idle().is_none() {
@@ -302,8 +304,9 @@ impl PoolAllocator {
             || self.reserved.at(claim.ip).any(|r| r.owner.uid != uid && r.meets(pool))
     }
 
-    /// Fitness of a pool's free addresses for the LoadBalancer. The pool is not in the book
-    /// meanwhile. Its own segment needs no check: addresses in use there are not free.
+    /// Fitness of a pool's free addresses for the LoadBalancer. The caller has removed the pool
+    /// from the book. The pool's own segment needs no check, because addresses in use there are not
+    /// free.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,
@@ -333,8 +336,8 @@ impl PoolAllocator {
     }
 }
 
-/// Segments where addresses of the pool are announced for the LoadBalancer, without the pool's own
-/// segment. A global pool's own segment is every segment.
+/// Segments where addresses of the pool are announced for the LoadBalancer, except the pool's own
+/// segment. A global pool has no others, because its own segment is every segment.
 fn beyond(facts: &LbFacts, pool: &AllocatorPool) -> Vec<Segment> {
     if pool.selector.is_global() {
         return Vec::new();

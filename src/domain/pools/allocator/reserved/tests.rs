@@ -1,4 +1,4 @@
-//! Addresses that no ledger covers, case by case.
+//! Tests of addresses that no ledger covers, case by case.
 
 use super::super::tests::{at, everybody, for_namespace, lb, named, owner, seen};
 use super::super::{ClaimResult, PoolSeen};
@@ -20,8 +20,7 @@ fn book(pools: &[PoolSeen]) -> PoolAllocator {
     book
 }
 
-/// A LoadBalancer of type vm: its address is announced by the nodes, which have no link for the
-/// pool's VLAN.
+/// A LoadBalancer of type vm. Nodes announce its address, and have no link for the pool's VLAN.
 fn vm(n: usize, pool: &str) -> LbFacts {
     LbFacts { guest: false, ..named(n, pool) }
 }
@@ -45,7 +44,7 @@ fn an_address_is_one_load_balancers_where_it_is_announced() {
     // does not give out that address.
     assert_eq!(given(&mut book, &vm(1, "v")), ip(10));
     assert_eq!(given(&mut book, &named(2, "m")), ip(11));
-    // The same the other way round.
+    // The reverse: the VLAN's pool does not give out the address of the other pool.
     assert_eq!(given(&mut book, &vm(3, "v")), ip(12));
     assert_eq!(given(&mut book, &named(4, "m")), "NoAvailableIP");
     // An address of a guest is announced on the VLAN only.

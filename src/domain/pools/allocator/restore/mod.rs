@@ -2,22 +2,23 @@
 //!
 //! The owner of an address is:
 //! 1. the owner that the stored ledger and this process's memory agree on;
-//! 2. else the owner in the stored ledger, if memory has no owner for the address, and that
-//!    LoadBalancer exists and publishes no address of the pool: it is about to publish this
-//!    address, and no other may take the address first;
-//! 3. else the LoadBalancer that publishes the address, since the address is in use. If several
-//!    publish it: the owner in the stored ledger, then the owner in memory, then the oldest. A
-//!    LoadBalancer that is being deleted counts only if the stored ledger or memory names it:
-//!    otherwise its claim was released already;
+//! 2. else the owner in the stored ledger, if memory has no owner for the address, and if the
+//!    stored owner exists and publishes no address of the pool. The stored owner is about to
+//!    publish this address, so no other LoadBalancer may take the address first;
+//! 3. else the LoadBalancer that publishes the address, because the address is in use. If several
+//!    LoadBalancers publish it: the owner in the stored ledger, then the owner in memory, then the
+//!    oldest LoadBalancer. A LoadBalancer that is being deleted counts only if the stored ledger or
+//!    memory names it: otherwise its claim was released already;
 //! 4. else the owner in the stored ledger (another leader may have written it);
 //! 5. else the owner in memory, if that LoadBalancer still exists (the status was edited or wiped).
 //!
 //! An owner has at most one address of a pool. If these rules give it several, the address by the
-//! first of these rules counts.
+//! first of these rules counts, where rules 2 and 4 are equal. Of several addresses by equal rules,
+//! the lowest counts.
 //!
 //! The published addresses come from a view that may be stale. [`PoolAllocator::disputes`] lists
-//! the LoadBalancers whose publication would overrule a ledger: these LoadBalancers are read from
-//! the API server before the merge.
+//! the LoadBalancers whose published address would overrule a ledger. These LoadBalancers are read
+//! from the API server before the merge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -76,7 +77,7 @@ pub struct WorldEntry {
     pub deleting: bool,
 }
 
-/// The LoadBalancers that exist, by UID, and their UIDs, by name.
+/// The LoadBalancers that exist: a map from UIDs to LoadBalancers, and a map from names to UIDs.
 #[derive(Clone, Debug, Default)]
 pub struct LoadBalancerIndex {
     entries: HashMap<String, WorldEntry>,
@@ -88,9 +89,11 @@ pub struct LoadBalancerIndex {
 pub enum LedgerRepair {
     /// A published address was missing from the ledger.
     Restored(Claim, Owner),
-    /// The ledger named another owner for a published address.
+    /// The ledger named an owner other than the LoadBalancer that publishes the address. This
+    /// LoadBalancer, named here, is now the owner.
     Corrected(Claim, Owner),
-    /// Two LoadBalancers publish one address; the one named here loses it.
+    /// A LoadBalancer publishes an address that belongs to another owner. The LoadBalancer named
+    /// here loses the address.
     Double(Claim, Owner),
     /// An entry whose key is not an IP address.
     Unreadable(String),
@@ -131,13 +134,14 @@ impl LoadBalancerIndex {
         by_ip
     }
 
-    /// UID of the LoadBalancer with this name, for a ledger's entry `ip: name` without UID.
+    /// UID of the LoadBalancer with this name. Used for an entry `ip: name` of a ledger without
+    /// UID.
     fn uid_of(&self, name: &str) -> Option<&str> {
         self.uids.get(name).map(String::as_str)
     }
 
-    /// Whether the owner exists, is not being deleted, and publishes no address of the pool: its
-    /// claim in the ledger is only a moment old.
+    /// Whether the owner exists, is not being deleted, and publishes no address of the pool. Then
+    /// its claim in the ledger is only a moment old.
     fn is_yet_to_publish(&self, owner: &Owner, pool: &str) -> bool {
         self.entries.get(&owner.uid).is_some_and(|entry| {
             !entry.deleting && entry.published.as_ref().is_none_or(|claim| claim.pool != pool)
@@ -155,8 +159,8 @@ impl LoadBalancerIndex {
 }
 
 impl PoolAllocator {
-    /// Reads a stored pool into the book. The rules of the module decide which owners in memory
-    /// stay.
+    /// Reads a stored pool into the book. The rules in the module's header decide which owners in
+    /// memory stay. Returns the corrections of the ledger.
     pub fn merge(&mut self, seen: &PoolSeen, world: &LoadBalancerIndex) -> Vec<LedgerRepair> {
         let mut repairs = Vec::new();
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
@@ -214,7 +218,8 @@ impl PoolAllocator {
                 Some(_) => {}
             }
         }
-        // The new pool is judged before it gives out an address; until then the last verdict holds.
+        // The pool is judged again before it gives out an address. Until then, the last verdict
+        // holds.
         let before = self.take_out(&seen.name);
         let conflict = before.as_ref().and_then(|pool| pool.conflict.clone());
         for (ip, owner) in ledger.claims() {
@@ -244,8 +249,8 @@ impl PoolAllocator {
         repairs
     }
 
-    /// LoadBalancers whose publication would overrule a ledger, and LoadBalancers with the name of
-    /// a recorded owner whose UID is unknown.
+    /// LoadBalancers whose published address would overrule a ledger, and LoadBalancers with the
+    /// name of a recorded owner whose UID is not in `world`.
     pub fn disputes(&self, seen: &PoolSeen, world: &LoadBalancerIndex) -> Vec<Owner> {
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
         let stored = read_claims(&seen.status, memory, world, &mut Vec::new());
@@ -288,8 +293,8 @@ impl PoolAllocator {
             .collect()
     }
 
-    /// Whether a claim's owner has no UID, and the LoadBalancer of that name, with the given UID,
-    /// holds another address of the pool.
+    /// Whether a claim's owner has no UID, and the LoadBalancer of that name holds another address
+    /// of the pool. `uid`: UID of that LoadBalancer.
     pub fn is_second(&self, claim: &Claim, owner: &Owner, uid: Option<&str>) -> bool {
         let other = |c: &Claim| c.pool == claim.pool && c.ip != claim.ip;
         owner.uid.is_empty() && uid.is_some_and(|uid| self.claims_of(uid).iter().any(other))
@@ -312,7 +317,7 @@ fn read_claims(
         let remembered = memory
             .and_then(|m| m.owner_of(ip))
             .filter(|owner| owner.name == *name && !owner.uid.is_empty());
-        // A LoadBalancer that got another address in the meantime is not moved to this one.
+        // A LoadBalancer that got another address in the meantime does not get this address back.
         let named = world.uid_of(name).filter(|uid| {
             let owner = Owner { name: name.clone(), uid: (*uid).to_owned() };
             memory.and_then(|m| m.held_by(&owner)).is_none_or(|held| held == ip)

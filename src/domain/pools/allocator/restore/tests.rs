@@ -1,4 +1,4 @@
-//! Results of merging a stored pool with the LoadBalancers that exist, and with memory.
+//! Tests of merging a stored pool with the LoadBalancers that exist, and with memory.
 
 use proptest::prelude::*;
 
@@ -78,7 +78,7 @@ fn what_is_published_goes_before_what_is_stored_and_that_before_memory() {
     assert_eq!(claim, at("a", "10.0.0.13"), "the loser gets another");
 }
 
-/// The published one of an owner's two addresses stays, or else the one in the stored ledger.
+/// The published address stays if an owner has two, or else the address in the stored ledger.
 #[test]
 fn an_owner_keeps_one_address_of_a_pool() {
     let twice = storing(&[("10.0.0.12", "ns/lb1", "u1"), ("10.0.0.15", "ns/lb1", "u1")]);
@@ -117,7 +117,7 @@ fn an_entry_without_uid_adopts_it_later_too() {
     book.merge(&old_style, &LoadBalancerIndex::default());
     book.claim(&lb(1));
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
-    // A LoadBalancer that got another address before retains it: the address may be in use by now.
+    // A LoadBalancer that got another address before retains it, because it may be in use by now.
     let mut book = PoolAllocator::default();
     book.merge(&storing(&[]), &LoadBalancerIndex::default());
     book.claim(&lb(1));
@@ -151,8 +151,8 @@ fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
     assert_eq!(book.pools()["a"].ledger.available(), 7);
 }
 
-/// The stored ledger decides which LoadBalancer keeps the address, else memory, else age. The loser
-/// is reported, and gets another address.
+/// The stored ledger decides which LoadBalancer keeps the address, else memory, else age. The other
+/// LoadBalancer is reported, and gets another address.
 #[test]
 fn of_two_that_publish_one_address_one_keeps_it() {
     let both = world(&[(1, Some(12)), (2, Some(12))]);
@@ -206,7 +206,7 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     assert!(!current.knows(&owner(4)) && current.uid_of("ns/lb4") == Some("new"));
 }
 
-/// The claim was released already if no ledger records it.
+/// The claim of such a LoadBalancer was released already if no ledger records it.
 #[test]
 fn a_publisher_that_is_being_deleted_counts_only_if_a_ledger_names_it() {
     let deleting = |n, last| WorldEntry { deleting: true, ..entry(n, last) };
@@ -258,7 +258,7 @@ fn a_selector_that_changes_ends_no_claim() {
     assert!(matches!(book.claim(&lb(2)), ClaimResult::Waiting(NoAddressReason::NoMatch { .. })));
 }
 
-/// The order of releases also stays when another client writes the pool.
+/// A merge after a write by another client keeps the order of releases.
 #[test]
 fn history_forgets_the_oldest_release_first_after_a_merge_too() {
     let mut pool = seen("a", "10.0.0", 1);
@@ -286,7 +286,7 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
-    /// A process learns nothing new from its own status, and the next process learns everything
+    /// A merge of its own status changes nothing in a process. A new process gets the same status
     /// from it.
     #[test]
     fn reading_ones_own_status_back_changes_nothing(
@@ -326,7 +326,7 @@ proptest! {
 }
 
 /// A view that still shows the former owner's publication must not take an address from its new
-/// owner: both would announce it.
+/// owner, because both would announce the address.
 #[test]
 fn what_ledger_and_memory_agree_on_outweighs_an_old_publication() {
     let mut book = PoolAllocator::default();
@@ -344,7 +344,7 @@ fn one_that_is_being_deleted_takes_nothing_back_from_another() {
     let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world());
     assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
-    // If the ledger names the LoadBalancer, it retains its claim until the claim is released.
+    // A LoadBalancer that the ledger names retains its claim until the claim is released.
     let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world());
     assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);
@@ -367,7 +367,8 @@ fn a_contradiction_to_the_ledger_is_read_again() {
     assert!(!old_view.knows(&Owner { uid: String::new(), ..owner(1) }));
 }
 
-/// The claim was released by another leader, and no deletion will release it once more.
+/// Another leader released the claim. If memory brought it back, no deletion would release it
+/// again.
 #[test]
 fn memory_does_not_bring_back_the_claim_of_one_that_is_gone() {
     let mut book = PoolAllocator::default();

@@ -1,4 +1,4 @@
-//! The book, case by case.
+//! Tests of the book, case by case.
 
 mod model;
 mod tenants;
@@ -85,7 +85,7 @@ pub(super) fn two(a: usize, b: usize) -> PoolAllocator {
     book(&[seen("a", "10.0.0", a), seen("b", "10.0.1", b)])
 }
 
-/// The address of a verdict, and the reason why it is not the requested one.
+/// The address in the answer, and the reason why it is not the requested address.
 fn answer(verdict: &ClaimResult) -> (Option<String>, Option<&'static str>) {
     match verdict {
         ClaimResult::Held { claim, instead, .. } => (
@@ -174,7 +174,7 @@ fn each_refusal_has_its_reason() {
     }
     let stranger = LbFacts { requirement: PoolRequirement::default(), ..lb(3) };
     assert_eq!(answer(&book.claim(&stranger)), (None, Some("NoMatchedIPPool")));
-    // Among several pools that fit, the reason names one that is out of use.
+    // Several pools fit: the reason names a pool that is out of use.
     assert_eq!(answer(&book.claim(&lb(4))), (None, Some("IPPoolNotReady")));
 }
 
@@ -188,8 +188,8 @@ fn the_next_candidate_serves_when_the_first_is_full_or_idle() {
     assert_eq!(answer(&book.claim(&lb(1))), held("b 10.0.1.10"));
 }
 
-/// Each event makes room for exactly one of three waiters. The waiter to be served first asked
-/// last.
+/// Each event makes room for exactly one of three waiters. The waiter that must be served first was
+/// the last to ask.
 #[test]
 fn the_oldest_waiter_is_served_whatever_made_the_room() {
     let events: [fn(&mut PoolAllocator); 5] = [
@@ -203,7 +203,7 @@ fn the_oldest_waiter_is_served_whatever_made_the_room() {
         let closed = for_namespace(seen("b", "10.0.1", 1), "other");
         let mut book = book(&[seen("a", "10.0.0", 1), closed]);
         book.claim(&lb(0));
-        // This LoadBalancer is as old as lb3: the name decides.
+        // This LoadBalancer is as old as lb3, so the name decides.
         let second = LbFacts { created: 3, ..lb(2) };
         for facts in [&lb(3), &lb(4), &second] {
             book.claim(facts);
@@ -271,7 +271,7 @@ fn a_switch_that_cannot_be_made_keeps_the_address_and_says_why() {
         facts.named_pool = Some(pool.into());
         assert_eq!(answer(&book.claim(&facts)), (Some("a 10.0.0.10".into()), Some(reason)));
         assert_eq!(book.waiting().count(), 1, "and waits for {pool}");
-        // The LoadBalancer moves as soon as it may.
+        // The LoadBalancer moves as soon as the pool that it names can serve it.
         book.release("u9");
         book.merge(&seen("foreign", "10.0.2", 1), &everybody());
         book.merge(&seen("absent", "10.0.3", 1), &everybody());
@@ -328,7 +328,7 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
     book.merge(&seen("a", "10.0.0", 1), &everybody());
     assert_eq!(book.serve_waiters(), [facts.owner.clone()]);
     assert_eq!(answer(&book.claim(&facts)), held("a 10.0.0.10"));
-    // Its owner may still ask for another pool, and moves when that pool has room.
+    // The owner of the address may still ask for another pool, and moves when that pool has room.
     book.remove_pool("a");
     book.claim(&lb(2));
     facts.named_pool = Some("b".into());
@@ -338,8 +338,8 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
     assert_eq!(answer(&book.claim(&facts)), held("b 10.0.1.10"));
 }
 
-/// An address whose pool is gone also stays after a request for another pool that was taken back or
-/// cannot be met.
+/// An address whose pool is gone also stays if its owner asked for another pool and took the
+/// request back, or if the request cannot be met.
 #[test]
 fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_pool() {
     let kept = (Some("a 10.0.0.10".to_owned()), Some("IPPoolNotFound"));
@@ -356,7 +356,8 @@ fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_
     }
 }
 
-/// A view may be a moment old. An address is released only on a fresh reading.
+/// A view may be a moment old. So an address is released only after a fresh read of the
+/// LoadBalancer.
 #[test]
 fn an_old_view_frees_nothing() {
     let mut book = PoolAllocator::default();
@@ -377,7 +378,7 @@ fn an_old_view_frees_nothing() {
     book.claim(&publishing(&second));
     assert_eq!(book.claims_of("u1"), std::slice::from_ref(&second));
 
-    // A stale view does not restore a claim that was released, either.
+    // A stale view also does not restore a claim that was released.
     assert!(book.needs_fresh(&old(publishing(&first))));
     book.claim(&old(publishing(&first)));
     assert_eq!(book.claims_of("u1"), std::slice::from_ref(&second));

@@ -1,5 +1,5 @@
-//! Attacks of a tenant that writes the status of its LoadBalancer while admission does not protect
-//! it.
+//! Tests of attacks by a tenant that writes the status of its LoadBalancer while admission does not
+//! protect the status.
 //!
 //! Pool `a` has `10.0.0.10` to `.12` and belongs to the victim. Pool `own` has `10.0.1.10` and
 //! `.11` and belongs to the attacker. The victim is lb1, the attacker lb9.
@@ -126,7 +126,7 @@ fn in_a_pool_of_its_own_it_may_choose() {
     assert_eq!(answer(&book.claim(&attacker("own", "10.0.1.11"))), held("own 10.0.1.11"));
 }
 
-/// Reads of a ledger: at the start of a term, and after another client wrote the pool.
+/// A ledger is read at the start of a term, and after another client wrote the pool.
 #[test]
 fn while_a_ledger_is_read_no_owner_loses_an_address_that_it_names() {
     for publishes in [false, true] {
@@ -161,8 +161,8 @@ fn where_the_ledger_is_lost_too_the_older_of_two_keeps_what_both_publish() {
     assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"));
 }
 
-/// A known gap: a free address counts as in use while a ledger is read, because it may be missing
-/// from that ledger.
+/// A known gap: while a ledger is read, a free address that a LoadBalancer publishes counts as in
+/// use, because its claim may be missing from the ledger.
 #[test]
 fn while_a_ledger_is_read_an_address_that_is_free_can_be_had_out_of_scope() {
     let (before, victim) = with_victim(true);

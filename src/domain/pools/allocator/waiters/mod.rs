@@ -1,9 +1,13 @@
 //! Waiters: LoadBalancers that do not have the address that they ask for. The module decides when
-//! each is tried again.
+//! each waiter is tried again.
 //!
-//! Invariants: waiters are served oldest first. A waiter is tried again only when a pool has
-//! changed that may serve it, or that the reason for its wait names. So a change by one tenant does
-//! not cause a search of all pools for each waiter.
+//! Invariants: waiters are served oldest first. A waiter that publishes no address is tried again
+//! only after one of these changes:
+//! * its own request has changed;
+//! * pools were added, removed or read again, or networks have changed;
+//! * a pool has changed that may serve the waiter, or that the reason for its wait names.
+//!
+//! So a change by one tenant does not cause a search of all pools for each waiter.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,7 +19,7 @@ use crate::{LbFacts, Owner};
 /// Changes that waiters may depend on.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WaiterChanges {
-    /// Whether pools were added, removed or moved.
+    /// Whether pools were added, removed or read again, or networks have changed.
     everything: bool,
     /// Names of the pools that changed.
     pools: BTreeSet<String>,
@@ -84,8 +88,8 @@ impl PoolAllocator {
             })
     }
 
-    /// Marks as changed every pool whose ranges contain the address: the address may be free there
-    /// from now on.
+    /// Marks as changed every pool whose ranges contain the address, because the address may be
+    /// free there from now on.
     pub(super) fn stir_at(&mut self, ip: IpAddr) {
         for (name, pool) in &self.pools {
             if pool.ledger.ranges().find(ip).is_some() {

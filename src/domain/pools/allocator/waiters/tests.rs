@@ -1,9 +1,9 @@
-//! The waiters that are tried again after a change.
+//! Tests of which waiters are tried again after a change.
 
 use super::super::tests::{everybody, for_namespace, lb, named, seen};
 use super::*;
 
-/// A tenant's change costs nothing for the waiters of other pools.
+/// A change by one tenant causes no search for the waiters of other pools.
 #[test]
 fn only_those_are_asked_again_whom_a_change_may_serve() {
     let mut book = PoolAllocator::default();

@@ -1,5 +1,5 @@
-//! Packing of endpoints, case by case. The module `model` tests random cases and checks every
-//! write.
+//! Tests of single cases of the packing of endpoints. The module `model` tests random cases and
+//! checks every write.
 
 mod model;
 
@@ -123,8 +123,8 @@ fn a_thousand_and_one_endpoints_make_eleven_slices() {
     assert_eq!(store.names(), expected);
 }
 
-/// Slices are filled in the order of their numbers, not of their names: the second before the
-/// tenth.
+/// Slices are filled in the order of their numbers, not of their names: the second slice is filled
+/// before the tenth.
 #[test]
 fn new_endpoints_go_where_there_is_room_first_slice_first() {
     let mut store = filled(1_001);
@@ -170,14 +170,15 @@ fn the_sink_is_there_while_no_vm_serves_and_only_then() {
         assert_eq!(sinks(&store), expected, "{desired:?}");
         assert_eq!(writes.len(), 1, "in the same write: {writes:?}");
         assert_eq!(store.slices[0].endpoints.len(), desired.len() + expected);
-        // A slice with the sink has none of the VMs' ports: the sink's address may be a node's.
+        // A slice with the sink has none of the VMs' ports, since the sink may be at a node's
+        // address.
         let port = if expected == 0 { 8080 } else { SINK_PORT };
         assert_eq!(store.slices[0].ports, [EndpointPort { port, ..ports()[0].clone() }]);
     }
 }
 
-/// The sink stays until the last write: unanswered traffic is better than traffic to the node
-/// itself.
+/// The sink stays until the last write, because unanswered traffic is better than traffic to the
+/// node itself.
 #[test]
 fn of_several_writes_the_one_that_takes_the_sink_away_is_the_last() {
     let mut store = filled(201);
@@ -202,8 +203,8 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
     );
 }
 
-/// The sink has an address that no host has, while no node is known: RFC 5737 and RFC 6666. The
-/// sink's UID is the Go controller's.
+/// The sink has an address that no host has (RFC 5737, RFC 6666) while no node is known. The UID of
+/// the sink is that of the Go controller's sink.
 #[test]
 fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
     let (v4, v6) = (sink(WEB, AddressFamily::V4, None), sink(WEB, AddressFamily::V6, None));
@@ -255,7 +256,8 @@ fn a_slice_of_the_go_controller_is_adopted_in_place() {
     assert_eq!(store.slices[0].endpoints, [ready(1), ready(2)]);
     assert!(store.slices[0].sound);
 
-    // More VMs than this operator puts into one slice: the last thirty are moved, the rest stays.
+    // The slice has more VMs than this operator puts into one slice. So the last thirty VMs are
+    // moved, and the other VMs stay.
     let many: Vec<VmEndpoint> = (0..130).map(ready).collect();
     let mut store = Store::new(vec![stored(many.clone())]);
     let writes = store.settle(AddressFamily::V4, &many);
@@ -289,7 +291,8 @@ fn ports_and_whatever_is_not_sound_are_put_right() {
     }
 }
 
-/// Slices of an address type that this operator does not write, or of the family before a change.
+/// Slices of an address type that this operator does not write are deleted. So are slices of the
+/// old family after a change of the family.
 #[test]
 fn slices_of_another_family_go_after_those_of_this_one_came() {
     let old = filled(101);
@@ -320,7 +323,7 @@ fn slices_of_another_family_go_after_those_of_this_one_came() {
 /// kube-vip up to 1.2.3 takes the last event about any slice for the state of all slices.
 #[test]
 fn a_deletion_is_never_the_last_word() {
-    // The only VM of the second slice goes, and a VM of the first slice begins to serve.
+    // The only VM of the second slice is removed, and a VM of the first slice begins to serve.
     let mixed = |first: fn(usize) -> VmEndpoint| {
         let mut store = filled(101);
         store.slices[0].endpoints =
@@ -331,7 +334,7 @@ fn a_deletion_is_never_the_last_word() {
         [0, 1].map(ready).into_iter().chain((2..100).map(unready)).collect();
     let deleted_first = [("delete", "web.ipv4-2"), ("update", WEB)];
     assert_eq!(written(&mixed(ready).settle(AddressFamily::V4, &desired)), deleted_first);
-    // All traffic was for the second slice: it may not be deleted before the first one is written.
+    // All traffic went to the second slice, so the first slice is written before that is deleted.
     let deleted_after = [("update", WEB), ("delete", "web.ipv4-2"), ("update", WEB)];
     assert_eq!(written(&mixed(unready).settle(AddressFamily::V4, &desired)), deleted_after);
 }

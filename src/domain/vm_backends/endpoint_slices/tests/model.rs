@@ -1,16 +1,16 @@
-//! State after every single write, for any stored and any desired endpoints.
+//! Tests of the state after every single write, for any stored and any desired endpoints.
 
 use proptest::prelude::*;
 
 use super::super::*;
 use super::{Store, WEB, ports, ready};
 
-/// Numbers of VMs: some at which slices begin and end, and some in between.
+/// Numbers of VMs with which a slice is full or a new slice begins, and numbers in between.
 const COUNTS: [usize; 9] = [0, 1, 2, 5, 99, 100, 101, 200, 250];
 /// Number of possible VMs.
 const ALL: usize = 260;
 
-/// State of a VM: no endpoint, or an endpoint, with whether it serves and whether it terminates.
+/// State of a VM. `None`: no endpoint. Otherwise: whether its endpoint serves, and terminates.
 fn state() -> impl Strategy<Value = Option<(bool, bool)>> {
     prop::sample::select(vec![
         None,
@@ -30,7 +30,7 @@ fn endpoint(n: usize, (serving, terminating): (bool, bool), family: AddressFamil
     endpoint
 }
 
-/// Sets of VMs in which a few, all or none serve.
+/// Sets of VMs of which all, some or none serve.
 fn vms() -> impl Strategy<Value = Vec<Option<(bool, bool)>>> {
     let quiet = prop::sample::select(vec![None, Some((false, false)), Some((false, true))]);
     let some = prop_oneof![
@@ -49,7 +49,7 @@ fn endpoints(vms: &[Option<(bool, bool)>], family: AddressFamily) -> Vec<VmEndpo
     vms.iter().enumerate().filter_map(each).collect()
 }
 
-/// Slices that several writers, versions and families may have left. A VM may be in two of them.
+/// Slices that several writers, versions and families may have left. A VM may be in two slices.
 fn stored() -> impl Strategy<Value = Vec<StoredSlice>> {
     let names = vec!["web", "web.ipv4-2", "web.ipv4-10", "web.ipv6-1", "web-x7k2p"];
     let family = prop::sample::select(vec![
@@ -94,7 +94,7 @@ fn takes(slices: &[StoredSlice], family: Option<AddressFamily>) -> bool {
     of.flat_map(|slice| &slice.endpoints).any(|endpoint| endpoint.serving)
 }
 
-/// Slice of each UID.
+/// Map from the UID of each endpoint to the name of its slice.
 fn places(slices: &[StoredSlice]) -> BTreeMap<&str, &str> {
     // The first slice that has the UID wins.
     let all = slices.iter().rev();
@@ -141,7 +141,7 @@ fn settle(store: &mut Store, family: AddressFamily, desired: &[VmEndpoint]) -> V
     all
 }
 
-/// Checks the slices that are stored in the end.
+/// Checks the slices that are stored after the last write.
 fn check(
     before: &[StoredSlice],
     after: &[StoredSlice],
@@ -198,7 +198,7 @@ proptest! {
         settle(&mut Store::new(stored), family, &endpoints(&vms, family));
     }
 
-    /// The life of a LoadBalancer, with changes of one VM and of many.
+    /// One VM changes at a time, and sometimes many VMs at once, as in the life of a LoadBalancer.
     #[test]
     fn a_change_of_one_vm_rewrites_one_slice(
         first in vms(),

@@ -47,16 +47,16 @@ const COLUMNS: [(&str, &[&str]); 6] = [
             "newer-unready",
         ],
     ),
-    // A live migration to n2, whose pod is the newest of all. `pending`: the pod waits for a node;
-    // `running`: it is ready, but the guest has not moved; `moved`: it is ready, and the guest has
-    // moved; `failed`: it has ended; `aborted`: it is being deleted.
+    // A live migration to n2. The target's pod is the newest of all pods. `pending`: the target's
+    // pod waits for a node; `running`: it is ready, but the guest has not moved; `moved`: it is
+    // ready, and the guest has moved; `failed`: it has ended; `aborted`: it is being deleted.
     ("migration", &["none", "pending", "running", "moved", "failed", "aborted"]),
     // The health check's verdict; `unchecked` if there is no check.
     ("health", &["unchecked", "healthy", "unhealthy"]),
 ];
 
-/// The rules. A cell lists values; `*` is any value, and `!` any value that is not listed after it.
-/// The endpoint is
+/// The rules. A cell lists values: `*` means any value, and `!` means any value that is not listed
+/// after the `!`. The endpoint is
 ///
 /// * `absent`: not in the slices,
 /// * `ready`: it serves and does not terminate,
@@ -112,7 +112,7 @@ Running          | deleted        | !True PodTerminating | *                    
 
 struct Rule {
     line: &'static str,
-    /// Values that each column admits.
+    /// Values that the rule admits, for each column.
     cells: Vec<Vec<&'static str>>,
     endpoint: &'static str,
 }

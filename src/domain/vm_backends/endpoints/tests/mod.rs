@@ -1,4 +1,4 @@
-//! The address of an endpoint, and the cases without one.
+//! Tests of the address of an endpoint, and of the cases without an address.
 
 mod matrix;
 
@@ -180,7 +180,8 @@ fn a_last_known_address_is_of_the_family_and_not_of_another_network() {
     assert_eq!(found(&speaks, &[pod()], &named, Some("10.0.2.5"), &[]), kept);
 }
 
-/// A restart under the same name is another VM: the last address is stored by UID.
+/// A VM that restarts under the same name counts as another VM, because the last address is stored
+/// by UID.
 #[test]
 fn nothing_is_remembered_across_uids() {
     let before = VmEndpoint {

@@ -1,12 +1,15 @@
 //! Decision whether failures of probes are the fault of the backends or of the prober.
 //!
-//! A prober that loses its own path to the VMs observes that most of them fail at once. So failures
-//! are doubted when one moment explains most of them: each of those targets passed before that
-//! moment, and has only failed since. Doubted targets stay endpoints. If their VMs are well, that
-//! protects the users; if not, the users lose only what they have lost anyway.
+//! A prober that loses its own path to the VMs observes that most VMs fail at once. So failures are
+//! doubted when most VMs fell silent at one moment: each of their targets passed before that
+//! moment, and has only failed since. Doubted targets stay endpoints. If their VMs are well, this
+//! protects the users. If not, the users lose nothing more, because such a VM does not serve them
+//! anyway.
 //!
-//! Invariants: the failures of a target that passed after the moment count as usual; a doubt ends
-//! when it holds no target any more.
+//! Invariants:
+//!
+//! * The failures of a target that passed after the moment count as usual.
+//! * A doubt ends when it no longer holds any target to be healthy.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -18,7 +21,7 @@ use super::{BackendHealth, CheckSettings};
 /// Three is the smallest number that is more than a pair.
 pub const MANY: usize = 3;
 
-/// Largest number of moments that a doubt stores. A fault that spreads causes a few.
+/// Largest number of moments that a doubt stores. A fault that spreads causes a few moments.
 const MOST_MOMENTS: usize = 16;
 
 /// Probe results of a target that passes, or that passed before it failed.
@@ -37,9 +40,9 @@ pub struct ProbeHistory<'a> {
 /// Finds the moment between `from` and `until` at which most VMs fell silent, if there was one:
 /// their targets passed before that moment and failed after it.
 ///
-/// Most means more than half of the VMs that answered until then, and at least [`MANY`] VMs, behind
-/// at least [`MANY`] load balancers. VMs are counted, not targets: one VM may be behind every load
-/// balancer. A VM is silent if all of its results since the moment are failures.
+/// Most means more than half of the VMs that answered until that moment, and at least [`MANY`] VMs,
+/// behind at least [`MANY`] load balancers. VMs are counted, not targets, because one VM may be
+/// behind every load balancer. A VM is silent if all of its results since the moment are failures.
 pub fn moment<'a>(
     sights: impl Iterator<Item = ProbeHistory<'a>>,
     (from, until): (Duration, Duration),
@@ -59,8 +62,8 @@ pub fn moment<'a>(
     let (mut begins, mut ends): (Vec<_>, Vec<_>) = silent.iter().copied().unzip();
     begins.sort_unstable();
     ends.sort_unstable();
-    // VMs that fell silent together all passed last before the first of them failed, so only times
-    // of such first failures are tried.
+    // If VMs fell silent together, each of them passed last before the first of them failed. So
+    // only the times of first failures are tried.
     let explained = ends.iter().copied().filter(|at| (from..=until).contains(at)).map(|at| {
         let earlier = ends.partition_point(|end| *end < at);
         (begins.partition_point(|begin| *begin <= at) - earlier, vms.len() - earlier, at)
@@ -83,7 +86,7 @@ pub struct Doubt {
     held: usize,
     /// Number of targets that were held, and answer again.
     answered: usize,
-    /// Time since which most of these targets answer again.
+    /// Time since which most of the targets that were held answer again.
     mending: Option<Duration>,
 }
 

@@ -1,4 +1,5 @@
-//! Failures that one moment explains: a matrix, and any mixture of VMs that fail and pass.
+//! Tests of failures that one moment explains: fixed cases, and random mixtures of VMs that fail
+//! and VMs that pass.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -135,8 +136,8 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
 }
 
 proptest! {
-    /// VMs that fail, each with the seconds from its last success to the moment, and from the
-    /// moment to its first failure.
+    /// `failing` lists VMs that fail, each with the seconds from its last success to the moment,
+    /// and from the moment to its first failure.
     #[test]
     fn a_majority_is_found_whatever_the_periods_and_a_minority_never(
         failing in vec((1_u64..60, 0_u64..60), 1..20),

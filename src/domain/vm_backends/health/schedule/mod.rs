@@ -1,8 +1,11 @@
 //! Times at which a target is probed, as offsets on one monotonic clock.
 //!
-//! Invariants: probes of a target are due on a fixed grid, `phase + k * period`, so they never
-//! drift, however late a probe was. The phase depends on the target's identity alone: targets
-//! spread evenly over the period, and are not moved when others are added or removed.
+//! Invariants:
+//!
+//! * Probes of a target are due on a fixed grid, `phase + k * period`, so they never drift, however
+//!   late a probe was.
+//! * The phase depends on the target's identity alone. So targets spread evenly over the period,
+//!   and do not move when other targets are added or removed.
 
 use std::time::Duration;
 
@@ -16,7 +19,8 @@ const FIRST_WITHIN: Duration = Duration::from_millis(200);
 pub struct ProbePhase(u64);
 
 impl ProbePhase {
-    /// Phase of an identity. The boundaries of the parts count: `ab`, `c` differs from `a`, `bc`.
+    /// Phase of an identity. The boundaries of its parts count: `ab` and `c` differ from `a` and
+    /// `bc`.
     pub fn of(identity: &[&str]) -> Self {
         let mut hash = Sha256::new();
         for part in identity {
@@ -34,8 +38,8 @@ impl ProbePhase {
     }
 }
 
-/// First time on the target's grid after `now`, at most one period later. `now` itself if
-/// the period is zero.
+/// First time after `now` on the target's grid, at most one period later. If the period is zero, it
+/// is `now` itself.
 pub fn next(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     let offset = phase.within(period);
     let Some(past) = now.checked_sub(offset) else { return offset };

@@ -1,4 +1,4 @@
-//! Distribution over the period, and the grid that never drifts.
+//! Tests of the distribution of probes over the period, and of the grid that never drifts.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn histogram(identities: impl Iterator<Item = String>) -> Vec<u32> {
 fn targets_spread_evenly_even_if_their_names_are_counted_up() {
     for prefix in ["", "vm-", "3f0c52de-8a11-4b7e-9d7b-00000000"] {
         let slots = histogram((0..10_000).map(|n| format!("{prefix}{n}")));
-        // 200 are expected in each; the bounds are five standard deviations.
+        // 200 identities are expected in each slot; the bounds are five standard deviations.
         assert!(slots.iter().all(|n| (130..=270).contains(n)), "{prefix}: {slots:?}");
     }
 }
@@ -65,7 +65,7 @@ proptest! {
             prop_assert!(due > now && due <= now + period);
             let into = due.checked_sub(phase.within(period)).map(|t| t.as_nanos() % period.as_nanos());
             prop_assert_eq!(into, Some(0));
-            // However long the probe took.
+            // The grid does not depend on how long the probe took.
             now = due + Duration::from_millis(delay);
         }
     }

@@ -1,9 +1,10 @@
 //! Question of the leader to the other replicas about targets that the leader does not reach, and
 //! the meaning of the answer.
 //!
-//! Question and answer are annotations of the Lease, which all replicas read anyway. An account
-//! that may write them could also become the leader. A question only names targets: whether each of
-//! them is a target, and by which probe, the answering replica reads from the cluster.
+//! Question and answer are annotations of the Lease, which all replicas read anyway. They give no
+//! account new power, because an account that may write them could also become the leader. A
+//! question only names targets. The answering replica reads from the cluster whether each of them
+//! is a target, and which probe it has.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -12,12 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use super::ProbePhase;
 
-/// Largest number of targets in a question: enough to distinguish most from few, and few enough to
-/// be probed quickly.
+/// Largest number of targets in a question: enough to show whether most or few of the targets fail,
+/// and few enough to be probed quickly.
 pub const MOST_ASKED: usize = 32;
 /// Text about a doubt before there is an answer.
 pub const ASKED: &str = "another replica is asked whether it reaches them";
-/// Longest question or answer that is read, in bytes: longer than any valid question or answer.
+/// Maximum length of a question or answer that is read, in bytes: longer than any valid one.
 const LONGEST: usize = 16 * 1024;
 
 /// Replica, and the node that it runs on.
@@ -81,10 +82,10 @@ pub struct OpinionAnswer {
 /// Meaning of an answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opinion {
-    /// No opinion: there is no answer, or it is to another question.
+    /// No opinion: there is no answer, or the answer is to another question.
     None,
-    /// Half of the targets or more fail for the other replica, too. But it is on the same node as
-    /// the leader, and that node may be at fault.
+    /// Half of the targets or more fail for the other replica, too. But that replica is on the same
+    /// node as the leader, and the node may be at fault.
     SameNode,
     /// Most targets pass for the other replica.
     Well,
@@ -109,7 +110,7 @@ impl OpinionQuestion {
         }
     }
 
-    /// Whether the replica is to answer, given the present answer.
+    /// Whether the replica at this place must answer the question, given the answer so far.
     pub fn wants_answer_of(&self, place: &ReplicaPlace, given: Option<&OpinionAnswer>) -> bool {
         self.by.replica != place.replica
             && match self.opinion(given) {
@@ -120,7 +121,7 @@ impl OpinionQuestion {
     }
 
     /// Answer of the replica `by`, for which `passed` targets passed and `failed` targets failed.
-    /// `None`: it could probe fewer than half of the targets, which are too few.
+    /// `None`: the replica could probe fewer than half of the targets, which is too few.
     pub fn answer(&self, by: &ReplicaPlace, passed: usize, failed: usize) -> Option<OpinionAnswer> {
         let enough = passed + failed > 0 && 2 * (passed + failed) >= self.targets.len();
         let (to, at, by) = (self.by.clone(), self.at.clone(), by.clone());

@@ -1,4 +1,4 @@
-//! Answers and their meaning, the replicas that answer, and the questions.
+//! Tests of the answers and their meaning, of the replicas that answer, and of the questions.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -31,7 +31,7 @@ fn an_answer_is_to_one_question_and_the_leaders_own_node_decides_nothing() {
         ("one", 0, 4, Opinion::SameNode),
         // Only the leader's pod does not reach the targets.
         ("one", 4, 0, Opinion::Well),
-        // The nodes are unknown: the operator runs without the chart.
+        // The nodes are unknown, because the operator runs without the chart.
         ("", 0, 4, Opinion::Dead),
     ] {
         let answer = question.answer(&place("b", node), passed, failed).unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{BackendProbe, CheckSettings, ProbeRequest};
 use api::{HealthCheck, LoadBalancerSpec, WorkloadType};
 
-/// Largest threshold, in results in a row; a larger threshold is reduced to it.
+/// Largest threshold, in consecutive results; a larger threshold is reduced to it.
 pub const MOST_IN_A_ROW: u32 = 1_000;
 /// Longest period; a longer period is reduced to it, because so rare a check is of no use.
 pub const LONGEST_PERIOD: Duration = Duration::from_hours(1);
@@ -41,7 +41,8 @@ impl HealthSpecFault {
 /// Settings for probing the LoadBalancer's backends. `None`: the backends are not probed, because
 /// there is no health check, the check has no port, or a guest cluster checks its backends itself.
 ///
-/// Zero and unset mean 1 success, 3 failures, 5 s between probes, 3 s timeout, TCP, path `/`.
+/// Defaults of the fields that are zero or unset: 1 success, 3 failures, 5 s between probes, 3 s
+/// timeout, TCP, path `/`.
 pub fn check(spec: &LoadBalancerSpec) -> Result<Option<CheckSettings>, HealthSpecFault> {
     let Some(asked) = spec.health_check.as_ref() else { return Ok(None) };
     let number = asked.port.unwrap_or(0);
@@ -135,7 +136,7 @@ fn probe(asked: &HealthCheck) -> Result<BackendProbe, HealthSpecFault> {
     }
 }
 
-/// Refuses fields that are for HTTP alone: without HTTP they would have no effect.
+/// Refuses fields that are for HTTP alone, because they would have no effect without HTTP.
 fn no_request(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let statuses = asked.expected_statuses.as_ref().is_some_and(|list| !list.is_empty());
     let present = [
@@ -196,8 +197,8 @@ fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// Whether the text contains a certificate, judged by its outer form. The content is checked when
-/// the certificate is used.
+/// Whether the text contains a certificate, judged by its outer form. The content of the
+/// certificate is checked when it is used.
 fn has_certificate(pem: &str) -> bool {
     pem.split("-----BEGIN CERTIFICATE-----").skip(1).any(|rest| {
         rest.split_once("-----END CERTIFICATE-----").is_some_and(|(body, _)| {

@@ -1,4 +1,4 @@
-//! Defaults, bounds and faults of the spec.
+//! Tests of the defaults, bounds and faults of the health check in a spec.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ fn without_a_port_nothing_is_probed() {
     assert_eq!(check(&guest), Ok(None));
 }
 
-/// The CRD's rules apply to every health check, of any type of workload, used or not.
+/// The CRD's rules apply to every health check, for any type of workload, even if it is not used.
 #[test]
 fn the_form_is_judged_without_listeners() {
     let result = |check: Value| form(&serde_json::from_value(check).unwrap());

@@ -1,4 +1,4 @@
-//! Selection of VMs, case by case. The module `model` tests random cases.
+//! Tests of single cases of the selection of VMs. The module `model` tests random cases.
 
 mod model;
 
@@ -88,7 +88,7 @@ fn a_selector_needs_one_value_of_each_key() {
         assert!(index.set_lb("ns", "lb", &selector), "{clauses:?}");
         assert_eq!(names(&index, "lb"), expected, "{clauses:?}");
         assert!(!index.set_lb("ns", "lb", &selector), "it selects the same as before");
-        // VMs that are stored after their LoadBalancer.
+        // Here the VMs are stored after their LoadBalancer.
         let mut later = LabelIndex::default();
         later.set_lb("ns", "lb", &selector);
         for (name, labels) in &vms {
@@ -179,7 +179,7 @@ fn a_restart_under_the_same_name_has_its_own_pods() {
     assert_eq!(index.sizes(), [1, 1, 1, 0, 0, 1]);
 }
 
-/// A different pod has the same name: a deletion was missed.
+/// A different pod has the same name, because the deletion of the first pod was missed.
 #[test]
 fn a_pod_that_changes_hands_leaves_the_former_vm() {
     let mut index = LabelIndex::default();
@@ -195,7 +195,7 @@ fn a_pod_that_changes_hands_leaves_the_former_vm() {
     assert_eq!(members(&index, "two"), [("b".to_owned(), vec!["p2".to_owned()])]);
 }
 
-/// A selector that lists VMs by name, as a user interface writes it.
+/// The selector lists VMs by name, as a user interface writes it.
 #[test]
 fn a_thousand_values_select_a_thousand_vms() {
     const MANY: usize = 1_000;
@@ -238,8 +238,8 @@ fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
     }
 }
 
-/// No LoadBalancer is filed without a clause, so `matches` never gets an empty list of clauses. Its
-/// answer is safe anyway.
+/// No LoadBalancer is filed without a clause, so `matches` never gets an empty list of clauses. For
+/// such a list, `matches` gives a safe answer anyway.
 #[test]
 fn no_clause_matches_nothing() {
     assert!(!matches(&[], &[1, 2]) && !matches(&[vec![]], &[1]) && !matches(&[vec![1]], &[]));
@@ -248,7 +248,7 @@ fn no_clause_matches_nothing() {
 }
 
 /// LoadBalancers are found by the addresses and networks of their VMs, for example when such an
-/// address becomes one of the cluster's.
+/// address becomes an address of the cluster.
 #[test]
 fn load_balancers_are_found_by_what_their_vms_report() {
     let mut index = LabelIndex::default();

@@ -52,7 +52,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// VMs of a LoadBalancer, with their pods by UID.
+/// Map from the name of each VM of a LoadBalancer to the VM and its pods, sorted by UID.
 type Seen = BTreeMap<String, (Vm, Vec<VmPod>)>;
 
 #[derive(Clone, Default)]

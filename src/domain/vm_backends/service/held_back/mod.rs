@@ -1,13 +1,13 @@
-//! A new Service, held back from kube-vip until kube-proxy has rules for it.
+//! Delay of a new Service: it is held back from kube-vip until kube-proxy has rules for it.
 //!
-//! kube-proxy redirects an address as soon as the Service's status contains it; kube-vip first
-//! binds the address and then writes the status. Between these two steps the address is the node's
+//! kube-proxy redirects an address as soon as the Service's status contains it. But kube-vip first
+//! binds the address, and then writes the status. Between these two steps the address is the node's
 //! own, and programs on the node answer at it. So a new Service has an annotation that makes
 //! kube-vip ignore the Service. The operator writes the address into the Service's status, and
 //! kube-vip may announce the address once every kube-proxy has had the time to write its rules.
 //!
 //! Invariant: an address that the operator writes into a status carries [`NOT_ANNOUNCED`], and does
-//! not count as announced; kube-vip replaces this entry by its own.
+//! not count as announced. kube-vip later replaces this entry of the status with its own.
 
 use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Value, json};
@@ -17,8 +17,8 @@ use api::DHCP_ADDRESS;
 
 /// Annotation that makes kube-vip ignore the Service.
 pub const IGNORED: &str = "kube-vip.io/ignore";
-/// Annotation with the time until which the Service is held back. Empty: its status does not yet
-/// contain the address.
+/// Annotation with the time until which the Service is held back. Empty while the Service's status
+/// does not yet contain the address.
 pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
 /// Error on the ports of an address that is not announced yet.
 pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
@@ -30,11 +30,11 @@ const HOLD: TimeDelta = TimeDelta::seconds(2);
 /// Next step for a Service that is held back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeldServiceStep {
-    /// Write the address into the Service's status: this patch does that.
+    /// Write the address into the Service's status, with this patch.
     Unnamed(Value),
     /// Wait for this time.
     For(TimeDelta),
-    /// Release the Service to kube-vip: this patch does that.
+    /// Release the Service to kube-vip, with this patch.
     Over(Value),
 }
 
@@ -56,13 +56,13 @@ pub fn held(
     // Invalid text does not hold the Service back.
     let left =
         until.parse::<DateTime<FixedOffset>>().map_or(TimeDelta::zero(), |until| until - now);
-    // Nor does a time that is more than `HOLD` away: the clock was set back.
+    // A time more than `HOLD` away does not hold it back either: the clock was set back.
     let is_held = left > TimeDelta::zero() && left <= HOLD;
     Some(if is_held { HeldServiceStep::For(left) } else { HeldServiceStep::Over(released(stored)) })
 }
 
 /// Holds a new Service back, unless its user wants kube-vip to ignore it, or kube-vip leases the
-/// address: a leased address is not known before it is announced.
+/// address. A leased address is not known before it is announced.
 pub fn hold_back(mut service: Value) -> Value {
     let annotations = &mut service["metadata"]["annotations"];
     if annotations[ASKED_ADDRESS] != DHCP_ADDRESS && annotations[IGNORED].is_null() {

@@ -1,4 +1,4 @@
-//! Start and end of holding back a new Service from kube-vip.
+//! Tests of the start and the end of holding back a new Service from kube-vip.
 
 use super::*;
 

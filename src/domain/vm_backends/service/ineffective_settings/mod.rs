@@ -9,15 +9,15 @@ use super::StoredService;
 /// Setting that does not have its documented effect, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingMisfit {
-    /// `externalTrafficPolicy` is Local, and no VM on the announcing node serves: the address is
+    /// `externalTrafficPolicy` is Local, and no VM on the announcing node serves, so the address is
     /// not announced.
     NoLocalBackend(String),
-    /// `loadBalancerSourceRanges` is set: clients outside the ranges reach the announcing node
+    /// `loadBalancerSourceRanges` is set, but clients outside the ranges reach the announcing node
     /// itself.
     SourceRanges(String),
 }
 
-/// Finds a setting that does not have its documented effect. `endpoints`: the VMs behind the
+/// Finds a setting that does not have its documented effect. `endpoints` are the VMs behind the
 /// Service.
 pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<SettingMisfit> {
     let bypassed = stored.source_range.is_some();
@@ -31,7 +31,7 @@ pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<Settin
 /// pkg/endpoints/endpoints_generic.go), and leaves status and annotation of the Service unchanged.
 fn no_local_backend(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<String> {
     let node = stored.announcing_node();
-    // An address without a known node: an announcer other than kube-vip may announce it.
+    // If no node is known for an announced address, another announcer may announce it.
     let is_known = node.is_some() || stored.ingress.is_empty();
     let is_local = |endpoint: &VmEndpoint| Some(&*endpoint.node) == node && endpoint.serving;
     if stored.policy != "Local" || !is_known || endpoints.iter().any(is_local) {

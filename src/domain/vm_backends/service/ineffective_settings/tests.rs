@@ -1,4 +1,4 @@
-//! Settings that do not have their documented effect, and those that do.
+//! Tests of settings that do not have their documented effect, and of settings that do.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ fn with_policy_local_the_announcing_node_must_run_a_vm_that_serves() {
         assert_eq!(of(&service("Local", Some("n1"), true), &[here]), None);
     }
     assert!(of(&service("Local", Some("n1"), true), &[vm("n1", false, false)]).is_some());
-    // An announcer other than kube-vip announces it.
+    // An announcer other than kube-vip announces the address.
     assert_eq!(of(&service("Local", None, true), &elsewhere), None);
 }
 

@@ -1,7 +1,10 @@
 //! Settings of users on a Service, carried from a deleted Service to the one that replaces it.
 //!
-//! Invariants: fields that the operator owns are never carried, nor is `spec.externalIPs`: the
-//! settings are stored in an EndpointSlice, whose authors could redirect any address by this field.
+//! Invariants:
+//!
+//! * Fields that the operator owns are never carried.
+//! * `spec.externalIPs` is never carried, because the settings are stored in an EndpointSlice, and
+//!   authors of EndpointSlices could redirect any address by this field.
 
 use serde_json::{Map, Value, json};
 
@@ -11,8 +14,8 @@ use super::{
 };
 use api::ANNOTATION_NETWORK;
 
-/// Annotation on an EndpointSlice with the settings of the deleted Service, until the next Service
-/// has them.
+/// Annotation on an EndpointSlice that keeps the settings of the deleted Service until the next
+/// Service has them.
 pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
 /// Longest text of settings, in bytes. An API server accepts 256 KiB of annotations.
@@ -40,7 +43,7 @@ const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 pub struct CarriedSettings {
     /// JSON of a Service with the settings.
     pub text: String,
-    /// Whether annotations are included: they are left out if they are too long.
+    /// Whether annotations are included. They are left out if the text is too long with them.
     pub is_whole: bool,
 }
 
@@ -48,7 +51,7 @@ pub struct CarriedSettings {
 pub fn of(service: &Value) -> CarriedSettings {
     let metadata = &service["metadata"];
     let mut annotations = object(&metadata["annotations"]);
-    // Hints that come from a network are not carried: the next Service may have another network.
+    // Hints from a network are not carried, because the next Service may have another network.
     if annotations.contains_key(ANNOTATION_NETWORK) {
         for hint in [ANNOTATION_NETWORK, ASKED_INTERFACE, ASKED_VLAN] {
             annotations.remove(hint);
@@ -76,14 +79,14 @@ pub fn of(service: &Value) -> CarriedSettings {
     CarriedSettings { text: if is_whole { text } else { with(Map::new()) }, is_whole }
 }
 
-/// Adds the settings of an earlier Service to a new one. Invalid text changes nothing.
+/// Adds the settings of an earlier Service to a new Service. Invalid text changes nothing.
 pub fn applied(mut service: Value, settings: &str) -> Value {
     let Ok(settings) = serde_json::from_str::<Value>(settings) else { return service };
     let mut annotations = object(&settings["metadata"]["annotations"]);
     let has_hints = [ASKED_INTERFACE, ASKED_VLAN].iter().any(|key| annotations.contains_key(*key));
     let mut made = object(&service["metadata"]["annotations"]);
     if has_hints {
-        // A user set hints: the operator then sets none.
+        // If a user set hints, the operator sets no hints.
         made.remove(ASKED_INTERFACE);
         made.remove(ANNOTATION_NETWORK);
     }
@@ -116,7 +119,8 @@ pub fn applied(mut service: Value, settings: &str) -> Value {
     service
 }
 
-/// Removes fields whose values another Service may have by now: the API server assigns new values.
+/// Removes fields whose values another Service may have by now, so that the API server assigns new
+/// values.
 pub fn without_allotted(mut service: Value) -> Value {
     if let Some(spec) = service["spec"].as_object_mut() {
         for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {

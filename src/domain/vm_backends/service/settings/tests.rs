@@ -1,4 +1,4 @@
-//! Fields that are carried from one Service to the next, and fields that are not.
+//! Tests of the fields that are carried from one Service to the next, and of fields that are not.
 
 use super::super::tests::{fresh, listeners, read, wanted};
 use super::super::{ServicePlan, WantedService, plan};
@@ -26,7 +26,7 @@ fn set() -> Value {
     })
 }
 
-/// Fields that the API server assigned, and that other programs wrote.
+/// Fields that the API server assigned, and fields that other programs wrote.
 fn allotted() -> Value {
     json!({
         "metadata": {
@@ -89,7 +89,8 @@ fn ports_that_are_no_more_and_addresses_of_the_other_family_are_left_behind() {
     assert_eq!(made["spec"]["externalTrafficPolicy"], "Local");
 }
 
-/// Hints that come from a network are not carried. Hints of a user are, and the operator adds none.
+/// Hints that come from a network are not carried. Hints of a user are carried, and then the
+/// operator adds no hints.
 #[test]
 fn hints_are_carried_where_they_are_a_users() {
     let listeners = listeners();
@@ -133,7 +134,8 @@ fn settings_that_are_too_long_are_carried_without_annotations_and_nonsense_chang
     }
 }
 
-/// An author of EndpointSlices can set no more by carried settings than users may set on a Service.
+/// An author of EndpointSlices can set, by carried settings, no more than users may set on a
+/// Service.
 #[test]
 fn forged_settings_do_not_touch_what_the_operator_owns() {
     let listeners = listeners();

@@ -1,4 +1,4 @@
-//! Changes that kube-vip 1.2 does not handle: the Service must be created again.
+//! Tests of changes that kube-vip 1.2 does not handle, so the Service must be created again.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn a_service_that_asks_for_another_address_goes_first() {
             assert_eq!(plan, ServicePlan::Replace, "{address:?}");
         }
     }
-    // Edited by hand: kube-vip has withdrawn the address by now.
+    // The address was edited by hand, so kube-vip has withdrawn it by now.
     for (annotation, field, expected) in [
         (json!("10.0.0.101"), "10.0.0.100", ServicePlan::Replace),
         (json!("10.0.0.100,10.0.0.101"), "10.0.0.100", ServicePlan::Replace),
@@ -27,7 +27,7 @@ fn a_service_that_asks_for_another_address_goes_first() {
         let plan = plan(Some(&read(&edited)), &wanted_100);
         assert_eq!(plan, expected, "{edited}");
     }
-    // The same address, as the Go controller writes it and in another spelling.
+    // The address is the same, as the Go controller writes it and in another spelling.
     let mut adopted = service.clone();
     adopted["metadata"]["annotations"] = Value::Null;
     let change = plan(Some(&read(&adopted)), &wanted_100);
@@ -39,8 +39,8 @@ fn a_service_that_asks_for_another_address_goes_first() {
     assert!(matches!(change, ServicePlan::Change(_)), "{change:?}");
 }
 
-/// kube-vip 1.2 withdraws the address for good after such a change. Without the annotation, the
-/// policy at creation is assumed to be the present one.
+/// kube-vip 1.2 withdraws the address for good when the traffic policy changes. Without the
+/// annotation, the policy at creation is assumed to be the present policy.
 #[test]
 fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     let listeners = listeners();
@@ -66,8 +66,8 @@ fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     assert!(!repaired(&noted, &wanted).1);
 }
 
-/// kube-vip still admits a removed port to the node itself. It never admitted a port that was added
-/// by hand.
+/// kube-vip still admits a removed port to the node itself. But kube-vip never admitted a port that
+/// was added by hand.
 #[test]
 fn a_service_that_loses_a_port_is_made_anew_and_one_that_gets_another_is_not() {
     let both = listeners();
@@ -88,7 +88,7 @@ fn a_service_that_loses_a_port_is_made_anew_and_one_that_gets_another_is_not() {
     by_hand["spec"]["ports"].as_array_mut().unwrap().push(ssh);
     let change = plan(Some(&read(&by_hand)), &wanted("10.0.0.100", &both));
     assert!(matches!(change, ServicePlan::Change(_)), "{change:?}");
-    // Without the annotation, the ports at creation are assumed to be the present ones.
+    // Without the annotation, the present ports are assumed to be the ports at creation.
     let mut silent = service;
     silent["metadata"]["annotations"].as_object_mut().unwrap().remove(MADE_WITH_PORTS);
     let (noted, _) = repaired(&silent, &wanted("10.0.0.100", &both));

@@ -1,4 +1,4 @@
-//! Interfaces on which kube-vip is asked to announce, by the operator and by users.
+//! Tests of the interfaces on which the operator or a user asks kube-vip to announce.
 
 use super::*;
 use api::ANNOTATION_NETWORK;
@@ -31,14 +31,14 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
     assert_eq!(annotations(&made(&unknown)), texts(&[]), "not known how it is reached");
     assert_eq!(annotations(&made(&on("", &tagged, &plain))), texts(&[]), "no network is named");
     for (before, after, expected) in [
-        // Set as soon as the network is known.
+        // The hints are set as soon as the bridge of the network is known.
         (&WantedService { network: "apps/mgmt", ..plain.clone() }, &mgmt, &by_interface),
         (&plain, &mgmt, &by_interface),
-        // Another network: the former hints are removed.
+        // The LoadBalancer names another network, so the former hints are removed.
         (&mgmt, &vlan7, &texts(&[])),
         (&vlan7, &mgmt, &by_interface),
         (&mgmt, &unknown, &texts(&[])),
-        // The network is no longer named: the hints are removed.
+        // The network is no longer named, so the hints are removed.
         (&mgmt, &plain, &texts(&[])),
     ] {
         let service = made(before);
@@ -48,7 +48,7 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
         let announced = announced(service.clone(), "10.0.0.100");
         assert_eq!(repaired(&announced, after), (announced, false), "what is announced stays");
     }
-    // The bridge or VLAN has changed, or is unknown for a while: the hints stay.
+    // The bridge or VLAN has changed, or is unknown for a while, but the hints stay.
     let moved = on("apps/mgmt", &tagged, &plain);
     let unknown = WantedService { network: "apps/mgmt", ..plain.clone() };
     for wanted in [&moved, &unknown] {
@@ -141,7 +141,7 @@ fn the_default_interface_is_explained_where_nodes_have_no_link() {
     ] {
         assert_eq!(said(wanted, service), expected, "{wanted:?}");
     }
-    // A user set the interface: nothing is to be explained.
+    // A user set the interface, so there is nothing to explain.
     let mut by_hand = made(&plain);
     by_hand["metadata"]["annotations"][ASKED_INTERFACE] = json!("eth7");
     assert_eq!(said(&without, Some(&by_hand)), "");

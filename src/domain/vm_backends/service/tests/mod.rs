@@ -1,4 +1,5 @@
-//! The Service as an API server stores it, edited by users and programs, and read back by the view.
+//! Tests of the Service as an API server stores it, users and programs edit it, and the view reads
+//! it back.
 
 mod anew;
 mod hints;
@@ -73,7 +74,7 @@ fn accepted(service: Value) -> Value {
     service
 }
 
-/// The Service to create where there is none.
+/// The Service to create where no Service exists.
 pub(super) fn fresh(wanted: &WantedService<'_>) -> Value {
     let ServicePlan::Create(service) = plan(None, wanted) else { panic!("there is none") };
     service
@@ -276,7 +277,7 @@ fn what_others_added_is_left_alone() {
     assert_eq!(repaired(&edited, &wanted), (service, true), "a repair touches nothing else");
 }
 
-/// An edit of the LoadBalancer does not change the node ports of other listeners.
+/// An edit of the listeners does not change the node ports of the listeners that stay.
 #[test]
 fn a_change_of_listeners_keeps_node_ports_of_those_that_stay() {
     let before = listeners();
@@ -334,7 +335,7 @@ fn anothers_service_is_left_alone_and_it_is_said_whose_it_is() {
     ] {
         let mut service = made(&wanted);
         service["metadata"]["ownerReferences"] = owners;
-        // Whatever other faults the Service has.
+        // Other faults of the Service make no difference.
         service["spec"]["ipFamilies"] = json!(["IPv6"]);
         service["spec"]["selector"] = json!({"app": "web"});
         let foreign = ServicePlan::Foreign(whose.to_owned());
@@ -361,7 +362,7 @@ fn one_on_its_way_out_is_waited_for_and_one_of_the_other_family_goes_first() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
-    /// One write corrects the Service after any number of edits, and is the last one.
+    /// One write corrects the Service after any number of edits, and no further write is needed.
     #[test]
     fn one_write_puts_it_right(
         hands in prop::collection::vec(prop::sample::select(edits()), 0..6),

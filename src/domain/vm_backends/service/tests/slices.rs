@@ -1,4 +1,4 @@
-//! EndpointSlices as they are written, and read back by the view.
+//! Tests of EndpointSlices as they are written, and as the view reads them back.
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 

@@ -1,10 +1,16 @@
-//! Model test: two leaders, a consumer and a person who edits, in random orders.
+//! Model test: two leaders, a consumer and a person who edits the target act in random orders.
 //!
-//! Invariants after each step: the credential in the target works, and so does each credential that
-//! the target held within the overlap, unless the credential ended by itself or a person revoked
-//! it; no credential is made without a recorded name, none is published without a test, and no
-//! foreign credential is overwritten before it is due. At the end, without disturbances: one
-//! credential works, and no other credential of ours exists.
+//! Invariants after each step:
+//!
+//! * The credential in the target works, and so does each credential that the target held within
+//!   the overlap. Exceptions are a credential that ended by itself, a credential that a person
+//!   revoked, and a replaced credential that counts as leaked.
+//! * No credential is made without a recorded name.
+//! * No credential is published before it was verified.
+//! * No foreign credential is overwritten before it is due.
+//!
+//! At the end, after a time without disturbances, one credential works, and no other credential of
+//! ours exists.
 
 mod world;
 

@@ -23,8 +23,8 @@ fn asks(step: &Step) -> Option<usize> {
 }
 
 impl Cluster {
-    /// Plays a step, and what the ledger task does after it. Checks that each confirmed answer is
-    /// then the book's answer.
+    /// Plays a step, and then the work that the ledger task does after it. Then checks that each
+    /// confirmed answer equals the answer of the book.
     pub(super) fn play(&mut self, step: &Step) {
         if let Some(n) = asks(step) {
             self.confirmed.forget(&owner(n));
@@ -96,7 +96,7 @@ impl Cluster {
         self.before = taken_new;
     }
 
-    /// Does the check of `check_networks` for announced addresses, on each segment, whatever the
+    /// Makes the check of `check_networks` for announced addresses, on each segment, whatever the
     /// ledgers record.
     fn check_announced(&mut self, shared: &mut BTreeSet<(IpAddr, BTreeSet<String>)>) {
         self.announce();
@@ -128,7 +128,7 @@ impl Cluster {
                 self.announced.remove(&n);
                 continue;
             };
-            // If its pool is gone, the address is still announced where it was.
+            // An address whose pool is gone is still announced where it was announced before.
             let before = self.announced.get(&n).filter(|(ip, _)| *ip == claim.ip).cloned();
             let place = self.place(&facts, &claim).or(before).unwrap_or((claim.ip, None));
             self.announced.insert(n, place);

@@ -1,4 +1,4 @@
-//! LoadBalancers whose claim is released while a reconcile, or a view, still has them.
+//! LoadBalancers whose claim is released while a reconcile or a view still has the LoadBalancer.
 
 use super::*;
 
@@ -10,16 +10,16 @@ impl Cluster {
         }
     }
 
-    /// Claims as a reconcile of a LoadBalancer that is gone does, and then releases the claim,
-    /// because the status cannot be written. Meanwhile, its Service may request the address of the
-    /// answer.
+    /// Claims an address, as a reconcile of a LoadBalancer that is gone does. Then releases the
+    /// claim, because the status cannot be written. Before the release, the Service may request the
+    /// address in the answer.
     pub(super) fn ask_late(&mut self, n: usize) {
         let Some(facts) = self.gone.get(&n) else { return };
         let facts = LbFacts { fresh: false, ..self.on_networks(n, facts) };
         let answer = self.confirmed.answer(&facts).or_else(|| {
             self.confirmed.forget(&facts.owner);
-            // If fresh facts are needed, the API server does not have the LoadBalancer: no claim is
-            // made.
+            // If fresh facts are needed, no claim is made, because the API server does not have the
+            // LoadBalancer.
             (!self.book.needs_fresh(&facts)).then(|| self.book.claim(&facts))
         });
         if let Some(ClaimResult::Held { claim, .. }) = answer {

@@ -1,5 +1,5 @@
-//! The book within a simulated cluster: LoadBalancers that publish, pools that are stored,
-//! edited, wiped and deleted, and new leaders.
+//! Tests of the book in a simulated cluster: LoadBalancers publish, pools are stored, edited, wiped
+//! and deleted, and new leaders start.
 
 mod checks;
 mod late;
@@ -19,8 +19,8 @@ use crate::pools::status::pool_status;
 const POOLS: [(&str, &str); 3] = [("a", "10.0.0"), ("b", "10.0.1"), ("c", "10.0.2")];
 /// Names of networks. Steps decide whether the last two are one network; at first this is unknown.
 const NETWORKS: [&str; 3] = ["", "ns/x", "ns/y"];
-/// Number of LoadBalancers. The last two are of type vm, announced by nodes. LoadBalancer 1 names a
-/// network.
+/// Number of LoadBalancers. The last two are of type vm, so nodes announce their addresses.
+/// LoadBalancer 1 names a network.
 const LBS: usize = 6;
 const GUESTS: std::ops::Range<usize> = 0..4;
 const ON_ITS_OWN: usize = 1;
@@ -35,15 +35,16 @@ struct Cluster {
     /// Pools as stored, with their status.
     pools: BTreeMap<String, PoolSeen>,
     lbs: BTreeMap<usize, LbFacts>,
-    /// Last LoadBalancer of each name that is gone, as a stale view still shows it.
+    /// LoadBalancer of each name that was deleted last, as a stale view still shows it.
     gone: BTreeMap<usize, LbFacts>,
     born: usize,
     networks: Option<bool>,
-    /// Claims held or published before the last step, with the UIDs.
+    /// Claims that were held or published before the present step, each with its UID.
     before: BTreeSet<(String, Claim)>,
-    /// Addresses that two LoadBalancers held before their pools were found to be in conflict.
+    /// Addresses that two LoadBalancers had before the present step, with the names of the two.
     excused: BTreeSet<(IpAddr, BTreeSet<String>)>,
-    /// Segments where each published address was announced when its pool last existed.
+    /// Map from a LoadBalancer to its published address and the segments where it was announced
+    /// when its pool last existed.
     announced: BTreeMap<usize, Place>,
 }
 
@@ -162,8 +163,8 @@ impl Cluster {
         Some(LbFacts { owner, published: None, ..facts.clone() })
     }
 
-    /// Creates a LoadBalancer again under its name, and checks the answer. `notified`: whether the
-    /// ledger is first notified of the deletion.
+    /// Deletes a LoadBalancer, creates it again under the same name, and checks the answer.
+    /// `notified`: whether the ledger is notified of the deletion before it is asked.
     fn restore(&mut self, n: usize, notified: bool) {
         let Some(restored) = self.made_again(n) else { return };
         let before = self.lbs.insert(n, restored).unwrap();
@@ -183,7 +184,7 @@ impl Cluster {
         };
         let named =
             |claim: &Claim| before.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
-        // An address that only this LoadBalancer had is given again, if its pool may give it.
+        // An address that only this LoadBalancer had is given back, if its pool may give it out.
         let still = had.filter(|claim| {
             let pool = self.book.pools().get(&claim.pool);
             named(claim)
@@ -202,7 +203,7 @@ impl Cluster {
             let free = taken.is_none_or(|owner| owner.name == before.owner.name);
             assert!(*now == claim || !free || self.book.shared() > 0, "{now:?} for {claim:?}");
         }
-        // An entry of the old UID may stay until the sweep.
+        // An entry with the old UID may stay until the sweep of orphaned claims.
         self.book.release(&before.owner.uid);
     }
 
@@ -363,7 +364,7 @@ proptest! {
             let mut book = PoolAllocator::default();
             for n in order {
                 let named_pool = named_pools[*n].map(|p| POOLS[p].0.to_owned());
-                // Two LoadBalancers at a time are of the same age: their names decide.
+                // Two LoadBalancers at a time have the same age, so their names decide.
                 book.claim(&LbFacts { created: i64::try_from(n / 2).unwrap(), named_pool, ..lb(*n) });
             }
             for ((name, net), size) in POOLS.iter().zip(&sizes) {
@@ -412,7 +413,8 @@ fn an_address_of_two_is_reported_after_a_restore() {
 }
 
 /// Regression: a late request got an address whose pool was gone, although another LoadBalancer had
-/// that address. A LoadBalancer that was gone still published it in a stale view.
+/// that address. The request came from a LoadBalancer that was gone, but still published the
+/// address in a stale view.
 #[test]
 fn a_late_request_gains_no_address_whose_pool_is_gone() {
     use Step::{AskLate, Create, Delete, Edit, Move, Publish, RemovePool};

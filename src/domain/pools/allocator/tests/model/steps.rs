@@ -25,16 +25,16 @@ pub(super) enum Step {
     /// Creates or edits a pool: its size, whether it admits the LoadBalancers, whether it is being
     /// deleted.
     Edit(usize, usize, bool, bool),
-    /// Moves or creates a pool. Its range: the pool whose addresses it gets, the first address, the
-    /// number of addresses. Then the network, the priority, and whether it is the global pool.
+    /// Moves or creates a pool. The range: the pool whose addresses are used, the first address,
+    /// the number of addresses. Then the network, the priority, and whether the pool is global.
     Move(usize, (usize, usize, usize), usize, i64, bool),
-    /// Makes the last two names one network, or two networks, or unknown.
+    /// Sets whether the last two network names mean one network. `None`: unknown.
     Networks(Option<bool>),
     RemovePool(usize),
     /// Removes the stored status: all of it, or only the owners.
     Wipe(usize, bool),
     /// Starts a new leader from the stored pools. The flag: whether a schema without owners has
-    /// removed the stored ones.
+    /// removed the stored owners.
     Restart(bool),
 }
 

@@ -58,7 +58,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets the last write that is under way arrive.
+    /// Delivers to the target the last write that is under way.
     pub(super) fn land(&mut self) {
         let Some((replaces, hash, keep)) = self.in_flight.pop() else { return };
         let version = self.secret.as_ref().map(|secret| secret.version.to_string());

@@ -64,9 +64,10 @@ impl World {
         Err(format!("never calm: {:?}", self.record))
     }
 
-    /// Checks the conclusions while nothing changes: if a rotation waits and is Ready, its
-    /// credential works; a pause by the record alone is not longer than a pause after a read of the
-    /// target.
+    /// Checks two conclusions while nothing changes:
+    ///
+    /// * If a rotation waits and is Ready, its credential works.
+    /// * A pause by the record alone is not longer than a pause after a read of the target.
     fn check_rest(
         &self,
         who: usize,

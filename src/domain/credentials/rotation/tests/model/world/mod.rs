@@ -114,7 +114,7 @@ pub struct World {
     workers: [Worker; 2],
     in_flight: Vec<(String, String, bool)>,
     named: BTreeSet<String>,
-    /// Last time at which each token was in the target, by hash.
+    /// Map from the hash of a token to the last time at which the token was in the target.
     held: BTreeMap<String, Seconds>,
     /// Number of credentials that were made.
     minted: u64,
@@ -203,7 +203,7 @@ impl World {
         self.check()
     }
 
-    /// Records the current time as the last time at which the target held its token.
+    /// Records in `held` that the token in the target is there at the current time.
     fn note(&mut self) {
         let secret = self.secret.as_ref().filter(|secret| !secret.put_back);
         if let Some(hash) = secret.and_then(|secret| secret.token.clone()) {
@@ -244,7 +244,7 @@ impl World {
         }
     }
 
-    /// Reads the target before the record: the record may be newer than the target.
+    /// Reads first the target and then the record, so the record may be newer than the target.
     fn look(&mut self, who: usize) {
         let seen = self.seen(None);
         self.workers[who].looked = Some((self.record.clone(), self.record_version, seen));
