@@ -40,8 +40,9 @@ pub(super) enum LedgerMessage {
 pub(super) struct OrphanClaim {
     pub(super) claim: Claim,
     pub(super) owner: Owner,
-    /// UID of the LoadBalancer that has the owner's name now, set only for a ledger entry without a
-    /// UID. Such an entry is an orphan if that LoadBalancer holds another address of the pool.
+    /// UID of the LoadBalancer that has the owner's name now. The field is set only for a ledger
+    /// entry without a UID. Such an entry is an orphan if that LoadBalancer holds another address
+    /// of the pool.
     pub(super) namesake: Option<String>,
 }
 
@@ -64,6 +65,12 @@ impl RequestBatch {
     /// Number of claims, releases and pools in the batch.
     pub(super) fn len(&self) -> usize {
         self.claims.len() + self.releases.len() + self.pools.len()
+    }
+
+    /// Whether the batch has more than releases: a LoadBalancer may get an address from it, even
+    /// if none waits now.
+    pub(super) fn may_give_an_address(&self) -> bool {
+        !self.claims.is_empty() || !self.pools.is_empty() || self.networks || self.conditions
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -30,7 +30,7 @@ use self::stored::StoredPool;
 use super::Context;
 use crate::domain::Claim;
 use crate::domain::pools::allocator::PoolAllocator;
-use crate::domain::pools::write_pacing::WritePace;
+use crate::domain::pools::write_pacing::{WaitingRequests, WritePace};
 
 /// Interval at which claims are compared with the LoadBalancers that exist.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
@@ -59,7 +59,7 @@ pub struct LedgerTask {
 }
 
 impl LedgerTask {
-    /// Serves until the term ends. Returns only with the error that ended the term.
+    /// Serves requests until the term ends. Returns only with the error that ended the term.
     pub async fn run(mut self) -> anyhow::Result<()> {
         // The first tick is immediate.
         let mut sweep = tokio::time::interval(SWEEP_EVERY);
@@ -92,7 +92,12 @@ impl LedgerTask {
                 self.take(message, batch);
                 last = self.started.elapsed();
             }
-            let pause = self.pace.pause(self.started.elapsed(), batch.len(), last);
+            let waiting = WaitingRequests {
+                count: batch.len(),
+                for_an_address: batch.may_give_an_address() || self.book.has_waiters(),
+                last,
+            };
+            let pause = self.pace.pause(self.started.elapsed(), waiting);
             if batch.is_empty() || pause.is_zero() {
                 return;
             }
@@ -117,8 +122,8 @@ impl LedgerTask {
                 } else if self.book.needs_fresh(&facts) {
                     drop(reply.send(Err(LedgerError::Stale)));
                 } else {
-                    // The book has other claims of the owner, but not the published one: the stored
-                    // pool may have it.
+                    // The book has claims of the owner, but no claim for the published address. The
+                    // stored pool may have that claim, so the pool is read again.
                     let unknown = facts.published.as_ref().filter(|published| {
                         let held = self.book.claims_of(&facts.owner.uid);
                         !held.is_empty() && !held.contains(published)
@@ -219,8 +224,8 @@ impl LedgerTask {
         }
     }
 
-    /// Answers the requests whose pools were written, and refuses the others, whose callers then
-    /// retry.
+    /// Answers the requests whose pools were written. Refuses the other requests, so that their
+    /// callers retry.
     fn answer(
         &self,
         batch: RequestBatch,

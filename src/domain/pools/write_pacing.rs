@@ -3,28 +3,31 @@
 //! A write of a pool costs the API server CPU time in proportion to the number of claims (measured:
 //! 30 ms at 1,000 claims, 120 ms at 5,000), and costs the API server's store the bytes of the whole
 //! pool. So requests that wait at the same time are gathered, and one write serves them. The time
-//! to gather follows from the duration of the last write. A client that sends one request after the
-//! other is served at once, whatever the size of the pool, because no more requests are expected.
-//! Besides, the total of written bytes is bounded.
+//! to gather follows from the duration of the last write. Releases are gathered for longer than
+//! claims, because no LoadBalancer waits for an address meanwhile. A client that sends one request
+//! after the other is served at once, whatever the size of the pool, because no more requests are
+//! expected. Besides, the total of written bytes is bounded.
 
 use std::time::Duration;
 
-/// Time to gather while requests keep coming, as a multiple of the duration of the last write.
-/// Writes then take a fifth of the time, unless `LONGEST_GATHERING` shortens the time to gather.
+/// Time to gather while requests keep coming, as a multiple of the duration of the last write. So
+/// writes take a fifth of the time. Long writes take a larger part, because of `LONGEST_GATHERING`.
 const REST: u32 = 4;
+/// The same multiple while no request is for an address. The end of a LoadBalancer may wait.
+const RELEASE_REST: u32 = 12;
 /// Longest time that a request waits for more requests to come.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
-/// Shortest time without a new request after which gathering ends, because no more are expected.
+/// Shortest time without new requests that ends gathering, because no more requests are expected.
 const QUIET: Duration = Duration::from_millis(10);
-/// Divisor of the duration of the last write. If the result is longer than `QUIET`, gathering ends
-/// after that time without a new request. Requests that come at random have gaps of 10 ms in any
-/// case. Waiting through a gap pays if the gap costs less than the write that it saves.
+/// Divisor of the duration of the last write. If the result is longer than `QUIET`, it replaces
+/// `QUIET`. Reason: requests that come at random have gaps of 10 ms in any case. Waiting through a
+/// gap pays if the gap costs less time than the write that the wait saves.
 const QUIET_PART: u32 = 4;
 /// Bytes of ledgers that may be written per second, in the long run. The API server's store retains
 /// all writes of the last five minutes, and has 2 GiB by default.
 const BYTES_PER_SECOND: u32 = 1024 * 1024;
-/// Maximum number of bytes that may be written at once after a rest, given as the time in which the
-/// budget earns them.
+/// Maximum number of bytes that may be written at once after a rest. The number is given as the
+/// time in which the byte budget grows by these bytes.
 const BURST: Duration = Duration::from_secs(64);
 /// Longest time that a request waits for the byte budget.
 const LONGEST_DEBT: Duration = Duration::from_secs(4);
@@ -37,7 +40,7 @@ pub struct WritePace {
     took: Duration,
     /// Number of requests that the last write answered.
     answered: usize,
-    /// Time when the budget has earned all bytes that were written so far.
+    /// Time at which the byte budget has grown enough for all bytes that were written so far.
     earned: Duration,
 }
 
@@ -53,21 +56,36 @@ impl WritePace {
         self.earned = self.earned.max(began) + price;
     }
 
-    /// Time to gather requests, from `now`. So far `waiting` requests wait; the last came at
-    /// `last`.
-    pub fn pause(&self, now: Duration, waiting: usize, last: Duration) -> Duration {
+    /// Time to gather requests, from `now`.
+    pub fn pause(&self, now: Duration, waiting: WaitingRequests) -> Duration {
         let affordable = self.earned.saturating_sub(BURST).min(self.ended + LONGEST_DEBT);
         let debt = affordable.saturating_sub(now);
         if !debt.is_zero() {
             return debt;
         }
-        if waiting <= 1 && self.answered <= 1 {
+        if waiting.count <= 1 && self.answered <= 1 {
             return Duration::ZERO;
         }
-        let rested = self.ended + self.took.saturating_mul(REST).min(LONGEST_GATHERING);
-        let quiet = last + QUIET.max(self.took / QUIET_PART);
-        rested.min(quiet).saturating_sub(now)
+        let rested = |rest| self.ended + self.took.saturating_mul(rest).min(LONGEST_GATHERING);
+        let until = if waiting.for_an_address {
+            let quiet = waiting.last + QUIET.max(self.took / QUIET_PART);
+            rested(REST).min(quiet)
+        } else {
+            rested(RELEASE_REST)
+        };
+        until.saturating_sub(now)
     }
+}
+
+/// Requests that wait for the next write of ledgers.
+#[derive(Clone, Copy, Debug)]
+pub struct WaitingRequests {
+    /// Number of requests.
+    pub count: usize,
+    /// Whether a LoadBalancer waits for an address that the write can give.
+    pub for_an_address: bool,
+    /// Time when the last request came.
+    pub last: Duration,
 }
 
 /// Budget of writes: `at_once` writes at once, and then one write in each `interval`. Times are
@@ -112,48 +130,73 @@ mod tests {
         pace
     }
 
+    /// Requests of which at least one is for an address.
+    fn claims(count: usize, last: Duration) -> WaitingRequests {
+        WaitingRequests { count, for_an_address: true, last }
+    }
+
+    fn releases(count: usize, last: Duration) -> WaitingRequests {
+        WaitingRequests { for_an_address: false, ..claims(count, last) }
+    }
+
     #[test]
     fn who_asks_alone_never_waits() {
-        assert_eq!(WritePace::default().pause(ms(0), 5, ms(0)), ms(0), "nothing was written yet");
-        for took in [ms(5), ms(100), ms(9_000)] {
-            assert_eq!(after(took, 1).pause(took, 1, took), ms(0), "{took:?}");
+        let first = WritePace::default();
+        assert_eq!(first.pause(ms(0), claims(5, ms(0))), ms(0), "nothing was written yet");
+        for alone in [claims, releases] {
+            for took in [ms(5), ms(100), ms(9_000)] {
+                assert_eq!(after(took, 1).pause(took, alone(1, took)), ms(0), "{took:?}");
+            }
+            let rested = Duration::from_secs(2);
+            assert_eq!(after(ms(100), 500).pause(rested, alone(1, rested)), ms(0), "after a rest");
         }
-        assert_eq!(after(ms(100), 500).pause(ms(500), 1, ms(500)), ms(0), "after a rest");
     }
 
     #[test]
     fn who_comes_with_others_or_after_them_waits_for_more() {
         let pace = after(ms(20), 50);
-        assert_eq!(pace.pause(ms(20), 1, ms(20)), QUIET);
-        assert_eq!(pace.pause(ms(25), 7, ms(22)), ms(7), "as long as they keep coming");
-        assert_eq!(pace.pause(ms(32), 7, ms(22)), ms(0), "no more requests came");
-        assert_eq!(pace.pause(ms(95), 7, ms(94)), ms(5), "until the server has rested");
-        assert_eq!(pace.pause(ms(100), 7, ms(100)), ms(0));
-        assert_eq!(after(ms(20), 1).pause(ms(20), 2, ms(20)), QUIET);
+        assert_eq!(pace.pause(ms(20), claims(1, ms(20))), QUIET);
+        assert_eq!(pace.pause(ms(25), claims(7, ms(22))), ms(7), "as long as they keep coming");
+        assert_eq!(pace.pause(ms(32), claims(7, ms(22))), ms(0), "no more requests came");
+        assert_eq!(pace.pause(ms(95), claims(7, ms(94))), ms(5), "until the server has rested");
+        assert_eq!(pace.pause(ms(100), claims(7, ms(100))), ms(0));
+        assert_eq!(after(ms(20), 1).pause(ms(20), claims(2, ms(20))), QUIET);
+    }
+
+    #[test]
+    fn releases_wait_through_gaps_and_for_longer_until_a_claim_comes() {
+        let pace = after(ms(20), 50);
+        assert_eq!(pace.pause(ms(32), releases(7, ms(22))), ms(228));
+        assert_eq!(pace.pause(ms(260), releases(7, ms(22))), ms(0));
+        assert_eq!(pace.pause(ms(120), claims(8, ms(120))), ms(0), "the server has rested");
+        assert_eq!(after(ms(200), 50).pause(ms(200), releases(7, ms(200))), LONGEST_GATHERING);
     }
 
     #[test]
     fn a_gap_that_costs_less_than_a_quarter_of_a_write_is_waited_through() {
         let pace = after(ms(100), 50);
-        assert_eq!(pace.pause(ms(120), 7, ms(110)), ms(15));
-        assert_eq!(pace.pause(ms(135), 7, ms(110)), ms(0), "no more requests came");
-        assert_eq!(after(ms(5), 50).pause(ms(5), 7, ms(5)), QUIET, "a write that takes no time");
+        assert_eq!(pace.pause(ms(120), claims(7, ms(110))), ms(15));
+        assert_eq!(pace.pause(ms(135), claims(7, ms(110))), ms(0), "no more requests came");
+        let fast = after(ms(5), 50);
+        assert_eq!(fast.pause(ms(5), claims(7, ms(5))), QUIET, "a write that takes no time");
     }
 
     #[test]
     fn a_slow_server_gets_pauses_and_no_wait_exceeds_the_bound() {
         let pace = after(ms(9_000), 50);
-        let coming = |now: Duration| pace.pause(now, 50, now);
-        assert_eq!(coming(ms(9_000)), LONGEST_GATHERING);
-        assert_eq!(coming(ms(9_995)), ms(5));
-        assert_eq!(coming(ms(10_000)), ms(0));
+        for many in [claims, releases] {
+            let coming = |now: Duration| pace.pause(now, many(50, now));
+            assert_eq!(coming(ms(9_000)), LONGEST_GATHERING);
+            assert_eq!(coming(ms(9_995)), ms(5));
+            assert_eq!(coming(ms(10_000)), ms(0));
+        }
     }
 
     #[test]
     fn what_wrote_nothing_costs_nothing() {
         let mut pace = WritePace::default();
         pace.wrote(ms(0), ms(70), 0, 50);
-        assert_eq!(pace.pause(ms(70), 50, ms(70)), ms(0));
+        assert_eq!(pace.pause(ms(70), claims(50, ms(70))), ms(0));
     }
 
     /// LoadBalancers that come one after the other, in the largest pool, do not fill the store.
@@ -163,7 +206,7 @@ mod tests {
         let mut pace = WritePace::default();
         let (mut now, mut written, mut longest) = (ms(0), 0, ms(0));
         while now < Duration::from_hours(1) {
-            let pause = pace.pause(now, 1, now);
+            let pause = pace.pause(now, claims(1, now));
             longest = longest.max(pause);
             now += pause;
             pace.wrote(now, now + ms(50), LEDGER, 1);
@@ -176,7 +219,7 @@ mod tests {
         // After a rest, the bytes of one burst may be written at once, and no more.
         now += Duration::from_secs(100_000);
         let mut at_once = 0;
-        while pace.pause(now, 1, now) == ms(0) {
+        while pace.pause(now, claims(1, now)) == ms(0) {
             pace.wrote(now, now, LEDGER, 1);
             at_once += LEDGER;
         }
@@ -187,7 +230,7 @@ mod tests {
     fn many_full_pools_at_once_are_waited_for_no_longer_than_the_bound() {
         let mut pace = WritePace::default();
         pace.wrote(ms(0), ms(500), 1_000_000_000, 50);
-        assert_eq!(pace.pause(ms(500), 1, ms(500)), LONGEST_DEBT);
+        assert_eq!(pace.pause(ms(500), claims(1, ms(500))), LONGEST_DEBT);
     }
 
     #[test]

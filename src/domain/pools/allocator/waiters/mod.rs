@@ -5,7 +5,7 @@
 //! only after one of these changes:
 //! * its own request has changed;
 //! * pools were added, removed or read again, or networks have changed;
-//! * a pool has changed that may serve the waiter, or that the reason for its wait names.
+//! * a pool has changed, and it may serve the waiter, or the reason for the wait names it.
 //!
 //! So a change by one tenant does not cause a search of all pools for each waiter.
 
@@ -46,6 +46,11 @@ impl WaiterChanges {
 }
 
 impl PoolAllocator {
+    /// Whether a LoadBalancer waits for an address.
+    pub fn has_waiters(&self) -> bool {
+        !self.waiters.is_empty()
+    }
+
     /// Tries waiters again, oldest first, if a change may alter their answer. Returns the waiters
     /// whose answer changed.
     pub fn serve_waiters(&mut self) -> Vec<Owner> {
