@@ -94,7 +94,7 @@ const PARTS: [&str; 5] = ["addresses", "singles", "endpoints", "admission", "rot
 
 async fn on_a_bed(parts: &[&str], rotations: usize) -> Result<serde_json::Map<String, Value>> {
     println!("starting a control plane (built first if it is not cached: about 5 minutes)");
-    let bed = Bed::start(Options { load: true, ..Options::default() }).await?;
+    let bed = Bed::start(Options::default()).await?;
     install(&bed).await?;
     let binary = Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator"));
     let mut report = serde_json::Map::new();

@@ -15,6 +15,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Secret, Service, ServiceAccount};
+use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -230,6 +231,7 @@ fn the_manifests_fit_their_types() {
                     "Role" => round_trip::<Role>(&value),
                     "RoleBinding" => round_trip::<RoleBinding>(&value),
                     "Deployment" => round_trip::<Deployment>(&value),
+                    "FlowSchema" => round_trip::<FlowSchema>(&value),
                     "Service" => round_trip::<Service>(&value),
                     "Secret" => round_trip::<Secret>(&value),
                     "MutatingWebhookConfiguration" => {

@@ -32,6 +32,7 @@ mod probes;
 mod restore;
 mod rotation;
 mod schema;
+mod seats;
 mod selection;
 mod silence;
 mod skew;

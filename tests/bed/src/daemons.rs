@@ -86,10 +86,6 @@ pub(crate) fn api_server_args(ports: Ports, options: &Options) -> Vec<String> {
         "--token-auth-file=tokens.csv".to_owned(),
         "--allow-privileged".to_owned(),
     ];
-    if options.load {
-        args.push("--max-requests-inflight=2000".to_owned());
-        args.push("--max-mutating-requests-inflight=1000".to_owned());
-    }
     args.extend(options.api_server_args.iter().cloned());
     args
 }

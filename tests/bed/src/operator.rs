@@ -41,6 +41,7 @@ pub async fn install(bed: &Bed) -> Result<()> {
     bed.apply_yaml(&namespace).await?;
     bed.apply_file(root.join("crds")).await?;
     bed.apply_file(root.join("config/rbac")).await?;
+    bed.apply_file(root.join("config/manager/flow-schemas.yaml")).await?;
     bed.crds_established().await?;
     for right in RIGHTS {
         let what = format!("right to {right:?}");

@@ -77,8 +77,7 @@ impl Site {
     async fn start(version: Version) -> Result<Self> {
         let api_server_args = vec!["--enable-aggregator-routing=true".to_owned()];
         // In the network of the test: the API server calls the operator's pods.
-        let bed =
-            Bed::start(Options { api_server_args, record: true, ..Options::default() }).await?;
+        let bed = Bed::start(Options { api_server_args, record: true }).await?;
         install_kubevirt(&bed).await?;
         let helm = Helm::on(&bed, version).await?;
         let chart = Chart::locate().await?.dir().clone();

@@ -198,6 +198,36 @@ async fn a_single_node_has_room_for_every_rollout() {
     assert!(budget["spec"].get("minAvailable").is_none());
 }
 
+/// Every Deployment's account is in both FlowSchemas. Kubernetes 1.28 does not serve their version.
+#[tokio::test]
+async fn every_account_has_seats_of_the_api_server_that_tenants_cannot_take() {
+    let chart = Chart::locate().await.unwrap();
+    let values = "serviceAccount.name=other,leaseAgent.networks[0].network=default/vlan100";
+    let rendered = objects(&chart.render(&["--set", values]).await.unwrap());
+    let accounts: BTreeSet<&str> = rendered
+        .iter()
+        .filter(|object| object["kind"] == "Deployment")
+        .map(|object| object["spec"]["template"]["spec"]["serviceAccountName"].as_str().unwrap())
+        .collect();
+    assert_eq!(accounts, BTreeSet::from(["other", "harvester-guest-operator-lease-agent"]));
+    for (name, level) in [
+        ("harvester-guest-operator-leader-election", "leader-election"),
+        ("harvester-guest-operator", "workload-high"),
+    ] {
+        let spec = &object(&rendered, "FlowSchema", name)["spec"];
+        assert_eq!(spec["priorityLevelConfiguration"]["name"], level);
+        let subjects = spec["rules"][0]["subjects"].as_array().unwrap();
+        let named: Vec<&Value> =
+            subjects.iter().map(|subject| &subject["serviceAccount"]).collect();
+        let theirs = named.iter().map(|account| account["name"].as_str().unwrap());
+        assert_eq!(theirs.collect::<BTreeSet<_>>(), accounts);
+        assert!(named.iter().all(|account| account["namespace"] == "harvester-system"));
+    }
+    let older = chart.render(&["--kube-version", "v1.28.15+rke2r1"]).await.unwrap();
+    assert!(objects(&older).iter().all(|object| object["kind"] != "FlowSchema"));
+    assert!(objects(&older).iter().any(|object| object["kind"] == "Deployment"));
+}
+
 /// The API server itself checks pods by the Pod Security Standards: the operator's pod passes
 /// `restricted`, and a pod with a capability does not.
 #[tokio::test(flavor = "multi_thread")]

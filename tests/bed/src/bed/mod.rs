@@ -46,8 +46,6 @@ const TOKEN_SECONDS: i64 = 24 * 60 * 60;
 /// Options of a bed.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Raises the API server's limits of concurrent calls far above the defaults.
-    pub load: bool,
     /// Further flags for the API server; they come last, so they override the others.
     pub api_server_args: Vec<String>,
     /// Keeps an audit log of requests of accounts in the operator's namespace: see [`Bed::asked`].

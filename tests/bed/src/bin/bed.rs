@@ -17,9 +17,6 @@ struct Cli {
 enum Command {
     /// Start a control plane and keep it until Ctrl-C
     Up {
-        /// Let the API server work on far more calls at once than by default
-        #[arg(long)]
-        load: bool,
         /// A further flag for the API server; may be given several times
         #[arg(long = "api-server-arg", value_name = "FLAG", allow_hyphen_values = true)]
         api_server_args: Vec<String>,
@@ -31,8 +28,8 @@ enum Command {
 #[tokio::main]
 async fn main() -> Result<()> {
     match Cli::parse().command {
-        Command::Up { load, api_server_args } => {
-            up(Options { load, api_server_args, ..Options::default() }).await
+        Command::Up { api_server_args } => {
+            up(Options { api_server_args, ..Options::default() }).await
         }
         Command::Build => {
             println!("{}", control_plane().await?.path("kubectl").display());

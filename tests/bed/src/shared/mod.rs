@@ -181,7 +181,7 @@ fn idle() -> MutexGuard<'static, Vec<(Stage, Arc<Plane>)>> {
 
 impl Plane {
     async fn start() -> Result<Self> {
-        let bed = Bed::start(Options { load: true, record: true, ..Options::default() }).await?;
+        let bed = Bed::start(Options { record: true, ..Options::default() }).await?;
         let client = bed.admin();
         let bare = tokio::sync::Mutex::new(StageObjects::of(&bed, &client).await?);
         install(&bed).await?;

@@ -23,7 +23,7 @@ fn config_map(name: &str) -> ConfigMap {
 
 #[tokio::test]
 async fn two_beds_do_not_know_each_other_and_leave_nothing() {
-    let start = || Bed::start(Options { load: true, ..Options::default() });
+    let start = || Bed::start(Options::default());
     let (one, two) = tokio::join!(start(), start());
     let (one, two) = (one.unwrap(), two.unwrap());
     let maps = |bed: &Bed| Api::<ConfigMap>::namespaced(bed.admin(), "default");
