@@ -27,8 +27,8 @@ const STORED: &str = "v1beta1";
 const PAGE: u32 = 200;
 /// Pause between two writes.
 const PACE: Duration = Duration::from_millis(10);
-/// Time after which every API server has applied a change of the CRD. API servers wait 5 s
-/// themselves.
+/// Time after which every API server has applied a change of the CRD. The API server itself waits
+/// 5 s for the others before it establishes a CRD (apiextensions-apiserver, `EstablishingController`).
 const SETTLED: Duration = Duration::from_secs(10);
 /// Pause before another attempt. It grows from the first value to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
@@ -81,8 +81,8 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
     if !crd.spec.versions.iter().any(|version| version.storage && version.name == STORED) {
         return Ok(StorageOutcome::Waits(format!("the CRD does not store {STORED}")));
     }
-    // With the conversion strategy `None` an object would be read without the fields that only its
-    // stored version has.
+    // With the conversion strategy `None`, the API server drops the fields that exist only in the
+    // version in which an object is stored.
     let conversion = crd.spec.conversion.as_ref().filter(|c| c.strategy == "Webhook");
     let config = conversion.and_then(|c| c.webhook.as_ref()?.client_config.as_ref());
     if config.and_then(|config| config.ca_bundle.as_ref()).is_none_or(|ca| ca.0.is_empty()) {

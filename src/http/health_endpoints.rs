@@ -1,8 +1,8 @@
 //! Endpoints of a process: `/metrics`, `/healthz`, `/readyz`, in plain HTTP.
 //!
-//! `/healthz` fails when a restart would help; `/readyz` fails while this replica could not take
-//! over. The port is open to all, so metrics are gathered a few times a second at most: more
-//! frequent requests get the last result again.
+//! `/healthz` fails when a restart would help. `/readyz` fails while this replica could not take
+//! over. The port is open to all, so metrics are gathered at most a few times a second. If
+//! requests are more frequent, they get the last result again.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,15 +22,15 @@ use crate::domain::pools::write_pacing::WriteBudget;
 use crate::k8s::leadership::Leadership;
 use crate::metrics::Metrics;
 
-/// Longest time without a read of the Lease. After that the process is stuck, or the API server is
-/// out of reach for all replicas.
+/// Longest time without an attempt to read the Lease. Failed attempts count, so a silent API server
+/// does not restart pods. After a longer time the process is stuck.
 const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 /// Maximum number of connections at the same time: of the kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;
 /// Rate limit of gathering metrics: 20 times without a pause, then once every 200 ms.
 const GATHERINGS: WriteBudget = WriteBudget::new(20, Duration::from_millis(200));
 
-/// Process with these endpoints.
+/// Process that these endpoints report on.
 pub trait Process: Clone + Send + Sync + 'static {
     /// Metrics of the process. Metrics that are computed on each request are updated first.
     fn metrics(&self) -> &Metrics;
@@ -38,7 +38,7 @@ pub trait Process: Clone + Send + Sync + 'static {
     /// Leadership of the process.
     fn leadership(&self) -> &Leadership;
 
-    /// Checks that the process could take over. `Err`: why not.
+    /// Checks that the process could take over. `Err`: the reason why it could not.
     fn readiness(&self) -> Result<(), &'static str>;
 }
 
@@ -97,7 +97,10 @@ async fn metrics<P: Process>(State(shown): State<EndpointState<P>>) -> Response 
 async fn healthz<P: Process>(State(shown): State<EndpointState<P>>) -> impl IntoResponse {
     let silence = shown.process.leadership().silence();
     if silence > LONGEST_SILENCE {
-        let text = format!("the Lease has not been read for {} s\n", silence.as_secs());
+        let text = format!(
+            "no attempt to read the Lease for {} s: the process is stuck\n",
+            silence.as_secs()
+        );
         return (StatusCode::SERVICE_UNAVAILABLE, text);
     }
     (StatusCode::OK, "ok\n".to_owned())
