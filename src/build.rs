@@ -2,7 +2,7 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=src/build.rs");
-    // Packs half a megabyte of relocations, every page of which the loader reads, into a few pages.
+    // Packs half a megabyte of relocations into a few pages, because the loader reads every page.
     // Debian's C library supports the format since 2.36. Debian's linker, 2.40, writes the format
     // only for x86, and warns on other architectures.
     if std::env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {

@@ -76,8 +76,8 @@ impl ServerCertVerifier for Unverified {
         Ok(ServerCertVerified::assertion())
     }
 
-    // Signatures are not verified either: certificates of X.509 version 1, which old appliances
-    // have, cannot be parsed for such a check.
+    // Signatures are not verified either, because certificates of X.509 version 1 cannot be parsed
+    // for such a check. Old appliances have such certificates.
     fn verify_tls12_signature(
         &self,
         _: &[u8],

@@ -95,7 +95,7 @@ impl<S: Clone + Eq + Hash> Drop for CallerTurn<S> {
         while let Some(next) = turns.next() {
             match next.send(Self(Some(turns.clone()))) {
                 Ok(()) => return,
-                // The waiter left just now: the same place goes to the next waiter.
+                // The waiter left just now, so the same place goes to the next waiter.
                 Err(mut unwanted) => drop(unwanted.0.take()),
             }
         }

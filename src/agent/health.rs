@@ -17,8 +17,7 @@ pub struct AgentHealth {
     pub metrics: Metrics,
     /// Metrics of the process's DHCP leases.
     pub dhcp: DhcpMetrics,
-    /// Earliest expiry of a lease, from which each request for metrics computes the time that is
-    /// left.
+    /// Earliest expiry of a lease. Each request for metrics computes the remaining time from it.
     pub expiry: Arc<ExpiryGauge>,
     /// Leadership: whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,

@@ -1,8 +1,8 @@
-//! Owns the leases' interfaces: one macvlan for each lease, in mode `source`, without any source
-//! and without an IP address.
+//! Owns the leases' interfaces. Each lease has one macvlan in mode `source`, without source
+//! addresses and without an IP address.
 //!
-//! Such a link makes its parent interface accept frames to the link's hardware address. The link
-//! itself receives no frame: in other modes the kernel would copy each broadcast of the network to
+//! Each link makes its parent interface accept frames to the link's hardware address. The link
+//! itself receives no frame. In other modes the kernel would copy each broadcast of the network to
 //! each link.
 //!
 //! Invariants:
@@ -12,8 +12,8 @@
 //!   and links without an alias whose name and mode show that an agent made them. Links that a
 //!   crash left behind are recognised in the same way and removed.
 //! * The name of a link contains its hardware address, so a lease finds its earlier link.
-//! * Notifications of the kernel have a socket of their own, because the kernel drops notifications
-//!   that it cannot deliver, and must not drop answers to requests with them.
+//! * Notifications of the kernel have a socket of their own. The kernel drops notifications that it
+//!   cannot deliver. On a shared socket, it would drop answers to requests too.
 
 use std::collections::HashSet;
 use std::io;
@@ -56,9 +56,9 @@ pub(super) struct KernelLinks {
 pub(super) struct LinkChanges {
     messages: Messages,
     links: KernelLinks,
-    /// Running request for a list of all links, started after the kernel dropped a notification for
-    /// want of buffer space. The request survives when the future of [`LinkChanges::next`] is
-    /// dropped, because a request takes long if there are many links.
+    /// Running request for a list of all links. It was started after the kernel dropped a
+    /// notification for want of buffer space. The request survives when the future of
+    /// [`LinkChanges::next`] is dropped, because a request for many links takes long.
     look: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
 }
 
@@ -109,8 +109,9 @@ impl KernelLinks {
 
     /// Whether this agent, or an earlier agent, made the link for this network.
     ///
-    /// A link without an alias belongs to an agent that crashed before it set the alias: the link's
-    /// name proves that an agent made it. Agents of earlier versions made links in mode `private`.
+    /// A link without an alias belongs to an agent that crashed before it set the alias. Then the
+    /// link's name proves that an agent made it. Agents of earlier versions made links in mode
+    /// `private`.
     pub(super) fn is_ours(&self, link: &KernelLink) -> bool {
         let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
         let unmarked = link.alias.is_empty() && made;
@@ -137,9 +138,8 @@ impl KernelLinks {
         self.add(parent, mac, &name, &alias).await
     }
 
-    /// Adds a link, and brings it up as the last step, so that it never sends a frame by itself.
-    /// ARP is off: otherwise the link would also answer for the machine's own addresses. The kernel
-    /// assigns the link no IPv6 address.
+    /// Adds a link. ARP and IPv6 addresses are off before the link comes up, so that it never sends
+    /// a frame by itself. With ARP, the link would also answer for the machine's own addresses.
     async fn add(&self, parent: u32, mac: Mac, name: &str, alias: &str) -> Result<(), Error> {
         let link =
             LinkMacVlan::new(name, parent, MacVlanMode::Source).address(mac.0.to_vec()).arp(false);

@@ -58,7 +58,7 @@ pub(super) struct ManagedLease {
     pub(super) retry: Option<Duration>,
     /// Whether the client was asked to release the address.
     pub(super) released: bool,
-    /// Time of the lease's next turn.
+    /// Time at which the lease is handled next: the client's deadline, or `retry` if it is earlier.
     pub(super) deadline: Option<Duration>,
     /// Whether the client has finished.
     pub(super) done: bool,
@@ -188,8 +188,8 @@ pub(super) fn moment() -> Moment {
     Moment { now: clock::now(), wall: clock::wall() }
 }
 
-/// Compares resourceVersions, which are numbers in practice. A version that is not a number counts
-/// as newer unless it is equal, because it arrived later.
+/// Compares resourceVersions, which are numbers in practice. If a version is not a number, every
+/// different version counts as newer, because it arrived later.
 fn is_newer(version: &str, than: &str) -> bool {
     match (version.parse::<u64>(), than.parse::<u64>()) {
         (Ok(version), Ok(than)) => version > than,

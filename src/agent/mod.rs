@@ -7,8 +7,8 @@
 //!
 //! Invariants:
 //!
-//! * No frame is sent without current leadership, except requests to extend held leases while the
-//!   API server is silent.
+//! * The agent sends frames only while it is the leader. Exception: while the API server is silent,
+//!   it also sends requests to extend held leases.
 //! * Frames leave on the agent's interface only.
 //! * An address is in the record before it may be used, and removed from the record before it is
 //!   released.
@@ -75,12 +75,11 @@ pub struct DhcpAgent {
     pub events: EventRecorder,
     /// Metrics of the leases.
     pub dhcp: DhcpMetrics,
-    /// Earliest expiry of a lease, from which each request for metrics computes the time that is
-    /// left.
+    /// Earliest expiry of a lease. Each request for metrics computes the remaining time from it.
     pub expiry: Arc<ExpiryGauge>,
 }
 
-/// Earliest expiry of a lease, from which each request for metrics computes the time that is left.
+/// Earliest expiry of a lease. Each request for metrics computes the remaining time from it.
 #[derive(Debug, Default)]
 pub struct ExpiryGauge {
     /// Earliest expiry of a lease, in milliseconds on the agent's clock. 0: no lease expires.

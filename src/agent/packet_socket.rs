@@ -8,8 +8,8 @@
 //! * The socket is open only while a client waits for an answer, and for a short time after that or
 //!   after a send.
 //! * The socket sends on that interface and on no other.
-//! * The kernel drops every frame except DHCP to clients and, while a client probes, ARP. It does
-//!   so before it wakes this process.
+//! * The kernel accepts two kinds of frames: DHCP to or from clients, and ARP while a client
+//!   probes. It drops all other frames before it wakes this process.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -37,9 +37,9 @@ pub(super) enum FrameFilter {
     /// No frame: the socket is closed.
     #[default]
     Nothing,
-    /// UDP to port 68.
+    /// UDP to port 68, and requests of DHCP clients to port 67.
     Dhcp,
-    /// UDP to port 68, and ARP.
+    /// UDP to port 68, requests of DHCP clients to port 67, and ARP.
     DhcpAndArp,
 }
 
@@ -131,7 +131,7 @@ fn open(interface: &str, hearing: FrameFilter) -> io::Result<UnixDatagram> {
     let address = found.ok_or_else(|| {
         io::Error::new(ErrorKind::NotFound, format!("there is no interface {interface}"))
     })?;
-    // If the address has no protocol, the socket keeps its own.
+    // If the address names no protocol, the socket keeps the protocol that it was created with.
     nix::sys::socket::bind(socket.as_raw_fd(), &address)?;
     // Another CPU may still be delivering a frame that it took before there was a filter. Once
     // every CPU has passed a barrier, that frame is in the queue. If the barrier is not permitted,
@@ -148,8 +148,8 @@ fn open(interface: &str, hearing: FrameFilter) -> io::Result<UnixDatagram> {
 }
 
 /// Filter program of the socket. Drops the frames that this machine sends, and applies a DHCP
-/// client's filter to the other frames. That filter checks no hardware address, so frames to all
-/// clients pass.
+/// client's filter to the other frames. The client's filter checks no hardware address here, so
+/// frames for all clients pass.
 fn filter(hearing: FrameFilter) -> Vec<SockFilter> {
     const LOAD_BYTE: u16 = 0x30;
     const JUMP_EQUAL: u16 = 0x15;

@@ -9,8 +9,8 @@ use kube::CustomResourceExt;
 use super::{DHCPLease, IPPool, LoadBalancer, TokenRotation, v1alpha1};
 
 /// Namespace, name, path and port of the Service that converts objects for the API server. The
-/// Service is that of `config/manager`, so applying the CRD again does not change what the operator
-/// wrote.
+/// operator writes the same Service (of `config/manager`) into the CRD. So applying the CRD again
+/// does not change what the operator wrote.
 const CONVERTER: (&str, &str, &str, i32) =
     ("harvester-system", "harvester-guest-operator-admission", "/v1/webhook/conversion", 443);
 
@@ -28,10 +28,10 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![IPPool::crd(), load_balancer, DHCPLease::crd(), TokenRotation::crd()]
 }
 
-/// Conversion settings without a caBundle: the operator adds the caBundle. Until then the API
-/// server does not trust the certificate of the Service, and refuses requests in v1alpha1. The
-/// strategy None would serve them, but each object written in v1alpha1 would lose the fields that
-/// v1alpha1 lacks.
+/// Conversion settings without a caBundle. The operator adds the caBundle later. Before that, the
+/// API server does not trust the certificate of the Service, and refuses requests in v1alpha1. The
+/// strategy `None` would serve these requests, but an object written in v1alpha1 would then lose
+/// the fields that v1alpha1 lacks.
 fn conversion() -> CustomResourceConversion {
     let (namespace, name, path, port) = CONVERTER;
     CustomResourceConversion {

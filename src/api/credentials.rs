@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 )]
 pub struct Source {
     /// Tokens with an expiry, which the API server signs on request. Each token is bound to a
-    /// Secret of its own, and is revoked by the deletion of that Secret.
+    /// Secret of its own. The deletion of this Secret revokes the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account_token: Option<ServiceAccountToken>,
     /// Tokens in Secrets of type kubernetes.io/service-account-token, a new Secret for each token.
@@ -55,14 +55,14 @@ pub struct Target {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<SecretTarget>,
     /// Cloud credential of the Rancher in spec.rancher. A token of that Rancher is given to the
-    /// current user of its kubeconfig; for a ServiceAccount's token, the whole kubeconfig is
-    /// replaced.
+    /// current user of the cloud credential's kubeconfig. For a ServiceAccount's token, the whole
+    /// kubeconfig is replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_credential: Option<CloudCredentialTarget>,
     /// All cloud credentials for Harvester that the API key's user may see in the Rancher in
     /// spec.rancher. With spec.source, the API key and the cloud credentials that this user has
-    /// made or makes later are replaced: a TokenRotation is created for each. The other cloud
-    /// credentials are only watched.
+    /// made or makes later are replaced. The operator creates a TokenRotation for each of them. All
+    /// other cloud credentials are only watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_cloud_credentials: Option<AllCloudCredentials>,
 }
@@ -88,9 +88,10 @@ pub struct SecretTarget {
     /// Key of the credential in the Secret.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
-    /// Name of the kubeconfig's user that gets the token; clusters, contexts and other users stay.
-    /// Unset: the value is only the token, not a kubeconfig. Unset for a target that is only
-    /// watched: the value is a token or a kubeconfig, and every token of a kubeconfig is watched.
+    /// Name of the user in the kubeconfig that gets the token. Clusters, contexts and other users
+    /// stay as they are. Unset: the value of the key is only the token, not a kubeconfig. Unset for
+    /// a target that is only watched: the value is a token or a kubeconfig, and every token of a
+    /// kubeconfig is watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub kubeconfig_user: Option<String>,
@@ -104,17 +105,17 @@ pub struct SecretTarget {
         "spec.source.rancherToken.cluster: must be the id of a cluster in Rancher, such as c-m-abcdefgh"),
 )]
 pub struct RancherToken {
-    /// Lifetime of a token in seconds. Rancher grants at most its setting
-    /// auth-token-max-ttl-minutes, ninety days by default, and does not report when it grants less
-    /// than requested. Unset means as long as Rancher grants, a year at most. A foreign token
-    /// without a known expiry counts as expired after this time, or after thirty days if this is
-    /// unset.
+    /// Lifetime of a token in seconds. The maximum is Rancher's setting auth-token-max-ttl-minutes,
+    /// ninety days by default. Rancher does not report when it grants less than requested. Unset
+    /// means as long as Rancher grants, a year at most. A foreign token without a known expiry
+    /// counts as expired after this time. If this field is unset, such a token counts as expired
+    /// after thirty days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,
-    /// ID of the only cluster that accepts a token. Unset: for a cloud credential, the cluster of
-    /// its kubeconfig; for a Secret, all clusters that the token's user may access, and Rancher
-    /// itself.
+    /// ID of the only cluster that accepts a token. Unset for a cloud credential: the cluster of
+    /// its kubeconfig is used. Unset for a Secret: the token is valid for Rancher itself, and for
+    /// all clusters that the token's user may access.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub cluster: Option<String>,
@@ -139,10 +140,10 @@ pub struct CloudCredentialTarget {
     /// `cc-abcde`. The Secret must exist: it is never created.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// URL at which Rancher reaches this cluster's API server, such as `https://192.168.5.10:6443`:
-    /// Harvester's VIP. Required for a ServiceAccount's token, because the whole kubeconfig is then
-    /// written. This cluster's own authority must have signed the certificate of the server at this
-    /// URL.
+    /// URL at which Rancher reaches this cluster's API server, for example the URL with Harvester's
+    /// VIP, `https://192.168.5.10:6443`. Required for a ServiceAccount's token, because the
+    /// operator then writes the whole kubeconfig. The server at this URL must have a certificate
+    /// that this cluster's own authority has signed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 9, max = 512))]
     pub server: Option<String>,
@@ -160,18 +161,19 @@ pub struct CloudCredentialTarget {
         "spec.rancher.certificateAuthoritySecret: there is certificateAuthority as well: remove one of the two"),
 )]
 pub struct RancherServer {
-    /// URL of the server, as in its setting server-url: `https://` and a host. Unset: the URL in
-    /// the annotation credentials.harvesterhci.io/rancher-url of the API key's Secret.
+    /// URL of the server, as in Rancher's setting server-url: `https://` and a host. Unset: the URL
+    /// in the annotation credentials.harvesterhci.io/rancher-url of the API key's Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 9, max = 512))]
     pub url: Option<String>,
     /// Certificates of the authorities that sign the server's certificate, in PEM. Unset: the
-    /// certificates under `ca.crt` in the API key's Secret, or else the public authorities and
-    /// those of the chart's `additionalTrustedCAs`.
+    /// certificates under `ca.crt` in the API key's Secret. If the Secret has none: the public
+    /// authorities and the chart's `additionalTrustedCAs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub certificate_authority: Option<String>,
-    /// Secret in the same namespace that holds these certificates, instead of certificateAuthority.
+    /// Alternative to certificateAuthority: a Secret in the same namespace that holds the
+    /// certificates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_authority_secret: Option<AuthoritySecret>,
     /// API key that makes and revokes the tokens.
@@ -191,7 +193,7 @@ pub struct AuthoritySecret {
     /// Name of the Secret with the certificates.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Key in the Secret whose value is certificates in PEM.
+    /// Key of the certificates in the Secret. The value is in PEM.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
 }
@@ -209,9 +211,9 @@ pub struct Minter {
     /// Name of the Secret in the same namespace that holds the API key.
     #[schemars(length(min = 1, max = 253))]
     pub secret_name: String,
-    /// Key in the Secret whose value is only the API key. A TokenRotation with this Secret and key
-    /// as its target renews the API key. The API key is sent only to the URL in the Secret's
-    /// annotation credentials.harvesterhci.io/rancher-url.
+    /// Key of the Secret under which the API key is stored. The value must be only the API key. A
+    /// TokenRotation with this Secret and key as its target renews the API key. The API key is sent
+    /// only to the URL in the Secret's annotation credentials.harvesterhci.io/rancher-url.
     #[serde(default = "token")]
     #[schemars(length(min = 1, max = 253))]
     pub key: String,

@@ -1,11 +1,14 @@
 //! `DHCPLease`: durable record of one address that the host leases for a LoadBalancer.
 //!
-//! The record has the namespace and the name of its LoadBalancer, so that a LoadBalancer that is
-//! deleted and created again finds the record. The controller writes metadata and spec, the
-//! network's agent writes the status. An admin may create a record before its LoadBalancer.
-//! Invariants: the identity that the DHCP server sees (`macAddress`, `clientID`) is in the record
-//! before the first packet is sent, and never changes; `status.address` is set only while the
-//! address may be used.
+//! The record has the same namespace and name as its LoadBalancer. So a LoadBalancer that is
+//! deleted and created again finds the record. The controller writes metadata and spec. The agent
+//! of the network writes the status. An admin may create a record before its LoadBalancer.
+//!
+//! Invariants:
+//!
+//! * The identity that the DHCP server sees (`macAddress`, `clientID`) is in the record before the
+//!   first packet is sent, and never changes.
+//! * `status.address` is set only while the address may be used.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -83,20 +86,21 @@ pub struct DHCPLeaseSpec {
     /// the address.
     #[schemars(length(min = 3, max = 317))]
     pub network: String,
-    /// Hardware address of the DHCP client: derived from the cluster, the network and the
-    /// LoadBalancer's name, unless the LoadBalancer requests another. Immutable.
+    /// Hardware address of the DHCP client. The LoadBalancer may request a hardware address.
+    /// Otherwise it is derived from the cluster, the network and the LoadBalancer's name.
+    /// Immutable.
     #[schemars(length(min = 17, max = 17))]
     pub mac_address: String,
-    /// Client identifier (option 61) in hexadecimal, its type octet included. Empty: none is sent.
-    /// Immutable.
+    /// Client identifier (option 61) in hexadecimal, with its type octet. Empty: no client
+    /// identifier is sent. Immutable.
     #[serde(rename = "clientID")]
     #[schemars(length(max = 510))]
     pub client_id: String,
     /// Host name (option 12) that is sent to the DHCP server. Immutable.
     #[schemars(length(min = 1, max = 253))]
     pub hostname: String,
-    /// IPv4 address to request as long as no address has been leased. The server may grant another
-    /// one.
+    /// IPv4 address that the client requests until an address has been leased. The server may grant
+    /// another address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub requested_address: Option<String>,
@@ -129,7 +133,7 @@ pub struct DHCPLeaseStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub gateway: Option<String>,
-    /// Name servers of the subnet (option 6), the first three. The operator does not query them.
+    /// First three name servers of the subnet (option 6). The operator does not query them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 3), inner(length(max = 15)))]
     pub name_servers: Vec<String>,
@@ -186,10 +190,10 @@ pub struct DHCPLeaseStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Fate of an address whose lease expires without an answer of a DHCP server.
+/// Use of an address whose lease expires because no DHCP server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnLeaseLoss {
-    /// The address stays in use while no server refuses it and no other host uses it.
+    /// The address stays in use until a server refuses it or another host uses it.
     Keep,
 }
 

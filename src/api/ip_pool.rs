@@ -1,7 +1,7 @@
 //! `IPPool`: ranges of addresses, the LoadBalancers that the pool serves, and the ledger of claims.
 //!
-//! `status.allocated` is the ledger. This CRD has a status subresource; Harvester's own chart ships
-//! the CRD without that subresource, and the operator works with both.
+//! `status.allocated` is the ledger. This CRD has a status subresource, and the CRD of Harvester's
+//! own chart has none. The operator works with both.
 
 use std::collections::BTreeMap;
 
@@ -158,8 +158,8 @@ pub struct Selector {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4_294_967_295_i64))]
     pub priority: Option<i64>,
-    /// Network, as `namespace/name` of a NetworkAttachmentDefinition. Must be equal to the
-    /// LoadBalancer's network; empty matches only LoadBalancers without a network.
+    /// Network, as `namespace/name` of a NetworkAttachmentDefinition. A LoadBalancer matches if it
+    /// has the same network. Empty: only LoadBalancers without a network match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     pub network: Option<String>,
@@ -201,19 +201,20 @@ pub struct IPPoolStatus {
     /// Percentage of the addresses that is in use, rounded up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_percent: Option<i64>,
-    /// Address where the search for a free address continues.
+    /// Address after which the search for a free address continues.
     #[serde(default)]
     pub last_allocated: String,
-    /// Claims of the ledger: address to `namespace/name` of its LoadBalancer.
+    /// Claims of the ledger: a map from each address to `namespace/name` of its LoadBalancer.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated: BTreeMap<String, String>,
-    /// UIDs of the ledger: address to UID of its LoadBalancer, so that a release never frees the
-    /// claim of a later LoadBalancer with the same name.
+    /// UIDs of the ledger: a map from each address to the UID of its LoadBalancer. Because of the
+    /// UID, a release never frees the claim of a later LoadBalancer with the same name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated_owners: BTreeMap<String, String>,
-    /// Previous holders: address to `namespace/name` of the LoadBalancer that held it last.
+    /// Previous holders: a map from each address to `namespace/name` of the LoadBalancer that held
+    /// it last.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated_history: BTreeMap<String, String>,

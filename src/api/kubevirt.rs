@@ -1,6 +1,6 @@
-//! Types that belong to other projects and that this operator reads: VirtualMachineInstances, their
-//! pods, nodes, networks and addresses of Services. The types have only the fields that decisions
-//! use; parsing skips the rest.
+//! Types of other projects that this operator reads: VirtualMachineInstances, their pods, nodes,
+//! networks and addresses of Services. The types have only the fields that the operator's decisions
+//! use. Parsing skips all other fields.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use kube::core::ObjectMeta;
 use kube::{CustomResource, Resource};
 use serde::{Deserialize, Serialize};
 
-/// Annotation and node label: the large failure domain.
+/// Annotation of a VM and label of a node: the region, which is the large failure domain.
 pub const TOPOLOGY_REGION: &str = "topology.kubernetes.io/region";
-/// Annotation and node label: the small failure domain.
+/// Annotation of a VM and label of a node: the zone, which is the small failure domain.
 pub const TOPOLOGY_ZONE: &str = "topology.kubernetes.io/zone";
 /// Label of a VM: its creator.
 pub const LABEL_CREATOR: &str = "harvesterhci.io/creator";
@@ -19,13 +19,13 @@ pub const LABEL_CREATOR: &str = "harvesterhci.io/creator";
 pub const NODE_DRIVER: &str = "docker-machine-driver-harvester";
 /// Label of a VM: the guest cluster whose node it is.
 pub const LABEL_GUEST_CLUSTER: &str = "guestcluster.harvesterhci.io/name";
-/// Annotation of a VirtualMachine: its disks are deleted together with it. Rancher sets the
-/// annotation when the guest cluster is being removed.
+/// Annotation of a VirtualMachine: the VM's disks are deleted together with the VM. Rancher sets
+/// the annotation when the guest cluster is being removed.
 pub const ANNOTATION_REMOVES_VOLUMES: &str = "harvesterhci.io/removeAllPersistentVolumeClaims";
 /// Key and value of the label of every pod that runs a VM.
 pub const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
 
-/// Running instance of a VM. A restart makes a new one with the same name.
+/// Running instance of a VM. A restart of the VM makes a new instance with the same name.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "kubevirt.io",
@@ -39,7 +39,7 @@ pub const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceSpec {
-    /// Networks that the instance's interfaces join, by name.
+    /// Networks of the instance. Its interfaces refer to them by name.
     #[serde(default)]
     pub networks: Vec<Network>,
 }
@@ -73,8 +73,8 @@ pub struct VirtualMachineInstanceStatus {
     /// WaitingForSync.
     #[serde(default)]
     pub phase: String,
-    /// Node that runs the instance; during a live migration, the source node until the guest has
-    /// moved.
+    /// Node that runs the instance. During a live migration it is the source node, until the guest
+    /// has moved.
     #[serde(default)]
     pub node_name: String,
     /// Conditions: Ready, Paused, AgentConnected and others.
@@ -104,8 +104,8 @@ pub struct VmiCondition {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Interface {
-    /// Name of the network that the interface joins. Empty: the guest made the interface itself (a
-    /// bridge, a CNI's device).
+    /// Name of the network that the interface joins. Empty: the guest itself made the interface,
+    /// for example a bridge or the device of a CNI.
     #[serde(default)]
     pub name: String,
     /// First address of the interface.
@@ -281,8 +281,9 @@ pub struct NetworkAttachmentDefinitionSpec {
     pub config: String,
 }
 
-/// Link for a VLAN of a cluster network on Harvester's nodes, with the fields that this operator
-/// reads. Source: network-controller-harvester, pkg/apis/network.harvesterhci.io/v1beta1.
+/// HostNetworkConfig: a link on Harvester's nodes for one VLAN of a cluster network. The type has
+/// only the fields that this operator reads. Source: network-controller-harvester,
+/// pkg/apis/network.harvesterhci.io/v1beta1.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "network.harvesterhci.io",

@@ -1,11 +1,11 @@
 //! Kubernetes types that this operator owns, and the names that guests, UIs and stored objects
-//! already rely on. Types only: the crate `domain` decides what they mean.
+//! already rely on. The rules for them are in the crate `domain`.
 //!
 //! Invariant: every field that Harvester serves today retains its name, type and meaning; new
 //! fields are optional.
 //!
-//! Times are RFC 3339 text, not k8s-openapi's `Time`: if one time of an object cannot be parsed,
-//! the object is still read, and only that time is unknown.
+//! Times are RFC 3339 text, not k8s-openapi's `Time`, so that an object with a malformed time can
+//! still be read. Only that time is then unknown.
 
 mod condition;
 mod crds;
@@ -43,13 +43,13 @@ pub const GROUP: &str = "loadbalancer.harvesterhci.io";
 /// that its address must belong to.
 pub const ANNOTATION_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 /// Annotation of a LoadBalancer: the address that is or was claimed for the LoadBalancer, as
-/// `POOL/ADDRESS`. The operator writes the annotation. A backup without status still restores the
-/// annotation, and the operator then claims the address again if it is free.
+/// `POOL/ADDRESS`. The operator writes the annotation. A restore from a backup without status still
+/// restores the annotation. The operator then claims the address again if it is free.
 pub const ANNOTATION_ALLOCATED: &str = "loadbalancer.harvesterhci.io/allocated-address";
 /// Annotation of a LoadBalancer: its namespace.
 pub const ANNOTATION_NAMESPACE: &str = "loadbalancer.harvesterhci.io/namespace";
 /// Annotation of a LoadBalancer: its Rancher project, as `cluster/project`. The value is only for
-/// people: the operator uses the annotation of the Namespace.
+/// people. The operator itself reads [`ANNOTATION_NAMESPACE_PROJECT`].
 pub const ANNOTATION_PROJECT: &str = "loadbalancer.harvesterhci.io/project";
 /// Annotation of a LoadBalancer: its guest cluster.
 pub const ANNOTATION_CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
@@ -72,11 +72,11 @@ pub const LABEL_CLUSTER_NETWORK: &str = "network.harvesterhci.io/clusternetwork"
 /// Annotation that Harvester puts on a NetworkAttachmentDefinition: its addresses and router, as
 /// JSON (`Layer3NetworkConf` of harvester/network-controller-harvester).
 pub const ANNOTATION_ROUTE: &str = "network.harvesterhci.io/route";
-/// Annotation of an IPPool, `<ip>: <namespace>/<name>`: frees the address of a LoadBalancer that no
-/// longer exists.
+/// Annotation of an IPPool that releases the address of a LoadBalancer that no longer exists. Its
+/// value is `<ip>: <namespace>/<name>`.
 pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
-/// Annotation of an IPPool: addresses recorded for LoadBalancers that do not exist stay recorded.
-/// The operator sets it after a restore of etcd from a backup; an administrator removes it. The
+/// Annotation of an IPPool that keeps the claims of LoadBalancers that do not exist. The operator
+/// sets the annotation after a restore of etcd from a backup. An administrator removes it. The
 /// value is for people.
 pub const ANNOTATION_KEEP_ORPHANS: &str = "loadbalancer.harvesterhci.io/keep-orphans";
 
@@ -85,10 +85,10 @@ pub const ANNOTATION_V1BETA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1beta
 /// Annotation of a LoadBalancer in v1beta1: the fields that only v1alpha1 has.
 pub const ANNOTATION_V1ALPHA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1alpha1-fields";
 
-/// Annotation of kube-vip's ConfigMap, `true`: its addresses were imported. The Go controller uses
-/// the same name, so that neither program repeats an import of the other.
+/// Annotation of kube-vip's ConfigMap. Value `true`: the addresses in the ConfigMap were imported.
+/// The Go controller uses the same name, so that neither program repeats an import of the other.
 pub const ANNOTATION_IMPORTED: &str = "loadbalancer.harvesterhci.io/after-conversion";
-/// Annotation of kube-vip's ConfigMap: the outcome of the import for each of its addresses.
+/// Annotation of kube-vip's ConfigMap: the outcome of the import for each address in the ConfigMap.
 pub const ANNOTATION_IMPORT_REPORT: &str = "loadbalancer.harvesterhci.io/conversion-report";
 
 /// Label that Harvester puts on a VM's instances: the VM's name.
@@ -106,8 +106,8 @@ pub const SLICE_MANAGER: &str = "harvester-guest-operator";
 /// Finalizer of a LoadBalancer that holds an address. The Go controller uses the same name, so that
 /// each controller finalizes the objects of the other.
 pub const LB_FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
-/// Finalizer of an IPPool: a deleted pool and its ledger remain until the last address is free. The
-/// Go controller uses the same name, for the same reason.
+/// Finalizer of an IPPool: a deleted pool and its ledger remain until the last address is free.
+/// Like [`LB_FINALIZER`], this is also the name that the Go controller uses.
 pub const POOL_FINALIZER: &str = "wrangler.cattle.io/harvester-ipam-controller";
 
 /// Finalizer of a DHCPLease: a deleted record remains until its address is released.
@@ -118,43 +118,45 @@ pub const ANNOTATION_LEASE_OPERATOR: &str = "loadbalancer.harvesterhci.io/operat
 /// Annotation of the Lease: seconds without renewal after which another replica of this operator
 /// takes the Lease. Other controllers wait for `spec.leaseDurationSeconds`.
 pub const ANNOTATION_LEASE_SECONDS: &str = "loadbalancer.harvesterhci.io/operator-lease-seconds";
-/// Annotation of the Lease: VMs that the leader cannot reach and asks the other replicas to probe.
+/// Annotation of the Lease: VMs that the leader cannot reach. The leader asks the other replicas to
+/// probe these VMs.
 pub const ANNOTATION_LEASE_QUESTION: &str = "loadbalancer.harvesterhci.io/probe-question";
 /// Annotation of the Lease: result of the probes of another replica.
 pub const ANNOTATION_LEASE_ANSWER: &str = "loadbalancer.harvesterhci.io/probe-answer";
-/// Account of Harvester's Go controller: `harvester-load-balancer.name` of its chart (`rbac.yaml`),
-/// in the namespace of Harvester.
+/// User name of the Go controller's ServiceAccount. The account is `harvester-load-balancer.name`
+/// of the Go controller's chart (`rbac.yaml`), in Harvester's namespace.
 pub const GO_CONTROLLER: &str = "system:serviceaccount:harvester-system:harvester-load-balancer";
-/// Annotation of a LoadBalancer with `ipam: dhcp`: the party that leases its address, `host` or
-/// `guest`. Annotation of a NetworkAttachmentDefinition, `host`: the host leases addresses on this
-/// network.
+/// Annotation of a LoadBalancer with `ipam: dhcp`: the party that leases the address, `host` or
+/// `guest`. On a NetworkAttachmentDefinition, the value `host` means that the host leases addresses
+/// on this network.
 pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
 /// Annotation of a NetworkAttachmentDefinition on which the host leases: IPv4 subnets whose
-/// addresses may be leased, separated by commas. Without it any address may be leased.
+/// addresses may be leased, separated by commas. Without the annotation, any address may be leased.
 pub const ANNOTATION_DHCP_SUBNETS: &str = "loadbalancer.harvesterhci.io/dhcp-subnets";
-/// Annotation of a NetworkAttachmentDefinition on which the host leases: fate of an address whose
-/// lease expires without an answer, `Withdraw` (also without the annotation) or `Keep`.
+/// Annotation of a NetworkAttachmentDefinition on which the host leases: what happens to an address
+/// whose lease expires because no server answers. `Keep`, or `Withdraw`, which is the default.
 pub const ANNOTATION_DHCP_ON_LEASE_LOSS: &str = "loadbalancer.harvesterhci.io/dhcp-on-lease-loss";
-/// Annotation of a LoadBalancer whose address the host leases, and of a NetworkAttachmentDefinition
-/// on which the host leases: form of the client identifier, `duid`, `mac` or `none`.
+/// Annotation with the form of the client identifier: `duid`, `mac` or `none`. It may be set on a
+/// LoadBalancer whose address the host leases, and on a NetworkAttachmentDefinition on which the
+/// host leases.
 pub const ANNOTATION_DHCP_CLIENT_ID: &str = "loadbalancer.harvesterhci.io/dhcp-client-id";
 /// Annotation of a NetworkAttachmentDefinition on which the host leases. With the value `true`, the
 /// agent asks servers to broadcast their answers.
 pub const ANNOTATION_DHCP_BROADCAST: &str = "loadbalancer.harvesterhci.io/dhcp-broadcast";
-/// Annotation of a Service: the hardware address with which kube-vip leases, as kube-vip stores it.
-/// Annotation of a LoadBalancer: the hardware address with which the host leases. Source of this
-/// and the next three: kube-vip 1.2.3, pkg/kubevip/annotations.go.
+/// Annotation with the hardware address of a DHCP client. On a Service, kube-vip stores the address
+/// with which kube-vip leases. On a LoadBalancer, it is the address with which the host leases.
+/// Source of this and the next three annotations: kube-vip 1.2.3, pkg/kubevip/annotations.go.
 pub const KUBE_VIP_HWADDR: &str = "kube-vip.io/hwaddr";
-/// Annotation of a Service or LoadBalancer, as above: the address that kube-vip requests.
+/// Annotation of a Service or LoadBalancer: the address that kube-vip or the host requests.
 pub const KUBE_VIP_REQUESTED_IP: &str = "kube-vip.io/requestedIP";
-/// Annotation of a Service or LoadBalancer, as above: the host name that kube-vip sends to the
-/// server.
+/// Annotation of a Service or LoadBalancer: the host name that kube-vip or the host sends to the
+/// DHCP server.
 pub const KUBE_VIP_HOSTNAME: &str = "kube-vip.io/loadbalancerHostname";
-/// Annotation of a Service or LoadBalancer, as above, `true`: the server is asked to broadcast its
-/// answers.
+/// Annotation of a Service or LoadBalancer. Value `true`: kube-vip or the host asks the DHCP server
+/// to broadcast its answers.
 pub const KUBE_VIP_BROADCAST: &str = "kube-vip.io/dhcp-broadcast";
-/// Annotation of a NetworkAttachmentDefinition on which the host leases: the agent that serves it
-/// and since when, or why no agent does, as JSON.
+/// Annotation of a NetworkAttachmentDefinition on which the host leases, as JSON: the agent that
+/// serves the network and the start of its service, or the reason why no agent serves the network.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";
 
 /// Finalizer of a TokenRotation: a deleted TokenRotation remains until its credentials are revoked.
@@ -164,13 +166,14 @@ pub const ANNOTATION_ROTATE: &str = "credentials.harvesterhci.io/rotate";
 /// Annotation of a TokenRotation: each new value requests a new credential now, and the old one is
 /// revoked as soon as the new one is published.
 pub const ANNOTATION_LEAKED: &str = "credentials.harvesterhci.io/leaked";
-/// Annotation of a target, and of pods that were restarted for it: SHA-256 of the credential.
+/// Annotation of a target, and of pods that were restarted for a new credential: SHA-256 of the
+/// credential.
 pub const ANNOTATION_HASH: &str = "credentials.harvesterhci.io/hash";
 /// Annotation of the Secret of an API key: URL of the Rancher that issued the key. The key is sent
-/// to no other.
+/// to no other URL.
 pub const ANNOTATION_RANCHER_URL: &str = "credentials.harvesterhci.io/rancher-url";
 /// Label of the Secrets whose deletion revokes a credential: UID of the TokenRotation.
 pub const LABEL_ROTATION: &str = "credentials.harvesterhci.io/rotation";
 
-/// Address recorded while the guest's announcer leases the address by DHCP.
+/// Placeholder that is recorded while the guest's announcer leases the address by DHCP.
 pub const DHCP_ADDRESS: &str = "0.0.0.0";

@@ -1,9 +1,9 @@
-//! `LoadBalancer`: a request for an address by a guest or a VM owner, and the address that it
-//! received.
+//! `LoadBalancer`: a request by a guest or a VM owner for an address, and the address that was
+//! granted.
 //!
-//! There is no status subresource: the guest cloud provider writes `status.address` with a plain
-//! update and has no right to `/status`. `observedGeneration` is therefore not written: every
-//! status write raises the generation.
+//! There is no status subresource, because the guest cloud provider writes `status.address` with a
+//! plain update and has no right to `/status`. Without the subresource, every write of the status
+//! raises the generation. So `observedGeneration` is not written.
 
 use std::collections::BTreeMap;
 
@@ -116,9 +116,9 @@ pub struct LoadBalancerSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub listeners: Vec<Listener>,
-    /// Labels that select the VMs behind the address. A VM is selected if its running instance has,
-    /// for each key, one of the listed values. Unset or empty selects no VM. At most 16 labels, and
-    /// 64 values in all.
+    /// Labels that select the VMs behind the address. A VM is selected if its running instance has
+    /// each of these labels with one of the listed values. Unset or empty: no VM is selected.
+    /// Maximum: 16 labels, and 64 values in all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxProperties" = 16, "additionalProperties" = {
         "type": "array", "maxItems": 64, "items": {"type": "string", "maxLength": 63}
@@ -164,7 +164,7 @@ pub enum Ipam {
     Dhcp,
 }
 
-/// Port of the address and the port of the VMs behind it.
+/// Pair of ports: one of the address, and one of the VMs behind it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
@@ -211,11 +211,11 @@ pub struct HealthCheck {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 65535))]
     pub port: Option<i32>,
-    /// Successes in a row that make a backend healthy. Zero or unset means 1.
+    /// Number of consecutive successes that make a backend healthy. Zero or unset means 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub success_threshold: Option<i32>,
-    /// Failures in a row that make a backend unhealthy. Zero or unset means 3.
+    /// Number of consecutive failures that make a backend unhealthy. Zero or unset means 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub failure_threshold: Option<i32>,
@@ -236,7 +236,7 @@ pub struct HealthCheck {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub path: Option<String>,
-    /// Statuses that count as success. Unset or empty means 200 to 399. Redirects are not
+    /// HTTP statuses that count as success. Unset or empty means 200 to 399. Redirects are not
     /// followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), inner(range(min = 100, max = 599)))]
@@ -245,8 +245,8 @@ pub struct HealthCheck {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub server_name: Option<String>,
-    /// CA certificates in PEM; one must have signed the backend's certificate. Unset: the backend's
-    /// certificate is not verified.
+    /// CA certificates in PEM. One of them must have signed the backend's certificate. Unset: the
+    /// backend's certificate is not verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8192))]
     pub ca_bundle: Option<String>,

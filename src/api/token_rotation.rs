@@ -1,9 +1,14 @@
 //! `TokenRotation`: a credential that is replaced in time, or only watched.
 //!
-//! The user who creates a TokenRotation writes its metadata and spec, the operator writes the
-//! status. Invariants: the status names credentials and never contains a credential; the status
-//! names the result of a step before the step is taken; target and account never change, because an
-//! old credential is revoked only where the new credential was observed.
+//! The user who creates a TokenRotation writes its metadata and spec. The operator writes the
+//! status.
+//!
+//! Invariants:
+//!
+//! * The status names credentials, and never contains a credential.
+//! * The status names the result of a step before the step is taken.
+//! * Target and ServiceAccount never change, because the operator revokes an old credential only
+//!   after it has observed the new credential in the same target.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -11,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential};
 
-/// Replacement of a credential before it expires: at every moment the old or the new credential is
-/// valid.
+/// Replacement of a credential before it expires, so that at every moment the old or the new
+/// credential is valid.
 #[derive(
     CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize,
 )]
@@ -121,9 +126,9 @@ pub struct TokenRotationSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
     /// Seconds for which the old credential stays valid beside the new one, so that all clients
-    /// have time to read the new one. Unset means 3600, and 86400 for a cloud credential, because
-    /// jobs that create machines use the credential with which they started. A credential may still
-    /// expire earlier by itself.
+    /// have time to read the new one. Unset means 3600. For a cloud credential, unset means 86400,
+    /// because a job that creates machines uses the credential with which it started. The old
+    /// credential may still expire earlier by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_592_000))]
     pub overlap_seconds: Option<i64>,
@@ -146,14 +151,15 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub renew_when_left_percent: Option<i64>,
-    /// Minimum remaining lifetime in seconds at the replacement, at most half of the whole
-    /// lifetime. For a credential that is only watched: remaining lifetime at which its expiry is
-    /// reported as near. Unset means 604800, seven days.
+    /// Minimum remaining lifetime at the replacement, in seconds. At most half of the whole
+    /// lifetime counts. For a credential that is only watched, the expiry is reported as near from
+    /// this remaining lifetime on. Unset means 604800, seven days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub minimum_left_seconds: Option<i64>,
-    /// Longest time by which the credential is replaced earlier, in percent of its lifetime, so
-    /// that many credentials are not replaced at the same time. Unset means 5.
+    /// Maximum time by which the credential is replaced earlier, in percent of its lifetime. The
+    /// time differs between credentials, so that they are not all replaced at the same time. Unset
+    /// means 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 50))]
     pub jitter_percent: Option<i64>,
@@ -161,8 +167,8 @@ pub struct Schedule {
     /// replaced outside of a window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance_window: Option<Window>,
-    /// Whether the rotation is paused: nothing is made, published or revoked, but the expiry is
-    /// still reported.
+    /// Whether the rotation is paused. While it is paused, no credential is made, published or
+    /// revoked, but the expiry is still reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
 }
@@ -234,15 +240,16 @@ pub enum OnDelete {
     Revoke,
 }
 
-/// State of the rotation: finished steps, and the step under way. Times are RFC 3339, by the clock
-/// of the API server or of the Rancher.
+/// State of the rotation: finished steps, and the step under way. Times are RFC 3339. They come
+/// from the clock of the API server or of the Rancher.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenRotationStatus {
     /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Kind and name of the target, in one word; for all cloud credentials: `cloudcredential/*`.
+    /// Kind and name of the target, in one word. With all cloud credentials as the target, this is
+    /// `cloudcredential/*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 270))]
     pub target: Option<String>,
@@ -260,12 +267,12 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub previous: Vec<PreviousCredential>,
-    /// Credentials in a target that is only watched. Credentials that are not replaced and expire
-    /// soonest come first.
+    /// Credentials in a target that is only watched. Credentials that expire and are not replaced
+    /// come first, in the order of their expiry.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub watched: Vec<WatchedCredential>,
-    /// Number of credentials that `watched` does not list.
+    /// Number of further watched credentials, for which `watched` has no room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub watched_beyond: Option<i64>,
@@ -278,8 +285,7 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key: Option<ApiKey>,
     /// Earliest expiry of the target's credentials. With all cloud credentials as the target, only
-    /// the credentials that are not replaced count. Unset: no credential expires or states an
-    /// expiry.
+    /// the credentials that are not replaced count. Unset: no expiry is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
@@ -316,7 +322,7 @@ pub struct TokenRotationStatus {
     #[schemars(length(max = 253))]
     pub leak_report: Option<String>,
     /// Conditions of the rotation. `Ready`: the credential is there and is managed. `Expiring`: the
-    /// credential expires soon, and is only watched or should have been replaced already.
+    /// credential expires soon, and either it is only watched or its replacement is late.
     /// `MinterExpiring`: the API key expires soon and is not renewed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
@@ -339,7 +345,7 @@ pub struct CurrentCredential {
     /// time, but not revoked.
     #[serde(default)]
     pub ours: bool,
-    /// Time since which the credential is valid, or was first observed.
+    /// Time when the credential became valid, or was first observed.
     #[schemars(extend("format" = "date-time"))]
     pub issued_at: String,
     /// Expiry of the credential. Unset: the credential has no expiry, or does not state it.
@@ -376,16 +382,16 @@ pub struct PendingCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// resourceVersion of the target that the publication of the credential is to replace; empty if
-    /// there is no target yet.
+    /// resourceVersion of the target that the credential is written into. The write replaces only
+    /// this version. Empty: there is no target yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,
-    /// Value of the request to rotate that this credential fulfils.
+    /// Value of the request to rotate for which this credential is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub rotate_request: Option<String>,
-    /// Value of the leak report that this credential fulfils.
+    /// Value of the leak report for which this credential is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub leak_report: Option<String>,
@@ -417,8 +423,8 @@ pub struct PreviousCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub revoke_after: Option<String>,
-    /// resourceVersion of the target that a write of this credential may still replace: the outcome
-    /// of the write is not known.
+    /// resourceVersion of the target that a late write of this credential may still replace. Set
+    /// while the outcome of this write is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,

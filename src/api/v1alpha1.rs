@@ -1,9 +1,9 @@
-//! `LoadBalancer` in the version before v1beta1: still served for old clients, never stored.
+//! `LoadBalancer` in version v1alpha1. It is still served for old clients, and is never stored.
 //!
-//! All fields are as Harvester serves them. Fields that only v1beta1 has travel in an annotation,
-//! see `conversion` in the crate `domain`. The API server validates a request by the rules of the
-//! version in which it is sent. So the rules of v1beta1 that these fields can express are repeated
-//! here.
+//! All fields are as Harvester serves them. An annotation carries the fields that only v1beta1 has
+//! (see `conversion` in the crate `domain`). The API server validates a request only by the rules
+//! of the request's version. So this version repeats the rules of v1beta1 that its fields can
+//! express.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -62,7 +62,7 @@ pub struct LoadBalancerSpec {
     pub health_check: Option<HealthCheck>,
 }
 
-/// Port of the address and the port of the VMs behind it.
+/// Pair of ports: one of the address, and one of the VMs behind it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
@@ -93,10 +93,10 @@ pub struct HealthCheck {
     /// Backend port to probe. Zero: backends are not probed.
     #[schemars(range(min = 0, max = 65535))]
     pub port: i32,
-    /// Successes in a row that make a backend healthy.
+    /// Number of consecutive successes that make a backend healthy.
     #[schemars(range(min = 0))]
     pub success_threshold: i32,
-    /// Failures in a row that make a backend unhealthy.
+    /// Number of consecutive failures that make a backend unhealthy.
     #[schemars(range(min = 0))]
     pub failure_threshold: i32,
     /// Seconds between probes. The field's name begins with a capital letter in Harvester too.

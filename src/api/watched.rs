@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchedCredential {
-    /// Name of the kubeconfig's user that has the credential. Empty if the value is a token alone,
-    /// and for cloud credentials.
+    /// Name of the kubeconfig's user that has the credential. Empty if the watched value is only a
+    /// token, and for cloud credentials.
     #[schemars(length(max = 253))]
     pub user: String,
-    /// Name that the credential contains; for a certificate, its subject. May be empty.
+    /// Name in the credential itself. For a certificate, this is its subject. May be empty.
     #[schemars(length(max = 253))]
     pub name: String,
     /// Name of the cloud credential's Secret in Rancher, such as `cc-abcde`.
@@ -22,7 +22,8 @@ pub struct WatchedCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub title: Option<String>,
-    /// Time when the credential expires. Unset: never, or not known.
+    /// Time when the credential expires. Unset: the credential never expires, or its expiry is not
+    /// known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,

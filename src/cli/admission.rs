@@ -32,8 +32,8 @@ use crate::metrics::Metrics;
 const SERVICE: &str = "harvester-guest-operator-admission";
 /// Longest difference between the times at which replicas replace certificates.
 const SPREAD: Duration = Duration::from_hours(6);
-/// Time between the start of the shutdown and the end of the listener. Routes to this replica are
-/// removed meanwhile.
+/// Time between the start of the shutdown and the end of the listener. In this time, routes to this
+/// replica are removed.
 const LINGER: Duration = Duration::from_secs(4);
 
 /// Way by which the API server reaches admission.
@@ -94,7 +94,7 @@ impl RunningAdmission {
         }
     }
 
-    /// Answers requests until routes no longer lead here, then ends the listener.
+    /// Answers requests until no route leads to this replica any more, then ends the listener.
     pub(super) async fn wind_down(self) {
         self.ending.soon.cancel();
         if let Some(server) = self.server {
@@ -206,8 +206,8 @@ fn place(
     Ok((place, names))
 }
 
-/// Empties the operator's webhook configurations, because each request would be refused without a
-/// listener.
+/// Empties the operator's webhook configurations. Without a listener, each request would be
+/// refused.
 async fn unregister(installation: &Installation) {
     for part in [WebhookObject::Mutating, WebhookObject::Validating] {
         let removed = match installation.read(part).await {

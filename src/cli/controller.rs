@@ -95,7 +95,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over: the select has dropped the tasks of the term.
+    // The term is over, because the select has dropped the tasks of the term.
     if restored {
         controllers::ip_pool::keep_published(&ctx).await;
     }

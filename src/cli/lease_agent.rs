@@ -152,7 +152,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over: no frame is sent any more, and no address is released. The links are
+    // The term is over, so no frame is sent any more and no address is released. The links are
     // removed now, before another agent can take them over. If another agent on the same machine
     // leads already, it makes the removed links again at once.
     if spoke.into_inner() {

@@ -25,8 +25,8 @@ enum LogFormat {
 impl LogOptions {
     /// Starts logging. `undumped` is an error if core dumps could not be prevented.
     pub(super) fn start(&self, undumped: &Result<(), String>) -> anyhow::Result<()> {
-        // The library kube_runtime gives each reconcile a span. The span is disabled, because it
-        // takes time, and log lines about a LoadBalancer contain the name anyway. A filter can
+        // The library kube_runtime gives each reconcile a span. The span takes time, and log lines
+        // about a LoadBalancer contain the name without it. So the span is disabled. A filter can
         // still enable the library's own logs.
         let filter: Targets = format!("kube_runtime=warn,{}", self.log).parse()?;
         let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

@@ -59,7 +59,8 @@ async fn report(client: &Client, namespace: &str, name: &str) -> Value {
     })
 }
 
-/// Objects of a kind, and the errors about objects of this kind that cannot be read.
+/// Lists the objects of a kind. Returns the readable objects, and an error for each unreadable
+/// object or for the whole list.
 async fn list<K>(client: &Client) -> (Vec<K>, Vec<String>)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,

@@ -30,7 +30,7 @@ use crate::k8s::{CallError, call};
 
 /// Interval of the checks.
 const EVERY: Duration = Duration::from_secs(1);
-/// First and longest delay after a failure, per network.
+/// First delay and longest delay after a failure, per network.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
 /// Settings for the agents' Deployments.
@@ -67,7 +67,7 @@ struct ObservedDeployments {
     deployments: HashMap<String, StoredDeployment>,
 }
 
-/// Map from a name to the number of its failed writes, and the time of the next try.
+/// Number of failed writes, and the time of the next try, by the name of a Deployment or a network.
 #[derive(Default)]
 struct WriteFailures(HashMap<String, (u32, Instant)>);
 
@@ -79,7 +79,7 @@ impl WriteFailures {
     fn note(&mut self, name: String, done: Result<(), CallError>, ctx: &Context) {
         match done {
             Ok(()) => drop(self.0.remove(&name)),
-            // The watch will soon report the change, which is reconciled then.
+            // The watch soon reports the change, and a later check handles it.
             Err(CallError::Conflict | CallError::NotFound | CallError::NotLeader) => {}
             Err(error) => {
                 tracing::warn!(name, %error, "cannot reconcile the DHCP agent, trying again");
@@ -186,7 +186,7 @@ impl DeploymentKeeper<'_> {
         networks
     }
 
-    /// Reports, once for each network, the fault because of which no agent is made, or the agent
+    /// Reports each fault of a network once. Because of the fault, no agent is made, or the agent
     /// retains its current options.
     fn tell(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
         reported.retain(|name, why| {
@@ -258,7 +258,7 @@ impl DeploymentKeeper<'_> {
             }
             _ => return Ok(()),
         };
-        // Stored at once, because the watch may be behind.
+        // The written Deployment is stored at once, because the watch may be behind.
         self.seen().deployments.extend(read(&written));
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! Handles DHCPLeases whose LoadBalancer is gone, and reports the state of the networks' DHCP
 //! agents.
 //!
-//! Owns the deletion of DHCPLeases. A record gets its release time, and is later deleted, only
-//! after the API server itself has answered that no LoadBalancer needs the record. The view is not
-//! enough, because it may not yet contain a LoadBalancer that was created again.
+//! Owns the deletion of DHCPLeases. A record first gets its release time, and later it is deleted.
+//! Before each of these steps, the API server itself must answer that no LoadBalancer needs the
+//! record. The view is not enough, because it may not yet contain a LoadBalancer that was created
+//! again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,10 +25,10 @@ use crate::domain::limits::backoff::backoff;
 use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};
 
-/// First and longest delay after a failure, per record.
+/// First delay and longest delay after a failure, per record.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
-/// Interval at which agents are checked: a silent agent produces no event.
+/// Interval at which agents are checked, because a silent agent produces no event.
 const AGENTS_EVERY: Duration = Duration::from_secs(1);
 
 /// Handle that enqueues records.
@@ -37,7 +38,7 @@ pub(super) struct RecordQueue {
 }
 
 impl RecordQueue {
-    /// Enqueues the record of the LoadBalancer with that name, if there is one.
+    /// Enqueues the record of the LoadBalancer with that name, if there is a record.
     pub(super) fn look(&self, name: &str, namespace: Option<&str>) {
         let record = ObjectRef::new(name).within(namespace.unwrap_or_default());
         if self.views.records.get(&record).is_some() {
@@ -159,8 +160,8 @@ async fn carry_out(
         }
     };
     match done {
-        // The record is gone. A conflict is returned as an error, and so retried, because the event
-        // of the change that caused the conflict may have been observed already.
+        // The record is gone. A conflict is returned as an error, so that it is retried. A later
+        // event is not certain, because the conflicting change may have been observed already.
         Err(CallError::NotFound) => Ok(()),
         other => other,
     }

@@ -1,11 +1,14 @@
-//! Watches objects that Harvester's chart and its Go controller leave behind or put back. VMs with
-//! finalizers of the Go controller are counted. A CRD that the chart contains too is reported if
-//! its form is not the operator's, and the form is replaced where that is allowed.
+//! Watches objects that Harvester's chart and its Go controller leave behind or put back:
+//!
+//! * VMs with finalizers of the Go controller are counted.
+//! * A CRD that the chart contains too is reported if its form is not the operator's. If the
+//!   invariants allow it, the operator's form is put back.
 //!
 //! Invariants:
 //!
-//! * A form is replaced only where a take-over installed the operator's form before, and then at
-//!   most once in [`AGAIN`]. So the operator and a chart that insists do not write in turns.
+//! * The form of a CRD is replaced only if a take-over installed the operator's form before.
+//! * A form is replaced at most once per period [`AGAIN`]. This limits the writes if the chart puts its own
+//!   form back again and again.
 //! * The status subresource is put back only where a replica of the operator removed it.
 
 use std::collections::BTreeMap;
@@ -33,8 +36,8 @@ const LOOK: Duration = Duration::from_secs(5);
 /// Shortest time between two writes of one CRD.
 const AGAIN: Duration = Duration::from_mins(10);
 
-/// Interval between two counts of finalizers: first while there are finalizers, second while there
-/// are none.
+/// Interval between two counts of finalizers. The first value is used while there are finalizers,
+/// and the second value while there are none.
 const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
 /// Time from the start of a term to the first count. The count reads every VM, so LoadBalancers
 /// that wait for an address come first.
@@ -64,8 +67,8 @@ pub(super) async fn run(ctx: Context, pools: LedgerHandle) {
     tokio::join!(count(&ctx), watch(&ctx, pools));
 }
 
-/// Counts the VMs with a finalizer of the Go controller, because the deletion of such a VM does not
-/// end without a running Go controller.
+/// Counts the VMs with a finalizer of the Go controller, because the deletion of such a VM ends
+/// only if the Go controller runs.
 async fn count(ctx: &Context) {
     tokio::time::sleep(FIRST_COUNT).await;
     loop {
@@ -137,7 +140,7 @@ async fn look(
             return Ok(());
         }
         written => {
-            // A refused write is not repeated before [`AGAIN`] either.
+            // After a refused write, the next write waits for [`AGAIN`] too.
             known.written = Some(Instant::now());
             written?;
         }
@@ -155,7 +158,7 @@ async fn look(
 fn tell(ctx: &Context, name: &str, form: CrdForm, pools: &LedgerHandle) {
     let is_replaced = form == CrdForm::Replaced;
     ctx.metrics.leadership.crd_replaced.with_label_values(&[name]).set(is_replaced.into());
-    // A series that exists from the start shows the first repair as an increase.
+    // The series exists from the start, so that the first repair is an increase of the counter.
     ctx.metrics.leadership.crd_repairs.with_label_values(&[name]).inc_by(0);
     if name == IP_POOLS {
         pools.crd_replaced(is_replaced);

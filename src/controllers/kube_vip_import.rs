@@ -1,10 +1,10 @@
 //! Imports the addresses of kube-vip's cloud provider. [`crate::domain::pools::kube_vip_import`]
-//! decides how.
+//! decides which IPPools are created.
 //!
 //! The import runs once for a cluster: an annotation on the ConfigMap marks it as done, also for
 //! the Go controller. If the annotation is removed, the import runs again at the start of the next
-//! term. An error on the way leaves the ConfigMap unmarked, and another run finds the pools that
-//! were created.
+//! term. An error during the import leaves the ConfigMap unmarked. The next run then finds the
+//! pools that were created before the error.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,8 +21,8 @@ use crate::domain::pools::kube_vip_import::{
 };
 use crate::k8s::{CallError, call};
 
-/// Longest time that the ledgers wait for the import. Pools that are created in this time have the
-/// former owners of their addresses before the first allocation.
+/// Longest time that the ledgers wait for the import. If a pool is created in this time, the former
+/// owners of its addresses are recorded before the first allocation.
 const FIRST_RUN: Duration = Duration::from_secs(10);
 /// Pause before the import is tried again. It grows from the first value to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));

@@ -61,8 +61,8 @@ pub struct Context {
     pub agents: Option<Arc<dhcp_agent::AgentOptions>>,
     /// Reader and writer of credentials.
     pub credentials: CredentialReader,
-    /// Namespaces in which credentials may be read and written, each with the names of the Secrets
-    /// that are allowed there; an empty set allows all.
+    /// Namespaces in which credentials may be read and written. The set contains the names of the
+    /// Secrets that are allowed in the namespace. An empty set allows all Secrets.
     pub credential_namespaces: Arc<BTreeMap<String, BTreeSet<String>>>,
 }
 

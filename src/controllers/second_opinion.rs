@@ -33,7 +33,7 @@ use crate::prober::{Prober, survey};
 /// results may change.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Reason of the Event: VMs whose failures were doubted answer again, or are gone.
+/// Reason of the Event that says that VMs with doubted failures answer again, or are gone.
 const TRUSTED: &str = "ProberTrusted";
 
 /// Place of this process among the operator's replicas.
@@ -58,7 +58,7 @@ impl Replica {
     }
 }
 
-/// Asks other replicas whenever the prober doubts failures, for a term of leadership.
+/// Asks other replicas whenever the prober doubts failures. Runs for a term of leadership.
 pub(super) async fn ask(ctx: Context, prober: Prober) {
     let held = prober.held();
     ctx.metrics.probes.doubt(0, false);

@@ -42,7 +42,7 @@ async fn tell(ctx: &Context, key: &str) -> Result<(), CallError> {
             );
             Ok(())
         }
-        // The VM has changed, and is enqueued again with that change; or it is gone.
+        // Either the VM has changed, and the change enqueues the VM again, or the VM is gone.
         Err(CallError::Conflict | CallError::NotFound | CallError::NotLeader) => Ok(()),
         Err(error) if error.refusal().is_some() => {
             tracing::warn!(vm = key, %error, "topology annotations refused");

@@ -1,9 +1,9 @@
-//! Conditions of all kinds of objects: one form, one function to set them.
+//! Conditions of all kinds of objects. All conditions have one form, and one function sets them.
 
 use crate::load_balancer::bounds::{self, LONGEST_TEXT};
 use api::{Condition, ConditionStatus, READY};
 
-/// Condition `Ready`, without times. An empty message is left out, and a long one is cut.
+/// Condition `Ready`, without times. An empty message is left out, and a long message is cut.
 pub(super) fn condition(status: ConditionStatus, reason: &str, message: String) -> Condition {
     Condition {
         type_: READY.to_owned(),
@@ -14,15 +14,16 @@ pub(super) fn condition(status: ConditionStatus, reason: &str, message: String) 
     }
 }
 
-/// Sets a condition in a list, at `now` (RFC 3339). `None`: the list has the same condition
-/// already. The times change only if the status, the reason or the message changes.
+/// Returns the list with the condition `new`, set at `now` (RFC 3339). `None`: the list already has
+/// the condition with the same status, reason and message. The transition time changes only with
+/// the status.
 pub(super) fn with_condition(
     list: &[Condition],
     new: Condition,
     now: &str,
 ) -> Option<Vec<Condition>> {
     let old = list.iter().find(|c| c.type_ == new.type_);
-    // Go clients write an empty message where this operator writes none.
+    // Go clients write an empty message where this operator leaves the message out.
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     if let Some(old) = old
         && old.status == new.status

@@ -1,7 +1,6 @@
-//! Leader election: the next action on the Lease, and how long this process may trust that it
-//! holds the Lease.
-//! The rule is client-go's, so that the Go controller and this operator exclude each other: a
-//! Lease is expired when it has not changed for its own duration *as observed here*; the
+//! Leader election: the next action on the Lease, and how long this process may trust that it holds
+//! the Lease. The rule is client-go's, so that the Go controller and this operator exclude each
+//! other. A Lease is expired when it has not changed for its own duration, *as observed here*. The
 //! holder's clock is never compared with ours.
 //!
 //! Times are offsets on one process's monotonic clock.
@@ -10,16 +9,16 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Lease durations that may be configured, in seconds. After a leader's death another replica leads
-/// within this duration plus one [`RETRY`].
+/// Lease durations that may be configured, in seconds. After a leader's death, another replica
+/// leads within the configured duration plus one [`RETRY`].
 pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
-/// Default lease duration, in seconds: the shortest. A slow API server, or a machine that pauses,
-/// needs more.
+/// Default lease duration, in seconds. It is the shortest allowed duration. A slow API server, or a
+/// machine that pauses, needs a longer duration.
 pub const DEFAULT_LEASE_SECONDS: u8 = 3;
 /// Interval at which a replica that does not lead reads the Lease.
 pub const RETRY: Duration = Duration::from_millis(400);
-/// Margin between the time until which the holder trusts its Lease and the time from which others
-/// may take that Lease.
+/// Safety margin of the holder. The holder stops trusting its Lease this much earlier than others
+/// may take the Lease.
 pub const SAFETY_MARGIN: Duration = Duration::from_millis(500);
 
 /// Lease duration of the Go controller, in seconds (wrangler, `pkg/leader/leader.go`).
@@ -38,9 +37,10 @@ impl ElectionPace {
         Self { seconds, others: seconds }
     }
 
-    /// Pace for a Lease for which the Go controller competes. The Go controller waits for this
-    /// Lease as long as for a Lease of its own. So it does not get the Lease from living replicas
-    /// of this operator when an API server stalls for some seconds.
+    /// Pace for a Lease for which the Go controller also competes. Other programs must wait at
+    /// least the Go controller's own lease duration for the Lease. So the Go controller does not
+    /// get the Lease from living replicas of this operator when an API server stalls for some
+    /// seconds.
     pub const fn beside_go(seconds: u8) -> Self {
         let others = if seconds > GO_LEASE_SECONDS { seconds } else { GO_LEASE_SECONDS };
         Self { seconds, others }
@@ -63,7 +63,8 @@ impl ElectionPace {
         self.duration() * 4 / 15
     }
 
-    /// Deadline of a request about the Lease, which is then retried: 1.2 s for a duration of 3 s.
+    /// Deadline of a request about the Lease: 1.2 s for a duration of 3 s. A request that misses
+    /// the deadline is retried.
     pub fn deadline(self) -> Duration {
         self.duration() * 2 / 5
     }
@@ -83,13 +84,14 @@ impl ElectionPace {
 pub struct LeaseSeen {
     /// `spec.holderIdentity`; empty when the Lease was released.
     pub holder: String,
-    /// Lease duration. For a holder that is a replica of this operator, the replica's annotation
-    /// contains it; for another controller, it is `spec.leaseDurationSeconds`.
+    /// Lease duration. If a replica of this operator holds the Lease, the duration is from the
+    /// replica's annotation. For another controller, it is `spec.leaseDurationSeconds`.
     pub duration: Duration,
     /// `metadata.resourceVersion`: any change shows that the holder is alive.
     pub version: String,
-    /// Identity of the last replica of this operator that acquired the Lease, from an annotation
-    /// that the Go controller leaves as it is. Empty: no replica has acquired the Lease.
+    /// Identity of the replica of this operator that acquired the Lease last. The identity is from
+    /// an annotation that the Go controller leaves as it is. Empty: no replica has acquired the
+    /// Lease.
     pub operator: String,
 }
 
@@ -109,18 +111,18 @@ pub enum LeaseAction {
     Acquire,
     /// Replace the Lease with a new renewal time, because this process holds the Lease.
     Renew,
-    /// Wait until this time, because another process holds the Lease. The Lease expires then if it
-    /// does not change.
+    /// Wait until this time, because another process holds the Lease. If the Lease does not change
+    /// until then, it expires.
     Wait(Duration),
     /// Restart the process, because the Lease is older than a Lease that was read before.
     StartAnew(StoreWentBack),
 }
 
-/// Sign that the API server's etcd was restored from a backup: a resourceVersion that is smaller
-/// than one read before. Versions of one cluster are numbers that grow (KEP-5504), and a Lease is
-/// read with a quorum. After such a restore, this process's caches contain objects with versions
-/// that the API server will assign again, to other content. A watch from such a version stays
-/// silent until the API server has reached that version.
+/// Sign that the API server's etcd was restored from a backup: a resourceVersion is smaller than a
+/// resourceVersion that was read before. Versions of one cluster are numbers that grow (KEP-5504),
+/// and a Lease is read with a quorum. After such a restore, this process's caches contain objects
+/// with old versions. The API server will assign these versions again, to other content. A watch
+/// from such a version stays silent until the API server has reached the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreWentBack {
     /// The greatest version read.

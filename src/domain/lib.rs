@@ -1,8 +1,8 @@
 //! Every decision of the operator, as plain functions of known facts.
 //!
-//! Invariant: nothing here waits, reads a clock, draws a random number or does I/O: time and
-//! outside facts are arguments. No dependency of the crate can do any of this, and `clippy.toml`
-//! beside this file forbids the functions of the standard library that can.
+//! Invariant: nothing here waits, reads a clock, draws a random number or does I/O. Time and
+//! outside facts are arguments. The dependencies of the crate cannot do any of this either.
+//! `clippy.toml` beside this file forbids the functions of the standard library that can.
 
 pub mod admission;
 mod condition;
@@ -33,8 +33,8 @@ pub struct LbFacts {
     pub created: i64,
     /// Requirement that the address must meet.
     pub requirement: pools::selection::PoolRequirement,
-    /// Segment of the network named by the LoadBalancer or by the VMs of its guest cluster.
-    /// `None`: they name no network.
+    /// Segment of the network that the LoadBalancer names, or that the VMs of its guest cluster
+    /// name. `None`: they name no network.
     pub segment: Option<network::Segment>,
     /// Whether a guest cluster announces the address, not the nodes.
     pub guest: bool,
@@ -42,7 +42,8 @@ pub struct LbFacts {
     pub named_pool: Option<String>,
     /// Claim that `status.allocatedAddress` publishes.
     pub published: Option<Claim>,
-    /// Former claim, from an annotation: a LoadBalancer restored from a backup has it.
+    /// Present or former claim, from an annotation. A LoadBalancer that was restored from a backup
+    /// still has this annotation.
     pub former: Option<Claim>,
     /// Whether the facts were read from the API server for this decision, not from a cache that may
     /// be old.
@@ -50,9 +51,9 @@ pub struct LbFacts {
 }
 
 impl LbFacts {
-    /// Segments on which this LoadBalancer's address is announced, if the address is from a pool on
-    /// the segment `pool`. For a vm LoadBalancer, the segment of its annotation counts as well,
-    /// because an earlier Service may be announced there.
+    /// Segments on which this LoadBalancer's address may be announced, if the address is from a
+    /// pool on the segment `pool`. For a LoadBalancer of type vm, the segment of its annotation
+    /// counts as well, because a Service of the LoadBalancer may be announced there.
     pub fn announced_at(&self, pool: &network::Segment) -> Vec<network::Segment> {
         match (&self.segment, self.guest) {
             (Some(own), true) => vec![own.clone()],

@@ -186,11 +186,11 @@ pub enum NoLease {
         /// Network.
         network: String,
     },
-    /// The DHCP client already belongs to another LoadBalancer, as the text says.
+    /// The DHCP client already belongs to another LoadBalancer. The text names it.
     IdentityTaken(String),
-    /// An annotation about DHCP is not valid, as the text says.
+    /// An annotation about DHCP is not valid. The text says which, and why.
     Annotation(String),
-    /// The API server refuses the record, as the text says.
+    /// The API server refuses the record. The text is its error message.
     Refused(String),
 }
 
@@ -278,7 +278,7 @@ pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
 /// An address is claimed, and not announced yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
-/// The announcing node runs no VM, and the Service's traffic policy is Local.
+/// No VM on the announcing node serves, and the Service's traffic policy is Local.
 pub const NO_LOCAL_BACKEND: &str = "NoLocalBackend";
 /// The address leads to VMs, but clients outside the Service's source ranges reach the node.
 pub const SOURCE_RANGES_BYPASSED: &str = "SourceRangesBypassed";
@@ -318,19 +318,18 @@ pub const SCOPE_CONFLICT: &str = "ScopeConflict";
 /// The pool is being deleted, and waits for the release of its addresses.
 pub const DELETING: &str = "Deleting";
 
-/// Suffix of the text about another controller that writes the status of an IPPool by plain
-/// updates, that is, not through the status subresource.
+/// Suffix of the text about another controller, if IPPool still has the status subresource. The
+/// other controller writes the status of an IPPool by plain updates, not through the subresource.
 pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource here, which silently drops that controller's records, so that it may allocate one address twice: restore Harvester's CRD, or stop that controller";
 
-/// Suffix of the same text, for the case that the operator has removed the status subresource of
-/// IPPool.
+/// Suffix of the text about another controller, if the operator has removed the status subresource
+/// of IPPool.
 pub const STATUS_KEPT: &str = ". IPPool was served with a status subresource here, which silently drops that controller's records: the operator has removed it from the CRD, so that no address is allocated twice";
 
-/// Text of the condition and the Event about a CRD in which another form has replaced the
-/// operator's form.
+/// Text of the condition and the Event that say that the operator's CRD was replaced.
 pub const FORM_REPLACED: &str = "an upgrade of Harvester, or a person, has put another form in the place of the operator's CRD: addresses go on, and nothing is lost, but fields of the operator's form are dropped at each write; `harvester-guest-operator takeover --apply` puts the operator's back";
 
-/// Text about a CRD in which the operator has put its own form back.
+/// Text that says that the operator has put its replaced CRD back.
 pub const FORM_REPAIRED: &str =
     "another form was in the place of the operator's CRD, which the operator has put back";
 

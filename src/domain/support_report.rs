@@ -1,8 +1,8 @@
 //! Support report: the facts that a maintainer asks for first, from stored objects.
 //!
-//! Invariant: the report contains only fields that are named here. About a certificate it says only
-//! whether there is one. A Secret is never read. About a credential it says the name and the times,
-//! never the hash.
+//! Invariant: the report contains only fields that are named here. A Secret is never read. Of a
+//! certificate, the report says only whether it exists. Of a credential, the report says the name
+//! and the times, never the hash.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use api::{
     ANNOTATION_NETWORK, Condition, ConditionStatus, IPPool, LoadBalancer, READY, TokenRotation,
 };
 
-/// Maximum number of decisions, and of waiting objects, in a report, so that the report of a large
-/// site can be sent.
+/// Maximum number of decisions in a report, and also of objects that wait. The limit keeps the
+/// report of a large site small enough to send.
 const MOST: usize = 200;
-/// Maximum number of credentials in a report, with their expiry.
+/// Maximum number of credentials whose expiry is in a report.
 const MOST_ENDS: usize = 50;
 
 /// A pool's spec, the counts of its addresses, and its conditions.
@@ -47,7 +47,7 @@ pub fn counts(lbs: &[LoadBalancer]) -> Value {
     json!(counts)
 }
 
-/// LoadBalancers that are not ready, and the reason; the oldest first.
+/// LoadBalancers that are not ready, each with the reason. The oldest LoadBalancer is first.
 pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
     let mut waiting: Vec<_> = lbs
         .iter()
@@ -74,7 +74,8 @@ pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
     waiting.into_iter().take(MOST).map(say).collect()
 }
 
-/// Latest decisions, the newest first: the conditions of pools and LoadBalancers.
+/// Latest decisions, that is, the conditions of pools and LoadBalancers. The newest condition is
+/// first.
 pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
     let mut all = Vec::new();
     for pool in pools {
@@ -96,8 +97,8 @@ pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
     all.into_iter().take(MOST).map(say).collect()
 }
 
-/// TokenRotations: their number for each status and reason of `Ready`, the credentials that expire
-/// first, and the conditions of those that are not ready.
+/// Facts about TokenRotations: their number for each status and reason of `Ready`, the credentials
+/// that expire first, and the conditions of the TokenRotations that are not ready.
 pub fn credentials(rotations: &[TokenRotation]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut ends = Vec::new();

@@ -45,8 +45,9 @@ impl Process for OperatorHealth {
     }
 
     fn readiness(&self) -> Result<(), &'static str> {
-        // The first list waits for the operator's own conversion webhook, which needs a ready
-        // replica. So a replica that reported not-ready would cause a deadlock.
+        // The first list of LoadBalancers may wait for the operator's own conversion webhook. This
+        // webhook needs a ready replica, so a replica that reported not-ready would cause a
+        // deadlock.
         if !self.views.is_synced() && !self.views.await_conversion() {
             return Err(
                 "the first lists of LoadBalancers, IPPools and Namespaces are not complete",

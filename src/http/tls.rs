@@ -1,7 +1,7 @@
 //! TLS settings of admission, and the current certificate.
 //!
 //! Invariants: TLS 1.2 and later, HTTP/1.1 only. A certificate is replaced between two handshakes,
-//! so no connection is dropped for that. Sessions are not resumed, so the caller verifies the
+//! so a replacement drops no connection. Sessions are not resumed, so the caller verifies the
 //! certificate on each connection.
 
 use std::path::Path;

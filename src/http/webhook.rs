@@ -1,9 +1,10 @@
 //! Paths that the API server calls, the same as the Go webhook's.
 //!
 //! Invariants:
-//! * every request is answered before the API server's timeout, and with a sentence if it is
-//!   refused;
-//! * a small request never waits for another request, because each connection has memory for one;
+//! * every request is answered before the API server's timeout. The answer to a refused request
+//!   contains a sentence;
+//! * a small request never waits for another request, because each connection has memory for one
+//!   small request;
 //! * large reviews are read and answered one at a time, and so are large conversions. In both
 //!   queues, sources take turns. So the total memory of large requests is bounded, and two callers
 //!   with large bodies delay only each other;
@@ -46,8 +47,8 @@ pub const CONNECTIONS: usize = 768;
 /// conversion.
 const REVIEW_DEADLINE: Duration = Duration::from_millis(4_500);
 const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
-/// Time limits for a body to arrive; for a large body, counted from the start of its turn. A slow
-/// sender can delay the next sender by this time.
+/// Time limits for a body to arrive. The time for a large body counts from the start of its turn. A
+/// slow sender can delay the next sender by this time.
 const REVIEW_ARRIVES: Duration = Duration::from_secs(3);
 const CONVERSION_ARRIVES: Duration = Duration::from_secs(8);
 /// Largest review in bytes. A review holds an object twice, and the API server limits each copy to
@@ -55,8 +56,8 @@ const CONVERSION_ARRIVES: Duration = Duration::from_secs(8);
 const LARGEST_REVIEW: usize = 8 << 20;
 /// Largest conversion in bytes. A list is converted in one review.
 const LARGEST_CONVERSION: usize = 32 << 20;
-/// Largest small body in bytes. A larger body waits for its turn, and is processed beside the
-/// process's main thread, so that the Lease is renewed meanwhile.
+/// Largest small body in bytes. A larger body waits for its turn, and is processed on another
+/// thread. The main thread can renew the Lease during that time.
 const SMALL: usize = 32 << 10;
 
 /// Webhooks, and all that their answers need.
@@ -155,8 +156,8 @@ struct CompleteBody {
 }
 
 /// Reads a body of at most `most` bytes, which must arrive within `patience`. A large body must
-/// declare its length, as the API server does: if it is too large, it is refused before it arrives;
-/// otherwise its memory is allocated once.
+/// declare its length, as the API server does. A declared length above `most` is refused before the
+/// body arrives. For another declared length, the memory is allocated once.
 async fn read(
     mut body: Body,
     turns: &Turns<ConnectionSource>,
@@ -208,7 +209,7 @@ async fn beside(
     });
     match done.await {
         Ok(done) => done,
-        // Continues the panic: it is caught where panics of small requests are caught.
+        // Continues the panic. `within` catches it, as it catches panics of small requests.
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(error) => Err(RequestRefusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
@@ -256,7 +257,7 @@ async fn within(
     refused.into_response()
 }
 
-/// Refusal of a request without a review: status and reason.
+/// Refusal by an HTTP status, without a review in the answer: the status and the reason.
 struct RequestRefusal(StatusCode, String);
 
 impl RequestRefusal {
@@ -274,10 +275,9 @@ impl RequestRefusal {
         Self(StatusCode::LENGTH_REQUIRED, text)
     }
 
-    /// Refusal that makes the API server send the review again, because this machine may have
-    /// stalled although the body was there. The API server repeats a request after 503 with
-    /// `Retry-After` (`checkWait` in k8s.io/client-go/rest) until its own deadline, but not after
-    /// 408 or 504.
+    /// Refusal that makes the API server send the review again, because a stall of this machine may
+    /// be the cause of the delay. The API server repeats a request after 503 with `Retry-After`
+    /// (`checkWait` in k8s.io/client-go/rest) until its own deadline, but not after 408 or 504.
     fn late(what: &str) -> Self {
         Self(StatusCode::SERVICE_UNAVAILABLE, format!("{what}\n"))
     }
@@ -373,10 +373,10 @@ mod tests {
         };
         let router = Router::new()
             .route("/small", app(panic_now, false))
-            // Runs on another thread.
+            // The work runs on another thread.
             .route("/large", app(panic_now, true))
             .route("/good", app(|| Ok(Bytes::from_static(b"{}")), true))
-            // Panics outside of `within`: there is no answer.
+            // This handler panics outside of `within`, so there is no answer.
             .route("/outside", get(|| async { panic_now().map(drop).unwrap_or_default() }));
 
         let (config, client) = tls::tests::pair();
@@ -408,7 +408,7 @@ mod tests {
         let failed = ["validation", "", "failed"];
         assert_eq!(counted.admission.requests.with_label_values(&failed).get(), 2);
 
-        // The connection whose handler panicked outside of `within` has left its place: the
+        // The connection whose handler panicked outside of `within` has left its place, so the
         // listener ends at once.
         ending.now.cancel();
         timeout(SHORTER_THAN_WIND_DOWN, serving).await.expect("a place was not freed").unwrap();

@@ -1,5 +1,5 @@
-//! Records of one network, as the network's agent reads them. A single watch reports their events
-//! in order.
+//! Reads the records of one network, for the network's agent. A single watch reports all events of
+//! these records, in order.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -24,7 +24,7 @@ pub enum RecordEvent {
     Is(Box<DHCPLease>),
     /// A deleted record: `namespace/name`.
     Gone(String),
-    /// A list is complete.
+    /// A list of the records is complete.
     Complete,
 }
 

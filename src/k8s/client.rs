@@ -23,19 +23,19 @@ use super::read_only::{ReadOnly, RefusedReads};
 use super::request_path::watched;
 use crate::metrics::Metrics;
 
-/// Idle time after which a connection is closed, because the API server at the other end may have
-/// become unresponsive meanwhile. The next call would detect that only when its deadline expires.
+/// Idle time after which a connection is closed. During the idle time, the API server may have
+/// become unresponsive, and the next call would detect this only when its deadline expires.
 const IDLE: Duration = Duration::from_secs(3);
 /// Idle time before the kernel's first keepalive probe, and the interval between probes.
 const KEEPALIVE: Duration = Duration::from_secs(3);
 /// Number of unanswered probes after which a connection counts as dead.
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// Connects with the given kubeconfig. Without one, uses `KUBECONFIG` or the default file, else the
-/// configuration of the pod.
+/// Connects with the file `kubeconfig`. If it is `None`, uses the file in `KUBECONFIG` or the
+/// default file. If there is no such file, uses the configuration of the pod.
 ///
-/// The client's own retries are off, because they also repeat POSTs. Each caller here decides when
-/// a retry is safe.
+/// The client's own retries are off, because they also repeat POSTs. Each caller decides when a
+/// retry is safe.
 pub async fn connect(kubeconfig: Option<&Path>, metrics: &Metrics) -> anyhow::Result<Client> {
     through(way(kubeconfig).await?, metrics)
 }
@@ -100,7 +100,7 @@ fn assemble(
         config.proxy_url.is_none(),
         "an HTTP or SOCKS proxy on the way to the API server is not supported: unset HTTPS_PROXY and proxy-url"
     );
-    // A crypto provider that is already installed stays.
+    // The call fails if a crypto provider is already installed. That provider stays in use.
     let _ = aws_lc_rs::default_provider().install_default();
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);

@@ -97,7 +97,7 @@ impl GuestCredentials {
                 match call(all.list(&ListParams::default())).await {
                     Ok(list) => return Ok(list.items),
                     Err(error) if has_code(&error, 404) => return Ok(Vec::new()),
-                    // For a moment after its installation, a CRD is not served.
+                    // The API server answers 429 for a moment after the installation of the CRD.
                     Err(error) if has_code(&error, 429) => tokio::time::sleep(MOMENT).await,
                     Err(error) => return Err(error),
                 }
@@ -178,8 +178,8 @@ impl GuestCredentials {
         Ok(list.items.into_iter().map(|object| object.metadata).collect())
     }
 
-    /// ClusterRoleBindings, and the RoleBindings of the given namespace and of the shared
-    /// namespaces. Without a namespace, the RoleBindings of all namespaces.
+    /// All ClusterRoleBindings, and the RoleBindings of `namespace` and of the shared namespaces.
+    /// If `namespace` is `None`, the RoleBindings of all namespaces are included.
     async fn bindings(&self, namespace: Option<&str>) -> anyhow::Result<Vec<StoredBinding>> {
         let all = Api::<ClusterRoleBinding>::all(self.client.clone());
         let list =
@@ -256,8 +256,8 @@ impl GuestCredentials {
     }
 
     /// A new token of the guest's account. The token is valid for ten minutes, and only while the
-    /// Secret with this name and UID exists. The Secret's own token is not used, because that use
-    /// would be recorded on the Secret as a use by the guest.
+    /// Secret with this name and UID exists. The token in the Secret is not used, because the API
+    /// server would record this use on the Secret, as if the guest had used the token.
     pub async fn passing(
         &self,
         guest: &GuestCluster,
@@ -330,8 +330,8 @@ struct ObjectWithValues<'a> {
 }
 
 impl ObjectWithValues<'_> {
-    /// Serializes into one preallocated buffer, because a growing buffer would leave copies in
-    /// memory.
+    /// Serializes into one preallocated buffer, because a growing buffer would leave copies of the
+    /// values in memory.
     fn text(&self) -> Result<Vec<u8>, CallError> {
         let values = self.data.iter().map(|(key, value)| key.len() + value.len() + 16);
         let mut text = Vec::with_capacity(4096 + values.sum::<usize>());
@@ -340,7 +340,7 @@ impl ObjectWithValues<'_> {
     }
 }
 
-/// The body with `apiVersion`, `kind` and name.
+/// Copy of `body` to which the object's `apiVersion`, `kind` and name are added.
 fn named(object: &KindAndName, body: &Value) -> Value {
     let mut body = body.clone();
     body["apiVersion"] = json!(place(object).1);

@@ -4,7 +4,7 @@
 //! Invariants:
 //! * A Secret's value is parsed here and not by the library, because the library logs text that it
 //!   cannot parse.
-//! * The time is that of the API server's clock.
+//! * Times are taken from the API server's clock.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ impl ServerClock {
         Self { said, at: Instant::now() }
     }
 
-    /// Present time of that server, in seconds since the epoch.
+    /// Present time on this clock, in seconds since the epoch.
     pub fn now(&self) -> Seconds {
         let since = i64::try_from(self.at.elapsed().as_secs()).unwrap_or_default();
         self.said + since
@@ -197,8 +197,8 @@ impl CredentialReader {
         }
     }
 
-    /// UID of the Secret that a credential is bound to. A Secret that was not created for the
-    /// rotation is refused.
+    /// UID of the Secret that a credential is bound to. Fails if the Secret was not created for the
+    /// rotation.
     pub async fn bond(
         &self,
         namespace: &str,
@@ -234,8 +234,7 @@ impl CredentialReader {
     }
 
     /// Fails if this operator has no right to create tokens of the account. The API server does not
-    /// check that right when a client creates a Secret for an account: it puts the account's token
-    /// into the Secret.
+    /// check this right when it puts the account's token into a Secret that a client has created.
     pub async fn check_right_to_sign(
         &self,
         namespace: &str,
@@ -280,8 +279,8 @@ impl CredentialReader {
     }
 }
 
-/// Values of all Secrets of a namespace, or of the Secret with this name. Each entry is the name of
-/// the Secret, the key and the value.
+/// Values of all Secrets in a namespace, or of the Secret `name`. Each entry has the Secret's name,
+/// the key and the value.
 pub async fn contents(
     client: &Client,
     namespace: &str,

@@ -14,11 +14,11 @@ use crate::domain::limits::fair_queue::FairQueue;
 use crate::domain::load_balancer::bounds::cut;
 use crate::metrics::Metrics;
 
-/// Maximum number of Events that are written without delay after a pause.
+/// Maximum number of Events that are written without delay, after a time without Events.
 const BURST: u32 = 20;
 /// Maximum length of a note in bytes. The API server refuses an Event with a longer note.
 const LONGEST_NOTE: usize = 1024;
-/// Time after which one more Event may be written.
+/// Interval after which one more Event may be written, up to [`BURST`].
 const EARN: Duration = Duration::from_millis(500);
 
 /// Sender of Events. Does not wait for the API server.
@@ -48,7 +48,8 @@ impl Drop for EventQueue {
 }
 
 impl EventRecorder {
-    /// Starts the task that writes. The task ends when the last clone of this recorder is dropped.
+    /// Starts the task that writes the Events. The task ends when the last clone of this recorder
+    /// is dropped.
     pub fn start(client: Client, me: &str, metrics: Metrics) -> Self {
         let queue = Arc::<EventQueue>::default();
         let reporter = Reporter {
@@ -123,7 +124,7 @@ async fn write(queue: Weak<EventQueue>, news: Arc<Notify>, recorder: Recorder, m
 mod tests {
     use super::*;
 
-    /// The API server's limit counts bytes, not characters.
+    /// The API server limits a note in bytes, not in characters.
     #[test]
     fn a_long_note_is_cut_and_what_finds_no_room_is_counted() {
         let events = EventRecorder { queue: Arc::default(), metrics: Metrics::new().unwrap() };

@@ -34,7 +34,8 @@ impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guard<K> {
             Err(error) => {
                 let PartialObjectMeta::<K> { metadata, .. } =
                     serde_json::from_str(text.get()).map_err(D::Error::custom)?;
-                // The error is cut, because it quotes the text that does not fit.
+                // The error is cut, because it quotes the text that does not fit, and this text may
+                // be long.
                 let error = cut(error.to_string(), LONGEST_TEXT);
                 Ok(Self(Err(ObjectMisfit { metadata, error })))
             }

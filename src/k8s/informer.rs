@@ -1,5 +1,4 @@
-//! Informer: a list and watch of one kind, with its own backoff, that reports each object to a
-//! function.
+//! Informer: lists and watches one kind with its own backoff, and reports objects to a function.
 //!
 //! Shared reflector streams are deliberately not used, because they never report deletions.
 
@@ -20,8 +19,8 @@ use super::request_path::resource_at;
 use crate::metrics::Metrics;
 
 /// Duration of a watch, in seconds. The API server sends a bookmark two seconds before a watch
-/// ends, so a connection without data for more than [`super::SILENCE`] is dead. The next watch
-/// resumes from the bookmark, with one call and without a list.
+/// ends. So a connection is dead if it brings no data for longer than [`super::SILENCE`]. The next
+/// watch resumes from the bookmark, with one call and without a list.
 pub const WATCH_SECONDS: u32 = 8;
 
 /// Event of an informer.
@@ -53,13 +52,13 @@ pub fn key(meta: &ObjectMeta) -> String {
 }
 
 /// Whether a refused list means that the cluster does not serve the kind. Only the code is
-/// compared: if no kind of the group is served, the answer is plain text without a reason.
+/// compared, because an API server that serves no kind of the group gives no reason.
 pub fn is_unserved(status: &Status) -> bool {
     status.code == 404
 }
 
-/// Whether a refused list means that the kind cannot be read: the cluster does not serve the kind,
-/// or the operator's role is older than this program and lacks the right.
+/// Whether a refused list means that the kind cannot be read. Either the cluster does not serve the
+/// kind, or the operator's role lacks the right, because the role is older than this program.
 pub fn is_out_of_reach(status: &Status) -> bool {
     is_unserved(status) || status.code == 403
 }
@@ -118,7 +117,7 @@ async fn run<T, K>(
 {
     let kind = &*T::kind(&());
     // The registration is created before the watch, so that it is dropped after the watch. A watch
-    // that was dropped, at the end of a term for example, must not count as overdue.
+    // that ends, for example with its term, must not count as overdue.
     let watched =
         WatchRegistration { metrics, resource: resource_at(api.resource_url()).to_owned() };
     let events = watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff());
@@ -158,7 +157,7 @@ async fn run<T, K>(
 struct UnlistedKeys(HashSet<String>);
 
 impl UnlistedKeys {
-    /// Reports an event of the watcher.
+    /// Reports an event of the watcher to `on_event`.
     fn report<T: Resource, K>(
         &mut self,
         event: Event<T>,
@@ -168,7 +167,7 @@ impl UnlistedKeys {
     ) {
         let unreadable = |metadata: Box<ObjectMeta>| ObjectEvent::Unreadable(*metadata);
         match event {
-            // Also sent when a new list starts after a failed list.
+            // The watcher sends `Init` also when a new list starts after a failed list.
             Event::Init => self.0 = known(),
             Event::InitApply(object) => {
                 if !self.0.is_empty() {
@@ -205,11 +204,11 @@ impl Drop for WatchRegistration<'_> {
     }
 }
 
-/// Delays before the tries after consecutive failures: at most [`LAST_DELAY`], and some jitter.
+/// Delays between tries that fail. A delay is at most [`LAST_DELAY`] plus jitter.
 ///
-/// The library's own delays begin at 800 ms. An API server that has just received a CRD refuses the
-/// first watch, and accepts the next watch a moment later. A guest should not wait a second for
-/// that.
+/// The library's own delays begin at 800 ms. That is too long where a guest waits: for example, an
+/// API server that has just received a CRD refuses the first watch, and accepts the next watch a
+/// moment later.
 struct RetryDelays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
 /// Longest delay between two tries to list a kind, without jitter.
@@ -289,8 +288,8 @@ mod tests {
         }
     }
 
-    /// Passes a watcher's events to `list`, and returns the reports that a caller gets. `known` has
-    /// the keys of the caller's objects when a list begins.
+    /// Passes a watcher's events to `list`, and returns the reports for the informer's caller.
+    /// `known`: keys of the objects that the caller already has.
     fn reports(
         list: &mut UnlistedKeys,
         known: &[&str],
@@ -355,7 +354,7 @@ mod tests {
         assert_eq!(seen, ["listed ns/b", "gone ns/a", "complete"]);
     }
 
-    /// The process adds an object that it has written itself while a list is under way.
+    /// The process adds an object that it has written itself, while a list is under way.
     #[test]
     fn an_object_that_the_caller_adds_during_a_list_is_not_gone() {
         let mut list = UnlistedKeys::default();

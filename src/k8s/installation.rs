@@ -121,7 +121,7 @@ impl Installation {
         data: BTreeMap<String, Vec<u8>>,
     ) -> Result<VersionedSecret, CallError> {
         let seen = seen.ok_or(CallError::Missing("Secret", SECRET))?;
-        // A merge patch removes a key only if it names the key.
+        // A merge patch removes only the keys that it sets to null.
         let gone = seen.data.keys().map(|key| (key.clone(), None));
         let kept = data.into_iter().map(|(key, value)| (key, Some(ByteString(value))));
         let data: BTreeMap<String, Option<ByteString>> = gone.chain(kept).collect();
@@ -131,7 +131,7 @@ impl Installation {
         Ok(sealed(count_write(&self.metrics, "Secret", written)?))
     }
 
-    /// Writes a configuration, as a merge patch over the stored configuration.
+    /// Applies `content` to the stored configuration, as a merge patch.
     pub async fn write(&self, part: WebhookObject, content: &Value) -> Result<Value, CallError> {
         match part {
             WebhookObject::Validating => {

@@ -10,10 +10,12 @@
 //!     status subresource for that controller;
 //!   * the claims that are kept when etcd was restored from a backup.
 //! * [`write::ApiWriter::check_leadership`] refuses writes to a Rancher in the same way.
-//! * Each change carries the resourceVersion of the object that the decision was based on, and each
+//! * Each change carries the resourceVersion of the object that the decision was based on. Each
 //!   deletion carries that version or the UID. So the server refuses a decision from a stale view.
-//!   Two kinds of write need neither: the restart of a workload, which sets one annotation, and the
-//!   deletion of a bound Secret, whose name is never used again.
+//!   Three writes carry neither the version nor the UID:
+//!   * the restart of a workload, and the annotation that keeps a CRD, because each sets one
+//!     annotation;
+//!   * the deletion of a bound Secret, because its name is never used again.
 
 /// Gives a wrapper type the kind of the wrapped type.
 macro_rules! kind_of {
@@ -66,14 +68,14 @@ use std::time::Duration;
 
 use crate::metrics::Metrics;
 
-/// Deadline of one call. After it, the outcome counts as unknown.
+/// Deadline of one call. After the deadline, the call's outcome counts as unknown.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Longest silence of a connection to the API server while an answer is due. Single calls end
 /// earlier, at [`CALL_DEADLINE`], so this limit applies to lists and watches.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
-/// Reason why a call failed, as far as callers distinguish it.
+/// Reason why a call failed. Callers distinguish only these reasons.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// A conflict: another client changed or created the object first (409).
@@ -115,20 +117,20 @@ impl CallError {
 impl From<kube::Error> for CallError {
     fn from(error: kube::Error) -> Self {
         match &error {
-            // "Conflict" and "AlreadyExists" are two reasons with one code.
+            // The reasons "Conflict" and "AlreadyExists" have the same code, 409.
             kube::Error::Api(status) if status.is_conflict() || status.is_already_exists() => {
                 Self::Conflict
             }
-            // kube recognizes a 404 only by the reason "NotFound" (kube-core 5.0, `reason_or_code`
-            // looks up the wrong reason). An API server that serves no kind of the group gives no
-            // reason.
+            // The code is compared, because kube recognizes a 404 only by the reason "NotFound"
+            // (kube-core 5.0, `reason_or_code` looks up the wrong reason). An API server that
+            // serves no kind of the group gives no reason.
             kube::Error::Api(status) if status.code == 404 => Self::NotFound,
             _ => Self::Other(Box::new(error)),
         }
     }
 }
 
-/// Counts a write of a kind by its outcome. Returns the answer.
+/// Counts a write by the kind of its object and by its outcome. Returns `answer` unchanged.
 fn count_write<T>(
     metrics: &Metrics,
     kind: &str,
@@ -166,8 +168,8 @@ mod tests {
 
     use super::*;
 
-    /// An API server that serves no kind of the group answers 404 in plain text. kube makes a
-    /// status of that text (kube-client, `client/mod.rs`, `handle_api_errors`).
+    /// An API server that serves no kind of the group answers 404 in plain text. kube turns the
+    /// text into a `Status` (kube-client, `client/mod.rs`, `handle_api_errors`).
     #[test]
     fn a_404_is_not_found_whatever_reason_it_has() {
         for reason in ["NotFound", "Failed to parse error data", ""] {

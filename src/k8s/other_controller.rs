@@ -1,7 +1,8 @@
 //! Reports when a controller other than this operator holds the Lease: by log, Event, metric, and a
-//! condition on each LoadBalancer that the other controller does not answer. Removes the status
-//! subresource of IPPool, because with it the API server would drop the records that the other
-//! controller writes into the status of pools.
+//! condition on each LoadBalancer that the other controller does not answer.
+//!
+//! Also removes the status subresource of IPPool. With this subresource, the API server would drop
+//! the claims that the other controller writes into the status of pools.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,9 +98,9 @@ impl LeaseHolderWatch {
         }
     }
 
-    /// Removes the status subresource from IPPool's CRD. Returns the text to report; empty if there
-    /// is nothing to report. With the subresource, a plain update drops the status, and the Go
-    /// controller's updates are plain (`pkg/ipam/store/store.go`, `Reserve`).
+    /// Removes the status subresource from IPPool's CRD. The Go controller writes the status with
+    /// plain updates (`pkg/ipam/store/store.go`, `Reserve`), and with the subresource a plain
+    /// update drops the status. Returns the text to report; empty if there is nothing to report.
     async fn keep_records(&self) -> &'static str {
         match self.remove_subresource().await {
             Ok(false) => "",
@@ -137,8 +138,8 @@ impl LeaseHolderWatch {
                     continue;
                 };
                 let namespace = lb.namespace().unwrap_or_default();
-                // If the holder has answered meanwhile, the version has changed, and the patch is
-                // refused.
+                // If the holder has just answered, the LoadBalancer's version has changed, and the
+                // API server refuses the patch.
                 let written = self.writer.tell_lb(&namespace, &lb.name_any(), &patch).await;
                 if let Err(error) = written {
                     tracing::debug!(%error, lb = lb.name_any(), "condition about the leader not written");

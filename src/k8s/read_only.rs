@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! * Only GETs are sent.
-//! * A request for a watch is not sent, and never ends. So a command that reads the cluster once
-//!   needs no right to watch, and sees one state.
+//! * A request for a watch is not sent, and never gets an answer. So a command that reads the
+//!   cluster once needs no right to watch, and sees one state.
 //! * Each GET that the API server refuses is noted.
 
 use std::collections::BTreeMap;
@@ -95,8 +95,8 @@ where
     }
 }
 
-/// Read of the object or list that a path names: `/api/v1/…` or `/apis/GROUP/VERSION/…`. `None`:
-/// the path names neither.
+/// Object or list that a GET of this path reads. The path has the form `/api/v1/…` or
+/// `/apis/GROUP/VERSION/…`. `None`: the path names neither an object nor a list.
 fn read(uri: &Uri) -> Option<RoleRead> {
     let mut parts = uri.path().split('/').filter(|part| !part.is_empty());
     let group = match parts.next()? {

@@ -16,8 +16,8 @@ use super::informer::key;
 pub struct StoreWriter<K: Resource<DynamicType = ()> + Clone + 'static>(Writer<K>);
 
 impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> Default for StoreWriter<K> {
-    /// Writer of a new store. The store is ready from the beginning, because controllers wait until
-    /// a store is ready.
+    /// Writer of a new store. The store is marked ready at once, because a controller waits until
+    /// its store is ready.
     fn default() -> Self {
         let mut writer = Writer::default();
         writer.apply_watcher_event(&Event::InitDone);

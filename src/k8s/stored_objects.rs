@@ -38,8 +38,8 @@ pub struct ReadResult {
     pub pools: Vec<IPPool>,
     /// Names of the pools that the operator would make from kube-vip's ConfigMap.
     pub imported: Vec<String>,
-    /// Map from the name of each LoadBalancer that gets no address, because its guest cluster is
-    /// being removed, to the reason.
+    /// LoadBalancers that get no address, because their guest cluster is being removed. Maps the
+    /// LoadBalancer's `namespace/name` to the reason.
     pub removals: BTreeMap<String, NoAddressReason>,
     /// Views of all other objects.
     pub views: Views,
@@ -115,7 +115,7 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
     .collect()
 }
 
-/// Map from the `namespace/name` of each LoadBalancer with an address to that address.
+/// Addresses in the status of LoadBalancers, by the LoadBalancer's `namespace/name`.
 pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, String>> {
     let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut Vec::new()).await?;
     let address = |lb: &LoadBalancer| {

@@ -16,7 +16,8 @@ pub const PAGE: u32 = 50;
 pub struct TrimmedLb {
     /// The trimmed object.
     pub lb: LoadBalancer,
-    /// Whether trimming removed finalizers or conditions that a write of their list must contain.
+    /// Whether trimming removed entries from the list of finalizers or conditions. A write of such
+    /// a list must contain all its entries.
     pub partial: bool,
 }
 

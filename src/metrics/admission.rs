@@ -9,7 +9,7 @@ use super::MetricMaker;
 pub struct AdmissionMetrics {
     /// Requests by call, kind of object and verdict.
     pub requests: IntCounterVec,
-    /// Time that the rules took in seconds, by call.
+    /// Seconds that the rules took, by call.
     pub seconds: HistogramVec,
     /// TLS handshakes that failed.
     pub handshakes_failed: IntCounter,

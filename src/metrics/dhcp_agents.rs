@@ -15,7 +15,7 @@ pub struct DhcpMetrics {
     pub first_expiry: IntGauge,
     /// Seconds from the first DISCOVER to an address that may be used.
     pub acquire_seconds: Histogram,
-    /// Seconds from the first request to extend a lease to the answer.
+    /// Seconds from the first request to renew a lease until its answer.
     pub renew_seconds: Histogram,
     /// DHCPNAKs of servers.
     pub naks: IntCounter,

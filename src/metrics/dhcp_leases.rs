@@ -11,7 +11,7 @@ pub struct LeasingMetrics {
     pub records: IntGaugeVec,
     /// 1 for each network with an active agent, else 0.
     pub agents: IntGaugeVec,
-    /// Leased addresses that were not renewed in time, by network.
+    /// Leased addresses with less than an eighth of their lease time left, by network.
     pub overdue: IntGaugeVec,
     /// Addresses published, moved and withdrawn.
     pub changes: IntCounterVec,

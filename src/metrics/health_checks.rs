@@ -11,13 +11,14 @@ pub struct ProbeMetrics {
     pub done: IntCounterVec,
     /// Seconds that a probe took, by protocol.
     pub seconds: HistogramVec,
-    /// Backends with a health check, including those that are not probed because of their address.
+    /// Backends with a health check, including backends that are not probed because of their
+    /// address.
     pub targets: IntGauge,
     /// Verdicts that flipped, by the new verdict.
     pub verdicts: IntCounterVec,
     /// Probes that started late, by more than a tenth of their period.
     pub late: IntCounter,
-    /// Backends that fail but count as healthy, by whether another replica reaches them.
+    /// Backends that fail but count as healthy. The label says if another replica reaches them.
     doubted: IntGaugeVec,
 }
 

@@ -17,7 +17,7 @@ pub struct LeadershipMetrics {
     /// VirtualMachines and VirtualMachineInstances with a finalizer of the Go controller. Only the
     /// leader sets this gauge.
     pub go_finalizers: IntGauge,
-    /// Repairs of CRDs: the operator restored its own form, or the status subresource.
+    /// Repairs of CRDs. A repair restores the operator's form of a CRD, or the status subresource.
     pub crd_repairs: IntCounterVec,
 }
 

@@ -1,5 +1,6 @@
 //! All metrics of the process, in Prometheus's format. Names, units and labels are a contract. A
-//! label takes its values from a small closed set, or names an object and is removed with it.
+//! label has a small closed set of values, or it names an object. In that case, the series is
+//! removed with the object.
 
 mod admission;
 mod dhcp_agents;
@@ -216,7 +217,8 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Registers the metrics of an agent: its own, and those of the operator that agents have too.
+    /// Registers the metrics of an agent: the metrics that only agents have, and the metrics that
+    /// agents share with the operator.
     pub fn agent() -> Result<(Self, DhcpMetrics), prometheus::Error> {
         let all = Self::new()?;
         let registry = Registry::new();
@@ -240,7 +242,7 @@ impl Metrics {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Measures a reconcile of a LoadBalancer, from the request until the guard is dropped.
+    /// Measures a reconcile of a LoadBalancer, from this call until the returned guard is dropped.
     pub fn reconciling(&self) -> impl Drop + use<> {
         self.reconciles.inc();
         ReconcileTurn {
@@ -249,7 +251,7 @@ impl Metrics {
         }
     }
 
-    /// Starts the clock of a LoadBalancer without an address.
+    /// Starts to measure how long a LoadBalancer without an address waits for its address.
     pub fn saw(&self, lb: &LoadBalancer) {
         let has_address = lb.status.as_ref().is_some_and(|s| s.allocated_address.is_some());
         if has_address || lb.metadata.deletion_timestamp.is_some() {
@@ -258,8 +260,8 @@ impl Metrics {
         let (Some(uid), Some(created)) = (lb.uid(), lb.creation_timestamp()) else { return };
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.entry(uid).or_insert_with(|| {
-            // The creation time has whole seconds; it counts only for objects that existed before
-            // this process started to watch.
+            // The creation time is in whole seconds. So it is used only for an object that existed
+            // before this process started to watch.
             let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let age = age.saturating_sub(u64::try_from(created.0.as_second()).unwrap_or(0));
             let now = Instant::now();
@@ -271,8 +273,8 @@ impl Metrics {
         });
     }
 
-    /// Stops the clock, because the address is published. Later publications of the same object do
-    /// not count.
+    /// Ends the measurement, because the address is published. Later publications for the same
+    /// object do not count.
     pub fn addressed(&self, uid: &str) {
         let began = self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
         if let Some(began) = began {
@@ -280,7 +282,7 @@ impl Metrics {
         }
     }
 
-    /// Stops the clock without a measurement, because the object is gone.
+    /// Ends the measurement without a result, because the object is gone.
     pub fn forget(&self, uid: &str) {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }

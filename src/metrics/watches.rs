@@ -42,7 +42,7 @@ impl WatchMetrics {
         self.lock().remove(resource);
     }
 
-    /// Updates the gauge.
+    /// Sets `staleness` to the present values.
     pub(super) fn measure(&self) {
         self.staleness.reset();
         for (resource, began) in self.lock().iter() {

@@ -82,7 +82,7 @@ impl Prober {
     /// target retains only its verdict. At another address, it is a new target. `check: None`
     /// removes all targets.
     ///
-    /// A target at an address that cannot be a backend's is unhealthy and never probed.
+    /// A target whose address cannot belong to a backend is unhealthy and never probed.
     ///
     /// Fails, and removes all targets, when the check's path, CA bundle or server name is invalid.
     pub fn set(
@@ -200,7 +200,8 @@ impl ProberShared {
         self.wake.notify_one();
     }
 
-    /// Sends notifications for these LoadBalancers, and for LoadBalancers that a doubt concerns.
+    /// Sends notifications for these LoadBalancers, and for LoadBalancers with a target whose doubt
+    /// began or ended.
     fn tell(&self, mut state: MutexGuard<'_, ProberState>, mut lbs: BTreeSet<Arc<str>>) {
         lbs.append(&mut state.schedule.take_concerned());
         let held = state.schedule.count_held();

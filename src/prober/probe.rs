@@ -4,9 +4,9 @@
 //! * the only request is a GET without credentials;
 //! * only the status of the answer is read, and never more than [`LONGEST_HEAD`];
 //! * a redirect counts like any other status;
-//! * the timeout covers everything;
-//! * connections are closed with a reset, because at thousands a second, none may remain in
-//!   TIME_WAIT on either side.
+//! * the timeout covers the whole probe;
+//! * connections are closed with a reset. At thousands of connections a second, none of them may
+//!   remain in TIME_WAIT on either side.
 
 use std::future::Future;
 use std::io::{self, ErrorKind};

@@ -43,7 +43,8 @@ impl Scheduler {
     /// possible. Dropping the future closes every socket as soon as the runtime drops the probes.
     pub async fn run(self) {
         let most = sockets::allowance();
-        // A separate task, so that thousands of wake-ups a second do not wake the caller.
+        // Schedules in a separate task, so that thousands of wake-ups a second do not wake the
+        // caller.
         let task = AbortOnDropHandle::new(tokio::spawn(schedule(self.0, most)));
         if let Err(error) = task.await {
             tracing::error!(%error, "the probe scheduler ended");
@@ -123,7 +124,7 @@ async fn probe(start: ProbeStart<DialSettings>) -> ProbeAnswer {
     ProbeAnswer { key, protocol: check.probe.protocol(), outcome, took: began.elapsed() }
 }
 
-/// Handles `first` and all other answers that are ready, and notifies of verdicts that flipped.
+/// Handles `first` and all other probes that have ended, and notifies of verdicts that flipped.
 fn take_in(
     shared: &ProberShared,
     first: Result<ProbeAnswer, JoinError>,

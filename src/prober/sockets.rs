@@ -2,18 +2,18 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Maximum number of probes under way. 10,000 targets with a period of 5 s, none of which answers
-/// before the timeout of 3 s, have 10,000 / 5 * 3 = 6,000 probes under way. The maximum leaves room
-/// for a third more. Each probe costs the kernel about 4 KiB.
+/// Maximum number of probes under way. Example: 10,000 targets have a period of 5 s, and do not
+/// answer before the timeout of 3 s. Then 10,000 / 5 * 3 = 6,000 probes are under way. The maximum
+/// leaves room for a third more. Each probe costs the kernel about 4 KiB.
 const MOST: usize = 8_192;
 /// Descriptors reserved for the rest of the process: connections to the API server, metrics, files.
 const RESERVED: usize = 256;
 /// Smallest limit of probes under way. With few descriptors probing is slow, but does not stop.
 const LEAST: usize = 64;
 
-/// Raises the limit of open files as far as the process may, and returns how many probes may be
-/// under way. The usual soft limit of 1,024 exists for programs that call select(2); this program
-/// does not.
+/// Raises the limit of open files as far as the process may. Returns the number of probes that may
+/// be under way. The usual soft limit of 1,024 exists for programs that call select(2). This
+/// program does not call select(2).
 pub(super) fn allowance() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {

@@ -17,9 +17,9 @@ pub(super) fn trusting(pem: &str) -> Result<ClientConfig, HealthSpecFault> {
     })
 }
 
-/// Client configuration that accepts any certificate, as kubelet's HTTPS probes do: most backends
-/// have self-signed certificates. The probe sends no secret, and uses only the status of the
-/// answer.
+/// Client configuration that accepts any certificate, as kubelet's HTTPS probes do, because most
+/// backends have self-signed certificates. The probe sends no secret, and uses only the status of
+/// the answer.
 pub(super) fn unverified() -> Result<ClientConfig, HealthSpecFault> {
     tls::unverified().map_err(|why| HealthSpecFault::new("protocol", why, "use tcp or http"))
 }

@@ -3,7 +3,7 @@
 //! Invariants, as for a Rancher:
 //!
 //! * A call uses HTTPS and is bounded in time and size.
-//! * No error contains a text of the server that may hold a token.
+//! * An error does not contain a server's text if the text may hold a token.
 //! * A request ends at its deadline, however the server behaves.
 
 use std::time::Duration;
@@ -46,8 +46,9 @@ impl ApiServer {
     }
 
     /// Repeats the review until the server authenticates the token as that user. An unknown token
-    /// and a denied review are retried. After two other faults, and at the deadline, the error is
-    /// the last fault. If the server accepts the token but cannot name its user, that is a success.
+    /// and a denied review are retried. After two other faults, or at the deadline, the last fault
+    /// is returned as the error. A server that accepts the token but cannot name its user is a
+    /// success.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
         let mut why =
             RancherError::Silent(format!("not within {} s", within.as_secs())).to_string();

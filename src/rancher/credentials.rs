@@ -19,12 +19,13 @@ use super::{DatedAnswer, RancherClient, SecretText, parsed};
 use crate::domain::credentials::timestamp::Seconds;
 
 const SECRETS: &str = "/k8s/clusters/local/api/v1/namespaces/cattle-global-data/secrets";
-/// Path of the list. The limit is the number of items that Rancher lists at once.
+/// Path of the list of cloud credentials. The limit is the number of items that Rancher lists at
+/// once.
 const LIST: &str = "/v3/cloudCredentials?limit=3000";
 const CONTENT: &str = "harvestercredentialConfig-kubeconfigContent";
 const NAMESPACE: &str = "cattle-global-data:";
 /// Annotation of Rancher 2.9.3 to 2.11: end of the token, in milliseconds since the epoch.
-/// Rancher's UI shows it and warns of it.
+/// Rancher's UI shows the end of the token and warns of it.
 const EXPIRATION: &str = "rancher.io/expiration-timestamp";
 
 /// The Secret of a cloud credential.
@@ -113,7 +114,7 @@ impl RancherClient {
     }
 
     /// Writes a content into a Secret, if the Secret has not changed since `was` was read. `ends`:
-    /// end of the token that is new in the content. `None`: the token in use stays.
+    /// end of the new token, if the content has a new token. `None`: the token in use stays.
     pub async fn write(
         &self,
         key: &SecretText,

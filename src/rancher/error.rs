@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, CertificateError};
 
-/// Longest text of a server that is passed on, in bytes. The rest is cut.
+/// Longest text of a server that is passed on, in bytes. A longer text is cut.
 const LONGEST: usize = 200;
 /// Longest run of token characters that is passed on. A longer run may be a secret, because names
 /// are shorter.
@@ -16,7 +16,7 @@ const LONGEST_WORD: usize = 40;
 /// Reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RancherError {
-    /// No answer, or not in time. A write may have been done.
+    /// No answer arrived in time. A write may have been done.
     #[error("no answer: {0}")]
     Silent(String),
     /// The token is expired, deleted, disabled or unknown: Rancher does not distinguish these.
@@ -70,8 +70,8 @@ impl RancherError {
         let message = safe(text.or(plain.filter(|_| body.is_null())).unwrap_or_default().trim());
         match status {
             401 => Self::Unauthorized,
-            // Another cluster treats a request with a token that it does not accept as
-            // unauthenticated.
+            // If a cluster other than Rancher's own does not accept a token, it treats the request
+            // as unauthenticated.
             403 if message.contains("system:unauthenticated") => Self::Unauthorized,
             403 => Self::Forbidden(message),
             404 => Self::NotFound(message),
@@ -86,7 +86,7 @@ impl RancherError {
 }
 
 /// Text of a failed connection. The TLS library's texts about a certificate's validity contain the
-/// present time, so they would differ at each call. The texts here do not contain it.
+/// present time, so they would differ at each call. The texts here do not contain the present time.
 pub(super) fn unconnected(error: &std::io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     let at = |time: &UnixTime| {

@@ -1,5 +1,5 @@
-//! Tokens that a rotation's plan makes. Rancher stores the plan's name for a token as the token's
-//! description, by which the token is found again.
+//! Tokens that a rotation's plan makes. The plan names each token. Rancher stores this name as the
+//! token's description, and the token is found again by its description.
 
 use super::{
     DatedAnswer, ListedCredential, ListedToken, RancherClient, RancherError, SecretText, TokenApi,
@@ -66,7 +66,8 @@ pub struct TokenLife {
 }
 
 impl TokenLife {
-    /// Describes the credential in a target that holds `token`, whose state `self` is.
+    /// Describes the credential in a target. `token`: the token of this credential. `self`: the
+    /// state of this token.
     pub fn held(self, token: &Value, in_cloud_credential: bool) -> TargetCredential {
         let report = IssuerReport::of(token, &self.claims, in_cloud_credential);
         TargetCredential {
@@ -143,8 +144,8 @@ impl RancherIssuer {
     }
 
     /// Tests a token: it must be accepted where it will be used, and Rancher must report it.
-    /// Without `reach`, the token is tested through Rancher: in `cluster`, or, if no cluster is
-    /// given, in Rancher's own cluster.
+    /// Without `reach`, the token is tested through Rancher in `cluster`. If `cluster` is not given
+    /// either, the token is tested in Rancher's own cluster.
     pub async fn verify(
         &self,
         value: &Value,
@@ -180,7 +181,8 @@ impl RancherIssuer {
     }
 
     /// State of a token that is in use somewhere, as Rancher reports it to the API key. The token
-    /// itself is not sent: it may be another user's, and Rancher records each use as that user's.
+    /// itself is not sent, because it may be another user's, and Rancher would record a use by that
+    /// user.
     pub async fn life(
         &self,
         value: &Value,
@@ -209,7 +211,7 @@ impl RancherIssuer {
                     return Err(error);
                 }
                 Ok(_) => return Ok(TokenLife { claims, alive: None, is_missing: true }),
-                // This API may be unavailable while the other one answers.
+                // The API of this token may be unavailable while the other API answers.
                 Err(_) => {}
             }
         }

@@ -1,11 +1,11 @@
 //! The client of a Rancher server: the few calls that replacing a credential needs.
 //!
-//! Apart from the prober, this is the only module that connects to a server other than the API
-//! server, namely to the server that a spec names.
+//! Only this module and the prober connect to a server other than the API server. This module
+//! connects to the server that a spec names.
 //!
 //! Invariants:
 //!
-//! * A call is sent once, bounded in time and size, over HTTPS, to no other host.
+//! * A call is sent once, over HTTPS, and only to that server. It is bounded in time and size.
 //! * A [`SecretText`] reveals its text only by [`SecretText::reveal`], and is wiped when it is
 //!   dropped.
 //! * A [`RancherError`] holds no secret.
@@ -156,7 +156,7 @@ fn plain(body: &Value) -> (&'static str, Zeroizing<Vec<u8>>) {
 
 fn parsed<T: DeserializeOwned>(answer: &WireAnswer) -> Result<T, RancherError> {
     serde_json::from_slice(&answer.body).map_err(|error| {
-        // Names the position of the fault, but quotes no text from there.
+        // The error names the position of the fault, but quotes no text of the answer.
         let at = format!("line {}, column {}", error.line(), error.column());
         RancherError::Unreadable(format!("unexpected at {at}"))
     })

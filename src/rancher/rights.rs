@@ -19,7 +19,7 @@ use crate::domain::credentials::token::TokenText;
 
 /// Maximum number of namespaces to review. If there are more, the rights in the others are unknown.
 const MOST_NAMESPACES: usize = 16;
-/// Time for all reviews of a token. The reviews block one of the few workers.
+/// Deadline for all reviews of a token, because the reviews block one of the few workers.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
 /// Path of the list of namespaces that the user may see. Rancher's UI uses this list for the choice
 /// of the machines' namespace.
@@ -39,7 +39,7 @@ pub enum TokenRights {
 impl RancherIssuer {
     /// Whether the bearer of a token has the rights that Rancher's node driver needs, at the server
     /// that `reach` names. An error: the server does not accept the token, or some replica does not
-    /// yet.
+    /// accept it yet.
     pub async fn rights(
         &self,
         value: &TokenText,
@@ -66,7 +66,7 @@ impl RancherIssuer {
 
 impl ApiServer {
     /// Whether the bearer of a token has the rights that Rancher's node driver needs, in all
-    /// namespaces or in one of those given. `account`: the ServiceAccount, for the message.
+    /// namespaces or in one of `namespaces`. `account`: the ServiceAccount, for the message.
     pub async fn rights(&self, token: &str, account: &str, namespaces: &[String]) -> TokenRights {
         let asked = async {
             let Some(lacking) = lacks(self.endpoint(), token, None).await? else {

@@ -1,4 +1,4 @@
-//! A cloud credential as the target of a rotation: its content, and how that is replaced.
+//! Reads a cloud credential as the target of a rotation, and replaces its content.
 
 use super::issuer::{IssuedTokens, RancherIssuer};
 use super::{DatedAnswer, RancherError, SecretText, StoredCredential, TokenEnd};

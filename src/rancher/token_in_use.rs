@@ -1,4 +1,4 @@
-//! A token in use: whether Rancher still reports the same about it as before.
+//! Checks whether the state of a token in use has changed, as Rancher reports it.
 
 use super::{ListedToken, RancherError, RancherIssuer};
 use crate::domain::credentials::rotation::IssuerReport;

@@ -1,10 +1,13 @@
 //! Tokens in Rancher's API: creation, search, reading, revocation.
 //!
-//! There are two kinds of tokens: those of the API /v3, which every version of Rancher has so far,
-//! and those of the API ext.cattle.io. Names of tokens of ext.cattle.io begin with `ext/` here, as
-//! their secrets do. ext.cattle.io is used only where /v3 is gone: before Rancher 2.12 a plain user
-//! may not use ext.cattle.io (403), and it is an aggregated API, which may be unavailable while /v3
-//! works.
+//! There are two kinds of tokens:
+//!
+//! * Tokens of the API /v3, which every version of Rancher has so far.
+//! * Tokens of the API ext.cattle.io. Their names begin with `ext/` here, as their secrets do.
+//!
+//! The API ext.cattle.io is used only where /v3 is gone, for two reasons. Before Rancher 2.12 a
+//! plain user may not use ext.cattle.io (403). The API is also an aggregated API, which may be
+//! unavailable while /v3 works.
 //!
 //! Invariant: the expiry of a token is computed from its creation and its lifetime, because
 //! `expiresAt` is empty at first, and wrong after a change of the lifetime.
@@ -228,7 +231,8 @@ impl RancherClient {
         Ok(DatedAnswer { value: TokenList { api: TokenApi::Ext, tokens }, date: answer.date })
     }
 
-    /// The token with this name, if the key's user may see it. A token may always read itself.
+    /// The token with this name, if the key's user may see it. A token may always read itself,
+    /// unless it is limited to a cluster.
     pub async fn token(
         &self,
         key: &SecretText,
@@ -260,7 +264,7 @@ impl OldForm {
     fn token(self) -> Result<ListedToken, RancherError> {
         let created = time(&self.created)?;
         Ok(ListedToken {
-            // 0 means for ever; less than 0 means expired at creation.
+            // In /v3, a `ttl` of 0 means for ever, and less than 0 means expired at creation.
             ends: (self.ttl != 0).then(|| created + self.ttl.max(0) / 1000),
             name: self.id,
             user: self.user,
@@ -276,7 +280,8 @@ impl NewForm {
     fn token(self) -> Result<ListedToken, RancherError> {
         let created = time(&self.metadata.creation_timestamp)?;
         Ok(ListedToken {
-            // Here, less than 0 means for ever; Rancher replaces 0 before it stores the token.
+            // In ext.cattle.io, a `ttl` of less than 0 means for ever. Rancher replaces 0 before it
+            // stores the token.
             ends: (self.spec.ttl > 0).then(|| created + self.spec.ttl / 1000),
             name: format!("{EXT_PREFIX}{}", self.metadata.name),
             user: self.spec.user,

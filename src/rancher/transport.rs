@@ -116,7 +116,7 @@ impl ServerTarget {
         Self { prefix: format!("{}{path}", self.prefix), ..self.clone() }
     }
 
-    /// Prefix of every path. Empty for none.
+    /// Prefix of every path. Empty if paths have no prefix.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -164,7 +164,7 @@ impl ServerTarget {
         };
         match select(pin!(exchange), pin!(connection)).await {
             Either::Left((answer, _)) => answer,
-            // The connection has ended: the answer that has arrived is still to be read.
+            // The connection has ended, but an answer that arrived before must still be read.
             Either::Right((_, exchange)) => exchange.await,
         }
     }
@@ -199,8 +199,8 @@ impl ServerTarget {
     }
 }
 
-/// Reads the answer of the server at a URL to a request without a token. The server's certificate
-/// is not verified.
+/// Sends a request without a token to the server at a URL, and reads the answer. The server's
+/// certificate is not verified.
 pub(super) async fn shown(url: &str, path: &str) -> Result<WireAnswer, RancherError> {
     let unfit = |message| RancherError::Refused { status: 0, message };
     let there = ServerTarget::with(url, tls::unverified().map_err(unfit)?, None).map_err(unfit)?;

@@ -9,8 +9,8 @@ use super::AgentTerm;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets, state};
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Time for which the socket stays open, or accepts ARP, after the last client needed that. The
-/// next exchange often follows soon.
+/// Time for which the socket stays open, or accepts ARP, after the last client needed the socket or
+/// ARP. The next exchange often follows soon.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl AgentTerm<'_> {
@@ -123,7 +123,7 @@ impl AgentTerm<'_> {
     }
 
     /// Sends a lease's frames if this agent may send. While the API server is silent, the leader is
-    /// not known. This agent then only extends held leases, and stops as soon as it observes that
+    /// not known. Then this agent only extends held leases. It stops as soon as it observes that
     /// another agent extends them, because one agent is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
         let leads = self.agent.leadership.is_current();

@@ -14,8 +14,8 @@ use crate::domain::dhcp::{ClientOptions, Mac, phase, start_within};
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::informer::key;
 
-/// Time over which the clients spread their first requests after a restart: first the time for each
-/// lease, then the maximum for all leases together.
+/// Time over which the clients spread their first requests after a restart. It is [`RESUME_EACH`]
+/// for each lease, up to [`RESUME_LONGEST`] in total.
 const RESUME_EACH: Duration = Duration::from_millis(60);
 const RESUME_LONGEST: Duration = Duration::from_secs(30);
 /// Number of clients without an address that may start at the same time.
@@ -215,8 +215,8 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Takes the next step to end a lease, if it is possible now. The steps: write the last record,
-    /// remove the link, remove the finalizer.
+    /// Takes the next step to end a lease, if this step is possible now. The steps are, in this
+    /// order: write the last record, remove the link, remove the finalizer.
     pub(super) fn settle(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.gone {

@@ -44,7 +44,8 @@ pub(super) struct AgentTerm<'a> {
     leases: HashMap<Mac, ManagedLease>,
     /// Hardware address of each lease, by the `namespace/name` of its record.
     names: HashMap<String, Mac>,
-    /// New records by their hardware address, which belongs to a lease that has not ended yet.
+    /// Records that replaced a record of the same name, by the hardware address of the earlier
+    /// lease. The earlier lease has not ended yet.
     successors: HashMap<Mac, Box<DHCPLease>>,
     timers: BTreeSet<(Duration, Mac)>,
     /// Whether the first list of records is complete.
@@ -200,7 +201,7 @@ impl<'a> AgentTerm<'a> {
                 }
                 continue;
             }
-            // Handling a frame may remove a client from the set.
+            // Handling a frame may remove a client from `probing`.
             let mut next = self.probing.first().copied();
             while let Some(mac) = next {
                 next = self.probing.range((Bound::Excluded(mac), Bound::Unbounded)).next().copied();

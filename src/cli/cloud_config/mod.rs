@@ -231,7 +231,7 @@ impl CredentialCommands {
     async fn create(&self, step: &CreationStep) -> anyhow::Result<()> {
         match self.api.create(&step.object, &step.body).await {
             Ok(()) => say(&format!("created {}", step.object)),
-            // Another process was faster: the next round handles its object.
+            // Another process was faster. The next round handles the object that it created.
             Err(CallError::Conflict) => Ok(()),
             Err(error) => Err(error).with_context(|| {
                 format!("create {}; run the command again to continue", step.object)
@@ -289,8 +289,8 @@ impl CredentialCommands {
         bail!("other processes keep changing the same objects: run the command again")
     }
 
-    /// Removes an object. Returns true if the object had changed meanwhile. The caller must then
-    /// read the object again.
+    /// Removes an object. Returns true if the object was not removed, because it had changed since
+    /// it was read. The caller must then read the object again.
     async fn remove(&self, removal: &ObjectRemoval) -> anyhow::Result<bool> {
         if self.dry_run {
             print(&format!("would delete {}\n", removal.object))?;
@@ -340,8 +340,8 @@ impl CredentialCommands {
         Ok(())
     }
 
-    /// Corrects the placeholder, that is, the Secret that takes the name of the guest's first token
-    /// Secret after the removal of that token Secret.
+    /// Corrects the placeholder Secret, which takes the name of the guest's first token Secret
+    /// after that token Secret was removed.
     async fn write_placeholder(
         &self,
         guest: &GuestCluster,

@@ -14,7 +14,8 @@ use crate::k8s::stored_objects::list;
 /// Number of TokenRotations in one page of a list.
 const PAGE: u32 = 100;
 
-/// Credentials that end, in the order of their ends. Objects that may not be read are left out.
+/// Returns the credentials that end, sorted by their ends. Objects that may not be read are left
+/// out.
 pub(super) async fn read(
     client: &Client,
     namespaces: &BTreeMap<String, BTreeSet<String>>,
@@ -34,8 +35,8 @@ pub(super) async fn read(
     Ok(merged(rotations.collect(), secrets))
 }
 
-/// The answer, or an empty list if the API server refuses the read, or if the object or kind does
-/// not exist.
+/// Returns the answer. Returns an empty list instead if the API server refuses the read, or if the
+/// object or the kind does not exist.
 fn if_readable<T>(answer: Result<Vec<T>, CallError>) -> Result<Vec<T>, CallError> {
     match answer {
         Err(CallError::NotFound) => Ok(Vec::new()),

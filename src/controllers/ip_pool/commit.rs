@@ -33,7 +33,7 @@ const CONTENDED: u32 = 5;
 /// Outcome of a commit.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum CommitOutcome {
-    /// A pool was not written and was read again: the batch must be decided again.
+    /// A pool was not written and was read again, so the batch must be decided again.
     Replay,
     /// Every pool was written, except those in `failed`.
     Done { failed: BTreeSet<String> },
@@ -200,7 +200,8 @@ fn job(
     (!idle).then(|| CommitJob { name, version: stored.version.clone(), before, status, after })
 }
 
-/// Makes the writes of a pool. Each requires the resourceVersion that the previous write returned.
+/// Makes the writes of a pool. Each write requires the resourceVersion that the previous write
+/// returned.
 async fn carry_out(
     writer: ApiWriter,
     job: CommitJob,

@@ -23,13 +23,13 @@ use crate::k8s::{CallError, call};
 /// Objects per page of a list.
 pub(super) const PAGE: u32 = 500;
 
-/// Longest time that the start of a term waits for the list of networks, and after that for the
-/// lists of objects that reserve addresses.
+/// Longest time of each of two waits at the start of a term: first for the list of networks, then
+/// for the lists of objects that reserve addresses.
 const NETWORKS_WAIT: Duration = Duration::from_secs(2);
 
 impl LedgerTask {
-    /// Makes the task of a term, without ledgers yet, and its handle. Requests wait until
-    /// [`Self::run`].
+    /// Makes the ledger task of a term, and its handle. The task has no ledgers yet, and requests
+    /// wait until [`Self::run`].
     pub fn new(ctx: Context) -> (Self, LedgerHandle) {
         let (handle, mailbox) = LedgerHandle::new();
         let task = Self {

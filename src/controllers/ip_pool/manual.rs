@@ -12,8 +12,8 @@ use crate::domain::pools::manual_release::ManualRelease;
 use crate::domain::pools::status::manual_release_refused;
 use crate::k8s::{CallError, call};
 
-/// Reason of a refusal because the API server did not answer whether the LoadBalancer exists. The
-/// operator asks again.
+/// Reason of a refusal while it is unknown whether the LoadBalancer exists, because the API server
+/// did not answer. The operator asks again.
 const UNKNOWN: &str = "Unknown";
 
 /// Reason of a refusal because the LoadBalancer exists.
@@ -45,8 +45,8 @@ impl LedgerTask {
         self.book.touch(pool);
     }
 
-    /// Removes refusals whose reason is an existing LoadBalancer, if that LoadBalancer has released
-    /// the address since.
+    /// Removes each refusal with the reason [`STILL_IN_USE`] if the LoadBalancer has released the
+    /// address since.
     pub(super) fn forget_outlived_refusals(&mut self) {
         for (name, stored) in &mut self.stored {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());
@@ -61,8 +61,8 @@ impl LedgerTask {
         }
     }
 
-    /// Releases the address that the annotation names. `None`: done, or there was nothing to
-    /// release; otherwise the condition contains the refusal.
+    /// Releases the address that the annotation names. Returns the refusal as a condition. `None`:
+    /// the address was released, or there was nothing to release.
     async fn release_manually(&mut self, pool: &str, text: &str) -> Option<Condition> {
         let refuse = |reason, message| Some(manual_release_refused(reason, message));
         let asked = match ManualRelease::parse(text) {

@@ -15,8 +15,8 @@ use crate::domain::pools::restored_store::{RestoreOutcome, changes, with_kept};
 use crate::k8s::CallError;
 use crate::k8s::trimmed::{self, TrimmedLb};
 
-/// Longest time for all tries. An API server refuses calls at its start until it has read the
-/// roles.
+/// Longest time for all tries. The first tries may fail, because an API server refuses calls at its
+/// start until it has read the roles.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause after a failure.
 const AGAIN: Duration = Duration::from_millis(250);

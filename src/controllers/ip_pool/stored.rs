@@ -51,7 +51,8 @@ impl StoredPool {
     }
 
     /// Whether this pool is older than a resourceVersion from a watch. Versions of one resource are
-    /// increasing decimal numbers (KEP-5504); any other text that differs counts as newer.
+    /// increasing decimal numbers (KEP-5504). If a version is not a number, any different version
+    /// counts as newer.
     pub(super) fn is_older_than(&self, version: &str) -> bool {
         match (self.version.parse::<u64>(), version.parse::<u64>()) {
             (Ok(known), Ok(observed)) => known < observed,

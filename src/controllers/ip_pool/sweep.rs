@@ -1,6 +1,7 @@
-//! Finds claims whose LoadBalancer is missing in the view, confirms at the API server that the
-//! LoadBalancer is gone, and frees the claims, except in pools that keep them. LoadBalancers with
-//! several claims are reconciled, because a change of pool may have been interrupted.
+//! Finds claims whose LoadBalancer is missing in the view. If the API server confirms that the
+//! LoadBalancer is gone, the claim is freed. Pools that keep claims without a LoadBalancer are
+//! skipped. A LoadBalancer with several claims is reconciled, because a change of pool may have
+//! been interrupted.
 //!
 //! The lookups run while the ledger task serves its mailbox, and each confirmed orphan comes back
 //! as a message. The ledger may have changed by then, so it is checked again: an address is freed
@@ -86,8 +87,9 @@ impl LedgerTask {
     }
 }
 
-/// Reads each suspect's LoadBalancer from the API server: the view that raised the suspicion may be
-/// older than the claim. Without a clear answer the claim waits for the next sweep.
+/// Reads the LoadBalancer of each suspect from the API server, because the view that raised the
+/// suspicion may be older than the claim. Without a clear answer, the claim waits for the next
+/// sweep.
 async fn look_up(client: Client, ledger: LedgerHandle, suspects: Vec<(Claim, Owner)>) {
     let asked = stream::iter(suspects).map(|(claim, owner)| confirm(&client, claim, owner));
     let mut answers = asked.buffer_unordered(LOOKUPS);

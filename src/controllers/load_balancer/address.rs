@@ -1,8 +1,8 @@
 //! Allocation of a LoadBalancer's address: by the ledger, by the host's DHCP client or by the
 //! guest.
 //!
-//! Invariant: a decision that withdraws an address, or moves one, uses the object that the API
-//! server has now, never a view.
+//! Invariant: a decision to withdraw or move an address uses the object that the API server has
+//! now. A view is not enough.
 
 use super::{LbContext, ObservedLb, ReconcileError, leasing};
 use crate::controllers::ip_pool::LedgerError;
@@ -34,17 +34,17 @@ pub(super) async fn allocate(
         Err(LedgerError::Stale) => return Err(ReconcileError::Outdated),
         answer => answer?,
     };
-    // The deletion event may have come before the claim: then nothing else removes the LoadBalancer
-    // from the list of waiters.
+    // The deletion event may have come before the claim. Then only this call removes the
+    // LoadBalancer from the list of waiters.
     if matches!(verdict, ClaimResult::Waiting(_)) && !views.has(lb) {
         ctx.ledger.forget(facts::owner(lb));
     }
     Ok(Some(AddressOutcome::Pool(verdict)))
 }
 
-/// Refuses an address to a LoadBalancer that has none, and releases its claim, if the ledger has
-/// one. The object must be from the API server, because an existing address stays, and a view may
-/// not contain that address yet.
+/// Refuses an address to a LoadBalancer without an address, and releases its claim in the ledger.
+/// The object must be from the API server, because a view may not contain an address yet. An
+/// existing address must stay.
 async fn refuse(
     observed: &ObservedLb,
     why: NoAddressReason,

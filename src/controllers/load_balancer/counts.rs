@@ -69,13 +69,13 @@ impl DeferredCounts {
         true
     }
 
-    /// Removes the waiting patch: the stored counts are current.
+    /// Removes the waiting patch, because the stored counts are current.
     pub(super) fn settle(&self, lb: &LoadBalancer) {
         self.waiting().remove(uid(lb));
     }
 
-    /// Removes the waiting patch after its write, unless another has replaced it. Returns whether
-    /// it was removed.
+    /// Removes the waiting patch after its write, unless another patch has replaced it. Returns
+    /// whether the patch was removed.
     fn settle_unless_replaced(&self, uid: &str, at: Instant, lb: &Arc<LoadBalancer>) -> bool {
         let mut waiting = self.waiting();
         let is_same = |found: &WaitingPatch| found.due == at && Arc::ptr_eq(&found.lb, lb);
@@ -115,7 +115,8 @@ async fn write(at: Instant, uid: &str, ctx: &LbContext) {
     let name = facts::name(&lb);
     let writing = ctx.shared.views.writing(name.clone());
     match publish::write(&lb, &patch, ctx).await {
-        // A decision that was made during the write did not know the result of the write.
+        // A decision that was made during the write did not know the result of the write. In this
+        // case the event of the write triggers a reconcile.
         Ok(version) => {
             if ctx.counts.settle_unless_replaced(uid, at, &lb) && is_all {
                 writing.is_all(version);
@@ -123,7 +124,7 @@ async fn write(at: Instant, uid: &str, ctx: &LbContext) {
         }
         Err(CallError::NotFound) => ctx.counts.settle(&lb),
         Err(CallError::NotLeader) => {}
-        // The patch stays, overdue: the next reconcile writes it and handles the error.
+        // The patch stays and is overdue, so the next reconcile writes it and handles the error.
         Err(_) => ctx.shared.views.tell_lbs([name]),
     }
 }

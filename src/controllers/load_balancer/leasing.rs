@@ -2,8 +2,8 @@
 //! DHCPLease, and reads it again before a new address is published.
 //!
 //! The record exists before the agent asks the DHCP server, and contains an address before the
-//! address is published here. After the deletion of the LoadBalancer, [`super::super::dhcp_lease`]
-//! handles the record: the Service is gone by then.
+//! address is published here. After the deletion of the LoadBalancer and its Service,
+//! [`super::super::dhcp_lease`] handles the record.
 
 use std::time::{Duration, Instant};
 
@@ -18,11 +18,13 @@ use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::reason::{self, NoLease};
 use crate::k8s::{CallError, call};
 
-/// Time from the start of a term in which no published address expires by the clock. While the API
-/// server was unavailable, no operator led, but agents continued to renew. Once the API server is
-/// available again, an agent needs one call for its Lease and one write to record its renewals.
+/// Time after the start of a term. Until this time is over, no published address expires by the
+/// clock. While the API server was unavailable, no operator led, but agents continued to renew.
+/// Once the API server is available again, an agent needs one call for its Lease and one write to
+/// record its renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
-/// Interval of checks whether another LoadBalancer still has the same client identity.
+/// Interval at which the operator checks whether another LoadBalancer still has the same client
+/// identity.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
 /// Time within which a created record appears in the view.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
@@ -125,9 +127,8 @@ pub(super) async fn allocate(
     Err(CallError::Conflict.into())
 }
 
-/// Creates a record, unless a DHCP server could not distinguish the record's client from that of
-/// another record. Of two records created at the same time, the second is checked against the
-/// first.
+/// Creates a record, if a DHCP server can distinguish its client from the clients of all other
+/// records. If two records are created at the same time, the second is checked against the first.
 async fn create(new: &DHCPLease, ctx: &LbContext) -> Result<Result<DHCPLease, CallError>, NoLease> {
     let mut made = ctx.made.lock().await;
     let views = &ctx.shared.views;
@@ -175,7 +176,7 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
     left.ok().map(|left| left + Duration::from_millis(10))
 }
 
-/// Time until an obstacle is checked again, if its end produces no event.
+/// Time until an obstacle is checked again, if the end of the obstacle produces no event.
 pub(super) fn again(finding: &AddressOutcome) -> Option<Duration> {
     match finding {
         AddressOutcome::Host(Err(NoLease::TakingOver { .. })) => Some(dhcp_lease::TAKEOVER_AGAIN),

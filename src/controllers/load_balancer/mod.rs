@@ -3,11 +3,12 @@
 //! A reconcile observes, allocates an address, serves, publishes and reports, in this order. If the
 //! object changes meanwhile, the reconcile begins again with the current object.
 //!
-//! This module makes every write of a LoadBalancer, of its Service and of its EndpointSlices,
-//! except the rewrite without a change by [`super::storage_version`]; [`super::ip_pool`] writes the
-//! ledgers. An address is published only after the ledger has answered. A claim is released only
-//! when no Service requests its address any more. The finalizer is removed only after the ledger
-//! has released the claim. An address that the host leases by DHCP is published from its DHCPLease.
+//! This module makes every write of a LoadBalancer, of its Service and of its EndpointSlices. The
+//! only exception is the rewrite without a change by [`super::storage_version`].
+//! [`super::ip_pool`] writes the ledgers. An address is published only after the ledger has
+//! answered. A claim is released only when no Service requests its address any more. The finalizer
+//! is removed only after the ledger has released the claim. An address that the host leases by DHCP
+//! is published from its DHCPLease.
 
 mod address;
 mod counts;
@@ -40,20 +41,21 @@ use crate::turns::{CallerTurn, Turns};
 /// so that the API server has time for a LoadBalancer that waits for its address while a new term
 /// brings thousands up to date.
 const WRITES_AT_ONCE: usize = 8;
-/// Maximum number of further concurrent writes: of LoadBalancers without an address, and of deleted
-/// ones, because a guest waits for these writes. Each write uses a connection of its own, and more
-/// connections do not make an API server faster.
+/// Maximum number of further concurrent writes. They are reserved for LoadBalancers without an
+/// address and for deleted LoadBalancers, because a guest waits for these writes. Each write uses a
+/// connection of its own, and more connections do not make an API server faster.
 const AWAITED_WRITES_AT_ONCE: usize = 24;
-/// Maximum number of objects that are held whole in memory at the same time, because a view has
-/// only a part of each. Each may have the 1.5 MiB that the API server's store allows.
+/// Maximum number of objects that are held whole in memory at the same time. An object is held
+/// whole if a view has only a part of it. Each object may have the 1.5 MiB that the API server's
+/// store allows.
 const WHOLE_AT_ONCE: usize = 8;
 /// Maximum number of passes of one reconcile, if the object changes during each pass.
 const REPETITIONS: usize = 5;
-/// First and longest delay after a failure, per object.
+/// First delay and longest delay after a failure, per object.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
-/// Time in which VMs should be listed. After it the missing list is reported: perhaps KubeVirt is
-/// not installed.
+/// Time in which VMs should be listed. After this time the operator reports that the list is
+/// missing, because KubeVirt may not be installed.
 pub(super) const VMS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Context of all reconciles.
@@ -151,7 +153,7 @@ pub async fn run(
 /// LoadBalancer as observed by a reconcile.
 struct ObservedLb {
     lb: Arc<LoadBalancer>,
-    /// Whether entries are missing that a write of the object must contain.
+    /// Whether the object lacks entries that a write of the object must contain.
     partial: bool,
     /// Whether the object was read from the API server for this decision.
     fresh: bool,
@@ -164,12 +166,12 @@ struct ServingOutcome {
     finding: AddressOutcome,
     /// State of the Service of a vm load balancer.
     report: Option<ServingStatus>,
-    /// Time until the Service must be read again, if its change produces no event.
+    /// Time until the Service must be read again. Set if no event will report the Service's change.
     again: Option<Duration>,
 }
 
-/// Reconciles the observed object. If the view is not enough, or after a conflict, reconciles
-/// instead the object that the API server has.
+/// Reconciles the observed object. If the view is not enough, or after a conflict, reads the object
+/// from the API server and reconciles it again.
 async fn reconcile_until_settled(
     seen: Arc<LoadBalancer>,
     ctx: Arc<LbContext>,

@@ -1,6 +1,6 @@
 //! Children of a TokenRotation for all cloud credentials of an API key's user.
 //!
-//! Invariants: no child is created or deleted before Rancher has listed the cloud credentials; a
+//! Invariants: no child is created or deleted before Rancher has listed the cloud credentials. A
 //! child is deleted only with the UID that was observed.
 
 use std::collections::BTreeMap;
@@ -97,8 +97,8 @@ impl RotationRun<'_> {
         }
     }
 
-    /// Whether every cloud credential that must be replaced is replaced, and a message about that.
-    /// `None`: no cloud credential is to be replaced.
+    /// Whether every credential with a wanted child is replaced, and a message about all cloud
+    /// credentials. `None`: the spec has no source, or the children are not known.
     pub(super) fn children_summary(&self) -> Option<(bool, String)> {
         self.rotation.spec.source.as_ref()?;
         let AppliedChildren { children, failures } = self.children.as_ref()?;

@@ -41,7 +41,7 @@ pub(super) async fn report(context: &RotationContext) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        // Time of the API server, once a response has contained it.
+        // The time is the API server's. Until a response has contained it, the local clock is used.
         let now = lock(&context.clock).unwrap_or_else(ServerClock::local).now();
         let mut values = GaugeValues::default();
         context.store.state().iter().for_each(|rotation| add_rotation(&mut values, rotation, now));

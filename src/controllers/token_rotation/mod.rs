@@ -57,7 +57,7 @@ const MOST_CONCURRENT: u16 = 4;
 const TURN_INTERVAL: Duration = Duration::from_millis(400);
 /// Deadline of one reconcile.
 const RECONCILE_DEADLINE: Duration = Duration::from_mins(2);
-/// First and longest pause after a call that failed, per object.
+/// First pause and longest pause after a call that failed, per object.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 /// Longest requeue interval, so that time-based conditions stay current.
@@ -85,14 +85,14 @@ struct RotationContext {
     /// because one of their Secrets has changed.
     touched: Mutex<HashSet<Name>>,
     clock: Mutex<Option<ServerClock>>,
-    /// Map from each waiting rotation to the time of its turn, and the earliest time for the next
-    /// turn.
+    /// Time of the turn of each waiting rotation. The second value is the earliest time for the
+    /// next new turn.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: Mutex<HashMap<Name, u32>>,
     /// Probes of the tokens in use in Ranchers.
     probes: Mutex<HashMap<Name, token_probe::TokenProbe>>,
-    /// Map from the name of a rotation to its version after the last reconcile, and the time until
-    /// which it needs no further reconcile.
+    /// Version of each rotation after its last reconcile, and the time until which the rotation
+    /// needs no further reconcile. The key is the rotation's name.
     resting: Mutex<HashMap<Name, (u64, Instant)>>,
 }
 
@@ -144,7 +144,8 @@ pub(super) async fn run(ctx: Context) {
         })
         .collect();
     let secrets = async { while secrets.next().await.is_some() {} };
-    // Joined, so that the other tasks continue if no namespace is named and no Secret is watched.
+    // `join!` lets the other tasks continue when `secrets` ends. `secrets` ends at once if no
+    // namespace is named, because no Secret is watched then.
     tokio::join!(control, watch, secrets, gauges::report(&context));
 }
 
@@ -215,7 +216,7 @@ async fn watch_secrets(context: &RotationContext, namespace: &str, name: Option<
         context.store.state_filter(depends)
     };
     let on_event = |event: ObjectEvent<PartialObjectMeta<Secret>>| match event {
-        // Secrets to which credentials are bound matter only when they are deleted.
+        // A Secret to which a credential is bound matters only when the Secret is deleted.
         ObjectEvent::Changed(secret) if secret.labels().contains_key(LABEL_ROTATION) => {}
         ObjectEvent::Changed(secret) => context.touch(dependents(secret.meta())),
         ObjectEvent::Gone(_, Some(secret)) => context.touch(dependents(&secret)),
@@ -271,8 +272,8 @@ impl RotationContext {
         }
     }
 
-    /// Remaining pause of a rotation that has not changed since its reconcile, so that events of
-    /// this process's own writes trigger nothing.
+    /// Remaining pause of a rotation that has not changed since its reconcile. During the pause,
+    /// events of this process's own writes trigger nothing.
     fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let (left, until) = *lock(&self.resting).get(&ObjectRef::from_obj(rotation))?;
         let is_known = version(rotation).is_some_and(|version| version <= left);
@@ -281,8 +282,8 @@ impl RotationContext {
     }
 
     /// Time until the turn of a rotation that is due. Turns limit how many rotations begin at the
-    /// same time. A rotation gets one turn, keeps this turn until the rotation begins, and is not
-    /// reconciled before it.
+    /// same time. A rotation gets one turn, and keeps the turn until the rotation begins. It is not
+    /// reconciled before its turn.
     fn time_until_turn(&self, name: &Name) -> Duration {
         let mut turns = lock(&self.turns);
         let (turns, next) = &mut *turns;

@@ -24,12 +24,12 @@ use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
 use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIssuer, SecretText};
 
-/// Client of a Rancher with the present API key, that key, and the URL.
+/// Client of a Rancher, the present API key that the client uses, and the URL of the Rancher.
 pub(super) struct RancherAccess {
     pub(super) issuer: RancherIssuer,
     pub(super) key: TokenText,
     pub(super) url: String,
-    /// Clock of this cluster's API server, from the read of the key.
+    /// Clock of this cluster's API server, taken from its answer to the read of the key.
     pub(super) clock: ServerClock,
 }
 
@@ -70,7 +70,7 @@ fn barred(why: String) -> ReadFault {
     UnknownTarget::barred(why).into()
 }
 
-/// Fault of the read of a Secret that a field of the spec names.
+/// Fault because a Secret could not be read. `field`: field of the spec that names the Secret.
 fn refused(field: &str, error: CallError) -> ReadFault {
     match error.refusal() {
         Some(why) => barred(format!("{field}: {why}")),
@@ -120,7 +120,8 @@ pub(super) async fn open(
     let RancherAccess { issuer, key, url, clock: own } = access(context, rotation, server).await?;
     let by_account = CredentialIssuer::of(rotation) == CredentialIssuer::ServiceAccount;
     let issued = match issuer.issued().await {
-        // The tokens are not needed: the key must only be allowed to write the cloud credential.
+        // The user's tokens are not needed, because Rancher is not the issuer. The key must only be
+        // allowed to write the cloud credential.
         Err(_) if by_account => IssuedTokens::unlisted(),
         other => other?,
     };

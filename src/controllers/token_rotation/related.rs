@@ -1,8 +1,8 @@
 //! Relations between TokenRotations: which credentials the others replace, which TokenRotations
 //! have a status that depends on another one, and which of two for the same credential goes first.
 //!
-//! Invariant: a credential counts as replaced only if the TokenRotation that replaces it has
-//! observed the credential, because then that TokenRotation reports its own failures.
+//! Invariant: a credential counts as replaced only if a TokenRotation replaces the credential and
+//! has observed it. The reason is that such a TokenRotation reports its own failures.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -47,8 +47,12 @@ pub(super) fn is_key_renewed(
     renews(rotation) || context.store.state().iter().any(|other| renews(other))
 }
 
-/// TokenRotations whose status depends on whether `other` replaces its credential: they watch all
-/// cloud credentials of its Rancher, use the API key that is its target, or have the same target.
+/// TokenRotations whose status depends on whether `other` replaces its credential. There are three
+/// kinds:
+///
+/// * TokenRotations that watch all cloud credentials of the Rancher of `other`.
+/// * TokenRotations that use the API key that is the target of `other`.
+/// * TokenRotations that have the same target as `other`.
 pub(super) fn dependents(
     context: &RotationContext,
     other: &TokenRotation,

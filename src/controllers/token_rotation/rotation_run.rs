@@ -19,8 +19,8 @@ use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIss
 
 /// Longest interval between two reads of a Rancher.
 pub(super) const RANCHER_INTERVAL: Duration = Duration::from_mins(5);
-/// Deadline for the test of a new credential at its server, also if the server does not answer. One
-/// of the few workers is busy during the test.
+/// Deadline for the test of a new credential at its server, which may not answer. There is a
+/// deadline because the test keeps one of the few workers busy.
 pub(super) const TEST_DEADLINE: Duration = Duration::from_secs(10);
 
 /// State of one reconcile of a TokenRotation.
@@ -36,7 +36,8 @@ pub(super) struct RotationRun<'a> {
     pub(super) unknown: Option<UnknownTarget>,
     /// State read from the Rancher, if the spec names one.
     pub(super) session: Option<RancherSession>,
-    /// Message about another TokenRotation for the same credential, if one goes first.
+    /// Message about another TokenRotation for the same credential, if that TokenRotation goes
+    /// first.
     pub(super) second: Option<String>,
     /// Children of a TokenRotation for all cloud credentials.
     pub(super) children: Option<AppliedChildren>,
@@ -77,7 +78,7 @@ impl RotationRun<'_> {
 
 /// Reason why a step was not done.
 pub(super) enum StepFault {
-    /// The reconcile ends, and begins again soon: nothing is recorded.
+    /// A call failed. The reconcile ends and begins again soon, and nothing is recorded.
     Call(CallError),
     /// The step has failed: the failure is recorded, and each further try comes after a longer
     /// pause.
@@ -114,7 +115,8 @@ pub(super) struct RancherSession {
     pub(super) listed: Vec<ChildCandidate>,
 }
 
-/// Children, and a map from the names of children that could not be made or changed to the reasons.
+/// Children of a TokenRotation. `failures` contains a reason for each child that could not be made
+/// or changed, by the child's name.
 pub(super) struct AppliedChildren {
     pub(super) children: ChildRotations,
     pub(super) failures: BTreeMap<String, String>,

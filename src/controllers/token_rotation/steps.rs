@@ -1,4 +1,4 @@
-//! Steps of a TokenRotation, as many as are possible now.
+//! Runs as many steps of a TokenRotation as are possible now.
 //!
 //! Invariants:
 //!
@@ -141,7 +141,7 @@ impl RotationRun<'_> {
             self.context.end_turn(&name);
             return None;
         }
-        // The record alone may not show why the rotation is due.
+        // The rotation must be reconciled at its turn, even if its record does not show why.
         lock(&self.context.touched).insert(name);
         Some(turn)
     }
@@ -169,7 +169,7 @@ impl RotationRun<'_> {
         self.record_change(RecordChange::Restarted, next).await.map_err(StepFault::Call)
     }
 
-    /// Reads the target again, and revokes the credential if that is still the next step.
+    /// Reads the target again. Revokes the credential if the revocation is still the next step.
     pub(super) async fn revoke_unless_used(&mut self, name: &str) -> Result<(), StepFault> {
         self.read_again().await.map_err(StepFault::Call)?;
         let next = decide(&self.plan, &self.record, &self.observed());

@@ -95,7 +95,7 @@ pub(super) async fn read(
             };
             Ok(TargetRead::of(nothing, all.watched))
         }
-        // The CRD refuses such a spec.
+        // The CRD requires `spec.rancher` for these targets.
         (RotationTarget::CloudCredential(_) | RotationTarget::All, None) => {
             Err(ReadFault::Call(CallError::NotFound))
         }
@@ -132,7 +132,7 @@ impl RotationRun<'_> {
     }
 
     /// Removes the kept old credential from a cloud credential. Other kinds of targets keep no old
-    /// one.
+    /// credential.
     pub(super) async fn drop_kept(&mut self) -> Result<(), StepFault> {
         if let RotationTarget::CloudCredential(wants) = RotationTarget::of(&self.rotation) {
             let session = self.session()?;

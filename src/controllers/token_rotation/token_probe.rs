@@ -1,8 +1,9 @@
 //! Probes of the token in use in a Rancher, once a minute between two reconciles. So a token that
 //! was revoked by hand is replaced about a minute later, although no event reports the revocation.
 //!
-//! Invariants: a probe is one call, made with the API key, so that only the token's users change
-//! its time of last use. A probe decides nothing: a difference only triggers a reconcile.
+//! Invariants: a probe is one call. The call uses the API key and not the token, so that only the
+//! token's users change the token's time of last use. A probe decides nothing. A difference only
+//! triggers a reconcile.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use crate::domain::credentials::rotation::{IssuerReport, TargetState};
 
 /// Pause between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_mins(1);
-/// Deadline of a probe. One of the few workers is busy during the probe.
+/// Deadline of a probe, because a probe keeps one of the few workers busy.
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Last observed state of a token, and the time of the next probe.

@@ -1,8 +1,10 @@
 //! Admission: refusals, warnings and changes, decided from a request and known facts.
 //!
-//! Invariants: a refusal names the field, the fault and the remedy. A refused request changes
-//! nothing. Objects in requests may be of any shape: an object that does not fit its type is left
-//! for the schema to refuse, and never causes a panic.
+//! Invariants:
+//! * a refusal names the field, the fault and the remedy;
+//! * a refused request changes nothing;
+//! * an object that does not fit its type never causes a panic, and is left for the schema to
+//!   refuse.
 
 pub mod certificates;
 pub mod load_balancer;
@@ -37,8 +39,8 @@ pub struct AdmissionRequest<'a> {
     pub name: &'a str,
     /// Name of the requesting user.
     pub user: &'a str,
-    /// Whether the request comes from a leader: from this operator (any replica), or from the Go
-    /// controller while a controller other than this operator holds the Lease.
+    /// Whether the request comes from this operator (any replica), or from the Go controller while
+    /// a controller other than this operator holds the Lease.
     pub by_operator: bool,
     /// The object as it would be stored. `None` for a deletion.
     pub object: Option<&'a Value>,

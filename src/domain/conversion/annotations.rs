@@ -8,9 +8,9 @@
 //! text and leaves it in place. If the conversion must write the annotation itself, the earlier
 //! text travels in `kept`.
 //!
-//! All annotations of an object together may have 256 KiB. Because of one object above this limit
-//! the API server would refuse a whole list. Fields that do not fit are therefore left out and
-//! named in `cut`:
+//! All annotations of an object together may have 256 KiB. If one object exceeded this limit, the
+//! API server would refuse a whole list. Fields that do not fit are therefore left out and named in
+//! `cut`:
 //!
 //! * The fields of the status are left out first, because they are computed again.
 //! * Within a section, the largest fields are left out first.
@@ -88,8 +88,9 @@ impl CarriedFields {
 
     /// Parses an annotation that this or another replica wrote.
     fn parse(text: &str) -> Option<Self> {
-        // Refuses a JSON list, which serde would accept as the fields in their order, and a text
-        // above the limit, which no API server stores.
+        // A text that is not an object is refused, because serde would accept a JSON list as the
+        // fields in their order. A text above the limit is refused, because no API server stores
+        // it.
         if !text.starts_with('{') || text.len() > ANNOTATIONS_LIMIT {
             return None;
         }
@@ -110,8 +111,8 @@ impl CarriedFields {
         if text.len() <= room {
             return Some(text);
         }
-        // `length` is never below the true length, because a field with escaped characters is
-        // longer than the length that is subtracted for the field.
+        // `length` is never below the true length. If the name of a removed field has escaped
+        // characters, less than the field's true length is subtracted.
         let mut length = text.len() + r#","cut":[]"#.len();
         for (section, fields) in [("status", &mut self.status), ("spec", &mut self.spec)] {
             let size = |(key, value): (&String, &Value)| {
@@ -140,8 +141,8 @@ impl CarriedFields {
     }
 }
 
-/// Names of the fields of the spec that `object` has lost because they did not fit into the
-/// annotation. `object` is to be stored.
+/// Names of the fields that the spec of `object` has lost, because they did not fit into the
+/// annotation. `object`: the object that is to be stored.
 pub fn lost(object: &Value, annotation: &str) -> Vec<String> {
     let text = object["metadata"]["annotations"][annotation].as_str().unwrap_or_default();
     let carry = CarriedFields::parse(text).unwrap_or_default();
@@ -172,7 +173,8 @@ pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: 
     let there = annotations(object)
         .and_then(|annotations| annotations.get(annotation)?.as_str().map(str::to_owned));
     if let Some(there) = there {
-        // If a text of this form stayed in place, it would be read as fields that travelled.
+        // A text of the annotation's own form does not stay in place, because it would be read as
+        // fields that travelled.
         let taken = CarriedFields::parse(&there);
         let stale = taken.as_ref().is_some_and(CarriedFields::is_only_cut);
         if (taken.is_some() || carry != CarriedFields::default()) && !stale {

@@ -8,10 +8,11 @@
 //!   first.
 //! * In metadata, only the annotation below is changed.
 //!
-//! Fields that one version has and the other lacks travel in an annotation (see [`annotations`])
-//! named after the version whose fields it holds. The conversion back removes these fields from the
-//! annotation. Edits win over the annotation: a value that travelled is restored only if its
-//! counterpart in the other version still has the value that the translation gave it.
+//! Fields that one version has and the other lacks travel in an annotation (see [`annotations`]).
+//! The annotation is named after the version whose fields it holds. The conversion back removes
+//! these fields from the annotation. Edits win over the annotation. So a value that travelled is
+//! restored only if its counterpart in the other version still has the value that the translation
+//! gave it.
 //!
 //! | v1beta1 | v1alpha1 | rule |
 //! |---|---|---|
@@ -25,7 +26,7 @@
 //! | fields that neither version has | the same | the API server drops them where its schema lacks them |
 //!
 //! **A tenant can write the annotation**, like the rest of the object. A value in the annotation
-//! has no more effect than the same field sent in v1beta1: a value that does not have the type of
+//! has no more effect than the same field sent in v1beta1. A value that does not have the type of
 //! its field is ignored, and the API server validates the object after conversion. Admission is
 //! called in v1beta1 (`matchPolicy: Equivalent`) with the converted new and old object, so
 //! admission decides for both versions who may write `status.allocatedAddress` or `spec.ipPool`.
@@ -63,7 +64,7 @@ pub enum Version {
     V1beta1,
 }
 
-/// A part of an object.
+/// A part of an object: its spec or its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Section {
     Spec,
@@ -209,8 +210,8 @@ fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     match (section, from, key) {
         (Section::Spec, Version::V1beta1, "backendServerSelector") => Some("backendServers"),
         (Section::Spec, Version::V1alpha1, "backendServers") => Some("backendServerSelector"),
-        // The last two names of the spec are no fields of this version. They are not copied,
-        // because the other version would read them as its own fields.
+        // A name that is no field of this version, such as `backendServers` in v1beta1, is not
+        // copied, because the other version would read it as its own field.
         (
             Section::Spec,
             _,

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, SecondsFormat};
 
-/// Time since the epoch by the issuer's clock, or duration, in seconds.
+/// Number of seconds: a duration, or a time since the epoch by the issuer's clock.
 pub type Seconds = i64;
 
 /// Text of a time in RFC 3339, to the second.

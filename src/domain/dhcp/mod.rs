@@ -1,9 +1,9 @@
 //! Leasing addresses by DHCP (RFC 2131) for hosts other than this host.
 //!
-//! The client of a lease does not answer ARP for the leased address: a guest or kube-vip announces
-//! the address. If a server sent its answer to this address, the client would not receive the
-//! answer. To renew a lease, the client therefore sends the request of a client that has restarted
-//! (INIT-REBOOT): the server then answers to the hardware address of the client.
+//! The client of a lease does not answer ARP for the leased address, because a guest or kube-vip
+//! announces the address. If a server sent its answer to this address, the client would not receive
+//! the answer. To renew a lease, the client therefore sends the request of a client that has
+//! restarted (INIT-REBOOT). The server answers this request to the hardware address of the client.
 //!
 //! Invariants:
 //!

@@ -15,9 +15,9 @@ const READABLE: usize = 45;
 pub const AGENT_PREFIX: &str = "hgo-lease-agent-";
 
 /// Name of a network's agent. `network` is `namespace/name` of the NetworkAttachmentDefinition. The
-/// agent's Deployment has this name, and so has the Lease that the agent's one pod holds in the
-/// operator's namespace. The name ends in a part of the SHA-256 of the whole network name, so that
-/// two networks do not share a name.
+/// agent's Deployment and the agent's Lease have this name. The one pod of the agent holds this
+/// Lease in the operator's namespace. The name ends in a part of the SHA-256 of the whole network
+/// name, so that two networks do not share a name.
 pub fn agent_name(network: &str) -> String {
     let plain = format!("{AGENT_PREFIX}{}", network.replace('/', "-"));
     let cut: String = plain.chars().take(READABLE).collect();

@@ -2,10 +2,12 @@
 //! each record, and the conditions for publishing a recorded address.
 //!
 //! The host leases on the networks that are declared for it. If a network's agent is not active
-//! now, an address is leased later, but by the same party. The party is decided when a LoadBalancer
-//! gets its first address. A LoadBalancer with a record stays with the host. A LoadBalancer at
-//! `0.0.0.0` stays with its announcer until it is created again, or until the host takes the lease
-//! over (`kube_vip_takeover`).
+//! now, the host leases the address later. The party that leases, host or announcer, is decided
+//! when a LoadBalancer gets its first address:
+//!
+//! * A LoadBalancer with a record stays with the host.
+//! * A LoadBalancer at `0.0.0.0` stays with its announcer until it is created again, or until the
+//!   host takes the lease over (`kube_vip_takeover`).
 //!
 //! Invariants:
 //!
@@ -63,14 +65,14 @@ pub enum LeasingParty {
 pub enum LeasingStep {
     /// The announcer leases the address. The text is the reason to report, if there is one.
     Guest(Option<String>),
-    /// Create the record: the host leases, and no record exists yet.
+    /// Create the record, because the host leases and no record exists yet.
     Create,
-    /// Take over the announcer's lease: this merge patch stores the identity of the announcer's
+    /// Take over the announcer's lease. This merge patch stores the identity of the announcer's
     /// client.
     Adopt(Value),
-    /// Cancel the planned release of the record: the LoadBalancer wants the record again.
+    /// Cancel the planned release of the record, because the LoadBalancer wants the record again.
     Keep,
-    /// Wait: there is no address that may be published.
+    /// Wait, because there is no address that may be published.
     Wait(NoLease),
     /// Publish this address, unless it conflicts with another object.
     Take(LeasedAddress),

@@ -12,7 +12,7 @@ use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 /// Next action on a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetentionStep {
-    /// Do nothing: the LoadBalancer uses the record, or the agent must release the lease.
+    /// Do nothing, because the LoadBalancer uses the record, or the agent must release the lease.
     Nothing,
     /// Check again after this time.
     Later(Duration),
@@ -21,13 +21,14 @@ pub enum RetentionStep {
     /// Delete the record: its agent then gives the address back.
     Delete,
     /// Remove the finalizer of a deleted record although no agent gave an address back. No agent is
-    /// active, and the lease is over by the clock or the record has no address.
+    /// active in this case. In addition, the lease is over by the clock, or the record has no
+    /// address.
     Forget,
 }
 
-/// Decides the next action on a record. `lb` is the LoadBalancer of the same name, `network` its
-/// network, `agent` whether the agent of the record's network is active. An address is kept for
-/// `grace` after its LoadBalancer is gone.
+/// Decides the next action on a record. `lb` is the LoadBalancer of the same name, and `network` is
+/// the network of this LoadBalancer. `agent` says whether the agent of the record's network is
+/// active. An address is kept for `grace` after its LoadBalancer is gone.
 pub fn keep(
     record: &DHCPLease,
     lb: Option<&LoadBalancer>,
@@ -40,7 +41,7 @@ pub fn keep(
         return match ends(record) {
             _ if agent || without_finalizer(record).is_none() => RetentionStep::Nothing,
             Some(end) if end > now => later(end, now),
-            // A lease without an end: only an agent can give it back.
+            // Only an agent can give back a lease that has no end.
             None if has_address(record) => RetentionStep::Nothing,
             _ => RetentionStep::Forget,
         };
@@ -61,8 +62,8 @@ pub fn keep(
     }
 }
 
-/// Whether a LoadBalancer that is not being deleted has, or is to have, its address from this
-/// record.
+/// Whether a LoadBalancer has, or is to have, its address from this record. The LoadBalancer is not
+/// being deleted.
 fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<FixedOffset>) -> bool {
     let moved = has_moved(record, lb, network) || is_anothers(record, lb);
     let record = Some(record);
@@ -79,8 +80,7 @@ fn has_address(record: &DHCPLease) -> bool {
     record.status.as_ref().is_some_and(|status| status.address.is_some())
 }
 
-/// Merge patch that removes our finalizer from a deleted record. `None`: the record has no such
-/// finalizer.
+/// Merge patch that removes our finalizer from a deleted record. `None`: our finalizer is not set.
 pub fn without_finalizer(record: &DHCPLease) -> Option<Value> {
     let finalizers = record.metadata.finalizers.as_deref().unwrap_or_default();
     let rest: Vec<&String> = finalizers.iter().filter(|f| *f != DHCP_FINALIZER).collect();

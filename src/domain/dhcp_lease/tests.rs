@@ -239,7 +239,8 @@ fn a_young_term_takes_no_published_address_for_ended() {
     assert_eq!(waits(&early(&published, &record, true)), "DHCPLeaseLost", "the agent says so");
 }
 
-/// The condition keeps this reason while the address is lost: an alert uses the reason.
+/// The condition keeps the reason `DHCPLeaseLost` while the address is lost, because an alert uses
+/// this reason.
 #[test]
 fn what_was_lost_is_not_just_late() {
     let none = leased(None);

@@ -1,9 +1,10 @@
-//! The connections of a listener, and the choice of the connection to close to make room for a new
-//! one.
+//! Connections of a listener. If there is no room for a new connection, the module chooses the
+//! connection to close.
 //!
-//! Invariants: a request that has arrived is never cut off. The source with the most connections
-//! loses the connection whose phase began first. So a source that opens many connections loses only
-//! its own. An API server has few connections and uses them, so it loses none.
+//! Invariants: a request that has arrived is never cut off. If there is no room, the source with
+//! the most connections loses the connection whose phase began first. So a source that opens many
+//! connections loses only its own connections. An API server has few connections and uses them, so
+//! it loses no connection.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -48,8 +49,8 @@ pub enum ConnectionPhase {
 }
 
 impl ConnectionPhase {
-    /// Whether the connection may be closed without harm: the caller repeats a request that is cut
-    /// off in this phase.
+    /// Whether the connection may be closed without harm, because the caller repeats a request that
+    /// is cut off in this phase.
     fn may_go(self) -> bool {
         !matches!(self, Self::Working | Self::Sending)
     }

@@ -28,9 +28,9 @@ impl<T> Default for FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// Adds an entry behind the other entries of its namespace. Returns the entry for which there
-    /// is no room: the new entry or, if the whole queue is full, the newest entry of the namespace
-    /// with the most entries.
+    /// Adds an entry behind the other entries of its namespace. If the namespace is full, returns
+    /// the new entry. If the whole queue is full, returns the newest entry of the namespace with
+    /// the most entries.
     pub fn push(&mut self, namespace: &str, entry: T) -> Option<T> {
         let own = self.waiting.get(namespace).map_or(0, VecDeque::len);
         if own >= OF_ONE {

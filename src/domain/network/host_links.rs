@@ -2,9 +2,9 @@
 //! reaches a VLAN.
 //!
 //! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. Its
-//! agent creates `<bridge>.<vlan>` on each node that the HostNetworkConfig's selector matches, adds
-//! the bridge itself to the VLAN, and writes into the status for each node whether that worked.
-//! Nodes that the selector does not match are not in the status.
+//! agent creates `<bridge>.<vlan>` on each node that the HostNetworkConfig's selector matches, and
+//! adds the bridge itself to the VLAN. For each of these nodes, the agent writes into the status
+//! whether that worked. Nodes that the selector does not match are not in the status.
 
 use std::collections::{BTreeMap, BTreeSet};
 

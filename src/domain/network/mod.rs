@@ -44,9 +44,9 @@ impl Segment {
         }
     }
 
-    /// Segment on which an announcer on the nodes announces an address of this segment. Nodes have
-    /// a bridge for an untagged network. Other segments have no link on the nodes, so their
-    /// addresses are announced on the default interface, in the nodes' own network.
+    /// Segment on which an announcer on the nodes announces an address of this segment, if no VLAN
+    /// link is used. Nodes have a bridge for an untagged network. Without a link, addresses of
+    /// other segments are announced on the default interface, in the nodes' own network.
     #[must_use]
     pub fn of_announcer(&self) -> Self {
         match self {

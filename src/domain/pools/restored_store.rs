@@ -1,5 +1,5 @@
-//! Comparison of LoadBalancers before and after a restore of etcd from a backup: as a replica saw
-//! them before the restore, and as the API server has them afterwards.
+//! Comparison of LoadBalancers before and after a restore of etcd from a backup. The state before
+//! is what a replica saw, and the state after is what the API server has.
 //!
 //! The restore of etcd does not change guests: each guest still announces the address that its
 //! LoadBalancer published last. So a published address counts as in use, even if the restored
@@ -112,9 +112,9 @@ pub fn changes(
     changes
 }
 
-/// Returns the status of the pool with the kept claims added: the claims of LoadBalancers that are
-/// gone. Each claim is recorded under the former UID of its owner. `None`: no claim of the pool is
-/// kept.
+/// Returns the pool's status with the kept claims added. A kept claim belongs to a LoadBalancer
+/// that is gone, and is recorded under the former UID of its owner. `None`: the pool has no kept
+/// claim.
 pub fn with_kept(
     pool: &IPPool,
     changes: &[RestoreChange],

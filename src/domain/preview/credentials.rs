@@ -1,4 +1,4 @@
-//! Credentials of TokenRotations and in Secrets, if the credential's end is known.
+//! Credentials of TokenRotations and in Secrets. Only credentials whose end is known are listed.
 
 use crate::credentials::rotation::status::{self, MINIMUM_LEFT};
 use crate::credentials::rotation::target_secret::{self, SecretContent};

@@ -161,8 +161,8 @@ fn has(lb: &LoadBalancer) -> String {
     allocated.and_then(|allocated| allocated.ip.clone()).unwrap_or_default()
 }
 
-/// Line and write of a pool. `pool`: the pool after the forecast. `touched`: whether the pool's
-/// ledger then differs from the stored ledger.
+/// Line and write of a pool. `pool`: the pool after the forecast. `touched`: whether the ledger of
+/// that pool differs from the stored ledger.
 pub fn pool(
     seen: &PoolSeen,
     finalizers: &[String],

@@ -73,8 +73,8 @@ fn facts(resource: &str) -> Option<&'static str> {
     })
 }
 
-/// Sentences about facts that are not known: for each read that returned nothing, and for each
-/// resource that was not listed in time.
+/// Sentences about facts that are not known. There is one sentence for each read that returned
+/// nothing, and for each resource that was not listed in time.
 pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<String> {
     let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
     let late = late.iter().map(|resource| {

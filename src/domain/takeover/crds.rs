@@ -1,8 +1,8 @@
 //! Replacement of Harvester's form of a CRD by the operator's form, and the way back. The form of a
 //! CRD is its `spec.versions`.
 //!
-//! Invariant: a patch that replaces a form records the replaced form on the same object, unless the
-//! replaced form is the operator's own.
+//! Invariant: a patch that replaces a form records the replaced form on the same object. A form of
+//! the operator itself need not be recorded.
 
 use serde_json::{Value, json};
 
@@ -39,9 +39,9 @@ pub fn form(stored: &Value) -> CrdForm {
     }
 }
 
-/// Merge patch for a CRD in which other versions have replaced the operator's versions: it puts the
-/// versions `ours` back. Helm's marks stay, and so does the record of Helm's marks before the
-/// take-over.
+/// Merge patch that puts the versions `ours` back into a CRD after other versions have replaced
+/// them. Helm's marks do not change. The record of Helm's marks before the take-over does not
+/// change either.
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let record = annotations[ANNOTATION_FORM].as_str();
@@ -89,7 +89,8 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
         if is_operators(stored) {
             record["versions"] = before["versions"].clone();
         }
-        // A program that puts another form back may leave the operator's marks in place.
+        // These marks may still be the operator's: a program that puts another form back may leave
+        // them. In this case the earlier record of the marks stays.
         if RELEASE.map(|key| &annotations[key]) == release {
             record["managedBy"] = before["managedBy"].clone();
             record["release"] = before["release"].clone();
@@ -113,8 +114,8 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
 }
 
 /// Merge patch that puts back the versions and Helm's marks that [`adopted`] recorded. If
-/// Harvester's chart has already put a form back, perhaps a newer form, that form stays. `None`:
-/// there is no record.
+/// Harvester's chart has already put a form back, this form stays. It may be newer than the
+/// recorded form. `None`: there is no record.
 pub fn restored(stored: &Value) -> Option<Value> {
     let metadata = &stored["metadata"];
     let record = metadata["annotations"][ANNOTATION_FORM].as_str()?;

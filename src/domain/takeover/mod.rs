@@ -4,8 +4,8 @@
 //!
 //! * A plan and its execution use one function, [`steps::Direction::next`], so that a plan cannot
 //!   promise a step that the execution does not do.
-//! * Each step follows from the current state in the API server, so that a command that was stopped
-//!   at any step goes on from there.
+//! * Each step follows from the current state in the API server. So a command that was stopped at
+//!   any step continues from there when it is run again.
 //! * A step that changes an object records the former state on the same object, in the same write.
 
 pub mod crds;

@@ -1,9 +1,9 @@
-//! Topology annotations on VMs: guest cloud providers copy region and zone from annotations of
-//! the VirtualMachineInstance to the node of the guest cluster.
+//! Topology annotations on VMs. Guest cloud providers copy region and zone from these annotations
+//! of the VirtualMachineInstance to the node of the guest cluster.
 //!
 //! Harvester itself sets these annotations, and the host name as well, on VMs of the Rancher node
-//! driver (label `harvesterhci.io/creator: docker-machine-driver-harvester`), whenever such an
-//! instance changes. This module leaves those VMs unchanged.
+//! driver (label `harvesterhci.io/creator: docker-machine-driver-harvester`). Harvester does so
+//! whenever such a VM changes. This module leaves those VMs unchanged.
 
 use serde_json::{Map, Value, json};
 

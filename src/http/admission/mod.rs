@@ -1,8 +1,8 @@
 //! Admission: gathers the facts that a rule needs, and applies the rules.
 //! [`crate::domain::admission`] decides what may be stored.
 //!
-//! Invariants: this module never writes. If a fact is not available in time, and the reconciler
-//! alone reaches the same verdict later, the request is not refused.
+//! Invariants: this module never writes. A request passes although a fact is not available in time,
+//! if the reconciler alone reaches the same verdict later.
 
 mod load_balancers;
 mod pools;
@@ -47,9 +47,9 @@ pub struct RuleSources {
 }
 
 impl RuleSources {
-    /// Whether a user may write as a leader. This operator always may. The Go controller may while
-    /// a controller other than this operator holds the Lease. The Lease is read several times a
-    /// second.
+    /// Whether a user may write as a leader. This operator may always do so. The Go controller may
+    /// do so while a controller other than this operator holds the Lease. The Lease is read several
+    /// times a second.
     pub fn is_leader(&self, user: &str, me: &str) -> bool {
         (!me.is_empty() && user == me)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())

@@ -22,7 +22,7 @@ use crate::k8s::CallError;
 
 /// Maximum number of LoadBalancers that are read from the API server for one request.
 const READS: usize = 16;
-/// Time limit for all of these reads together, and for any other read.
+/// Time limit for all of these reads together, and also for each other read.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn decide(

@@ -2,9 +2,9 @@
 //!
 //! Invariants: every request is answered with a review for the same UID, or refused with a
 //! sentence. An object is retained as it was sent, with all fields, so that a patch fits it. The
-//! values of an object are counted before it is parsed: an object with more values than any object
-//! needs is refused unparsed. If a fact is not available, validation fails and mutation changes
-//! nothing.
+//! values of an object are counted before it is parsed. An object is refused unparsed if it has
+//! more values than any object needs. If a fact is not available, validation fails and mutation
+//! changes nothing.
 
 use k8s_openapi::ByteString;
 use serde::Deserialize;
@@ -216,8 +216,8 @@ pub async fn judge(
     answer.map_or_else(ReviewOutcome::Unknown, ReviewOutcome::Answered)
 }
 
-/// Answer for an unparsed object. Mutation lets the object pass unchanged, because validation
-/// refuses it.
+/// Answer for an object that has too many values and was not parsed. Mutation lets the object pass
+/// unchanged, because validation refuses it.
 fn unread(stage: AdmissionStage, field: &str) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     if stage == AdmissionStage::Validation {

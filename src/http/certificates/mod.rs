@@ -1,8 +1,8 @@
 //! Keys and certificates of admission. This module makes them, stores them in the Secret and reads
 //! them back.
 //!
-//! Invariants: everything that is read is checked, so that any content of the Secret can be judged;
-//! private keys are never printed. [`crate::domain::admission::certificates`] decides when each
+//! Invariants: everything that is read is checked, so invalid content of the Secret is recognised.
+//! Private keys are never printed. [`crate::domain::admission::certificates`] decides when each
 //! step is due.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,7 +115,8 @@ impl CertificateMaterial {
     /// Reads the content of the Secret.
     pub fn read(data: &Data) -> Result<Self, CertificateError> {
         let ca = pair(data, CA)?.ok_or_else(|| CertificateError::new(CA.0, "missing"))?;
-        // Faults in other entries of the Secret are ignored: these entries can be made again.
+        // A fault in any entry except the authority is ignored, because the entry can be made
+        // again.
         let next = pair(data, NEXT).ok().flatten();
         let serving = pair(data, SERVING).ok().flatten();
         let previous = data.get(PREVIOUS).map(|text| certificates(&String::from_utf8_lossy(text)));
@@ -175,12 +176,12 @@ impl CertificateMaterial {
         )
     }
 
-    /// Authority that will sign next.
+    /// Authority that will sign certificates after the current authority.
     pub fn next(&self) -> Option<TrustedAuthority> {
         self.next.as_ref().map(|pair| TrustedAuthority(pair.certificate.clone()))
     }
 
-    /// Ends of validity: of the current authority, and of the serving certificate.
+    /// Returns the ends of validity of the current authority and of the serving certificate.
     pub fn ends(&self) -> (Duration, Option<Duration>) {
         let serving = self.serving.as_ref().map(|pair| pair.certificate.not_after);
         (self.ca.certificate.not_after, serving)
@@ -222,7 +223,7 @@ impl CertificateMaterial {
         Ok(self)
     }
 
-    /// Makes the authority that will sign next.
+    /// Makes the authority that will sign certificates after the current authority.
     pub fn begun(mut self, now: Duration) -> Result<Self, CertificateError> {
         self.next = Some(authority(now)?);
         Ok(self)
@@ -343,7 +344,7 @@ fn pair(data: &Data, keys: (&str, &str)) -> Result<Option<CertificatePair>, Cert
     Ok(Some(CertificatePair { key: key.filter(fits), certificate }))
 }
 
-/// All certificates in a text, without those that cannot be parsed.
+/// Parses the certificates in a text. Omits certificates that cannot be parsed.
 fn certificates(pem: &str) -> Vec<ParsedCertificate> {
     let found = CertificateDer::pem_slice_iter(pem.as_bytes()).flatten();
     found.filter_map(|der| parsed(der).ok()).collect()

@@ -1,4 +1,4 @@
-//! Tests that new certificates are valid, and that any stored content can be judged.
+//! Tests that new certificates are valid, and that invalid content of the Secret is recognised.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

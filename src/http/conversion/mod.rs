@@ -2,11 +2,12 @@
 //! [`crate::domain::conversion`] converts the objects.
 //!
 //! Invariants:
-//! * one review may hold every object of a cluster, so objects are read, converted and written one
+//! * one review may hold every object of a cluster. So objects are read, converted and written one
 //!   after the other, and are never all in memory as trees of values;
-//! * only the parts of an object that differ between versions are parsed; the rest passes as text;
-//! * any client may send a review, so its values are counted before they are parsed: no text takes
-//!   more memory or time than the bounds below allow;
+//! * only the parts of an object that differ between versions are parsed. The other parts pass as
+//!   text;
+//! * any client may send a review, so its values are counted before they are parsed. No text takes
+//!   more memory or time than the limits below allow;
 //! * the answer has the same objects as the request, in the same order.
 
 use std::collections::BTreeMap;
@@ -30,8 +31,8 @@ const LARGEST_OBJECT: usize = 3 << 20;
 const MOST_VALUES_OF_OBJECT: usize = 60_000;
 /// Maximum number of maps in one object. The schema lets fewer than 2,000 be stored.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
-/// Maximum number of values in one review: about 15,000 objects with twenty listeners each, and
-/// less than a second of work.
+/// Maximum number of values in one review. This number suffices for about 15,000 objects with
+/// twenty listeners each, and takes less than a second of work.
 const MOST_VALUES: usize = 1_500_000;
 /// Maximum size of an answer, in bytes. The answer is in memory together with the request.
 const LARGEST_ANSWER: usize = 32 << 20;

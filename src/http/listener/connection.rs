@@ -8,13 +8,13 @@
 //! * the last answer says `Connection: close`;
 //! * an idle connection is closed by its caller, because otherwise a request could arrive while
 //!   this process closes the connection;
-//! * a connection that must be closed anyway, for lack of room or because the process ends, sends a
-//!   final answer, which answers a request that may be on its way;
+//! * a connection that must be closed for lack of room, or because the process ends, sends a final
+//!   answer. The final answer also answers a request that may be on its way;
 //! * after the final answer the connection stays open for a moment, so that no reset destroys data
 //!   that the caller has not read yet.
 //!
-//! HTTP/2 has GOAWAY for this, but cannot be used: the API server's client for webhooks requests
-//! HTTP/1.1 only (`NextProtos` in k8s.io/apiserver/pkg/util/webhook).
+//! HTTP/2 has GOAWAY for this, but cannot be used, because the API server's client for webhooks
+//! requests HTTP/1.1 only (`NextProtos` in k8s.io/apiserver/pkg/util/webhook).
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -45,14 +45,14 @@ const BUFFER: usize = 16 * 1024;
 /// Time limit for a request's head, from its first byte to its last.
 const HEAD: Duration = Duration::from_secs(8);
 /// Time limit for an idle connection: none. The caller closes the connection (Go's client after 90
-/// s, `IdleConnTimeout`), or it is closed to make room for another.
+/// s, `IdleConnTimeout`), or this process closes it to make room for another connection.
 const FOREVER: Duration = Duration::from_hours(24 * 365);
 /// Time limit from a request's head to its answer. The handlers have shorter deadlines.
 const ANSWER: Duration = Duration::from_secs(30);
 /// Time limit for the caller to read an answer.
 const SENDING: Duration = Duration::from_secs(5);
 /// Time that a new connection gets for its first request while the process ends. The caller may
-/// stall between the handshake and the request, and does not repeat a request that it could not
+/// stall between the handshake and the request. It does not repeat a request that it could not
 /// write to an unused connection (`shouldRetryRequest` in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
 /// Time limit for sending the final answer.
@@ -62,7 +62,7 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 const LINGER: Duration = Duration::from_secs(8);
 /// Maximum number of bytes that are read after the final answer.
 const LINGER_BYTES: usize = 4 << 20;
-/// Final answer: it answers a request that may be on its way, and otherwise ends the connection.
+/// Final answer. It answers a request that may be on its way, and ends the connection.
 const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n\
     Connection: close\r\nContent-Length: 0\r\n\r\n";
 
@@ -124,7 +124,7 @@ impl Conversation {
         };
         let line = http.into_parts().io.into_inner();
         drop(self.seat);
-        // The rest of this task's state is not needed any more.
+        // The connection's place is free from here on. Only the stream is still needed.
         if take_leave(line, words, &shared.lingering).await.is_err() {
             tracing::debug!(port = shared.server.port, "a caller closed the connection first");
         }
@@ -215,7 +215,7 @@ where
         line.shutdown().await
     };
     timeout(LAST_WORD, leaving).await??;
-    // Without a free place this connection is closed at once, which limits sources with many
+    // Without a free place, this connection is closed at once. This limits sources with many
     // connections.
     let Ok(_place) = places.try_acquire() else { return Ok(()) };
     let draining = async {

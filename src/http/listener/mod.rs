@@ -2,7 +2,7 @@
 //!
 //! Invariants: connections take a bounded share of the process's memory and of its one thread.
 //! Their number is limited, and the source with the most connections loses its oldest connection.
-//! Handshakes run one at a time, and sources take turns. No request is lost with a connection: see
+//! Handshakes run one at a time, and sources take turns. Closing a connection loses no request: see
 //! [`connection`].
 
 mod connection;
@@ -31,20 +31,21 @@ use crate::metrics::Metrics;
 use crate::turns::Turns;
 use connection::Conversation;
 
-/// Time limit for each half of the TLS handshake: until the connection gets its turn, and after
-/// that. The limit is longer than a machine on either side stalls. The second half has its own
+/// Time limit for each half of the TLS handshake. The first half ends when the connection has had
+/// its turn. The limit is longer than a machine on either side stalls. The second half has its own
 /// limit, because a caller that has read the server's part considers the handshake complete and
-/// sends its request: if the connection is cut then, the request is refused.
+/// sends its request. If the connection were cut then, the request would be refused.
 const HANDSHAKE: Duration = Duration::from_secs(8);
-/// Time limit for requests under way when the listener ends: longer than the time that a new
+/// Time limit for requests under way when the listener ends. It is longer than the time that a new
 /// connection gets for its first request.
 const WIND_DOWN: Duration = Duration::from_secs(6);
-/// Time without a new connection after which the listener is closed when the process ends.
+/// Time to wait for further connections when the process ends. After this time without a new
+/// connection, the listener is closed.
 const LAST_CALL: Duration = Duration::from_millis(100);
 /// Maximum number of connections that still read data after their final answer.
 const LINGERING: usize = 128;
-/// Pause after a failed accept, for example for lack of file descriptors: the first pause and the
-/// longest.
+/// First and longest pause after a failed accept. Lack of file descriptors is one possible cause of
+/// the failure.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 /// Shortest time between two log lines about evicted connections.
 const TELL_EVERY: Duration = Duration::from_mins(1);
@@ -64,13 +65,13 @@ pub struct ServerShutdown {
     /// Every answer from now on is the last of its connection. New connections are still accepted,
     /// because routes to this process may not have changed yet.
     pub soon: CancellationToken,
-    /// No new connections are accepted, except those that the kernel has accepted already. Idle
-    /// connections are closed, and requests under way are finished.
+    /// No new connections are accepted, except connections that the kernel has accepted already.
+    /// Idle connections are closed, and requests under way are finished.
     pub now: CancellationToken,
 }
 
-/// Age at which the next answer of a connection is its last, so that calls spread over the replicas
-/// again.
+/// Age after which the next answer of a connection is its last. The caller then connects again, so
+/// that calls spread over the replicas again.
 pub const AGE: Duration = Duration::from_mins(15);
 
 /// Server of one port, and its settings.
@@ -121,8 +122,8 @@ impl Server {
             () = shared.accept(&listener, &tasks) => {}
             () = ending.now.cancelled() => {}
         }
-        // Connections that the kernel has accepted but this process has not would be reset when the
-        // listener is closed.
+        // Takes the connections that the kernel has accepted already. Otherwise they would be reset
+        // when the listener is closed.
         let last = async {
             while let Ok(Ok((stream, peer))) = timeout(LAST_CALL, listener.accept()).await {
                 shared.take_in(stream, peer, &tasks).await;
@@ -229,8 +230,8 @@ impl ListenerState {
         Conversation { seat, caller: Caller { is_known, ..caller }, gone }.hold(stream).await;
     }
 
-    /// Performs the TLS handshake. Connections take turns for its expensive part, and the thread
-    /// polls all other tasks between two turns.
+    /// Performs the TLS handshake. Connections take turns for the expensive part of the handshake,
+    /// and the thread polls all other tasks between two turns.
     async fn greet(
         &self,
         stream: TcpStream,
@@ -307,8 +308,8 @@ mod tests {
         }
     }
 
-    /// A caller of TLS 1.3 sends its request together with its last part of the handshake: if the
-    /// connection is cut then, the request is lost.
+    /// A caller of TLS 1.3 sends its request together with its last part of the handshake. If the
+    /// connection is cut at that time, the request is lost.
     #[tokio::test]
     async fn the_second_half_of_a_handshake_has_as_much_time_as_the_first() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -359,8 +360,8 @@ mod tests {
         assert!(ask(&mut used).await.ends_with("here"));
         let mut fresh = TcpStream::connect(address).await.unwrap();
         ending.now.cancel();
-        // A used connection gets the final answer at once: its caller repeats a request that
-        // crosses the answer.
+        // A used connection gets the final answer at once, because its caller repeats a request
+        // that crosses the answer.
         let mut words = String::new();
         used.read_to_string(&mut words).await.unwrap();
         assert!(words.starts_with("HTTP/1.1 503"), "{words}");

@@ -23,7 +23,7 @@ pub(super) struct RequestProgress {
     is_whole: AtomicBool,
     /// Part of an answer is not sent yet.
     is_unsent: AtomicBool,
-    /// The next answer is the last.
+    /// The next answer is the last of the connection.
     is_last: AtomicBool,
     answers: AtomicU64,
 }

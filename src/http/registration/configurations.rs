@@ -1,9 +1,10 @@
-//! Registration: writes the address of admission and the trusted authorities into the
-//! configurations, and writes them again when another client changes them.
+//! Registration of admission. This module writes the address of admission and the trusted
+//! authorities into the configurations. It corrects a configuration that another client has
+//! changed.
 //!
-//! Invariants: admission is registered only after it can answer. A change by another client is
-//! corrected at once the first time, then after ever longer pauses, so that two clients that
-//! disagree do not write in a tight loop.
+//! Invariants: admission is registered only after it can answer. The first change by another client
+//! is corrected at once. Further changes are corrected after ever longer pauses, so that two
+//! clients that disagree do not write in a tight loop.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,8 +23,8 @@ use crate::http::certificates::TrustedAuthority;
 use crate::http::webhook;
 use crate::k8s::CallError;
 
-/// Pause between two repairs of a configuration that another client keeps changing: first and
-/// longest.
+/// First and longest pause between two repairs of a configuration that another client keeps
+/// changing.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// Time without a repair after which the next repair counts as the first again.
 const QUIET: Duration = Duration::from_mins(10);
@@ -33,7 +34,8 @@ const SERVICE_LOOK: Duration = Duration::from_secs(1);
 /// Registrations that were written, and repairs after changes by other clients.
 #[derive(Default)]
 pub(super) struct Repairs {
-    /// Map from a configuration to the desired content that was last written to it, or found in it.
+    /// Map from a configuration to its last desired content. This content was written to the
+    /// configuration, or found in it.
     said: BTreeMap<WebhookObject, Value>,
     /// Map from a configuration to its number of consecutive repairs, and the time of the last
     /// repair.

@@ -3,8 +3,8 @@
 //! [`crate::domain::admission::certificates`] and
 //! [`crate::domain::admission::webhook_configuration`].
 //!
-//! Invariants: every replica does all of this, and a write is refused if another replica was
-//! faster. A configuration is written only after a new read of the Secret, so that no replica
+//! Invariants: every replica operates the registration, and a write is refused if another replica
+//! was faster. A configuration is written only after a new read of the Secret, so that no replica
 //! replaces a newer bundle with an older one. The served certificate stays in memory, whatever
 //! happens to the Secret.
 
@@ -60,7 +60,7 @@ pub struct RegistrationKeeper {
     pub me: watch::Receiver<String>,
     /// Set to true once requests can be answered.
     pub ready: watch::Sender<bool>,
-    /// Time before the due time at which this replica makes replacements.
+    /// Time by which this replica makes replacements earlier than they are due.
     pub early: Duration,
     /// The process's metrics.
     pub metrics: Metrics,
@@ -93,7 +93,7 @@ struct KeeperState {
 enum RoundStop {
     Failed(CallError),
     Unfit(CertificateError),
-    /// The state has changed, by this replica or by a faster one: the round starts again.
+    /// The state was changed by this replica or by a faster replica, so the round starts again.
     Again,
 }
 
@@ -125,7 +125,7 @@ impl RegistrationKeeper {
             tokio::select! {
                 look = looks.recv() => match look {
                     Some(look) => take(&mut state, look, &mut looks),
-                    // The watches live as long as the process.
+                    // Not expected, because the watches live as long as the process.
                     None => sleep(LONGEST_PAUSE).await,
                 },
                 () = me_changed => {}
@@ -180,8 +180,8 @@ impl RegistrationKeeper {
         let made = match (&step, material) {
             (CertificateStep::Wait(until), _) => return Ok(until.saturating_sub(now)),
             (CertificateStep::Start, _) => {
-                // Authorities of other replicas are trusted now, and must stay trusted while those
-                // replicas serve.
+                // The configurations trust the authorities of other replicas now. This trust must
+                // stay while those replicas serve.
                 for part in [WebhookObject::Validating, WebhookObject::Mutating] {
                     let stored = self.installation.read(part).await?;
                     state.parts.insert(part, stored);
@@ -216,8 +216,9 @@ impl RegistrationKeeper {
         Err(RoundStop::Again)
     }
 
-    /// Serves the stored certificate once its authority has been trusted for a while, or at once if
-    /// the served certificate is unusable. Then decides whether this replica is ready.
+    /// Serves the stored certificate once its authority has been trusted for [`SETTLING`]. If the
+    /// served certificate has expired or is not trusted, serves the stored certificate at once.
+    /// Then decides whether this replica is ready.
     fn adopt(&self, state: &mut KeeperState) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
         let (ca, serving) = material.ends();

@@ -1,15 +1,14 @@
 //! Leadership by the Go controller's Lease, so that the Go controller and this operator exclude
 //! each other. The rules are in [`crate::domain::leader_election`]; this file applies them.
 //!
-//! [`Leadership`] is a claim with an expiry: each writer checks [`Leadership::is_current`] at the
-//! moment of writing, and a claim that could not be renewed ends by itself. After such an end,
-//! [`LeadershipClaim`] says whether another process was observed to take the Lease. Times come from
-//! a clock that goes on during suspension, because other processes do not wait for a suspended
-//! machine.
+//! [`Leadership`] is a claim with an expiry. Each writer checks [`Leadership::is_current`] at the
+//! moment of writing. A claim that could not be renewed ends by itself, and [`LeadershipClaim`]
+//! then says whether another process was observed to take the Lease. Times come from a clock that
+//! goes on during suspension, because other processes do not wait for a suspended machine.
 //!
 //! All replicas read the Lease anyway, so the Lease also carries a question of the leader to the
-//! other replicas, and an answer ([`ReplicaNotes`]). A question is sent with a renewal. An answer
-//! is a separate write by another replica. Replicas mistake this write for a renewal by the leader:
+//! other replicas, and an answer ([`ReplicaNotes`]). The leader sends a question with a renewal.
+//! Another replica writes the answer separately, and replicas mistake this write for a renewal. So
 //! if the leader dies at that moment, they notice its death one lease duration later.
 
 use std::collections::BTreeMap;
@@ -33,9 +32,9 @@ use crate::domain::leader_election::{
     ElectionPace, LeaseAction, LeaseObserver, LeaseSeen, RETRY, StoreWentBack,
 };
 
-/// Number of consecutive failed calls about the Lease after which the API server counts as silent,
-/// once the claim has expired. One failed call is not enough, because that call may have been under
-/// way while this process was frozen.
+/// Number of consecutive failed calls about the Lease after which an expired claim becomes
+/// [`LeadershipClaim::Silent`]. One failed call is not enough, because this process may have been
+/// frozen during that call.
 const SILENT: u32 = 2;
 
 /// State of this process's claim on the Lease.
@@ -169,8 +168,8 @@ impl Leadership {
     fn hold_until(&self, until: Duration) {
         let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
         self.until.store(millis, Ordering::Release);
-        // Waiters are notified even if the claim was `Held` before, because a term may have expired
-        // although no other process was observed to take the Lease.
+        // The claim may still be `Held` from an expired term, if no other process was observed to
+        // take the Lease. Waiters are notified of the new term all the same.
         if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
             self.claim.send_replace(LeadershipClaim::Held);
         }
@@ -224,8 +223,8 @@ impl LeaderElector {
         Self { api: Api::namespaced(client, namespace), name: name.to_owned(), me, pace }
     }
 
-    /// Competes for the Lease until dropped. Returns if the API server's store goes back in time,
-    /// because the process must then end.
+    /// Competes for the Lease until this future is dropped. Returns only if the API server's store
+    /// goes back in time. The process must then end.
     pub async fn run(&self, leadership: &Leadership) -> StoreWentBack {
         let mut observer = LeaseObserver::default();
         let deadline = self.pace.deadline();
@@ -262,7 +261,7 @@ impl LeaderElector {
         }
     }
 
-    /// Waits, at most until there is a message to send. Ends the leadership if the claim expires.
+    /// Waits for `pause` or for a message to send. Ends the leadership if the claim expires.
     async fn pause(&self, leadership: &Leadership, pause: Duration) {
         let wake = leadership.now() + pause;
         let until = Duration::from_millis(leadership.until.load(Ordering::Acquire));
@@ -308,9 +307,9 @@ impl LeaderElector {
         }
         match action {
             LeaseAction::StartAnew(back) => {
-                // The Lease is not released either, because each write gives it a greater version.
-                // Other replicas could then take it for newer than the Lease that they read before,
-                // and not notice the restore.
+                // This process does not release the Lease, because each write gives it a greater
+                // version. Other replicas compare the version with the version that they read
+                // before, and could then miss the restore.
                 leadership.give_up();
                 return Ok(RoundResult::End(back));
             }
@@ -341,8 +340,8 @@ impl LeaderElector {
             }
         }
         if *leadership.leading.borrow() && !leadership.is_current() {
-            // The renewal came too late: writes were refused meanwhile, and are left to the next
-            // term. So this term ends, and the next round begins another term.
+            // The claim expired before the renewal. Writes that were refused since are left to the
+            // next term, so this term ends, and the next round begins another term.
             self.lapse(leadership);
             return Ok(RoundResult::Pause(Duration::ZERO));
         }
@@ -354,7 +353,7 @@ impl LeaderElector {
         Ok(RoundResult::Pause(self.pace.renew_every()))
     }
 
-    /// Writes this process's answer, if there is one, to the Lease in the version that was read.
+    /// Writes this process's answer to the Lease, if there is an answer and the Lease is unchanged.
     async fn give_answer(
         &self,
         lease: Option<Lease>,
@@ -393,8 +392,8 @@ impl LeaderElector {
         }
     }
 
-    /// Annotations that mark the holder as a replica of this operator, and tell the other replicas
-    /// how long the Lease lasts for them.
+    /// Annotations of the Lease. One marks the holder as a replica of this operator, and the other
+    /// gives the duration of the Lease for the other replicas.
     fn marks(&self) -> [(String, String); 2] {
         [
             (ANNOTATION_LEASE_OPERATOR.to_owned(), self.me.clone()),
@@ -416,7 +415,7 @@ impl LeaderElector {
     }
 }
 
-/// Sets or removes the question. A new question removes the answer to the old one.
+/// Sets or removes the question. A new question removes the answer to the old question.
 fn put_question(annotations: &mut BTreeMap<String, String>, question: Option<String>) {
     if annotations.get(ANNOTATION_LEASE_QUESTION) != question.as_ref() {
         annotations.remove(ANNOTATION_LEASE_ANSWER);

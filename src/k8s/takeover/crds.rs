@@ -53,7 +53,7 @@ impl TakeoverClient {
         self.change(name, json!({"metadata": {"annotations": {KEEP: "keep"}}})).await
     }
 
-    /// Replaces the stored versions of a CRD with this operator's versions.
+    /// Replaces the versions in the spec of a CRD with this operator's versions.
     pub(super) async fn adopt(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let operator = serde_json::to_value(self.operator().await?)?;
@@ -63,7 +63,7 @@ impl TakeoverClient {
         self.change(name, adopted(&stored, &ours, &operator)).await
     }
 
-    /// Restores the recorded versions of a CRD.
+    /// Restores the versions of a CRD that its annotation [`ANNOTATION_FORM`] records.
     pub(super) async fn restore(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let patch = restored(&stored).with_context(|| {

@@ -3,9 +3,8 @@
 //!
 //! Invariants:
 //! * Each change is one write. The write carries the resourceVersion of the object that it was
-//!   decided from, except for the annotation that keeps a CRD.
-//! * If a later step can restore the state before a change, the write of the change also records
-//!   that state.
+//!   decided from. Exception: the annotation that keeps a CRD.
+//! * A write also records the state before the change, if a later step can restore that state.
 //! * A conflict is no fault, because the caller decides again.
 
 mod crds;
@@ -177,7 +176,8 @@ impl TakeoverClient {
             let before = managed(&stored).before.unwrap_or_else(|| managed(&stored).values);
             (ManagedChart::stopped(), Some(before.to_string()))
         } else {
-            // A merge patch removes a field only if it names the field.
+            // `restored` sets removed fields to null, because a merge patch keeps fields that it
+            // lacks.
             (managed(&stored).restored(), None)
         };
         let patch = json!({
@@ -210,8 +210,9 @@ impl TakeoverClient {
             .with_context(|| format!("write ValidatingWebhookConfiguration {CONFIGURATION}"))
     }
 
-    /// Stops a program if there is no `start`, and records its number of replicas in an annotation.
-    /// With `start`, starts the program with that number of replicas, and removes the record.
+    /// Starts a program with `start` replicas, and removes the annotation that records its
+    /// replicas. If `start` is `None`, stops the program, and records its number of replicas in
+    /// this annotation.
     async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
         let (namespace, name) = &self.controller;
         let stored = match program {

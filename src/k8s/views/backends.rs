@@ -18,14 +18,14 @@ pub struct AnnouncePlace {
     pub network: String,
     /// Bridge and VLAN of the network, if known.
     pub attachment: Option<NetworkAttachment>,
-    /// Reachability of the network for announcers, by that bridge and VLAN.
+    /// Reachability of the network for announcers, through `attachment`.
     pub link: NetworkReach,
 }
 
 impl Views {
-    /// Network on which an address is announced: the network of its pool or of its lease.
-    /// Otherwise, it is `named`, the network that the LoadBalancer names. `named` also counts for
-    /// an address of a global pool, because this address is unique on all networks.
+    /// Network on which an address is announced: the network of its pool or of its lease. If there
+    /// is neither, it is `named`, the network that the LoadBalancer names. A global pool has no
+    /// network, so `named` also applies to its addresses, which are unique on all networks.
     pub fn place(&self, named: &str, finding: &AddressOutcome) -> AnnouncePlace {
         let network = match finding {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,

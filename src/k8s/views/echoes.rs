@@ -1,10 +1,10 @@
 //! Watch events of a LoadBalancer that this process writes itself.
 //!
 //! Records the versions whose watch events trigger no reconcile. Invariants:
-//! * A version that another client wrote triggers a reconcile, at the latest when the write under
-//!   way ends.
-//! * A version that this process wrote triggers a reconcile if, after that write, a decision has
-//!   begun from an older version.
+//! * A version that another client wrote triggers a reconcile. If this process is writing the
+//!   LoadBalancer, the reconcile may wait until this write ends.
+//! * A version that this process wrote triggers a reconcile if a decision has since begun from an
+//!   older version.
 //!
 //! So the last decision is never made from a stale version.
 
@@ -69,7 +69,7 @@ impl OwnWrites {
     }
 
     /// Records the end of a write. `wrote` is the version that was written, if nothing remains to
-    /// be done. Returns whether an event that arrived meanwhile must trigger a reconcile.
+    /// be done. Returns whether an event that arrived during the write must trigger a reconcile.
     fn end(&mut self, name: &str, wrote: Option<String>) -> bool {
         let Some(WriteEcho::Writing(heard)) = self.0.get_mut(name) else { return false };
         let heard = heard.take();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     /// Counts of VMs are written in parallel to the write of a decision. One of the two writes is
-    /// refused. The event is released when the first of the two writes ends.
+    /// refused. An event during the writes is handled when the first of the two writes ends.
     #[test]
     fn of_two_writes_at_once_nothing_heard_is_lost() {
         let mut echoes = OwnWrites::default();

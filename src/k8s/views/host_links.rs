@@ -29,8 +29,8 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Unreadable(meta) => set(&key(&meta), None),
         ObjectEvent::Gone(name, _) => set(&name, None),
         ObjectEvent::Complete => at.done(ViewPart::HostLinks),
-        // A refused list counts as complete, because Harvester before 1.8 does not serve the kind,
-        // and a role may be older than this program.
+        // A refused list counts as complete, because the kind may be unreadable: Harvester before
+        // 1.8 does not serve it, and a role that is older than this program lacks the right.
         ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::HostLinks),
         ObjectEvent::Refused(_) => {}
     };

@@ -1,5 +1,6 @@
-//! The view of the cluster's own addresses: addresses of nodes and of their pod networks (from the
-//! view of nodes), of Services, of ServiceCIDRs, and Harvester's management address.
+//! The view of the cluster's own addresses: addresses of nodes, pod networks, Services and
+//! ServiceCIDRs, and Harvester's management address. The view of nodes supplies nodes and pod
+//! networks.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -50,7 +51,7 @@ impl InfrastructureAddresses {
         lock(&self.0).clone()
     }
 
-    /// Networks whose addresses no pool gives out, and the use of each.
+    /// Networks whose addresses no pool gives out, each with the object that reserves it.
     pub fn held_back(&self) -> HeldBack {
         lock(&self.0).held_back()
     }
@@ -128,8 +129,8 @@ pub(super) async fn watch_services(at: InformerContext) {
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
-/// Networks that a Service reserves, by the kind of reservation. Of the kinds `Ingress` and
-/// `OwnIngress`, one always has no networks.
+/// Networks that a Service reserves, by the kind of reservation. A Service has networks of the kind
+/// `Ingress` or of the kind `OwnIngress`, but not of both.
 fn claims(service: &ServiceAddresses) -> [(Reserved, Vec<IpNet>); 3] {
     let name = key(service.meta());
     let ingress = service.status.load_balancer.ingress.iter().flatten();
@@ -150,7 +151,7 @@ fn is_own(service: &ServiceAddresses) -> bool {
 }
 
 /// Watches the networks from which Services get their addresses. A cluster before Kubernetes 1.33
-/// does not serve the kind. There, only the own address of each Service is known.
+/// does not serve the kind. In such a cluster, only each Service's own addresses are known.
 pub(super) async fn watch_service_networks(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let name = |object: &Reserved| match object {

@@ -69,8 +69,8 @@ impl Views {
         *self.synced.borrow() & LEASING == LEASING
     }
 
-    /// Whether [`Self::leasing_synced`] holds and, if VMs determine the LoadBalancer's network, the
-    /// VMs are listed or are not served.
+    /// Whether [`Self::leasing_synced`] is true. If VMs determine the LoadBalancer's network, the
+    /// VMs must also be listed, or the cluster must not serve them.
     pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
         let vms = || self.is_listed(ViewPart::Vms) || self.has_no_vms();
         self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
@@ -101,8 +101,8 @@ impl Views {
         self.dhcp.client_id_form(network, known)
     }
 
-    /// `namespace/name` of another record whose client a DHCP server would identify as the client
-    /// of `of`. `None`: there is no such record.
+    /// `namespace/name` of another record that, for a DHCP server, has the same client as `of`.
+    /// `None`: there is no such record.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of.meta());
         let same = |record: &DHCPLease| {
@@ -111,7 +111,7 @@ impl Views {
         self.records.find(same).map(|record| key(record.meta()))
     }
 
-    /// All networks that ask for an agent, have one, or have an agent status.
+    /// All networks that ask for an agent, have an agent, or have an agent status.
     pub fn agent_networks(&self) -> Vec<AgentNetwork> {
         let networks = lock(&self.index.networks);
         let agents = networks.iter().map(|(name, known)| AgentNetwork {
@@ -127,8 +127,8 @@ impl Views {
             .collect()
     }
 
-    /// Holder of the Lease of the network's agent, and the time, by the holder's clock, when the
-    /// holder acquired the Lease. `None`: no agent serves the network.
+    /// Identity of the agent that serves the network, and the time when this agent acquired its
+    /// Lease. The time is from the agent's clock. `None`: no agent serves the network.
     pub fn agent_of(&self, network: &str) -> Option<(String, Option<DateTime<FixedOffset>>)> {
         let agents = lock(&self.index.agents);
         let agent = agents.0.get(&agent_name(network))?;
@@ -211,7 +211,7 @@ impl Views {
     }
 
     /// Enqueues the LoadBalancers on the network of an agent that came or went. The periodic check
-    /// may miss an absence of less than a second; this view does not.
+    /// may miss an agent's absence of less than a second, but this view shows it.
     fn tell_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();

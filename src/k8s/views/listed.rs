@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{ENDPOINTS, ViewPart, Views};
 
-/// Interval between two checks of the lists that are complete or refused.
+/// Interval between two checks whether every list is complete or refused.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Parts of the views, each with the verb and resource of the read that it waits for.

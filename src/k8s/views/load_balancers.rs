@@ -31,8 +31,8 @@ impl Views {
         self.load_balancers.get(&key).is_some_and(|seen| seen.metadata.uid == lb.metadata.uid)
     }
 
-    /// Whether the view lacks finalizers or conditions of the LoadBalancer that a write must
-    /// contain. If so, the LoadBalancer must be read before it is written.
+    /// Whether the view has only a part of the LoadBalancer's finalizers or conditions. If so, the
+    /// LoadBalancer must be read before a write, because the write must contain all of them.
     pub fn is_partial(&self, lb: &LoadBalancer) -> bool {
         let uid = lb.metadata.uid.as_deref().unwrap_or_default();
         lock(&self.index.uids).get(uid).copied().unwrap_or_default()
@@ -58,8 +58,9 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
             }
         }
         ObjectEvent::Unreadable(meta) => {
-            // A LoadBalancer that has become unreadable stays in the view. If the unreadable object
-            // is a new LoadBalancer, the former LoadBalancer with its name is removed.
+            // A LoadBalancer that has become unreadable stays in the view. But an unreadable object
+            // with another UID is a new LoadBalancer, so the former LoadBalancer of that name is
+            // removed.
             if let Some(former) = former(&views, &meta) {
                 remove(&views, &metrics, &mut writer, owner_of(former.meta()));
             }

@@ -73,7 +73,7 @@ pub(super) async fn watch(at: InformerContext) {
         }
         ObjectEvent::Gone(vm, _) => views.set_machine(&vm, None),
         ObjectEvent::Complete => at.done(ViewPart::Machines),
-        // Nothing to do if the list is refused: without KubeVirt there are no guest clusters.
+        // A refused list needs no action, because without KubeVirt there are no guest clusters.
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
     let api = Api::<Machine>::all(client);

@@ -1,7 +1,7 @@
 //! The process's views of the cluster, kept current on every replica by informers.
 //!
-//! Views may be stale. No address is allocated from them: they only determine which objects to
-//! reconcile. This operator adds its own writes to the views at once, so that the next decision
+//! Views may be stale. They only determine which objects to reconcile, and no address is allocated
+//! from them. This operator adds its own writes to the views at once, so that the next decision
 //! includes these writes.
 
 mod backends;
@@ -92,7 +92,7 @@ const ENDPOINTS: u32 = infrastructure::INFRASTRUCTURE
     | ViewPart::Slices as u32
     | ViewPart::Networks as u32
     | ViewPart::HostLinks as u32;
-/// Kinds that leased addresses depend on, conflicts with a leased address included.
+/// Kinds that leased addresses depend on, including the kinds that may conflict with an address.
 const LEASING: u32 = infrastructure::INFRASTRUCTURE
     | ViewPart::Records as u32
     | ViewPart::Agents as u32
@@ -135,13 +135,13 @@ struct ViewIndexes {
     /// Links of nodes for VLANs, from HostNetworkConfigs.
     host_links: Mutex<HostLinks>,
     pools: Mutex<pools::PoolIndex>,
-    /// Map from a LoadBalancer to the time of the first change of its VMs that its EndpointSlices
-    /// may not include yet.
+    /// Map from a LoadBalancer whose VMs have changed to the time since when its EndpointSlices may
+    /// be out of date.
     touched: Mutex<HashMap<LbKey, Instant>>,
     /// State of this process's writes of LoadBalancers.
     echoes: Mutex<OwnWrites>,
-    /// Map from the UID of each existing LoadBalancer to a flag: whether the view lacks finalizers
-    /// or conditions of the LoadBalancer that a write must contain.
+    /// Map from the UID of each existing LoadBalancer to a flag: whether the view has only a part
+    /// of the LoadBalancer's finalizers or conditions.
     uids: Mutex<HashMap<String, bool>>,
     /// EndpointSlices that this process is writing.
     early: Mutex<DeferredSlices>,
@@ -258,8 +258,7 @@ impl Views {
 
     async fn wait_for(&self, all: u32) {
         let mut synced = self.synced.clone();
-        // The wait cannot fail: the sender lives as long as the informers, and these live as long
-        // as the process.
+        // The wait cannot fail, because informers own the sender and run until the process ends.
         let _ = synced.wait_for(|parts| parts & all == all).await;
     }
 
@@ -268,7 +267,7 @@ impl Views {
         lock(&self.index.projects).get(namespace).cloned().unwrap_or_default()
     }
 
-    /// Facts from other objects that decisions about a LoadBalancer's address use.
+    /// Facts from other objects, for decisions about a LoadBalancer's address.
     pub fn around(&self, lb: &LoadBalancer) -> LbSurroundings {
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
         let vm_network = facts::asks_vms_for_network(lb).and_then(|cluster| {
@@ -315,7 +314,7 @@ impl Views {
         lock(&self.index.networks).get(network)?.attachment.clone()
     }
 
-    /// Reachability of a network, by its bridge and VLAN, for announcers on the nodes.
+    /// Reachability of a network for announcers on the nodes. `attachment` is its bridge and VLAN.
     pub fn link(&self, attachment: &NetworkAttachment) -> NetworkReach {
         lock(&self.index.host_links).link(attachment)
     }
@@ -338,7 +337,7 @@ impl Views {
 
     /// Segment where the addresses of a network are announced.
     pub fn segment(&self, network: &str) -> Segment {
-        // `listed` is read before the network, because the list may complete in between.
+        // `listed` is read before the network, because the list may complete between the two reads.
         let listed = self.is_listed(ViewPart::Networks);
         Segment::of(network, self.attachment(network).as_ref(), listed)
     }
@@ -354,9 +353,9 @@ impl Views {
         Some((vm, topology))
     }
 
-    /// Whether a Service still requests the LoadBalancer's address, or may request it, because
-    /// Services are not listed yet. Until the Service is gone, the address must not be given to
-    /// another LoadBalancer.
+    /// Whether a Service still requests the LoadBalancer's address. Also true until Services are
+    /// listed, because there may be such a Service. Until the Service is gone, the address must not
+    /// be given to another LoadBalancer.
     pub fn is_served(&self, owner: &Owner) -> bool {
         *self.synced.borrow() & ViewPart::Services as u32 == 0
             || self

@@ -40,8 +40,8 @@ struct BridgePlugin {
     vlan_trunk: Vec<serde::de::IgnoredAny>,
 }
 
-/// The fields of Harvester's annotation that contain a network's addresses. A field is empty if its
-/// value was neither entered nor detected.
+/// The fields of Harvester's annotation that contain a network's addresses. A field has a value
+/// only if the value was entered or detected.
 #[derive(Deserialize)]
 struct NetworkRoute {
     #[serde(default)]
@@ -67,7 +67,7 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Gone(key, _) => views.remove_network(&key),
         ObjectEvent::Complete => {
             at.done(ViewPart::Networks);
-            // From now on, it is known that a network that was not listed does not exist.
+            // From now on, a network that the view lacks is known not to exist.
             views.tell(ChangeEvent::Networks);
         }
         // Without Multus the cluster has no such networks.
@@ -157,7 +157,7 @@ pub(super) struct NetworkFacts {
     /// Bridge and VLAN by which nodes reach the network. `None`: the network uses no bridge of the
     /// node.
     pub(super) attachment: Option<NetworkAttachment>,
-    /// VLAN of the network, by Harvester's label, else by its configuration; 0 for none.
+    /// VLAN of the network, from Harvester's label or else from the configuration; 0 for none.
     pub(super) vlan: u16,
     /// Address range of the network. `None`: unknown.
     pub(super) range: Option<NetworkRange>,

@@ -27,8 +27,10 @@ pub enum ChangeEvent {
     Pool(String, String),
     /// A pool was deleted.
     PoolGone(String),
-    /// A network has moved to another segment or was deleted, the first list of networks is
-    /// complete, or the addresses that no pool gives out have changed.
+    /// One of these changes:
+    /// * A network was created or deleted, or has moved to another segment.
+    /// * A list of networks is complete.
+    /// * The addresses that no pool gives out have changed.
     Networks,
     /// The topology annotations of a VM, by `namespace/name`, may be outdated.
     Moved(Box<str>),
@@ -55,8 +57,8 @@ impl Drop for ChangeSubscription {
 }
 
 impl Views {
-    /// Calls `handler` for each later change, in place of the previous handler, until the
-    /// subscription is dropped.
+    /// Calls `handler` for each change from now on, until the subscription is dropped. Replaces the
+    /// previous handler.
     #[must_use]
     pub fn listen(
         &self,

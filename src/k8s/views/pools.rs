@@ -3,7 +3,7 @@
 //! Pools are watched by metadata only, so that a ledger of thousands of entries is not sent again
 //! for every claim. A pool's spec is read when the generation changes, and stored without the
 //! ledger. Where IPPool is served without a status subresource, each claim changes the generation.
-//! So if a read has shown no change of the spec, the pool is not read again before [`LATER`].
+//! So after a read without a change of the spec, the next read of the pool waits for [`LATER`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,8 +57,8 @@ struct KnownPool {
     generation: PoolGeneration,
 }
 
-/// UID and generation of a pool, and whether it is being deleted. If one of them differs, the
-/// pool's facts may have changed.
+/// UID and generation of a pool, and whether it is being deleted. If one of the three has changed,
+/// the pool's facts may have changed.
 #[derive(Default, PartialEq, Eq)]
 struct PoolGeneration(Option<String>, Option<i64>, bool);
 
@@ -143,8 +143,8 @@ pub(super) async fn watch(at: InformerContext) {
     );
 }
 
-/// Reads the specs of changed pools, one after the other, each at most as often as [`SOON`] or
-/// [`LATER`] allows.
+/// Reads the specs of changed pools, one after the other. Between two reads of the same pool, there
+/// is a pause of at least [`SOON`] or [`LATER`].
 async fn read(at: &InformerContext, changed: &Notify) {
     let views = &at.views;
     let resource = ApiResource::erase::<IPPool>(&());

@@ -131,8 +131,8 @@ impl<T: Clone> OwnedObjects<T> {
         lock(&self.0).entry(key).is_some_and(|entry| entry.version >= number(version))
     }
 
-    /// Records that an object is gone. With `version`, an object of a later version stays in the
-    /// view. Returns the LoadBalancer that the object served, if the object was removed.
+    /// Records that an object is gone. If a `version` is given, an object of a later version stays
+    /// in the view. Returns the LoadBalancer that the object served, if the object was removed.
     pub(super) fn remove(&self, key: &str, version: Option<&str>) -> Option<String> {
         let newest = version.map_or(u64::MAX, number);
         let mut all = lock(&self.0);
@@ -195,9 +195,9 @@ impl Views {
         let lb = key(deleted);
         self.services.remove(&lb, deleted.resource_version.as_deref());
         self.tell_lbs([&lb]);
-        // The LoadBalancer may have been deleted before its Service, unnoticed by this operator.
-        // `Gone` is checked against the API server before an address is released, so a stale view
-        // does no harm.
+        // The LoadBalancer may have been deleted before its Service, and this operator may have
+        // missed the deletion. A stale view does no harm, because `Gone` is checked against the API
+        // server before an address is released.
         for owner in owners(deleted).into_iter().filter(|o| o.kind == "LoadBalancer") {
             if !self.has_uid(&owner.uid) {
                 self.tell(ChangeEvent::Gone(Owner { name: lb.clone(), uid: owner.uid }));

@@ -148,7 +148,7 @@ fn a_node_in_another_zone_moves_its_vms_and_wakes_no_load_balancer() {
     leader.reports(&[]);
 }
 
-/// A change of the nodes that may announce changes where addresses are announced.
+/// A new announcer may announce addresses on other links.
 #[test]
 fn an_announcing_node_wakes_every_load_balancer_of_vms() {
     let mut leader = LeaderViews::new();

@@ -152,8 +152,8 @@ impl Views {
         self.reserve(&Reserved::PodNetwork(name.to_owned()), Vec::new());
     }
 
-    /// Reports each VM on a node as [`ChangeEvent::Moved`], because its topology annotations may be
-    /// outdated.
+    /// Reports each VM on a node as [`ChangeEvent::Moved`], because the VM's topology annotations
+    /// may be outdated.
     pub(super) fn tell_residents(&self, node: &str) {
         let residents: Vec<Box<str>> = lock(&self.index.vms)
             .vms()

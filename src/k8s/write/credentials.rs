@@ -202,9 +202,9 @@ impl ApiWriter {
         }
     }
 
-    /// Restarts a workload's pods, once for each value of the annotation. The patch needs no
-    /// resourceVersion, because it sets only this annotation, and so overwrites no other client's
-    /// change.
+    /// Restarts a workload's pods by a new value of an annotation. The same value again has no
+    /// effect. The patch needs no resourceVersion, because it sets only this annotation, and so
+    /// overwrites no other client's change.
     pub async fn restart(
         &self,
         namespace: &str,

@@ -1,8 +1,8 @@
 //! Guarded writes of this operator's objects.
 //!
-//! A change is a merge patch with the resourceVersion that it was computed from, unless its
-//! function says otherwise. The server refuses the patch if the object has changed since. Fields
-//! that this version of the operator does not know stay as they are.
+//! A change is a merge patch with the resourceVersion of the object that it was computed from. A
+//! function that deviates from this rule says so. The server refuses the patch if the object has
+//! changed since. Fields that this version of the operator does not know stay as they are.
 
 mod agent_records;
 mod credentials;
@@ -59,9 +59,9 @@ impl ApiWriter {
         Ok(meta.resource_version.unwrap_or_default())
     }
 
-    /// Patches a LoadBalancer's condition, also when this process does not lead, because the
-    /// condition names the controller that leads. The patch has a resourceVersion, so that it never
-    /// overwrites the leader's own condition.
+    /// Patches the condition that names the leading controller into a LoadBalancer, also when this
+    /// process does not lead. The patch has a resourceVersion, so that it never overwrites the
+    /// leader's own condition.
     pub async fn tell_lb(
         &self,
         namespace: &str,
@@ -74,9 +74,8 @@ impl ApiWriter {
     }
 
     /// Writes a pool's status and sets [`ANNOTATION_KEEP_ORPHANS`], also when this process does not
-    /// lead. The new status has more claims than the stored status, so that no leader allocates the
-    /// addresses of these claims. Both patches have the resourceVersion that they were computed
-    /// from.
+    /// lead. The new status has additional claims, so that no leader allocates their addresses.
+    /// Each of the two patches has the resourceVersion that it was computed from.
     pub async fn keep_claims(
         &self,
         stored: &IPPool,
@@ -162,7 +161,7 @@ impl ApiWriter {
         self.plain_pools.load(Ordering::Relaxed)
     }
 
-    /// Sends a merge patch. The answer has metadata only, since the rest is known here.
+    /// Sends a merge patch. The answer has only metadata, because callers know the other fields.
     async fn patch<K: Resource<DynamicType = ()>>(
         &self,
         kind: &'static str,
@@ -211,8 +210,8 @@ impl ApiWriter {
     }
 }
 
-/// Whether a write would change anything. With `plain`, the newer fields are not compared, because
-/// the server's schema lacks these fields and drops them.
+/// Whether a write would change anything. With `plain`, the fields that this operator adds to the
+/// status are not compared, because a server whose schema lacks these fields drops them.
 pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bool {
     if !plain {
         return stored != desired;

@@ -2,8 +2,8 @@
 //! times are arguments.
 //!
 //! Invariants:
-//! * a key is never used twice, so the result of a probe whose target is gone or was replaced
-//!   matches no target;
+//! * a key is used for one target only. So the result of a probe matches no target after the
+//!   probe's target was removed or replaced;
 //! * a target is in exactly one of three states: due, under way, or refused. So it has at most one
 //!   probe at a time;
 //! * a doubt exists only while at least one target is doubted.
@@ -29,7 +29,7 @@ pub(super) struct TargetSchedule<D> {
     /// Times at which targets are due, each with its key.
     due: BTreeSet<(Duration, Key)>,
     next_key: Key,
-    /// Doubt: failures that are not accepted as real for now.
+    /// Doubt about failures that are not accepted as real for now.
     doubt: Option<Doubt>,
     /// LoadBalancers with a target whose doubt began or ended since the last
     /// [`TargetSchedule::take_concerned`].
@@ -85,7 +85,8 @@ impl<D> TargetSchedule<D> {
         Some(Arc::clone(&group.dial))
     }
 
-    /// Sets the targets of the LoadBalancer. Of targets with the same id the first counts.
+    /// Sets the targets of the LoadBalancer. If several targets have the same id, only the first of
+    /// them counts.
     pub(super) fn set(
         &mut self,
         lb: &str,
@@ -179,10 +180,10 @@ impl<D> TargetSchedule<D> {
         })
     }
 
-    /// Records the result of a probe (`None`: no information about the target), and sets the time
-    /// of the target's next probe. Times that passed while the probe was under way are skipped.
-    /// Returns the LoadBalancer and the new verdict if the verdict flipped. Doubted failures flip
-    /// no verdict.
+    /// Records the result of a probe, and sets the time of the target's next probe. `passed` is
+    /// `None` if the probe gave no information about the target. Regular times during the probe are
+    /// skipped. Returns the LoadBalancer and the new verdict if the verdict flipped. Doubted
+    /// failures flip no verdict.
     pub(super) fn end(
         &mut self,
         key: Key,
@@ -220,9 +221,8 @@ impl<D> TargetSchedule<D> {
         turned.then(|| (lb, health.is_healthy()))
     }
 
-    /// Whether the failures of a target that just became unhealthy are doubted. If they show that
-    /// most targets have failed together, failures that were accepted before become doubted as
-    /// well.
+    /// Whether the failures of a target that just became unhealthy are doubted. If these failures
+    /// show that most targets have failed together, earlier accepted failures become doubted too.
     fn doubts(&mut self, key: Key, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
@@ -311,7 +311,7 @@ impl<D> TargetSchedule<D> {
         let wanted = may_be_backend(target.address);
         let healthy = wanted && verdict.unwrap_or(target.assume_healthy);
         // A target that is assumed healthy can wait for its regular time. Another target is probed
-        // at once: the LoadBalancer waits for its verdict.
+        // at once, because the LoadBalancer waits for its verdict.
         let when = if healthy { next } else { first };
         let due = wanted.then(|| when(now, phase, check.period));
         let key = self.next_key;

@@ -4,7 +4,7 @@
 //!
 //! * Slices are written before the Service, because kube-vip 1.2 announces nothing without
 //!   endpoints.
-//! * No object of another owner is written, and no slice for a foreign Service.
+//! * No object of another owner is written. No slice is written for a foreign Service.
 //! * Withdrawal begins with the Service, and is complete only when the Service is gone.
 
 mod service;
@@ -174,8 +174,8 @@ pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &LbContext) -> Result<bool,
     Ok(true)
 }
 
-/// Deletes the Service of a LoadBalancer that has no address at present. The settings of users are
-/// kept for the Service that is created when there is an address again.
+/// Deletes the Service of a LoadBalancer that has no address at present. Keeps the settings of
+/// users for the next Service, which is created when the LoadBalancer has an address again.
 async fn suspend(lb: &LoadBalancer, ctx: &LbContext) -> Result<(), ReconcileError> {
     ServiceTarget::new(lb, ctx).remove_service(KeptSettings::Kept).await.map(drop)
 }

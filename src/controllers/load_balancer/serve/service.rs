@@ -23,14 +23,14 @@ impl ServiceTarget<'_> {
         self.stored().filter(|stored| service::foreign(&stored.owners, self.identity()).is_none())
     }
 
-    /// Addresses at which the own Service is announced.
+    /// Addresses at which this LoadBalancer's own Service is announced.
     pub(super) fn ingress(&self) -> Vec<String> {
         self.own().map(|stored| stored.ingress).unwrap_or_default()
     }
 
-    /// Reads the Service from the API server unless the view has it as this LoadBalancer's own. The
-    /// view is not enough, because a Service without the operator's label is not watched. An error:
-    /// the Service has another owner.
+    /// Reads the Service from the API server, if the view does not show a Service of this
+    /// LoadBalancer. The view is not enough, because a Service without the operator's label is not
+    /// watched. An error: the Service has another owner.
     pub(super) async fn know_service(&self) -> Result<(), WriteObstacle> {
         if self.own().is_some() { Ok(()) } else { self.read_service().await }
     }
@@ -137,7 +137,7 @@ impl ServiceTarget<'_> {
         let mut stored = stored.clone();
         for _ in 0..REPETITIONS {
             if stored.deleting {
-                // A finalizer delays the deletion, whose event triggers the next reconcile.
+                // A finalizer delays the deletion. The deletion event triggers the next reconcile.
                 return Ok(false);
             }
             if settings == KeptSettings::Kept {

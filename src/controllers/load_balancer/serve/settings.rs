@@ -21,8 +21,8 @@ pub(super) enum KeptSettings {
 
 impl ServiceTarget<'_> {
     /// Writes the settings of the Service to one of its slices. Returns the version of the Service
-    /// that they were read from: only this version may be deleted. `None`: the Service of this UID
-    /// is gone.
+    /// from which the settings were read. Only this version may be deleted. `None`: the Service of
+    /// this UID is gone.
     pub(super) async fn keep_settings(
         &self,
         uid: &str,

@@ -65,15 +65,16 @@ impl ServiceTarget<'_> {
         Err(CallError::Conflict.into())
     }
 
-    /// Node that announces the Service, if kube-vip has named one and its addresses are known.
+    /// Node that announces the Service. `None`: kube-vip has not named the node, or the node's
+    /// addresses are not known.
     fn announcing_node(&self) -> Option<AnnouncingNode> {
         let name = self.own()?.announcing_node()?.to_owned();
         let addresses = self.ctx.shared.views.internal_addresses(&name)?;
         Some(AnnouncingNode { name: name.into(), addresses })
     }
 
-    /// Updates the endpoints of a Service that itself is not changed, because the spec is not
-    /// valid. The endpoints still follow the VMs.
+    /// Updates the endpoints while the Service is not changed, because the spec is not valid. The
+    /// endpoints still follow the VMs.
     pub(super) async fn keep_endpoints(
         &self,
         family: AddressFamily,

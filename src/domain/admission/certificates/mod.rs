@@ -1,13 +1,15 @@
-//! The life cycle of admission's certificates: when each is made, trusted, used and removed.
+//! Life cycle of admission's certificates: when each certificate is made, trusted, used and
+//! removed.
 //!
 //! Invariants:
-//! * a replica serves a certificate only if the configurations make the API server trust the
-//!   certificate's authority; a replica without such a certificate serves the stored one;
-//! * the next authority signs only after it was trusted for a while;
-//! * an authority that signed stays trusted until it has expired.
+//! * A replica serves a certificate only if the webhook configurations make the API server trust
+//!   the certificate's authority. A replica that has no such certificate serves the stored
+//!   certificate.
+//! * The next authority signs only after it was trusted for a while.
+//! * An authority that signed stays trusted until it has expired.
 //!
-//! So no certificate that a replica may still serve is refused, however late the replica learns of
-//! a change.
+//! So the API server accepts every certificate that a replica may still serve, however late the
+//! replica learns of a change.
 //!
 //! Times are offsets from the Unix epoch. The caller makes the keys and carries out the steps.
 
@@ -19,8 +21,8 @@ const DAY: Duration = Duration::from_hours(24);
 pub const AUTHORITY_LIFE: Duration = DAY.saturating_mul(365);
 /// Lifetime of a serving certificate.
 pub const SERVING_LIFE: Duration = DAY.saturating_mul(90);
-/// Time from a certificate's start of validity to its creation. The start lies that early because
-/// clocks differ, and a clock may be a year off.
+/// Time by which a certificate's validity starts before the certificate is made. The time is this
+/// long because clocks differ, and a clock may be a year off.
 pub const BACKDATED: Duration = DAY.saturating_mul(730);
 /// Divisor of a lifetime: a replacement is due when a third of the lifetime is left.
 const DUE_PART: u32 = 3;
@@ -29,7 +31,7 @@ const DUE_PART: u32 = 3;
 pub const SETTLING: Duration = Duration::from_secs(2);
 /// Longest time that API servers get to learn of an authority, if nothing is urgent.
 const LONGEST_SETTLING: Duration = Duration::from_mins(10);
-/// Shortest gain in lifetime that makes a new signature worthwhile.
+/// Minimum gain in lifetime for which a new certificate is signed.
 const LEAST_GAIN: Duration = Duration::from_mins(1);
 /// Maximum number of names in a serving certificate.
 const MOST_NAMES: usize = 20;
@@ -54,7 +56,7 @@ pub struct StoredCertificate {
     pub fits: bool,
 }
 
-/// Content of the Secret.
+/// Content of the Secret that stores the certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateSecret {
     /// Authority that signs now.
@@ -63,19 +65,19 @@ pub struct CertificateSecret {
     pub next: Option<StoredAuthority>,
     /// Serving certificate. `None`: none is stored.
     pub serving: Option<StoredCertificate>,
-    /// Ends of validity of authorities that signed before.
+    /// End of validity of each authority that signed before.
     pub previous: Vec<Duration>,
     /// Whether the Secret has the authority of the certificate that this replica serves now.
     pub knows_ours: bool,
 }
 
-/// Other inputs of a step.
+/// Inputs for the choice of a step, besides the Secret.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
     /// Present time.
     pub now: Duration,
-    /// Time before the due time at which this replica replaces certificates, so that not all
-    /// replicas replace them at once.
+    /// Time by which this replica replaces a certificate before the replacement is due, so that not
+    /// all replicas replace it at once.
     pub early: Duration,
     /// Names by which the API server may call this replica.
     pub names: &'a BTreeSet<String>,
@@ -179,8 +181,9 @@ fn due(end: Duration, life: Duration, early: Duration) -> Duration {
     end.saturating_sub(life / DUE_PART).saturating_sub(early)
 }
 
-/// Time that API servers get to learn of the next authority: a tenth of the time until the present
-/// authority or the serving certificate expires, within limits.
+/// Time that API servers get to learn of the next authority. It is a tenth of the time until the
+/// present authority or the serving certificate expires. Minimum: `SETTLING`. Maximum:
+/// `LONGEST_SETTLING`.
 fn patience(stored: &CertificateSecret, now: Duration) -> Duration {
     let serving = stored.serving.as_ref().filter(|s| s.fits).map_or(now, |s| s.not_after);
     let left = stored.ca.not_after.min(serving).saturating_sub(now);

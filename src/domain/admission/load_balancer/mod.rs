@@ -1,8 +1,9 @@
 //! Admission of LoadBalancers.
 //!
 //! Invariants:
-//! * only the operator changes the status, except for the field that a guest writes;
-//! * annotations name only the object's own namespace and project;
+//! * only the operator changes the status, except for `address`, which a guest writes, and for
+//!   conditions other than Ready;
+//! * the annotations for namespace and project have the values of the object's own namespace;
 //! * an object that was stored before a rule existed can still be labelled, finalized and deleted;
 //! * mutation comes first and is idempotent;
 //! * if an object has no faults, validation accepts the result of its mutation.
@@ -23,8 +24,8 @@ use crate::pools::selection::PoolSelector;
 use crate::reason::NoAddressReason;
 use api::{ANNOTATION_V1BETA1_FIELDS, LB_FINALIZER, LoadBalancer};
 
-/// Longest warning, in characters. The API server takes 4,096 characters of warnings in all, and
-/// cuts each warning of more than 256.
+/// Maximum length of a warning, in characters. The API server takes 4,096 characters of warnings in
+/// all, and cuts each warning of more than 256 characters.
 const LONGEST_WARNING: usize = 120;
 
 /// Facts to look up before a request can be answered.
@@ -65,20 +66,20 @@ pub enum NamedPool {
     There(CandidatePool),
 }
 
-/// Known facts about other objects. The default contains no facts: then no rule refuses a request
-/// because of other objects.
+/// Known facts about other objects. The default contains no facts, so that no rule refuses a
+/// request because of other objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbRuleFacts {
     /// Project and network, from objects that the requesting user does not write.
     pub around: LbSurroundings,
     /// Reason why the LoadBalancer would get no address: its guest cluster is being removed.
-    /// `None`: the cluster is not being removed.
+    /// `None`: the guest cluster is not being removed.
     pub removal: Option<NoAddressReason>,
     /// Pool that the LoadBalancer names.
     pub named: NamedPool,
     /// Selectors of all pools, if they were looked up and are known.
     pub pools: Option<Vec<PoolSelector>>,
-    /// Present use, in words, of the address that the object newly publishes as leased. `None`: no
+    /// Present use of the address that the object newly publishes as leased, in words. `None`: no
     /// use by others is known.
     pub taken_by: Option<String>,
 }
@@ -100,8 +101,8 @@ pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
     })
 }
 
-/// Returns the answer of the mutation stage: the object to store, or refusals of objects that the
-/// schema would otherwise refuse later, with a text that does not help.
+/// Returns the answer of the mutation stage: the object to store, or refusals. The schema would
+/// refuse the same objects later, but with a text that does not help.
 pub fn mutate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let Some(object) = request.object else { return answer };

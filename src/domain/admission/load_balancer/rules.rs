@@ -1,5 +1,5 @@
-//! Rules of the spec. Faults of listeners, names and health checks come from the functions that the
-//! reconciler uses too, so that both report the same.
+//! Rules of the spec. The functions that find faults of listeners, names and health checks are
+//! those of the reconciler, so that admission and the reconciler report the same faults.
 
 use super::super::Refusal;
 use super::{AdmissionAnswer, CandidatePool, LbRuleFacts, NamedPool};
@@ -171,7 +171,7 @@ fn pool(
         }
         return;
     };
-    // A LoadBalancer that has an address of the pool retains this address.
+    // A LoadBalancer that already has an address of this pool keeps it, so the pool is not checked.
     if old.and_then(facts::published).is_some_and(|claim| claim.pool == name) {
         return;
     }

@@ -1,9 +1,10 @@
 //! Ownership of the status: only the operator changes the operator's fields. The status is not a
-//! subresource, so every update contains it, and fields that a client omits are restored.
+//! subresource, so every update of the object contains the status. Fields that a client omits are
+//! restored.
 //!
-//! In a guest's LoadBalancer, the cloud provider writes `address`: the claimed address, the address
-//! that the guest leased, or none. Of the conditions, only Ready belongs to the operator. Other
-//! clients may write other conditions.
+//! In a guest's LoadBalancer, the cloud provider writes `address`. It is the claimed address, the
+//! address that the guest leased, or empty. The operator owns the condition Ready. Other clients
+//! may write other conditions.
 
 use std::net::IpAddr;
 
@@ -81,8 +82,8 @@ fn conditions_back(status: &mut Map<String, Value>, stored: &Value) {
     }
 }
 
-/// Removes the status of a new object, such as an object from a backup, because a restored object
-/// must claim its address again.
+/// Removes the operator's fields from the status of a new object. For example, an object from a
+/// backup must claim its address again.
 pub(super) fn strip(new: &mut Value, answer: &mut AdmissionAnswer) {
     let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) else { return };
     let mut dropped = false;

@@ -1,13 +1,13 @@
 //! Rules of IPPools beyond the schema: refusals, and warnings of surprising effects.
 //!
 //! Invariants:
-//! * the verdict on a conflict is the same as the ledger task's ([`conflict`]), or stricter,
-//!   because no pool may put another pool out of use;
-//! * only changes are judged: an object that was stored before a rule existed can still be
+//! * admission judges a conflict in the same way as the ledger task ([`conflict`]), or more
+//!   strictly, so that no pool puts another pool out of use;
+//! * only changes are judged, so that an object that was stored before a rule existed can still be
 //!   labelled, annotated, finalized and corrected;
 //! * no rule about the spec refuses a request of the operator, or a request that completes a
 //!   deletion;
-//! * a leaked claim, whose LoadBalancer is gone, blocks nothing;
+//! * a leaked claim (its LoadBalancer no longer exists) is no reason for a refusal;
 //! * an address that the host leased by DHCP is in no ledger, so no range may newly include it.
 
 mod cluster_networks;
@@ -35,7 +35,7 @@ use api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 
 /// Maximum number of owners that a refusal names. The other owners are only counted.
 const NAMED: usize = 3;
-/// Maximum number of conflicts that an answer refuses, and of conflicts that it warns of.
+/// Maximum number of refused conflicts in an answer, and of conflicts with only a warning.
 const CONFLICTS: usize = 5;
 /// Maximum number of entries in a scope. This operator's schema has the same limit; Harvester's
 /// schema has none.
@@ -123,7 +123,7 @@ pub fn look(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
         return pass();
     }
     let spec = |object: &Value| serde_json::from_value::<IPPoolSpec>(object["spec"].clone()).ok();
-    // The schema refuses a spec that does not fit its type. An older stored spec is not judged.
+    // The schema refuses a new spec that does not fit its type. Such a stored spec is not judged.
     let (Some(spec), before) = (spec(object), old.and_then(spec)) else { return pass() };
     let scopes = |spec: &IPPoolSpec| {
         spec.selector.as_ref().and_then(|selector| selector.scope.as_ref()).map_or(0, Vec::len)
@@ -182,8 +182,8 @@ impl PoolQuestion {
         &self.pool.name
     }
 
-    /// `namespace/name` of the LoadBalancer that a manual release names, if it owns the released
-    /// address in the ledger.
+    /// `namespace/name` of the LoadBalancer that a manual release names, if the ledger records the
+    /// released address for this LoadBalancer.
     pub fn releases(&self) -> Option<&str> {
         let asked = self.release.as_ref()?.as_ref().ok()?;
         let owner = self.allocated.get(&asked.ip.to_string())?;
@@ -258,7 +258,7 @@ impl PoolQuestion {
         others.map(|(pool, segment)| pool.contender(segment)).collect()
     }
 
-    /// Conflicts of the stored pool, if its network is not changed.
+    /// Conflicts that the stored pool already has. Empty if the request changes the pool's network.
     fn conflicts_before(&self, known: &PoolRuleFacts) -> Vec<PoolConflict> {
         let same = |before: &&PoolFacts| before.selector.network() == self.pool.selector.network();
         self.before.as_ref().filter(same).map_or_else(Vec::new, |before| {
@@ -266,9 +266,9 @@ impl PoolQuestion {
         })
     }
 
-    /// Warns of a manual release that will not be carried out. The request is not refused for that,
-    /// because where pools are applied from Git, the annotation is sent again after the address has
-    /// another owner. A malformed annotation is refused.
+    /// Warns of a manual release that will not be carried out. Such a request is not refused. The
+    /// reason is that where pools are applied from Git, the annotation is sent again after the
+    /// address has another owner. A malformed annotation is refused.
     fn judge_release(&self, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
@@ -292,7 +292,7 @@ impl PoolQuestion {
     }
 }
 
-/// Fault of the first range that has reversed bounds and is not already stored like this.
+/// Fault of the first range with reversed bounds. Ranges that are already stored do not count.
 fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeError> {
     let stored: Vec<Range> = old_spec
         .and_then(|old| serde_json::from_value(old["ranges"].clone()).ok())
@@ -316,7 +316,7 @@ fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
 }
 
 /// Refuses changes of the status by clients other than the operator. If the status is a
-/// subresource, an update of the object itself contains the stored status here, whatever the client
+/// subresource, an update of the object itself arrives with the stored status, whatever the client
 /// sent.
 fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     let (Operation::Update, Some(object), Some(old)) =
@@ -344,7 +344,7 @@ fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     Some(answer)
 }
 
-/// Claims whose address is in the old ranges and not in the new ones.
+/// Claims whose address is in the old ranges but not in the new ranges.
 fn lost(holders: &[ClaimHolder], before: Option<&PoolFacts>, now: &PoolFacts) -> Vec<ClaimHolder> {
     let within = |facts: Option<&PoolFacts>, holder: &ClaimHolder| {
         let ranges = facts.and_then(|facts| facts.ranges.as_ref());
@@ -359,7 +359,7 @@ fn lost(holders: &[ClaimHolder], before: Option<&PoolFacts>, now: &PoolFacts) ->
     lost.cloned().collect()
 }
 
-/// Claims of a stored pool, by address.
+/// Claims of a stored pool, in the order of their addresses.
 fn holders(pool: &Value) -> Vec<ClaimHolder> {
     let status = &pool["status"];
     let allocated = status["allocated"].as_object().into_iter().flatten();

@@ -58,7 +58,7 @@ pub(super) fn judged(
     }
 }
 
-/// A second pool. `ends`: last bytes of the first and the last address of its range.
+/// A second pool. `ends`: last byte of the first address of its range, and of the last address.
 fn other(
     name: &str,
     ends: (u8, u8),

@@ -3,14 +3,14 @@
 //!
 //! Invariants:
 //! * the configurations have the same names as those of the Go webhook, so that there is never a
-//!   second pair;
+//!   second pair of configurations;
 //! * only fields that are decided here are changed; fields of other clients are not changed.
 
 use serde_json::{Map, Value, json};
 
 use api::GROUP;
 
-/// Name of both configurations, the same as the Go webhook's.
+/// Name of the validating and of the mutating configuration, the same as the Go webhook's.
 pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 /// Name of the CRD whose versions are converted.
 pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
@@ -29,9 +29,9 @@ const OWNERS: &str = "ownerReferences";
 /// webhook.
 const TIMEOUT: i64 = 5;
 
-/// CEL condition. False for an update of an object that is being deleted, such as the removal of a
-/// finalizer, if the status is unchanged. No rule applies to such an update, and it must pass even
-/// while no replica answers. An update that changes the status is judged.
+/// CEL condition. False for an update of an object that is being deleted, if the update leaves the
+/// status unchanged. An example is the removal of a finalizer. No rule applies to such an update,
+/// and it must pass even while no replica answers. An update that changes the status is judged.
 const NOT_ONLY_LEAVING: &str = "request.operation != 'UPDATE' || \
     !has(object.metadata.deletionTimestamp) || has(object.status) != has(oldObject.status) || \
     (has(object.status) && object.status != oldObject.status)";
@@ -80,7 +80,7 @@ pub struct Registration {
     pub namespace: String,
     /// Address of admission.
     pub place: AdmissionEndpoint,
-    /// User name of this operator. Its own requests are not sent to admission.
+    /// User name of this operator. The operator's own requests are not sent to admission.
     pub me: String,
     /// Trusted authorities, in base64 of PEM.
     pub bundle: String,
@@ -137,8 +137,8 @@ impl Registration {
         webhook
     }
 
-    /// The mutating webhook. It fails open, because without its answer unset fields have their
-    /// defaults, and the validating webhook refuses a request that wipes the status.
+    /// The mutating webhook. It fails open, because its changes are not essential. Unset fields
+    /// have their defaults, and the validating webhook refuses a request that wipes the status.
     fn mutating(&self) -> Value {
         let operations = ["CREATE", "UPDATE"];
         let mut webhook = self.webhook("mutator", self.paths[1], "Ignore");
@@ -151,9 +151,9 @@ impl Registration {
     }
 
     fn webhook(&self, role: &str, path: &str, failure: &str) -> Value {
-        // The operator's own writes must not depend on the webhook, because the operator could
-        // repair nothing while no replica answers. Requests that only complete a deletion must not
-        // depend on it either.
+        // The operator's own writes are not sent to the webhook. Otherwise the operator could
+        // repair nothing while no replica answers. Requests that only complete a deletion are not
+        // sent either.
         let others = format!("request.userInfo.username != '{}'", self.me.replace('\'', "\\'"));
         json!({
             "name": format!("{role}.{}.{CONFIGURATION}", self.namespace),
@@ -176,7 +176,7 @@ impl Registration {
 
     fn conversion(&self) -> Value {
         let mut client = self.client(self.paths[2]);
-        // In a merge patch, removed fields must be named.
+        // A merge patch removes a field only if the patch names it.
         let other = if client.get("url").is_some() { "service" } else { "url" };
         client[other] = Value::Null;
         json!({"spec": {"conversion": {
@@ -219,15 +219,15 @@ pub fn says(stored: &Value, wanted: &Value) -> bool {
     !others && covers(stored, wanted)
 }
 
-/// Whether everything in `wanted` is present. Lists are compared as a whole.
+/// Whether everything in `wanted` is present. A stored list must not have further items.
 fn covers(stored: &Value, wanted: &Value) -> bool {
     match wanted {
         // An empty selector selects everything, so the stored selector must be empty too.
         Value::Object(fields) if fields.is_empty() => stored == wanted,
         Value::Object(fields) => fields.iter().all(|(name, wanted)| match stored.get(name) {
             Some(stored) => covers(stored, wanted),
-            // An API server before 1.28 drops this field. Then it sends the operator's own requests
-            // to admission too.
+            // An API server before 1.28 drops `matchConditions`. It then sends the operator's own
+            // requests to admission too.
             None => wanted.is_null() || name == "matchConditions",
         }),
         Value::Array(items) => stored.as_array().is_some_and(|stored| {

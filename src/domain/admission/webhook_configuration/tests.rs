@@ -105,7 +105,7 @@ fn a_crd_without_the_old_version_is_left_alone() {
     let old = crd(&["v1beta1", "v1alpha1"]);
     let wanted = url().wanted(WebhookObject::Conversion, Some(&old)).unwrap();
     let client = &wanted["spec"]["conversion"]["webhook"]["clientConfig"];
-    // In a merge patch, the Service that the CRD was installed with must be named to be removed.
+    // The merge patch must name the Service that the CRD was installed with, to remove it.
     assert_eq!(client["service"], Value::Null);
     assert!(client.get("service").is_some());
     let patch = patch(&old, &wanted);
@@ -121,7 +121,7 @@ fn what_the_server_adds_is_no_reason_to_write() {
     stored["metadata"]["labels"]["other"] = json!("x");
     stored["webhooks"][0]["later"] = json!("field");
     assert!(says(&stored, &wanted));
-    // An API server before Kubernetes 1.28 drops this field.
+    // An API server before Kubernetes 1.28 drops `matchConditions`.
     stored["webhooks"][0].as_object_mut().unwrap().remove("matchConditions");
     assert!(says(&stored, &wanted));
 }
@@ -137,7 +137,7 @@ fn a_foreign_change_is_found() {
         |s| s["webhooks"][0]["namespaceSelector"] = json!({"matchLabels": {"a": "b"}}),
         |s| s["webhooks"].as_array_mut().unwrap().push(json!({"name": "second"})),
         |s| s["metadata"]["labels"] = json!({}),
-        // Owner that the Go webhook set: the configuration would be removed together with the
+        // The Go webhook set this owner. The configuration would be removed together with the
         // Secret.
         |s| s["metadata"]["ownerReferences"] = json!([{"kind": "Secret"}]),
     ];
@@ -161,7 +161,8 @@ fn bundles_are_found_where_they_are() {
     let old = service().wanted(WebhookObject::Conversion, Some(&crd(&["v1alpha1"]))).unwrap();
     assert_eq!(bundles(WebhookObject::Conversion, &old), ["QQ=="]);
     assert_eq!(bundles(WebhookObject::Conversion, &json!({})), Vec::<&str>::new());
-    // A webhook without a bundle trusts the system's authorities, and counts as not trusting ours.
+    // A webhook without a bundle trusts the system's authorities. It counts as a webhook that does
+    // not trust the operator's authority.
     assert_eq!(bundles(WebhookObject::Mutating, &json!({"webhooks": [{}]})), [""]);
     assert!(!is_ours(&json!({})));
 }

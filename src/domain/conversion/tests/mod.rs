@@ -275,7 +275,8 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     assert_eq!(back, stored);
     assert!(annotations::lost(&back, ANNOTATION_V1BETA1_FIELDS).is_empty());
 
-    // No room for the fields of the spec: admission can see that the write lost a field.
+    // The annotation has no room for the fields of the spec. Admission can see that the write lost
+    // a field.
     stored["metadata"]["annotations"] = json!({"big": "x".repeat(256 * 1024 - 200)});
     let shown = to(&stored, ALPHA);
     assert!(annotations_size(&shown) <= 256 * 1024);
@@ -291,7 +292,7 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     assert_eq!(asked(&back, &labelled), []);
     assert_eq!(to(&to(&back, ALPHA), BETA)["spec"], back["spec"]);
 
-    // No room for any field.
+    // The annotation has no room for any field.
     stored["metadata"]["annotations"] = json!({"big": "x".repeat(256 * 1024 - 10)});
     let shown = to(&stored, ALPHA);
     assert!(annotations_size(&shown) <= 256 * 1024);

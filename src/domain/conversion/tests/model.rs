@@ -2,7 +2,7 @@
 //! and back returns the same object, and the schema of the other version allows the converted
 //! object. Objects are made from the generated schemas, so no field is forgotten.
 
-// Bounds of schemas are whole numbers, far below the largest number up to which a double is exact.
+// Bounds of schemas are whole numbers, and small enough that a double represents them exactly.
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
 
 use std::sync::LazyLock;
@@ -137,7 +137,8 @@ fn object(version: Version) -> BoxedStrategy<Value> {
     let properties = &schema(version)["properties"];
     let spec = value(&properties["spec"]);
     let status = prop_oneof![value(&properties["status"]), Just(Value::Null)];
-    // The annotation from which the conversion restores fields has only text of another form here.
+    // Texts that are not of the annotation's form. The annotation from which the conversion
+    // restores fields gets only these texts.
     let garbage = vec!["", "?", "{\"spec\":5}", "{\"specs\":{}}"];
     let mut texts = garbage.clone();
     texts.extend(["{}", "{\"spec\":{\"ipPool\":\"x\"}}", "{\"kept\":\"{}\"}"]);

@@ -1,12 +1,12 @@
-//! Children of a TokenRotation for all cloud credentials: one TokenRotation for each cloud
-//! credential that the API key's user made, and one for the API key itself.
+//! Children of a TokenRotation for all cloud credentials. Each child is a TokenRotation, either for
+//! one cloud credential that the API key's user made, or for the API key itself.
 //!
 //! Invariants:
 //!
 //! * A credential that another TokenRotation replaces gets no child.
-//! * A credential that a list omits does not count as deleted before a read by name confirms that.
-//! * A child has its parent's spec, except for the target, the Rancher's URL and, for the API key,
-//!   `onDelete`.
+//! * A credential that a list omits counts as deleted only after a read by name has confirmed that.
+//! * A child has its parent's spec, but another target, and the Rancher's URL. The child for the
+//!   API key has no `onDelete`.
 
 use std::collections::BTreeMap;
 
@@ -18,9 +18,9 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// Longest part of a parent's name in its children's names, in characters.
+/// Maximum number of characters of a parent's name that its children's names contain.
 const LONGEST_STEM: usize = 180;
-/// Limits of a message: number of credentials that it names, and length of a reason, in bytes.
+/// Maximum number of credentials that a message names, and maximum length of each reason, in bytes.
 const MOST_NAMED: usize = 8;
 const LONGEST_REASON: usize = 240;
 
@@ -59,7 +59,7 @@ pub struct ChildRotations {
     pub changed: Vec<TokenRotation>,
     /// Existing children that must be deleted.
     pub superfluous: Vec<SuperfluousChild>,
-    /// Names of the cloud credentials that are only watched, with the reasons.
+    /// Names of the listed cloud credentials that get no child, with the reasons.
     pub apart: Vec<(String, String)>,
 }
 

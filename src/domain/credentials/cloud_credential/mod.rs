@@ -1,13 +1,13 @@
-//! Cloud credential of a Rancher for Harvester, as its Secret holds it.
+//! Cloud credential for Harvester, as its Secret in a Rancher holds it.
 //!
 //! Invariants:
 //!
 //! * Content that Rancher would reject, or that would crash Rancher, is refused with a reason and
 //!   never written.
-//! * Only the token of the current context's user changes in a kubeconfig, unless the kubeconfig is
-//!   made for another server.
-//! * The old token can stay beside the new one for a while, because Rancher deletes a kubeconfig's
-//!   token that no cloud credential names.
+//! * In a kubeconfig, only the token of the current context's user changes. If the server changes,
+//!   a new kubeconfig is made instead.
+//! * The old token can stay beside the new one for a while. The reason is that Rancher deletes a
+//!   kubeconfig's token when no cloud credential names that token.
 
 use std::collections::BTreeMap;
 
@@ -69,14 +69,14 @@ impl CloudCredential {
         self.config.kept_token(&self.user)
     }
 
-    /// Hashes of all tokens but the one in use.
+    /// Hashes of all tokens except the token in use.
     pub fn other_tokens(&self) -> Vec<String> {
         let others = self.config.tokens().into_iter().filter(|(user, _)| *user != self.user);
         others.map(|(_, token)| token.hash()).collect()
     }
 
     /// Content with another token. `keep`: the old token stays beside the new token. `to`: the new
-    /// server of the token, if the server changes. The kubeconfig is then made anew.
+    /// server of the token, if the server changes. In this case, a new kubeconfig is made.
     pub fn with_token(
         &self,
         token: &TokenText,

@@ -76,7 +76,7 @@ fn a_token_is_exchanged_beside_the_old_one_or_without_it() {
     assert_eq!(both.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
     assert_eq!(both.kept_token().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
     assert_eq!(both.other_tokens(), [token("kubeconfig-u-abcde12345:one").hash()]);
-    // The same token again changes nothing. If there is no old token, none is kept.
+    // A write of the same token changes nothing. If there is no old token, no token is kept.
     let again = read(&both.with_token(&token("token-bbbbb:two"), true, None).unwrap()).unwrap();
     assert_eq!(again.kept_token().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
     let none = read(&CONTENT.replace("\"kubeconfig-u-abcde12345:one\"", "null")).unwrap();

@@ -1,7 +1,7 @@
 //! Listing of guests' credentials: age, last use, and whether the guest still exists.
 //!
 //! A guest's VMs are found by their label, and the VMs of older node drivers by their name. A VM
-//! that was made by hand is found in neither way, so a guest does not count as gone if its
+//! that was made by hand is found in neither way. Therefore a guest does not count as gone if its
 //! credential is new or was used recently.
 
 use std::collections::BTreeSet;

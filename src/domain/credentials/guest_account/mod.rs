@@ -7,8 +7,8 @@
 //!   gives them, so that Harvester and the operator accept each other's objects.
 //! * A foreign object with such a name is never changed. An error names that object.
 //! * The name of a token Secret is used only once in the life of its account. The reason is that a
-//!   token depends only on names and on the account's UID, so a new Secret with the name of a
-//!   revoked token's Secret would make that token valid again.
+//!   token depends only on names and on the account's UID. If a new Secret had the name of a
+//!   revoked token's Secret, the revoked token would be valid again.
 
 pub mod list;
 mod name_placeholder;
@@ -30,7 +30,7 @@ pub use roles::{
 
 /// Annotation of a ServiceAccount: name of the guest cluster for which it was made.
 pub const ANNOTATION_GUEST: &str = "credentials.harvesterhci.io/guest-cluster";
-/// Annotation of a Secret with a copy of a token: name of the copied token Secret.
+/// Annotation of a Secret that holds a copy of a token: name of the token Secret that was copied.
 pub const ANNOTATION_STANDS_IN: &str = "credentials.harvesterhci.io/stands-in-for";
 /// Annotation of a token Secret: name of the token's account.
 pub const ANNOTATION_ACCOUNT: &str = "kubernetes.io/service-account.name";
@@ -121,7 +121,7 @@ fn is_label(text: &str) -> bool {
         && text.bytes().next_back().is_some_and(inner)
 }
 
-/// Name from parts, as Harvester builds it: the end of a name that is too long becomes a hash.
+/// Name from parts, as Harvester builds it. If the name is too long, a hash replaces its end.
 fn safe_name(parts: &[&str]) -> String {
     let full = parts.join("-");
     if full.len() <= LONGEST {
@@ -266,9 +266,9 @@ pub struct ExistingObjects {
     pub account: Option<StoredAccount>,
     /// Bindings whose role, name or subjects make them relevant.
     pub bindings: Vec<StoredBinding>,
-    /// Token Secrets in the namespace, those of other accounts included.
+    /// Token Secrets of all accounts in the namespace.
     pub tokens: Vec<TokenSecret>,
-    /// Other Secrets in the namespace that have a requested name.
+    /// Secrets of another type in the namespace, by name. Only requested names were looked up.
     pub taken: BTreeMap<String, ForeignSecret>,
 }
 
@@ -373,8 +373,8 @@ pub fn plan(
     if faults.is_empty() { Ok(steps) } else { Err(RefusalReasons(faults)) }
 }
 
-/// Whether the account is the guest's: its annotation names the guest, or it already has a guest's
-/// rights, like an account that the UI or Harvester's script made.
+/// Whether the account belongs to the guest. Either its annotation names the guest, or it already
+/// has a guest's rights, for example because the UI or Harvester's script made it.
 fn is_guests(guest: &GuestCluster, account: &StoredAccount, found: &ExistingObjects) -> bool {
     let subject = guest.subject();
     account.made_for.as_deref() == Some(guest.cluster.as_str())

@@ -1,4 +1,4 @@
-//! Placeholder Secret, which takes the name of a guest's first token Secret after the token in that
+//! Placeholder Secret. It takes the name of a guest's first token Secret, after the token in that
 //! Secret was revoked.
 //!
 //! The token in a token Secret follows from the Secret's name and the account's UID. Harvester's UI

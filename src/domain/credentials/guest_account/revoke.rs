@@ -12,11 +12,11 @@ use super::{
 /// Value of `--revoke`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RevokeScope {
-    /// All tokens but the newest.
+    /// All tokens except the newest.
     Old,
-    /// The whole credential.
+    /// The whole credential: account, bindings and tokens.
     All,
-    /// The whole credentials of guests that are gone.
+    /// The whole credential of each guest that no longer exists.
     Gone,
     /// A single token, by the name of its Secret.
     Token(String),
@@ -54,8 +54,8 @@ pub struct Revocation {
 }
 
 /// Objects to delete for a request. `kept`: the token that has just been handed out and was not
-/// used yet. Without `kept`, the newest token stays, and `--revoke old` is refused if another token
-/// was used and the newest was not.
+/// used yet. If `kept` is not given, the newest token stays. In this case, `--revoke old` is
+/// refused if another token was used and the newest token was not.
 pub fn revoke(
     guest: &GuestCluster,
     found: &ExistingObjects,

@@ -35,8 +35,8 @@ pub enum CsiAccess {
 }
 
 /// Rights of the guest's CSI driver: the requested rights, else the existing rights. A guest
-/// without existing rights gets narrow rights if it never had a token. Such a guest is new, or its
-/// creation was interrupted, because the token is made last.
+/// without existing rights gets narrow rights if it never had a token. The token is made last, so
+/// such a guest is new, or its creation was interrupted.
 pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();
     let has = |role: &str, in_namespace: bool| {
@@ -66,7 +66,7 @@ struct WantedBinding {
     namespace: Option<String>,
     name: String,
     role: &'static str,
-    /// Wider role that is accepted, too, in a binding that exists already.
+    /// Wider role. An existing binding may have this role instead of `role`.
     or: Option<&'static str>,
     /// Whether the account owns the binding. No account can own a binding in another namespace.
     owned: bool,

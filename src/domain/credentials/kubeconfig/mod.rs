@@ -1,5 +1,5 @@
-//! Kubeconfig in which only the token of one user is replaced, or a new kubeconfig for another
-//! server.
+//! Changes of kubeconfigs. Either only the token of one user is replaced, or a new kubeconfig for
+//! another server is made.
 //!
 //! Invariants:
 //!
@@ -25,7 +25,7 @@ const OTHER_AUTH_FIELDS: [&str; 8] = [
     "client-certificate-data",
     "client-key",
 ];
-/// Fields of a user for methods of authentication that state no end in the file.
+/// Fields of a user entry. Each stands for a method of authentication whose end is not in the file.
 const UNKNOWN_END_FIELDS: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
 /// Suffix of the user's name, for the entry that keeps an old token for a while.
@@ -43,7 +43,7 @@ pub struct Kubeconfig(Value);
 pub enum AuthMethod {
     /// A token in the file.
     Token(TokenText),
-    /// A certificate in the file: its name and times.
+    /// A certificate in the file. The claims are its name and times.
     Certificate(TokenClaims),
     /// A method for which no end is known. The text is the reason.
     Unknown(String),
@@ -205,8 +205,8 @@ impl Kubeconfig {
         if users.len() == before { Ok(None) } else { to_yaml(&config).map(Some) }
     }
 
-    /// Server where the user's token is used: from the current context if that context is the
-    /// user's, else from the user's first context.
+    /// Server where the user's token is used. The current context gives the server if that context
+    /// belongs to the user. Otherwise, the user's first context gives the server.
     pub fn reach(&self, user: &str) -> Result<ServerEndpoint, Unfit> {
         self.entry(user)?;
         let contexts = || self.0["contexts"].as_array().into_iter().flatten();

@@ -66,7 +66,7 @@ fn the_old_token_stays_in_an_entry_of_its_own_until_it_is_taken_out() {
         tokens(&both),
         [pair("guest", "new"), pair("other", "theirs"), pair(previous, "old")]
     );
-    // The same token again changes nothing. A third token replaces the kept token.
+    // A write of the same token changes nothing. A third token replaces the kept token.
     let again = parsed(&both.with_token("guest", &token("new"), None).unwrap());
     assert_eq!(again.0, both.0);
     let third = parsed(&both.with_token("guest", &token("newer"), Some(&token("new"))).unwrap());

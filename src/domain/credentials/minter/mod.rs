@@ -10,7 +10,7 @@
 use super::kubeconfig::Unfit;
 use api::ANNOTATION_RANCHER_URL;
 
-/// Longest part of a URL that a condition repeats, in characters.
+/// Maximum number of characters of a URL that a condition repeats.
 const LONGEST_URL: usize = 200;
 
 /// Cloud credential that is to get a token of the API key's user.
@@ -68,7 +68,7 @@ pub struct MinterSecret<'a> {
     pub named: Option<&'a str>,
     /// URL in the spec.
     pub wanted: Option<&'a str>,
-    /// URL that the Secret named first, if the spec names no URL.
+    /// First URL that was recorded from the Secret, if the spec names no URL.
     pub first: Option<&'a str>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Source: the calls in the driver's `client.go`. [`RIGHTS`] omits images, networks, keys and
 //! storage classes, because the machine's configuration decides which of them the driver reads, and
-//! in which namespace. [`RIGHTS`] also omits Harvester's settings, because no role that Harvester
-//! ships was observed to hide the settings from a user who may make virtual machines.
+//! in which namespace. [`RIGHTS`] also omits Harvester's settings. With every role of Harvester
+//! that was observed, a user who may make virtual machines can also read the settings.
 
 use std::fmt;
 
@@ -38,8 +38,9 @@ pub const RIGHTS: [DriverRight; 10] = [
     of("list", "", "persistentvolumeclaims"),
 ];
 
-/// Rights to get, in any namespace, the objects that a machine's configuration can name, and to get
-/// Harvester's version. The driver needs only the rights that the configuration uses.
+/// Rights to get the objects that a machine's configuration can name, in any namespace. One more
+/// right is to get Harvester's version. The driver needs only the rights that the configuration
+/// uses.
 pub const READS: [DriverRight; 5] = [
     of("get", "harvesterhci.io", "virtualmachineimages"),
     of("get", "harvesterhci.io", "keypairs"),

@@ -1,5 +1,5 @@
-//! ServiceAccount for a cloud credential, as `rancher-secret` prints it: the account, its rights,
-//! and the TokenRotation that puts the account's token into the cloud credential.
+//! Objects that `rancher-secret` prints for a cloud credential: a ServiceAccount, its rights, and
+//! the TokenRotation that puts the account's token into the cloud credential.
 //!
 //! Invariant: the account gets only the rights that Rancher's node driver uses. In one namespace,
 //! it may make virtual machines. In any namespace, it may get the objects that a machine's

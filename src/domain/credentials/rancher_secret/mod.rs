@@ -1,7 +1,9 @@
 //! Secret with a Rancher's API key, as `rancher-secret` prints it, and the messages beside it.
 //!
-//! Invariants: an authority from Rancher itself is used only if it has the given checksum; the
-//! Secret names the only URL to which its key may be sent.
+//! Invariants:
+//!
+//! * An authority from Rancher itself is used only if it has the given checksum.
+//! * The Secret names the only URL to which its key may be sent.
 
 mod account;
 

@@ -3,8 +3,8 @@
 //! Invariant: two TokenRotations never stop each other, whatever their states are. The order is
 //! fixed: a TokenRotation that was made by hand goes before a child. Otherwise the older one goes
 //! first. If both have the same age, their names decide. A TokenRotation in another namespace goes
-//! first only after it has read the credential. Without this rule, the right to make TokenRotations
-//! in that namespace would be enough to stop this one.
+//! first only after it has read the credential. Without this rule, a user with the right to make
+//! TokenRotations in one namespace could stop a TokenRotation in another namespace.
 
 use super::minter::is_same_url;
 use api::TokenRotation;
@@ -55,7 +55,8 @@ pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
     }
 }
 
-/// First of the other TokenRotations for the same credential that go before this one.
+/// Returns the TokenRotation for the same credential that goes before `one`. If there are several,
+/// the first of them is returned.
 pub fn first_rival<'a>(
     one: &TokenRotation,
     others: impl IntoIterator<Item = &'a TokenRotation>,

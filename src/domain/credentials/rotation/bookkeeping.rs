@@ -1,5 +1,6 @@
-//! Changes of the record: what the target holds, which credential was published, replaced or
-//! abandoned, which step has failed, and which old credential may be revoked.
+//! Changes of the record. The record states what the target holds, which credential was published,
+//! replaced or abandoned, and which step has failed. This module also decides which old credential
+//! may be revoked.
 
 use super::foreign_credentials::{record_found, serial_of};
 use super::{
@@ -11,8 +12,8 @@ use super::{
 /// First and longest pause after a failure.
 const FIRST_RETRY: Seconds = 5;
 const LAST_RETRY: Seconds = 600;
-/// Longest pause after a failed revocation. It is short, because the credential may have leaked and
-/// no event reports that a right was granted.
+/// Longest pause after a failed revocation. The pause is short, because the credential may have
+/// leaked. Also, no event reports that a missing right was granted.
 const LAST_REVOKE: Seconds = 120;
 
 /// Earliest of several times.
@@ -51,9 +52,9 @@ pub(super) fn update_record(
     record_found(plan, record, seen)
 }
 
-/// Whether the target still holds the recorded credential. A credential that is only watched is
-/// compared by its name and expiry, because it may be a password, which a hash in a status would
-/// reveal.
+/// Whether the target still holds the recorded credential. A credential that is only watched may be
+/// a password, and a hash in a status would reveal the password. Therefore the name and the expiry
+/// of such a credential are compared.
 fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential) -> bool {
     if plan.source.is_some() {
         return current.hash == held.hash;
@@ -110,7 +111,8 @@ fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> Rota
     next
 }
 
-/// Moves the current credential to `previous`, the credentials to revoke, if the operator made it.
+/// Moves the current credential to `previous` if the operator made it. `previous` lists the
+/// credentials to revoke.
 fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
         let (name, hash) = (old.name, Some(old.hash));
@@ -154,8 +156,8 @@ fn adopted(
     next
 }
 
-/// Moves the pending credential to `previous`, the credentials to revoke. If its publication was
-/// recorded, a client may have read the credential, so the overlap applies.
+/// Moves the pending credential to `previous`, which lists the credentials to revoke. If the
+/// publication was recorded, a client may have read the credential, so the overlap applies.
 pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Seconds) {
     let Some(PendingEntry { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
@@ -182,7 +184,7 @@ pub fn failed(
     let mut next = record.clone();
     next.last_result = Some(format!("Failed {}", step.word()));
     if step == RotationStep::Revoke {
-        // The other credentials are revoked meanwhile.
+        // The pause is only for this credential. The other credentials are revoked meanwhile.
         for old in next.previous.iter_mut().filter(|old| old.name == name) {
             old.failures = old.failures.saturating_add(1);
             old.after = Some(now + retry_pause(old.failures).min(LAST_REVOKE));

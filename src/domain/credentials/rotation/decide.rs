@@ -256,9 +256,9 @@ fn revoke(
     None
 }
 
-/// Record without the late writes that can no longer arrive, because the target has another version
-/// now. A late write may have arrived before that version, so a client may have read the credential
-/// of that write. Therefore the overlap begins now.
+/// Record without the late writes that the server now refuses, because the target has another
+/// version. A write may have arrived before that version, and a client may have read its
+/// credential. Therefore the overlap of that credential begins now.
 fn without_late_writes(
     plan: &RotationPlan,
     record: &RotationRecord,

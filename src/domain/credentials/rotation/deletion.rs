@@ -10,8 +10,8 @@ use super::{
     SURELY_ANSWERED, Seconds, TargetState, UnknownReason,
 };
 
-/// Time that a deletion waits for missing answers and refused revocations. A Rancher that is
-/// started again or upgraded answers within that time.
+/// Time that a deletion waits for servers that do not answer and for refused revocations. A Rancher
+/// that is started again or upgraded answers within that time.
 const PATIENCE: Seconds = 15 * 60;
 
 /// Latest time at which a deletion completes, whatever is missing. It is [`PATIENCE`] after the end
@@ -125,8 +125,8 @@ fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {
     old.hash.as_ref() == Some(&held.hash)
 }
 
-/// Whether a deletion may revoke the credential now. At the recorded time of the revocation, every
-/// write of the credential has been answered, so `replaces` does not count.
+/// Whether a deletion may revoke the credential now. `replaces` does not count, because every write
+/// of the credential has been answered at the recorded time of the revocation.
 fn may_be_revoked_by_deletion(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let answered = RetiredCredential { replaces: None, ..old.clone() };
     matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)

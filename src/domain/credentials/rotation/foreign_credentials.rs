@@ -1,5 +1,7 @@
-//! Foreign credentials of two kinds: credentials whose name looks like a name of ours, and
-//! credentials in a target, without a known validity and expiry.
+//! Two kinds of foreign credentials:
+//!
+//! * Credentials whose name looks like a name that the operator gives.
+//! * Credentials in a target, if their validity and expiry are not known.
 
 use super::{
     CurrentEntry, ObservedState, RecordChange, RetiredCredential, RotationAction, RotationPlan,
@@ -43,9 +45,9 @@ pub(super) fn serial_of(plan: &RotationPlan, record: &RotationRecord, name: &str
     (1..=record.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)
 }
 
-/// Whether only the name of a foreign credential in the target is known, so that the credential may
-/// end at any time. False for a separate issuer (`is_apart`), because a credential that a person
-/// has put into the target stays until it is due.
+/// Whether only the name of a foreign credential in the target is known. Such a credential may end
+/// at any time. The result is false for a separate issuer (`is_apart`), because a credential that a
+/// person has put into the target stays until it is due.
 pub(super) fn is_unseen(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -69,8 +69,8 @@ pub(super) fn step_as_recorded(
     ))
 }
 
-/// First time after `now` at which a rotation that waits must be reconciled: for its next step
-/// (`until`), or because the condition Expiring changes (`ends`: end of the target's credentials).
+/// First time after `now` at which a rotation that waits must be reconciled. The reason is its next
+/// step (`until`), or a change of the condition Expiring. `ends`: end of the target's credentials.
 pub fn next_reconcile(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -51,9 +51,9 @@ pub(super) fn kept_foreign_until(plan: &RotationPlan, record: &RotationRecord) -
     Some(if leaked { published } else { published + plan.overlap + 1 })
 }
 
-/// Observed state for the second of two TokenRotations for one credential. The kept credential
-/// belongs to the first TokenRotation, so it is hidden here, unless the target holds the credential
-/// that the second TokenRotation published last.
+/// Observed state for the second of two TokenRotations for one credential. The kept credential is
+/// hidden, because it belongs to the first TokenRotation. It is shown only if the target holds the
+/// credential that the second TokenRotation published last.
 pub(super) fn as_second(record: &RotationRecord, seen: &ObservedState) -> ObservedState {
     let mut seen = seen.clone();
     if let TargetState::There { holds, kept, .. } = &mut seen.target {

@@ -1,4 +1,4 @@
-//! Replacement of credentials without a moment in which no credential works.
+//! Replacement of credentials. At each moment, at least one credential works.
 //!
 //! [`decide`] returns one step at a time, from the record and from the observed state. The process
 //! may crash after any step. The order:
@@ -16,7 +16,7 @@
 //!
 //! * A credential is not revoked while the target holds it, or may still get it by a write whose
 //!   outcome is not known. Only a deletion may revoke it earlier.
-//! * No credential is made without a recorded name.
+//! * A credential is made only after its name was recorded.
 //! * A credential that another party has put into the target is adopted, and not overwritten before
 //!   it is due.
 
@@ -47,8 +47,8 @@ use super::timestamp::Seconds;
 const MOST_PREVIOUS: usize = 16;
 /// Pause before a target that could not be read is read again.
 const READ_AGAIN_AFTER: Seconds = 30;
-/// Time for which another process may have a pending credential in memory. The credential is not
-/// abandoned earlier.
+/// Time for which another process may have a pending credential in memory. The credential is
+/// abandoned only after that time.
 const HELD_ELSEWHERE: Seconds = 15;
 /// Time after which a write that was sent has surely been answered, by success or failure.
 const SURELY_ANSWERED: Seconds = 120;
@@ -180,7 +180,7 @@ pub struct CurrentEntry {
 pub struct PendingEntry {
     /// Name of the credential.
     pub name: String,
-    /// Time at which its name was recorded.
+    /// Time at which the name was recorded.
     pub since: Seconds,
     /// Requests that the credential fulfils. Empty: the replacement was due.
     pub requests: RotationRequests,
@@ -216,10 +216,11 @@ pub struct RetiredCredential {
     /// SHA-256 of the credential. `None`: not known, because the credential was never published or
     /// was only found by its name.
     pub hash: Option<String>,
-    /// Earliest time of the revocation. `None`: the overlap begins only when the workloads were
-    /// restarted for the new credential.
+    /// Earliest time of the revocation. `None`: not set yet, because the overlap begins only after
+    /// the workloads were restarted for the new credential.
     pub after: Option<Seconds>,
-    /// Version of the target that the credential may still replace, by a write of unknown outcome.
+    /// Version of the target that a write of this credential may still replace. The outcome of that
+    /// write is not known.
     pub replaces: Option<String>,
     /// Number of failed revocations.
     pub failures: u32,
@@ -246,12 +247,13 @@ pub enum UnknownReason {
     /// The target's server has not answered. An answer may come later.
     #[default]
     Silent,
-    /// The target's server gave a final answer, such as 403: nothing there can be read or revoked.
+    /// The target's server gave a final answer, such as 403. Nothing on that server can be read or
+    /// revoked.
     Barred,
     /// The target alone cannot be read or written, and that is final. The credentials that were
     /// made for it are known, and can be revoked.
     TargetBarred,
-    /// The issuer refuses to list its credentials, and that is final: nothing can be revoked.
+    /// The issuer refuses to list its credentials, and that is final. So nothing can be revoked.
     Unlisted,
 }
 
@@ -313,7 +315,7 @@ pub struct UnpublishedCredential {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RotationAction {
     /// Write this record, if no other process wrote a record meanwhile. The change names the
-    /// difference.
+    /// difference from the earlier record.
     Write(RecordChange, Box<RotationRecord>),
     /// Make the credential with this name, or read it again where that is possible.
     Mint(String),
@@ -414,14 +416,14 @@ impl RotationRecord {
         self.current.as_ref().is_some_and(|current| current.kept_alive)
     }
 
-    /// Whether too many credentials wait for revocation, so that no other is made.
+    /// Whether too many credentials wait for revocation, so that no new credential is made.
     pub fn is_stuck(&self) -> bool {
         self.previous.len() >= MOST_PREVIOUS
     }
 }
 
-/// Times at which the credential in the target is replaced. `None`: no credential is recorded, or
-/// the credential is only watched or its issuer keeps it alive.
+/// Times at which the credential in the target is replaced. `None`: no credential is recorded, the
+/// credential is only watched, or its issuer keeps it alive.
 pub fn due(plan: &RotationPlan, record: &RotationRecord) -> Option<schedule::ReplacementTimes> {
     let current = record.current.as_ref().filter(|current| !current.kept_alive)?;
     plan.source?;

@@ -9,8 +9,8 @@ use super::{ObservedState, RotationPlan, RotationRecord, RotationStep, TargetSta
 use api::ConditionStatus::{self, False, True};
 use api::Target;
 
-/// Reason of Ready when the target, or the list of credentials that were made for it, cannot be
-/// read.
+/// Reason of Ready when the target cannot be read. The same reason is used if the list of
+/// credentials that were made for the target cannot be read.
 pub const UNREADABLE: &str = "TargetUnreadable";
 
 /// Observed facts, beside the target's state, on which Ready depends.
@@ -63,8 +63,8 @@ pub enum ReadyReason {
     Failed(RotationStep, String),
     /// More old credentials than allowed could not be revoked.
     NotRevoked,
-    /// The target holds no credential that works, as the text says, and the next one is not
-    /// published yet.
+    /// The target holds no credential that works, and the next credential is not published yet. The
+    /// text says why no credential works.
     NotPublished(String),
     /// A deletion waits. The text, if any, is the obstacle.
     Deleting(Option<String>),

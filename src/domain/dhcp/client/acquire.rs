@@ -20,8 +20,8 @@ const SILENT_TRIES: u32 = 3;
 const MOST_REQUESTS: u32 = 4;
 /// Number of refusals after which the client no longer asks for a preferred address.
 const MOST_WISHES: u32 = 2;
-/// Pause after the first refusal. It is short, because the refusal may be normal: a server that
-/// offered the same address to two clients refuses one of them.
+/// Pause after the first refusal. The pause is short, because the refusal may be normal. For
+/// example, a server that offered the same address to two clients refuses one of them.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause after a refusal.
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
@@ -184,8 +184,8 @@ impl DhcpClient {
         self.granted(lease);
     }
 
-    /// Handles a grant to a client without an address: probes the granted address, unless our own
-    /// announcer may still announce the address, or the probe is disabled.
+    /// Handles a grant to a client without an address. The client probes the granted address. The
+    /// probe is omitted if it is disabled, or if our own announcer may still announce the address.
     pub(super) fn granted(&mut self, lease: GrantedLease) {
         let may_be_ours = self
             .former
@@ -230,9 +230,9 @@ impl DhcpClient {
         }
     }
 
-    /// Counts a refusal, and returns the pause after it. The pause doubles with each refusal. The
-    /// returned time is random, between half of the pause and the whole pause, so that two clients
-    /// that asked at the same moment do not ask at the same moment again.
+    /// Counts a refusal, and returns the time to wait after it. The longest wait doubles with each
+    /// refusal. The returned time is random, between half of the longest wait and the longest wait.
+    /// So two clients that asked at the same moment do not ask at the same moment again.
     pub(super) fn pause_after_refusal(&mut self) -> Duration {
         self.naks = self.naks.saturating_add(1);
         let doubled = FIRST_PAUSE * 1_u32.checked_shl((self.naks - 1).min(8)).unwrap_or(1);

@@ -4,12 +4,14 @@
 //! A guest or kube-vip announces the address. Neither of them asks the DHCP server, and a guest's
 //! cloud provider does not even watch for a change of the address. Therefore, while the address is
 //! published, the client asks by ARP which stations have it, and stores the stations that answer.
-//! By these stations, the client later recognizes its own announcer. If the address is granted
-//! again, and its own announcer answers the probe, the client does not decline the address. If the
-//! address is lost, and one of these stations still announces it, the client reports this.
+//! These stations count as the client's own announcers:
 //!
-//! Without ARP probes ([`ProbeTiming::OFF`](super::ProbeTiming::OFF)), none of these questions is
-//! sent.
+//! * The client does not decline an address that is granted again if its own announcer answers the
+//!   probe.
+//! * The client reports a lost address that its own announcer still announces.
+//!
+//! If ARP probes are off ([`ProbeTiming::OFF`](super::ProbeTiming::OFF)), the client sends none of
+//! these questions.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -26,19 +28,19 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Interval of the questions about a lost or kept address. The first question about a lost address
 /// is asked one interval after the loss.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
-/// Number of consecutive questions without an answer after which a lost address counts as no longer
-/// announced.
+/// Number of consecutive questions without an answer from a known announcer. After this number, a
+/// lost address counts as not announced.
 const MOST_SILENT: u32 = 3;
 
 /// Subject of the questions about an address.
 #[derive(Clone, Debug)]
 pub enum InquirySubject {
-    /// A leased address: which station announces it.
+    /// A leased address. The question is which station announces it.
     Leased,
-    /// An address that is kept after its lease has ended: whether another host has it. The value
-    /// contains the stations that have answered the current question.
+    /// An address that is kept after its lease has ended. The question is whether another host has
+    /// it. The value contains the stations that have answered the current question.
     Kept(Vec<Mac>),
-    /// A lost address: whether it is still announced.
+    /// A lost address. The question is whether a station still announces it.
     Lost,
 }
 
@@ -49,9 +51,9 @@ pub struct AddressInquiry {
     subject: InquirySubject,
     /// Whether the question was sent, and the time for its answer is not over.
     pub waits: bool,
-    /// Number of consecutive questions that no host answered. For a kept address: number of
-    /// consecutive questions that several hosts answered, at least one of which is not a known
-    /// announcer.
+    /// Number of consecutive questions that no known announcer of a lost address answered. For a
+    /// kept address: number of consecutive questions that several hosts answered, including a host
+    /// that is not a known announcer.
     pub tally: u32,
     pub next: Duration,
 }
@@ -174,7 +176,7 @@ impl DhcpClient {
         true
     }
 
-    /// Whether the station is our announcer of the address: the station announced the address while
+    /// Whether the station is our announcer of the address, because it announced the address while
     /// we held it.
     pub(super) fn announces_for_us(&self, address: Ipv4Addr, station: Mac) -> bool {
         let announced = self.announced.as_ref().filter(|announced| announced.address == address);

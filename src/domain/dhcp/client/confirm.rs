@@ -1,12 +1,14 @@
 //! Extending the lease of a held address: renewal, rebinding, and confirmation after a restart.
 //!
-//! Each question is the REQUEST of a client that has restarted. While the lease's server can be
-//! reached without a router, the first questions go to this server alone, because another server
-//! that is authoritative would refuse at once. Later questions go to all servers. Invariants:
+//! Each question to a server is a REQUEST in the form of a client that has restarted. If the client
+//! reaches the lease's server without a router, the first questions go to this server alone,
+//! because another authoritative server would refuse at once. Later questions go to all servers.
+//! Invariants:
 //!
-//! * The lease runs on, with or without answers, until a server that may end the lease ends it.
-//! * The refusal of another server counts only after several questions to all servers. If the lease
-//!   has an end, the refusal counts only after T2.
+//! * The lease runs on until its end, even without answers. Only a server that may end the lease
+//!   ends it earlier.
+//! * A refusal by another server counts only after several questions to all servers. For a lease
+//!   that has an end, T2 must also have passed.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -18,11 +20,11 @@ use super::{ClientPhase, DhcpClient};
 
 /// Number of questions to the lease's server alone before all servers are asked.
 const ALONE: u32 = 2;
-/// Number of questions to all servers after which another server's grant counts even before T2,
-/// because the lease's own server has not answered the earlier questions.
+/// Number of questions to all servers after which a grant by another server counts even before T2.
+/// By then, the lease's own server has left the earlier questions unanswered.
 const BEFORE_OTHERS_GRANT: u32 = 2;
-/// Number of questions to all servers after which another server's refusal counts, if T2 has passed
-/// or the lease has no end.
+/// Number of questions to all servers after which a refusal by another server counts. For a lease
+/// that has an end, T2 must also have passed.
 const BEFORE_OTHERS_REFUSE: u32 = 3;
 /// Number of questions after a restart. They take about a minute. If no server answers them, the
 /// lease continues with its old times.
@@ -201,10 +203,9 @@ impl DhcpClient {
         }
     }
 
-    /// Handles an offer that answers the additional DISCOVER. While the client has an address, only
-    /// an offer of this address is of use. If the lease has ended, and the lease's own server
-    /// offers another address, the kept address counts as lost, because the server may grant it to
-    /// another client.
+    /// Handles an offer that answers the additional DISCOVER. Only an offer of the address that the
+    /// client has is of use. A kept address counts as lost if the lease's own server offers another
+    /// address. The reason is that this server may grant the kept address to another client.
     fn offered_besides(
         &mut self,
         reply: &ServerReply,

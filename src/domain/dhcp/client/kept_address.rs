@@ -13,9 +13,8 @@ use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
-/// Number of consecutive questions that two stations must answer before another host counts as
-/// having the address. An announcer that moves to another node causes one question with two
-/// answers.
+/// Number of consecutive questions with two answers after which the address counts as taken by
+/// another host. An announcer that moves to another node causes only one question with two answers.
 const MOST_DOUBLE: u32 = 2;
 
 impl DhcpClient {
@@ -30,8 +29,9 @@ impl DhcpClient {
         self.record(Some(ClientTrouble::Kept));
     }
 
-    /// Decides from the stations that answered for the kept address whether another host has it. A
-    /// single station does not count, because it may be the announcer on another node.
+    /// Decides whether another host has the kept address. `stations` are the stations that answered
+    /// for the address. A single station does not count, because it may be the announcer on another
+    /// node.
     pub(super) fn kept_answered(&mut self, mut look: AddressInquiry, stations: &[Mac]) {
         let is_strange = |station: &&Mac| !look.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();

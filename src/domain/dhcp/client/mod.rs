@@ -45,13 +45,13 @@ use probe::Probing;
 use releasing::PendingRelease;
 
 /// Time after the loss of an address during which our announcer may still announce it. If the
-/// address is granted again within this time, it is not probed: our own announcer would answer.
+/// address is granted again within this time, it is not probed, because our announcer would answer.
 const STILL_OURS: Duration = Duration::from_mins(5);
 
 /// Phase of the protocol. Whether a lease is held is recorded separately, in [`DhcpClient::held`].
 #[derive(Clone, Debug)]
 enum ClientPhase {
-    /// Idle until this time, then a DISCOVER.
+    /// Idle until this time. Then the client sends a DISCOVER.
     Waiting(Duration),
     Selecting(Selecting),
     Requesting(Requesting),
@@ -61,7 +61,7 @@ enum ClientPhase {
     Confirming(Confirming),
     /// The address is to be given back, unless a station has it.
     Parting(PendingRelease),
-    /// The address was given back. With a value: the RELEASE is sent once more at that time.
+    /// The address was given back. `Some`: the RELEASE is sent again at this time.
     Released(Option<(Duration, GrantedLease)>),
 }
 
@@ -88,8 +88,8 @@ pub struct DhcpClient {
     still: Option<(Ipv4Addr, Mac)>,
     /// Time since which the client has been without an address.
     began: Duration,
-    /// Number of refusals since an address was last held. `conflicts`: number of declined
-    /// addresses.
+    /// Number of refusals since an address was last held. `conflicts` is the number of declined
+    /// addresses since then.
     naks: u32,
     conflicts: u32,
     trouble: Option<ClientTrouble>,
@@ -127,8 +127,8 @@ impl DhcpClient {
     }
 
     /// A client whose address is in its record. The address may be used at once, and is confirmed
-    /// soon. If the lease is over, and the options do not say to keep the address, the client
-    /// removes the address from the record, and asks for the same address.
+    /// soon. An address whose lease is over is kept if the options say so. Otherwise, the client
+    /// removes it from the record, and asks for it again.
     pub fn resume(
         identity: ClientIdentity,
         options: ClientOptions,
@@ -149,8 +149,8 @@ impl DhcpClient {
         client
     }
 
-    /// Makes a client without a lease ask for `announced`: the client lost this address before it
-    /// was stopped.
+    /// Makes a client without a lease ask for the address `announced`, because the client lost this
+    /// address before it was stopped.
     #[must_use]
     pub fn remembering(mut self, announced: AnnouncedAddress) -> Self {
         self.former = Some(FormerAddress {
@@ -164,7 +164,7 @@ impl DhcpClient {
         self
     }
 
-    /// Time at which to call [`DhcpClient::due`]. `None`: no call is due before another input.
+    /// Time at which to call [`DhcpClient::due`]. `None`: no call is due before the next input.
     pub fn deadline(&self) -> Option<Duration> {
         let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
         let end = self.held.as_ref().filter(|_| !self.kept).and_then(|lease| lease.expires);
@@ -413,9 +413,9 @@ impl DhcpClient {
         self.event(ClientEvent::Ignored(why));
     }
 
-    /// Handles a message that a client sent to a server. A message with our hardware address is
-    /// from a duplicate of this client, unless it is our own message, which a loop in the network
-    /// may return.
+    /// Handles a message that a client sent to a server. If the message has our hardware address,
+    /// it is our own message that a loop in the network returned, or it is from a duplicate of this
+    /// client.
     fn heard_client(&mut self, datagram: ethernet::UdpDatagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);

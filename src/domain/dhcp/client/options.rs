@@ -15,16 +15,17 @@ pub struct ClientOptions {
     pub probe: ProbeTiming,
     /// Time over which clients that begin together spread their first message.
     pub start_within: Duration,
-    /// Time over which clients that were resumed together spread their first message. If a quarter
-    /// of the rest of the lease is less than this time, the quarter is used instead.
+    /// Longest time over which clients that were resumed together spread their first message. The
+    /// time of a client is at most a quarter of the rest of its lease.
     pub resume_within: Duration,
-    /// Phase that spreads this client's first message over these times, and its renewals: see
-    /// [`super::super::phase`].
+    /// Phase of this client: see [`super::super::phase`]. Different phases spread the first
+    /// messages and the renewals of many clients.
     pub phase: u32,
-    /// Whether servers are always asked to broadcast their answers. Without this option, servers
-    /// are asked to do so only while the client's address may be in use. The reason is a router
-    /// that runs dnsmasq: it writes its own ARP entry for an address that it grants by unicast
-    /// (SIOCSARP, src/dhcp.c). The entry would lead to this client, which answers for no address.
+    /// Whether servers are always asked to broadcast their answers. Otherwise, they are asked to do
+    /// so only while the client's address may be in use. The reason is dnsmasq on a router. If
+    /// dnsmasq grants an address by unicast, it writes an ARP entry for the address (SIOCSARP,
+    /// src/dhcp.c). The router would then send the traffic of the address to this client, which
+    /// answers for no address.
     pub broadcast: bool,
     /// Subnets whose addresses may be leased. Empty: any address.
     pub subnets: Arc<[Ipv4Net]>,

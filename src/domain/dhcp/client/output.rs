@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::super::{GrantedLease, Mac, OfferFault};
 
-/// Largest number of stations that are stored for an address. There may be several, because an
-/// announcer moves between nodes.
+/// Largest number of stations that are stored for an address. There may be several stations,
+/// because an announcer moves between nodes.
 pub(super) const MOST_STATIONS: usize = 4;
 
 /// Action that the caller carries out. The order of the actions matters.
@@ -98,20 +98,20 @@ pub enum ClientState {
 pub enum ClientTrouble {
     /// No server has answered for a while.
     NoOffer,
-    /// A server refused the address that it had offered or granted.
+    /// A server refused the offered or leased address.
     Refused,
     /// The granted address belongs to another host: this station.
     AddressInUse(Mac),
-    /// Too many consecutive granted addresses belonged to other hosts, the last of them to this
-    /// station.
+    /// Too many consecutive granted addresses belonged to other hosts. The last of these addresses
+    /// belongs to this station.
     TooManyInUse(Mac),
-    /// The offered address cannot be used.
+    /// The offer or grant cannot be used.
     Unusable {
-        /// Offered address.
+        /// Offered or granted address.
         address: Ipv4Addr,
-        /// Server that made the offer.
+        /// Server that sent the offer or grant.
         server: Ipv4Addr,
-        /// Reason why the address cannot be used.
+        /// Reason why the offer or grant cannot be used.
         why: OfferFault,
     },
     /// A station answers ARP for every address, so the client cannot check whether an address is
@@ -123,7 +123,7 @@ pub enum ClientTrouble {
     Expired,
     /// The lease ended without an answer, and the address is kept.
     Kept,
-    /// Station that has the kept address as well, besides the announcer of the address.
+    /// The kept address also belongs to another host: this station.
     Taken(Mac),
     /// The server granted or offered another address instead.
     Changed,
@@ -184,11 +184,11 @@ pub enum ClientEvent {
     },
     /// A server's offer or grant cannot be used.
     Unusable {
-        /// Server that sent the message.
+        /// Server that sent the offer or grant.
         server: Ipv4Addr,
-        /// Offered address.
+        /// Offered or granted address.
         address: Ipv4Addr,
-        /// Reason why the address cannot be used.
+        /// Reason why the offer or grant cannot be used.
         why: OfferFault,
     },
     /// An address was granted, and its probe, if there was one, found no other host.

@@ -19,8 +19,8 @@ const MOST_CONFLICTS: u32 = 10;
 /// the client would use up all addresses of the server, because a server holds back a declined
 /// address for a day or so.
 const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
-/// Pause if a station answers for every address: no DECLINE is sent, and the server offers the same
-/// address again.
+/// Pause if a station answers for every address. No DECLINE is sent in this case, so the server
+/// offers the same address again.
 const PROXY_PAUSE: Duration = Duration::from_mins(1);
 
 /// State while a granted address is probed.

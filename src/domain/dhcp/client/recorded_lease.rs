@@ -27,8 +27,8 @@ pub struct RecordedLease {
     pub seconds: Option<u32>,
     /// Time for which the address has been held, by the wall clock.
     pub age: Duration,
-    /// Rest of the lease time, by the wall clock; zero if the lease is over. At most `seconds` of
-    /// it count, so that a wall clock that was set back makes no lease longer.
+    /// Rest of the lease time, by the wall clock; zero if the lease is over. A rest longer than
+    /// `seconds` counts as `seconds`, because the wall clock may have been set back.
     pub left: Duration,
 }
 

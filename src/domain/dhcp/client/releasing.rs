@@ -1,8 +1,8 @@
 //! Giving an address back to its server.
 //!
 //! Invariant: no RELEASE is sent for an address that a station has. After a RELEASE, the server
-//! would grant the address to another host, although a guest that has not observed the end of its
-//! load balancer still announces it.
+//! would grant the address to another host. At that time, a guest may still announce the address,
+//! because it has not observed the end of its load balancer.
 
 use std::time::Duration;
 

@@ -3,9 +3,10 @@
 //!
 //! A router with proxy ARP (`proxy_arp_pvlan`, `ip local-proxy-arp`, private VLANs) disputes every
 //! address that its DHCP server grants. Each DECLINE takes one address from the server for a day or
-//! for a lease time, until no address is left. Therefore, once the station of the DHCP server, or
-//! of the router to the server, has disputed two addresses, the client no longer sends a DECLINE
-//! when this station disputes an address. The client does not use the disputed address either.
+//! for a lease time, until no address is left. Therefore, the client observes the station that
+//! sends the grants: the DHCP server, or the router to the server. If this station has disputed two
+//! addresses, the client sends no DECLINE when the station disputes another address. The client
+//! does not use the disputed address either.
 
 use std::net::Ipv4Addr;
 

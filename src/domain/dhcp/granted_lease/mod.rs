@@ -1,8 +1,10 @@
 //! A granted lease, and the times at which it is renewed, is rebound, and ends.
 //!
 //! Times are offsets on one clock that cannot be set and runs on while the host sleeps. The lease
-//! time begins with the request, not with the answer. Invariants: granted < T1 < T2 < end; T1 and
-//! T2 are at least a second after `granted`, so that they cause no busy loop.
+//! time begins with the request, not with the answer. Invariants:
+//!
+//! * granted < T1 < T2 < end
+//! * T1 and T2 are at least a second after `granted`, so that they cause no busy loop.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -94,10 +96,12 @@ impl GrantedLease {
         Duration::from_secs(u64::from((seconds / 20).clamp(1, 60)))
     }
 
-    /// Time of the next question if no server answers the question at `now`. The client waits for
-    /// half of the time that is left until T2 or, once T2 has passed, half of the time that is left
-    /// until the end of the lease. For a lease that never ends, the client asks every hour. For a
-    /// kept address whose lease has ended, the client asks every [`Self::shortest_wait`].
+    /// Time of the next question if no server answers the question at `now`. The wait is:
+    ///
+    /// * before T2: half of the time until T2
+    /// * after T2: half of the time until the end of the lease
+    /// * after the end of the lease, if the address is kept: [`Self::shortest_wait`]
+    /// * for a lease that never ends: one hour
     pub(super) fn ask_again(&self, now: Duration) -> Duration {
         let rebind = self.rebind.filter(|rebind| now < *rebind);
         match rebind.or(self.expires) {
@@ -120,8 +124,9 @@ pub(super) struct LeaseTimes {
 }
 
 impl LeaseTimes {
-    /// Times of a lease: the server's T1 and T2 if both are valid together, otherwise half and
-    /// seven eighths of the lease time.
+    /// Times of a lease. The defaults of T1 and T2 are half and seven eighths of the lease time. A
+    /// default replaces a value that the server did not send. If T1 and T2 are then not valid
+    /// together, both defaults apply.
     pub fn of(seconds: u32, t1: Option<u32>, t2: Option<u32>) -> Self {
         if seconds == FOR_EVER {
             return Self { t1: DAILY, t2: None, end: None };
@@ -135,9 +140,9 @@ impl LeaseTimes {
         Self { t1, t2: Some(t2), end: Some(end) }
     }
 
-    /// Time before T1 over which renewals are spread: a fifth of the lease time, but at most half
-    /// of T1, and at most [`WIDEST_SPREAD`]. So this time is the same for all leases of one length,
-    /// unless a server sends a T1 below two fifths of the lease time.
+    /// Time before T1 over which renewals are spread. It is a fifth of the lease time, but at most
+    /// half of T1, and at most [`WIDEST_SPREAD`]. Leases of one length therefore have the same
+    /// spread, except if a server sends a T1 below two fifths of the lease time.
     fn spread(&self) -> Duration {
         let whole = self.end.unwrap_or(DAILY);
         (whole / 5).min(self.t1 / 2).min(WIDEST_SPREAD)

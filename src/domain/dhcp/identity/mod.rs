@@ -5,8 +5,9 @@
 //! client that changes one of the two loses its address at some servers. Both are therefore derived
 //! from facts that stay the same when a LoadBalancer is deleted and created again: the cluster, the
 //! network, namespace and name. Invariant: the derived identity is the same in every process and
-//! every version. The identity is derived by a cryptographic hash, because tenants choose names: no
-//! tenant can find a name that takes over the address of another tenant's LoadBalancer.
+//! every version. The identity is derived by a cryptographic hash, because tenants choose names.
+//! The hash prevents that a tenant finds a name that takes over the address of another tenant's
+//! LoadBalancer.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::Mac;
 
-/// Purpose of the hash. The same input, hashed for another purpose, has another result.
+/// Purpose of the hash, as a part of its input. Another purpose gives another result.
 const PURPOSE: &str = "harvester-guest-operator dhcp identity 1";
 /// Type of a client identifier that contains an IAID and a DUID: RFC 4361.
 const TYPE_DUID: u8 = 255;
@@ -124,8 +125,8 @@ impl ClientIdentity {
     pub fn derive(cluster: &str, network: &str, namespace: &str, name: &str) -> Self {
         let mut hash = Sha256::new();
         for part in [PURPOSE, cluster, network, namespace, name] {
-            // The length is hashed, too, so that parts that are split differently do not give the
-            // same octets.
+            // The length is hashed, too. Otherwise, for example, the parts `a` and `bc` would give
+            // the same octets as `ab` and `c`.
             hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
             hash.update(part);
         }

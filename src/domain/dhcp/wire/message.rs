@@ -19,7 +19,7 @@ const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const ETHERNET: [u8; 2] = [1, 6];
 const BROADCAST_FLAG: u16 = 0x8000;
-/// Largest accepted message, in octets, headers included: one frame.
+/// Largest message that servers may send, option 57: one frame, in octets, headers included.
 const LARGEST: u16 = 1500;
 /// Largest number of name servers that are stored: as many as a resolver asks.
 const MOST_NAME_SERVERS: usize = 3;
@@ -43,7 +43,7 @@ pub enum MessageKind {
     Discover(Option<Ipv4Addr>),
     /// REQUEST for the first address. The server at the second address offered it.
     Select(Ipv4Addr, Ipv4Addr),
-    /// REQUEST to any server to confirm this address, in the form of a client that has restarted.
+    /// REQUEST in the form of a client that has restarted: asks any server to confirm this address.
     Confirm(Ipv4Addr),
     /// DECLINE: another host has the first address. The server at the second address granted it.
     Decline(Ipv4Addr, Ipv4Addr),

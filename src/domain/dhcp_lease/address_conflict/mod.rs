@@ -1,8 +1,8 @@
 //! Reasons not to publish a leased address: another object has the address or may get it, or the
 //! address does not belong to the network.
 //!
-//! A network's DHCP server chooses the addresses, and a tenant may run that server. If it leased an
-//! address of the cluster itself, the cluster's traffic would go to the tenant's VMs
+//! A network's DHCP server chooses the addresses, and a tenant may run that server. If that server
+//! leased an address of the cluster itself, the cluster's traffic would go to the tenant's VMs
 //! (CVE-2020-8554).
 //!
 //! Two networks are the same if they have the same bridge and the same VLAN, as for pools. A
@@ -96,8 +96,8 @@ pub fn obstacle(lease: &LeasedAddress, world: &AddressUses) -> Option<String> {
     world.pools.iter().find_map(|pool| in_pool(ip, pool, &world.segment))
 }
 
-/// Description of a reserved address. `None`: the address is on a LoadBalancer's Service, which may
-/// be this LoadBalancer's own. Other LoadBalancers with the address are in [`AddressUses::others`].
+/// Description of a reserved address. `None`: the address is on a Service that names a LoadBalancer
+/// as its owner. Other LoadBalancers with the address are in [`AddressUses::others`].
 fn whose(reserved: &Reserved) -> Option<&'static str> {
     match reserved {
         Reserved::Management(_) => Some("the cluster's management address"),

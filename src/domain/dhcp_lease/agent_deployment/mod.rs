@@ -1,4 +1,4 @@
-//! Deployment of a network's agent, which the operator creates, updates and deletes.
+//! Deployment of a network's agent. The operator creates, updates and deletes the Deployment.
 //!
 //! The fields that depend on the network are set here; all other fields come from the chart's
 //! template. A network's name is inserted as one whole value, never as a part of a text that is
@@ -22,7 +22,7 @@ const LABEL_AGENT: &str = "loadbalancer.harvesterhci.io/agent";
 const ANNOTATION_AGENT_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 /// Annotation on an agent's Deployment: SHA-256 of the Deployment that the operator wants.
 const ANNOTATION_WANTED: &str = "loadbalancer.harvesterhci.io/wanted";
-/// Annotation on a pod that makes Multus attach it to networks.
+/// Annotation on a pod: the networks to which Multus attaches the pod.
 const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Name of the network's interface in the pod.
 const INTERFACE: &str = "net1";
@@ -81,7 +81,7 @@ impl StoredDeployment {
     }
 }
 
-/// Change to a network's Deployment that is due.
+/// Due change to the Deployment of a network's agent.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeploymentChange {
     /// No change is due.
@@ -96,8 +96,8 @@ pub enum DeploymentChange {
     Foreign,
 }
 
-/// Plans the change to a network's Deployment. `wanted` is the Deployment that the network is to
-/// have; `None`: the network is to have no Deployment.
+/// Plans the change to the Deployment of a network's agent. `wanted` is the Deployment that the
+/// network is to have; `None`: the network is to have no Deployment.
 pub fn plan(wanted: Option<Value>, stored: Option<&StoredDeployment>) -> DeploymentChange {
     match (wanted, stored) {
         (None, Some(stored)) if stored.ours && !stored.leaving => DeploymentChange::Delete,

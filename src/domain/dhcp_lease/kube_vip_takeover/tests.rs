@@ -73,7 +73,7 @@ fn it_is_kube_vips_client_before_kube_vip_ends() {
         panic!("no address")
     };
     assert_eq!(patch["metadata"]["annotations"], json!({KUBE_VIP_REQUESTED_IP: "10.7.0.9"}));
-    // Once the identity is stored, or if there is none to store, the Service is deleted.
+    // Once the identity is stored, or if there is no identity to store, the Service is deleted.
     let noted = asks(lb.clone(), &[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "10.7.0.9")]);
     let before_a_lease = service(&[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "")]);
     let with_mac = asks(lb.clone(), &[(KUBE_VIP_HWADDR, MAC)]);
@@ -118,8 +118,8 @@ fn nothing_is_taken_over_unasked_or_where_nothing_would_lease() {
     assert!(why.contains(KUBE_VIP_HWADDR) && why.contains("another machine's"), "{why}");
 }
 
-/// kube-vip gives the address back when its Service is deleted. If the host had leased the address
-/// before that, the server would then consider the address free.
+/// kube-vip gives the address back when its Service is deleted. If the host leased the address
+/// earlier, the server would consider the address free after kube-vip's RELEASE.
 #[test]
 fn the_host_asks_after_kube_vip_has_given_back() {
     let kube_vips = leasing();

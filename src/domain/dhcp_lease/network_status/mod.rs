@@ -1,6 +1,7 @@
 //! Status of the host's leases on a network, in an annotation on the network. The status names the
-//! agent that serves the network and the time since which this agent serves it, or the reason why
-//! no agent serves the network. It also says which other annotation is not followed.
+//! agent that serves the network, and the time since which the agent serves it. If no agent serves
+//! the network, the status names the reason. If the agent does not follow the annotations, the
+//! status names the faulty annotation.
 //!
 //! The status is JSON in an annotation, because a NetworkAttachmentDefinition has no status. It is
 //! written only when its content changes.

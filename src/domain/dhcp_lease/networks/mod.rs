@@ -2,7 +2,8 @@
 //! agents.
 //!
 //! A declaration is durable: it does not depend on whether an agent is active now. A fault in
-//! another annotation does not end a declaration; the fault only delays new leases.
+//! another annotation of the network does not end the declaration. The fault only delays new
+//! leases.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +17,8 @@ use api::{
     ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_SUBNETS, LoadBalancer,
 };
 
-/// Value of the annotation on a NetworkAttachmentDefinition that makes the host lease on that
-/// network.
+/// Value of the declaring annotation on a NetworkAttachmentDefinition. With this value, the host
+/// leases on that network.
 const HOST: &str = "host";
 
 /// Operator options for the networks on which the host leases.
@@ -25,7 +26,7 @@ const HOST: &str = "host";
 pub struct DhcpNetworks {
     /// Networks that are declared whatever their NetworkAttachmentDefinition says. Key:
     /// `namespace/name`; value: the network's form of client identifiers. The operator does not
-    /// create their agents.
+    /// create the agents of these networks.
     pub listed: BTreeMap<String, ClientIdForm>,
     /// Namespaces in which a NetworkAttachmentDefinition may declare its network. The namespaces
     /// are limited because a tenant may be able to write a NetworkAttachmentDefinition in its own
@@ -80,11 +81,10 @@ pub enum WantedAgent {
     /// The operator creates the agent.
     Ours,
     /// An annotation other than the declaring annotation is not valid, for the reason in the text.
-    /// The operator creates no agent. If it has already created the agent, it does not change the
-    /// agent's options.
+    /// The operator creates no new agent, and does not change the options of an existing agent.
     Faulty(String),
-    /// The annotation asks for an agent that the operator does not create, for the reason in the
-    /// text.
+    /// The declaring annotation asks for an agent that the operator does not create, for the reason
+    /// in the text.
     Refused(String),
 }
 
@@ -138,7 +138,8 @@ impl DhcpDeclaration {
         if text.is_empty() { Ok(false) } else { flag(text) }
     }
 
-    /// First fault in the annotations other than the one that declares the network: key and reason.
+    /// Key of the first annotation that is not valid, and the reason. The declaring annotation is
+    /// not checked.
     fn fault(&self) -> Option<(&str, String)> {
         let subnets = self
             .subnets()

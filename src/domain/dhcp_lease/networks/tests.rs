@@ -56,7 +56,7 @@ fn a_network_is_declared_by_name_or_where_its_namespace_may() {
     );
 }
 
-/// Returns the fault of a network that is declared nevertheless.
+/// Returns the fault of a network, and checks that the network is declared nevertheless.
 fn fault(networks: &DhcpNetworks, said: &DhcpDeclaration) -> String {
     let network = "default/vlan7";
     assert!(networks.declare(network, Some(said)), "{said:?} is the guest's");
@@ -67,8 +67,8 @@ fn fault(networks: &DhcpNetworks, said: &DhcpDeclaration) -> String {
     why.clone()
 }
 
-/// A fault in another annotation does not declare a network. The network stays undeclared if its
-/// declaring annotation does not count, or if no agent can be attached.
+/// A fault in another annotation changes no declaration. The network is declared if its declaring
+/// annotation counts and an agent can be attached. Otherwise, it stays undeclared.
 #[test]
 fn a_fault_declares_nothing() {
     let networks =

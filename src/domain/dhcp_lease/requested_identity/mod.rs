@@ -1,10 +1,12 @@
-//! DHCP client identity that users request by annotations. Where kube-vip has an annotation for the
-//! purpose, kube-vip's annotation is used.
+//! DHCP client identity that users request by annotations. If kube-vip has an annotation for the
+//! same purpose, kube-vip's annotation is used.
 //!
 //! kube-vip gets its lease again only by its hardware address, or by a host name that it also sends
 //! as the client identifier. To a DHCP server, a LoadBalancer with kube-vip's annotations is
-//! therefore the same client as kube-vip. Invariants: an identity changes only with a new record; a
-//! hardware address that may belong to another machine's hardware is never used.
+//! therefore the same client as kube-vip. Invariants:
+//!
+//! * An identity changes only with a new record.
+//! * A hardware address that may belong to another machine's hardware is never used.
 
 use std::net::Ipv4Addr;
 
@@ -144,8 +146,8 @@ pub(super) fn flag(text: &str) -> Result<bool, String> {
 }
 
 impl RequestedIdentity {
-    /// Identity for the DHCP server. `derived` is the LoadBalancer's identity without a request,
-    /// `form` the network's form of the client identifier.
+    /// Identity to present to the DHCP server. `derived` is the identity of a LoadBalancer whose user
+    /// requests none. `form` is the form of client identifiers on this network.
     pub fn identity(&self, derived: ClientIdentity, form: ClientIdForm) -> ClientIdentity {
         let mut identity = derived;
         identity.mac = self.mac.unwrap_or(identity.mac);
@@ -203,7 +205,7 @@ impl RequestedIdentity {
 }
 
 /// Merge patch that copies annotations from the Service to the LoadBalancer. With these
-/// annotations, the host continues as the client that kube-vip was for the Service. `None`: the
+/// annotations, the host is the same DHCP client as kube-vip was for the Service. `None`: the
 /// LoadBalancer has these annotations already, or the Service has none of them.
 ///
 /// # Errors

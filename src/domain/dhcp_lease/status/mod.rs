@@ -94,7 +94,7 @@ pub fn report(
     status
 }
 
-/// Status of a record for whose client no network link could be created.
+/// Status of a record if no network link could be created for its client.
 pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLeaseStatus {
     let ready = if former.address.is_some() {
         let message = format!("the address is leased, and cannot be renewed: {why}");

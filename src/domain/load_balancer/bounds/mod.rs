@@ -1,11 +1,11 @@
-//! Limits on the data about a LoadBalancer that is held in memory, written and reported, whatever
+//! Limits on the data that is held in memory, written and reported about a LoadBalancer, whatever
 //! the stored object contains.
 //!
 //! The schema and admission refuse larger objects. But they have not checked objects that were
 //! stored before these limits existed, or objects under Harvester's own CRD, which has no limits.
-//! So every object is trimmed here first. Invariant: a trimmed object has at most [`MOST_KEPT`]
-//! bytes, and a decision from the trimmed object is the same as from the whole one, except for
-//! numbers in messages.
+//! So every object is trimmed here first. Invariants of a trimmed object:
+//! * its size is at most [`MOST_KEPT`] bytes;
+//! * decisions from it are the same as from the whole object, except for numbers in messages.
 
 use std::collections::BTreeMap;
 
@@ -33,10 +33,11 @@ pub const LONGEST_NAME: usize = 63;
 pub const MOST_LISTENERS: usize = 256;
 /// Longest text in a condition, an Event or an annotation, in bytes.
 pub const LONGEST_TEXT: usize = 1024;
-/// Maximum number of bytes of other clients' entries in lists that this operator writes as a whole
-/// (finalizers, conditions). An object with more such bytes is read again before a write.
+/// Maximum size of other clients' entries in a list, in bytes. The lists are finalizers and
+/// conditions, which this operator writes as a whole. An object beyond this limit is read again
+/// before a write.
 const MOST_FOREIGN: usize = 1024;
-/// Longest name, address or word, in bytes.
+/// Longest name, address, time or other short field, in bytes.
 pub const LONGEST_WORD: usize = 320;
 /// Longest list of addresses that is stored in the view. A longer list is replaced by its digest.
 const LONGEST_LIST: usize = 16;
@@ -80,8 +81,8 @@ fn shorten_some(text: &mut Option<String>, longest: usize) {
     }
 }
 
-/// Fault of a name that is too long. `None`: no fault. Each claim stores the name in the pool's
-/// single object, whose space all LoadBalancers of the pool share.
+/// Fault of a name that is too long. `None`: no fault. The length is limited because each claim
+/// stores the name in the pool's object, and all claims share the size limit of this object.
 pub fn name_fault(name: &str) -> Option<String> {
     (name.len() > LONGEST_NAME).then(|| {
         format!("metadata.name: is longer than {LONGEST_NAME} characters: choose a shorter one")
@@ -115,7 +116,7 @@ pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
 }
 
 /// Removes fields that decisions do not use, and cuts values beyond their limits. Returns whether a
-/// list lost entries that a write of the list must contain: then the object must be read again
+/// list lost entries that a write of the list must contain. If so, the object must be read again
 /// before a write.
 pub fn trim(lb: &mut LoadBalancer) -> bool {
     let meta = &mut lb.metadata;
@@ -190,7 +191,7 @@ fn trim_conditions(conditions: &mut Vec<Condition>) -> bool {
     if partial {
         *conditions = ready.map(|at| conditions.swap_remove(at)).into_iter().collect();
     }
-    // This operator's own condition may be cut: if it then differs, it is written again.
+    // This operator's own condition may be cut, because it is written again if it then differs.
     let ready = conditions.iter_mut().find(|condition| condition.type_ == READY);
     if let Some(condition) = ready {
         shorten_some(&mut condition.message, LONGEST_TEXT + 3);

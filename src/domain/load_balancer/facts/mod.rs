@@ -64,14 +64,14 @@ pub fn named_pool(lb: &LoadBalancer) -> Option<String> {
 }
 
 /// Present or former claim from the annotation, which contains `POOL/ADDRESS`. A tenant may have
-/// written the annotation: it is only a request, and the pool's rules decide.
+/// written the annotation. So it is only a request, and the rules of the pool decide.
 pub fn former(lb: &LoadBalancer) -> Option<Claim> {
     let text = given(lb.metadata.annotations.as_ref(), ANNOTATION_ALLOCATED)?;
     let (pool, ip) = text.split_once('/')?;
     Some(Claim { pool: pool.to_owned(), ip: ip.parse().ok()? })
 }
 
-/// Text of a claim in the annotation.
+/// Text of a claim, as the annotation contains it.
 pub fn written(claim: &Claim) -> String {
     format!("{}/{}", claim.pool, claim.ip)
 }
@@ -98,7 +98,7 @@ pub fn name(lb: &LoadBalancer) -> String {
 }
 
 /// Requirement that a pool must meet. The namespace is the LoadBalancer's own, and the project
-/// comes from the Namespace object: an annotation can set neither.
+/// comes from the Namespace object. So an annotation can set neither of them.
 pub fn requirement(lb: &LoadBalancer, around: &LbSurroundings) -> PoolRequirement {
     let annotation = |key: &str| given(lb.metadata.annotations.as_ref(), key);
     let management = || annotation(ANNOTATION_MANAGEMENT_NETWORK).filter(|_| is_guest(lb));
@@ -153,8 +153,8 @@ pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     Some(Claim { pool, ip })
 }
 
-/// Address in the object's status that the host leased for it. `None`: there is no address, it is
-/// from a pool, or the announcer leases it.
+/// Address that the host leased for the LoadBalancer, as the status has it. `None`: the status has
+/// no address, the address is from a pool, or the announcer leases it.
 pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     if wants_pool(lb) || allocated.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {

@@ -1,4 +1,4 @@
-//! Tests of the facts of a LoadBalancer, also where facts of other objects contradict it.
+//! Tests of the facts of a LoadBalancer, including facts that another object contradicts.
 
 use super::*;
 use api::ANNOTATION_PROJECT;

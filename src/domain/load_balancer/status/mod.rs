@@ -151,8 +151,8 @@ pub fn is_urgent(lb: &LoadBalancer, patch: &Value) -> bool {
         || !status.keys().all(|key| count(key) || (key == "conditions" && same_ready()))
 }
 
-/// Whether a Service may be created: an address is published, and the finalizer delays the deletion
-/// until the Service is gone.
+/// Whether a Service may be created. It may if an address is published, and if the finalizer delays
+/// the deletion of the LoadBalancer until the Service is gone.
 pub fn may_serve(lb: &LoadBalancer) -> bool {
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
@@ -172,8 +172,8 @@ pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
     })
 }
 
-/// The desired `allocatedAddress`. Reserved fields are copied, because without them the object
-/// would always differ and need a patch.
+/// The desired `allocatedAddress`. Fields that this operator does not use are copied, because
+/// without them the object would always differ and need a patch.
 fn allocated(old: &AllocatedAddress, finding: &AddressOutcome) -> AllocatedAddress {
     match finding {
         AddressOutcome::Guest(_) => AllocatedAddress {
@@ -197,7 +197,7 @@ fn allocated(old: &AllocatedAddress, finding: &AddressOutcome) -> AllocatedAddre
             let ip = claim.ip.to_string();
             let (mask, gateway) = match subnet {
                 Some(subnet) => (Some(subnet.mask()), subnet.gateway.map(|g| g.to_string())),
-                // The pool no longer knows the subnet; the published values stay valid.
+                // The pool no longer knows the subnet, but the published values stay valid.
                 None if old.ip.as_deref() == Some(&ip) => (old.mask.clone(), old.gateway.clone()),
                 None => (None, None),
             };
@@ -221,9 +221,10 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
 }
 
 /// The patch of a guest LoadBalancer's `status.address`, which the guest writes later. Before that,
-/// the operator sets it to the allocated address, or to `0.0.0.0` for an address that the announcer
-/// leases. The guest's cloud provider treats a LoadBalancer with an empty address as one that does
-/// not exist. So a guest whose first pass ended early would never delete that LoadBalancer.
+/// the operator sets it to the allocated address, or to `0.0.0.0` if the announcer leases the
+/// address. Reason: the guest's cloud provider treats a LoadBalancer with an empty address as one
+/// that does not exist. So a guest that failed before its own write would never delete that
+/// LoadBalancer.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,
@@ -314,8 +315,8 @@ fn ready(
             condition(ConditionStatus::True, reason::LEASED, message)
         }
         AddressOutcome::Guest(why) => {
-            // Only the reconcile that decides on leasing knows the reason. Later the stored message
-            // is kept.
+            // Only the reconcile that decides on leasing knows the reason. Later reconciles keep
+            // the stored message.
             let said = stored.filter(|stored| stored.reason.as_deref() == Some(reason::DHCP));
             let said = || said.and_then(|stored| stored.message.clone());
             let message = why.clone().or_else(said).unwrap_or_default();
@@ -324,9 +325,8 @@ fn ready(
     }
 }
 
-/// Patch with the condition for a LoadBalancer that has no address and no condition that says why.
-/// Both are missing because another controller leads. `None`: the LoadBalancer has an address or
-/// such a condition, or is being deleted.
+/// Patch with the condition that another controller, `holder`, leads. `None`: the LoadBalancer has
+/// an address, its condition has another reason, it is being deleted, or nothing changes.
 pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
     if facts::has_address(lb) || lb.metadata.deletion_timestamp.is_some() {
         return None;

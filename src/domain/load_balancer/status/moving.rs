@@ -15,9 +15,10 @@ pub fn moves_from(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<Claim> 
     facts::published(lb).filter(|old| old != claim)
 }
 
-/// Whether traffic to the address may still arrive at the LoadBalancer's own Service. There are
-/// three such cases: the Service is announced at the address; the Service requests the address; or
-/// the Service now requests another address that the announcer has not confirmed yet.
+/// Whether traffic to the address may still arrive at the LoadBalancer's own Service. Cases:
+/// * the Service is announced at the address;
+/// * the Service requests the address;
+/// * the Service is not announced at any address yet, and the status still publishes the address.
 pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&StoredService>) -> bool {
     own.is_some_and(|stored| {
         let moves = stored.ingress.is_empty() && facts::is_announced_at(lb, address);
@@ -25,8 +26,8 @@ pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&StoredServic
     })
 }
 
-/// The finding for a LoadBalancer whose old address may still be announced: the old address stays
-/// published until the Service has moved.
+/// Finding that keeps the old address published until the Service has moved, because the old
+/// address may still be announced.
 pub fn staying_at(old: Claim) -> AddressOutcome {
     AddressOutcome::Pool(ClaimResult::Held {
         claim: old,

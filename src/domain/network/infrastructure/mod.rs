@@ -53,8 +53,9 @@ impl Reserved {
         matches!(self, Self::ServiceNetwork(_) | Self::PodNetwork(_))
     }
 
-    /// Whether the address is the ingress address of a Service. Tenants choose such addresses, so a
-    /// Service that appears later takes no address away from others.
+    /// Whether the address is the ingress address of a Service. Tenants choose ingress addresses.
+    /// So a later Service does not take an address away from a VM or LoadBalancer that already has
+    /// it.
     pub fn is_ingress(&self) -> bool {
         matches!(self, Self::Ingress(_) | Self::OwnIngress(_))
     }
@@ -133,9 +134,9 @@ impl Infrastructure {
         added.into_iter().chain(removed).collect()
     }
 
-    /// Networks from which no pool allocates an address, each with the object that reserves it:
-    /// nodes, the management address, ingress addresses of Services that no LoadBalancer owns, and
-    /// the networks of pods and Services.
+    /// Networks from which no pool allocates an address, each with the object that reserves it.
+    /// They are the addresses of nodes, the management address, ingress addresses of Services that
+    /// no LoadBalancer owns, and the networks of pods and Services.
     pub fn held_back(&self) -> HeldBack {
         let first = self.by_network.iter().filter_map(|(net, objects)| {
             Some((*net, objects.iter().find(|object| object.is_held_back())?.clone()))
@@ -144,7 +145,7 @@ impl Infrastructure {
     }
 
     /// Object that reserves an address. `None`: the address is not reserved. If several objects
-    /// reserve it: the first in the order of [`Self::reservations`].
+    /// reserve the address, it is the first in the order of [`Self::reservations`].
     pub fn why_reserved(&self, address: IpAddr) -> Option<&Reserved> {
         self.reservations(address).next()
     }
@@ -183,8 +184,8 @@ pub fn within(all: &HeldBack, ranges: &PoolRanges) -> HeldBack {
             all.get_key_value(&network)
         });
         let last = IpNet::from(stretch.last);
-        // The map is sorted by address, then length, so the range has all networks that begin
-        // within the stretch.
+        // The map is sorted by address, then by length. So the range `first..=last` has all
+        // networks that begin within the stretch.
         found.extend(around.chain(all.range(first..=last)).map(|(net, what)| (*net, what.clone())));
     }
     found

@@ -1,19 +1,21 @@
-//! Allocator of addresses. It has all pools, all claims and all waiting LoadBalancers.
+//! Allocator of addresses, called the book. It has all pools, all claims and all waiting
+//! LoadBalancers.
 //!
 //! The book is the desired content of the ledgers. It belongs to one task, the ledger task. The
 //! task writes each touched pool by compare-and-swap, and answers a request only after the API
 //! server has accepted the write that the answer depends on. If another client has written a pool,
-//! [`PoolAllocator::merge`] reads that version, and the task replays the batch. It may do so
-//! because every operation is idempotent.
+//! [`PoolAllocator::merge`] reads the new version of the pool. The task then decides its batch of
+//! requests again, which is safe because every operation is idempotent.
 //!
 //! Invariants:
 //! * a LoadBalancer with an address retains it, unless its `spec.ipPool` names another pool. In
 //!   that case, the new address is claimed first. The old address is released only when the API
 //!   server itself reports that the new address is published;
 //! * waiters are served oldest first, and before every later request;
-//! * no pool gives out an address that another pool holds on the same network ([`overlap`]), that a
-//!   LoadBalancer publishes there without a record in a ledger ([`reserved`]), or that is the
-//!   cluster's own;
+//! * no pool gives out an address of these kinds:
+//!   * another pool holds it on the same network ([`overlap`]);
+//!   * a LoadBalancer publishes it on that network, and no ledger records it ([`reserved`]);
+//!   * the cluster itself uses it;
 //! * a name keeps its address across restores: a LoadBalancer that is created again under its name
 //!   gets the former address of the name. This address is in the ledger of its pool or in the
 //!   history, or the LoadBalancer itself asks for it.
@@ -139,8 +141,8 @@ impl PoolAllocator {
         self.held(facts, claim, wait)
     }
 
-    /// The answer that [`Self::claim`] would give, if the call would change nothing and no write of
-    /// the pool is pending.
+    /// Returns the answer that [`Self::claim`] would give. `None`: the call may change something,
+    /// or a write of the pool is pending.
     pub fn peek(&self, facts: &LbFacts) -> Option<ClaimResult> {
         self.unchanged(facts).filter(|answer| match answer {
             ClaimResult::Held { claim, .. } => !self.touched.contains(&claim.pool),
@@ -148,8 +150,8 @@ impl PoolAllocator {
         })
     }
 
-    /// The answer that [`Self::claim`] would give, if the call would change nothing in memory. A
-    /// write of the pool may be pending.
+    /// Returns the answer that [`Self::claim`] would give, even if a write of the pool is pending.
+    /// `None`: the call may change something in memory.
     fn unchanged(&self, facts: &LbFacts) -> Option<ClaimResult> {
         let claims = self.holders.get(&facts.owner.uid)?;
         let [claim] = claims.as_slice() else { return None };
@@ -161,9 +163,10 @@ impl PoolAllocator {
     }
 
     /// Whether the LoadBalancer must be read from the API server before [`Self::claim`], because a
-    /// stale view must not decide the answer. This is so if a claim or a reservation may have to be
-    /// released, if the LoadBalancer holds claims but publishes another address, or if it inherits
-    /// claims of an earlier LoadBalancer with its name.
+    /// stale view must not decide the answer. A fresh read is needed in these cases:
+    /// * a claim or a reservation may have to be released;
+    /// * the LoadBalancer holds claims but publishes another address;
+    /// * the LoadBalancer inherits claims of an earlier LoadBalancer with its name.
     pub fn needs_fresh(&self, facts: &LbFacts) -> bool {
         let claims = self.claims_of(&facts.owner.uid);
         let unknown = facts.published.as_ref().is_some_and(|p| !claims.contains(p));

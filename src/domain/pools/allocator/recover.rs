@@ -1,6 +1,7 @@
-//! Claims that no ledger records for the LoadBalancer: an address whose pool is gone, an address
-//! that is missing from its pool's ledger, and an address that the ledger records under the
-//! LoadBalancer's name for an earlier object.
+//! Claims that no ledger records for the LoadBalancer. There are three kinds:
+//! * the pool of the address is gone;
+//! * the address is missing from its pool's ledger;
+//! * the ledger records the address for an earlier object with the LoadBalancer's name.
 
 use super::{AllocatorPool, ClaimResult, PoolAllocator};
 use crate::reason::NoAddressReason;
@@ -23,10 +24,12 @@ impl PoolAllocator {
     }
 
     /// The published claim, if its pool is gone. Where admission does not protect the status, a
-    /// tenant can write any address and the name of a pool that never existed. So a claim that was
-    /// neither published at the start of this term nor recorded in a ledger must also meet these
-    /// conditions: the address has no other owner, is reserved for no other LoadBalancer, is no
-    /// gateway, and is not in the ranges of a pool that would not admit the LoadBalancer.
+    /// tenant can write any address and the name of a pool that never existed. So a claim counts
+    /// only if it was published at the start of this term, was recorded in a ledger, or meets all
+    /// of these conditions:
+    /// * the address has no other owner, and is reserved for no other LoadBalancer;
+    /// * the address is no gateway, and each pool with the address in its ranges admits the
+    ///   LoadBalancer.
     pub(super) fn homeless<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
         let is_gone = !self.pools.contains_key(&claim.pool);
@@ -68,9 +71,9 @@ impl PoolAllocator {
         self.given(claim);
     }
 
-    /// Hands over the claims of an earlier LoadBalancer with the same name. A name belongs to one
-    /// object, so the earlier LoadBalancer is gone. `facts` must be fresh: a stale view may show
-    /// the earlier LoadBalancer.
+    /// Hands over to the LoadBalancer the claims of an earlier LoadBalancer with the same name. A
+    /// name belongs to one object, so the earlier LoadBalancer is gone. `facts` must be fresh,
+    /// because a stale view may show the earlier LoadBalancer.
     pub(super) fn inherit(&mut self, facts: &LbFacts) {
         if !facts.fresh {
             return;

@@ -2,7 +2,7 @@
 //!
 //! Admission and the ledger task apply one rule, so that their verdicts agree:
 //! * **Ranges.** Two pools must not give out one address on one network. A network is a layer-2
-//!   segment: two NetworkAttachmentDefinitions of one bridge and VLAN are one network. A network
+//!   segment, so two NetworkAttachmentDefinitions of one bridge and VLAN are one network. A network
 //!   whose bridge and VLAN are unknown is identified by its name. A pool that names no network is
 //!   on the nodes' own network, and so is a pool on the untagged network of the management bridge.
 //!   Pools on isolated networks may have the same range. A global pool serves every network, so its
@@ -10,8 +10,8 @@
 //! * **One global pool.** There is at most one.
 //! * **Order.** A LoadBalancer that names no pool is served by a pool with the LoadBalancer's
 //!   network name, or by the global pool. So only pools with the same network name compete. Two
-//!   such pools that both have a scope must not have the same priority, unless it is 0. With
-//!   priority 0, their scopes must not overlap.
+//!   such pools that both have a scope must have different priorities. Both may also have the
+//!   priority 0, but then their scopes must not overlap.
 //!
 //! Of two pools in conflict, the older pool stays in use; at equal age, the pool whose name comes
 //! first. The younger pool is out of use, even if the older pool is itself out of use because of a
@@ -92,7 +92,7 @@ pub enum ConflictCause {
     Global,
     /// The same priority, other than 0.
     Priority(i64),
-    /// Scopes that admit the same LoadBalancers, of two pools with priority 0.
+    /// Scopes that may match the same LoadBalancer. Both pools have priority 0.
     Scope {
         /// Index in this pool's `spec.selector.scope`.
         mine: usize,
@@ -182,7 +182,7 @@ impl PoolContender<'_> {
         contests
     }
 
-    /// Whether this pool stays in use when the two are in conflict.
+    /// Whether this pool stays in use when the two pools are in conflict.
     fn is_senior_to(&self, other: &Self) -> bool {
         (self.created, self.name) < (other.created, other.name)
     }
@@ -239,8 +239,8 @@ pub fn network_mismatch(
     })
 }
 
-/// First overlap of two pools: the index of each pool's range, and the first and last address; then
-/// the number of all addresses that the pools share. `None`: they share no address.
+/// First overlap of two pools: the index of the range in each pool, and the first and last address.
+/// The last value is the number of all addresses that the pools share. `None`: no overlap.
 pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, IpAddr, u128)> {
     let (mut left, mut right) = (a.stretches().iter().peekable(), b.stretches().iter().peekable());
     let mut found = None;
@@ -261,9 +261,9 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
     found.map(|(mine, theirs, first, last)| (mine, theirs, first, last, count))
 }
 
-/// Conflict between two pools that are not global and have the same network name and the same
-/// priority. With priority 0, it is a conflict only if their scopes overlap. In such a conflict, it
-/// is not definite which of the two pools serves a LoadBalancer.
+/// Conflict between two pools that are not global, and have the same network name and priority. The
+/// choice between them would not be definite for a LoadBalancer. With priority 0, there is a
+/// conflict only if the scopes of the two pools overlap.
 fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
     if a.network() != b.network()
         || a.priority() != b.priority()

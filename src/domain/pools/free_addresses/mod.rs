@@ -16,7 +16,7 @@ type Key = (bool, u128);
 /// The free addresses of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreeSet {
-    /// Map from the first address of each interval to its last value.
+    /// Map from the first address of each interval to the value of its last address.
     intervals: BTreeMap<Key, u128>,
     free: u128,
 }

@@ -30,8 +30,8 @@ fn mixed() -> (PoolRanges, Vec<IpAddr>) {
     (ranges, all)
 }
 
-/// Checks that intervals are non-empty, disjoint, counted, and joined wherever no stretch begins
-/// between them.
+/// Checks that intervals are non-empty and disjoint, and that the set counts their addresses. Two
+/// intervals may touch only where a stretch begins.
 fn check_invariants(set: &FreeSet, ranges: &PoolRanges) {
     let intervals: Vec<_> = set.intervals.iter().collect();
     assert!(intervals.iter().all(|((_, first), last)| first <= last));
@@ -50,7 +50,7 @@ fn check_invariants(set: &FreeSet, ranges: &PoolRanges) {
 enum Step {
     Take(usize),
     Put(usize),
-    /// Index of the address that is the cursor. An index beyond the last address: no cursor.
+    /// Index of the address that is the cursor. An index beyond the last address means no cursor.
     TakeAfter(usize),
 }
 

@@ -10,8 +10,8 @@
 //! that contains both ends. In that subnet, the first address of the range was often the network
 //! address or the gateway, so it was never given out.
 //!
-//! Addresses in use: the address of a LoadBalancer is recorded as its former address, so that the
-//! LoadBalancer gets it again; an address of any other Service is excluded.
+//! An address that a LoadBalancer uses is recorded as its former address, so that the LoadBalancer
+//! gets it again. An address that any other Service uses is excluded.
 
 mod item;
 
@@ -39,8 +39,8 @@ const SERVICES: &str = "kubevip-services";
 /// Maximum number of ranges of one imported pool, and of excluded addresses of a range. The CRD's
 /// schema allows 256 ranges and 64 excluded addresses.
 const MOST_RANGES: usize = 64;
-/// Longest report, in bytes: the report is an annotation, and all annotations together have 256
-/// KiB.
+/// Longest report, in bytes. It is limited because it is an annotation, and all annotations
+/// together have 256 KiB.
 const LONGEST_REPORT: usize = 16 * 1024;
 
 /// State of the cluster that the plan depends on, besides the ConfigMap.
@@ -73,10 +73,10 @@ pub struct NewPool {
     pub name: String,
     /// Spec of the pool.
     pub spec: IPPoolSpec,
-    /// LoadBalancers that have addresses of the pool now: `namespace/name`, by address.
+    /// Map from an address of the pool to the LoadBalancer that has it now, `namespace/name`.
     pub history: BTreeMap<String, String>,
-    /// Whether the pool exists already: an earlier run created it, and may have ended before it
-    /// wrote the history.
+    /// Whether the pool exists already, because an earlier run created it. That run may have ended
+    /// before it wrote the history.
     pub there: bool,
 }
 

@@ -24,7 +24,7 @@ use super::ranges::PoolRanges;
 use crate::Owner;
 
 /// Maximum number of bytes that the ledger may use in its object. The API server's store refuses
-/// objects above 1.5 MiB; the rest is for spec and metadata.
+/// objects above 1.5 MiB. The space between the two limits is for spec and metadata.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
 /// Maximum number of former owners in the history.
@@ -56,8 +56,8 @@ pub enum AddressFitness {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     ranges: PoolRanges,
-    /// Ranges without the closed networks. These are the cluster's own networks: their addresses
-    /// are not given out.
+    /// Ranges without the closed networks. A closed network belongs to the cluster itself, and its
+    /// addresses are not given out.
     open: PoolRanges,
     free: FreeSet,
     claims: BTreeMap<IpAddr, Owner>,
@@ -368,7 +368,7 @@ fn ip_bytes(ip: IpAddr) -> usize {
     if ip.is_ipv4() { 15 } else { 39 }
 }
 
-/// Former owners, oldest first. The age comes from this process's own releases; entries from a
+/// Former owners, oldest first. The age is known for this process's own releases. Entries from a
 /// stored ledger count as older, in order of address.
 #[derive(Clone, Debug, Default)]
 struct FormerOwners {

@@ -204,8 +204,8 @@ fn a_name_gets_its_former_address_back_while_that_is_free() {
     assert_eq!(ledger.claim(&reborn), Ok(first));
 }
 
-/// A former address that cannot be given does not make the claim fail: the address is now the
-/// gateway, lies outside the ranges, or is in use.
+/// A former address that cannot be given does not make the claim fail. The cases are the gateway,
+/// addresses outside the ranges, and an address in use.
 #[test]
 fn a_former_address_that_cannot_be_had_falls_through_to_the_next_free_one() {
     for hint in ["10.0.0.1", "10.0.0.0", "192.168.7.7", "fd00::1", "10.0.0.2"] {
@@ -249,7 +249,7 @@ fn history_is_bounded_and_drops_the_oldest_release_first() {
     const RELEASES: usize = HISTORY_LENGTH + 300;
     let mut ledger = ledger("10.0.0.0/20");
     let addresses: Vec<IpAddr> = (0..RELEASES).map(|n| ledger.claim(&owner(n)).unwrap()).collect();
-    // The highest address is released first: the order by age is not the order of addresses.
+    // The highest address is released first, so the order by age is not the order of addresses.
     for ip in addresses.iter().rev() {
         ledger.release(*ip);
     }

@@ -3,15 +3,15 @@
 //! The order is total:
 //! 1. the pools whose network is exactly the required network and whose scope matches strictly;
 //! 2. the pools of that network whose scope matches only because a blank project or guest cluster
-//!    admits any;
+//!    admits any value;
 //! 3. the global pool.
 //!
 //! Within each group, pools are ordered by priority, the highest first, then by name. A `*` has a
-//! meaning in a pool's scope only: a LoadBalancer cannot widen its own scope.
+//! meaning in a pool's scope only, so a LoadBalancer cannot widen its own scope.
 //!
 //! Harvester's own UI writes scopes that name only a namespace, and Harvester's webhook leaves the
 //! project of a vm LoadBalancer blank. So the two blank projects match in Harvester. This operator
-//! knows the project for both workload types, and a blank project in a scope admits any.
+//! knows the project for both workload types, and a blank project in a scope admits any project.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -62,7 +62,7 @@ struct PoolScope {
 pub enum PoolFit {
     /// Network and scope match strictly.
     Strict,
-    /// Network and scope match if a blank project or guest cluster admits any.
+    /// Network and scope match if a blank project or guest cluster in the scope admits any value.
     Loose,
     /// The global pool, which serves LoadBalancers that no other pool fits.
     Global,
@@ -108,7 +108,7 @@ impl PoolSelector {
         self.global.then_some(PoolFit::Global)
     }
 
-    /// Network of the pool, `namespace/name`. Empty for the nodes' own.
+    /// Network of the pool, `namespace/name`. Empty for the nodes' own network.
     pub fn network(&self) -> &str {
         &self.network
     }
@@ -137,7 +137,7 @@ impl PoolSelector {
         })
     }
 
-    /// Whether a LoadBalancer may name the pool. Every LoadBalancer may if the pool has no scope.
+    /// Whether a LoadBalancer may name the pool. Every LoadBalancer may name a pool without scope.
     pub fn may_be_named_by(&self, requirement: &PoolRequirement) -> bool {
         self.global
             || self.scope.is_empty()
@@ -151,9 +151,9 @@ impl PoolSelector {
 }
 
 impl PoolScope {
-    /// Whether the same LoadBalancer may match both entries strictly: a blank field matches only a
-    /// blank field. Where a blank field admits any, no check is needed, because the more exact
-    /// match is preferred anyway.
+    /// Whether the same LoadBalancer may match both entries strictly. In a strict match, a blank
+    /// field matches only a blank field. Matches in which a blank field admits any value need no
+    /// check, because the more exact match is preferred anyway.
     fn overlaps(&self, other: &Self) -> bool {
         let both = |a: &str, b: &str| a == b || a == ANY || b == ANY;
         // Every LoadBalancer has a namespace, so an entry with a blank namespace matches no

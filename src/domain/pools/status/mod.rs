@@ -95,7 +95,7 @@ pub fn pool_status(
     }
 }
 
-/// Share of `part` in `whole` in percent, rounded up; at most 100, and 100 if `whole` is 0.
+/// Share of `part` in `whole`, in percent. It is rounded up, at most 100, and 100 if `whole` is 0.
 fn percent(part: i64, whole: i64) -> i64 {
     if whole == 0 {
         return 100;

@@ -141,7 +141,7 @@ fn a_notice_comes_and_goes_and_conditions_of_others_stay() {
     assert_eq!(types(&back), ["Other", "Ready"]);
 }
 
-/// The ledger's size limit is above the size of the written object, and below the server's limit.
+/// A status with as many claims as the ledger's size limit admits is smaller than that limit.
 #[test]
 fn the_largest_ledger_fits_the_object() {
     let mut book = PoolAllocator::default();

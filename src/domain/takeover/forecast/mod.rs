@@ -55,8 +55,8 @@ pub struct ForecastFinding {
 /// Expected result of the operator's start.
 #[derive(Clone, Debug, Default)]
 pub struct Forecast {
-    /// Map from `namespace/name` of each LoadBalancer that asks for an address to the allocator's
-    /// answer.
+    /// Answer of the allocator for each LoadBalancer that asks for an address. The key is the
+    /// LoadBalancer's `namespace/name`.
     pub verdicts: BTreeMap<String, ClaimResult>,
     /// Pools and claims after these answers.
     pub book: PoolAllocator,
@@ -129,8 +129,8 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     forecast
 }
 
-/// Finding for a repair of a ledger. `None` if two LoadBalancers publish one address, because the
-/// finding for the LoadBalancer that loses the address reports this.
+/// Finding for a repair of a ledger. `None`: two LoadBalancers publish one address, and the
+/// LoadBalancer that loses the address has its own finding for this.
 fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
     let text = match repair {
         LedgerRepair::Restored(Claim { ip, .. }, owner) => {

@@ -2,7 +2,7 @@
 //!
 //! Taking over:
 //!
-//! * The CRDs are protected from Helm before anything could delete them.
+//! * The CRDs are protected from Helm before any step by which Helm could delete them.
 //! * Before the Go controller is stopped, Fleet is kept from starting it again.
 //! * Before the Go webhook ends, the operator has registered its admission.
 //! * The operator's form of the CRDs is put in place after the Go controller has ended, because the
@@ -21,16 +21,16 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-/// Annotation of a Deployment: the number of its replicas before a take-over or the way back set
-/// this number to 0.
+/// Annotation of a Deployment: its number of replicas before a take-over, or before the way back.
+/// Both set this number to 0.
 pub const ANNOTATION_REPLICAS: &str = "loadbalancer.harvesterhci.io/replicas-before-takeover";
 /// Annotation of the ManagedChart: the values of its sub-chart before a take-over, as JSON.
 pub const ANNOTATION_VALUES: &str = "loadbalancer.harvesterhci.io/values-before-takeover";
 /// Sub-chart of Harvester's chart that installs the Go controller
 /// (harvester: `deploy/charts/harvester/Chart.yaml`).
 pub const SUB_CHART: &str = "harvester-load-balancer";
-/// Finalizers of the Go controller on objects that are not the operator's: wrangler adds one
-/// finalizer for each handler to each object that it sees (`pkg/generic/remove.go`, `OnRemove`).
+/// Finalizers of the Go controller on VMs, which are not the operator's objects. For each handler,
+/// wrangler adds one finalizer to each object that it sees (`pkg/generic/remove.go`, `OnRemove`).
 pub const VM_FINALIZERS: [&str; 2] = [
     "wrangler.cattle.io/harvester-lb-vm-controller",
     "wrangler.cattle.io/harvester-lb-vmi-controller",

@@ -125,7 +125,7 @@ fn the_way_back_ends_the_operator_before_the_go_webhook_starts() {
     assert_eq!((chart.values, chart.before), (json!({"enabled": true}), None));
 }
 
-/// The Go controller would read a status without its own writes if there is the subresource
+/// The Go controller would not read its own writes of the status while the status is a subresource
 /// (`pkg/ipam/store/store.go`, `Reserve`).
 #[test]
 fn there_is_no_way_back_while_a_status_is_a_subresource() {
@@ -141,7 +141,7 @@ fn there_is_no_way_back_while_a_status_is_a_subresource() {
     assert!(refusal.contains("no Deployment of the Go controller"), "{refusal}");
 }
 
-/// Writes of a status by the Go controller would be dropped with the operator's form of the CRDs.
+/// The operator's form of the CRDs would drop the status that the Go controller writes.
 #[test]
 fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
     let mut state = harvester();
@@ -173,7 +173,7 @@ fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
     assert_eq!(TAKE_OVER.plan(&harvester()).unwrap().len(), 9);
 }
 
-/// Deployments that Fleet starts again are stopped again, and the first record stays.
+/// Deployments that Fleet starts again are stopped again, and their first recorded number stays.
 #[test]
 fn what_comes_back_is_stopped_again() {
     let mut state = harvester();
@@ -274,8 +274,8 @@ fn any_state() -> impl Strategy<Value = TakeoverState> {
 }
 
 proptest! {
-    /// Both directions come to an end from any state: no step is left, or the next step is refused.
-    /// If it is refused, the plan from the first state is refused as well.
+    /// Both directions come to an end from any state. At the end no step is left, or the next step
+    /// is refused. In the second case the plan from the first state is refused too.
     #[test]
     fn every_plan_ends(state in any_state()) {
         for direction in [TAKE_OVER, WITH_CRDS, Direction::Undo] {

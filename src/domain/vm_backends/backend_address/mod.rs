@@ -63,8 +63,8 @@ impl fmt::Display for AddressFault {
 
 /// Returns the reason why a VM may not have an address on a network. `None`: the VM may have it.
 /// `network` is `namespace/name`, or empty for the pod network; `pods` are the VM's pods. `had`
-/// returns whether the VM already had the address. If so, a load balancer that gets the same
-/// address later does not take the address away from the VM.
+/// returns whether the VM already had the address. If a load balancer later gets an address that
+/// the VM already had, the VM keeps the address.
 pub fn fault(
     address: IpAddr,
     network: &str,

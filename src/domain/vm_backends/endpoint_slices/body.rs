@@ -1,7 +1,7 @@
 //! Bodies of requests that write EndpointSlices: whole objects, or merge patches.
 //!
-//! Endpoints are serialized directly, without a tree of JSON values: for a slice of a hundred
-//! endpoints, such a tree took a third of the cost of a change of one VM.
+//! Endpoints are serialized directly, without a tree of JSON values. When one VM of a hundred in a
+//! slice changed, a third of the work was for that tree.
 
 use std::net::IpAddr;
 
@@ -13,8 +13,8 @@ use super::super::service::{LbIdentity, owner_reference};
 use super::EndpointPort;
 use api::{LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, SLICE_MANAGER};
 
-/// Annotation with the time of the event in the cluster that last changed a slice's endpoints, for
-/// kube-proxy's metric of programming latency.
+/// Annotation with the time of the last event that changed a slice's endpoints. kube-proxy uses the
+/// time for its metric of programming latency.
 const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// Body of a request that writes an EndpointSlice.

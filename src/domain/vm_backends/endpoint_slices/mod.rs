@@ -23,8 +23,8 @@ pub use body::{SliceBody, create, patch};
 /// Largest number of endpoints in a slice, as in Kubernetes' own controller.
 pub const MOST: usize = 100;
 
-/// UID of the sink. The Go controller's own sink has the same UID. So the Go controller removes
-/// this sink if the Go controller is put back in charge.
+/// UID of the sink. The Go controller's own sink has the same UID. So if the Go controller leads
+/// again, it removes this sink.
 pub const SINK_UID: &str = "dummy347-546a-4642-9da6-5608endpoint";
 
 /// Port of the sink: discard (RFC 863). No program on a node listens on this port, and even a
@@ -64,15 +64,16 @@ pub struct StoredSlice {
     pub ports: Vec<EndpointPort>,
     /// Endpoints of the slice.
     pub endpoints: Vec<VmEndpoint>,
-    /// Whether labels, owner and fields are as this operator writes them, with no other fields.
+    /// Whether labels, owner and fields are as this operator writes them, and the slice has no
+    /// other fields.
     pub sound: bool,
     /// Whether the slice carries the settings of a deleted Service, and so must stay until the next
-    /// Service has them.
+    /// Service has the settings.
     pub holds_settings: bool,
 }
 
 impl StoredSlice {
-    /// The same slice in a later version, with or without the settings of a Service.
+    /// Returns a copy of the slice with this version and this value of `holds_settings`.
     #[must_use]
     pub fn annotated(&self, version: String, holds_settings: bool) -> Self {
         Self { version, holds_settings, ..self.clone() }
@@ -126,17 +127,17 @@ impl SliceWrite {
     }
 }
 
-/// Returns the sink: an endpoint that takes traffic and never answers. Its address is the
-/// announcing node's, and its port is closed there, so connections are refused at once. If the
-/// node's address is not known, the sink's address is one that is reserved and unused (RFC 5737,
+/// Returns the sink: an endpoint that takes traffic and never answers. Its address is the address
+/// of the announcing node. Its port is closed on that node, so connections are refused at once. If
+/// the node's address is not known, the sink has a reserved address that no host uses (RFC 5737,
 /// RFC 6666).
 ///
-/// The sink is needed because kube-proxy redirects no traffic of a Service without an endpoint. The
-/// Service's address is then the announcing node's own, and a program that listens on the node
-/// would answer. kube-proxy refuses such traffic in one of its filter chains, but kube-vip admits
-/// the Service's ports in an earlier chain. Traffic for the sink is redirected before both chains.
-/// The sink is marked as terminating, so that kube-proxy still sends traffic to it, but no other
-/// component counts it as a ready endpoint.
+/// The sink is needed because kube-proxy does not redirect the traffic of a Service that has no
+/// endpoint. The Service's address is then the announcing node's own, so a program that listens on
+/// the node would answer. kube-proxy refuses such traffic in one of its filter chains, but kube-vip
+/// admits the Service's ports in an earlier chain. Traffic for the sink is redirected before both
+/// chains. The sink is marked as terminating, so that kube-proxy still sends traffic to it, but no
+/// other component counts it as a ready endpoint.
 pub fn sink(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> VmEndpoint {
     let of_node = at.and_then(|node| {
         let address =
@@ -178,8 +179,9 @@ impl VmEndpoint {
         *self.uid == *SINK_UID
     }
 
-    /// Whether kube-proxy may send traffic to the endpoint. kube-proxy uses the ready endpoints or,
-    /// if none is ready, the endpoints that still serve while they terminate (KEP-1669).
+    /// Whether kube-proxy may send traffic to the endpoint. kube-proxy uses the ready endpoints. If
+    /// no endpoint is ready, it uses the endpoints that still serve while they terminate
+    /// (KEP-1669).
     fn takes_traffic(&self) -> bool {
         self.serving
     }
@@ -245,9 +247,10 @@ fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
 }
 
 /// Orders the writes so that at least one endpoint takes traffic at every moment. First come the
-/// writes that add endpoints which take traffic, then the deletions, then the other writes. Writes
-/// that remove the sink are the last of these. A deletion is never the last write, because kube-vip
-/// up to 1.2.3 takes the last event about any slice for the state of all slices.
+/// writes that add endpoints which take traffic. Then come the deletions, and then the other
+/// writes. Of the other writes, the writes that remove the sink come last. A deletion is never the
+/// last write, because kube-vip up to 1.2.3 takes the last event about any slice for the state of
+/// all slices.
 fn in_order(
     stored: &[&StoredSlice],
     deletes: Vec<SliceWrite>,
@@ -283,8 +286,8 @@ fn in_order(
             let took =
                 |write: &SliceWrite| before(write.name()).is_some_and(|s| takes(&s.endpoints) > 0);
             if writes.len() < 2 && !writes.last().is_some_and(took) {
-                // All traffic goes to a slice that is to be deleted. The next plan deletes that
-                // slice.
+                // All traffic goes to a slice that is to be deleted. So this plan deletes nothing,
+                // and the next plan deletes that slice.
                 return SlicePlan { writes, complete: false };
             }
             rest.extend(writes.pop());
@@ -298,7 +301,8 @@ fn delete(slice: &StoredSlice) -> SliceWrite {
 }
 
 /// Assigns endpoints to slices. An endpoint stays in its slice; a new endpoint goes into the first
-/// slice that has room. The slices in `odd` are not used, nor are their names.
+/// slice that has room. The slices in `odd` get no endpoints, and their names are not given to
+/// new slices.
 fn pack<'a>(
     service: &str,
     family: AddressFamily,
@@ -349,9 +353,9 @@ fn pack<'a>(
     packed
 }
 
-/// Name of a slice. The first IPv4 slice has the Service's name, as it always had. The other names
-/// contain a dot, which no Service's name can contain. So none of them is the name of another
-/// Service's first slice.
+/// Name of a slice. The first IPv4 slice has the Service's name, as it always had. Every other name
+/// contains a dot, which the name of a Service cannot contain. So such a name is never the name of
+/// another Service's first slice.
 fn slice_name(service: &str, family: AddressFamily, number: usize) -> String {
     match (family, number) {
         (AddressFamily::V4, 1) => service.to_owned(),

@@ -77,7 +77,7 @@ pub enum VmBackend {
     Endpoint {
         /// Endpoint, as if it passed its health check.
         endpoint: VmEndpoint,
-        /// Whether the address is the last known one, because the guest agent is silent.
+        /// Whether the address is the last known address, because the guest agent is silent.
         last_known: bool,
     },
 }
@@ -88,7 +88,7 @@ const ANY_NETWORK: &str = "?";
 /// Addresses of VMs that a LoadBalancer accepts.
 #[derive(Clone, Debug)]
 pub struct WantedAddresses<'a> {
-    /// Network that the LoadBalancer names; empty for any.
+    /// Network that the LoadBalancer names; empty for any network.
     pub network: &'a str,
     /// Address family of the Service.
     pub family: AddressFamily,
@@ -127,14 +127,15 @@ pub fn backend(
                 known = Some(address);
                 break;
             }
-            // The address is not refused yet: the pod's address is reported later than the VM's.
+            // The address is not refused yet, because the pod's address is reported later than the
+            // VM's address.
             Some(AddressFault::NotOfPod) if pods.iter().all(|pod| pod.addresses.is_empty()) => {}
             Some(fault) => drop(refused.get_or_insert((address, fault))),
         }
     }
-    // A VM whose guest agent fell silent keeps its last address while its pod is ready. This does
-    // not apply to an address that the VM now reports on another network: it was stored before the
-    // LoadBalancer named this network.
+    // A VM whose guest agent fell silent keeps its last address while its pod is ready. The
+    // exception is an address that the VM now reports on another network. Such an address was
+    // stored before the LoadBalancer named its network.
     let elsewhere = |last: &IpAddr| vm.nics.iter().any(|nic| nic.addresses.contains(last));
     let may_have = |last: &IpAddr| {
         let mut networks = vm.nics.iter().filter(here).map(|nic| &*nic.network).peekable();

@@ -4,8 +4,8 @@
 //!
 //! * A verdict changes only after as many consecutive results as the check demands, so a backend
 //!   that fails now and then is not removed and added all the time.
-//! * The probe is read from the spec in one place ([`check`]), which does not rely on a schema,
-//!   because the API server may serve Harvester's own CRD, which does not have our rules.
+//! * The probe is read from the spec in one place ([`check`]). That place does not rely on a
+//!   schema, because the API server may serve Harvester's own CRD, which does not have our rules.
 
 mod doubt;
 mod schedule;
@@ -35,8 +35,8 @@ pub struct CheckSettings {
     pub failure_threshold: u32,
     /// Time from one probe of a backend to the next: 1 s to [`LONGEST_PERIOD`].
     pub period: Duration,
-    /// Time after which a probe counts as failed: 1 s to [`LONGEST_TIMEOUT`]. It may be
-    /// longer than the period; a probe that is due while the last one is under way is skipped.
+    /// Time after which a probe counts as failed: 1 s to [`LONGEST_TIMEOUT`]. It may be longer than
+    /// the period. A probe is skipped if it is due while the last probe is under way.
     pub timeout: Duration,
 }
 
@@ -150,8 +150,8 @@ pub struct BackendHealth {
 }
 
 impl BackendHealth {
-    /// Verdict that no probe of this process has confirmed: `healthy` is the verdict that an
-    /// earlier leader published, or `false` for an unknown backend.
+    /// Verdict that no probe of this process has confirmed. `healthy` is the verdict that an
+    /// earlier leader published. For an unknown backend, it is `false`.
     pub const fn assumed(healthy: bool) -> Self {
         let passed = Duration::ZERO;
         Self { passes: healthy, against: 0, passed, failing: None, held: false, settled: false }

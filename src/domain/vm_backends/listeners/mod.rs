@@ -50,8 +50,8 @@ pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     bounds::selector_fault(spec).or_else(address)
 }
 
-/// Address in the selector in place of a VM's name, if there is one. Such a selector selects no VM:
-/// `backendServers` of v1alpha1 once contained addresses.
+/// Address in the selector in place of a VM's name, if there is one. An address selects no VM. Some
+/// selectors contain addresses, because `backendServers` of v1alpha1 once contained them.
 pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
     let names = spec.backend_server_selector.as_ref()?.get(LABEL_VM_NAME)?;
     names.iter().map(String::as_str).find(|name| name.parse::<IpAddr>().is_ok())
@@ -150,8 +150,8 @@ pub struct BackendCounts {
     pub endpoints: Vec<VmEndpoint>,
     /// Number of running VMs without a suitable address, refused VMs included.
     pub without_address: usize,
-    /// Running VMs that report only addresses that they may not have, each with the first such
-    /// address, sorted by name.
+    /// Running VMs that report only addresses that they may not have. The list has the first such
+    /// address of each VM, and is sorted by the name of the VM.
     pub refused: Vec<(Arc<str>, IpAddr, AddressFault)>,
     /// Number of VMs that would be ready if they passed their health check.
     pub unhealthy: usize,
@@ -225,7 +225,7 @@ impl BackendCounts {
 pub enum ServiceState {
     /// The Service is as it must be.
     Ours,
-    /// The Service cannot be created: the spec or the name has the fault in the text.
+    /// The Service cannot be created, because the spec or the name has the fault in the text.
     Faulty(String),
     /// A Service with this name belongs to another owner, as the text describes.
     Foreign(String),
@@ -253,7 +253,7 @@ pub struct ServingStatus {
     pub selector_hint: Option<String>,
     /// Fault of the health check. If there is a fault, health is not checked.
     pub health_fault: Option<String>,
-    /// Text about VMs that fail their health check but stay endpoints: their failures are doubted,
+    /// Text about VMs that fail their health check but stay endpoints. Their failures are doubted,
     /// because most VMs fail at once.
     pub doubted: Option<String>,
     /// Reason why the address is announced on the announcer's default interface, not on the
@@ -261,8 +261,8 @@ pub struct ServingStatus {
     pub default_interface: Option<String>,
     /// Setting of the Service that does not have its documented effect.
     pub misfit: Option<SettingMisfit>,
-    /// Address at which the LoadBalancer was last announced, while its Service asks for another
-    /// address that is not announced yet.
+    /// Address at which the LoadBalancer was last announced. It is set while the Service asks for
+    /// another address that is not announced yet.
     pub moving_from: Option<IpAddr>,
 }
 

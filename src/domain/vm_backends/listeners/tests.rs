@@ -339,7 +339,7 @@ fn a_long_list_of_silent_guests_is_cut_short() {
     }
 }
 
-/// A blocked change leaves the address as it is.
+/// A blocked change of the Service leaves the published address as it is.
 #[test]
 fn the_published_address_is_the_first_that_is_announced() {
     let ingress = || vec!["10.0.0.100".to_owned(), "fd00::100".to_owned()];

@@ -6,10 +6,10 @@
 //! * A VM is a member of exactly the LoadBalancers of its namespace whose selector it matches.
 //! * A change of a VM or a pod returns exactly the LoadBalancers whose endpoints it can affect.
 //!
-//! Each pair of label and value is interned. A clause of a selector is the pairs of one label. A
-//! LoadBalancer is filed under the pairs of one of its clauses; a VM is compared only with the
-//! LoadBalancers that are filed under the VM's own pairs. Informers write the index, and reconciles
-//! read it.
+//! Each pair of label and value is interned. A clause of a selector is the list of its pairs of one
+//! label. A LoadBalancer is filed under the pairs of one of its clauses. So a VM is compared only
+//! with the LoadBalancers that are filed under the VM's own pairs. Informers write the index, and
+//! reconciles read it.
 
 mod slots;
 
@@ -41,7 +41,8 @@ pub struct LabelIndex {
     pairs: Slots<LabelPair>,
     vm_ids: HashMap<Box<str>, Id>,
     vms: Slots<IndexedVm>,
-    /// Map from a VM's UID to its pods. A pod may become known before its VM, and remain after it.
+    /// Map from a VM's UID to its pods. A pod may become known before its VM, and remain after the
+    /// VM is gone.
     pods: HashMap<Arc<str>, Vec<VmPod>>,
     /// Map from a pod's `namespace/name` to the UIDs of the pod's VM and of the pod itself.
     pod_owner: HashMap<Box<str>, (Arc<str>, Arc<str>)>,
@@ -59,8 +60,8 @@ struct LabelPair {
     vms: Vec<Id>,
     /// LoadBalancers that are filed under this pair.
     lbs: Vec<Id>,
-    /// Number of clauses that contain the pair, whether or not their LoadBalancer is filed under
-    /// it.
+    /// Number of clauses that contain the pair. A clause counts even if its LoadBalancer is not
+    /// filed under the pair.
     uses: u32,
 }
 
@@ -330,8 +331,8 @@ impl LabelIndex {
         self.lbs_of(&vm)
     }
 
-    /// Sets the labels of a VM. Returns the LoadBalancers that begin or cease to select it and, if
-    /// the VM itself has `changed`, those that still select it.
+    /// Sets the labels of a VM. Returns the LoadBalancers that begin or cease to select the VM. If
+    /// the VM itself has `changed`, the result includes the LoadBalancers that still select the VM.
     fn relabel(&mut self, id: Id, labels: Box<[Id]>, changed: bool) -> Vec<LbKey> {
         let old = mem::replace(&mut self.vms.get_mut(id).labels, labels);
         let labels = self.vms.get(id).labels.clone();
@@ -419,8 +420,8 @@ fn qualified(namespace: &str, name: &str) -> Box<str> {
 }
 
 /// Key of a label and its value in a namespace. Tenants choose labels, so it must be infeasible to
-/// find two pairs with the same key. So the key is a cryptographic digest, which takes half the
-/// memory of the text.
+/// find two pairs with the same key. Therefore the key is a cryptographic digest. The digest takes
+/// half the memory of the text.
 fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
     // A namespace contains no slash, and a label's value no `=`, so two pairs never have the same
     // text.

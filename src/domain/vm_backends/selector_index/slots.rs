@@ -1,7 +1,7 @@
 //! List in which entries keep their index.
 //!
-//! An index of this list has four bytes; an index of the crate `slab` has eight. The size matters:
-//! with 20,000 VMs, indexes take most of the memory of the label index.
+//! An index of this list has four bytes; an index of the crate `slab` has eight. The size matters,
+//! because with 20,000 VMs, indexes take most of the memory of the label index.
 
 use std::mem;
 

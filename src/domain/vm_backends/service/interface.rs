@@ -30,8 +30,8 @@ impl WantedService<'_> {
     }
 
     /// Reason why the address is announced on the announcer's default interface and not on the
-    /// LoadBalancer's network. `None`: no network is named, or the address is announced on that
-    /// network or on the interface that a user set.
+    /// LoadBalancer's network. `None`: no network is named, a user set the interface, or the
+    /// address is announced on the network.
     pub fn on_default_interface(&self, stored: Option<&StoredService>) -> Option<String> {
         let network = Some(self.network).filter(|network| !network.is_empty())?;
         let says = |key: &str| stored.is_some_and(|stored| stored.annotations.contains_key(key));
@@ -70,16 +70,19 @@ pub(super) fn hints(wanted: &WantedService<'_>) -> Map<String, Value> {
     ])
 }
 
-/// Whether the Service must ask for an interface other than now, and may do so because it is not
+/// Whether the Service must ask for another interface, and still may, because the Service is not
 /// announced yet.
 pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     changed_hints(stored, wanted).contains_key(ASKED_INTERFACE)
 }
 
-/// Changes of the hints. An announced address stays on its interface. Hints of a user stay too:
-/// only hints that come from a network are removed, when the LoadBalancer no longer names that
-/// network. A VLAN that an earlier version of the operator asked for is removed at once, because
-/// kube-vip would fail on this VLAN when kube-vip starts again.
+/// Returns the changes of the hints, by these rules:
+///
+/// * An announced address stays on its interface.
+/// * Hints of a user stay. Hints that come from a network are removed when the LoadBalancer no
+///   longer names that network.
+/// * A VLAN that an earlier version of the operator asked for is removed at once, because kube-vip
+///   would fail on this VLAN when kube-vip starts again.
 pub(super) fn changed_hints(
     stored: &StoredService,
     wanted: &WantedService<'_>,

@@ -36,9 +36,9 @@ pub const ASKED_ADDRESS: &str = "kube-vip.io/loadbalancerIPs";
 /// Annotation with the interface that kube-vip is asked to use.
 pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
 /// Annotation with `parent.tag`: the VLAN interface that kube-vip is asked to create and use. The
-/// operator never sets it: kube-vip 1.2.0 to 1.2.3 panics if that interface exists
-/// (`ValidateVLANInterface` with the nil parent of `addVLAN`, pkg/instance/instance.go), and
-/// Harvester's management address is lost too.
+/// operator never sets it, because kube-vip 1.2.0 to 1.2.3 panics if that interface exists
+/// (`ValidateVLANInterface` with the nil parent of `addVLAN`, pkg/instance/instance.go).
+/// Harvester's management address is then lost too.
 pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 
 /// Annotation with the external traffic policy of the Service at its creation, to detect a change.
@@ -103,7 +103,7 @@ pub struct StoredPort {
     pub protocol: String,
     /// Port of the address.
     pub port: i32,
-    /// Port of the endpoints; 0 if it is a name.
+    /// Port of the endpoints; 0 if the port is a name.
     pub target: i32,
     /// Port of every node, chosen by the API server; 0 if there is no such port.
     pub node_port: i32,
@@ -161,15 +161,15 @@ pub enum ServicePlan {
     ///   port to the node itself (`SetServicePorts` in pkg/instance/instance.go,
     ///   `insertIPTablesRulesForServicePorts`).
     ///
-    /// kube-vip 1.2 withdraws the address of a Service that changes in such a way, and announces no
-    /// other address (`serviceChanged` in pkg/services/processor.go: the instance is deleted, and
-    /// no other instance is created).
+    /// kube-vip 1.2 withdraws the address of a Service that changes in such a way. kube-vip then
+    /// announces no other address (`serviceChanged` in pkg/services/processor.go: the instance is
+    /// deleted, and no other instance is created).
     Replace,
 }
 
 impl StoredService {
-    /// Addresses that the Service asks kube-vip for (`FetchServiceAddresses`); empty if there are
-    /// none.
+    /// Addresses that the Service asks kube-vip for (`FetchServiceAddresses`); empty if the Service
+    /// asks for no address.
     fn asked(&self) -> &str {
         self.annotations.get(ASKED_ADDRESS).unwrap_or(&self.load_balancer_ip).trim()
     }
@@ -243,9 +243,9 @@ pub fn plan(stored: Option<&StoredService>, wanted: &WantedService<'_>) -> Servi
     }
 }
 
-/// Whether the Service asks kube-vip for an address other than the wanted one. False for a Service
-/// that asks for no address, because kube-vip announces the wanted address as soon as the Service
-/// asks for it.
+/// Whether the Service asks kube-vip for an address other than the wanted address. A Service that
+/// asks for no address does not count, because kube-vip announces the wanted address as soon as the
+/// Service asks for it.
 fn asks_for_another(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     let (asked, wanted) = (stored.asked(), wanted.asked());
     !asked.is_empty() && asked.parse::<IpAddr>().ok() != wanted.parse().ok()
@@ -256,8 +256,8 @@ fn ports_text(ports: impl Iterator<Item = (i32, String)>) -> String {
     ports.map(|(port, protocol)| format!("{port}/{protocol}")).collect::<Vec<_>>().join(",")
 }
 
-/// Ports with which the Service was created, as text. Without the annotation, the Service's present
-/// ports are assumed.
+/// Ports with which the Service was created, as text. Without the annotation [`MADE_WITH_PORTS`],
+/// the Service's present ports are assumed.
 fn made_with_ports(stored: &StoredService) -> String {
     let now = || ports_text(stored.ports.iter().map(|port| (port.port, port.protocol.clone())));
     stored.annotations.get(MADE_WITH_PORTS).cloned().unwrap_or_else(now)

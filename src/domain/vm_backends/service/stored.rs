@@ -34,7 +34,8 @@ const ANNOTATIONS: [&str; 12] = [
     KUBE_VIP_HWADDR,
     KUBE_VIP_REQUESTED_IP,
 ];
-/// Longest text of such an annotation, in bytes: room for the ports of `MOST_LISTENERS` listeners.
+/// Longest text of an annotation in `ANNOTATIONS`, in bytes: room for the ports of `MOST_LISTENERS`
+/// listeners.
 const LONGEST_ANNOTATION: usize = 4096;
 /// Largest number of addresses that are read from a Service.
 const MOST_INGRESS: usize = 16;

@@ -36,9 +36,9 @@ pub struct Vm {
     /// Whether the node driver created the VM, as a node of a guest cluster. If so, Harvester
     /// itself writes the VM's topology annotations.
     pub annotated_by_harvester: bool,
-    /// First network of the VM that has a NetworkAttachmentDefinition, as `namespace/name`, if the
-    /// VM is a node of a guest cluster. Empty for other VMs, and for a node that is only on the pod
-    /// network.
+    /// Network of a VM that is a node of a guest cluster, as `namespace/name`. It is the VM's first
+    /// network with a NetworkAttachmentDefinition. Empty for other VMs, and for a node that is only
+    /// on the pod network.
     pub network: Box<str>,
 }
 
@@ -50,7 +50,7 @@ pub enum VmPhase {
     Starting,
     /// The VM runs.
     Running,
-    /// The phase is unknown: the VM's node does not report it.
+    /// The phase is unknown, because the VM's node does not report it.
     Unknown,
     /// The VM has ended.
     Ended,
@@ -62,7 +62,7 @@ pub enum VmPhase {
 pub enum VmReadiness {
     /// The condition is true.
     Ready,
-    /// The condition is false, only because the VM's pod is being deleted: the guest may still
+    /// The condition is false only because the VM's pod is being deleted. The guest may still
     /// answer.
     PodTerminating,
     /// The condition is false, unknown or absent.
@@ -75,7 +75,8 @@ pub enum VmReadiness {
 pub struct Nic {
     /// `namespace/name` of the NetworkAttachmentDefinition; empty for the pod network.
     pub network: Box<str>,
-    /// Usable addresses: first that in `ipAddress`, then those in `ipAddresses`, in the same order.
+    /// Usable addresses: first the address in `ipAddress`, then the addresses in `ipAddresses`, in
+    /// the order of that list.
     pub addresses: Box<[IpAddr]>,
 }
 
@@ -197,7 +198,7 @@ fn phase(phase: &str) -> VmPhase {
         "Succeeded" | "Failed" => VmPhase::Ended,
         "Unknown" => VmPhase::Unknown,
         // Pending, Scheduling, Scheduled, WaitingForSync, and phases that later versions of
-        // KubeVirt may add: a guest that is not known to run gets no traffic.
+        // KubeVirt may add. A guest that is not known to run gets no traffic.
         _ => VmPhase::Starting,
     }
 }
@@ -255,8 +256,8 @@ fn addresses(interface: &Interface) -> Box<[IpAddr]> {
     found.into()
 }
 
-/// Whether the address is IPv4-mapped IPv6. No EndpointSlice can use it, neither of IPv4 nor of
-/// IPv6.
+/// Whether the address is IPv4-mapped IPv6. Neither an IPv4 nor an IPv6 EndpointSlice can use such
+/// an address.
 fn is_mapped(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
 }

@@ -1,5 +1,5 @@
-//! Tests of changes of targets: any order of changes is compared with a plain list of wanted
-//! targets.
+//! Tests of changes of targets. The result of any order of changes is compared with a plain list of
+//! wanted targets.
 
 mod doubts;
 
@@ -181,7 +181,7 @@ proptest! {
         let mut schedule = TargetSchedule::default();
         let mut now = s(100);
         let mut wanted = Wanted::new();
-        // Probes under way whose results still count: key to LoadBalancer and id.
+        // Probes under way whose results still count, as a map from key to LoadBalancer and id.
         let mut live: BTreeMap<Key, (u8, u8)> = BTreeMap::new();
         let mut stale: Vec<Key> = Vec::new();
         let mut lasts: BTreeMap<(u8, u8), Duration> = BTreeMap::new();
@@ -241,8 +241,8 @@ proptest! {
                     if !live.is_empty() {
                         let key = *index.get(&live.keys().copied().collect::<Vec<_>>());
                         live.remove(&key);
-                        // A time that is not a regular time of the target, such as the first
-                        // probe's, is not compared.
+                        // A probe outside of the target's regular times, such as the first probe,
+                        // is not compared.
                         if let Some((lb, id)) = schedule.entries.get(&key).map(|e| e.lb.clone()).zip(
                             schedule.lbs.values().find_map(|g| g.members.iter().find(|(_, k)| **k == key))
                                 .map(|(id, _)| id.clone())) {

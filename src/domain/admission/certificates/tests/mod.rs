@@ -91,8 +91,8 @@ fn names_of_others_are_kept_up_to_a_bound() {
     let mut stored = fresh();
     stored.serving.as_mut().unwrap().names = names(&["b"]);
     assert_eq!(planned(&stored, NOW, None), CertificateStep::Renew(names(&["a", "b"])));
-    // A replica that is called by one of the names accepts this certificate. So two replicas do not
-    // replace it in turn.
+    // Each of the two replicas accepts a certificate that has its own name and the other's. So the
+    // replicas do not replace the certificate in turn.
     stored.serving.as_mut().unwrap().names = names(&["a", "b"]);
     assert!(matches!(planned(&stored, NOW, None), CertificateStep::Wait(_)));
     let many = (0..MOST_NAMES).map(|n| format!("n{n}")).collect();
@@ -111,7 +111,7 @@ fn the_next_authority_signs_when_it_has_been_trusted_for_a_while() {
         CertificateStep::Wait(NOW + Duration::from_secs(1))
     );
     assert_eq!(planned(&stored, NOW, trusted(600)), CertificateStep::Switch);
-    // The wait is shorter when less time is left, but never zero.
+    // The wait before the switch is shorter when the authority expires soon, but it is never zero.
     stored.ca.not_after = NOW + Duration::from_secs(100);
     assert_eq!(planned(&stored, NOW, trusted(10)), CertificateStep::Switch);
     assert!(matches!(planned(&stored, NOW, trusted(9)), CertificateStep::Wait(_)));
@@ -129,7 +129,7 @@ fn an_authority_that_cannot_sign_is_replaced() {
         let mut stored = fresh();
         spoil(&mut stored.ca);
         assert_eq!(planned(&stored, NOW, None), CertificateStep::Begin);
-        // The same holds for the next authority.
+        // The next authority is also replaced if it cannot sign.
         let mut stored = fresh();
         stored.next = Some(stored.ca);
         spoil(stored.next.as_mut().unwrap());

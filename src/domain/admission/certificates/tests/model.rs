@@ -242,7 +242,8 @@ impl World {
                 .map(|(_, bundle, _)| bundle);
             let current = self.bundles.iter().map(|(_, bundle)| bundle);
             for bundle in current.chain(recent) {
-                // Before the first registration no calls come.
+                // An empty bundle means that the configuration is not registered yet, so no calls
+                // come.
                 prop_assert!(
                     bundle.is_empty() || bundle.contains(&ca),
                     "{number} serves {ca}, trusted is {bundle:?}"
@@ -303,8 +304,8 @@ proptest! {
                 Event::Hear(which, what) => world.hear(which % count, what),
                 Event::Round(which) => world.round(which % count),
                 Event::Lose => {
-                    // If no replica remembers the lost Secret, the next start is like a first
-                    // start, where failed calls are unavoidable.
+                    // The Secret is lost only if a replica remembers it. Otherwise the next start
+                    // is like a first start, where failed calls are unavoidable.
                     if world.secret.is_some() && world.replicas.iter().any(|r| r.memory.is_some()) {
                         world.secret = None;
                         world.version += 1;

@@ -67,7 +67,8 @@ fn the_spec_is_judged_as_the_reconciler_judges_it() {
         assert!(update(&object, &described, &outside()).refusals.is_empty(), "{object}");
         let leaving = with(described, "metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
         assert!(update(&vm(), &leaving, &outside()).refusals.is_empty());
-        // A guest's Services belong to the guest, and so do their ports.
+        // The rules for ports do not apply here, because a guest's Services and ports belong to the
+        // guest.
         let guests = with(object.clone(), "spec/workloadType", json!("cluster"));
         let is_long = object["metadata"]["name"].as_str().is_some_and(|name| name.len() > 63);
         let its_own = (field.starts_with("metadata.") && !is_long)

@@ -194,8 +194,9 @@ fn what_the_operator_writes_no_other_client_changes() {
     );
 }
 
-/// The cloud provider writes the address that the guest announces. After a change of pools this is
-/// still the old address: the update must not be refused, and must not publish that address.
+/// The cloud provider writes the address that the guest announces. After a change of pools, the
+/// guest still announces the old address. Admission must not refuse this update, and must not
+/// publish the old address.
 #[test]
 fn a_guest_is_reached_at_its_claim_or_nowhere() {
     let stored = stored_guest();

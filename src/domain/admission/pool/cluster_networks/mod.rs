@@ -1,5 +1,5 @@
 //! Refusal of ranges that lie completely in a network of pods or Services, because a pool gives out
-//! none of their addresses.
+//! no address of such a network.
 
 use ipnet::IpNet;
 

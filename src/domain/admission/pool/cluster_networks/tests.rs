@@ -30,7 +30,7 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
         ]
     );
     assert_eq!(refusals(&answers(&new(10, 31), None)).len(), 1, "in two of them, as a whole");
-    // A part of these ranges is usable; a warning names the rest.
+    // These ranges are not refused. Warnings name the addresses that are held back.
     for (first, last, warnings) in [
         (
             10,
@@ -59,7 +59,7 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
     assert_eq!(refusals(&answers(&new(2, 15), Some(new(50, 60)))).len(), 1);
     // While the networks are unknown, no range is refused because of them.
     assert_eq!(refusals(&judged(&new(2, 15), None, &PoolRuleFacts::default())), [""; 0]);
-    // Another VLAN may use the same addresses.
+    // On another VLAN, a pool may have these addresses.
     let apart = PoolRuleFacts { segment: Segment::Vlan("vlan-br".into(), 100), ..some };
     let answer = judged(&new(2, 15), None, &apart);
     assert_eq!(refusals(&answer), [""; 0]);

@@ -39,7 +39,7 @@ fn no_new_range_takes_a_leased_address_in() {
     assert!(
         refusals(&new(10, 20), None, &many)[0].contains("10.0.0.12 (ns/lb-12) and 4 more leased")
     );
-    // Allowed: ranges next to the leased addresses, on another network, or without these addresses.
+    // These ranges are allowed: beside the leased addresses, on another network, or with `exclude`.
     assert_eq!(refusals(&new(20, 29), None, &some), [""; 0]);
     assert_eq!(refusals(&new(10, 20), None, &known(vec![leased(15, "ns/other")])), [""; 0]);
     let mut excluded = new(10, 20);

@@ -25,8 +25,8 @@ const SCOPE: [&str; 3] = ["project", "namespace", "guestCluster"];
 const RANGE: [&str; 5] = ["subnet", "rangeStart", "rangeEnd", "gateway", "exclude"];
 
 /// Sets the labels that Harvester's own webhook sets, restores an omitted status, and refuses
-/// common mistakes. A refusal names the right form: the schema's own refusal would name only types.
-/// `vlan`: VLAN ID of the pool's network, if known.
+/// common mistakes. A refusal names the right form, but the schema's own refusal would name only
+/// types. `vlan`: VLAN ID of the pool's network, if known.
 pub fn mutate(request: &AdmissionRequest<'_>, vlan: Option<u16>) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let plain = request.subresource.is_empty() && !request.by_operator;
@@ -58,8 +58,8 @@ pub fn network(object: &Value) -> &str {
     object["spec"]["selector"]["network"].as_str().unwrap_or_default()
 }
 
-/// Restores an omitted status, because a PUT without the status would wipe the ledger where IPPool
-/// is served without a status subresource.
+/// Restores an omitted status. Otherwise, if IPPool is served without a status subresource, a PUT
+/// without the status would wipe the ledger.
 fn restore_status(new: &mut Value, old: &Value) {
     let nothing = |status: &Value| status.as_object().is_none_or(Map::is_empty);
     if (new["status"].is_null() || new["status"].is_object())
@@ -98,8 +98,9 @@ fn serves_all(pool: &Value) -> bool {
     matches!(scope, Some([one]) if SCOPE.iter().all(|field| one[field] == "*"))
 }
 
-/// Warns of a label or annotation that was set to make the pool global, because only the scope does
-/// that. The exported manifest of a global pool still has the label after a user narrows its scope.
+/// Warns of a label or annotation that was set to make the pool global, because only the scope
+/// makes a pool global. For example, a user exports the manifest of a global pool and narrows its
+/// scope. The manifest then still has the label.
 fn warn_of_flag(request: &AdmissionRequest<'_>, object: &Value, answer: &mut AdmissionAnswer) {
     for place in ["labels", "annotations"] {
         let flag = |of: &Value| text(of, &["metadata", place, LABEL_GLOBAL_POOL]);
@@ -262,7 +263,8 @@ fn check_text(value: &Value, path: &str, what: &str, answer: &mut AdmissionAnswe
     }
 }
 
-/// Warns of unknown fields that the API server has not dropped yet. It will drop them silently.
+/// Warns of unknown fields that are still in the object. The API server drops them later, without a
+/// warning.
 fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut AdmissionAnswer) {
     for field in fields.keys().filter(|field| !known.contains(&field.as_str())) {
         let at = format!("{path}.{}", clip(field));
@@ -279,8 +281,8 @@ fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut
     }
 }
 
-/// Whether two names differ only in case, in dashes, and in one letter: added, missing, replaced,
-/// or swapped with its neighbour.
+/// Whether two names are the same, apart from case, dashes, and one letter that is added, missing,
+/// replaced, or swapped with its neighbour.
 fn alike(a: &str, b: &str) -> bool {
     let plain = |text: &str| -> String {
         let letters = text.chars().filter(|c| c.is_alphanumeric());

@@ -90,8 +90,8 @@ fn of_addresses(ranges: &PoolRanges, known: &PoolRuleFacts, warnings: &mut Vec<S
     for (network, what) in within(&known.infrastructure, ranges).iter().take(FEW) {
         let is_one = network.prefix_len() == network.max_prefix_len();
         warnings.push(if !what.is_held_back_on(&known.segment) {
-            // A VM load balancer cannot use these addresses: the nodes would announce its address,
-            // but use the same addresses for their pods and Services.
+            // A VM load balancer cannot use these addresses, because the nodes would announce its
+            // address and also use the same addresses for their pods and Services.
             format!("usable by guest clusters only: {network} is {what}")
         } else if is_one {
             format!("{} is held back: it is {what}", network.addr())

@@ -21,9 +21,10 @@ const RKE2_PATH: &str = "/var/lib/rancher/rke2/etc/config-files/cloud-provider-c
 /// Older path of the cloud config, documented for K3s and for nodes that are set up by hand.
 const PATH: &str = "/etc/kubernetes/cloud-config";
 
-/// Values with which the charts mount the Secret. Without them, the charts prefer a path. Source: the
-/// charts harvester-cloud-provider 0.2.12 to 0.2.15 (templates/deployment.yaml: `items` of the volume) and
-/// harvester-csi-driver 0.1.31 (templates/daemonset.yaml: it reads the file `cloud-provider-config`).
+/// Values with which the charts mount the Secret. Without these values, the charts prefer a path
+/// over the Secret. Source: the charts harvester-cloud-provider 0.2.12 to 0.2.15
+/// (templates/deployment.yaml: `items` of the volume) and harvester-csi-driver 0.1.31
+/// (templates/daemonset.yaml: it reads the file `cloud-provider-config`).
 const CHART_VALUES: &str = "\
 # harvester-cloud-provider: --set cloudConfigPath= --set cloudConfig.secretName=harvester-csi-config
 #                           --set cloudConfig.secretKey=cloud-provider-config
@@ -155,8 +156,8 @@ fn kubeconfig(guest: &GuestCluster, server: &str, material: &TokenMaterial) -> Z
     ])
 }
 
-/// User data with the cloud config at both paths. Only root may read the files: both charts run as
-/// root.
+/// User data with the cloud config at both paths. Only root may read the files, because both charts
+/// run as root.
 fn cloud_init(encoded: &str, [first, second]: [&str; 2]) -> Zeroizing<String> {
     let (file, path) = ("- encoding: b64\n  content: ", "\n  owner: root:root\n  path: ");
     let end = "\n  permissions: '0600'\n";
@@ -164,7 +165,7 @@ fn cloud_init(encoded: &str, [first, second]: [&str; 2]) -> Zeroizing<String> {
     joined(&[head, file, encoded, path, first, end, file, encoded, path, second, end])
 }
 
-/// Joins parts in one allocation: a text that grows would leave copies of itself in memory.
+/// Joins parts in one allocation, because a text that grows would leave copies of itself in memory.
 fn joined(parts: &[&str]) -> Zeroizing<String> {
     let length = parts.iter().map(|part| part.len()).sum();
     let mut text = Zeroizing::new(String::with_capacity(length));
@@ -220,7 +221,7 @@ pub fn server(url: &str) -> Result<String, String> {
     Ok(url.trim_end_matches('/').to_owned())
 }
 
-/// URL that Harvester's own cloud configs contain, from the address that Harvester recorded.
+/// URL of the API server, as in Harvester's own cloud configs. `vip`: the address in [`VIP`].
 pub fn default_server(vip: Option<&str>) -> Result<String, String> {
     let (namespace, name, key) = VIP;
     let give = "give --server https://HOST:PORT, as the guest's nodes reach Harvester";

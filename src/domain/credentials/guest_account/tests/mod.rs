@@ -220,7 +220,7 @@ fn foreign_objects_are_named() {
     };
     has(with(&taken), &["Secret guests/blue-token", "not ours"]);
     has(with(&|f| f.roles.clear()), &[CLOUD_PROVIDER, CSI_DRIVER, "--csi"]);
-    // The UI's binding for the whole cluster is wider than narrow rights, and stays.
+    // The UI's binding for the whole cluster gives more than narrow rights. It is accepted.
     let mut found = whole();
     found.roles.insert(CSI_SHARED.into(), json!([]));
     let narrow = plan(&guest(), CsiAccess::Narrow, "blue-token", &found);

@@ -55,9 +55,9 @@ pub(super) fn expiring_condition(
     }
 }
 
-/// Time from which the end of an API key is reported as near. The report begins before the end by
-/// the schedule's least remaining time, but by at most half of the key's lifetime. If a
-/// TokenRotation renews the key, only the end itself is reported. `None`: the key has no end.
+/// Time from which the end of an API key is reported as near: the schedule's `minimum_left` before
+/// the end, but at most half of the key's lifetime. If a TokenRotation renews the key, only the end
+/// itself is reported. `None`: the key has no end.
 pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     let end = parse_rfc3339(key.expires_at.as_deref()?)?;
     if key.renewed {

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //!
-//! * The credentials with the oldest last read are read next, a few at a time, so that more
-//!   credentials do not cost more calls.
+//! * A few credentials are read at a time, so that more credentials do not cost more calls. The
+//!   credentials that were not read for the longest time come first.
 //! * A credential that is no longer listed is removed.
 //! * The entry of a credential stays until the credential is read again, even if an earlier leader
 //!   recorded the entry.
@@ -19,9 +19,9 @@ use api::WatchedCredential;
 /// Result of reading a cloud credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CredentialReadResult {
-    /// Name and times of its token. The expiry may be unknown.
+    /// Name and times of the cloud credential's token. The expiry may be unknown.
     Read(TokenClaims),
-    /// Reason why its token is not known.
+    /// Reason why the cloud credential's token is not known.
     Unknown(String),
 }
 
@@ -39,7 +39,7 @@ struct InventoryEntry {
     name: String,
     ends: Option<Seconds>,
     unknown: Option<String>,
-    /// Number of the entry's last read. Reads are counted over all entries. `None`: not read yet.
+    /// Value of the inventory's `reads` after the entry's last read. `None`: not read yet.
     read: Option<u64>,
 }
 
@@ -60,7 +60,8 @@ impl CredentialInventory {
         Self { known: before.iter().filter_map(entry).collect(), reads: 0 }
     }
 
-    /// Sets the listed credentials, as pairs of name and title. Their existing entries stay.
+    /// Sets the listed credentials, as pairs of name and title. A listed credential keeps its
+    /// entry.
     pub fn set_list(&mut self, all: impl IntoIterator<Item = (String, String)>) {
         let mut before = std::mem::take(&mut self.known);
         for (name, title) in all {

@@ -4,8 +4,8 @@
 use super::super::token::{TokenClaims, TokenText};
 use super::{RotationRecord, Seconds, TargetCredential};
 
-/// Prefixes of the tokens that Rancher 2.12 and later gives no end as long as a cloud credential
-/// names them.
+/// Prefixes of tokens' names. Rancher 2.12 and later gives a token with such a name no end, as long
+/// as a cloud credential names the token.
 const EXTENDED: [&str; 2] = ["kubeconfig-u-", "kubeconfig-user-"];
 
 /// State of a credential, as its issuer gives it.
@@ -21,8 +21,9 @@ pub struct IssuerReport {
 
 impl IssuerReport {
     /// State of a token, from a Rancher's answer `word`. `None`: the answer does not contain the
-    /// token, or the token states its own times. In any version of Rancher, a token counts as kept
-    /// alive if Rancher itself made it, a cloud credential holds it, and it has no end.
+    /// token, or the token states its own times. A token counts as kept alive if Rancher itself
+    /// made it, a cloud credential holds it, and it has no end. This rule is the same for all
+    /// versions of Rancher.
     pub fn of(token: &TokenText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
         let own = token.claims();
         if own.issued.is_some() || word.issued.is_none() {
@@ -49,8 +50,8 @@ pub(super) fn with_reported_end(
 ) -> Option<RotationRecord> {
     let mut next = record.clone();
     let current = next.current.as_mut()?;
-    // A foreign credential that was readable before and is missing now is gone. Our own credentials
-    // are found by their names.
+    // A foreign credential counts as gone if it was readable before and is missing now. Credentials
+    // that the operator made are looked up by their names instead.
     let was_seen = !current.ours && (current.expires.is_some() || current.kept_alive);
     let gone = (held.is_missing && was_seen).then(|| IssuerReport {
         id: String::new(),

@@ -21,11 +21,12 @@ const EPOCH_DAY: Seconds = 3;
 pub struct ReplacementSchedule {
     /// Share of the lifetime that is left at the replacement, in percent.
     pub left_percent: Seconds,
-    /// Least time that is left at the replacement, in seconds. At most half of the lifetime counts.
+    /// Least time that is left at the replacement, in seconds, but at most half of the lifetime.
     pub minimum_left: Seconds,
     /// Maximum time by which jitter advances the replacement, in percent of the lifetime.
     pub jitter_percent: Seconds,
-    /// Window in which a replacement may begin, unless the window opens too late. `None`: any time.
+    /// Window in which a replacement may begin. A window that opens after the latest time for the
+    /// replacement is ignored. `None`: any time.
     pub window: Option<MaintenanceWindow>,
     /// Whether the rotation is paused.
     pub paused: bool,
@@ -85,7 +86,7 @@ fn index(day: Seconds) -> usize {
     usize::try_from((day + EPOCH_DAY).rem_euclid(7)).unwrap_or_default()
 }
 
-/// Part of the whole, always the same for the same seed.
+/// Part of `whole`. The same seed always gives the same part.
 fn share(whole: Seconds, seed: &str) -> Seconds {
     let hash = Sha256::digest(seed.as_bytes());
     let number = hash.iter().take(4).fold(0, |number: i64, byte| number << 8 | i64::from(*byte));

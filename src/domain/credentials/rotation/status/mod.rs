@@ -22,19 +22,19 @@ use api::{
 };
 
 const LIFETIME: Seconds = 2_592_000;
-/// Lifetime that is requested from a Rancher if the spec sets none, in seconds. Rancher accepts a
-/// request that exceeds its limit, by default ninety days, and grants the limit.
+/// Lifetime that is requested from a Rancher if the spec sets none, in seconds. Rancher's
+/// limit is ninety days by default. Rancher accepts a longer request, and grants the limit.
 const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
 /// Default overlap for a cloud credential, in seconds. It is long because a job that makes
 /// machines, and each retry of that job, use the credential with which the job began.
 const OVERLAP_CLOUD_CREDENTIAL: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
-/// Remaining time, in seconds, from which a credential counts as ending soon, unless a
-/// TokenRotation sets another time: a week.
+/// Default for the remaining time from which a credential counts as ending soon: a week, in
+/// seconds. A TokenRotation may set another time.
 pub const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
-/// Longest part of a TokenRotation's name in the names of its credentials, in characters.
+/// Maximum number of characters of a TokenRotation's name in the names of its credentials.
 const LONGEST_STEM: usize = 200;
 
 /// Plan of a rotation, from its spec and annotations.
@@ -110,8 +110,8 @@ fn window(wants: &api::Window) -> Option<MaintenanceWindow> {
     Some(MaintenanceWindow { start, minutes: wants.duration_minutes, days })
 }
 
-/// Record that a status holds. A time that cannot be read becomes the epoch, so that the step that
-/// depends on it is due now.
+/// Record that a status holds. A time that cannot be read becomes the epoch, so a step that depends
+/// on that time is due now.
 pub fn record(status: Option<&TokenRotationStatus>) -> RotationRecord {
     let Some(status) = status else { return RotationRecord::default() };
     let at = |text: &String| parse_rfc3339(text).unwrap_or_default();

@@ -35,7 +35,8 @@ pub struct TargetRead {
 }
 
 impl TargetRead {
-    /// Result for a target that is no kubeconfig in a Secret of this cluster, or cannot be used.
+    /// Result for a target that cannot be used, or that is not a kubeconfig in a Secret of this
+    /// cluster.
     pub fn of(target: TargetState, watched: WatchedCredentials) -> Self {
         Self { target, watched, kubeconfig: None, reach: None }
     }

@@ -9,8 +9,8 @@ fn leaving(revokes: bool) -> (RotationPlan, RotationRecord) {
     (plan, RotationRecord { last_rotation: Some(DAY - 100), ..replaced(DAY + 600) })
 }
 
-/// Actions until the deletion completes, each with its time in seconds after the first observation,
-/// and the names of the credentials that the deletion should have revoked but has not.
+/// Actions until the deletion completes, each with its time in seconds after the first observation.
+/// The second list names the credentials that the deletion should have revoked but has not.
 fn left(
     (plan, mut record): (RotationPlan, RotationRecord),
     target: &TargetState,
@@ -62,8 +62,8 @@ fn left(
 #[test]
 fn a_deletion_ends_whatever_happens() {
     let there = |kept: Option<&str>| there(Some("h2"), kept);
-    // `asked`: a quarter of an hour after the request, of which a minute is over. `last`: a quarter
-    // of an hour after the overlap of the last publication.
+    // `asked`: a quarter of an hour after the request to delete, which was made a minute ago.
+    // `last`: a quarter of an hour after the overlap of the last publication.
     let (asked, last) = (900 - 60, 900 + 3_501);
     let (silent, barred, only) =
         (UnknownReason::Silent, UnknownReason::Barred, UnknownReason::TargetBarred);
@@ -143,8 +143,8 @@ fn a_deletion_ends_whatever_happens() {
     }
 }
 
-/// Revocation by a separate issuer needs no answer of the target's server, but the answer shows
-/// which credential must stay. A credential that the issuer does not list is not revoked.
+/// A separate issuer can revoke although the target's server does not answer. But only that server
+/// can show which credential must stay. A credential that the issuer does not list is not revoked.
 #[test]
 fn the_deletion_of_an_accounts_tokens_waits_for_a_rancher_only_to_spare_one() {
     let last = 900 + 3_501;
@@ -200,7 +200,7 @@ fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
     assert_eq!(last(&idle), 900);
     let restarting = RotationRecord { last_rotation: None, ..record.clone() };
     assert_eq!(last(&restarting), 660 + 900);
-    // A failed revocation is tried again after a pause. The pause does not delay the end.
+    // A failed revocation is tried again after a pause. The pause does not change the deadline.
     let mut refused = idle;
     refused.previous.push(RetiredCredential {
         failures: 3,
@@ -208,7 +208,7 @@ fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
         ..RetiredCredential::default()
     });
     assert_eq!(last(&refused), 900);
-    // A wrong clock has recorded an end of the overlap that is far in the future.
+    // Because of a wrong clock, the recorded end of the overlap is far in the future.
     let mut far = record;
     far.previous[0].after = Some(100 * DAY);
     assert_eq!(last(&far), 3_600 + 900);

@@ -1,5 +1,7 @@
-//! Tests of foreign credentials of two kinds: credentials whose name looks like a name of ours, and
-//! credentials in a target, without a known validity and expiry.
+//! Tests of two kinds of foreign credentials:
+//!
+//! * Credentials whose name looks like a name that the operator gives.
+//! * Credentials in a target, if their validity and expiry are not known.
 
 use super::*;
 
@@ -70,7 +72,7 @@ fn one_of_which_nothing_is_known_is_replaced_at_once() {
     for (record, is_unseen, is_replaced) in [
         (current(false, None), true, true),
         (current(false, None), false, false),
-        // The end was known before.
+        // The credential's end was known before.
         (current(false, end), true, false),
         (current(true, None), true, false),
         (current(true, end), true, false),
@@ -80,7 +82,8 @@ fn one_of_which_nothing_is_known_is_replaced_at_once() {
         let act = decide(&plan(), &record, &seen(target.clone(), &["r-5"]));
         let named = matches!(act, RotationAction::Write(RecordChange::Named, _));
         assert_eq!(named, is_replaced, "{record:?} {is_unseen}: {act:?}");
-        // With a separate issuer, a person has put the credential there, so it stays until due.
+        // If the issuer is separate, a person has put the credential into the target. It stays
+        // until it is due.
         let source = plan().source.map(|source| IssuerTraits { is_apart: true, ..source });
         let apart = RotationPlan { source, ..plan() };
         let record = RotationRecord { last_rotation: Some(0), ..record };

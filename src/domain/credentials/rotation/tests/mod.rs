@@ -180,7 +180,7 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     }
 }
 
-/// The operator did not put the copy of an old token under another user, so it neither removes the
+/// A person has put a copy of an old token under another user. The operator neither removes the
 /// copy nor repeats a step.
 #[test]
 fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
@@ -193,7 +193,7 @@ fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
     assert_eq!(attempts(replaced(1), &target, RotationStep::Publish), [0; 10]);
 }
 
-/// A credential that is only watched may be a password, so its status does not contain its hash.
+/// A credential that is only watched may be a password, so no status contains its hash.
 #[test]
 fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
     let plan = status::plan(&TokenRotation::default());
@@ -235,7 +235,7 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
     assert_eq!(said["current"].get("hash"), None, "{said}");
 }
 
-/// The first token of an account replaces a token that Rancher keeps alive. Once it was published,
+/// The first token of an account replaces a token that Rancher keeps alive. After that publication,
 /// a token that Rancher keeps alive is not due.
 #[test]
 fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {

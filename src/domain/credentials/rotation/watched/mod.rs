@@ -1,8 +1,9 @@
-//! Credentials that are only watched: their order in a status, and the ones that end soon.
+//! Credentials that are only watched. A status lists them in a fixed order, and a message names the
+//! credentials that end soon.
 //!
 //! Invariants:
 //!
-//! * First come the credentials that end and are not replaced, the soonest end first, so that a
+//! * Credentials that end and are not replaced come first, with the soonest end at the top. So a
 //!   full status omits the credentials that matter least.
 //! * The number of omitted credentials is reported.
 

@@ -1,11 +1,12 @@
 //! Spreading of the messages of many clients over time.
 //!
-//! Servers drop messages that come in bursts: of 491 releases within 7 ms, one server processed
-//! 166, and 200 renewals at once needed five seconds of retries.
+//! Servers drop messages that come in bursts. For example, one server processed only 166 of 491
+//! releases that came within 7 ms. Another example is 200 renewals at once, which needed five
+//! seconds of retries.
 
 use std::time::Duration;
 
-/// Server time that each client's exchange may take.
+/// Time that a server may need for the exchange with one client.
 const EACH: Duration = Duration::from_millis(8);
 /// Longest time over which the first messages are spread.
 const LONGEST: Duration = Duration::from_secs(4);
@@ -46,9 +47,9 @@ impl TokenBucket {
         Self { most, every, full: Duration::ZERO }
     }
 
-    /// Bucket for RELEASEs, which have no answer and are not urgent: 10 at once, then one every 20
-    /// ms. At this rate, a server that stops for a second has room for all the RELEASEs that arrive
-    /// meanwhile.
+    /// Bucket for RELEASEs: 10 at once, then one every 20 ms. RELEASEs have no answer and are not
+    /// urgent. At this rate, a server that stops for a second has room for all RELEASEs of that
+    /// second.
     pub const fn for_releases() -> Self {
         Self::new(10, Duration::from_millis(20))
     }
@@ -89,7 +90,7 @@ impl JitterRng {
         u32::try_from(self.roll() >> 32).unwrap_or(0)
     }
 
-    /// A random time from zero up to, not including, `whole`.
+    /// A random time from zero to less than `whole`.
     pub fn below(&mut self, whole: Duration) -> Duration {
         part(self.word(), whole)
     }

@@ -48,7 +48,7 @@ pub fn a_request_takes_up_the_offer_and_its_server() {
 }
 
 /// The client asks for the wished address before it has held any address. It prefers this address
-/// to other offers until a server refuses it.
+/// to other offers until servers have refused it twice.
 #[test]
 fn an_address_is_asked_for_by_name() {
     let wished = Ipv4Addr::new(10, 0, 0, 77);
@@ -141,7 +141,7 @@ pub fn silence_is_met_by_ever_longer_waits_and_reported() {
     }
     assert_eq!(bed.record().trouble, Some(ClientTrouble::NoOffer));
     assert_eq!(bed.records.len(), 1, "it is reported once");
-    // A server that answers later is accepted.
+    // An answer that comes after a long silence is accepted.
     bed.acquire_by(&last, ADDRESS, 120);
     assert_eq!((bed.address(), bed.record().trouble), (Some(ADDRESS), None));
 }
@@ -214,7 +214,8 @@ pub fn only_the_chosen_server_grants_or_refuses() {
     assert_eq!(bed.client.state(), ClientState::Requesting);
 }
 
-/// Servers that do not reserve offered addresses refuse one of two clients that ask at once.
+/// Servers that do not reserve offered addresses refuse one of two clients that ask at the same
+/// moment.
 #[test]
 pub fn a_refusal_is_met_by_a_short_pause_that_grows() {
     let mut bed = Bed::new();
@@ -251,8 +252,8 @@ pub fn of_several_servers_the_former_one_and_its_address_are_preferred() {
     assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, OTHER, 120)), []);
     let request = bed.offer(&discover, ADDRESS, 120);
     assert_eq!((request.wish(), request.server()), (Some(ADDRESS), Some(SERVER)));
-    // An offer of the former address from another server, or of another address from the former
-    // server, is taken after a wait.
+    // The client waits before it takes an offer of the former address from another server. It also
+    // waits before it takes another address from the former server.
     for (address, server) in [(ADDRESS, OTHER), (SECOND, SERVER)] {
         let (mut bed, discover) = lost();
         assert_eq!(

@@ -8,7 +8,7 @@ const GUEST: Mac = Mac([2, 0, 0, 0, 0, 0x55]);
 const NODE: Mac = Mac([2, 0, 0, 0, 0, 0x56]);
 const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
 
-/// A client with a lease of one hour whose address is published.
+/// A client that has a one-hour lease and a published address.
 fn published() -> Bed {
     let mut bed = Bed::new();
     bed.acquire(ADDRESS, 3600);
@@ -60,8 +60,8 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
         (bed.client.state(), bed.client.listening()),
         (ClientState::Bound, OpenSockets::Nothing)
     );
-    // The client asks again at each renewal. Here the announcer has moved to another node
-    // meanwhile.
+    // The client asks again at each renewal. Here, the announcer has moved to another node since
+    // the last question.
     let renewal = bed.speaks();
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 3600));
     let before = bed.now;
@@ -105,13 +105,14 @@ pub fn a_lost_address_that_is_still_announced_is_reported() {
     assert_eq!(bed.record().trouble, Some(ClientTrouble::Expired));
     let asked = bed.probes.len();
     bed.asks();
-    // A station that did not announce the address before may be another host that acquired it.
+    // A station that did not announce the address before may be another host that acquired it. This
+    // station is not reported.
     bed.hears(&arp(false, NODE, ADDRESS, NONE));
     assert_eq!(bed.record().still_announced, None);
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
     assert_eq!(bed.record().still_announced, Some((ADDRESS, GUEST)));
     assert!(bed.saw(&ClientEvent::StillAnnounced { address: ADDRESS, by: GUEST }));
-    // The announcer is reported once, however many answers come. The report is withdrawn after
+    // The announcer is reported once, even if it answers several times. The report is removed after
     // three questions without an answer.
     let records = bed.records.len();
     bed.asks();
@@ -171,13 +172,14 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
         assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
         assert_eq!((bed.record().state, bed.client.deadline()), (ClientState::Released, None));
     }
-    // If no station has the address, the address is given back half a second later.
+    // If no station has the address, the address is given back half a second after the call of
+    // `release`.
     let mut bed = announced();
     let before = bed.now;
     assert_eq!(bed.release(), []);
     assert_eq!(bed.speaks().kind(), RELEASE);
     assert_eq!((bed.now.checked_sub(before).unwrap(), bed.probes.len()), (ms(430), 1 + 3));
-    // If the link goes down meanwhile, the client finishes without a RELEASE.
+    // If the link goes down during this time, the client finishes without a RELEASE.
     let mut bed = announced();
     bed.release();
     bed.link(false);

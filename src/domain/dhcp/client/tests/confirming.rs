@@ -96,7 +96,8 @@ pub fn a_record_without_the_server_s_station_reaches_it_all_the_same() {
     assert_eq!((confirm.destination, confirm.to, confirm.from), (Mac::BROADCAST, SERVER, ADDRESS));
 }
 
-/// The identity is the same in all messages about a lease: servers identify the client by it.
+/// The identity is the same in all messages about a lease, because servers identify the client by
+/// its identity.
 #[test]
 pub fn who_the_client_is_stays_the_same_in_every_message() {
     let mut all = Vec::new();
@@ -115,7 +116,8 @@ pub fn who_the_client_is_stays_the_same_in_every_message() {
             seen.option(61),
             identity().client_id.as_ref().map(crate::dhcp::ClientId::octets)
         );
-        // From the grant on, the address may be in use, so servers are asked to broadcast.
+        // From the grant on, the address may be in use, so servers are asked to broadcast their
+        // answers.
         let may_be_live = n >= 2 && [DISCOVER, REQUEST].contains(&seen.kind());
         assert_eq!(seen.flags, if may_be_live { 0x8000 } else { 0 }, "message {n}");
         assert_eq!(seen.ports, (68, 67));

@@ -5,8 +5,8 @@ use super::*;
 use crate::dhcp::ClientIdForm;
 use crate::dhcp::OfferFault;
 
-/// Clients, one in each state in which a client reads answers. With each client: the message that
-/// it sent, and the kind of the answer for which it waits.
+/// One client in each state in which a client reads answers. Each entry also contains the message
+/// that the client sent, and the kind of the answer for which the client waits.
 fn listening() -> [(Bed, Seen, u8); 4] {
     let mut selecting = Bed::new();
     let discover = selecting.speaks();

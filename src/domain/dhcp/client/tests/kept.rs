@@ -59,7 +59,7 @@ pub fn the_end_of_a_lease_without_an_answer_leaves_the_address() {
     assert_eq!(bed.events.iter().find(lost), None);
 }
 
-/// The renewed lease ends without an answer, too: the address is kept again.
+/// The renewed lease ends without an answer, too, so the address is kept again.
 #[test]
 pub fn an_address_that_was_renewed_after_its_end_ends_again() {
     let mut bed = ended();
@@ -72,8 +72,8 @@ pub fn an_address_that_was_renewed_after_its_end_ends_again() {
 
 #[test]
 pub fn a_server_that_says_no_ends_a_kept_address() {
-    // First, the server refuses the address. Then another address is offered, once by the lease's
-    // own server and once by another server.
+    // The kept address is lost if the lease's own server refuses it or offers another address. It
+    // is not lost if another server offers another address.
     let mut bed = ended();
     let question = bed.speaks_all().remove(0);
     bed.hears(&answer(&question, NAK, NONE, SERVER, 0));
@@ -91,7 +91,7 @@ pub fn another_host_at_a_kept_address_ends_it() {
     let mut bed = ended();
     answered(&mut bed, &[GUEST]);
     answered(&mut bed, &[GUEST, OTHER_HOST]);
-    // An announcer that moves answers from two nodes for a moment, then only from the new node.
+    // While the announcer moves, two nodes answer for a moment. Then only the new node answers.
     answered(&mut bed, &[OTHER_HOST]);
     answered(&mut bed, &[GUEST, OTHER_HOST]);
     answered(&mut bed, &[]);
@@ -141,7 +141,8 @@ pub fn an_address_that_was_never_recorded_is_not_kept() {
     assert_eq!(bed.record().trouble, Some(ClientTrouble::Expired));
 }
 
-/// No RELEASE is sent for a kept address: the server may already have granted it to another client.
+/// No RELEASE is sent for a kept address, because the server may already have granted the address
+/// to another client.
 #[test]
 pub fn a_kept_address_is_not_released() {
     let mut bed = ended();

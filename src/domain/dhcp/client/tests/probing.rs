@@ -39,7 +39,7 @@ pub fn three_questions_are_asked_without_claiming_the_address() {
         let mut expected = arp(true, mac, NONE, ADDRESS);
         assert_eq!(bed.probes[0].1, expected);
         expected[28..32].copy_from_slice(&ADDRESS.octets());
-        // The client does not announce the address: a guest or kube-vip does.
+        // The client does not announce the address, because a guest or kube-vip announces it.
         assert!(bed.probes.iter().all(|(_, frame)| *frame != expected));
     }
 }
@@ -140,8 +140,8 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     bed.acquire(ADDRESS, 120);
     assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));
 
-    // After a restart, the address is not probed either, however long the lease has been over by
-    // the wall clock.
+    // After a restart, the address is not probed either. It does not matter how long the lease has
+    // been over by the wall clock.
     let mut bed = Bed::resumed(0);
     bed.acquire(ADDRESS, 120);
     assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));
@@ -154,8 +154,8 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
     assert_eq!(bed.client.state(), ClientState::Probing);
 
-    // An address that was lost so long ago that none of our announcers has it any more is fresh,
-    // too.
+    // Five minutes after its loss, an address is fresh, too, because none of our announcers has it
+    // any more.
     let mut bed = Bed::resumed(0);
     bed.until(secs(301));
     let discover = bed.speaks();
@@ -165,7 +165,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     assert_eq!(bed.client.state(), ClientState::Probing);
 }
 
-/// ARP answers are ignored while a lease is held: they are from the announcer of the address.
+/// ARP answers are ignored while a lease is held, because the announcer of the address sends them.
 #[test]
 pub fn a_held_address_is_never_declined() {
     let mut bed = Bed::bound(120);

@@ -3,7 +3,7 @@
 use super::server::{Answer, DISCOVER, NAK, REQUEST};
 use super::*;
 
-/// A client that is at T2.
+/// A client one millisecond before T2.
 fn rebinding(seconds: u32) -> Bed {
     let mut bed = Bed::bound(seconds);
     let rebind = bed.lease().rebind.unwrap();

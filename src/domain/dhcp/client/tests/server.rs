@@ -78,7 +78,7 @@ fn mac(bytes: &[u8], at: usize) -> Mac {
     Mac(bytes[at..at + 6].try_into().unwrap())
 }
 
-/// Folded sum of 16-bit words, one of which is the checksum: 0xffff if the checksum is right.
+/// Folded sum of 16-bit words, the checksum included. The sum is 0xffff if the checksum is right.
 fn sum(parts: &[&[u8]]) -> u16 {
     let mut bytes = parts.concat();
     if bytes.len() % 2 == 1 {
@@ -145,7 +145,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// A sound answer, for a /24 with a gateway at .254 and, among others, a name server at .53.
+    /// A sound answer for a /24 subnet, with the gateway .254 and the first name server .53.
     pub fn new(to: &Seen, kind: u8, yiaddr: Ipv4Addr, server: Ipv4Addr, seconds: u32) -> Self {
         let mut answer = Self {
             kind,
@@ -201,7 +201,8 @@ impl Answer {
     }
 }
 
-/// Frame with a server's message. UDP has no checksum, as from a server on this same host.
+/// Frame with a server's message. UDP has no checksum, as in a frame from a server on this same
+/// host.
 pub fn framed(message: &[u8], from: Mac, server: Ipv4Addr, to: Ipv4Addr, chaddr: Mac) -> Vec<u8> {
     let length = u16::try_from(message.len()).unwrap();
     let mut header = vec![0x45, 0];

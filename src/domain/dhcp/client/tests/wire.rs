@@ -9,7 +9,7 @@ use super::super::jitter::JitterRng;
 use super::server::{Answer, DECLINE, DISCOVER, RELEASE, REQUEST};
 use super::*;
 
-/// A server that follows RFC 2131: it stores a lease for its lease time.
+/// A server that follows RFC 2131. It stores each lease until the lease ends.
 struct Server {
     address: Ipv4Addr,
     seconds: u32,
@@ -209,8 +209,8 @@ pub fn an_outage_shorter_than_what_is_left_costs_nothing() {
     }
 }
 
-/// A server is replaced by a server without its leases. The new server grants the same address to
-/// the client without a break.
+/// A server is replaced by a new server that does not have the leases of the old server. The new
+/// server grants the same address to the client without a break.
 #[test]
 pub fn a_new_server_takes_over_without_a_break() {
     let wire = Wire { lost: 50, doubled: 50, delay: ms(50) };
@@ -256,7 +256,7 @@ enum Blow {
     Noise(Vec<u8>),
     /// Time passes.
     Wait(u64),
-    /// The deadline comes.
+    /// The client's next deadline comes.
     Due,
     Link(bool),
     Recorded,
@@ -284,7 +284,8 @@ fn blow() -> impl Strategy<Value = Blow> {
     ]
 }
 
-/// Checks for any input: no panic, no forbidden address, no address beyond its lease, no flood.
+/// Checks that no input causes a panic, a flood of messages, or the use of an address that is
+/// forbidden or whose lease has ended.
 fn endures(blows: &[Blow]) {
     let mut bed = Bed::new();
     bed.slow = true;

@@ -1,4 +1,4 @@
-//! Tests of the filter, which runs in an interpreter of the operations that it uses.
+//! Tests of the filter. The tests interpret the operations that the filter uses.
 
 use super::super::ethernet::{self, FrameAddresses};
 use super::super::message::{ClientMessage, MessageKind};
@@ -6,8 +6,8 @@ use super::*;
 use crate::dhcp::identity::ClientIdentity;
 use std::net::Ipv4Addr;
 
-/// Runs a program as the kernel does: a read beyond the end drops the frame. `vlan` is the VLAN tag
-/// that was removed from the frame.
+/// Runs a program as the kernel does. A read beyond the end of the frame drops the frame. `vlan` is
+/// the VLAN tag that was removed from the frame.
 fn passes(program: &[BpfInstruction], frame: &[u8], vlan: u32) -> bool {
     let octets = |at: usize, count: usize| -> Option<u32> {
         let octets = frame.get(at..at + count)?;

@@ -21,8 +21,8 @@ const IPV4: usize = 20;
 const UDP: usize = 8;
 const PROTOCOL_UDP: u8 = 17;
 const TTL: u8 = 64;
-/// Mask of the flag "more fragments" and of the fragment offset: a packet in which one of these
-/// bits is set is a fragment.
+/// Mask of the flag "more fragments" and of the fragment offset. A packet is a fragment if one of
+/// these bits is set.
 const FRAGMENT: u16 = 0x3fff;
 
 /// Content of a frame, as far as DHCP needs it.
@@ -73,8 +73,8 @@ fn datagram(source: Mac, packet: &[u8]) -> Option<UdpDatagram<'_>> {
     (port == CLIENT_PORT || port == SERVER_PORT).then_some(UdpDatagram { source, port, payload })
 }
 
-/// Hardware address of the client that sends or receives the DHCP message in a frame. Where one
-/// socket serves many clients, the frame is forwarded to this client. `None`: the frame contains no
+/// Hardware address of the client that sends or receives the DHCP message in a frame. If one socket
+/// serves many clients, the agent forwards the frame to this client. `None`: the frame contains no
 /// DHCP message. An ARP frame is for every client that probes.
 pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     match read(frame)? {
@@ -97,7 +97,7 @@ pub struct FrameAddresses {
 }
 
 impl FrameAddresses {
-    /// Addresses from a client without an address to all servers.
+    /// Addresses of a message to all servers from a client without an IP address.
     pub const fn to_all(source: Mac) -> Self {
         Self {
             source,

@@ -112,7 +112,7 @@ fn an_announcer_that_leases_needs_no_finalizer_and_the_address_says_that_it_exis
 fn the_address_is_the_guests_once_it_wrote_its_own() {
     let first = patched(&lb(WorkloadType::Cluster), &holds("a", 5, None));
     for (wrote, moved, lost) in [
-        // This operator was the last to write the address: the address follows the claim.
+        // This operator was the last to write the address, so the address follows the claim.
         (Some("10.0.0.5"), Some("10.1.0.6"), None),
         (Some(""), Some("10.1.0.6"), Some("")),
         (None, Some("10.1.0.6"), None),
@@ -174,7 +174,7 @@ fn a_missing_address_gives_a_known_reason() {
     }
 }
 
-/// The condition names the leader if it has no other content.
+/// The condition of a LoadBalancer without an answer from this operator names the leader.
 #[test]
 fn an_object_without_an_answer_names_the_controller_that_leads() {
     const NOW: &str = "2026-01-01T00:00:00Z";
@@ -220,7 +220,7 @@ fn condition_times_change_with_their_content_alone() {
     };
     for (old, expected) in [
         (condition(ConditionStatus::True, "Allocated", None), [THEN, THEN]),
-        // The form that Go clients write.
+        // Go clients write an empty message for no message.
         (condition(ConditionStatus::True, "Allocated", Some("")), [THEN, THEN]),
         (condition(ConditionStatus::True, "NoAvailableIP", None), [NOW, THEN]),
         (condition(ConditionStatus::True, "Allocated", Some("and more")), [NOW, THEN]),

@@ -90,7 +90,7 @@ fn the_address_follows_the_announcement() {
         let allocated = lb.status.as_ref().unwrap().allocated_address.clone().unwrap();
         assert_eq!(allocated.ip.as_deref(), Some("10.0.0.5"), "the claim is another matter");
     }
-    // The form that Go clients write.
+    // Go clients write an empty address for no address.
     status(&mut lb).address = Some(String::new());
     let report = report(ours(&[]), &one);
     let patch = patch(&lb, &finding, Some(&report), NOW).unwrap();
@@ -125,7 +125,7 @@ fn a_service_waits_for_claim_and_finalizer() {
     assert!(!may_serve(&unclaimed));
 }
 
-/// VMs come and go; unchanged values are not written again.
+/// VMs come and go, but unchanged values are not written again.
 #[test]
 fn a_patch_holds_only_what_changed() {
     let finding = holds("a", 5, None);
@@ -192,7 +192,8 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     let stays = staying_at(old);
     let staying = reported(&lb, &stays, &report(ours(&["10.0.0.5"]), &[]));
     assert_eq!(staying.status, lb.status, "mask and gateway too");
-    // The new Service exists and is not announced: a new leader must know the announced address.
+    // The new Service exists and is not announced. The status keeps the announced address, because
+    // a new leader must know it.
     let moving = ServingStatus {
         moving_from: Some([10, 0, 0, 5].into()),
         ..report(ours(&[]), &[backend(7, true, false)])
@@ -209,7 +210,8 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     assert_eq!(moves_from(&moved, &new), None);
 }
 
-/// Counts alone may be delayed; an address, another reason or a first condition may not.
+/// A write of counts alone may be delayed. A write of an address, of another reason or of a first
+/// condition may not be delayed.
 #[test]
 fn counts_are_not_urgent() {
     let holds = holds("a", 5, None);

@@ -27,8 +27,8 @@ pub(super) struct PoolOverlaps {
     unsettled: bool,
     /// Whether pools were added, removed or moved, so that addresses may be announced elsewhere.
     moved: bool,
-    /// Map from the name of each pool to the names of the pools on its network whose ranges share
-    /// addresses with its ranges.
+    /// Map from the name of a pool to the names of the overlapping pools. These are on the same
+    /// network, and their ranges share addresses with the pool's ranges.
     beside: BTreeMap<String, Vec<String>>,
     shared: BTreeSet<SharedAddress>,
     /// Addresses of the cluster itself that a LoadBalancer holds, each with the name of its pool.
@@ -66,8 +66,8 @@ pub enum OverlapNews {
 }
 
 impl PoolOverlaps {
-    /// Marks that addresses or pools have changed, other than by claims: all pools are judged
-    /// before the next claim.
+    /// Marks that addresses or pools have changed for a reason other than a claim. So all pools are
+    /// judged before the next claim.
     pub(super) fn changed(&mut self) {
         self.unsettled = true;
     }
@@ -216,7 +216,7 @@ impl PoolAllocator {
         let Some(beside) = self.standing.beside.get(&claim.pool) else { return };
         for name in beside {
             let Some(pool) = self.pools.get_mut(name) else { continue };
-            // A pool that gives out nothing need not be written for this.
+            // The held-back address alone is no reason to write a pool that gives out nothing.
             if pool.ledger.hold_back(claim.ip) && pool.idle().is_none() {
                 self.touched.insert(name.clone());
             }

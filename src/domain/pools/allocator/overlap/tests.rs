@@ -244,7 +244,7 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     assert_eq!(ip_of(&book.claim(&named(3, "b"))), "b 10.0.0.11");
     let one = NetworkAttachment { bridge: "br".into(), vlan: 1 };
     book.relocate(|network| Segment::of(network, Some(&one), true));
-    // Both LoadBalancers held the address before: this is reported, and no address changes.
+    // Both LoadBalancers held the address before. This is reported, and no address changes.
     assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
     assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.10");
     assert_eq!((stands_back(&book), book.shared()), (vec![("b", "a")], 1));
@@ -252,8 +252,8 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     let reported =
         |n: &OverlapNews| matches!(n, OverlapNews::Shared(s) if s.ip.to_string() == "10.0.0.10");
     assert!(news.len() == 2 && news.iter().any(reported), "{news:?}");
-    // An address is given to no other LoadBalancer if pool b holds it, or if two LoadBalancers hold
-    // it and only one of them releases it.
+    // An address is given to no other LoadBalancer while pool b holds it, or while one of two
+    // LoadBalancers still holds it.
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "a 10.0.0.12");
     book.release("u1");
     assert_eq!(book.shared(), 0);

@@ -7,9 +7,10 @@
 //!   is announced on the announcer's default interface, because nodes have no link for the pool's
 //!   VLAN. The address of a guest is announced on the network of its VMs.
 //!
-//! In both cases a [`Reservation`] holds the address back in each pool on those segments. Besides,
-//! a LoadBalancer that was restored from a backup asks for its former address. That address is
-//! expected: it is given to another LoadBalancer only when no other address is left.
+//! In both cases a [`Reservation`] holds the address back in each pool on the segments where the
+//! address is announced. Besides, a LoadBalancer that was restored from a backup asks for its
+//! former address. This address is called expected. It is given to another LoadBalancer only when
+//! no other address is left.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -143,9 +144,9 @@ impl Reservation {
 impl PoolAllocator {
     /// Records the address that a LoadBalancer publishes at the start of a term, before the first
     /// address is given out. An address whose pool is gone counts as in use, whatever the scopes of
-    /// other pools, because its claim may have been lost with the pool. It does not count as in use
-    /// if a ledger records it for another owner, because it is no longer known where this
-    /// LoadBalancer's address is announced.
+    /// other pools, because its claim may have been lost with the pool. There is one exception: a
+    /// ledger records the address for another owner. The address then does not count as in use by
+    /// this LoadBalancer, because the place where it is announced is no longer known.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let is_homeless = |claim: &&Claim| {
             let uid = &facts.owner.uid;
@@ -162,8 +163,8 @@ impl PoolAllocator {
 
     /// Records the addresses that a LoadBalancer holds or publishes. If it has none, records the
     /// former address that it will ask for. A published address without a claim counts only if its
-    /// pool is gone and `homeless` accepts it. Called for each LoadBalancer when pools or networks
-    /// move.
+    /// pool is gone and `homeless` accepts it. When pools or networks move, the caller observes
+    /// each LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
@@ -180,8 +181,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Reserves a claim on each segment where its address is announced and its pool's ledger does
-    /// not cover it.
+    /// Reserves a claim on each segment where its address is announced, except the segments that
+    /// the ledger of its pool covers.
     pub(super) fn reserve(&mut self, facts: &LbFacts, claim: &Claim) {
         let owner = &facts.owner;
         self.reserved.expect(&owner.uid, None);
@@ -253,7 +254,8 @@ impl PoolAllocator {
 
     fn unreserve(&mut self, uid: &str, claim: &Claim) {
         if self.reserved.remove(uid, claim) {
-            // The address may still be shared, because the LoadBalancer may still hold the claim.
+            // The LoadBalancer may still hold the claim and share the address. So all pools are
+            // judged again.
             if self.standing.is_shared(claim.ip) {
                 self.standing.changed();
             }
@@ -283,9 +285,9 @@ impl PoolAllocator {
         self.reserved.insert(reservation);
     }
 
-    /// Segments where the claim's address is announced for the LoadBalancer and its pool's ledger
-    /// does not cover it. A pool that is gone covers nothing, and the segment of its addresses is
-    /// unknown.
+    /// Segments where the claim's address is announced for the LoadBalancer, except the segments
+    /// that the ledger of its pool covers. If the pool is gone, its ledger covers no segment, and
+    /// the segment of its addresses is unknown.
     fn uncovered(&self, facts: &LbFacts, claim: &Claim) -> Vec<Segment> {
         match self.pools.get(&claim.pool) {
             None => vec![Segment::Unlisted],

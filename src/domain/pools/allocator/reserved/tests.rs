@@ -40,8 +40,8 @@ fn ip(last: usize) -> String {
 #[test]
 fn an_address_is_one_load_balancers_where_it_is_announced() {
     let mut book = book(&[on_vlan("v", 1, 3), seen("m", "10.0.0", 3)]);
-    // The VLAN's pool gives an address that is announced on the default interface: the other pool
-    // does not give out that address.
+    // The VLAN's pool gives an address that is announced on the default interface, so the other
+    // pool does not give out that address.
     assert_eq!(given(&mut book, &vm(1, "v")), ip(10));
     assert_eq!(given(&mut book, &named(2, "m")), ip(11));
     // The reverse: the VLAN's pool does not give out the address of the other pool.
@@ -121,7 +121,7 @@ fn who_asks_for_a_former_address_has_it_and_others_avoid_it_while_they_can() {
     for (n, last) in [(4, 12), (5, 14)] {
         assert_eq!(given(&mut book, &lb(n)), ip(last));
     }
-    // No other address is left: an expected address is given out.
+    // No other address is left, so an expected address is given out.
     assert_eq!(given(&mut book, &lb(6)), ip(10));
     assert_eq!(given(&mut book, &restored(1, 10)), "NoAvailableIP");
 }

@@ -5,16 +5,16 @@
 //! 2. else the owner in the stored ledger, if memory has no owner for the address, and if the
 //!    stored owner exists and publishes no address of the pool. The stored owner is about to
 //!    publish this address, so no other LoadBalancer may take the address first;
-//! 3. else the LoadBalancer that publishes the address, because the address is in use. If several
-//!    LoadBalancers publish it: the owner in the stored ledger, then the owner in memory, then the
+//! 3. else the LoadBalancer that publishes the address, because the address is in use. Of several
+//!    LoadBalancers, the owner in the stored ledger comes first, then the owner in memory, then the
 //!    oldest LoadBalancer. A LoadBalancer that is being deleted counts only if the stored ledger or
-//!    memory names it: otherwise its claim was released already;
+//!    memory names it, because otherwise its claim was released already;
 //! 4. else the owner in the stored ledger (another leader may have written it);
 //! 5. else the owner in memory, if that LoadBalancer still exists (the status was edited or wiped).
 //!
-//! An owner has at most one address of a pool. If these rules give it several, the address by the
-//! first of these rules counts, where rules 2 and 4 are equal. Of several addresses by equal rules,
-//! the lowest counts.
+//! An owner has at most one address of a pool. If these rules give it several addresses, the
+//! address by the strongest rule counts. Rule 1 is the strongest, then rule 3, then rules 2 and 4
+//! (equal), then rule 5. Of several addresses by equal rules, the lowest address counts.
 //!
 //! The published addresses come from a view that may be stale. [`PoolAllocator::disputes`] lists
 //! the LoadBalancers whose published address would overrule a ledger. These LoadBalancers are read
@@ -89,8 +89,8 @@ pub struct LoadBalancerIndex {
 pub enum LedgerRepair {
     /// A published address was missing from the ledger.
     Restored(Claim, Owner),
-    /// The ledger named an owner other than the LoadBalancer that publishes the address. This
-    /// LoadBalancer, named here, is now the owner.
+    /// The ledger named an owner other than the LoadBalancer that publishes the address. The
+    /// publisher, named here, is now the owner.
     Corrected(Claim, Owner),
     /// A LoadBalancer publishes an address that belongs to another owner. The LoadBalancer named
     /// here loses the address.
@@ -134,14 +134,13 @@ impl LoadBalancerIndex {
         by_ip
     }
 
-    /// UID of the LoadBalancer with this name. Used for an entry `ip: name` of a ledger without
-    /// UID.
+    /// UID of the LoadBalancer with this name, for a ledger entry `ip: name` that has no UID.
     fn uid_of(&self, name: &str) -> Option<&str> {
         self.uids.get(name).map(String::as_str)
     }
 
-    /// Whether the owner exists, is not being deleted, and publishes no address of the pool. Then
-    /// its claim in the ledger is only a moment old.
+    /// Whether the owner exists, is not being deleted, and publishes no address of the pool. If so,
+    /// the owner's claim in the ledger is only a moment old.
     fn is_yet_to_publish(&self, owner: &Owner, pool: &str) -> bool {
         self.entries.get(&owner.uid).is_some_and(|entry| {
             !entry.deleting && entry.published.as_ref().is_none_or(|claim| claim.pool != pool)
@@ -249,8 +248,9 @@ impl PoolAllocator {
         repairs
     }
 
-    /// LoadBalancers whose published address would overrule a ledger, and LoadBalancers with the
-    /// name of a recorded owner whose UID is not in `world`.
+    /// Returns the LoadBalancers that must be read again before a merge:
+    /// * LoadBalancers whose published address would overrule a ledger;
+    /// * LoadBalancers with the name of a recorded owner, if the recorded UID is not in `world`.
     pub fn disputes(&self, seen: &PoolSeen, world: &LoadBalancerIndex) -> Vec<Owner> {
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
         let stored = read_claims(&seen.status, memory, world, &mut Vec::new());
@@ -277,7 +277,7 @@ impl PoolAllocator {
 
     /// Claims whose owner is not in `world`, and claims without UID that are a second address
     /// ([`Self::is_second`]). Before the caller releases a claim, it asks the API server about the
-    /// owner: `world` may be older than the claim.
+    /// owner, because `world` may be older than the claim.
     pub fn orphans(&self, world: &LoadBalancerIndex) -> Vec<(Claim, Owner)> {
         self.pools
             .iter()
@@ -317,7 +317,7 @@ fn read_claims(
         let remembered = memory
             .and_then(|m| m.owner_of(ip))
             .filter(|owner| owner.name == *name && !owner.uid.is_empty());
-        // A LoadBalancer that got another address in the meantime does not get this address back.
+        // A LoadBalancer with another address of the pool by now does not get this address back.
         let named = world.uid_of(name).filter(|uid| {
             let owner = Owner { name: name.clone(), uid: (*uid).to_owned() };
             memory.and_then(|m| m.held_by(&owner)).is_none_or(|held| held == ip)
@@ -330,7 +330,7 @@ fn read_claims(
             named.is_none() || remembered == Some(*uid) || world.entries.contains_key(*uid)
         });
         let uid = recorded.or(remembered).or(named).unwrap_or_default();
-        // The name of a UID never changes: an entry with another name was edited.
+        // The name of a UID never changes, so an entry with another name was edited.
         let known = world.entries.get(uid).map(|e| &e.owner);
         let known = known.or_else(|| memory.and_then(|m| m.owner_of(ip)));
         let known = known.filter(|owner| !uid.is_empty() && owner.uid == uid).cloned();

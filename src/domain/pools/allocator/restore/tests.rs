@@ -78,7 +78,7 @@ fn what_is_published_goes_before_what_is_stored_and_that_before_memory() {
     assert_eq!(claim, at("a", "10.0.0.13"), "the loser gets another");
 }
 
-/// The published address stays if an owner has two, or else the address in the stored ledger.
+/// An owner with two addresses keeps the published one, or else the one in the stored ledger.
 #[test]
 fn an_owner_keeps_one_address_of_a_pool() {
     let twice = storing(&[("10.0.0.12", "ns/lb1", "u1"), ("10.0.0.15", "ns/lb1", "u1")]);
@@ -117,7 +117,8 @@ fn an_entry_without_uid_adopts_it_later_too() {
     book.merge(&old_style, &LoadBalancerIndex::default());
     book.claim(&lb(1));
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
-    // A LoadBalancer that got another address before retains it, because it may be in use by now.
+    // A LoadBalancer that got another address before retains that address, because the address may
+    // be in use by now.
     let mut book = PoolAllocator::default();
     book.merge(&storing(&[]), &LoadBalancerIndex::default());
     book.claim(&lb(1));
@@ -180,7 +181,8 @@ fn of_two_that_publish_one_address_one_keeps_it() {
 }
 
 /// The view of LoadBalancers may be older than the ledger. It does not overrule an entry on which
-/// the stored ledger and memory agree. Where they disagree, the publisher is read again.
+/// the stored ledger and memory agree. Where ledger and memory disagree, the LoadBalancer that
+/// publishes the address is read again.
 #[test]
 fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     let late = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
@@ -206,7 +208,7 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     assert!(!current.knows(&owner(4)) && current.uid_of("ns/lb4") == Some("new"));
 }
 
-/// The claim of such a LoadBalancer was released already if no ledger records it.
+/// The claim of a LoadBalancer that is being deleted was released already, if no ledger records it.
 #[test]
 fn a_publisher_that_is_being_deleted_counts_only_if_a_ledger_names_it() {
     let deleting = |n, last| WorldEntry { deleting: true, ..entry(n, last) };
@@ -271,7 +273,7 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
             ClaimResult::Waiting(_) => None,
         })
         .collect();
-    // The highest addresses are released first: these are the oldest releases.
+    // The highest addresses are released first, so these are the oldest releases.
     for n in (1..=HISTORY_LENGTH).rev() {
         book.release(&owner(n).uid);
     }
@@ -286,8 +288,8 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
-    /// A merge of its own status changes nothing in a process. A new process gets the same status
-    /// from it.
+    /// A process that merges its own status changes nothing. A new process that merges this status
+    /// writes the same status.
     #[test]
     fn reading_ones_own_status_back_changes_nothing(
         steps in prop::collection::vec((0_usize..8, any::<bool>()), 0..30),
@@ -356,7 +358,7 @@ fn a_contradiction_to_the_ledger_is_read_again() {
     let mut book = PoolAllocator::default();
     let mut old_view = world(&[(1, Some(12)), (2, None)]);
     assert_eq!(book.disputes(&seen, &old_view), [owner(1)]);
-    // The LoadBalancer has another address now; the ledger is right.
+    // The LoadBalancer has another address now, so the ledger is right.
     old_view.update(&owner(1), Some(entry(1, Some(13))));
     assert_eq!(book.disputes(&seen, &old_view), []);
     book.merge(&seen, &old_view);
@@ -367,8 +369,8 @@ fn a_contradiction_to_the_ledger_is_read_again() {
     assert!(!old_view.knows(&Owner { uid: String::new(), ..owner(1) }));
 }
 
-/// Another leader released the claim. If memory brought it back, no deletion would release it
-/// again.
+/// Another leader released the claim, because the LoadBalancer was deleted. If memory brought the
+/// claim back, nothing would release it: the deletion is over.
 #[test]
 fn memory_does_not_bring_back_the_claim_of_one_that_is_gone() {
     let mut book = PoolAllocator::default();

@@ -174,7 +174,7 @@ fn each_refusal_has_its_reason() {
     }
     let stranger = LbFacts { requirement: PoolRequirement::default(), ..lb(3) };
     assert_eq!(answer(&book.claim(&stranger)), (None, Some("NoMatchedIPPool")));
-    // Several pools fit: the reason names a pool that is out of use.
+    // Several pools fit, and the reason names a pool that is out of use.
     assert_eq!(answer(&book.claim(&lb(4))), (None, Some("IPPoolNotReady")));
 }
 

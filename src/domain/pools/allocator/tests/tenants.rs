@@ -119,7 +119,7 @@ fn an_address_whose_pool_is_gone_is_not_had_either() {
     }
 }
 
-/// The LoadBalancer could have had that address anyway.
+/// The attacker may have any free address of its own pool anyway.
 #[test]
 fn in_a_pool_of_its_own_it_may_choose() {
     let (mut book, _) = with_victim(true);
@@ -148,7 +148,8 @@ fn while_a_ledger_is_read_no_owner_loses_an_address_that_it_names() {
     }
 }
 
-/// The ledger was wiped, so that only published addresses are left: the older LoadBalancer wins.
+/// The ledger was wiped, so only published addresses are left. The older LoadBalancer keeps the one
+/// that both publish.
 #[test]
 fn where_the_ledger_is_lost_too_the_older_of_two_keeps_what_both_publish() {
     let (_, victim) = with_victim(true);

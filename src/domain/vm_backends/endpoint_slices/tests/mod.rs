@@ -123,8 +123,8 @@ fn a_thousand_and_one_endpoints_make_eleven_slices() {
     assert_eq!(store.names(), expected);
 }
 
-/// Slices are filled in the order of their numbers, not of their names: the second slice is filled
-/// before the tenth.
+/// Slices are filled in the order of their numbers, not of their names. For example, the second
+/// slice is filled before the tenth slice.
 #[test]
 fn new_endpoints_go_where_there_is_room_first_slice_first() {
     let mut store = filled(1_001);
@@ -203,8 +203,8 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
     );
 }
 
-/// The sink has an address that no host has (RFC 5737, RFC 6666) while no node is known. The UID of
-/// the sink is that of the Go controller's sink.
+/// The sink has an address that no host has (RFC 5737, RFC 6666) if no node is known. The sink has
+/// the same UID as the Go controller's sink.
 #[test]
 fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
     let (v4, v6) = (sink(WEB, AddressFamily::V4, None), sink(WEB, AddressFamily::V6, None));
@@ -231,8 +231,8 @@ fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
     assert_eq!(sink(WEB, AddressFamily::V4, Some(&v6_only)), sink(WEB, AddressFamily::V4, None));
 }
 
-/// The Go controller's slice has no label for its manager, a dummy endpoint at an address that may
-/// be a pod's, and all VMs, not sorted.
+/// The Go controller's slice has no label for its manager. It has a dummy endpoint, at an address
+/// that may be a pod's. It has all VMs, in no order.
 #[test]
 fn a_slice_of_the_go_controller_is_adopted_in_place() {
     let dummy = VmEndpoint {
@@ -313,7 +313,7 @@ fn slices_of_another_family_go_after_those_of_this_one_came() {
     let writes = store.settle(AddressFamily::V4, &[ready(100)]);
     assert_eq!(written(&writes), [("delete", "web"), ("update", "web.ipv4-2")]);
 
-    // The name of a deleted slice is not free before the slice is gone.
+    // A deleted slice keeps its name in use until the slice is gone.
     let mut store = Store::new(old.slices[..1].to_vec());
     store.slices[0].family = Some(AddressFamily::V6);
     let expected = [("create", "web.ipv4-2"), ("delete", "web"), ("update", "web.ipv4-2")];
@@ -334,7 +334,8 @@ fn a_deletion_is_never_the_last_word() {
         [0, 1].map(ready).into_iter().chain((2..100).map(unready)).collect();
     let deleted_first = [("delete", "web.ipv4-2"), ("update", WEB)];
     assert_eq!(written(&mixed(ready).settle(AddressFamily::V4, &desired)), deleted_first);
-    // All traffic went to the second slice, so the first slice is written before that is deleted.
+    // All traffic went to the second slice, so the first slice is written before the second slice
+    // is deleted.
     let deleted_after = [("update", WEB), ("delete", "web.ipv4-2"), ("update", WEB)];
     assert_eq!(written(&mixed(unready).settle(AddressFamily::V4, &desired)), deleted_after);
 }
@@ -350,7 +351,7 @@ fn what_is_stored_is_remembered_by_uid() {
     assert_eq!(remembered(&without.slices).keys().copied().collect::<Vec<_>>(), [SINK_UID]);
 }
 
-/// The API server refuses to overwrite a change that another writer made meanwhile.
+/// The API server refuses to overwrite a change that another writer made after the slice was read.
 #[test]
 fn a_patch_says_which_version_it_rests_on() {
     let lb = LbIdentity { namespace: "default", name: WEB, uid: "lb-uid" };

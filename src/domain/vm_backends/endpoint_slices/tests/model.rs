@@ -10,7 +10,8 @@ const COUNTS: [usize; 9] = [0, 1, 2, 5, 99, 100, 101, 200, 250];
 /// Number of possible VMs.
 const ALL: usize = 260;
 
-/// State of a VM. `None`: no endpoint. Otherwise: whether its endpoint serves, and terminates.
+/// State of a VM. `None`: the VM has no endpoint. Otherwise: whether the endpoint serves, and
+/// whether it terminates.
 fn state() -> impl Strategy<Value = Option<(bool, bool)>> {
     prop::sample::select(vec![
         None,
@@ -30,7 +31,7 @@ fn endpoint(n: usize, (serving, terminating): (bool, bool), family: AddressFamil
     endpoint
 }
 
-/// Sets of VMs of which all, some or none serve.
+/// Sets of VMs. All VMs of a set serve, or some of them, or no VM.
 fn vms() -> impl Strategy<Value = Vec<Option<(bool, bool)>>> {
     let quiet = prop::sample::select(vec![None, Some((false, false)), Some((false, true))]);
     let some = prop_oneof![
@@ -49,7 +50,8 @@ fn endpoints(vms: &[Option<(bool, bool)>], family: AddressFamily) -> Vec<VmEndpo
     vms.iter().enumerate().filter_map(each).collect()
 }
 
-/// Slices that several writers, versions and families may have left. A VM may be in two slices.
+/// Stored slices, with any family and ports, as other writers or earlier versions of the operator
+/// may have left them. A VM may be in two slices.
 fn stored() -> impl Strategy<Value = Vec<StoredSlice>> {
     let names = vec!["web", "web.ipv4-2", "web.ipv4-10", "web.ipv6-1", "web-x7k2p"];
     let family = prop::sample::select(vec![

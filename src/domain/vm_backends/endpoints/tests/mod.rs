@@ -86,8 +86,8 @@ fn an_endpoint_says_who_and_where_it_is() {
     assert_eq!((endpoint, last_known), (expected, false));
 }
 
-/// The address is on the network that the LoadBalancer names. If it names none, the first address
-/// of the family counts.
+/// The address is on the network that the LoadBalancer names. If the LoadBalancer names no network,
+/// the first address of the family counts.
 #[test]
 fn the_address_is_on_the_network_that_is_named() {
     let vm =
@@ -106,9 +106,9 @@ fn the_address_is_on_the_network_that_is_named() {
     }
 }
 
-/// Addresses of nodes and of the LoadBalancer do not count as a VM's: traffic to them would loop,
-/// or reach a node. A VM of a guest cluster announces addresses itself, and some guests report
-/// every address that they ever observed.
+/// Addresses of nodes and of the LoadBalancer do not count as a VM's, because traffic to them would
+/// loop, or reach a node. A VM may report such an address for two reasons. A VM of a guest cluster
+/// announces addresses itself, and some guests report every address that they ever observed.
 #[test]
 fn addresses_of_nodes_and_of_the_load_balancer_are_no_vms() {
     let two = vm(&[("a/b", &["10.0.0.1", "10.0.0.99", "10.0.0.5"])]);
@@ -172,7 +172,7 @@ fn a_silent_agents_vm_keeps_its_address_while_its_pod_is_ready() {
 fn a_last_known_address_is_of_the_family_and_not_of_another_network() {
     let v6 = WantedAddresses { network: "", family: AddressFamily::V6 };
     assert_eq!(found(&vm(&[]), &[pod()], &v6, Some("10.0.0.5"), &[]), None);
-    // The LoadBalancer names a network other than before.
+    // The LoadBalancer now names another network.
     let named = WantedAddresses { network: "a/two", family: AddressFamily::V4 };
     let speaks = vm(&[("a/one", &["10.0.0.5"]), ("a/two", &[])]);
     assert_eq!(found(&speaks, &[pod()], &named, Some("10.0.0.5"), &[]), None);

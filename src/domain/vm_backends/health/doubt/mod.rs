@@ -1,10 +1,10 @@
 //! Decision whether failures of probes are the fault of the backends or of the prober.
 //!
 //! A prober that loses its own path to the VMs observes that most VMs fail at once. So failures are
-//! doubted when most VMs fell silent at one moment: each of their targets passed before that
-//! moment, and has only failed since. Doubted targets stay endpoints. If their VMs are well, this
-//! protects the users. If not, the users lose nothing more, because such a VM does not serve them
-//! anyway.
+//! doubted when most VMs fell silent at one moment. A VM fell silent if each of its targets passed
+//! before that moment, and has only failed since. Doubted targets stay endpoints. If their VMs are
+//! well, this protects the users. If the VMs have failed, the users lose nothing more, because a
+//! failed VM does not serve them anyway.
 //!
 //! Invariants:
 //!
@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use super::{BackendHealth, CheckSettings};
 
-/// Smallest number of VMs, and of load balancers, for a doubt: fewer may well share a real fault.
-/// Three is the smallest number that is more than a pair.
+/// Smallest number of VMs, and of load balancers, for a doubt. Fewer VMs may well fail together
+/// because of a real fault. Three is the smallest number that is more than a pair.
 pub const MANY: usize = 3;
 
 /// Largest number of moments that a doubt stores. A fault that spreads causes a few moments.
@@ -37,12 +37,13 @@ pub struct ProbeHistory<'a> {
     pub failing: Option<Duration>,
 }
 
-/// Finds the moment between `from` and `until` at which most VMs fell silent, if there was one:
-/// their targets passed before that moment and failed after it.
+/// Finds the moment between `from` and `until` at which most VMs fell silent, if there was such a
+/// moment. The targets of these VMs passed before that moment and failed after it.
 ///
-/// Most means more than half of the VMs that answered until that moment, and at least [`MANY`] VMs,
-/// behind at least [`MANY`] load balancers. VMs are counted, not targets, because one VM may be
-/// behind every load balancer. A VM is silent if all of its results since the moment are failures.
+/// Most means more than half of the VMs that answered until that moment. They must also be at least
+/// [`MANY`] VMs, behind at least [`MANY`] load balancers. VMs are counted, not targets, because one
+/// VM may be behind every load balancer. A VM is silent if all of its results since the moment are
+/// failures.
 pub fn moment<'a>(
     sights: impl Iterator<Item = ProbeHistory<'a>>,
     (from, until): (Duration, Duration),
@@ -132,8 +133,8 @@ impl Doubt {
         self.gone();
     }
 
-    /// Whether the failure of a held target is now to be believed: most of the other held targets
-    /// answer again, and this target has had the time to answer as well.
+    /// Whether the failure of a held target must now be believed, because most of the other held
+    /// targets answer again, and this target has had the time to answer as well.
     pub fn is_over_for(&self, check: &CheckSettings, now: Duration) -> bool {
         let time = check.period * check.success_threshold + check.timeout;
         self.mending.is_some_and(|since| now >= since + time)

@@ -53,7 +53,7 @@ fn cases() -> Vec<Case> {
         |number: u8| ProbeHistory { passed: s(1), failing: Some(s(5)), ..silent("a", number) };
     let unseen =
         |number: u8| ProbeHistory { passed: s(0), ..silent(LBS[usize::from(number) % 3], number) };
-    // One port of the VM fails, and another one passes.
+    // One port of the VM fails, and another port of the same VM passes.
     let port = |number: u8| [silent("a", number), well("b", number)];
     vec![
         ("all VMs of three load balancers", fleet(silent, 0..3, 3), true),

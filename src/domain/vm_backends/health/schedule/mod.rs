@@ -19,8 +19,8 @@ const FIRST_WITHIN: Duration = Duration::from_millis(200);
 pub struct ProbePhase(u64);
 
 impl ProbePhase {
-    /// Phase of an identity. The boundaries of its parts count: `ab` and `c` differ from `a` and
-    /// `bc`.
+    /// Phase of an identity. The boundaries between its parts matter. For example, `ab` and `c`
+    /// differ from `a` and `bc`.
     pub fn of(identity: &[&str]) -> Self {
         let mut hash = Sha256::new();
         for part in identity {
@@ -38,8 +38,8 @@ impl ProbePhase {
     }
 }
 
-/// First time after `now` on the target's grid, at most one period later. If the period is zero, it
-/// is `now` itself.
+/// First time after `now` on the target's grid, at most one period later. If the period is zero,
+/// the result is `now` itself.
 pub fn next(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     let offset = phase.within(period);
     let Some(past) = now.checked_sub(offset) else { return offset };

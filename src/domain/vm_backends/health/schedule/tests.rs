@@ -30,8 +30,8 @@ fn targets_spread_evenly_even_if_their_names_are_counted_up() {
 
 #[test]
 fn the_phase_of_an_identity_is_the_same_for_ever() {
-    // A change of this value moves every target's probes at the next upgrade: that is harmless, but
-    // must be noticed.
+    // A change of this value moves every target's probes at the next upgrade. The move is harmless,
+    // but must be noticed.
     assert_eq!(ProbePhase::of(&["a", "b"]), ProbePhase(9_832_196_343_340_254_499));
     assert_ne!(ProbePhase::of(&["ab", "c"]), ProbePhase::of(&["a", "bc"]));
     assert_ne!(ProbePhase::of(&["a"]), ProbePhase::of(&["a", ""]));

@@ -1,10 +1,10 @@
-//! Question of the leader to the other replicas about targets that the leader does not reach, and
-//! the meaning of the answer.
+//! Second opinion: the leader asks the other replicas about targets that the leader does not reach.
+//! This module has the question, the answer and the meaning of the answer.
 //!
 //! Question and answer are annotations of the Lease, which all replicas read anyway. They give no
 //! account new power, because an account that may write them could also become the leader. A
-//! question only names targets. The answering replica reads from the cluster whether each of them
-//! is a target, and which probe it has.
+//! question names each target only by its LoadBalancer and address. The answering replica reads
+//! from the cluster whether there is such a target, and which probe the target has.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -18,7 +18,8 @@ use super::ProbePhase;
 pub const MOST_ASKED: usize = 32;
 /// Text about a doubt before there is an answer.
 pub const ASKED: &str = "another replica is asked whether it reaches them";
-/// Maximum length of a question or answer that is read, in bytes: longer than any valid one.
+/// Maximum length of a question or answer that is read, in bytes. Every valid question or answer is
+/// shorter.
 const LONGEST: usize = 16 * 1024;
 
 /// Replica, and the node that it runs on.
@@ -137,7 +138,8 @@ impl OpinionAnswer {
 }
 
 impl Opinion {
-    /// Text of the opinion on the prober or the outage, for conditions and Events.
+    /// Text of the opinion, for conditions and Events. It says whether another replica reaches the
+    /// targets.
     pub fn words(&self, question: &OpinionQuestion, answer: Option<&OpinionAnswer>) -> String {
         let leader = question.by.words();
         let other = answer.map(|answer| answer.by.words()).unwrap_or_default();
@@ -156,8 +158,8 @@ impl Opinion {
     }
 }
 
-/// Picks the targets to ask about, all of different load balancers and VMs, at random with the text
-/// `at` as the seed.
+/// Picks the targets to ask about, at random with the text `at` as the seed. All picked targets are
+/// of different load balancers and of different VMs.
 pub fn sample(held: impl IntoIterator<Item = AskedTarget>, at: &str) -> Vec<AskedTarget> {
     let chance = |asked: &AskedTarget| ProbePhase::of(&[at, &asked.lb, &asked.address.to_string()]);
     let mut of_lbs = BTreeMap::<String, Vec<AskedTarget>>::new();

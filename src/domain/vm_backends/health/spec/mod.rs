@@ -7,7 +7,7 @@ use api::{HealthCheck, LoadBalancerSpec, WorkloadType};
 
 /// Largest threshold, in consecutive results; a larger threshold is reduced to it.
 pub const MOST_IN_A_ROW: u32 = 1_000;
-/// Longest period; a longer period is reduced to it, because so rare a check is of no use.
+/// Longest period; a longer period is reduced to it, because a rarer check is of no use.
 pub const LONGEST_PERIOD: Duration = Duration::from_hours(1);
 /// Longest timeout; a longer timeout is reduced to it, because each open probe holds a socket.
 pub const LONGEST_TIMEOUT: Duration = Duration::from_mins(1);
@@ -19,7 +19,7 @@ pub const LONGEST_PATH: usize = 1024;
 /// the schema.
 pub const LONGEST_BUNDLE: usize = 8 * 1024;
 
-/// Fault in the spec because of which backends cannot be probed.
+/// Fault in the spec. Because of the fault, backends cannot be probed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("spec.healthCheck.{field}: {wrong}: {right}")]
 pub struct HealthSpecFault {

@@ -118,7 +118,7 @@ fn pairs_are_not_mixed_up() {
     assert_eq!(keys(&index.set_vm("ns", "vm", &fits, vm("v"))), ["ns/lb"]);
 }
 
-/// Guests report often; only changes that an endpoint depends on trigger a reconcile.
+/// Guests report often, but only changes that an endpoint depends on trigger a reconcile.
 #[test]
 fn a_change_without_effect_wakes_no_load_balancer() {
     let mut index = LabelIndex::default();
@@ -161,8 +161,7 @@ fn pods_may_be_known_before_their_vm_and_after() {
     assert_eq!(members(&index, "lb"), [("a".to_owned(), vec![])]);
 }
 
-/// The informer may report the new run before the end of the old run's pods, or the other way
-/// round.
+/// The informer may report the new run before or after the end of the old run's pods.
 #[test]
 fn a_restart_under_the_same_name_has_its_own_pods() {
     let mut index = LabelIndex::default();
@@ -221,7 +220,7 @@ fn a_thousand_values_select_a_thousand_vms() {
     assert_eq!(index.sizes(), [0; 6]);
 }
 
-/// Thousands of LoadBalancers that share a label are filed under the label in which they differ,
+/// Thousands of LoadBalancers share a label. They are filed under the label in which they differ,
 /// whichever of their labels comes first.
 #[test]
 fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
@@ -238,8 +237,8 @@ fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
     }
 }
 
-/// No LoadBalancer is filed without a clause, so `matches` never gets an empty list of clauses. For
-/// such a list, `matches` gives a safe answer anyway.
+/// Every LoadBalancer is filed under a clause, so `matches` never gets an empty list of clauses.
+/// For an empty list, `matches` gives a safe answer anyway.
 #[test]
 fn no_clause_matches_nothing() {
     assert!(!matches(&[], &[1, 2]) && !matches(&[vec![]], &[1]) && !matches(&[vec![1]], &[]));

@@ -1,4 +1,5 @@
-//! Delay of a new Service: it is held back from kube-vip until kube-proxy has rules for it.
+//! Delay of a new Service. The Service is held back from kube-vip until kube-proxy has rules for
+//! it.
 //!
 //! kube-proxy redirects an address as soon as the Service's status contains it. But kube-vip first
 //! binds the address, and then writes the status. Between these two steps the address is the node's
@@ -6,8 +7,9 @@
 //! kube-vip ignore the Service. The operator writes the address into the Service's status, and
 //! kube-vip may announce the address once every kube-proxy has had the time to write its rules.
 //!
-//! Invariant: an address that the operator writes into a status carries [`NOT_ANNOUNCED`], and does
-//! not count as announced. kube-vip later replaces this entry of the status with its own.
+//! Invariant: an address that the operator writes into a Service's status carries
+//! [`NOT_ANNOUNCED`], and does not count as announced. kube-vip later replaces this entry of the
+//! status with its own entry.
 
 use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Value, json};
@@ -20,7 +22,7 @@ pub const IGNORED: &str = "kube-vip.io/ignore";
 /// Annotation with the time until which the Service is held back. Empty while the Service's status
 /// does not yet contain the address.
 pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
-/// Error on the ports of an address that is not announced yet.
+/// Error in the Service's status, on the ports of an address that is not announced yet.
 pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 
 /// Time that kube-proxy may need: it writes rules once a second (`minSyncPeriod`), and the write
@@ -56,13 +58,13 @@ pub fn held(
     // Invalid text does not hold the Service back.
     let left =
         until.parse::<DateTime<FixedOffset>>().map_or(TimeDelta::zero(), |until| until - now);
-    // A time more than `HOLD` away does not hold it back either: the clock was set back.
+    // A time more than `HOLD` away is ignored too, because it shows that the clock was set back.
     let is_held = left > TimeDelta::zero() && left <= HOLD;
     Some(if is_held { HeldServiceStep::For(left) } else { HeldServiceStep::Over(released(stored)) })
 }
 
-/// Holds a new Service back, unless its user wants kube-vip to ignore it, or kube-vip leases the
-/// address. A leased address is not known before it is announced.
+/// Holds a new Service back. There are two exceptions: the user wants kube-vip to ignore the
+/// Service, or kube-vip leases the address. A leased address is not known before it is announced.
 pub fn hold_back(mut service: Value) -> Value {
     let annotations = &mut service["metadata"]["annotations"];
     if annotations[ASKED_ADDRESS] != DHCP_ADDRESS && annotations[IGNORED].is_null() {

@@ -35,7 +35,7 @@ fn a_service_is_held_from_when_its_status_names_the_address() {
     assert_eq!(later, Some(HeldServiceStep::For(TimeDelta::milliseconds(500))));
 }
 
-/// Neither a clock that was set back nor invalid text prevents the announcement of an address.
+/// An address is announced even if the clock was set back or the text is invalid.
 #[test]
 fn nothing_holds_a_service_for_ever() {
     let now = at("2026-11-25T12:00:00Z");

@@ -28,7 +28,8 @@ pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<Settin
 
 /// Text for an address that is not announced. With the policy Local, kube-vip 1.2 withdraws the
 /// address if no VM on the node of kube-vip's leader serves (`getAllEndpoints`,
-/// pkg/endpoints/endpoints_generic.go), and leaves status and annotation of the Service unchanged.
+/// pkg/endpoints/endpoints_generic.go). kube-vip then leaves status and annotation of the Service
+/// unchanged.
 fn no_local_backend(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<String> {
     let node = stored.announcing_node();
     // If no node is known for an announced address, another announcer may announce it.

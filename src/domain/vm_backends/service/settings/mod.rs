@@ -1,10 +1,11 @@
-//! Settings of users on a Service, carried from a deleted Service to the one that replaces it.
+//! Settings of users on a Service. They are carried from a deleted Service to the Service that
+//! replaces it.
 //!
 //! Invariants:
 //!
 //! * Fields that the operator owns are never carried.
-//! * `spec.externalIPs` is never carried, because the settings are stored in an EndpointSlice, and
-//!   authors of EndpointSlices could redirect any address by this field.
+//! * `spec.externalIPs` is never carried. The settings are stored in an EndpointSlice. If this
+//!   field were carried, authors of EndpointSlices could redirect any address.
 
 use serde_json::{Map, Value, json};
 
@@ -14,8 +15,8 @@ use super::{
 };
 use api::ANNOTATION_NETWORK;
 
-/// Annotation on an EndpointSlice that keeps the settings of the deleted Service until the next
-/// Service has them.
+/// Annotation on an EndpointSlice. It keeps the settings of the deleted Service until the next
+/// Service has these settings.
 pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
 /// Longest text of settings, in bytes. An API server accepts 256 KiB of annotations.
@@ -32,8 +33,8 @@ const FIELDS: [&str; 9] = [
     "sessionAffinityConfig",
     "trafficDistribution",
 ];
-/// Fields of the spec that the API server assigns. The next Service gets the same values if no
-/// other Service has them by then. `ipFamilies` shows whether the cluster IPs still fit.
+/// Fields of the spec that the API server assigns. The next Service gets the same values if they
+/// are still free. `ipFamilies` shows whether the cluster IPs still fit.
 const ALLOTTED: [&str; 4] = ["clusterIP", "clusterIPs", "healthCheckNodePort", "ipFamilies"];
 /// Fields of a port that users own.
 const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
@@ -43,7 +44,7 @@ const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 pub struct CarriedSettings {
     /// JSON of a Service with the settings.
     pub text: String,
-    /// Whether annotations are included. They are left out if the text is too long with them.
+    /// Whether annotations are included. Annotations are left out if they make the text too long.
     pub is_whole: bool,
 }
 

@@ -134,8 +134,7 @@ fn settings_that_are_too_long_are_carried_without_annotations_and_nonsense_chang
     }
 }
 
-/// An author of EndpointSlices can set, by carried settings, no more than users may set on a
-/// Service.
+/// Carried settings let an author of EndpointSlices set only what users may set on a Service.
 #[test]
 fn forged_settings_do_not_touch_what_the_operator_owns() {
     let listeners = listeners();

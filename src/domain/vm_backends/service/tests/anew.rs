@@ -1,4 +1,5 @@
-//! Tests of changes that kube-vip 1.2 does not handle, so the Service must be created again.
+//! Tests of changes that kube-vip 1.2 does not handle. After such a change, the Service must be
+//! created again.
 
 use super::*;
 
@@ -27,7 +28,7 @@ fn a_service_that_asks_for_another_address_goes_first() {
         let plan = plan(Some(&read(&edited)), &wanted_100);
         assert_eq!(plan, expected, "{edited}");
     }
-    // The address is the same, as the Go controller writes it and in another spelling.
+    // The address is the same, but written as the Go controller writes it, or in another spelling.
     let mut adopted = service.clone();
     adopted["metadata"]["annotations"] = Value::Null;
     let change = plan(Some(&read(&adopted)), &wanted_100);
@@ -39,8 +40,8 @@ fn a_service_that_asks_for_another_address_goes_first() {
     assert!(matches!(change, ServicePlan::Change(_)), "{change:?}");
 }
 
-/// kube-vip 1.2 withdraws the address for good when the traffic policy changes. Without the
-/// annotation, the policy at creation is assumed to be the present policy.
+/// kube-vip 1.2 withdraws the address for good when the traffic policy changes. If the annotation
+/// with the policy at creation is missing, the present policy is assumed.
 #[test]
 fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     let listeners = listeners();

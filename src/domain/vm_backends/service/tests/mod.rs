@@ -1,5 +1,5 @@
-//! Tests of the Service as an API server stores it, users and programs edit it, and the view reads
-//! it back.
+//! Tests of the Service: an API server stores it, users and programs edit it, and the view reads it
+//! back.
 
 mod anew;
 mod hints;
@@ -203,7 +203,7 @@ fn what_is_the_operators_is_put_right_with_node_ports_kept() {
         json_patch::merge(&mut edited, &edit);
         let (after, wrote) = repaired(&edited, &wanted);
         assert!(wrote, "{edit}");
-        // Node ports of listeners that were always there are preserved.
+        // The listeners that the edit did not remove keep their node ports.
         let all_there = edited["spec"]["ports"].as_array().unwrap().len() >= 2;
         let mut expected = service.clone();
         if !all_there {

@@ -5,8 +5,8 @@
 //! * The credential in the target works, and so does each credential that the target held within
 //!   the overlap. Exceptions are a credential that ended by itself, a credential that a person
 //!   revoked, and a replaced credential that counts as leaked.
-//! * No credential is made without a recorded name.
-//! * No credential is published before it was verified.
+//! * A credential is made only after its name was recorded.
+//! * A credential is published only after it was verified.
 //! * No foreign credential is overwritten before it is due.
 //!
 //! At the end, after a time without disturbances, one credential works, and no other credential of

@@ -49,8 +49,8 @@ impl Cluster {
         }
     }
 
-    /// Checks that no two LoadBalancers hold one address on one network, unless both held it before
-    /// their pools were found to be on one network.
+    /// Checks that each address of a network has at most one LoadBalancer. Two are allowed if both
+    /// held the address before their pools were found to be on one network.
     pub(super) fn check_networks(&mut self) {
         let mut shared = BTreeSet::new();
         let pools: Vec<_> = self.book.pools().iter().collect();
@@ -96,8 +96,8 @@ impl Cluster {
         self.before = taken_new;
     }
 
-    /// Makes the check of `check_networks` for announced addresses, on each segment, whatever the
-    /// ledgers record.
+    /// Makes the same check as `check_networks`, but for the announced addresses of each segment.
+    /// The content of the ledgers does not matter.
     fn check_announced(&mut self, shared: &mut BTreeSet<(IpAddr, BTreeSet<String>)>) {
         self.announce();
         let uid = |n: &usize| name(&self.lbs[n].owner.uid);

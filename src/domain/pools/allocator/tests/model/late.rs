@@ -12,7 +12,7 @@ impl Cluster {
 
     /// Claims an address, as a reconcile of a LoadBalancer that is gone does. Then releases the
     /// claim, because the status cannot be written. Before the release, the Service may request the
-    /// address in the answer.
+    /// returned address.
     pub(super) fn ask_late(&mut self, n: usize) {
         let Some(facts) = self.gone.get(&n) else { return };
         let facts = LbFacts { fresh: false, ..self.on_networks(n, facts) };
@@ -29,7 +29,7 @@ impl Cluster {
         self.book.release(&facts.owner.uid);
     }
 
-    /// Checks that an address is the LoadBalancer's own, and announced for no other.
+    /// Checks that an address is the LoadBalancer's own, and announced for no other LoadBalancer.
     fn check_own(&self, n: usize, facts: &LbFacts, claim: &Claim) {
         let Owner { uid, .. } = &facts.owner;
         if let Some(pool) = self.book.pools().get(&claim.pool) {

@@ -35,7 +35,7 @@ struct Cluster {
     /// Pools as stored, with their status.
     pools: BTreeMap<String, PoolSeen>,
     lbs: BTreeMap<usize, LbFacts>,
-    /// LoadBalancer of each name that was deleted last, as a stale view still shows it.
+    /// Last deleted LoadBalancer of each name, as a stale view still shows it.
     gone: BTreeMap<usize, LbFacts>,
     born: usize,
     networks: Option<bool>,
@@ -43,8 +43,8 @@ struct Cluster {
     before: BTreeSet<(String, Claim)>,
     /// Addresses that two LoadBalancers had before the present step, with the names of the two.
     excused: BTreeSet<(IpAddr, BTreeSet<String>)>,
-    /// Map from a LoadBalancer to its published address and the segments where it was announced
-    /// when its pool last existed.
+    /// Map from a LoadBalancer to its published address, with the segments where the address is
+    /// announced. If the pool is gone, these are the last known segments.
     announced: BTreeMap<usize, Place>,
 }
 
@@ -184,7 +184,8 @@ impl Cluster {
         };
         let named =
             |claim: &Claim| before.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
-        // An address that only this LoadBalancer had is given back, if its pool may give it out.
+        // The new LoadBalancer gets the old address back, if no other LoadBalancer had the address
+        // and the pool may give it out.
         let still = had.filter(|claim| {
             let pool = self.book.pools().get(&claim.pool);
             named(claim)
@@ -364,7 +365,7 @@ proptest! {
             let mut book = PoolAllocator::default();
             for n in order {
                 let named_pool = named_pools[*n].map(|p| POOLS[p].0.to_owned());
-                // Two LoadBalancers at a time have the same age, so their names decide.
+                // Pairs of LoadBalancers have the same age, so their names decide.
                 book.claim(&LbFacts { created: i64::try_from(n / 2).unwrap(), named_pool, ..lb(*n) });
             }
             for ((name, net), size) in POOLS.iter().zip(&sizes) {
@@ -377,8 +378,8 @@ proptest! {
     }
 }
 
-/// Regression: a claim that had not been published stayed reserved on the segments where its
-/// LoadBalancer was announced before the LoadBalancer's network became known.
+/// Regression: an unpublished claim stayed reserved on old segments. On these segments its
+/// LoadBalancer was announced before the network of the LoadBalancer became known.
 #[test]
 fn a_claim_is_reserved_where_it_is_announced_now() {
     use Step::{Create, Edit, Move, Networks, Switch};

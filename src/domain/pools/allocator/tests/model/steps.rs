@@ -22,8 +22,8 @@ pub(super) enum Step {
     Ask(usize),
     /// Claims an address, publishes it, and claims once more, as a reconcile after a write does.
     Publish(usize),
-    /// Creates or edits a pool: its size, whether it admits the LoadBalancers, whether it is being
-    /// deleted.
+    /// Creates or edits a pool. The values are its size, whether it admits the LoadBalancers, and
+    /// whether it is being deleted.
     Edit(usize, usize, bool, bool),
     /// Moves or creates a pool. The range: the pool whose addresses are used, the first address,
     /// the number of addresses. Then the network, the priority, and whether the pool is global.

@@ -67,7 +67,8 @@ impl World {
     /// Checks two conclusions while nothing changes:
     ///
     /// * If a rotation waits and is Ready, its credential works.
-    /// * A pause by the record alone is not longer than a pause after a read of the target.
+    /// * A pause that follows from the record alone is not longer than a pause after a read of the
+    ///   target.
     fn check_rest(
         &self,
         who: usize,

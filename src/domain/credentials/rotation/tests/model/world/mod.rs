@@ -203,7 +203,7 @@ impl World {
         self.check()
     }
 
-    /// Records in `held` that the token in the target is there at the current time.
+    /// Sets the time in `held` for the token in the target. A token that was put back is ignored.
     fn note(&mut self) {
         let secret = self.secret.as_ref().filter(|secret| !secret.put_back);
         if let Some(hash) = secret.and_then(|secret| secret.token.clone()) {
