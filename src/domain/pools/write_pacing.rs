@@ -14,14 +14,15 @@ use std::time::Duration;
 /// writes take a fifth of the time. Long writes take a larger part, because of `LONGEST_GATHERING`.
 const REST: u32 = 4;
 /// The same multiple while no request is for an address. The end of a LoadBalancer may wait.
-const RELEASE_REST: u32 = 12;
+const RELEASE_REST: u32 = 8;
 /// Longest time that a request waits for more requests to come.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
 /// Shortest time without new requests that ends gathering, because no more requests are expected.
 const QUIET: Duration = Duration::from_millis(10);
 /// Divisor of the duration of the last write. If the result is longer than `QUIET`, it replaces
 /// `QUIET`. Reason: requests that come at random have gaps of 10 ms in any case. Waiting through a
-/// gap pays if the gap costs less time than the write that the wait saves.
+/// gap pays if the gap costs less time than the write that the wait saves. While no request is for
+/// an address, the divisor is 1.
 const QUIET_PART: u32 = 4;
 /// Bytes of ledgers that may be written per second, in the long run. The API server's store retains
 /// all writes of the last five minutes, and has 2 GiB by default.
@@ -66,14 +67,14 @@ impl WritePace {
         if waiting.count <= 1 && self.answered <= 1 {
             return Duration::ZERO;
         }
-        let rested = |rest| self.ended + self.took.saturating_mul(rest).min(LONGEST_GATHERING);
-        let until = if waiting.for_an_address {
-            let quiet = waiting.last + QUIET.max(self.took / QUIET_PART);
-            rested(REST).min(quiet)
+        let (rest, gap) = if waiting.for_an_address {
+            (REST, self.took / QUIET_PART)
         } else {
-            rested(RELEASE_REST)
+            (RELEASE_REST, self.took)
         };
-        until.saturating_sub(now)
+        let rested = self.ended + self.took.saturating_mul(rest).min(LONGEST_GATHERING);
+        let quiet = waiting.last + QUIET.max(gap);
+        rested.min(quiet).saturating_sub(now)
     }
 }
 
@@ -164,12 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn releases_wait_through_gaps_and_for_longer_until_a_claim_comes() {
+    fn releases_wait_through_longer_gaps_and_for_longer_until_a_claim_comes() {
         let pace = after(ms(20), 50);
-        assert_eq!(pace.pause(ms(32), releases(7, ms(22))), ms(228));
-        assert_eq!(pace.pause(ms(260), releases(7, ms(22))), ms(0));
+        assert_eq!(pace.pause(ms(32), releases(7, ms(22))), ms(10));
+        assert_eq!(pace.pause(ms(42), releases(7, ms(22))), ms(0), "no more requests came");
+        assert_eq!(pace.pause(ms(175), releases(7, ms(170))), ms(5), "until the server has rested");
         assert_eq!(pace.pause(ms(120), claims(8, ms(120))), ms(0), "the server has rested");
-        assert_eq!(after(ms(200), 50).pause(ms(200), releases(7, ms(200))), LONGEST_GATHERING);
+        let slow = after(ms(200), 50);
+        assert_eq!(slow.pause(ms(1_190), releases(7, ms(1_190))), ms(10), "at most the bound");
     }
 
     #[test]
