@@ -3,18 +3,16 @@
 //! A write of a pool costs the API server CPU time in proportion to the number of claims (measured:
 //! 30 ms at 1,000 claims, 120 ms at 5,000), and costs the API server's store the bytes of the whole
 //! pool. So requests that wait at the same time are gathered, and one write serves them. The time
-//! to gather follows from the duration of the last write. Releases are gathered for longer than
-//! claims, because no LoadBalancer waits for an address meanwhile. A client that sends one request
-//! after the other is served at once, whatever the size of the pool, because no more requests are
-//! expected. Besides, the total of written bytes is bounded.
+//! to gather follows from the duration of the last write. A gap that ends it is longer for releases
+//! than for claims, because no LoadBalancer waits for an address meanwhile. A client that sends one
+//! request after the other is served at once, whatever the size of the pool, because no more
+//! requests are expected. Besides, the total of written bytes is bounded.
 
 use std::time::Duration;
 
 /// Time to gather while requests keep coming, as a multiple of the duration of the last write. So
 /// writes take a fifth of the time. Long writes take a larger part, because of `LONGEST_GATHERING`.
 const REST: u32 = 4;
-/// The same multiple while no request is for an address. The end of a LoadBalancer may wait.
-const RELEASE_REST: u32 = 8;
 /// Longest time that a request waits for more requests to come.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
 /// Shortest time without new requests that ends gathering, because no more requests are expected.
@@ -67,12 +65,8 @@ impl WritePace {
         if waiting.count <= 1 && self.answered <= 1 {
             return Duration::ZERO;
         }
-        let (rest, gap) = if waiting.for_an_address {
-            (REST, self.took / QUIET_PART)
-        } else {
-            (RELEASE_REST, self.took)
-        };
-        let rested = self.ended + self.took.saturating_mul(rest).min(LONGEST_GATHERING);
+        let gap = if waiting.for_an_address { self.took / QUIET_PART } else { self.took };
+        let rested = self.ended + self.took.saturating_mul(REST).min(LONGEST_GATHERING);
         let quiet = waiting.last + QUIET.max(gap);
         rested.min(quiet).saturating_sub(now)
     }
@@ -165,14 +159,13 @@ mod tests {
     }
 
     #[test]
-    fn releases_wait_through_longer_gaps_and_for_longer_until_a_claim_comes() {
+    fn releases_wait_through_longer_gaps_until_a_claim_comes() {
         let pace = after(ms(20), 50);
         assert_eq!(pace.pause(ms(32), releases(7, ms(22))), ms(10));
         assert_eq!(pace.pause(ms(42), releases(7, ms(22))), ms(0), "no more requests came");
-        assert_eq!(pace.pause(ms(175), releases(7, ms(170))), ms(5), "until the server has rested");
-        assert_eq!(pace.pause(ms(120), claims(8, ms(120))), ms(0), "the server has rested");
-        let slow = after(ms(200), 50);
-        assert_eq!(slow.pause(ms(1_190), releases(7, ms(1_190))), ms(10), "at most the bound");
+        assert_eq!(pace.pause(ms(32), claims(8, ms(22))), ms(0), "a claim came, and no more");
+        assert_eq!(pace.pause(ms(95), releases(7, ms(94))), ms(5), "until the server has rested");
+        assert_eq!(pace.pause(ms(100), releases(7, ms(100))), ms(0));
     }
 
     #[test]
