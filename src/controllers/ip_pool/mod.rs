@@ -28,9 +28,9 @@ use self::mailbox::{LedgerMessage, RequestBatch};
 pub use self::restored::keep_published;
 use self::stored::StoredPool;
 use super::Context;
-use crate::domain::Claim;
 use crate::domain::pools::allocator::PoolAllocator;
 use crate::domain::pools::write_pacing::{WaitingRequests, WritePace};
+use crate::domain::{Claim, Owner};
 
 /// Interval at which claims are compared with the LoadBalancers that exist.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
@@ -112,7 +112,8 @@ impl LedgerTask {
     fn take(&mut self, message: LedgerMessage, batch: &mut RequestBatch) {
         match message {
             LedgerMessage::Claim(facts, reply) => {
-                if let Some(verdict) = self.book.peek(&facts) {
+                let is_stored = |claim: &Claim| self.is_stored(claim, &facts.owner);
+                if let Some(verdict) = self.book.peek(&facts, is_stored) {
                     // The answer to a guest's LoadBalancer is not stored, because such a
                     // LoadBalancer is reconciled only for its own changes.
                     if !facts.guest {
@@ -160,6 +161,12 @@ impl LedgerTask {
             }
             LedgerMessage::Orphaned(orphan) => batch.orphans.push(*orphan),
         }
+    }
+
+    /// Whether the stored ledger names the owner of this claim, by UID. Such a claim can be
+    /// published, even if the pool cannot be written now.
+    fn is_stored(&self, claim: &Claim, owner: &Owner) -> bool {
+        self.stored.get(&claim.pool).is_some_and(|pool| pool.names(claim.ip, owner))
     }
 
     /// Decides a batch, writes the pools that it touched, and answers.

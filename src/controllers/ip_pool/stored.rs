@@ -1,5 +1,6 @@
 //! Pool as the ledger task last read or wrote it.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use kube::core::ObjectMeta;
@@ -8,6 +9,7 @@ use kube::{Resource, ResourceExt};
 use crate::api::{
     ANNOTATION_KEEP_ORPHANS, ANNOTATION_MANUAL_RELEASE, Condition, IPPool, IPPoolStatus,
 };
+use crate::domain::Owner;
 
 /// Stored pool, as last read or written.
 pub(super) struct StoredPool {
@@ -48,6 +50,13 @@ impl StoredPool {
         self.generation = meta.generation;
         self.deleting = meta.deletion_timestamp.is_some();
         self.finalizers = meta.finalizers.clone().unwrap_or_default();
+    }
+
+    /// Whether the ledger names this owner of the address, by name and UID.
+    pub(super) fn names(&self, ip: IpAddr, owner: &Owner) -> bool {
+        let ip = ip.to_string();
+        self.status.allocated.get(&ip) == Some(&owner.name)
+            && self.status.allocated_owners.get(&ip) == Some(&owner.uid)
     }
 
     /// Whether this pool is older than a resourceVersion from a watch. Versions of one resource are

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use http::{Request, Response, StatusCode};
 use kube::client::{Body, ClientBuilder};
 use serde_json::json;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower::{BoxError, service_fn};
 
@@ -106,6 +107,35 @@ async fn published(ledger: &LedgerHandle) -> LbFacts {
     assert_eq!(given(ledger, &facts).await, "10.0.0.10");
     assert!(ledger.confirmed().answer(&facts).is_some());
     facts
+}
+
+/// A stored claim is confirmed while its pool cannot be written, whatever the LoadBalancer asked
+/// before. A claim that is not stored waits for the write.
+#[tokio::test]
+async fn a_stored_claim_needs_no_write() {
+    let (mut task, _ledger) = ledger();
+    let mut batch = RequestBatch::default();
+    let mut answer = |task: &mut LedgerTask, facts: &LbFacts| {
+        let (reply, mut answer) = oneshot::channel();
+        task.take(LedgerMessage::Claim(Box::new(facts.clone()), reply), &mut batch);
+        answer.try_recv().ok()
+    };
+    let ClaimResult::Held { claim, .. } = task.book.claim(&lb("web")) else { panic!("no address") };
+    let facts = LbFacts { published: Some(claim), ..lb("web") };
+    for (name, uid, is_answered) in
+        [("", "", false), ("ns/web", "web", true), ("ns/web", "other", false)]
+    {
+        let status = json!({
+            "allocated": {"10.0.0.10": name}, "allocatedOwners": {"10.0.0.10": uid},
+        });
+        let stored = json!({"metadata": {"name": "a"}, "spec": {"ranges": []}, "status": status});
+        let stored = StoredPool::new(&serde_json::from_value(stored).unwrap());
+        task.stored.insert("a".to_owned(), stored);
+        let now = answer(&mut task, &facts);
+        let is_held = matches!(now, Some(Ok(ClaimResult::Held { .. })));
+        assert_eq!(is_held, is_answered, "{uid}: {now:?}");
+    }
+    assert_eq!(batch.claims.len(), 2);
 }
 
 #[tokio::test]

@@ -135,8 +135,10 @@ async fn a_change_of_pool_gives_the_old_address_up_when_the_announcer_has_moved(
 }
 
 /// Endpoints follow the VMs of a LoadBalancer that has its address, while another one waits for a
-/// claim in the same pool.
+/// claim in the same pool. Neither is a guest's LoadBalancer with an address left to itself.
 async fn while_the_pool_cannot_be_written(cluster: &Cluster, proxy: &Proxy) -> Result<()> {
+    cluster.lb("guest").await?;
+    assert_eq!(cluster.address("guest").await?, "10.1.0.3");
     let is_pool_write = |call: &Call| call.is_write() && call.resource() == Some("ippools");
     proxy.set_rule(move |call| {
         let message = "out of order".to_owned();
@@ -149,13 +151,19 @@ async fn while_the_pool_cannot_be_written(cluster: &Cluster, proxy: &Proxy) -> R
         anyhow::Ok(proxy.calls().iter().filter(|record| is_pool_write(&record.call)).count() >= 5)
     })
     .await?;
+    cluster.patch_lb("guest", json!({"metadata": {"finalizers": null}})).await?;
+    eventually(SOON, "a finalizer of guest", async || {
+        cluster.lbs().get("guest").await.map(|lb| !lb.finalizers().is_empty())
+    })
+    .await?;
     let mut guest = Guest::run(&cluster.client, vm("web", "b", "10.52.0.8"), "node-1").await?;
     let both = [("a", "10.52.0.7", "ready"), ("b", "10.52.0.8", "ready")];
     cluster.endpoints_are("web", &both).await?;
     guest.shut_down().await?;
     cluster.endpoints_are("web", &both[..1]).await?;
     proxy.clear_rule();
-    assert_eq!(cluster.address("late").await?, "10.1.0.3");
+    assert_eq!(cluster.address("late").await?, "10.1.0.4");
+    cluster.deleted("guest").await?;
     cluster.deleted("late").await
 }
 

@@ -2,9 +2,10 @@
 //! be given while the ledger task waits for a write, or cannot write.
 //!
 //! Invariant: a recorded answer is the answer that the ledger task would give after its pending
-//! writes. So an answer is recorded only while no write of its pool is pending. The answer is
-//! removed before the task serves a request about its owner's claims, and compared with the book
-//! after pools or networks have changed. A claim of another owner changes no recorded answer.
+//! writes. So an answer is recorded only while no write of its pool is pending, or if the stored
+//! pool has the claim. The answer is removed before the task serves a request about its owner's
+//! claims, and compared with the book after pools or networks have changed. A claim of another
+//! owner changes no recorded answer.
 
 use std::collections::HashMap;
 

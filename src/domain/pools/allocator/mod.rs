@@ -142,10 +142,17 @@ impl PoolAllocator {
     }
 
     /// Returns the answer that [`Self::claim`] would give. `None`: the call may change something,
-    /// or a write of the pool is pending.
-    pub fn peek(&self, facts: &LbFacts) -> Option<ClaimResult> {
+    /// or the claim may not be stored yet: a write of its pool is pending, and `is_stored` does not
+    /// find the claim in the stored pool.
+    pub fn peek(
+        &self,
+        facts: &LbFacts,
+        is_stored: impl FnOnce(&Claim) -> bool,
+    ) -> Option<ClaimResult> {
         self.unchanged(facts).filter(|answer| match answer {
-            ClaimResult::Held { claim, .. } => !self.touched.contains(&claim.pool),
+            ClaimResult::Held { claim, .. } => {
+                !self.touched.contains(&claim.pool) || is_stored(claim)
+            }
             ClaimResult::Waiting(_) => false,
         })
     }

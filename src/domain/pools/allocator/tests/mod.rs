@@ -120,7 +120,7 @@ fn asking_again_gives_the_same_address() {
     assert_eq!(answer(&first), held("a 10.0.0.10"));
     assert_eq!(book.take_touched(), BTreeSet::from(["a".to_owned()]));
     assert_eq!(book.claim(&lb(1)), first);
-    assert_eq!(book.peek(&lb(1)), Some(first));
+    assert_eq!(book.peek(&lb(1), |_| false), Some(first));
     assert!(book.take_touched().is_empty());
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.10")]);
 }
@@ -130,10 +130,12 @@ fn asking_again_gives_the_same_address() {
 fn a_claim_is_peeked_at_only_after_its_pool_was_written() {
     let mut book = two(3, 3);
     book.claim(&lb(1));
-    assert_eq!((book.peek(&lb(1)), book.peek(&lb(2))), (None, None));
+    assert_eq!((book.peek(&lb(1), |_| false), book.peek(&lb(2), |_| false)), (None, None));
     assert!(!book.has_nothing_to_release("u2"), "the release of u2 may rest on this write");
     book.take_touched();
-    assert!(book.peek(&lb(1)).is_some() && book.peek(&named(1, "b")).is_none());
+    assert!(
+        book.peek(&lb(1), |_| false).is_some() && book.peek(&named(1, "b"), |_| false).is_none()
+    );
     assert!(book.has_nothing_to_release("u2") && !book.has_nothing_to_release("u1"));
 }
 
@@ -145,8 +147,8 @@ fn a_released_claim_is_no_confirmed_answer() {
     assert_eq!(publish(&mut book, &mut facts), held("a 10.0.0.10"));
     book.take_touched();
     let mut confirmed = ConfirmedClaims::default();
-    confirmed.confirm(facts.clone(), book.peek(&facts).unwrap());
-    assert_eq!(confirmed.answer(&facts), book.peek(&facts));
+    confirmed.confirm(facts.clone(), book.peek(&facts, |_| false).unwrap());
+    assert_eq!(confirmed.answer(&facts), book.peek(&facts, |_| false));
     confirmed.forget(&facts.owner);
     book.release("u1");
     assert_eq!(answer(&book.claim(&lb(2))), held("a 10.0.0.10"));

@@ -122,7 +122,7 @@ impl Cluster {
     fn ask(&mut self, n: usize) -> Option<ClaimResult> {
         self.observe();
         let facts = self.facts(n)?;
-        let (peeked, before) = (self.book.peek(&facts), self.snapshot());
+        let (peeked, before) = (self.book.peek(&facts, |_| false), self.snapshot());
         let verdict = self.book.claim(&facts);
         if let Some(peeked) = peeked {
             assert_eq!(peeked, verdict, "peek and claim differ");
