@@ -128,11 +128,11 @@ bed: setup ## Start a control plane of one's own and print its KUBECONFIG
 	cargo build --locked --workspace --bin bed
 	target/debug/bed up
 
-demo: setup lan ## Show the operator at work on control planes of its own (cold: 9 minutes)
+demo: setup lan ## Show the operator at work on control planes of its own (cold: 13 minutes)
 	@$(XTASK) demo
 	@target/debug/demo --operator $(OPERATOR)
 
-test: setup nets ## Run everything: format, lints, all tests (cold: 30 minutes, later 20)
+test: setup nets ## Run everything: format, lints, all tests (cold: 30 minutes, later 17)
 	@$(XTASK) test
 
 slowest: ## The slowest 30 tests of the last run, and what they waited for

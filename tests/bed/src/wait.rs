@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use tokio::time::{Instant, sleep, timeout};
 
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Longest pause after a long attempt.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(2);
 
@@ -70,9 +70,9 @@ fn pause(waited: Duration, attempt: Duration) -> Duration {
     (waited / 5).clamp(SHORTEST_PAUSE, LONGEST_PAUSE).max(attempt.min(LONGEST_ATTEMPT))
 }
 
-/// Repeats an attempt until it returns a value, every 10 ms at first, every 200 ms after a second,
-/// and less often when an attempt takes longer. After the deadline the error names `what` and the
-/// result of the last attempt. An attempt that hangs does not extend the deadline.
+/// Repeats an attempt until it returns a value, every 10 ms at first, every 500 ms after 2.5
+/// seconds, and less often when an attempt takes longer. After the deadline the error names `what`
+/// and the result of the last attempt. An attempt that hangs does not extend the deadline.
 pub async fn eventually<P: Probe>(
     deadline: Duration,
     what: &str,

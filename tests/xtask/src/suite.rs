@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _, stdout};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -23,12 +23,18 @@ const LISTED: usize = 10;
 /// Module of the tests that measure: they run after all others, one at a time.
 const MEASURED: &str = "alone::";
 /// Limits each Go program of a test to one thread of execution. Four tests share each core, so a
-/// second thread only costs: a control plane takes a seventh more processor time with two.
+/// second thread only costs: a control plane takes a sixth more processor time with two.
 const ONE_THREAD: (&str, &str) = ("GOMAXPROCS", "1");
 
-/// Seed of the order of tests. By name, tests of one subject run beside each other, and while all of
-/// them wait, for a DHCP server's timers say, the cores are idle.
-const ORDER: &str = "--shuffle-seed=1";
+/// Programs of unit tests, and of the test bed's own tests.
+const UNIT: [&str; 4] = ["--lib", "--bins", "--test", "testbed"];
+/// Program of the integration tests.
+const INTEGRATION: [&str; 2] = ["--test", "it"];
+/// Modules of integration tests that wait for timers most of their time, of a DHCP server for
+/// example. They run beside the others, so that the cores are busy while they wait.
+const WAITING: [&str; 2] = ["dhcp::", "rotation::rancher::trouble::"];
+/// Number of waiting tests that run at the same time: they take about as long as the others then.
+const WAITING_THREADS: &str = "--test-threads=2";
 
 /// Runs format, lints and every test.
 ///
@@ -69,34 +75,80 @@ fn build() -> Result<()> {
     board.run()
 }
 
+/// Runs the tests that measure after all others. Runs the unit tests and the tests that wait beside
+/// the other integration tests, and shows their output afterwards.
 fn run_tests() -> Result<bool> {
-    let (log, waits) = (log_file(), waits_file());
-    _ = fs::remove_file(&waits);
+    _ = fs::remove_file(waits_file());
+    let log = log_file();
     let mut log = File::create(&log).with_context(|| format!("create {}", log.display()))?;
-    let timed = ["-Z", "unstable-options", "--report-time"];
-    let most = [&["--lib", "--bins", "--tests", "--"], &timed[..], &[ORDER, "--skip", MEASURED]];
-    let most = most.concat();
-    let measured = [&["--tests", "--"], &timed[..], &["--test-threads=1", MEASURED]].concat();
-    Ok(test(&most, &[ONE_THREAD], &mut log)?
-        & test(&["--doc"], &[], &mut log)?
-        & test(&measured, &[], &mut log)?)
+    let waiting = [&[WAITING_THREADS], &WAITING[..]].concat();
+    let skipped = WAITING.iter().chain(&[MEASURED]).flat_map(|module| ["--skip", module]);
+    let beside = [
+        Beside::start("unit", timed(&UNIT, &[])?)?,
+        Beside::start("doc", test(&["--doc"])?)?,
+        Beside::start("waiting", timed(&INTEGRATION, &waiting)?)?,
+    ];
+    let mut is_ok = show(timed(&INTEGRATION, &skipped.collect::<Vec<_>>())?, &mut log)?;
+    for tests in beside {
+        is_ok &= tests.finish(&mut log)?;
+    }
+    let mut measured = timed(&INTEGRATION, &["--test-threads=1", MEASURED])?;
+    measured.env_remove(ONE_THREAD.0);
+    Ok(is_ok & show(measured, &mut log)?)
 }
 
-/// Runs `cargo test`, shows its output, and writes it to the log.
-fn test(args: &[&str], env: &[(&str, &str)], log: &mut File) -> Result<bool> {
+/// Tests that run beside others, with their output in a file.
+struct Beside {
+    child: Child,
+    output: PathBuf,
+}
+
+impl Beside {
+    fn start(name: &str, mut command: Command) -> Result<Self> {
+        let output = Path::new("target").join(format!("test-{name}.log"));
+        command.stdout(File::create(&output)?);
+        Ok(Self { child: command.spawn().context("start cargo")?, output })
+    }
+
+    /// Waits for the end, shows the output, and appends it to the log. Returns whether every test
+    /// passed.
+    fn finish(mut self, log: &mut File) -> Result<bool> {
+        let is_ok = self.child.wait()?.success();
+        let output = fs::read(&self.output)?;
+        log.write_all(&output)?;
+        stdout().write_all(&output)?;
+        Ok(is_ok)
+    }
+}
+
+/// Command that runs tests of some programs of the workspace, and shows the time of each. Only the
+/// harness has these times, and it shows them only with nightly compilers, or with compilers that a
+/// variable makes act as one. The variable does not affect the compiled code.
+fn timed(programs: &[&str], args: &[&str]) -> Result<Command> {
     let host = host()?.to_uppercase().replace('-', "_");
-    let mut child = cargo()
-        .args(["test", "--locked", "--workspace", "--no-fail-fast"])
+    let mut command = test(programs)?;
+    command
+        .args(["--", "-Z", "unstable-options", "--report-time"])
         .args(args)
-        // Only the harness has each test's time, and it prints it only with nightly compilers, or
-        // with compilers that this variable makes act as one. It does not affect the compiled code.
-        .env(format!("CARGO_TARGET_{host}_RUNNER"), "env RUSTC_BOOTSTRAP=1")
+        .env(format!("CARGO_TARGET_{host}_RUNNER"), "env RUSTC_BOOTSTRAP=1");
+    Ok(command)
+}
+
+fn test(programs: &[&str]) -> Result<Command> {
+    let mut command = cargo();
+    command
+        .args(["test", "--locked", "--workspace", "--no-fail-fast"])
+        .args(programs)
         .env("HGO_TEST_WAITS", fs::canonicalize("target")?.join("test-waits.tsv"))
-        .envs(env.iter().copied())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("start cargo")?;
+        .env(ONE_THREAD.0, ONE_THREAD.1)
+        .stdin(Stdio::null());
+    Ok(command)
+}
+
+/// Runs a command, shows its output as it comes, and appends it to the log. Returns whether every
+/// test passed.
+fn show(mut command: Command, log: &mut File) -> Result<bool> {
+    let mut child = command.stdout(Stdio::piped()).spawn().context("start cargo")?;
     let lines = BufReader::new(child.stdout.take().context("cargo without standard output")?);
     for line in lines.split(b'\n') {
         let mut line = line?;
@@ -133,7 +185,7 @@ fn report(is_ok: bool, took: Duration, total: Duration) -> Result<()> {
 }
 
 fn host() -> Result<String> {
-    let output = std::process::Command::new("rustc").arg("-vV").output().context("start rustc")?;
+    let output = Command::new("rustc").arg("-vV").output().context("start rustc")?;
     let said = String::from_utf8(output.stdout)?;
     let host = said.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.context("rustc names no host")?.to_owned())
@@ -154,4 +206,28 @@ fn failures_file() -> PathBuf {
 
 fn waits_file() -> PathBuf {
     Path::new("target").join("test-waits.tsv")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn each_test_program_is_run() {
+        let metadata = ["metadata", "--locked", "--offline", "--no-deps", "--format-version=1"];
+        let output = cargo().args(metadata).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let programs: Vec<&str> = text
+            .split(r#"{"kind":["test"],"#)
+            .skip(1)
+            .map(|target| target.split(r#""name":""#).nth(1).unwrap().split('"').next().unwrap())
+            .collect();
+        let run = [UNIT.as_slice(), &INTEGRATION].concat();
+        assert!(!programs.is_empty(), "{text}");
+        for program in programs {
+            assert!(run.contains(&program), "{program} is not among {run:?}");
+        }
+    }
 }
