@@ -27,8 +27,9 @@ use crate::Owner;
 /// objects above 1.5 MiB. The space between the two limits is for spec and metadata.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
-/// Maximum number of former owners in the history.
-pub const HISTORY_LENGTH: usize = 500;
+/// Maximum number of former owners after a release. Each costs time in every write of the pool: with
+/// 500 a write takes three times as long as with none.
+pub const HISTORY_LENGTH: usize = 128;
 
 /// Reason why a pool gave no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +175,8 @@ impl Ledger {
         true
     }
 
-    /// Releases an address. If it is in the ranges, records its former owner in the history.
+    /// Releases an address. If it is in the ranges, records its former owner in the history, and
+    /// drops the oldest ones above [`HISTORY_LENGTH`].
     pub fn release(&mut self, ip: IpAddr) -> Option<Owner> {
         let owner = self.claims.remove(&ip)?;
         self.bytes -= claim_bytes(ip, &owner);
@@ -186,6 +188,9 @@ impl Ledger {
                 self.free.put(ip);
             }
             self.remember(ip, owner.name.clone());
+            while self.history.len() > HISTORY_LENGTH {
+                self.history.drop_oldest();
+            }
         }
         self.outside.remove(&ip);
         Some(owner)
@@ -245,17 +250,14 @@ impl Ledger {
         &self.outside
     }
 
-    /// Records a former owner of an address that is not claimed.
+    /// Records a former owner of an address that is not claimed. Only the bytes limit the number
+    /// here: an import records the users of all addresses, and then each claims its own.
     pub fn remember(&mut self, ip: IpAddr, name: String) {
         if self.claims.contains_key(&ip) {
             return;
         }
         self.history.insert(ip, name);
-        while self.history.len() > HISTORY_LENGTH
-            || (self.bytes + self.history.bytes > LEDGER_BYTES && self.history.len() > 0)
-        {
-            self.history.drop_oldest();
-        }
+        self.limit_bytes();
     }
 
     /// Owner of an address. `None`: the address is not claimed.
@@ -313,6 +315,11 @@ impl Ledger {
             self.outside.insert(ip);
         }
         self.claims.insert(ip, owner);
+        self.limit_bytes();
+    }
+
+    /// Drops the oldest former owners until the ledger has at most [`LEDGER_BYTES`].
+    fn limit_bytes(&mut self) {
         while self.bytes + self.history.bytes > LEDGER_BYTES && self.history.len() > 0 {
             self.history.drop_oldest();
         }

@@ -258,6 +258,27 @@ fn history_is_bounded_and_drops_the_oldest_release_first() {
     assert!(remembered.iter().eq(addresses[..HISTORY_LENGTH].iter().rev()));
 }
 
+/// An import records more users than a release leaves, and each of them gets its address.
+#[test]
+fn a_recorded_history_stays_whole_until_a_release() {
+    let mut ledger = ledger("10.0.0.0/20");
+    let users: Vec<(IpAddr, Owner)> =
+        (0..HISTORY_LENGTH + 300).map(|n| (v4(4_000 - n), owner(n))).collect();
+    for (ip, owner) in &users {
+        ledger.remember(*ip, owner.name.clone());
+    }
+    let (last, others) = users.split_last().unwrap();
+    for (ip, owner) in others {
+        assert_eq!(ledger.claim(owner), Ok(*ip));
+    }
+    assert_eq!(ledger.history().collect::<Vec<_>>(), [(last.0, last.1.name.as_str())]);
+    for (ip, _) in others {
+        ledger.release(*ip);
+    }
+    ledger.self_check();
+    assert_eq!(ledger.history().count(), HISTORY_LENGTH);
+}
+
 /// The size of the object limits the pool if names and UIDs are as long as Kubernetes allows.
 #[test]
 fn a_ledger_that_fills_its_object_refuses_before_the_server_does() {
