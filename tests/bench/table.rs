@@ -18,6 +18,13 @@ pub(crate) struct AtOnce {
     pub(crate) ours: Ours,
 }
 
+/// Times to an address, one at a time, in a pool that `left` LoadBalancers have left.
+pub(crate) struct Singles {
+    pub(crate) left: usize,
+    pub(crate) floor: Vec<Duration>,
+    pub(crate) ours: Vec<Duration>,
+}
+
 /// Prints the bursts.
 pub(crate) fn addresses(rows: &[AtOnce]) -> Value {
     println!(
@@ -40,18 +47,16 @@ pub(crate) fn addresses(rows: &[AtOnce]) -> Value {
     rows.iter().map(at_once).collect()
 }
 
-/// Prints times to an address, one at a time, in pools that so many LoadBalancers have left.
-pub(crate) fn singles(floor: &[Duration], after: &[(usize, Vec<Duration>)]) -> Value {
-    let floor = quantiles(floor);
+/// Prints times to an address, one at a time, each with the floor's two writes after it.
+pub(crate) fn singles(rows: &[Singles]) -> Value {
     println!("\none by one, creation to observed address");
-    println!("the floor's two writes:          {floor}");
-    let mut report = json!({"floor": floor});
-    for (left, times) in after {
-        let times = quantiles(times);
-        println!("in a pool that {left:>5} have left: {times}");
-        report[format!("after_{left}")] = times;
-    }
-    report
+    let row = |Singles { left, floor, ours }: &Singles| {
+        let (floor, ours) = (quantiles(floor), quantiles(ours));
+        println!("in a pool that {left:>5} have left: {ours}");
+        println!("{:>32} {floor}", "floor:");
+        json!({"left": left, "floor": floor, "ours": ours})
+    };
+    rows.iter().map(row).collect()
 }
 
 /// Prints the cost of the allocator's operations.
