@@ -1,6 +1,5 @@
 //! A bare client that makes the minimum of writes, without other clients.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -25,7 +24,7 @@ pub(crate) struct Floor {
 
 pub(crate) async fn at_once(client: &Client, count: usize) -> Result<Floor> {
     guests::pool(client, "floor", "10.64.0.0/16").await?;
-    let ledger = Ledger::new(client);
+    let ledger = Ledger::read(client).await?;
     let began = Instant::now();
     futures::stream::iter(0..count)
         .map(Ok)
@@ -45,12 +44,17 @@ pub(crate) async fn at_once(client: &Client, count: usize) -> Result<Floor> {
     Ok(Floor { addressed, deleted })
 }
 
-/// Makes the two writes of each LoadBalancer, one after the other.
+/// Makes the three writes of each LoadBalancer, one after the other, in a pool without former owners.
 pub(crate) async fn one_by_one(client: &Client, count: usize) -> Result<Vec<Duration>> {
+    guests::pool(client, "floor", "10.64.0.0/16").await?;
+    let ledger = Ledger::read(client).await?;
     let mut times = Vec::new();
     for index in 0..count {
         let began = Instant::now();
         let created = lbs(client).create(&PostParams::default(), &lb(index)?).await?;
+        let (name, uid) = (created.name_any(), created.uid().unwrap_or_default());
+        ledger.note(&address(index), Some((&name, &uid))).await;
+        ledger.write().await?;
         publish(client, created, index).await?;
         times.push(began.elapsed());
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -60,21 +64,23 @@ pub(crate) async fn one_by_one(client: &Client, count: usize) -> Result<Vec<Dura
         lbs(client).delete(&name, &kube::api::DeleteParams::default()).await?;
         finalize(client, &name).await?;
     }
+    guests::delete_pool(client, "floor").await?;
     Ok(times)
 }
 
 async fn create_and_write(client: &Client, ledger: &Ledger, index: usize) -> Result<()> {
     let created = lbs(client).create(&PostParams::default(), &lb(index)?).await?;
-    ledger
-        .note(&address(index), Some((&created.name_any(), &created.uid().unwrap_or_default())))
-        .await?;
+    let (name, uid) = (created.name_any(), created.uid().unwrap_or_default());
+    ledger.note(&address(index), Some((&name, &uid))).await;
+    ledger.share().await?;
     publish(client, created, index).await
 }
 
 async fn delete_and_finalize(client: &Client, ledger: &Ledger, index: usize) -> Result<()> {
     let name = lb(index)?.name_any();
     lbs(client).delete(&name, &kube::api::DeleteParams::default()).await?;
-    ledger.note(&address(index), None).await?;
+    ledger.note(&address(index), None).await;
+    ledger.share().await?;
     finalize(client, &name).await
 }
 
@@ -101,24 +107,28 @@ fn address(index: usize) -> String {
     format!("10.64.{}.{}", index / 250, index % 250 + 2)
 }
 
-/// The pool's status, written once for every [`SHARE`] changes.
+/// The pool's status.
 struct Ledger {
     api: Api<IPPool>,
-    status: Mutex<IPPoolStatus>,
+    stored: Mutex<StoredLedger>,
     changes: AtomicUsize,
 }
 
+struct StoredLedger {
+    status: IPPoolStatus,
+    version: Option<String>,
+}
+
 impl Ledger {
-    fn new(client: &Client) -> Self {
-        Self {
-            api: Api::all(client.clone()),
-            status: Mutex::default(),
-            changes: AtomicUsize::new(0),
-        }
+    async fn read(client: &Client) -> Result<Self> {
+        let api: Api<IPPool> = Api::all(client.clone());
+        let version = api.get_metadata("floor").await?.resource_version();
+        let stored = Mutex::new(StoredLedger { status: IPPoolStatus::default(), version });
+        Ok(Self { api, stored, changes: AtomicUsize::new(0) })
     }
 
-    async fn note(&self, ip: &str, owner: Option<(&str, &str)>) -> Result<()> {
-        let mut status = self.status.lock().await;
+    async fn note(&self, ip: &str, owner: Option<(&str, &str)>) {
+        let StoredLedger { status, .. } = &mut *self.stored.lock().await;
         if let Some((name, uid)) = owner {
             status.allocated.insert(ip.to_owned(), format!("default/{name}"));
             status.allocated_owners.insert(ip.to_owned(), uid.to_owned());
@@ -126,7 +136,10 @@ impl Ledger {
             status.allocated.remove(ip);
             status.allocated_owners.remove(ip);
         }
-        drop(status);
+    }
+
+    /// Counts a change, and writes the pool once for every [`SHARE`] changes.
+    async fn share(&self) -> Result<()> {
         if (self.changes.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(SHARE) {
             self.write().await?;
         }
@@ -134,17 +147,16 @@ impl Ledger {
     }
 
     async fn write(&self) -> Result<()> {
-        let status = self.status.lock().await;
-        let body: BTreeMap<&str, serde_json::Value> = [
-            ("apiVersion", json!("loadbalancer.harvesterhci.io/v1beta1")),
-            ("kind", json!("IPPool")),
-            ("metadata", json!({"name": "floor", "resourceVersion": self.api.get_metadata("floor").await?.resource_version()})),
-            ("spec", json!({"ranges": [{"subnet": "10.64.0.0/16"}]})),
-            ("status", json!(*status)),
-        ]
-        .into();
-        let body = serde_json::from_value(json!(body))?;
-        self.api.replace_status("floor", &PostParams::default(), &body).await?;
+        let StoredLedger { status, version } = &mut *self.stored.lock().await;
+        let body = serde_json::from_value(json!({
+            "apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+            "kind": "IPPool",
+            "metadata": {"name": "floor", "resourceVersion": version},
+            "spec": {"ranges": [{"subnet": "10.64.0.0/16"}]},
+            "status": status,
+        }))?;
+        let written = self.api.replace_status("floor", &PostParams::default(), &body).await?;
+        *version = written.resource_version();
         Ok(())
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn addresses(rows: &[AtOnce]) -> Value {
     rows.iter().map(at_once).collect()
 }
 
-/// Prints times to an address, one at a time, each with the floor's two writes after it.
+/// Prints times to an address, one at a time, each with the floor's three writes after it.
 pub(crate) fn singles(rows: &[Singles]) -> Value {
     println!("\none by one, creation to observed address");
     let row = |Singles { left, floor, ours }: &Singles| {
