@@ -32,9 +32,9 @@ const UNIT: [&str; 4] = ["--lib", "--bins", "--test", "testbed"];
 const INTEGRATION: [&str; 2] = ["--test", "it"];
 /// Modules of integration tests that wait for timers most of their time, of a DHCP server for
 /// example. They run beside the others, so that the cores are busy while they wait.
-const WAITING: [&str; 2] = ["dhcp::", "rotation::rancher::"];
+const WAITING: [&str; 2] = ["dhcp::", "rotation::rancher::trouble::"];
 /// Number of waiting tests that run at the same time: they take about as long as the others then.
-const WAITING_THREADS: &str = "--test-threads=3";
+const WAITING_THREADS: &str = "--test-threads=2";
 
 /// Runs format, lints and every test.
 ///
