@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use harvester_guest_operator::api::{ANNOTATION_MANUAL_RELEASE, IPPoolStatus, LB_FINALIZER};
+use harvester_guest_operator::domain::pools::ledger::HISTORY_LENGTH;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
@@ -115,9 +116,13 @@ async fn what_the_go_controller_left_is_adopted_and_no_address_moves() -> Result
         "10.1.0.20": "default/vm",
         "10.1.0.10": "default/unpublished",
     });
+    // The Go controller keeps a former owner for each address.
+    let mut former: BTreeMap<_, _> =
+        (100..250).map(|n| (format!("10.1.0.{n}"), format!("default/gone-{n}"))).collect();
+    former.insert("10.1.0.40".to_owned(), "default/former".to_owned());
     let ledger = json!({
         "total": 253, "available": 250, "lastAllocated": "10.1.0.30", "allocated": allocated,
-        "allocatedHistory": {"10.1.0.40": "default/former"},
+        "allocatedHistory": former,
     });
     cluster.patch_pool_status("pool", json!({"status": ledger})).await?;
     for (name, type_, ip) in [
@@ -143,6 +148,7 @@ async fn what_the_go_controller_left_is_adopted_and_no_address_moves() -> Result
     assert_eq!(cluster.addresses().await?, strings(expected));
     let status = cluster.pool_status("pool").await?;
     assert_eq!(json!(status.allocated), allocated);
+    assert_eq!(status.allocated_history.len(), HISTORY_LENGTH, "before any release");
     for lb in cluster.lbs().list(&ListParams::default()).await? {
         eventually(SOON, &format!("owner {}", lb.name_any()), async || {
             let owners = cluster.pool_status("pool").await?.allocated_owners;
@@ -153,8 +159,9 @@ async fn what_the_go_controller_left_is_adopted_and_no_address_moves() -> Result
 
     cluster.deleted("guest").await?;
     let status = cluster.pool_status("pool").await?;
-    let history = [("10.1.0.30", "default/guest"), ("10.1.0.40", "default/former")];
-    assert_eq!(status.allocated_history, strings(history));
+    former.insert("10.1.0.30".to_owned(), "default/guest".to_owned());
+    let newest = former.iter().skip(former.len() - HISTORY_LENGTH);
+    assert_eq!(status.allocated_history, strings(newest.map(|(ip, name)| (&**ip, &**name))));
     for (name, ip) in [("new", "10.1.0.31"), ("former", "10.1.0.40"), ("guest", "10.1.0.30")] {
         cluster.lb(name).await?;
         assert_eq!(cluster.address(name).await?, ip);
@@ -421,6 +428,6 @@ fn timeless(status: Option<IPPoolStatus>) -> IPPoolStatus {
     status
 }
 
-fn strings<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
+fn strings<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> BTreeMap<String, String> {
     pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }

@@ -27,8 +27,8 @@ use crate::Owner;
 /// objects above 1.5 MiB. The space between the two limits is for spec and metadata.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
-/// Maximum number of former owners after a release. Each costs time in every write of the pool: with
-/// 500 a write takes three times as long as with none.
+/// Maximum number of former owners after a release, and after a stored pool was read. Each costs time
+/// in every write of the pool: with 500 a write takes three times as long as with none.
 pub const HISTORY_LENGTH: usize = 128;
 
 /// Reason why a pool gave no address.
@@ -188,9 +188,7 @@ impl Ledger {
                 self.free.put(ip);
             }
             self.remember(ip, owner.name.clone());
-            while self.history.len() > HISTORY_LENGTH {
-                self.history.drop_oldest();
-            }
+            self.limit_history(|_| false);
         }
         self.outside.remove(&ip);
         Some(owner)
@@ -251,13 +249,23 @@ impl Ledger {
     }
 
     /// Records a former owner of an address that is not claimed. Only the bytes limit the number
-    /// here: an import records the users of all addresses, and then each claims its own.
+    /// here, see [`Self::limit_history`].
     pub fn remember(&mut self, ip: IpAddr, name: String) {
         if self.claims.contains_key(&ip) {
             return;
         }
         self.history.insert(ip, name);
         self.limit_bytes();
+    }
+
+    /// Drops the oldest former owners above [`HISTORY_LENGTH`], but none whose name `is_expected`.
+    pub fn limit_history(&mut self, is_expected: impl Fn(&str) -> bool) {
+        let over = self.history.len().saturating_sub(HISTORY_LENGTH);
+        let others = self.history().filter(|(_, name)| !is_expected(name));
+        let dropped: Vec<IpAddr> = others.map(|(ip, _)| ip).take(over).collect();
+        for ip in dropped {
+            self.history.forget(ip);
+        }
     }
 
     /// Owner of an address. `None`: the address is not claimed.

@@ -217,6 +217,9 @@ impl PoolAllocator {
                 Some(_) => {}
             }
         }
+        // The former address of a LoadBalancer that exists stays: an import records the addresses of
+        // all LoadBalancers, and then each claims its own.
+        ledger.limit_history(|name| world.uid_of(name).is_some());
         // The pool is judged again before it gives out an address. Until then, the last verdict
         // holds.
         let before = self.take_out(&seen.name);

@@ -285,6 +285,37 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
     assert!(!remembered.contains(&held[HISTORY_LENGTH]), "the oldest release is forgotten");
 }
 
+/// The Go controller limits its history to one entry per address. An import records the addresses of
+/// LoadBalancers that exist, which claim them next.
+#[test]
+fn a_long_history_loses_the_names_that_no_longer_exist() {
+    const GONE: usize = 3_000;
+    let mut pool = seen("a", "10.0.0", 1);
+    pool.spec.ranges = vec![api::Range { subnet: "10.0.0.0/20".into(), ..api::Range::default() }];
+    let byte = |n: usize| u8::try_from(n).unwrap();
+    let address = |n: usize| IpAddr::from([10, 0, byte(n / 250), byte(n % 250) + 1]);
+    for n in 0..GONE {
+        pool.status.allocated_history.insert(address(n).to_string(), format!("ns/gone{n}"));
+    }
+    let expected: Vec<_> = (0..2 * HISTORY_LENGTH).map(|n| (n, address(GONE + n))).collect();
+    for (n, ip) in &expected {
+        pool.status.allocated_history.insert(ip.to_string(), owner(*n).name);
+    }
+    let world = world(&expected.iter().map(|(n, _)| (*n, None)).collect::<Vec<_>>());
+    let mut book = PoolAllocator::default();
+    book.merge(&pool, &world);
+    assert_eq!(stored(&book).allocated_history.len(), expected.len(), "only expected ones");
+    for (n, ip) in &expected {
+        let ClaimResult::Held { claim, .. } = book.claim(&lb(*n)) else { panic!("no address") };
+        assert_eq!(claim.ip, *ip);
+    }
+    assert!(stored(&book).allocated_history.is_empty());
+
+    let mut book = PoolAllocator::default();
+    book.merge(&pool, &LoadBalancerIndex::default());
+    assert_eq!(stored(&book).allocated_history.len(), HISTORY_LENGTH);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
