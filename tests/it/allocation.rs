@@ -176,9 +176,9 @@ async fn a_guest_that_deletes_only_what_has_an_address_leaves_nothing_behind() -
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let _operator = cluster.operator().await?;
-    for i in 0..50 {
+    for (i, ipam) in (0..50).zip(["pool", "dhcp"].iter().cycle()) {
         let name = format!("svc-{i}");
-        cluster.lb(&name).await?;
+        cluster.lb_with(&name, json!({"workloadType": "cluster", "ipam": ipam})).await?;
         cluster.address(&name).await?;
         let seen = cluster.lbs().get(&name).await?;
         if seen.status.is_some_and(|s| s.address.is_some_and(|a| !a.is_empty())) {

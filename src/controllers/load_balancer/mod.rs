@@ -4,7 +4,8 @@
 //! object changes meanwhile, the reconcile begins again with the current object.
 //!
 //! This module makes every write of a LoadBalancer, of its Service and of its EndpointSlices. The
-//! only exception is the rewrite without a change by [`super::storage_version`].
+//! exceptions are the rewrite without a change by [`super::storage_version`], and the condition that
+//! [`crate::k8s::other_controller`] writes while the Go controller holds the Lease.
 //! [`super::ip_pool`] writes the ledgers. An address is published only after the ledger has
 //! answered. A claim is released only when no Service requests its address any more. The finalizer
 //! is removed only after the ledger has released the claim. An address that the host leases by DHCP

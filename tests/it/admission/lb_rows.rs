@@ -209,6 +209,7 @@ pub(crate) const ROWS: &[Row] = &[
     update("withdrawn", (GUEST, HAS), Merge("{status: {address: ''}}"), &[Silent, Has(IP, "10.1.0.2")], Accept, OURS),
     update("reached elsewhere", (GUEST, HAS), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays \"10.1.0.2\": \"10.2.0.2\" is not its claim, 10.1.0.2"), Has("/status/address", "10.1.0.2")], Accept, OURS),
     update("leased somewhere", (LEASED, "DHCP"), Merge("{status: {address: 10.9.0.7}}"), &[Silent, Has("/status/address", "10.9.0.7")], Accept, ("DHCP", "")),
+    update("leased what only another guest reports", (LEASED, "DHCP"), Merge("{status: {address: 10.9.0.8}}"), &[Silent, Has("/status/address", "10.9.0.8")], Accept, ("DHCP", "")),
     update("leased another's", (LEASED, "DHCP"), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays \"0.0.0.0\": 10.2.0.2 is in use"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
     update("leased another's on another network", (LEASED_ON_VLAN, "DHCP"), Merge("{status: {address: 10.2.0.2}}"), &[Silent, Has("/status/address", "10.2.0.2")], Accept, ("DHCP", "")),
     update("leased a gateway", (LEASED, "DHCP"), Merge("{status: {address: 10.1.0.1}}"), &[Warn("10.1.0.1 is a gateway"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),

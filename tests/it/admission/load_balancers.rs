@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use harvester_guest_operator::api::LoadBalancer;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::kubevirt::create_node;
@@ -88,6 +88,11 @@ kind: LoadBalancer
 metadata: {name: filler, namespace: theirs}
 spec: {workloadType: cluster, ipPool: full}
 ---
+apiVersion: loadbalancer.harvesterhci.io/v1beta1
+kind: LoadBalancer
+metadata: {name: squatter, namespace: theirs}
+spec: {workloadType: cluster, ipam: dhcp}
+---
 apiVersion: kubevirt.io/v1
 kind: VirtualMachineInstance
 metadata: {name: a-node, namespace: team, labels: {guestcluster.harvesterhci.io/name: blue}}
@@ -156,6 +161,10 @@ impl Stage {
         for name in ["victim", "filler"] {
             stage.has_reason("theirs", name, "Allocated").await?;
         }
+        stage.has_reason("theirs", "squatter", "DHCP").await?;
+        // Its guest says so, and the host does not lease.
+        let reported = Patch::Merge(json!({"status": {"address": "10.9.0.8"}}));
+        stage.lbs("theirs").patch("squatter", &PatchParams::default(), &reported).await?;
         stage.sees_machines().await?;
         Ok(stage)
     }
@@ -339,6 +348,9 @@ async fn play(admission: bool) -> Result<()> {
     ensure!(failures.is_empty(), "{}", failures.join("\n"));
     let victim = stage.lbs("theirs").get("victim").await?;
     ensure!(victim.resource_version().is_some());
+    let squatter = stage.lbs("theirs").get("squatter").await?;
+    ensure!(squatter.status.and_then(|s| s.address).as_deref() == Some("10.9.0.8"));
+    stage.lbs("theirs").delete("squatter", &DeleteParams::default()).await?;
     stage.cluster.consistent().await
 }
 
