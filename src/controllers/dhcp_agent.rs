@@ -83,7 +83,8 @@ impl WriteFailures {
             Err(CallError::Conflict | CallError::NotFound | CallError::NotLeader) => {}
             Err(error) => {
                 tracing::warn!(name, %error, "cannot reconcile the DHCP agent, trying again");
-                ctx.metrics.reconcile_errors.inc();
+                let labels = ["dhcp_agent", error.kind()];
+                ctx.metrics.reconcile_errors.with_label_values(&labels).inc();
                 let count = self.0.get(&name).map_or(0, |(count, _)| *count);
                 let again = Instant::now() + backoff(count, RETRY.0, RETRY.1, 0.0);
                 self.0.insert(name, (count.saturating_add(1), again));

@@ -6,28 +6,26 @@
 //! record. The view is not enough, because it may not yet contain a LoadBalancer that was created
 //! again.
 
-use std::collections::{BTreeMap, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::Utc;
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use kube::{Api, Resource, ResourceExt};
-use kube_runtime::controller::{Action, Controller};
+use kube_runtime::controller::{Action, Controller, Error as ControllerError};
 use kube_runtime::reflector::ObjectRef;
 
 use super::Context;
+use super::failed_reconciles::FailedReconciles;
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp_lease::{self, RetentionStep};
-use crate::domain::limits::backoff::backoff;
 use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};
 
-/// First delay and longest delay after a failure, per record.
+/// First delay after a failure, per record.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-const LAST_RETRY: Duration = Duration::from_secs(30);
 /// Interval at which agents are checked, because a silent agent produces no event.
 const AGENTS_EVERY: Duration = Duration::from_secs(1);
 
@@ -49,7 +47,7 @@ impl RecordQueue {
 
 struct DhcpLeaseContext {
     ctx: Context,
-    failures: Mutex<HashMap<ObjectRef<DHCPLease>, u32>>,
+    failures: FailedReconciles<DHCPLease>,
 }
 
 /// Reconciles records until dropped.
@@ -61,11 +59,16 @@ pub(super) fn keeper(ctx: Context) -> (RecordQueue, impl Future<Output = ()>) {
         for record in store.state() {
             let _ = wake.unbounded_send(ObjectRef::from_obj(record.as_ref()));
         }
-        let keeper = Arc::new(DhcpLeaseContext { ctx, failures: Mutex::default() });
+        let failures = FailedReconciles::new("dhcp_lease", FIRST_RETRY, &ctx.metrics);
+        let keeper = Arc::new(DhcpLeaseContext { ctx, failures });
         Controller::for_stream(futures::stream::pending(), store)
             .reconcile_on(woken)
-            .run(keep, retry, keeper)
-            .for_each(|_| std::future::ready(()))
+            .run(keep, retry, keeper.clone())
+            .for_each(async |result| {
+                if let Err(ControllerError::ObjectNotFound(name)) = result {
+                    keeper.failures.forget_missing(&name);
+                }
+            })
             .await;
     };
     (records, run)
@@ -93,7 +96,7 @@ async fn keep(record: Arc<DHCPLease>, keeper: Arc<DhcpLeaseContext>) -> Result<A
             }
         }
     };
-    forget(&keeper, &record);
+    keeper.failures.forget(&ObjectRef::from_obj(record.as_ref()));
     // A record without an agent is enqueued again when the agent is back, and when the record's
     // lease is over.
     Ok(done.map_or_else(Action::await_change, Action::requeue))
@@ -172,24 +175,9 @@ fn retry(record: Arc<DHCPLease>, error: &CallError, keeper: Arc<DhcpLeaseContext
     if matches!(error, CallError::NotLeader) {
         return Action::await_change();
     }
-    let key = ObjectRef::from_obj(record.as_ref());
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    let failures = {
-        let mut failures = keeper.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = failures.entry(key).or_default();
-        *count = count.saturating_add(1);
-        *count - 1
-    };
-    keeper.ctx.metrics.reconcile_errors.inc();
+    let (failures, again) = keeper.failures.count(&record, error.kind());
     tracing::warn!(record = record.name_any(), %error, failures, "cannot reconcile the record, trying again");
-    let jitter = f64::from(u8::try_from(hasher.finish() & 0xff).unwrap_or_default()) / 255.0;
-    Action::requeue(backoff(failures, FIRST_RETRY, LAST_RETRY, jitter))
-}
-
-fn forget(keeper: &DhcpLeaseContext, record: &DHCPLease) {
-    let mut failures = keeper.failures.lock().unwrap_or_else(PoisonError::into_inner);
-    failures.remove(&ObjectRef::from_obj(record));
+    again
 }
 
 /// Last observed state of a network.

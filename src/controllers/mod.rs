@@ -7,6 +7,7 @@
 
 pub mod dhcp_agent;
 mod dhcp_lease;
+mod failed_reconciles;
 mod harvester_leftovers;
 pub mod ip_pool;
 mod kube_vip_import;

@@ -99,6 +99,23 @@ pub enum CallError {
 }
 
 impl CallError {
+    /// All values of [`Self::kind`] that count as failures: `not_leader` does not.
+    pub const KINDS: [&'static str; 6] =
+        ["conflict", "not_found", "missing", "refused", "no_answer", "failed"];
+
+    /// Kind of the error: label of metrics. A refusal is that of [`Self::refusal`].
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Conflict => "conflict",
+            Self::NotFound => "not_found",
+            Self::Missing(..) => "missing",
+            Self::NotLeader => "not_leader",
+            Self::Other(_) if self.refusal().is_some() => "refused",
+            Self::Timeout(_) => "no_answer",
+            Self::Other(_) => "failed",
+        }
+    }
+
     /// Reason why the API server refuses the request for good, so that a retry would not help.
     /// `None`: the error is not such a refusal.
     pub fn refusal(&self) -> Option<&str> {

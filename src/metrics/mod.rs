@@ -26,6 +26,7 @@ pub use self::{
     watches::WatchMetrics,
 };
 use crate::api::LoadBalancer;
+use crate::k8s::CallError;
 
 /// The metrics and their registry. Clones share both.
 #[derive(Clone)]
@@ -59,8 +60,8 @@ pub struct Metrics {
     pub unreadable: IntCounterVec,
     /// Calls of the API server by method and status.
     pub api_requests: IntCounterVec,
-    /// Reconciles that failed and will be repeated.
-    pub reconcile_errors: IntCounter,
+    /// Reconciles that failed and will be repeated, by controller and kind of error.
+    pub reconcile_errors: IntCounterVec,
     reconciles: IntGauge,
     reconcile_seconds: Histogram,
     /// Events that were not written.
@@ -195,10 +196,7 @@ impl Metrics {
                 "Time that a reconcile of a LoadBalancer took, waiting included",
                 &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0],
             )?,
-            reconcile_errors: make.counter(
-                "hgo_reconcile_errors_total",
-                "Reconciles that failed and will be repeated",
-            )?,
+            reconcile_errors: reconcile_errors(&make)?,
             events_dropped: make.counter("hgo_events_dropped_total", "Events not written")?,
             evicted: make.counters(
                 "hgo_connections_evicted_total",
@@ -286,6 +284,22 @@ impl Metrics {
     pub fn forget(&self, uid: &str) {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }
+}
+
+/// Registers the counter of failed reconciles with all its series, so that `rate` includes the first
+/// failure of each.
+fn reconcile_errors(make: &MetricMaker<'_>) -> Result<IntCounterVec, prometheus::Error> {
+    let errors = make.counters(
+        "hgo_reconcile_errors_total",
+        "Reconciles that failed and will be repeated, by controller and kind of error",
+        &["controller", "error"],
+    )?;
+    for controller in ["dhcp_agent", "dhcp_lease", "load_balancer", "token_rotation"] {
+        for kind in CallError::KINDS.into_iter().chain(["ledger"]) {
+            errors.with_label_values(&[controller, kind]);
+        }
+    }
+    Ok(errors)
 }
 
 struct ReconcileTurn {

@@ -28,9 +28,9 @@ use kube_runtime::Controller;
 use kube_runtime::controller::{Action, Error as ControllerError};
 use kube_runtime::reflector::ObjectRef;
 
+use super::failed_reconciles::FailedReconciles;
 use super::ip_pool::{LedgerError, LedgerHandle};
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::limits::backoff::backoff;
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::load_balancer::{bounds, facts};
 use crate::domain::vm_backends::listeners::{self, ServingStatus};
@@ -54,7 +54,6 @@ const WHOLE_AT_ONCE: usize = 8;
 const REPETITIONS: usize = 5;
 /// First delay and longest delay after a failure, per object.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-const LAST_RETRY: Duration = Duration::from_secs(30);
 /// Time in which VMs should be listed. After this time the operator reports that the list is
 /// missing, because KubeVirt may not be installed.
 pub(super) const VMS_WITHIN: Duration = Duration::from_secs(10);
@@ -71,7 +70,7 @@ pub struct LbContext {
     awaited_writes: Turns<String>,
     whole: Turns<String>,
     began: Instant,
-    failures: report::FailureCounts,
+    failures: FailedReconciles<LoadBalancer>,
     counts: counts::DeferredCounts,
     /// Recently created DHCPLeases, each with the time of its creation.
     made: tokio::sync::Mutex<Vec<(Instant, DHCPLease)>>,
@@ -81,6 +80,7 @@ impl LbContext {
     /// Makes the context of one term of leadership, and the queue of counts. [`run`] takes both.
     pub fn new(shared: super::Context, ledger: LedgerHandle, prober: Prober) -> (Self, DueCounts) {
         let (counts, due) = counts::DeferredCounts::new();
+        let failures = FailedReconciles::new("load_balancer", FIRST_RETRY, &shared.metrics);
         let context = Self {
             shared,
             ledger,
@@ -89,7 +89,7 @@ impl LbContext {
             writes: Turns::new(WRITES_AT_ONCE),
             awaited_writes: Turns::new(AWAITED_WRITES_AT_ONCE),
             whole: Turns::new(WHOLE_AT_ONCE),
-            failures: report::FailureCounts::default(),
+            failures,
             counts,
             made: tokio::sync::Mutex::default(),
         };
@@ -123,6 +123,18 @@ pub enum ReconcileError {
     Refused(String),
 }
 
+impl ReconcileError {
+    /// Kind of the error: label of metrics.
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Call(error) => error.kind(),
+            Self::Outdated | Self::Ledger(LedgerError::Stale) => "conflict",
+            Self::Refused(_) => "refused",
+            Self::Ledger(LedgerError::NotWritten(_) | LedgerError::Closed) => "ledger",
+        }
+    }
+}
+
 /// Reconciles each LoadBalancer received on `woken`, and writes the counts that are due, until
 /// dropped.
 pub async fn run(
@@ -138,10 +150,9 @@ pub async fn run(
         .run(reconcile_until_settled, retry, ctx.clone())
         .for_each(|result| async {
             match result {
+                Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
                 // The LoadBalancer was deleted while it was queued.
-                Ok(_)
-                | Err(ControllerError::ObjectNotFound(_) | ControllerError::ReconcilerFailed(..)) =>
-                    {}
+                Err(ControllerError::ObjectNotFound(name)) => ctx.failures.forget_missing(&name),
                 Err(error) => tracing::warn!(%error, "reconcile not run"),
             }
         });
@@ -192,7 +203,7 @@ async fn reconcile_until_settled(
             },
             Err(error) => return Err(error),
         };
-        ctx.failures.clear(seen.uid().as_deref());
+        ctx.failures.forget(&ObjectRef::from_obj(seen.as_ref()));
         return Ok(again.map_or_else(Action::await_change, Action::requeue));
     }
     Err(CallError::Conflict.into())
@@ -281,8 +292,7 @@ fn retry(lb: Arc<LoadBalancer>, error: &ReconcileError, ctx: Arc<LbContext>) -> 
     ) {
         return Action::await_change();
     }
-    let failures = ctx.failures.count(lb.uid().as_deref());
-    ctx.shared.metrics.reconcile_errors.inc();
+    let (failures, again) = ctx.failures.count(&lb, error.kind());
     tracing::warn!(lb = facts::name(&lb), %error, failures, "reconcile failed, trying again");
-    Action::requeue(backoff(failures, FIRST_RETRY, LAST_RETRY, report::jitter(&lb, failures)))
+    again
 }

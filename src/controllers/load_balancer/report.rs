@@ -1,9 +1,5 @@
 //! Reports the result of a reconcile in Events, logs and metrics.
 
-use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Mutex, PoisonError};
-
 use kube::{Resource, ResourceExt};
 
 use super::{LbContext, ServingOutcome, leasing};
@@ -71,28 +67,4 @@ fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
     } else {
         ctx.shared.events.warning(lb.object_ref(&()), why, message);
     }
-}
-
-/// Consecutive failures, by UID of the object.
-#[derive(Default)]
-pub(super) struct FailureCounts(Mutex<HashMap<String, u32>>);
-
-impl FailureCounts {
-    pub(super) fn count(&self, uid: Option<&str>) -> u32 {
-        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = failures.entry(uid.unwrap_or_default().to_owned()).or_default();
-        *count = count.saturating_add(1);
-        *count - 1
-    }
-
-    pub(super) fn clear(&self, uid: Option<&str>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid.unwrap_or_default());
-    }
-}
-
-/// Jitter of a retry, 0.0 to 1.0, so that objects that failed together are not retried together.
-pub(super) fn jitter(lb: &LoadBalancer, failures: u32) -> f64 {
-    let mut hasher = DefaultHasher::new();
-    (lb.uid(), failures).hash(&mut hasher);
-    f64::from(u8::try_from(hasher.finish() & 0xff).unwrap_or_default()) / 255.0
 }

@@ -22,7 +22,6 @@ mod target;
 mod token_probe;
 
 use std::collections::{HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +35,7 @@ use kube_runtime::reflector::{ObjectRef, Store};
 use tokio::sync::{Notify, mpsc};
 
 use super::Context;
+use super::failed_reconciles::FailedReconciles;
 use crate::api::{LABEL_ROTATION, TokenRotation};
 use crate::domain::credentials::rotation::inventory::CredentialInventory;
 use crate::domain::credentials::rotation::{
@@ -43,7 +43,6 @@ use crate::domain::credentials::rotation::{
 };
 use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::credentials::token;
-use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
 use crate::k8s::informer::ObjectEvent;
@@ -57,9 +56,8 @@ const MOST_CONCURRENT: u16 = 4;
 const TURN_INTERVAL: Duration = Duration::from_millis(400);
 /// Deadline of one reconcile.
 const RECONCILE_DEADLINE: Duration = Duration::from_mins(2);
-/// First pause and longest pause after a call that failed, per object.
+/// First pause after a call that failed, per object.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
-const LAST_RETRY: Duration = Duration::from_secs(30);
 /// Longest requeue interval, so that time-based conditions stay current.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
@@ -88,7 +86,7 @@ struct RotationContext {
     /// Time of the turn of each waiting rotation. The second value is the earliest time for the
     /// next new turn.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
-    failures: Mutex<HashMap<Name, u32>>,
+    failures: FailedReconciles<TokenRotation>,
     /// Probes of the tokens in use in Ranchers.
     probes: Mutex<HashMap<Name, token_probe::TokenProbe>>,
     /// Version of each rotation after its last reconcile, and the time until which the rotation
@@ -114,7 +112,7 @@ pub(super) async fn run(ctx: Context) {
         touched: Mutex::default(),
         clock: Mutex::default(),
         turns: Mutex::new((HashMap::new(), Instant::now())),
-        failures: Mutex::default(),
+        failures: FailedReconciles::new("token_rotation", FIRST_RETRY, &ctx.metrics),
         probes: Mutex::default(),
         resting: Mutex::default(),
     });
@@ -302,7 +300,7 @@ impl RotationContext {
 
     fn forget(&self, name: &Name) {
         self.end_turn(name);
-        lock(&self.failures).remove(name);
+        self.failures.forget(name);
         lock(&self.touched).remove(name);
         lock(&self.probes).remove(name);
         lock(&self.resting).remove(name);
@@ -339,7 +337,7 @@ async fn reconcile(
         .unwrap_or(Err(CallError::Timeout(RECONCILE_DEADLINE)))
     {
         Ok(pause) => {
-            lock(&context.failures).remove(&name);
+            context.failures.forget(&name);
             Ok(Action::requeue(pause))
         }
         Err(error) => {
@@ -354,20 +352,11 @@ fn retry(rotation: Arc<TokenRotation>, error: &CallError, context: Arc<RotationC
     if matches!(error, CallError::NotLeader) {
         return Action::await_change();
     }
-    let name = ObjectRef::from_obj(rotation.as_ref());
-    let mut hasher = DefaultHasher::new();
-    name.hash(&mut hasher);
-    let failures = {
-        let mut failures = lock(&context.failures);
-        let count = failures.entry(name).or_default();
-        *count = count.saturating_add(1);
-        *count - 1
-    };
-    if !matches!(error, CallError::Conflict) {
-        context.ctx.metrics.reconcile_errors.inc();
-        let (namespace, rotation) = (rotation.namespace(), rotation.name_any());
-        tracing::warn!(namespace, rotation, %error, failures, "TokenRotation not reconciled, trying again");
+    if matches!(error, CallError::Conflict) {
+        return context.failures.try_again(&rotation).1;
     }
-    let jitter = f64::from(u8::try_from(hasher.finish() & 0xff).unwrap_or_default()) / 255.0;
-    Action::requeue(backoff(failures, FIRST_RETRY, LAST_RETRY, jitter))
+    let (failures, again) = context.failures.count(&rotation, error.kind());
+    let (namespace, rotation) = (rotation.namespace(), rotation.name_any());
+    tracing::warn!(namespace, rotation, %error, failures, "TokenRotation not reconciled, trying again");
+    again
 }

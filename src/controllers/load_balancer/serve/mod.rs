@@ -16,8 +16,9 @@ use std::cell::LazyCell;
 use kube::ResourceExt;
 
 use self::settings::KeptSettings;
-use super::{LAST_RETRY, LbContext, ReconcileError, ServingOutcome};
+use super::{LbContext, ReconcileError, ServingOutcome};
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
+use crate::controllers::failed_reconciles::LONGEST_DELAY;
 use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::vm_backends::endpoint_slices::remembered;
 use crate::domain::vm_backends::endpoints::{self, VmBackend};
@@ -70,7 +71,7 @@ pub(super) async fn serve(
     let Some(mut report) = announce(lb, &finding, ctx).await? else { return Ok(None) };
     // Neither a change of a foreign Service nor the end of a refusal produces a watch event.
     let again = match report.service {
-        ServiceState::Foreign(_) | ServiceState::Refused(_) => Some(LAST_RETRY),
+        ServiceState::Foreign(_) | ServiceState::Refused(_) => Some(LONGEST_DELAY),
         ServiceState::Held(left) => Some(left),
         _ => None,
     };

@@ -1,0 +1,116 @@
+//! Failed reconciles of one controller: number of consecutive failures of each object, delay of the
+//! next attempt, and metric.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kube::Resource;
+use kube::core::DynamicObject;
+use kube_runtime::controller::Action;
+use kube_runtime::reflector::ObjectRef;
+
+use crate::domain::limits::backoff::backoff;
+use crate::metrics::Metrics;
+
+/// Longest delay of an attempt, however many failures came before it.
+pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(30);
+
+/// Consecutive failures of the objects of one controller.
+pub(super) struct FailedReconciles<K: Resource<DynamicType = ()>> {
+    controller: &'static str,
+    /// Delay after the first failure of an object.
+    first: Duration,
+    metrics: Metrics,
+    failures: Mutex<HashMap<ObjectRef<K>, u32>>,
+}
+
+impl<K: Resource<DynamicType = ()>> FailedReconciles<K> {
+    /// Starts without failures. `controller` is a label of the metric, `first` the delay after the
+    /// first failure of an object.
+    pub(super) fn new(controller: &'static str, first: Duration, metrics: &Metrics) -> Self {
+        Self { controller, first, metrics: metrics.clone(), failures: Mutex::default() }
+    }
+
+    /// Counts a failure of the object in the metric, with this kind of error. Returns the number
+    /// of failures before it, and the next attempt.
+    pub(super) fn count(&self, object: &K, error_kind: &str) -> (u32, Action) {
+        self.metrics.reconcile_errors.with_label_values(&[self.controller, error_kind]).inc();
+        self.try_again(object)
+    }
+
+    /// Counts a failure of the object, but not in the metric.
+    pub(super) fn try_again(&self, object: &K) -> (u32, Action) {
+        let name = ObjectRef::from_obj(object);
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        let failures = {
+            let mut failures = self.lock();
+            let count = failures.entry(name).or_default();
+            *count = count.saturating_add(1);
+            *count - 1
+        };
+        // The jitter keeps objects that failed together from being tried again together.
+        failures.hash(&mut hasher);
+        let jitter = f64::from(u8::try_from(hasher.finish() & 0xff).unwrap_or_default()) / 255.0;
+        (failures, Action::requeue(backoff(failures, self.first, LONGEST_DELAY, jitter)))
+    }
+
+    /// Forgets the failures of an object, because it was reconciled or is gone.
+    pub(super) fn forget(&self, name: &ObjectRef<K>) {
+        self.lock().remove(name);
+    }
+
+    /// Forgets the failures of an object that the controller did not find in its store.
+    pub(super) fn forget_missing(&self, name: &ObjectRef<DynamicObject>) {
+        self.forget(
+            &ObjectRef::new(&name.name).within(name.namespace.as_deref().unwrap_or_default()),
+        );
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectRef<K>, u32>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::LoadBalancer;
+
+    #[test]
+    fn failures_of_each_object_are_counted_until_it_is_reconciled_or_gone() {
+        let metrics = Metrics::new().unwrap();
+        let first = Duration::from_millis(100);
+        let failed = FailedReconciles::new("load_balancer", first, &metrics);
+        let object = |name: &str| {
+            let mut lb = LoadBalancer::new(name, crate::api::LoadBalancerSpec::default());
+            lb.metadata.namespace = Some("default".to_owned());
+            lb
+        };
+        let (web, dns) = (object("web"), object("dns"));
+        assert_eq!(failed.count(&web, "conflict").0, 0);
+        assert_eq!(failed.count(&web, "refused").0, 1);
+        assert_eq!(failed.try_again(&web).0, 2);
+        assert_eq!(failed.count(&dns, "conflict").0, 0);
+        let errors = |kind| metrics.reconcile_errors.with_label_values(&["load_balancer", kind]);
+        assert_eq!((errors("conflict").get(), errors("refused").get()), (2, 1));
+
+        failed.forget(&ObjectRef::from_obj(&web));
+        failed.forget_missing(&ObjectRef::from_obj(&dns).erase());
+        assert_eq!((failed.try_again(&web).0, failed.try_again(&dns).0), (0, 0));
+    }
+
+    #[test]
+    fn objects_that_failed_together_are_not_tried_again_together() {
+        let metrics = Metrics::new().unwrap();
+        let failed = FailedReconciles::new("load_balancer", Duration::from_secs(1), &metrics);
+        let delays = (0..20).map(|n| {
+            let lb = LoadBalancer::new(&format!("lb{n}"), crate::api::LoadBalancerSpec::default());
+            format!("{:?}", failed.try_again(&lb).1)
+        });
+        let different = delays.collect::<std::collections::HashSet<_>>();
+        assert!(different.len() > 10, "{different:?}");
+    }
+}
