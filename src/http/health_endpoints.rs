@@ -112,3 +112,60 @@ async fn readyz<P: Process>(State(shown): State<EndpointState<P>>) -> impl IntoR
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use axum::body::Body;
+    use axum::http::Request;
+    use tower::ServiceExt as _;
+
+    use super::*;
+
+    /// Process that counts how often its metrics are gathered.
+    #[derive(Clone)]
+    struct CountedProcess {
+        metrics: Metrics,
+        leadership: Arc<Leadership>,
+        gathered: Arc<AtomicU32>,
+    }
+
+    impl Process for CountedProcess {
+        fn metrics(&self) -> &Metrics {
+            self.gathered.fetch_add(1, Ordering::Relaxed);
+            &self.metrics
+        }
+
+        fn leadership(&self) -> &Leadership {
+            &self.leadership
+        }
+
+        fn readiness(&self) -> Result<(), &'static str> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_thousand_scrapes_gather_as_often_as_the_rate_limit_allows() {
+        let gathered = Arc::<AtomicU32>::default();
+        let process = CountedProcess {
+            metrics: Metrics::new().unwrap(),
+            leadership: Arc::default(),
+            gathered: gathered.clone(),
+        };
+        let began = Instant::now();
+        let app = router(process);
+        for n in 0..1_000 {
+            let scrape = Request::get("/metrics").body(Body::empty()).unwrap();
+            let answer = app.clone().oneshot(scrape).await.unwrap();
+            assert_eq!(answer.status(), StatusCode::OK);
+            let text = axum::body::to_bytes(answer.into_body(), 1 << 20).await.unwrap();
+            assert!(text.starts_with(b"# HELP"), "scrape {n} has no metrics");
+        }
+        // 20 without a pause, then five a second.
+        let most = 21 + began.elapsed().as_millis() / 200;
+        let gathered = gathered.load(Ordering::Relaxed);
+        assert!(gathered >= 20 && u128::from(gathered) <= most, "{gathered} times, limit {most}");
+    }
+}

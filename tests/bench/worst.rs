@@ -8,9 +8,10 @@ use harvester_guest_operator::api::{IPPoolStatus, LoadBalancer};
 use harvester_guest_operator::domain::load_balancer::bounds;
 use harvester_guest_operator::domain::network::Segment;
 use harvester_guest_operator::domain::pools::allocator::{
-    LoadBalancerIndex, PoolAllocator, PoolSeen,
+    ClaimResult, LoadBalancerIndex, PoolAllocator, PoolSeen, WorldEntry,
 };
 use harvester_guest_operator::domain::pools::selection::PoolRequirement;
+use harvester_guest_operator::domain::pools::status::pool_status;
 use harvester_guest_operator::domain::vm_backends::{listeners, vm};
 use harvester_guest_operator::domain::{LbFacts, Owner};
 use serde::de::DeserializeOwned;
@@ -39,6 +40,7 @@ pub(crate) fn measure() -> Vec<(&'static str, Duration)> {
         ),
         ("a release while 10,000 wait, 100 pools", median(|| change_among_waiters(true))),
         ("one more that waits among 10,000", median(|| change_among_waiters(false))),
+        ("a change of one of 1,000 pools, 10,000 LoadBalancers", median(change_among_pools)),
     ]
 }
 
@@ -83,19 +85,8 @@ fn largest_lb() -> LoadBalancer {
 fn change_among_waiters(is_release: bool) -> Duration {
     let mut book = PoolAllocator::default();
     for number in 0..POOLS {
-        let scope = json!([{"project": "", "namespace": format!("n{number}"), "guestCluster": ""}]);
-        let spec = json!({
-            "ranges": [{"subnet": format!("10.{number}.0.1/32")}],
-            "selector": {"scope": scope, "priority": number + 1},
-        });
-        let seen = PoolSeen {
-            name: format!("pool-{number}"),
-            created: 1,
-            segment: Segment::Management,
-            deleting: false,
-            spec: object(spec),
-            status: IPPoolStatus::default(),
-        };
+        let mut seen = pool_seen(number);
+        seen.spec.ranges = object(json!([{"subnet": format!("10.{number}.0.1/32")}]));
         book.merge(&seen, &LoadBalancerIndex::default());
     }
     book.claim(&facts(0, "n0"));
@@ -112,6 +103,52 @@ fn change_among_waiters(is_release: bool) -> Duration {
         }
         drop(black_box(book.serve_waiters()));
     })
+}
+
+/// Time in which one of 1,000 pools is merged and all pools are judged. Each pool has ten claims,
+/// which their LoadBalancers publish.
+fn change_among_pools() -> Duration {
+    const MANY: usize = 1_000;
+    let mut book = PoolAllocator::default();
+    let mut lbs = Vec::new();
+    for number in 0..MANY {
+        let namespace = format!("n{number}");
+        book.merge(&pool_seen(number), &LoadBalancerIndex::default());
+        for at in 0..WAITERS / MANY {
+            let facts = facts(number * MANY + at, &namespace);
+            let ClaimResult::Held { claim, .. } = book.claim(&facts) else { continue };
+            lbs.push(WorldEntry {
+                owner: facts.owner,
+                created: facts.created,
+                published: Some(claim),
+                deleting: false,
+            });
+        }
+    }
+    assert_eq!(lbs.len(), WAITERS, "a LoadBalancer has no address");
+    let mut changed = pool_seen(0);
+    changed.status = pool_status(&book.pools()["pool-0"], &[], None, None, None, "");
+    clock(|| {
+        book.merge(&changed, &LoadBalancerIndex::new(lbs));
+        drop(black_box(book.serve_waiters()));
+    })
+}
+
+/// A pool for the namespace with its number.
+fn pool_seen(number: usize) -> PoolSeen {
+    let scope = json!([{"project": "", "namespace": format!("n{number}"), "guestCluster": ""}]);
+    let spec = json!({
+        "ranges": [{"subnet": format!("10.{}.{}.0/24", number / 256, number % 256)}],
+        "selector": {"scope": scope, "priority": number + 1},
+    });
+    PoolSeen {
+        name: format!("pool-{number}"),
+        created: 1,
+        segment: Segment::Management,
+        deleting: false,
+        spec: object(spec),
+        status: IPPoolStatus::default(),
+    }
 }
 
 fn facts(number: usize, namespace: &str) -> LbFacts {

@@ -11,6 +11,8 @@ use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Start, eventually};
 
+use crate::admission::itself;
+use crate::forms::serve_as_harvester_does;
 use crate::support::{Cluster, SOON, ready, shows};
 
 /// Exports an object as a backup has it: without the API server's fields, and without its status
@@ -74,6 +76,33 @@ async fn a_restore_in_any_order_gives_each_name_its_address() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let _operator = cluster.operator().await?;
+    restores_in_any_order(&cluster, false).await
+}
+
+/// In this form of the CRD, a pool is created with the status of the backup.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restore_on_harvesters_form_gives_each_name_its_address() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    serve_as_harvester_does(&cluster).await?;
+    let _operator = cluster.operator().await?;
+    restores_in_any_order(&cluster, false).await
+}
+
+/// Admission removes the status from a LoadBalancer that is created.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restore_through_admission_gives_each_name_its_address() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let operator = cluster.standby(itself()).await?;
+    operator.leads().await?;
+    cluster.registered().await?;
+    restores_in_any_order(&cluster, true).await
+}
+
+/// Restores pools and LoadBalancers with and without status, pools first and last. `is_guarded`:
+/// whether admission guards the status.
+async fn restores_in_any_order(cluster: &Cluster, is_guarded: bool) -> Result<()> {
     // So that addresses do not follow from names or order.
     for name in ["x", "n3", "y", "n0", "n2", "z", "n1"] {
         cluster.lb(name).await?;
@@ -84,19 +113,20 @@ async fn a_restore_in_any_order_gives_each_name_its_address() -> Result<()> {
     }
     let before = cluster.addresses().await?;
     for (status, pools_first) in [(false, true), (false, false), (true, true), (true, false)] {
-        let (pools, lbs) = lost(&cluster, status).await?;
+        let (pools, lbs) = lost(cluster, status).await?;
         // A LoadBalancer without an earlier address is created while others wait for theirs.
         let newcomer = async || cluster.lb("newcomer").await;
         if pools_first {
-            create_pools(&cluster, &pools).await?;
-            create_lbs(&cluster, lbs.iter().rev()).await?;
+            create_pools(cluster, &pools).await?;
+            create_lbs(cluster, lbs.iter().rev()).await?;
             newcomer().await?;
         } else {
             newcomer().await?;
-            create_lbs(&cluster, &lbs).await?;
+            create_lbs(cluster, &lbs).await?;
             for name in before.keys() {
                 // Without admission, a restored status shows a published address.
-                let reason = if status { "IPPoolNotFound" } else { "NoMatchedIPPool" };
+                let reason =
+                    if status && !is_guarded { "IPPoolNotFound" } else { "NoMatchedIPPool" };
                 eventually(SOON, &format!("{reason} of {name}"), async || {
                     let lb = cluster.lbs().get(name).await.map_err(|e| e.to_string())?;
                     let said = ready(&lb);
@@ -104,9 +134,9 @@ async fn a_restore_in_any_order_gives_each_name_its_address() -> Result<()> {
                 })
                 .await?;
             }
-            create_pools(&cluster, &pools).await?;
+            create_pools(cluster, &pools).await?;
         }
-        have(&cluster, &before).await?;
+        have(cluster, &before).await?;
         let other = cluster.address("newcomer").await?;
         assert!(!before.values().any(|ip| *ip == other), "{other}");
         cluster.deleted("newcomer").await?;

@@ -5,3 +5,4 @@ mod closing;
 mod hostile;
 mod strangers;
 mod tenant;
+mod waits;

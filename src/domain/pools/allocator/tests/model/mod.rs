@@ -102,17 +102,8 @@ impl Cluster {
         }
     }
 
-    /// Whether another LoadBalancer has the address, or may have it, so that one of the two loses
-    /// it. A new leader does not know the segments of an address whose pool is gone.
+    /// Whether another LoadBalancer publishes the address, so that one of the two may lose it.
     fn is_double(&self, n: usize, claim: &Claim) -> bool {
-        let uid = &self.lbs[&n].owner.uid;
-        let mut pools = self.book.pools().values();
-        if !self.book.pools().contains_key(&claim.pool)
-            && !self.book.has_reserved(uid, claim)
-            && pools.any(|p| p.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != *uid))
-        {
-            return true;
-        }
         let others = self.lbs.iter().filter(|(other, _)| **other != n);
         let mut published = others.filter_map(|(_, facts)| facts.published.as_ref());
         published.any(|other| other.ip == claim.ip)
