@@ -34,6 +34,10 @@ impl Process for AgentHealth {
     }
 
     fn readiness(&self) -> Result<(), &'static str> {
-        if self.leadership.looked() { Ok(()) } else { Err("the Lease has not been read yet") }
+        if self.leadership.has_finished_round() {
+            Ok(())
+        } else {
+            Err("the Lease has not been read yet")
+        }
     }
 }

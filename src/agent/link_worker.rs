@@ -43,8 +43,8 @@ pub(super) struct LinkWorker {
 impl LinkWorker {
     pub(super) fn start(links: KernelLinks) -> Self {
         let (jobs, queue) = unbounded_channel();
-        let (tell, done) = unbounded_channel();
-        let task = tokio::spawn(work(links, queue, tell));
+        let (sender, done) = unbounded_channel();
+        let task = tokio::spawn(work(links, queue, sender));
         Self { jobs, done, task }
     }
 
@@ -63,7 +63,7 @@ impl Drop for LinkWorker {
 async fn work(
     links: KernelLinks,
     mut queue: UnboundedReceiver<LinkJob>,
-    tell: UnboundedSender<JobOutcome>,
+    sender: UnboundedSender<JobOutcome>,
 ) {
     let mut later: VecDeque<Mac> = VecDeque::new();
     loop {
@@ -71,7 +71,7 @@ async fn work(
             Ok(job) => job,
             Err(_) => match later.pop_front() {
                 Some(mac) => {
-                    remove(&links, mac, &tell).await;
+                    remove(&links, mac, &sender).await;
                     continue;
                 }
                 None => match queue.recv().await {
@@ -94,13 +94,13 @@ async fn work(
         // If the old link still waits for its removal, it is removed before the new link is made.
         if let Some(at) = later.iter().position(|other| *other == mac) {
             later.remove(at);
-            remove(&links, mac, &tell).await;
+            remove(&links, mac, &sender).await;
         }
         let done = match links.make(parent, mac, &lease).await {
             Ok(()) => JobOutcome::Made(mac),
             Err(error) => JobOutcome::Failed(mac, error.to_string()),
         };
-        let _ = tell.send(done);
+        let _ = sender.send(done);
     }
 }
 
@@ -114,11 +114,11 @@ async fn clear(links: &KernelLinks, needed: &HashSet<String>) {
     }
 }
 
-async fn remove(links: &KernelLinks, mac: Mac, tell: &UnboundedSender<JobOutcome>) {
+async fn remove(links: &KernelLinks, mac: Mac, sender: &UnboundedSender<JobOutcome>) {
     let link = name(mac);
     if let Err(error) = links.remove(&link).await {
         // The link disappears with the network namespace, or the next agent removes it.
         tracing::warn!(link, %error, "cannot remove a link");
     }
-    let _ = tell.send(JobOutcome::Removed(mac));
+    let _ = sender.send(JobOutcome::Removed(mac));
 }

@@ -59,7 +59,7 @@ pub(super) struct LinkChanges {
     /// Running request for a list of all links. It was started after the kernel dropped a
     /// notification for want of buffer space. The request survives when the future of
     /// [`LinkChanges::next`] is dropped, because a request for many links takes long.
-    look: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
+    listing: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
 }
 
 /// State of a link.
@@ -99,7 +99,7 @@ impl KernelLinks {
         let (connection, handle, _) = new_connection()?;
         tokio::spawn(connection);
         let links = Self { handle, mark: agent_name(network) };
-        Ok((links.clone(), LinkChanges { messages, links, look: None }))
+        Ok((links.clone(), LinkChanges { messages, links, listing: None }))
     }
 
     /// Lists all links.
@@ -219,9 +219,9 @@ impl LinkChanges {
     /// Next change, or `None` when the kernel sends no more notifications. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<LinkChange> {
         loop {
-            if let Some(look) = &mut self.look {
-                let all = look.await;
-                self.look = None;
+            if let Some(listing) = &mut self.listing {
+                let all = listing.await;
+                self.listing = None;
                 match all {
                     Ok(all) => return Some(LinkChange::All(all)),
                     Err(error) => {
@@ -239,7 +239,7 @@ impl LinkChanges {
                 }
                 NetlinkPayload::Overrun(_) => {
                     let links = self.links.clone();
-                    self.look = Some(async move { links.all().await }.boxed());
+                    self.listing = Some(async move { links.all().await }.boxed());
                 }
                 _ => {}
             }
@@ -318,10 +318,10 @@ mod tests {
     #[tokio::test]
     async fn a_look_at_all_links_goes_on_while_there_is_other_work() {
         let (links, _) = KernelLinks::connect("default/lan").unwrap();
-        let (tell, messages) = unbounded();
-        let mut changes = LinkChanges { messages, links, look: None };
+        let (sender, messages) = unbounded();
+        let mut changes = LinkChanges { messages, links, listing: None };
         let lost = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::Overrun(vec![]));
-        tell.unbounded_send((lost, SocketAddr::new(0, 0))).unwrap();
+        sender.unbounded_send((lost, SocketAddr::new(0, 0))).unwrap();
         let change = async {
             loop {
                 if let Some(change) = changes.next().now_or_never() {

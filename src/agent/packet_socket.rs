@@ -47,40 +47,40 @@ pub(super) enum FrameFilter {
 #[derive(Debug)]
 pub(super) struct PacketSocket {
     interface: String,
-    hearing: FrameFilter,
+    accepted: FrameFilter,
     socket: Option<UnixDatagram>,
 }
 
 impl PacketSocket {
     /// Creates a closed socket.
     pub(super) fn new(interface: &str) -> Self {
-        Self { interface: interface.to_owned(), hearing: FrameFilter::Nothing, socket: None }
+        Self { interface: interface.to_owned(), accepted: FrameFilter::Nothing, socket: None }
     }
 
     /// Frames that the filter accepts now.
-    pub(super) fn hearing(&self) -> FrameFilter {
-        self.hearing
+    pub(super) fn accepted(&self) -> FrameFilter {
+        self.accepted
     }
 
     /// Accepts these frames from now on. If this call opens the socket, the socket receives no
     /// earlier frame.
-    pub(super) fn listen(&mut self, hearing: FrameFilter) -> io::Result<()> {
-        if hearing == self.hearing {
+    pub(super) fn set_filter(&mut self, accepted: FrameFilter) -> io::Result<()> {
+        if accepted == self.accepted {
             return Ok(());
         }
-        match (&self.socket, hearing) {
+        match (&self.socket, accepted) {
             (_, FrameFilter::Nothing) => self.socket = None,
-            (Some(socket), _) => SockRef::from(socket).attach_filter(&filter(hearing))?,
-            (None, _) => self.socket = Some(open(&self.interface, hearing)?),
+            (Some(socket), _) => SockRef::from(socket).attach_filter(&filter(accepted))?,
+            (None, _) => self.socket = Some(open(&self.interface, accepted)?),
         }
-        self.hearing = hearing;
+        self.accepted = accepted;
         Ok(())
     }
 
     /// Closes the socket, for example because its interface was replaced or is gone.
     pub(super) fn close(&mut self) {
         self.socket = None;
-        self.hearing = FrameFilter::Nothing;
+        self.accepted = FrameFilter::Nothing;
     }
 
     /// Sends a whole frame, or fails at once.
@@ -119,7 +119,7 @@ pub(super) fn may_open(interface: &str) -> io::Result<()> {
     open(interface, FrameFilter::Dhcp).map(drop)
 }
 
-fn open(interface: &str, hearing: FrameFilter) -> io::Result<UnixDatagram> {
+fn open(interface: &str, accepted: FrameFilter) -> io::Result<UnixDatagram> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(EVERYTHING)))?;
     // Drops every frame until the real filter is attached, because frames of every interface arrive
     // before the socket is bound.
@@ -143,14 +143,14 @@ fn open(interface: &str, hearing: FrameFilter) -> io::Result<UnixDatagram> {
     // way as a Unix socket.
     let socket = Datagrams::from(OwnedFd::from(socket));
     while socket.recv(&mut [0; 1]).is_ok() {}
-    SockRef::from(&socket).attach_filter(&filter(hearing))?;
+    SockRef::from(&socket).attach_filter(&filter(accepted))?;
     UnixDatagram::from_std(socket)
 }
 
 /// Filter program of the socket. Drops the frames that this machine sends, and applies a DHCP
 /// client's filter to the other frames. The client's filter checks no hardware address here, so
 /// frames for all clients pass.
-fn filter(hearing: FrameFilter) -> Vec<SockFilter> {
+fn filter(accepted: FrameFilter) -> Vec<SockFilter> {
     const LOAD_BYTE: u16 = 0x30;
     const JUMP_EQUAL: u16 = 0x15;
     /// Offset of the packet type in the kernel's ancillary data of a frame.
@@ -161,7 +161,7 @@ fn filter(hearing: FrameFilter) -> Vec<SockFilter> {
         SockFilter::new(JUMP_EQUAL, 0, 1, OUTGOING),
         SockFilter::new(RETURN, 0, 0, 0),
     ];
-    let rest = dhcp::filter(None, hearing == FrameFilter::DhcpAndArp);
+    let rest = dhcp::filter(None, accepted == FrameFilter::DhcpAndArp);
     let rest = rest.iter().map(|op| SockFilter::new(op.code, op.jt, op.jf, op.k));
     incoming.into_iter().chain(rest).collect()
 }
@@ -190,9 +190,9 @@ mod tests {
             return;
         }
         let (mut wire, mut other) = (PacketSocket::new("lo"), PacketSocket::new("lo"));
-        other.listen(FrameFilter::Dhcp).unwrap();
+        other.set_filter(FrameFilter::Dhcp).unwrap();
         for _ in 0..3 {
-            wire.listen(FrameFilter::Dhcp).unwrap();
+            wire.set_filter(FrameFilter::Dhcp).unwrap();
             let sent = [frame(1), frame(2), frame(3)];
             for (from, frame) in [&wire, &other, &other].into_iter().zip(&sent) {
                 from.send(frame).unwrap();
@@ -208,7 +208,7 @@ mod tests {
             };
             tokio::time::timeout(Duration::from_mins(1), last).await.unwrap();
             assert_eq!(heard, sent);
-            wire.listen(FrameFilter::Nothing).unwrap();
+            wire.set_filter(FrameFilter::Nothing).unwrap();
         }
     }
 }

@@ -128,7 +128,7 @@ pub(super) async fn start(
     let in_use = Arc::new(InUse::default());
     let settings = tls::settings(in_use.clone(), args.admission_client_ca.as_deref())?;
     let (found, me) = watch::channel(String::new());
-    let (tell, ready) = watch::channel(false);
+    let (sender, ready) = watch::channel(false);
     let admission = RuleSources {
         reader: ApiReader::new(client.clone()),
         views: views.clone(),
@@ -156,7 +156,7 @@ pub(super) async fn start(
         namespace: args.namespace.clone(),
         owner: args.admission_owner.clone(),
         me,
-        ready: tell,
+        ready: sender,
         early: SPREAD.mul_f64(jitter()),
         metrics: metrics.clone(),
     };

@@ -32,10 +32,10 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
 
     let metrics = Metrics::new()?;
-    let way = client::way(args.reach.kubeconfig.as_deref()).await?;
-    let client = client::through(way.clone(), &metrics)?;
+    let config = client::config(args.reach.kubeconfig.as_deref()).await?;
+    let client = client::through(config.clone(), &metrics)?;
     // The Lease has its own connections, so that a burst of other calls cannot delay a renewal.
-    let keepers = client::through(way.clone(), &metrics)?;
+    let keepers = client::through(config.clone(), &metrics)?;
     let leadership = Arc::new(Leadership::default());
     let views = Views::start(&client, &args.admission.namespace, args.dhcp.networks(), &metrics);
     let mut admission =
@@ -61,7 +61,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let ctx = Context {
         writer: ApiWriter::new(client.clone(), leadership.clone(), metrics.clone()),
         events: EventRecorder::start(client.clone(), &me, metrics.clone()),
-        credentials: CredentialReader::new(client.clone(), way, metrics.clone()),
+        credentials: CredentialReader::new(client.clone(), config, metrics.clone()),
         credential_namespaces: Arc::new(super::namespaces(&args.credential_namespaces)),
         client,
         views,

@@ -104,10 +104,10 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
 
     let (metrics, dhcp) = Metrics::agent()?;
-    let way = client::way(args.kubeconfig.as_deref()).await?;
+    let config = client::config(args.kubeconfig.as_deref()).await?;
     // The Lease has its own connections, so that a burst of other calls cannot delay a renewal.
-    let keepers = client::through(way.clone(), &metrics)?;
-    let client = client::through(way, &metrics)?;
+    let keepers = client::through(config.clone(), &metrics)?;
+    let client = client::through(config, &metrics)?;
     let leadership = Arc::new(Leadership::default());
     let expiry = Arc::new(ExpiryGauge::default());
     let shown = AgentHealth {

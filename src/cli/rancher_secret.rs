@@ -130,7 +130,7 @@ async fn reads(
     credential: &str,
 ) -> Result<(), String> {
     let option = format!("--cloud-credential {credential:?}");
-    match issuer.look(credential, known).await {
+    match issuer.read_target(credential, known).await {
         Ok(sight) => match sight.target {
             TargetState::Unfit(why) => Err(format!("{option}: {why}")),
             _ => Ok(()),

@@ -128,7 +128,7 @@ impl DeploymentKeeper<'_> {
                 continue;
             }
             let networks = self.networks();
-            self.tell(&networks, &mut reported);
+            self.report_faults(&networks, &mut reported);
             let names = self.seen().deployments.keys().cloned().collect::<Vec<_>>();
             let mut wanted: HashMap<String, Option<Value>> =
                 names.into_iter().map(|name| (name, None)).collect();
@@ -189,7 +189,7 @@ impl DeploymentKeeper<'_> {
 
     /// Reports each fault of a network once. Because of the fault, no agent is made, or the agent
     /// retains its current options.
-    fn tell(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
+    fn report_faults(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
         reported.retain(|name, why| {
             networks
                 .iter()

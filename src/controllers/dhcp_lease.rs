@@ -37,7 +37,7 @@ pub(super) struct RecordQueue {
 
 impl RecordQueue {
     /// Enqueues the record of the LoadBalancer with that name, if there is a record.
-    pub(super) fn look(&self, name: &str, namespace: Option<&str>) {
+    pub(super) fn enqueue(&self, name: &str, namespace: Option<&str>) {
         let record = ObjectRef::new(name).within(namespace.unwrap_or_default());
         if self.views.records.get(&record).is_some() {
             let _ = self.wake.unbounded_send(record);
@@ -210,7 +210,7 @@ pub(super) async fn agents(ctx: Context) {
             ctx.metrics.leasing.overdue.with_label_values(&[network]).set(seen.overdue);
             let before = known.get(network).map(|before| before.serves);
             if before != Some(seen.serves) {
-                ctx.views.tell_network(network);
+                ctx.views.enqueue_lbs_leasing_on(network);
                 if !seen.serves {
                     tracing::warn!(network, "this network has no active DHCP agent");
                 } else if before.is_some() {

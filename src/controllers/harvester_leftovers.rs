@@ -86,7 +86,7 @@ async fn watch(ctx: &Context, pools: LedgerHandle) {
     let mut known: BTreeMap<&str, KnownCrd> = BTreeMap::new();
     loop {
         for name in CRDS {
-            match look(ctx, name, known.entry(name).or_default(), &pools).await {
+            match check_crd(ctx, name, known.entry(name).or_default(), &pools).await {
                 Ok(()) | Err(CallError::NotLeader | CallError::NotFound | CallError::Conflict) => {}
                 Err(error) => tracing::warn!(%error, crd = name, "CRD not read or not written"),
             }
@@ -95,7 +95,7 @@ async fn watch(ctx: &Context, pools: LedgerHandle) {
     }
 }
 
-async fn look(
+async fn check_crd(
     ctx: &Context,
     name: &'static str,
     known: &mut KnownCrd,
@@ -113,7 +113,7 @@ async fn look(
     let found = form(&stored);
     let before = known.form.replace(found);
     known.version = crd.resource_version().unwrap_or_default();
-    tell(ctx, name, found, pools);
+    report_form(ctx, name, found, pools);
     if found == CrdForm::Replaced && before != Some(found) {
         tracing::warn!(crd = name, "{}", reason::FORM_REPLACED);
         let note = reason::FORM_REPLACED.to_owned();
@@ -146,7 +146,7 @@ async fn look(
         }
     }
     known.form = Some(CrdForm::Expected);
-    tell(ctx, name, CrdForm::Expected, pools);
+    report_form(ctx, name, CrdForm::Expected, pools);
     tracing::warn!(crd = name, "{note}");
     ctx.metrics.leadership.crd_repairs.with_label_values(&[name]).inc();
     ctx.events.normal(crd.object_ref(&()), "CRDRestored", note.to_owned());
@@ -155,7 +155,7 @@ async fn look(
 
 /// Reports in the metrics whether another form has replaced the operator's form of a CRD. For
 /// IPPool's CRD, reports it also in the conditions of all pools.
-fn tell(ctx: &Context, name: &str, form: CrdForm, pools: &LedgerHandle) {
+fn report_form(ctx: &Context, name: &str, form: CrdForm, pools: &LedgerHandle) {
     let is_replaced = form == CrdForm::Replaced;
     ctx.metrics.leadership.crd_replaced.with_label_values(&[name]).set(is_replaced.into());
     // The series exists from the start, so that the first repair is an increase of the counter.

@@ -81,7 +81,7 @@ async fn import(ctx: &Context) -> Result<(), CallError> {
         "annotations": {ANNOTATION_IMPORTED: "true", ANNOTATION_IMPORT_REPORT: report},
     }});
     ctx.writer.patch_config_map(NAMESPACE, NAME, &patch).await?;
-    tell(ctx, &map, &import, created.len(), &report);
+    report_import(ctx, &map, &import, created.len(), &report);
     Ok(())
 }
 
@@ -150,7 +150,13 @@ async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
     tracing::warn!(pool = pool.name, %error, "cannot record the addresses in use in this IPPool");
 }
 
-fn tell(ctx: &Context, map: &ConfigMap, import: &ImportPlan, created: usize, report: &str) {
+fn report_import(
+    ctx: &Context,
+    map: &ConfigMap,
+    import: &ImportPlan,
+    created: usize,
+    report: &str,
+) {
     for line in report.lines() {
         tracing::info!("kube-vip ConfigMap: {line}");
     }

@@ -82,13 +82,13 @@ impl TermQueues {
     fn send(&self, change: ChangeEvent) {
         match change {
             ChangeEvent::LoadBalancer(lb) => {
-                self.records.look(&lb.name, lb.namespace.as_deref());
+                self.records.enqueue(&lb.name, lb.namespace.as_deref());
                 // There is no receiver when the term is ending.
                 let _ = self.load_balancers.unbounded_send(lb);
             }
             ChangeEvent::Gone(owner) => {
                 if let Some((namespace, name)) = owner.name.split_once('/') {
-                    self.records.look(name, Some(namespace));
+                    self.records.enqueue(name, Some(namespace));
                 }
                 self.prober.remove(&owner.name);
                 // While a Service requests the address, no other LoadBalancer may have it. When
@@ -124,7 +124,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         moved,
     };
     // Subscribes before the views list their objects, so that no change between the two is missed.
-    let _subscription = views.listen(move |change| queues.send(change));
+    let _subscription = views.subscribe(move |change| queues.send(change));
     views.synced().await;
     // Runs before any ledger is read, so that a LoadBalancer that waits for an imported pool gets
     // an address at once: its former address, if it had one.
@@ -132,7 +132,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let import = kube_vip_import::rest(ctx.clone(), imported);
     let stored = storage_version::run(ctx.clone());
     Box::pin(ledger.load()).await?;
-    views.tell_lbs(views.load_balancers.state().iter().map(|lb| facts::name(lb)));
+    views.enqueue_lbs(views.load_balancers.state().iter().map(|lb| facts::name(lb)));
     let annotated = topology::run(ctx.clone(), vms);
     let agents = dhcp_lease::agents(ctx.clone());
     let made = dhcp_agent::run(ctx.clone());
@@ -147,12 +147,12 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let catch_up = async {
         views.wait_for_endpoints().await;
         tracing::info!("virtual machines listed");
-        views.tell_all();
+        views.notify_of_all();
         std::future::pending::<()>().await;
     };
     let verdicts = async {
         while let Some(lb) = flipped.recv().await {
-            views.tell_lbs([lb]);
+            views.enqueue_lbs([lb]);
         }
     };
     tokio::select! {

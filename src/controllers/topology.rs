@@ -20,13 +20,13 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Patches topology annotations onto each VM received on `moved`, until dropped.
 pub(super) async fn run(ctx: Context, mut moved: mpsc::UnboundedReceiver<Box<str>>) {
     while let Some(key) = moved.recv().await {
-        while tell(&ctx, &key).await.is_err() {
+        while annotate(&ctx, &key).await.is_err() {
             tokio::time::sleep(RETRY).await;
         }
     }
 }
 
-async fn tell(ctx: &Context, key: &str) -> Result<(), CallError> {
+async fn annotate(ctx: &Context, key: &str) -> Result<(), CallError> {
     let Some((vm, here)) = ctx.views.whereabouts(key) else { return Ok(()) };
     let Some(patch) = topology::patch(&vm, &here) else { return Ok(()) };
     let Some((namespace, name)) = key.split_once('/') else { return Ok(()) };

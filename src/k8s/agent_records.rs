@@ -44,7 +44,7 @@ impl RecordClient {
     /// Watches the network's records until this future is dropped. Records of other networks are
     /// skipped. A record that this version of the operator cannot parse still exists, so it is not
     /// reported as gone.
-    pub async fn watch(self, network: String, tell: UnboundedSender<RecordEvent>) {
+    pub async fn watch(self, network: String, sender: UnboundedSender<RecordEvent>) {
         let names: Mutex<HashSet<String>> = Mutex::default();
         let names = || names.lock().unwrap_or_else(PoisonError::into_inner);
         let on_event = |event: ObjectEvent<DHCPLease>| {
@@ -67,7 +67,7 @@ impl RecordClient {
             };
             // `send` fails if the receiver is gone. The term is over then, and this watch is about
             // to be dropped.
-            seen.map(|seen| tell.send(seen));
+            seen.map(|seen| sender.send(seen));
         };
         let api = Api::<Guard<DHCPLease>>::all(self.client);
         let config = Config::default().page_size(PAGE);

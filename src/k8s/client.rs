@@ -37,7 +37,7 @@ const KEEPALIVE_PROBES: u32 = 2;
 /// The client's own retries are off, because they also repeat POSTs. Each caller decides when a
 /// retry is safe.
 pub async fn connect(kubeconfig: Option<&Path>, metrics: &Metrics) -> anyhow::Result<Client> {
-    through(way(kubeconfig).await?, metrics)
+    through(config(kubeconfig).await?, metrics)
 }
 
 /// Connects as [`connect`] does, but with `patience` as the connect timeout.
@@ -46,7 +46,7 @@ pub async fn connect_within(
     kubeconfig: Option<&Path>,
     metrics: &Metrics,
 ) -> anyhow::Result<Client> {
-    let mut config = way(kubeconfig).await?;
+    let mut config = config(kubeconfig).await?;
     config.connect_timeout = Some(patience);
     through(config, metrics)
 }
@@ -58,14 +58,14 @@ pub async fn connect_read_only(
     kubeconfig: Option<&Path>,
     metrics: &Metrics,
 ) -> anyhow::Result<(Client, RefusedReads)> {
-    let mut config = way(kubeconfig).await?;
+    let mut config = config(kubeconfig).await?;
     config.connect_timeout = Some(patience);
     let refusals = RefusedReads::default();
     Ok((assemble(config, Some(refusals.clone()), metrics)?, refusals))
 }
 
 /// Configuration of the client: server, credentials, connect timeout.
-pub async fn way(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path)

@@ -199,15 +199,15 @@ impl CredentialReader {
 
     /// UID of the Secret that a credential is bound to. Fails if the Secret was not created for the
     /// rotation.
-    pub async fn bond(
+    pub async fn bound_secret_uid(
         &self,
         namespace: &str,
         name: &str,
         rotation: &str,
     ) -> Result<String, CallError> {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let bond = call(api.get_metadata(name)).await?;
-        if bond.labels().get(LABEL_ROTATION).is_none_or(|made_for| made_for != rotation) {
+        let secret = call(api.get_metadata(name)).await?;
+        if secret.labels().get(LABEL_ROTATION).is_none_or(|made_for| made_for != rotation) {
             let why = format!(
                 "Secret {namespace}/{name} belongs to another owner: without the label {LABEL_ROTATION}={rotation} \
                  no token is bound to it: delete it, or wait for the next name"
@@ -215,7 +215,7 @@ impl CredentialReader {
             let status = Status::failure(&why, "Invalid").with_code(422);
             return Err(kube::Error::Api(status.boxed()).into());
         }
-        Ok(bond.uid().unwrap_or_default())
+        Ok(secret.uid().unwrap_or_default())
     }
 
     /// Names of the existing Secrets that were created for a rotation.

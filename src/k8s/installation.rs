@@ -73,33 +73,33 @@ impl Installation {
 
     /// Watches the Secret and the configurations. Existing objects are reported first.
     pub fn watch(&self) -> mpsc::UnboundedReceiver<ObservedObject> {
-        let (looks, seen) = mpsc::unbounded_channel();
-        let tell = looks.clone();
+        let (sender, seen) = mpsc::unbounded_channel();
+        let secret_sender = sender.clone();
         let metrics = self.metrics.clone();
         let (secrets, key) = (self.secrets(), format!("{}/{SECRET}", self.namespace));
         tokio::spawn(async move {
-            let look = |secret: Option<Secret>| ObservedObject::Secret(secret.map(sealed));
-            single(secrets, &key, metrics, |s| drop(tell.send(look(s)))).await;
+            let observed = |secret: Option<Secret>| ObservedObject::Secret(secret.map(sealed));
+            single(secrets, &key, metrics, |s| drop(secret_sender.send(observed(s)))).await;
         });
-        self.watch_part::<ValidatingWebhookConfiguration>(WebhookObject::Validating, &looks);
-        self.watch_part::<MutatingWebhookConfiguration>(WebhookObject::Mutating, &looks);
-        self.watch_part::<CustomResourceDefinition>(WebhookObject::Conversion, &looks);
+        self.watch_part::<ValidatingWebhookConfiguration>(WebhookObject::Validating, &sender);
+        self.watch_part::<MutatingWebhookConfiguration>(WebhookObject::Mutating, &sender);
+        self.watch_part::<CustomResourceDefinition>(WebhookObject::Conversion, &sender);
         seen
     }
 
-    fn watch_part<K>(&self, part: WebhookObject, looks: &mpsc::UnboundedSender<ObservedObject>)
+    fn watch_part<K>(&self, part: WebhookObject, sender: &mpsc::UnboundedSender<ObservedObject>)
     where
         K: Named,
     {
-        let (client, metrics, looks) = (self.client.clone(), self.metrics.clone(), looks.clone());
+        let (client, metrics, sender) = (self.client.clone(), self.metrics.clone(), sender.clone());
         tokio::spawn(async move {
-            let tell = |object: Option<K>| {
-                drop(looks.send(ObservedObject::Configuration(
+            let on_state = |object: Option<K>| {
+                drop(sender.send(ObservedObject::Configuration(
                     part,
                     object.map(|object| value(&object)),
                 )));
             };
-            single(Api::<K>::all(client), name(part), metrics, tell).await;
+            single(Api::<K>::all(client), name(part), metrics, on_state).await;
         });
     }
 
@@ -228,9 +228,9 @@ fn name(part: WebhookObject) -> &'static str {
     }
 }
 
-/// Watches one object by its key, and calls `tell` with each new state. `None`: the object does not
-/// exist.
-async fn single<K>(api: Api<K>, key: &str, metrics: Metrics, mut tell: impl FnMut(Option<K>))
+/// Watches one object by its key, and calls `on_state` with each new state. `None`: the object does
+/// not exist.
+async fn single<K>(api: Api<K>, key: &str, metrics: Metrics, mut on_state: impl FnMut(Option<K>))
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
@@ -238,8 +238,8 @@ where
     let config = Config::default().fields(&format!("metadata.name={name}"));
     let known = || HashSet::from([key.to_owned()]);
     informer::watch(api, config, &metrics, known, |event| match event {
-        ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => tell(Some(object)),
-        ObjectEvent::Gone(..) => tell(None),
+        ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => on_state(Some(object)),
+        ObjectEvent::Gone(..) => on_state(None),
         ObjectEvent::Unreadable(_) | ObjectEvent::Complete | ObjectEvent::Refused(_) => {}
     })
     .await;

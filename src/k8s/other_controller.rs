@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 /// Interval between two searches for LoadBalancers without an answer.
 const LOOK: Duration = Duration::from_secs(2);
 /// Interval between two checks whether IPPool's CRD has the status subresource.
-const LOOK_AT_FORM: Duration = Duration::from_secs(10);
+const CHECK_FORM: Duration = Duration::from_secs(10);
 /// Name of IPPool's CRD.
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 /// Age in seconds at which a LoadBalancer without any answer gets the condition that names the
@@ -61,7 +61,7 @@ impl LeaseHolderWatch {
             if let Some(holder) = &holder {
                 self.metrics.leadership.other_controller.with_label_values(&[holder]).set(1);
                 let records = self.keep_records().await;
-                self.tell(holder, records);
+                self.report_holder(holder, records);
             }
             tokio::select! {
                 changed = other.changed() => if changed.is_err() { return },
@@ -71,7 +71,7 @@ impl LeaseHolderWatch {
         }
     }
 
-    fn tell(&self, holder: &str, records: &str) {
+    fn report_holder(&self, holder: &str, records: &str) {
         let (namespace, name) = &self.lease;
         let note = format!("{}{records}", reason::other_controller(holder));
         tracing::warn!(lease = format!("{namespace}/{name}"), holder, "{note}");
@@ -90,10 +90,10 @@ impl LeaseHolderWatch {
     async fn watch_records(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {
-            tokio::time::sleep(LOOK_AT_FORM).await;
+            tokio::time::sleep(CHECK_FORM).await;
             let records = self.keep_records().await;
             if !records.is_empty() {
-                self.tell(holder, records);
+                self.report_holder(holder, records);
             }
         }
     }
@@ -140,7 +140,8 @@ impl LeaseHolderWatch {
                 let namespace = lb.namespace().unwrap_or_default();
                 // If the holder has just answered, the LoadBalancer's version has changed, and the
                 // API server refuses the patch.
-                let written = self.writer.tell_lb(&namespace, &lb.name_any(), &patch).await;
+                let written =
+                    self.writer.patch_lb_condition(&namespace, &lb.name_any(), &patch).await;
                 if let Err(error) = written {
                     tracing::debug!(%error, lb = lb.name_any(), "condition about the leader not written");
                 }

@@ -156,7 +156,7 @@ impl Prober {
         if state.why_doubted != why {
             state.why_doubted = why;
             let lbs = state.schedule.held().map(|asked| asked.lb.into()).collect();
-            self.0.tell(state, lbs);
+            self.0.notify(state, lbs);
         }
     }
 
@@ -173,7 +173,7 @@ impl Prober {
         let believed = state.schedule.count_held();
         self.0.metrics.probes.flipped(false, believed);
         state.schedule.believe();
-        self.0.tell(state, BTreeSet::new());
+        self.0.notify(state, BTreeSet::new());
     }
 }
 
@@ -196,13 +196,13 @@ impl ProberShared {
             }
         }
         self.metrics.probes.targets.set(i64::try_from(state.schedule.len()).unwrap_or(i64::MAX));
-        self.tell(state, BTreeSet::new());
+        self.notify(state, BTreeSet::new());
         self.wake.notify_one();
     }
 
     /// Sends notifications for these LoadBalancers, and for LoadBalancers with a target whose doubt
     /// began or ended.
-    fn tell(&self, mut state: MutexGuard<'_, ProberState>, mut lbs: BTreeSet<Arc<str>>) {
+    fn notify(&self, mut state: MutexGuard<'_, ProberState>, mut lbs: BTreeSet<Arc<str>>) {
         lbs.append(&mut state.schedule.take_concerned());
         let held = state.schedule.count_held();
         self.held.send_if_modified(|known| std::mem::replace(known, held) != held);

@@ -156,5 +156,5 @@ fn take_in(
             flipped.insert(lb);
         }
     }
-    shared.tell(state, flipped);
+    shared.notify(state, flipped);
 }

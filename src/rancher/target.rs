@@ -58,7 +58,7 @@ impl RancherIssuer {
     }
 
     /// Reads a cloud credential. An error says nothing about the credential's state.
-    pub async fn look(
+    pub async fn read_target(
         &self,
         name: &str,
         issued: &IssuedTokens,

@@ -48,7 +48,7 @@ pub(crate) struct Row {
 }
 
 pub(crate) fn measure() -> Result<Vec<Row>> {
-    let (tell, received) = mpsc::channel();
+    let (rows, received) = mpsc::channel();
     let scope = Scope::new([10, 77, 0, 1]).prefix(21).range(10, 1_900);
     on_site(Kind::Kea, scope, async move |mut site: Site| {
         site.program = shipped()?;
@@ -75,7 +75,7 @@ pub(crate) fn measure() -> Result<Vec<Row>> {
             .await?;
             tokio::time::sleep(SETTLED).await;
             for (what, frame) in [("ARP", arp()), ("DHCP", dhcp())] {
-                tell.send(row(leases, what, &frame, pid, [&sender, &floor]).await?)?;
+                rows.send(row(leases, what, &frame, pid, [&sender, &floor]).await?)?;
             }
         }
         agent.stop().await

@@ -47,7 +47,7 @@ pub(crate) struct Leases {
 }
 
 pub(crate) fn measure() -> Result<Leases> {
-    let (tell, received) = mpsc::channel();
+    let (sender, received) = mpsc::channel();
     let scope = || Scope::new([10, 77, 0, 1]).prefix(22).range(10, 1000);
     on_site(Kind::Kea, scope(), async move |mut site: Site| {
         site.program = shipped()?;
@@ -61,7 +61,7 @@ pub(crate) fn measure() -> Result<Leases> {
         let singles = singles(&site).await?;
         agent.stop().await?;
         let renewals = Vec::new();
-        tell.send(Leases {
+        sender.send(Leases {
             acquired,
             floor,
             own_mib,
@@ -73,13 +73,13 @@ pub(crate) fn measure() -> Result<Leases> {
         Ok(())
     })?;
     let mut measured = received.recv()?;
-    let (tell, received) = mpsc::channel();
+    let (sender, received) = mpsc::channel();
     on_site(Kind::Kea, scope().seconds(SHORT), async move |mut site: Site| {
         site.program = shipped()?;
         let mut agent = site.agent().await?;
         acquire(&site).await?;
         println!("renewals of leases of {SHORT} s");
-        tell.send(renewals(&agent).await?)?;
+        sender.send(renewals(&agent).await?)?;
         agent.stop().await
     })?;
     measured.renewals = received.recv()?;

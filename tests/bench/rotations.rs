@@ -133,12 +133,12 @@ fn spec(n: usize) -> Value {
 async fn renew(client: &Client, n: usize, round: usize) -> Result<()> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "default");
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
-    let bond = |round: usize| format!("bond-{n}-{round}");
-    let object = serde_json::from_value(json!({"metadata": {"name": bond(round)}}))?;
+    let bound_secret = |round: usize| format!("bound-{n}-{round}");
+    let object = serde_json::from_value(json!({"metadata": {"name": bound_secret(round)}}))?;
     let made = secrets.create(&PostParams::default(), &object).await?;
     let request: TokenRequest = serde_json::from_value(json!({"spec": {
         "audiences": [], "expirationSeconds": LIFE,
-        "boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": bond(round), "uid": made.uid()},
+        "boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": bound_secret(round), "uid": made.uid()},
     }}))?;
     let answer = accounts.create_token_request(ACCOUNT, &PostParams::default(), &request).await?;
     let token = answer.status.and_then(|status| json!(status)["token"].as_str().map(str::to_owned));
@@ -149,7 +149,7 @@ async fn renew(client: &Client, n: usize, round: usize) -> Result<()> {
         return Ok(());
     }
     secrets.patch(&name(n), &PatchParams::default(), &Patch::Merge(content)).await?;
-    secrets.delete(&bond(round - 1), &DeleteParams::default()).await?;
+    secrets.delete(&bound_secret(round - 1), &DeleteParams::default()).await?;
     Ok(())
 }
 

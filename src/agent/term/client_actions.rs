@@ -51,10 +51,10 @@ impl AgentTerm<'_> {
             let proxy = self.disputes.proxy();
             tracing::warn!(?proxy, "one station answers ARP for every address");
             for client in self.leases.values_mut().filter_map(|lease| lease.client.as_mut()) {
-                client.beware(proxy);
+                client.set_proxy(proxy);
             }
         }
-        self.attend(mac);
+        self.reschedule(mac);
         if !frames.is_empty() {
             self.send(mac, &frames);
         }
@@ -63,7 +63,7 @@ impl AgentTerm<'_> {
 
     /// Updates the lease's timer, its count in the metrics, and the frames that the socket accepts
     /// for it.
-    pub(super) fn attend(&mut self, mac: Mac) {
+    pub(super) fn reschedule(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let client = lease.client.as_ref();
         let deadline = client.and_then(|client| client.deadline().filter(|_| !lease.done));
@@ -99,20 +99,20 @@ impl AgentTerm<'_> {
             } else {
                 self.probing.remove(&mac);
             }
-            self.listen(false);
+            self.adjust_filter(false);
         }
     }
 
     /// Adjusts the frames that the socket accepts. A change to more frames takes effect at once. A
     /// change to fewer frames takes effect after [`EASE`], or at once if `less` is set.
-    pub(super) fn listen(&mut self, less: bool) {
+    pub(super) fn adjust_filter(&mut self, less: bool) {
         let needed = match (self.asking, self.probing.is_empty()) {
             (_, false) => FrameFilter::DhcpAndArp,
             (0, true) => FrameFilter::Nothing,
             (_, true) => FrameFilter::Dhcp,
         };
-        if needed >= self.socket.hearing() || less {
-            if let Err(error) = self.socket.listen(needed) {
+        if needed >= self.socket.accepted() || less {
+            if let Err(error) = self.socket.set_filter(needed) {
                 tracing::warn!(%error, interface = self.agent.settings.interface, "cannot open the packet socket");
                 self.socket.close();
                 self.ease = Some(clock::now() + EASE);
@@ -138,8 +138,8 @@ impl AgentTerm<'_> {
             return;
         }
         // The socket may be closed, because a client that sends a RELEASE waits for no answer.
-        if self.socket.hearing() == FrameFilter::Nothing {
-            if let Err(error) = self.socket.listen(FrameFilter::Dhcp) {
+        if self.socket.accepted() == FrameFilter::Nothing {
+            if let Err(error) = self.socket.set_filter(FrameFilter::Dhcp) {
                 tracing::debug!(%error, "frame not sent");
                 return;
             }

@@ -28,10 +28,10 @@ impl AgentTerm<'_> {
     /// Handles an event of the watch on DHCPLeases.
     pub(super) fn seen(&mut self, seen: RecordEvent) {
         match seen {
-            RecordEvent::Is(record) => self.is(record),
+            RecordEvent::Is(record) => self.apply_record(record),
             RecordEvent::Gone(name) => {
                 if let Some(mac) = self.names.get(&name).copied() {
-                    self.vanish(mac);
+                    self.end_without_record(mac);
                 }
             }
             RecordEvent::Complete if self.complete => {}
@@ -51,7 +51,7 @@ impl AgentTerm<'_> {
         }
     }
 
-    fn is(&mut self, record: Box<DHCPLease>) {
+    fn apply_record(&mut self, record: Box<DHCPLease>) {
         let key = key(record.meta());
         let uid = record.uid().unwrap_or_default();
         if let Some(mac) = self.names.get(&key).copied() {
@@ -63,7 +63,7 @@ impl AgentTerm<'_> {
                 }
             } else {
                 self.successors.insert(mac, record);
-                self.vanish(mac);
+                self.end_without_record(mac);
             }
             return;
         }
@@ -117,7 +117,7 @@ impl AgentTerm<'_> {
             lease.pending = Some(PendingWrite::LinkFailed(why));
             self.queue.push_back(mac);
         }
-        self.attend(mac);
+        self.reschedule(mac);
     }
 
     /// Starts or resumes the client, whose link exists now.
@@ -153,13 +153,13 @@ impl AgentTerm<'_> {
     }
 
     /// Handles a lease whose deadline has passed.
-    pub(super) fn turn(&mut self, mac: Mac, now: Duration) {
+    pub(super) fn deadline_passed(&mut self, mac: Mac, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.deadline = None;
         if lease.retry.is_some_and(|retry| retry <= now) {
             lease.retry = None;
             if lease.leaving && !lease.released {
-                self.attend(mac);
+                self.reschedule(mac);
                 return self.leave(mac);
             }
             if lease.link == LinkState::Making {
@@ -174,7 +174,7 @@ impl AgentTerm<'_> {
     }
 
     /// Ends a lease whose record is gone.
-    pub(super) fn vanish(&mut self, mac: Mac) {
+    pub(super) fn end_without_record(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.gone = true;
         lease.leaving = true;
@@ -198,7 +198,7 @@ impl AgentTerm<'_> {
         };
         if let Some(later) = later {
             lease.retry = Some(later);
-            return self.attend(mac);
+            return self.reschedule(mac);
         }
         lease.released = true;
         tracing::info!(record = lease.title(), "lease ends");
@@ -244,12 +244,12 @@ impl AgentTerm<'_> {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.client = None;
         lease.retry = None;
-        self.attend(mac);
+        self.reschedule(mac);
         let Some(lease) = self.leases.remove(&mac) else { return };
         self.names.remove(&lease.title());
         self.stale = true;
         if let Some(next) = self.successors.remove(&mac) {
-            self.is(next);
+            self.apply_record(next);
         }
     }
 }

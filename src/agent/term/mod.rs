@@ -86,9 +86,9 @@ impl<'a> AgentTerm<'a> {
         let (links, changes) = KernelLinks::connect(&settings.network)?;
         let all = links.all().await?;
         let parent = all.into_iter().find(|link| link.name == settings.interface);
-        let (tell, records) = unbounded_channel();
+        let (sender, records) = unbounded_channel();
         let mut watch = JoinSet::new();
-        watch.spawn(agent.records.clone().watch(settings.network.clone(), tell));
+        watch.spawn(agent.records.clone().watch(settings.network.clone(), sender));
         tracing::info!(
             network = settings.network,
             interface = settings.interface,
@@ -134,7 +134,7 @@ impl<'a> AgentTerm<'a> {
             self.show();
             let pause = self.next_turn().saturating_sub(clock::now()).min(LONGEST_SLEEP);
             tokio::select! {
-                readable = self.socket.ready() => self.hear(readable, &mut buffer),
+                readable = self.socket.ready() => self.receive_frames(readable, &mut buffer),
                 seen = self.records.recv(), if current => {
                     self.seen(seen.context("the watch of DHCPLeases ended")?);
                 }
@@ -167,19 +167,19 @@ impl<'a> AgentTerm<'a> {
         let now = clock::now();
         if self.ease.is_some_and(|ease| ease <= now) {
             self.ease = None;
-            self.listen(true);
+            self.adjust_filter(true);
         }
         while let Some((at, mac)) = self.timers.first().copied() {
             if at > now {
                 break;
             }
             self.timers.pop_first();
-            self.turn(mac, now);
+            self.deadline_passed(mac, now);
         }
     }
 
     /// Reads frames and hands them to the clients.
-    fn hear(&mut self, readable: std::io::Result<()>, buffer: &mut [u8]) {
+    fn receive_frames(&mut self, readable: std::io::Result<()>, buffer: &mut [u8]) {
         let mut problem = readable.err();
         for _ in 0..MOST_FRAMES {
             let frame = match self.socket.take(buffer) {
@@ -194,7 +194,7 @@ impl<'a> AgentTerm<'a> {
             if let Some(mac) = owner_of(frame) {
                 match self.leases.get_mut(&mac).and_then(|lease| lease.client.as_mut()) {
                     Some(client) => {
-                        let said = client.heard(frame, now);
+                        let said = client.receive(frame, now);
                         self.act(mac, said);
                     }
                     None => self.agent.dhcp.frames_dropped.inc(),
@@ -207,7 +207,7 @@ impl<'a> AgentTerm<'a> {
                 next = self.probing.range((Bound::Excluded(mac), Bound::Unbounded)).next().copied();
                 let lease = self.leases.get_mut(&mac);
                 if let Some(client) = lease.and_then(|lease| lease.client.as_mut()) {
-                    let said = client.heard(frame, now);
+                    let said = client.receive(frame, now);
                     self.act(mac, said);
                 }
             }

@@ -119,7 +119,7 @@ impl AgentTerm<'_> {
                     }
                     tracing::warn!(%mac, "the record exists, but its status subresource does not");
                 }
-                RereadRecord::Is(_) | RereadRecord::Gone => return self.vanish(mac),
+                RereadRecord::Is(_) | RereadRecord::Gone => return self.end_without_record(mac),
                 RereadRecord::Unread => {}
             },
             Err(CallError::NotLeader) => {}
@@ -131,7 +131,7 @@ impl AgentTerm<'_> {
             lease.pending.get_or_insert(what);
             lease.retry = Some(clock::now() + PAUSE);
         }
-        self.attend(mac);
+        self.reschedule(mac);
     }
 
     /// Queues the lease's next write if a write is pending by now.

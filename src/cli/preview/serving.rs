@@ -82,7 +82,7 @@ pub(super) async fn serve(
     let finding = match status::moves_from(lb, &finding) {
         Some(old) if status::may_lead_to(lb, old.ip, at.own()) => {
             report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
-            status::staying_at(old)
+            status::keep_old_address(old)
         }
         _ => finding,
     };

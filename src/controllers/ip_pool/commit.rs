@@ -147,12 +147,12 @@ impl LedgerTask {
                 format!("the ledger cannot be written, so no address is given out or taken back: {error}"),
             );
         }
-        self.look_later(name, delay);
+        self.reread_later(name, delay);
         false
     }
 
     /// Enqueues a pool to be read again after the delay.
-    pub(super) fn look_later(&self, name: &str, delay: Duration) {
+    pub(super) fn reread_later(&self, name: &str, delay: Duration) {
         let (handle, name) = (self.handle.clone(), name.to_owned());
         tokio::spawn(async move {
             tokio::time::sleep(delay).await;

@@ -125,7 +125,7 @@ impl LedgerTask {
                         self.settle_disputes(&self.ctx.views.seen(&pool), &mut world).await
                     {
                         tracing::warn!(pool = name, %error, "IPPool not merged, trying again");
-                        self.look_later(&name, Duration::from_secs(1));
+                        self.reread_later(&name, Duration::from_secs(1));
                         continue;
                     }
                     self.merge(&pool, &world);
@@ -139,7 +139,7 @@ impl LedgerTask {
                 Err(CallError::NotFound) => self.drop_pool(&name),
                 Err(error) => {
                     tracing::warn!(pool = name, %error, "IPPool not read, trying again");
-                    self.look_later(&name, Duration::from_secs(1));
+                    self.reread_later(&name, Duration::from_secs(1));
                 }
             }
         }

@@ -28,7 +28,7 @@ impl LedgerTask {
         };
         let notice = self.release_manually(pool, &text).await;
         if notice.as_ref().is_some_and(|n| n.reason.as_deref() == Some(UNKNOWN)) {
-            self.look_later(pool, Duration::from_secs(1));
+            self.reread_later(pool, Duration::from_secs(1));
         }
         let Some(stored) = self.stored.get_mut(pool) else { return };
         let news = notice

@@ -215,7 +215,7 @@ impl LedgerTask {
         self.pace.wrote(began, ended, bytes, batch.len());
         self.answer(batch, verdicts, &failed);
         self.report_freed(freed.into_iter().filter_map(|index| orphans.get(index)));
-        self.ctx.views.tell_lbs(changed.iter().map(|owner| &owner.name));
+        self.ctx.views.enqueue_lbs(changed.iter().map(|owner| &owner.name));
         self.report();
         Ok(())
     }

@@ -35,7 +35,7 @@ impl LedgerTask {
     pub(super) fn sweep(&mut self) {
         for lb in self.ctx.views.load_balancers.state() {
             if self.book.claims_of(lb.uid().as_deref().unwrap_or_default()).len() > 1 {
-                self.ctx.views.tell_lbs([facts::name(&lb)]);
+                self.ctx.views.enqueue_lbs([facts::name(&lb)]);
             }
         }
         if self.sweeper.as_ref().is_some_and(|task| !task.is_finished()) {

@@ -38,7 +38,7 @@ struct WaitingPatch {
     lb: Arc<LoadBalancer>,
     patch: Value,
     /// Whether nothing remains to be done after the write.
-    is_all: bool,
+    is_final: bool,
 }
 
 /// Queue of UIDs with the time when each is due, in order.
@@ -52,7 +52,7 @@ impl DeferredCounts {
 
     /// Schedules a patch of counts in the place of an earlier one. Returns false if the earlier
     /// patch is overdue: then the new patch is not scheduled, and the caller must write it.
-    pub(super) fn defer(&self, lb: &Arc<LoadBalancer>, patch: Value, is_all: bool) -> bool {
+    pub(super) fn defer(&self, lb: &Arc<LoadBalancer>, patch: Value, is_final: bool) -> bool {
         let uid = uid(lb);
         let now = Instant::now();
         let mut waiting = self.waiting();
@@ -61,7 +61,7 @@ impl DeferredCounts {
             return false;
         }
         let due = before.unwrap_or(now + WITHIN);
-        waiting.insert(uid.to_owned(), WaitingPatch { due, lb: lb.clone(), patch, is_all });
+        waiting.insert(uid.to_owned(), WaitingPatch { due, lb: lb.clone(), patch, is_final });
         if before.is_none() {
             // The receiver is gone after the end of the term.
             let _ = self.due.send((due, uid.to_owned()));
@@ -109,23 +109,23 @@ async fn write(at: Instant, uid: &str, ctx: &LbContext) {
     let found = {
         let waiting = ctx.counts.waiting();
         let found = waiting.get(uid).filter(|found| found.due == at);
-        found.map(|found| (found.lb.clone(), found.patch.clone(), found.is_all))
+        found.map(|found| (found.lb.clone(), found.patch.clone(), found.is_final))
     };
-    let Some((lb, patch, is_all)) = found else { return };
+    let Some((lb, patch, is_final)) = found else { return };
     let name = facts::name(&lb);
     let writing = ctx.shared.views.writing(name.clone());
     match publish::write(&lb, &patch, ctx).await {
         // A decision that was made during the write did not know the result of the write. In this
         // case the event of the write triggers a reconcile.
         Ok(version) => {
-            if ctx.counts.settle_unless_replaced(uid, at, &lb) && is_all {
-                writing.is_all(version);
+            if ctx.counts.settle_unless_replaced(uid, at, &lb) && is_final {
+                writing.mark_final(version);
             }
         }
         Err(CallError::NotFound) => ctx.counts.settle(&lb),
         Err(CallError::NotLeader) => {}
         // The patch stays and is overdue, so the next reconcile writes it and handles the error.
-        Err(_) => ctx.shared.views.tell_lbs([name]),
+        Err(_) => ctx.shared.views.enqueue_lbs([name]),
     }
 }
 

@@ -31,15 +31,15 @@ pub(super) async fn publish(
     }
     // If this patch contains the whole decision, the event of its own write triggers no further
     // reconcile. Without a report, or during a change of pools, that event triggers the next step.
-    let is_all = report.is_some() && is_published(lb, finding);
-    if !status::is_urgent(lb, &patch) && ctx.counts.defer(lb, patch.clone(), is_all) {
+    let is_final = report.is_some() && is_published(lb, finding);
+    if !status::is_urgent(lb, &patch) && ctx.counts.defer(lb, patch.clone(), is_final) {
         return Ok(false);
     }
     let writing = ctx.shared.views.writing(facts::name(lb));
     let version = write(lb, &patch, ctx).await.map_err(unless_outdated)?;
     ctx.counts.settle(lb);
-    if is_all {
-        writing.is_all(version);
+    if is_final {
+        writing.mark_final(version);
     }
     Ok(true)
 }

@@ -63,7 +63,7 @@ pub(super) async fn update(
         if began.elapsed() > READ_TIME {
             break;
         }
-        let found = match issuer.look(&name, known).await {
+        let found = match issuer.read_target(&name, known).await {
             Ok(view) => match view.target {
                 TargetState::There { holds: Some(held), .. } if held.is_unseen => {
                     CredentialReadResult::Unknown(NOT_SEEN.to_owned())

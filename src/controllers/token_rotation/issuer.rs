@@ -71,7 +71,7 @@ impl RotationRun<'_> {
     pub(super) async fn revoke(&mut self, name: &str) -> Result<(), StepFault> {
         match CredentialIssuer::of(&self.rotation) {
             CredentialIssuer::ServiceAccount => {
-                self.context.ctx.writer.delete_bond(&self.namespace(), name).await?;
+                self.context.ctx.writer.delete_bound_secret(&self.namespace(), name).await?;
             }
             CredentialIssuer::Rancher => self.revoke_rancher_token(name).await?,
         }

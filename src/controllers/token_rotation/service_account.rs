@@ -85,15 +85,18 @@ impl RotationRun<'_> {
                 == ("v1", "ServiceAccount", &account)
         };
         let owner = self.rotation.owner_references().iter().find(owns);
-        let bond = match writer.create_bond((&namespace, name), &uid, filled_for, owner).await {
-            Err(CallError::Conflict) => credentials.bond(&namespace, name, &uid).await?,
-            other => other?,
-        };
+        let secret_uid =
+            match writer.create_bound_secret((&namespace, name), &uid, filled_for, owner).await {
+                Err(CallError::Conflict) => {
+                    credentials.bound_secret_uid(&namespace, name, &uid).await?
+                }
+                other => other?,
+            };
         if stored {
             return self.read_stored_token(name).await;
         }
         let (who, until) = ((namespace.as_str(), account.as_str()), self.plan.lifetime);
-        writer.request_token(who, until, (name, &bond)).await
+        writer.request_token(who, until, (name, &secret_uid)).await
     }
 
     /// Reads the token that the cluster writes into an account's new Secret a moment after its

@@ -69,7 +69,7 @@ pub(super) async fn read(
             Ok(read)
         }
         (RotationTarget::CloudCredential(wants), Some(session)) => {
-            let view = match session.issuer.look(&wants.name, &session.issued).await {
+            let view = match session.issuer.read_target(&wants.name, &session.issued).await {
                 Err(error @ (RancherError::Forbidden(_) | RancherError::NotFound(_))) => {
                     return Err(UnknownTarget::target_barred(format!("Rancher: {error}")).into());
                 }

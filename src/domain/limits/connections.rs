@@ -167,13 +167,13 @@ mod tests {
 
     /// Adds a connection. Returns its key, and the connection that was closed to make room.
     fn come<T>(
-        crowd: &mut ConnectionTable<T>,
+        table: &mut ConnectionTable<T>,
         from: ConnectionSource,
         at: u64,
         ends: T,
     ) -> (ConnectionKey, Option<(T, usize)>) {
-        let gone = crowd.make_room().unwrap().map(|gone| (gone.ends, gone.had));
-        (crowd.enter(from, s(at), ends), gone)
+        let gone = table.make_room().unwrap().map(|gone| (gone.ends, gone.had));
+        (table.enter(from, s(at), ends), gone)
     }
 
     #[test]
@@ -188,56 +188,56 @@ mod tests {
 
     #[test]
     fn the_source_with_the_most_gives_up_its_oldest() {
-        let mut crowd = ConnectionTable::new(4);
+        let mut table = ConnectionTable::new(4);
         for (from, at, name) in [(1, 1, "api"), (2, 2, "a"), (2, 3, "b"), (2, 4, "c")] {
-            assert_eq!(come(&mut crowd, source(from), at, name).1, None);
+            assert_eq!(come(&mut table, source(from), at, name).1, None);
         }
-        assert_eq!(come(&mut crowd, source(2), 5, "d").1, Some(("a", 3)));
-        assert_eq!(come(&mut crowd, source(1), 6, "api 2").1, Some(("b", 3)));
+        assert_eq!(come(&mut table, source(2), 5, "d").1, Some(("a", 3)));
+        assert_eq!(come(&mut table, source(1), 6, "api 2").1, Some(("b", 3)));
         // Both sources have two connections: the oldest connection of all is closed.
-        assert_eq!(come(&mut crowd, source(3), 7, "e").1, Some(("api", 2)));
-        assert_eq!(crowd.len(), 4);
+        assert_eq!(come(&mut table, source(3), 7, "e").1, Some(("api", 2)));
+        assert_eq!(table.len(), 4);
     }
 
     #[test]
     fn what_is_in_use_stays_and_what_was_used_last_goes_last() {
-        let mut crowd = ConnectionTable::new(2);
-        let (first, _) = come(&mut crowd, source(1), 1, "first");
-        let (second, _) = come(&mut crowd, source(1), 2, "second");
-        crowd.note(first, ConnectionPhase::Idle, s(3));
-        assert_eq!(come(&mut crowd, source(2), 4, "third").1, Some(("second", 2)));
-        crowd.note(second, ConnectionPhase::Working, s(5));
+        let mut table = ConnectionTable::new(2);
+        let (first, _) = come(&mut table, source(1), 1, "first");
+        let (second, _) = come(&mut table, source(1), 2, "second");
+        table.note(first, ConnectionPhase::Idle, s(3));
+        assert_eq!(come(&mut table, source(2), 4, "third").1, Some(("second", 2)));
+        table.note(second, ConnectionPhase::Working, s(5));
         for busy in [ConnectionPhase::Working, ConnectionPhase::Sending] {
-            crowd.note(first, busy, s(5));
-            assert_eq!(crowd.make_room().unwrap().unwrap().ends, "third");
-            let (third, _) = come(&mut crowd, source(2), 4, "third");
-            crowd.note(third, busy, s(6));
-            assert_eq!(crowd.make_room().unwrap_err(), NoRoom);
-            crowd.note(third, ConnectionPhase::Asking, s(7));
+            table.note(first, busy, s(5));
+            assert_eq!(table.make_room().unwrap().unwrap().ends, "third");
+            let (third, _) = come(&mut table, source(2), 4, "third");
+            table.note(third, busy, s(6));
+            assert_eq!(table.make_room().unwrap_err(), NoRoom);
+            table.note(third, ConnectionPhase::Asking, s(7));
         }
-        assert_eq!(crowd.leave(first), Some("first"));
-        assert_eq!(crowd.leave(first), None);
-        assert_eq!(crowd.make_room().unwrap(), None);
+        assert_eq!(table.leave(first), Some("first"));
+        assert_eq!(table.leave(first), None);
+        assert_eq!(table.make_room().unwrap(), None);
     }
 
     /// A source that opens a thousand connections closes no connection of another source.
     #[test]
     fn a_flood_from_one_source_costs_the_others_nothing() {
-        let mut crowd = ConnectionTable::new(100);
+        let mut table = ConnectionTable::new(100);
         for server in 1..=3 {
             for n in 0..10 {
-                let (place, _) = come(&mut crowd, source(server), n, server);
-                crowd.note(place, ConnectionPhase::Idle, s(n));
+                let (place, _) = come(&mut table, source(server), n, server);
+                table.note(place, ConnectionPhase::Idle, s(n));
             }
         }
         for n in 0..1_000 {
-            let (_, gone) = come(&mut crowd, source(200), 100 + n, 200);
+            let (_, gone) = come(&mut table, source(200), 100 + n, 200);
             assert!(gone.is_none_or(|(of, _)| of == 200), "{gone:?}");
             if n % 100 == 0 {
-                let (_, gone) = come(&mut crowd, source(1), 100 + n, 1);
+                let (_, gone) = come(&mut table, source(1), 100 + n, 1);
                 assert!(gone.is_none_or(|(of, _)| of == 200), "{gone:?}");
             }
         }
-        assert_eq!(crowd.len(), 100);
+        assert_eq!(table.len(), 100);
     }
 }

@@ -14,7 +14,8 @@ use kube::ResourceExt as _;
 
 use super::{AdmissionStage, RuleSources};
 use crate::domain::admission::pool::{
-    AnswerOrQuestion, ClaimHolder, Leased, PoolQuestion, PoolRuleFacts, look, mutate, network,
+    AnswerOrQuestion, ClaimHolder, Leased, PoolQuestion, PoolRuleFacts, answer_or_ask, mutate,
+    network,
 };
 use crate::domain::admission::{AdmissionAnswer, AdmissionRequest};
 use crate::domain::dhcp_lease;
@@ -34,7 +35,7 @@ pub(super) async fn decide(
         let vlan = request.object.and_then(|object| at.views.vlan_of(network(object)));
         return Ok(mutate(request, vlan));
     }
-    match look(request) {
+    match answer_or_ask(request) {
         AnswerOrQuestion::Decided(answer) => Ok(answer),
         AnswerOrQuestion::Ask(question) => Ok(question.judge(&known(at, &question).await)),
     }

@@ -224,7 +224,7 @@ impl CertificateMaterial {
     }
 
     /// Makes the authority that will sign certificates after the current authority.
-    pub fn begun(mut self, now: Duration) -> Result<Self, CertificateError> {
+    pub fn with_next_authority(mut self, now: Duration) -> Result<Self, CertificateError> {
         self.next = Some(authority(now)?);
         Ok(self)
     }

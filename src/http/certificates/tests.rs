@@ -39,7 +39,7 @@ fn what_is_made_is_good_and_reads_back_the_same() {
 
 #[test]
 fn a_change_of_authority_goes_through_the_bundle() {
-    let begun = material().begun(NOW).unwrap();
+    let begun = material().with_next_authority(NOW).unwrap();
     let next = begun.next().unwrap();
     let old = begun.identity().unwrap().authority;
     assert!(next.is_in(begun.bundle().as_bytes()) && old.is_in(begun.bundle().as_bytes()));

@@ -48,7 +48,7 @@ const LINGERING: usize = 128;
 /// the failure.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 /// Shortest time between two log lines about evicted connections.
-const TELL_EVERY: Duration = Duration::from_mins(1);
+const REPORT_EVERY: Duration = Duration::from_mins(1);
 
 /// Sender of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub struct Server {
 /// State that connections share.
 struct ListenerState {
     server: Server,
-    crowd: Mutex<ConnectionTable<CancellationToken>>,
+    connections: Mutex<ConnectionTable<CancellationToken>>,
     /// Notified when a connection ends, or changes its phase.
     moved: Notify,
     lingering: Semaphore,
@@ -109,7 +109,7 @@ impl Server {
     pub async fn serve(self, listener: TcpListener) {
         let ending = self.ending.clone();
         let shared = Arc::new(ListenerState {
-            crowd: Mutex::new(ConnectionTable::new(self.connections)),
+            connections: Mutex::new(ConnectionTable::new(self.connections)),
             moved: Notify::new(),
             lingering: Semaphore::new(LINGERING),
             handshakes: Turns::new(1),
@@ -169,23 +169,23 @@ impl ListenerState {
     async fn make_room(&self) {
         loop {
             let moved = self.moved.notified();
-            let evicted = self.crowd().make_room();
+            let evicted = self.connections().make_room();
             match evicted {
                 Ok(None) => return,
                 Ok(Some(evicted)) => {
                     evicted.ends.cancel();
-                    self.tell(evicted.source, evicted.had);
+                    self.report_eviction(evicted.source, evicted.had);
                 }
                 Err(_) => moved.await,
             }
         }
     }
 
-    fn tell(&self, source: ConnectionSource, had: usize) {
+    fn report_eviction(&self, source: ConnectionSource, had: usize) {
         let port = self.server.port;
         self.server.metrics.evicted.with_label_values(&[port]).inc();
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        if logged.is_none_or(|logged| logged.elapsed() >= TELL_EVERY) {
+        if logged.is_none_or(|logged| logged.elapsed() >= REPORT_EVERY) {
             *logged = Some(Instant::now());
             tracing::warn!(
                 port,
@@ -199,7 +199,7 @@ impl ListenerState {
 
     fn seat(self: &Arc<Self>, peer: SocketAddr) -> (ListenerSeat, CancellationToken) {
         let (source, gone) = (ConnectionSource::of(peer.ip()), CancellationToken::new());
-        let place = self.crowd().enter(source, self.began.elapsed(), gone.clone());
+        let place = self.connections().enter(source, self.began.elapsed(), gone.clone());
         (ListenerSeat { shared: self.clone(), source, place }, gone)
     }
 
@@ -250,8 +250,8 @@ impl ListenerState {
         timeout(HANDSHAKE, accept).await?
     }
 
-    fn crowd(&self) -> MutexGuard<'_, ConnectionTable<CancellationToken>> {
-        self.crowd.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connections(&self) -> MutexGuard<'_, ConnectionTable<CancellationToken>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -265,14 +265,14 @@ struct ListenerSeat {
 impl ListenerSeat {
     fn note(&self, phase: ConnectionPhase) {
         let now = self.shared.began.elapsed();
-        self.shared.crowd().note(self.place, phase, now);
+        self.shared.connections().note(self.place, phase, now);
         self.shared.moved.notify_one();
     }
 }
 
 impl Drop for ListenerSeat {
     fn drop(&mut self) {
-        self.shared.crowd().leave(self.place);
+        self.shared.connections().leave(self.place);
         self.shared.moved.notify_one();
     }
 }

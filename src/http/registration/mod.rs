@@ -70,7 +70,7 @@ pub struct RegistrationKeeper {
 #[derive(Default)]
 struct KeeperState {
     /// Whether the Secret has been read.
-    looked: bool,
+    secret_observed: bool,
     secret: Option<VersionedSecret>,
     material: Option<CertificateMaterial>,
     /// Content to restore if the Secret is deleted.
@@ -92,7 +92,7 @@ struct KeeperState {
 /// Reason why a round ended early.
 enum RoundStop {
     Failed(CallError),
-    Unfit(CertificateError),
+    Certificate(CertificateError),
     /// The state was changed by this replica or by a faster replica, so the round starts again.
     Again,
 }
@@ -105,14 +105,14 @@ impl From<CallError> for RoundStop {
 
 impl From<CertificateError> for RoundStop {
     fn from(error: CertificateError) -> Self {
-        Self::Unfit(error)
+        Self::Certificate(error)
     }
 }
 
 impl RegistrationKeeper {
     /// Operates the registration until dropped.
     pub async fn run(mut self) {
-        let mut looks = self.installation.watch();
+        let mut observations = self.installation.watch();
         let mut state = KeeperState::default();
         loop {
             let pause = self.rounds(&mut state).await;
@@ -123,8 +123,8 @@ impl RegistrationKeeper {
                 }
             };
             tokio::select! {
-                look = looks.recv() => match look {
-                    Some(look) => take(&mut state, look, &mut looks),
+                observed = observations.recv() => match observed {
+                    Some(observed) => take(&mut state, observed, &mut observations),
                     // Not expected, because the watches live as long as the process.
                     None => sleep(LONGEST_PAUSE).await,
                 },
@@ -147,7 +147,7 @@ impl RegistrationKeeper {
                     tracing::warn!(%error, "cannot update admission's Secret or configurations, will try again");
                     return retry(state);
                 }
-                Err(RoundStop::Unfit(error)) => {
+                Err(RoundStop::Certificate(error)) => {
                     tracing::error!(%error, "cannot make a certificate for admission, will try again");
                     return retry(state);
                 }
@@ -157,7 +157,7 @@ impl RegistrationKeeper {
     }
 
     async fn round(&self, state: &mut KeeperState) -> Result<Duration, RoundStop> {
-        if !state.looked || state.parts.len() < WebhookObject::ALL.len() {
+        if !state.secret_observed || state.parts.len() < WebhookObject::ALL.len() {
             return Ok(LONGEST_PAUSE);
         }
         Self::note_trust(state);
@@ -198,7 +198,7 @@ impl RegistrationKeeper {
                 None => return Ok(LONGEST_PAUSE),
             },
             (CertificateStep::Renew(names), Some(material)) => material.renewed(now, names)?,
-            (CertificateStep::Begin, Some(material)) => material.begun(now)?,
+            (CertificateStep::Begin, Some(material)) => material.with_next_authority(now)?,
             (CertificateStep::Switch, Some(material)) => material.switched(now, &self.names)?,
             (CertificateStep::Forget, Some(material)) => material.forgetting(now),
         };
@@ -273,23 +273,23 @@ impl RegistrationKeeper {
 
 fn take(
     state: &mut KeeperState,
-    look: ObservedObject,
+    observed: ObservedObject,
     more: &mut mpsc::UnboundedReceiver<ObservedObject>,
 ) {
-    let mut look = Some(look);
-    while let Some(seen) = look {
+    let mut observed = Some(observed);
+    while let Some(seen) = observed {
         match seen {
             ObservedObject::Secret(secret) => take_secret(state, secret),
             ObservedObject::Configuration(part, content) => {
                 state.parts.insert(part, content);
             }
         }
-        look = more.try_recv().ok();
+        observed = more.try_recv().ok();
     }
 }
 
 fn take_secret(state: &mut KeeperState, secret: Option<VersionedSecret>) {
-    if std::mem::replace(&mut state.looked, true) && state.secret == secret {
+    if std::mem::replace(&mut state.secret_observed, true) && state.secret == secret {
         return;
     }
     // A newly installed Secret is empty.

@@ -157,7 +157,7 @@ impl Leadership {
     }
 
     /// Whether the elector has done a round, successful or not.
-    pub fn looked(&self) -> bool {
+    pub fn has_finished_round(&self) -> bool {
         self.last_round.load(Ordering::Relaxed) > 0
     }
 

@@ -24,9 +24,9 @@ enum WriteEcho {
     /// A write is under way. The field is the version in the last event since the write began,
     /// because the event of a write may arrive before the answer.
     Writing(Option<String>),
-    /// A write has ended with this version, and nothing remains to be done. `heard`: whether the
+    /// A write has ended with this version, and nothing remains to be done. `observed`: whether the
     /// event of that version has arrived.
-    Wrote { version: String, heard: bool },
+    Wrote { version: String, observed: bool },
 }
 
 impl OwnWrites {
@@ -39,14 +39,14 @@ impl OwnWrites {
     }
 
     /// Records a watch event. Returns whether the event must trigger a reconcile now.
-    pub(super) fn hear(&mut self, name: &str, version: &str) -> bool {
+    pub(super) fn observe(&mut self, name: &str, version: &str) -> bool {
         match self.0.get_mut(name) {
-            Some(WriteEcho::Writing(heard)) => {
-                *heard = Some(version.to_owned());
+            Some(WriteEcho::Writing(observed)) => {
+                *observed = Some(version.to_owned());
                 false
             }
-            Some(WriteEcho::Wrote { version: wrote, heard }) => {
-                *heard |= wrote == version;
+            Some(WriteEcho::Wrote { version: wrote, observed }) => {
+                *observed |= wrote == version;
                 wrote != version
             }
             None => true,
@@ -57,28 +57,30 @@ impl OwnWrites {
     /// version, the event of the written version must trigger a reconcile, because the decision
     /// does not include that version. Returns whether that event has already arrived, so that the
     /// caller must trigger the reconcile now.
-    fn look(&mut self, name: &str, version: &str) -> bool {
-        let heard = match self.0.get(name) {
+    fn begin_decision(&mut self, name: &str, version: &str) -> bool {
+        let observed = match self.0.get(name) {
             None => return false,
             Some(WriteEcho::Wrote { version: wrote, .. }) if wrote == version => return false,
-            Some(WriteEcho::Wrote { heard, .. }) => *heard,
-            Some(WriteEcho::Writing(heard)) => heard.as_ref().is_some_and(|heard| heard != version),
+            Some(WriteEcho::Wrote { observed, .. }) => *observed,
+            Some(WriteEcho::Writing(observed)) => {
+                observed.as_ref().is_some_and(|observed| observed != version)
+            }
         };
         self.0.remove(name);
-        heard
+        observed
     }
 
     /// Records the end of a write. `wrote` is the version that was written, if nothing remains to
     /// be done. Returns whether an event that arrived during the write must trigger a reconcile.
     fn end(&mut self, name: &str, wrote: Option<String>) -> bool {
-        let Some(WriteEcho::Writing(heard)) = self.0.get_mut(name) else { return false };
-        let heard = heard.take();
+        let Some(WriteEcho::Writing(observed)) = self.0.get_mut(name) else { return false };
+        let observed = observed.take();
         self.0.remove(name);
-        let is_echo = heard == wrote;
+        let is_echo = observed == wrote;
         if let Some(version) = wrote {
-            self.0.insert(name.to_owned(), WriteEcho::Wrote { version, heard: is_echo });
+            self.0.insert(name.to_owned(), WriteEcho::Wrote { version, observed: is_echo });
         }
-        heard.is_some() && !is_echo
+        observed.is_some() && !is_echo
     }
 
     /// Forgets a LoadBalancer that is gone.
@@ -102,7 +104,7 @@ pub struct OwnWrite<'a> {
 impl OwnWrite<'_> {
     /// Marks the write final: the watch event of this resourceVersion triggers no reconcile,
     /// because nothing remains to be done.
-    pub fn is_all(mut self, version: String) {
+    pub fn mark_final(mut self, version: String) {
         self.wrote = Some(version);
     }
 }
@@ -110,7 +112,7 @@ impl OwnWrite<'_> {
 impl Drop for OwnWrite<'_> {
     fn drop(&mut self) {
         if lock(&self.views.index.echoes).end(&self.lb, self.wrote.take()) {
-            self.views.tell_lbs([&self.lb]);
+            self.views.enqueue_lbs([&self.lb]);
         }
     }
 }
@@ -124,11 +126,11 @@ impl Views {
 
     /// Records that a decision about the LoadBalancer begins from this object, which may be older
     /// than the version that this process has written.
-    pub fn look(&self, lb: &LoadBalancer) {
+    pub fn begin_decision(&self, lb: &LoadBalancer) {
         let name = facts::name(lb);
         let version = lb.metadata.resource_version.as_deref().unwrap_or_default();
-        if lock(&self.index.echoes).look(&name, version) {
-            self.tell_lbs([name]);
+        if lock(&self.index.echoes).begin_decision(&name, version) {
+            self.enqueue_lbs([name]);
         }
     }
 }
@@ -148,23 +150,23 @@ mod tests {
     #[test]
     fn an_echo_wakes_no_reconcile_before_the_answer_or_after_it() {
         let mut echoes = OwnWrites::default();
-        assert!(echoes.hear(LB, "6"), "it is not being written");
+        assert!(echoes.observe(LB, "6"), "it is not being written");
         echoes.begin(LB);
-        assert!(!echoes.hear(LB, "7"));
+        assert!(!echoes.observe(LB, "7"));
         assert!(!echoes.end(LB, Some(wrote("7"))));
         echoes.begin(LB);
         assert!(!echoes.end(LB, Some(wrote("8"))));
-        assert!(!echoes.hear(LB, "8"));
-        assert!(echoes.hear(LB, "9"), "another client's");
+        assert!(!echoes.observe(LB, "8"));
+        assert!(echoes.observe(LB, "9"), "another client's");
     }
 
     #[test]
     fn a_foreign_write_in_between_wakes_a_reconcile() {
         let mut echoes = OwnWrites::default();
         echoes.begin(LB);
-        assert!(!echoes.hear(LB, "7") && !echoes.hear(LB, "8"));
+        assert!(!echoes.observe(LB, "7") && !echoes.observe(LB, "8"));
         assert!(echoes.end(LB, Some(wrote("7"))));
-        assert!(echoes.hear(LB, "9"));
+        assert!(echoes.observe(LB, "9"));
     }
 
     /// `None` stands for a refused write, a write whose answer was lost, and a write after which
@@ -173,12 +175,12 @@ mod tests {
     fn without_a_version_everything_heard_is_looked_at() {
         let mut echoes = OwnWrites::default();
         echoes.begin(LB);
-        assert!(!echoes.end(LB, None), "nothing was heard");
-        assert!(echoes.hear(LB, "7"));
+        assert!(!echoes.end(LB, None), "nothing was observed");
+        assert!(echoes.observe(LB, "7"));
         echoes.begin(LB);
-        assert!(!echoes.hear(LB, "8"));
+        assert!(!echoes.observe(LB, "8"));
         assert!(echoes.end(LB, None));
-        assert!(echoes.hear(LB, "8"), "it is not expected");
+        assert!(echoes.observe(LB, "8"), "it is not expected");
     }
 
     /// Counts of VMs are written in parallel to the write of a decision. One of the two writes is
@@ -187,15 +189,15 @@ mod tests {
     fn of_two_writes_at_once_nothing_heard_is_lost() {
         let mut echoes = OwnWrites::default();
         echoes.begin(LB);
-        assert!(!echoes.hear(LB, "7"), "another client's");
+        assert!(!echoes.observe(LB, "7"), "another client's");
         echoes.begin(LB);
         assert!(echoes.end(LB, None));
-        assert!(!echoes.end(LB, None) && echoes.hear(LB, "8"));
+        assert!(!echoes.end(LB, None) && echoes.observe(LB, "8"));
         echoes.begin(LB);
         echoes.begin(LB);
         assert!(!echoes.end(LB, Some(wrote("9"))));
         assert!(!echoes.end(LB, None), "refused");
-        assert!(!echoes.hear(LB, "9"));
+        assert!(!echoes.observe(LB, "9"));
     }
 
     /// A decision begins from a version that is older than a write, before or after the event of
@@ -208,26 +210,29 @@ mod tests {
             assert!(!echoes.end(LB, Some(wrote("7"))));
         };
         write(&mut echoes);
-        assert!(!echoes.look(LB, "6"), "the word of it is to come");
-        assert!(echoes.hear(LB, "7"));
+        assert!(!echoes.begin_decision(LB, "6"), "the word of it is to come");
+        assert!(echoes.observe(LB, "7"));
 
         write(&mut echoes);
-        assert!(!echoes.hear(LB, "7"));
-        assert!(echoes.look(LB, "6"), "taken before the word came, and looked at after it");
-        assert!(!echoes.look(LB, "7"), "once is enough");
+        assert!(!echoes.observe(LB, "7"));
+        assert!(
+            echoes.begin_decision(LB, "6"),
+            "taken before the word came, and looked at after it"
+        );
+        assert!(!echoes.begin_decision(LB, "7"), "once is enough");
 
         write(&mut echoes);
-        assert!(!echoes.look(LB, "7") && !echoes.hear(LB, "7"), "it was known");
+        assert!(!echoes.begin_decision(LB, "7") && !echoes.observe(LB, "7"), "it was known");
     }
 
     #[test]
     fn of_one_that_is_gone_nothing_is_left() {
         let mut echoes = OwnWrites::default();
         echoes.begin(LB);
-        echoes.hear(LB, "7");
+        echoes.observe(LB, "7");
         echoes.forget(LB);
         assert!(!echoes.end(LB, Some(wrote("7"))));
-        assert!(echoes.hear(LB, "7"), "one made again under the name");
+        assert!(echoes.observe(LB, "7"), "one made again under the name");
     }
 
     #[derive(Clone, Copy, Debug)]
@@ -237,11 +242,11 @@ mod tests {
         /// A change of another object that the decision depends on.
         Nudge,
         /// The watch delivers the next version.
-        Hear,
+        Observe,
         /// The queue takes the object from the view for a reconcile.
         Take,
         /// The decision begins.
-        Look,
+        Decide,
         /// The decision ends without a write.
         Leave,
         /// The decision ends with a write.
@@ -269,7 +274,7 @@ mod tests {
     struct World {
         echoes: OwnWrites,
         stored: u32,
-        heard: u32,
+        observed: u32,
         woken: bool,
         at: At,
         /// The version that the last decision began from, or that a final write produced.
@@ -282,16 +287,16 @@ mod tests {
             match (step, self.at) {
                 (Step::Foreign, _) => self.stored += 1,
                 (Step::Nudge, _) => self.woken = true,
-                (Step::Hear, _) if self.heard < self.stored => {
-                    self.heard += 1;
-                    self.woken |= self.echoes.hear(LB, &self.heard.to_string());
+                (Step::Observe, _) if self.observed < self.stored => {
+                    self.observed += 1;
+                    self.woken |= self.echoes.observe(LB, &self.observed.to_string());
                 }
                 (Step::Take, At::Idle) if self.woken => {
                     self.woken = false;
-                    self.at = At::Took(self.heard);
+                    self.at = At::Took(self.observed);
                 }
-                (Step::Look, At::Took(base)) => {
-                    self.woken |= self.echoes.look(LB, &base.to_string());
+                (Step::Decide, At::Took(base)) => {
+                    self.woken |= self.echoes.begin_decision(LB, &base.to_string());
                     self.at = At::Looked(base);
                 }
                 (Step::Leave, At::Looked(base)) => self.settle(base),
@@ -304,8 +309,8 @@ mod tests {
                     self.stored += u32::from(is_taken);
                     self.at = At::Done(base, is_taken.then_some(self.stored));
                 }
-                (Step::Answer(is_all), At::Done(base, wrote)) => {
-                    let all = wrote.filter(|_| is_all);
+                (Step::Answer(is_final), At::Done(base, wrote)) => {
+                    let all = wrote.filter(|_| is_final);
                     self.woken |= self.echoes.end(LB, all.map(|version| version.to_string()));
                     // A refused write is repeated.
                     self.woken |= wrote.is_none();
@@ -328,7 +333,7 @@ mod tests {
 
     /// Steps that complete every write, event and reconcile under way.
     const ENDING: [Step; 6] =
-        [Step::Hear, Step::Take, Step::Look, Step::Leave, Step::Arrive, Step::Answer(true)];
+        [Step::Observe, Step::Take, Step::Decide, Step::Leave, Step::Arrive, Step::Answer(true)];
 
     proptest! {
         #![proptest_config(ProptestConfig {
@@ -342,9 +347,9 @@ mod tests {
                 prop_oneof![
                     1 => Just(Step::Foreign),
                     2 => Just(Step::Nudge),
-                    3 => Just(Step::Hear),
+                    3 => Just(Step::Observe),
                     3 => Just(Step::Take),
-                    3 => Just(Step::Look),
+                    3 => Just(Step::Decide),
                     1 => Just(Step::Leave),
                     2 => Just(Step::Send),
                     2 => Just(Step::Arrive),
@@ -355,7 +360,7 @@ mod tests {
             ),
         ) {
             let (echoes, at) = (OwnWrites::default(), At::Idle);
-            let mut world = World { echoes, stored: 1, heard: 0, woken: false, at, settled: 0 };
+            let mut world = World { echoes, stored: 1, observed: 0, woken: false, at, settled: 0 };
             for step in steps {
                 world.step(step);
                 // No new change from here on.

@@ -18,7 +18,7 @@ pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let set = |config: &str, made: Option<HostLink>| {
         let is_news = lock(&views.index.host_links).set(config, made);
-        views.tell_announced(is_news);
+        views.enqueue_vm_lbs_if(is_news);
     };
     let known = || lock(&views.index.host_links).configs().map(ToOwned::to_owned).collect();
     let on_event = |event: ObjectEvent<HostNetworkConfig>| match event {
@@ -41,10 +41,10 @@ pub(super) async fn watch(at: InformerContext) {
 impl Views {
     /// Enqueues all vm LoadBalancers if `is_news`, because their addresses may be announced on
     /// other links. Such a change is rare.
-    pub(super) fn tell_announced(&self, is_news: bool) {
+    pub(super) fn enqueue_vm_lbs_if(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
             let vms = self.load_balancers.state_filter(listeners::is_vm);
-            self.tell_lbs(vms.iter().map(|lb| facts::name(lb)));
+            self.enqueue_lbs(vms.iter().map(|lb| facts::name(lb)));
         }
     }
 }

@@ -76,10 +76,10 @@ impl Views {
         if changed.is_empty() {
             return;
         }
-        self.tell_reporting(&changed);
-        self.tell_leased_in(&changed);
+        self.enqueue_lbs_reporting(&changed);
+        self.enqueue_lbs_leased_in(&changed);
         if object.is_held_back() {
-            self.tell(ChangeEvent::Networks);
+            self.notify(ChangeEvent::Networks);
         }
     }
 

@@ -175,19 +175,19 @@ impl Views {
     }
 
     /// Enqueues every LoadBalancer that has or waits for a lease on the network.
-    pub fn tell_network(&self, network: &str) {
+    pub fn enqueue_lbs_leasing_on(&self, network: &str) {
         let on_it = |record: &DHCPLease| record.spec.network == network;
         let records = self.records.state_filter(on_it);
-        self.tell_lbs(records.iter().map(|record| key(record.meta())));
+        self.enqueue_lbs(records.iter().map(|record| key(record.meta())));
         let waits = |lb: &LoadBalancer| {
             !facts::wants_pool(lb) && !facts::has_address(lb) && self.leasing_network(lb) == network
         };
         let waiting = self.load_balancers.state_filter(waits);
-        self.tell_lbs(waiting.iter().map(|lb| key(lb.meta())));
+        self.enqueue_lbs(waiting.iter().map(|lb| key(lb.meta())));
     }
 
     /// Enqueues the LoadBalancers whose leased address is in one of the networks.
-    pub(super) fn tell_leased_in(&self, networks: &[IpNet]) {
+    pub(super) fn enqueue_lbs_leased_in(&self, networks: &[IpNet]) {
         // Until every kind is listed, no decision depends on these networks.
         if !self.leasing_synced() {
             return;
@@ -198,7 +198,7 @@ impl Views {
             address.is_some_and(|address| networks.iter().any(|net| net.contains(&address)))
         };
         let records = self.records.state_filter(is_in);
-        self.tell_lbs(records.iter().map(|record| key(record.meta())));
+        self.enqueue_lbs(records.iter().map(|record| key(record.meta())));
     }
 
     pub(super) fn set_agent(&self, lease: &Lease) {
@@ -206,25 +206,25 @@ impl Views {
         if name.starts_with(AGENT_PREFIX)
             && lock(&self.index.agents).apply(&name, holding, Instant::now(), Utc::now())
         {
-            self.tell_agent(&name);
+            self.enqueue_lbs_of_agent(&name);
         }
     }
 
     /// Enqueues the LoadBalancers on the network of an agent that came or went. The periodic check
     /// may miss an agent's absence of less than a second, but this view shows it.
-    fn tell_agent(&self, name: &str) {
+    fn enqueue_lbs_of_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();
         networks.extend(records.iter().map(|record| record.spec.network.clone()));
         networks.iter().filter(|network| agent_name(network) == name).for_each(|network| {
-            self.tell_network(network);
+            self.enqueue_lbs_leasing_on(network);
         });
     }
 
     /// Enqueues every LoadBalancer that may have a leased address.
-    pub(super) fn tell_leased(&self) {
+    pub(super) fn enqueue_leased_lbs(&self) {
         for lb in self.load_balancers.state_filter(|lb| !facts::wants_pool(lb)) {
-            self.tell(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
+            self.notify(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
         }
     }
 }
@@ -237,12 +237,12 @@ pub(super) async fn watch_records(at: InformerContext, mut writer: StoreWriter<D
             let name = key(record.meta());
             record.metadata.managed_fields = None;
             writer.set(record);
-            views.tell_lbs([name]);
+            views.enqueue_lbs([name]);
         }
-        ObjectEvent::Unreadable(meta) => views.tell_lbs([key(&meta)]),
+        ObjectEvent::Unreadable(meta) => views.enqueue_lbs([key(&meta)]),
         ObjectEvent::Gone(key, _) => {
             writer.remove(&key);
-            views.tell_lbs([key]);
+            views.enqueue_lbs([key]);
         }
         ObjectEvent::Complete => at.done(ViewPart::Records),
         ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::Records),

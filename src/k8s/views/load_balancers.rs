@@ -53,8 +53,8 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
             let name = facts::name(&lb.lb);
             let version = lb.lb.resource_version().unwrap_or_default();
             set(&views, &metrics, &mut writer, lb);
-            if lock(&views.index.echoes).hear(&name, &version) {
-                views.tell_lbs([name]);
+            if lock(&views.index.echoes).observe(&name, &version) {
+                views.enqueue_lbs([name]);
             }
         }
         ObjectEvent::Unreadable(meta) => {
@@ -78,7 +78,7 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
             );
         }
         ObjectEvent::Complete => {
-            views.tell_lbs(store::keys(&views.load_balancers));
+            views.enqueue_lbs(store::keys(&views.load_balancers));
             at.done(ViewPart::LoadBalancers);
         }
         // The list is refused while stored objects have an old version and no conversion webhook
@@ -125,7 +125,7 @@ fn remove(views: &Views, metrics: &Metrics, writer: &mut StoreWriter<LoadBalance
     lock(&views.index.uids).remove(&owner.uid);
     lock(&views.index.echoes).forget(&owner.name);
     writer.remove(&owner.name);
-    views.tell(ChangeEvent::Gone(owner));
+    views.notify(ChangeEvent::Gone(owner));
 }
 
 fn select(views: &Views, lb: &LoadBalancer) {

@@ -90,7 +90,7 @@ impl Views {
                 lb.namespace().as_deref() == Some(&namespace)
                     && facts::guest_cluster(lb).as_deref() == Some(&cluster)
             });
-            self.tell_lbs(lbs.iter().map(|lb| facts::name(lb)));
+            self.enqueue_lbs(lbs.iter().map(|lb| facts::name(lb)));
         }
     }
 }

@@ -175,7 +175,7 @@ impl InformerContext {
             *parts != before
         });
         if is_news && (LEASING | ViewPart::Vms as u32) & part as u32 != 0 {
-            self.views.tell_leased();
+            self.views.enqueue_leased_lbs();
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Gone(namespace, deleted) => {
             lock(&views.index.projects).remove(&namespace);
             if deleted.is_none() {
-                views.tell_namespace(&namespace);
+                views.enqueue_lbs_in_namespace(&namespace);
             }
         }
         ObjectEvent::Complete => at.done(ViewPart::Namespaces),
@@ -47,15 +47,15 @@ impl Views {
     pub(super) fn set_project(&self, namespace: &str, new: Project) {
         let old = lock(&self.index.projects).insert(namespace.to_owned(), new.clone());
         if old != Some(new) {
-            self.tell_namespace(namespace);
+            self.enqueue_lbs_in_namespace(namespace);
         }
     }
 
     /// Enqueues the LoadBalancers of a namespace that is new, has moved to another project or is
     /// gone, because other pools may serve them.
-    fn tell_namespace(&self, namespace: &str) {
+    fn enqueue_lbs_in_namespace(&self, namespace: &str) {
         let is_there = |lb: &LoadBalancer| lb.namespace().as_deref() == Some(namespace);
         let lbs = self.load_balancers.state_filter(is_there);
-        self.tell_lbs(lbs.iter().map(|lb| facts::name(lb)));
+        self.enqueue_lbs(lbs.iter().map(|lb| facts::name(lb)));
     }
 }

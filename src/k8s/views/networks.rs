@@ -68,7 +68,7 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Complete => {
             at.done(ViewPart::Networks);
             // From now on, a network that the view lacks is known not to exist.
-            views.tell(ChangeEvent::Networks);
+            views.notify(ChangeEvent::Networks);
         }
         // Without Multus the cluster has no such networks.
         ObjectEvent::Refused(status) if is_unserved(&status) => at.done(ViewPart::Networks),
@@ -82,29 +82,29 @@ impl Views {
     pub(super) fn set_network(&self, network: &NetworkAttachmentDefinition) {
         let (name, facts) = (key(network.meta()), known(network));
         let change = lock(&self.index.networks).set(&name, Some(facts));
-        self.tell_users(&name, change);
+        self.notify_of_network(&name, change);
     }
 
     pub(super) fn remove_network(&self, network: &str) {
         let change = lock(&self.index.networks).set(network, None);
-        self.tell_users(network, change);
+        self.notify_of_network(network, change);
     }
 
     /// Enqueues the LoadBalancers that depend on the changed facts of a network. Reports a changed
     /// attachment as [`ChangeEvent::Networks`].
-    fn tell_users(&self, network: &str, change: NetworkChange) {
+    fn notify_of_network(&self, network: &str, change: NetworkChange) {
         if change.attachment {
             let users = self.load_balancers.state_filter(|lb: &LoadBalancer| {
                 lb.annotations().get(ANNOTATION_NETWORK).is_some_and(|named| named == network)
             });
-            self.tell_lbs(users.iter().map(|lb| facts::name(lb)));
-            self.tell(ChangeEvent::Networks);
+            self.enqueue_lbs(users.iter().map(|lb| facts::name(lb)));
+            self.notify(ChangeEvent::Networks);
         }
         if change.range {
-            self.tell_on_network(network);
+            self.enqueue_vm_lbs_on(network);
         }
         if change.range || change.declaration {
-            self.tell_network(network);
+            self.enqueue_lbs_leasing_on(network);
         }
     }
 }

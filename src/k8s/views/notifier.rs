@@ -60,7 +60,7 @@ impl Views {
     /// Calls `handler` for each change from now on, until the subscription is dropped. Replaces the
     /// previous handler.
     #[must_use]
-    pub fn listen(
+    pub fn subscribe(
         &self,
         handler: impl Fn(ChangeEvent) + Send + Sync + 'static,
     ) -> ChangeSubscription {
@@ -71,7 +71,7 @@ impl Views {
         ChangeSubscription { notifier: self.notifier.clone(), handler }
     }
 
-    pub(super) fn tell(&self, change: ChangeEvent) {
+    pub(super) fn notify(&self, change: ChangeEvent) {
         // The handler is called without the lock, because it may read the views.
         let handler = lock(&self.notifier.0).clone();
         if let Some(handler) = handler {
@@ -80,37 +80,37 @@ impl Views {
     }
 
     /// Enqueues LoadBalancers by `namespace/name`.
-    pub fn tell_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
+    pub fn enqueue_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
         for lb in lbs {
             if let Some((namespace, name)) = lb.as_ref().split_once('/') {
-                self.tell(ChangeEvent::LoadBalancer(ObjectRef::new(name).within(namespace)));
+                self.notify(ChangeEvent::LoadBalancer(ObjectRef::new(name).within(namespace)));
             }
         }
     }
 
     /// Enqueues LoadBalancers whose VMs report an address in one of these networks.
-    pub(super) fn tell_reporting(&self, networks: &[IpNet]) {
+    pub(super) fn enqueue_lbs_reporting(&self, networks: &[IpNet]) {
         // Until every kind is listed, no decision depends on these networks.
         if self.endpoints_synced() {
             let affected = lock(&self.index.vms).reporting(networks);
-            self.tell_touched(affected);
+            self.enqueue_lbs_of_changed_vms(affected);
         }
     }
 
     /// Enqueues LoadBalancers whose VMs are on the network.
-    pub(super) fn tell_on_network(&self, network: &str) {
+    pub(super) fn enqueue_vm_lbs_on(&self, network: &str) {
         let affected = lock(&self.index.vms).on_network(network);
-        self.tell_touched(affected);
+        self.enqueue_lbs_of_changed_vms(affected);
     }
 
     /// Enqueues LoadBalancers whose VMs have changed, and records the time.
-    pub(super) fn tell_touched(&self, lbs: Vec<LbKey>) {
+    pub(super) fn enqueue_lbs_of_changed_vms(&self, lbs: Vec<LbKey>) {
         let now = Instant::now();
         let mut touched = lock(&self.index.touched);
         for lb in &lbs {
             touched.entry(lb.clone()).or_insert(now);
         }
         drop(touched);
-        self.tell_lbs(lbs);
+        self.enqueue_lbs(lbs);
     }
 }

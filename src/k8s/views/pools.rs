@@ -30,7 +30,7 @@ const SOON: Duration = Duration::from_millis(200);
 const LATER: Duration = Duration::from_secs(5);
 
 /// A pool without its ledger.
-type Wishes = Object<IPPoolSpec, NotUsed>;
+type PoolWithoutStatus = Object<IPPoolSpec, NotUsed>;
 /// Metadata of a pool.
 pub type Seen = PartialObjectMeta<IPPool>;
 
@@ -125,11 +125,11 @@ pub(super) async fn watch(at: InformerContext) {
             ObjectEvent::Listed(pool) | ObjectEvent::Changed(pool) => {
                 lock(&views.index.pools).apply(&pool);
                 let version = pool.resource_version().unwrap_or_default();
-                views.tell(ChangeEvent::Pool(pool.name_any(), version));
+                views.notify(ChangeEvent::Pool(pool.name_any(), version));
             }
             ObjectEvent::Gone(name, _) => {
                 lock(&views.index.pools).remove(&name);
-                views.tell(ChangeEvent::PoolGone(name));
+                views.notify(ChangeEvent::PoolGone(name));
             }
             ObjectEvent::Complete => at.done(ViewPart::Pools),
             ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
@@ -148,7 +148,7 @@ pub(super) async fn watch(at: InformerContext) {
 async fn read(at: &InformerContext, changed: &Notify) {
     let views = &at.views;
     let resource = ApiResource::erase::<IPPool>(&());
-    let api: Api<Guard<Wishes>> = Api::all_with(at.client.clone(), &resource);
+    let api: Api<Guard<PoolWithoutStatus>> = Api::all_with(at.client.clone(), &resource);
     loop {
         let is_listed = views.is_listed(ViewPart::Pools);
         let next = lock(&views.index.pools).next(Instant::now());
@@ -168,7 +168,7 @@ async fn read(at: &InformerContext, changed: &Notify) {
 }
 
 /// Reads a pool.
-async fn take(api: &Api<Guard<Wishes>>, views: &Views, name: &str) {
+async fn take(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
     lock(&views.index.pools).begin(name);
     let read = call(api.get(name)).await;
     let (mut pools, now) = (lock(&views.index.pools), Instant::now());

@@ -176,10 +176,10 @@ pub(super) async fn watch_services(at: InformerContext) {
             let (lb, name) = (key(object.meta()), object.name_any());
             let version = object.resource_version().unwrap_or_default();
             if views.services.note(&lb, &name, &version, read_service(&object)) {
-                views.tell_lbs([lb]);
+                views.enqueue_lbs([lb]);
             }
         }
-        ObjectEvent::Gone(key, None) => views.tell_lbs(views.services.remove(&key, None)),
+        ObjectEvent::Gone(key, None) => views.enqueue_lbs(views.services.remove(&key, None)),
         ObjectEvent::Gone(_, Some(deleted)) => views.remove_service(&deleted),
         ObjectEvent::Complete => at.done(ViewPart::Services),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
@@ -194,13 +194,13 @@ impl Views {
     pub(super) fn remove_service(&self, deleted: &ObjectMeta) {
         let lb = key(deleted);
         self.services.remove(&lb, deleted.resource_version.as_deref());
-        self.tell_lbs([&lb]);
+        self.enqueue_lbs([&lb]);
         // The LoadBalancer may have been deleted before its Service, and this operator may have
         // missed the deletion. A stale view does no harm, because `Gone` is checked against the API
         // server before an address is released.
         for owner in owners(deleted).into_iter().filter(|o| o.kind == "LoadBalancer") {
             if !self.has_uid(&owner.uid) {
-                self.tell(ChangeEvent::Gone(Owner { name: lb.clone(), uid: owner.uid }));
+                self.notify(ChangeEvent::Gone(Owner { name: lb.clone(), uid: owner.uid }));
             }
         }
     }
@@ -222,7 +222,7 @@ pub(super) async fn watch_slices(at: InformerContext) {
             let version = deleted.as_ref().and_then(|meta| meta.resource_version.as_deref());
             let served = views.slices.remove(&key, version);
             let owner = deleted.as_ref().and_then(owner).map(|(lb, _)| lb);
-            views.tell_lbs(served.into_iter().chain(owner).collect::<BTreeSet<_>>());
+            views.enqueue_lbs(served.into_iter().chain(owner).collect::<BTreeSet<_>>());
         }
         ObjectEvent::Complete => {
             lock(&views.index.early).listed();
@@ -244,10 +244,10 @@ pub(super) fn see(views: &Views, object: &LazyObject<EndpointSlice>) {
     // The slice may have served another LoadBalancer before, or may have become unreadable. In both
     // cases, its former LoadBalancer is enqueued.
     let Some((lb, seen)) = object.read().ok().and_then(|object| OwnedSlice::read(&object)) else {
-        return views.tell_lbs(views.slices.remove(&key, Some(&version)));
+        return views.enqueue_lbs(views.slices.remove(&key, Some(&version)));
     };
     let former = views.slices.lb_of(&key);
     if views.slices.note(&lb, &object.name_any(), &version, seen) {
-        views.tell_lbs(former.into_iter().chain([lb]).collect::<BTreeSet<_>>());
+        views.enqueue_lbs(former.into_iter().chain([lb]).collect::<BTreeSet<_>>());
     }
 }

@@ -44,7 +44,7 @@ impl LeaderViews {
         writers.listed.send_replace(u32::MAX);
         let reported: Arc<Mutex<Vec<String>>> = Arc::default();
         let heard = reported.clone();
-        let subscription = views.listen(move |change| lock(&heard).push(text(change)));
+        let subscription = views.subscribe(move |change| lock(&heard).push(text(change)));
         let metrics = Metrics::new().unwrap();
         Self { views, writers, metrics, reported, _subscription: subscription }
     }
@@ -351,15 +351,15 @@ fn both_load_balancers_are_woken_when_a_slice_gets_another_owner() {
 fn a_subscription_that_ends_late_does_not_end_the_next_one() {
     let mut leader = LeaderViews::new();
     leader.vm_lb("ns/web");
-    let next = leader.views.listen(|_| ());
-    leader.views.tell_lbs(["ns/web"]);
+    let next = leader.views.subscribe(|_| ());
+    leader.views.enqueue_lbs(["ns/web"]);
     leader.reports(&[]);
     let heard = leader.reported.clone();
-    let last = leader.views.listen(move |change| lock(&heard).push(text(change)));
+    let last = leader.views.subscribe(move |change| lock(&heard).push(text(change)));
     drop(next);
-    leader.views.tell_lbs(["ns/web"]);
+    leader.views.enqueue_lbs(["ns/web"]);
     leader.reports(&["ns/web"]);
     drop(last);
-    leader.views.tell_lbs(["ns/web"]);
+    leader.views.enqueue_lbs(["ns/web"]);
     leader.reports(&[]);
 }

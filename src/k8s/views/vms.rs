@@ -39,7 +39,7 @@ pub(super) async fn watch_vms(at: InformerContext) {
         // Without KubeVirt no VM determines the network of a guest.
         ObjectEvent::Refused(status) if is_unserved(&status) => {
             if !views.index.no_vms.swap(true, Ordering::Relaxed) {
-                views.tell_leased();
+                views.enqueue_leased_lbs();
             }
         }
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
@@ -57,12 +57,12 @@ pub(super) async fn watch_pods(at: InformerContext) {
             let namespace = pod.namespace().unwrap_or_default();
             let affected =
                 lock(&views.index.vms).set_pod(&namespace, &pod.name_any(), vm::pod(&pod));
-            views.tell_touched(affected);
+            views.enqueue_lbs_of_changed_vms(affected);
         }
         ObjectEvent::Gone(key, _) => {
             if let Some((namespace, name)) = key.split_once('/') {
                 let affected = lock(&views.index.vms).remove_pod(namespace, name);
-                views.tell_touched(affected);
+                views.enqueue_lbs_of_changed_vms(affected);
             }
         }
         ObjectEvent::Complete => at.done(ViewPart::Pods),
@@ -104,16 +104,16 @@ impl Views {
         let here = lock(&self.index.nodes).get(&*vm.node).map(|node| node.topology.clone());
         let moved = here.is_some_and(|here| topology::patch(&vm, &here).is_some());
         let affected = lock(&self.index.vms).set_vm(&namespace, &name, vmi.labels(), vm);
-        self.tell_touched(affected);
+        self.enqueue_lbs_of_changed_vms(affected);
         if moved {
-            self.tell(ChangeEvent::Moved(format!("{namespace}/{name}").into()));
+            self.notify(ChangeEvent::Moved(format!("{namespace}/{name}").into()));
         }
     }
 
     pub(super) fn remove_vm(&self, key: &str) {
         let Some((namespace, name)) = key.split_once('/') else { return };
         let affected: Vec<LbKey> = lock(&self.index.vms).remove_vm(namespace, name);
-        self.tell_touched(affected);
+        self.enqueue_lbs_of_changed_vms(affected);
     }
 
     pub(super) fn set_node(&self, node: &Node) {
@@ -133,11 +133,11 @@ impl Views {
         };
         let before = lock(&self.index.nodes).insert(name.clone(), known);
         if before.is_none_or(|before| before.topology != topology) {
-            self.tell_residents(&name);
+            self.notify_of_vms_on(&name);
         }
         let may_announce = node.labels().contains_key(CONTROL_PLANE);
         let is_news = lock(&self.index.host_links).set_announcing(&name, may_announce);
-        self.tell_announced(is_news);
+        self.enqueue_vm_lbs_if(is_news);
         let addresses = node.status.addresses.iter().map(|address| address.address.as_str());
         let pods = node.spec.pod_cidrs.iter().filter_map(|text| text.parse().ok()).collect();
         self.reserve(&Reserved::Node(name.clone()), single(addresses));
@@ -147,21 +147,21 @@ impl Views {
     pub(super) fn remove_node(&self, name: &str) {
         lock(&self.index.nodes).remove(name);
         let is_news = lock(&self.index.host_links).set_announcing(name, false);
-        self.tell_announced(is_news);
+        self.enqueue_vm_lbs_if(is_news);
         self.reserve(&Reserved::Node(name.to_owned()), Vec::new());
         self.reserve(&Reserved::PodNetwork(name.to_owned()), Vec::new());
     }
 
     /// Reports each VM on a node as [`ChangeEvent::Moved`], because the VM's topology annotations
     /// may be outdated.
-    pub(super) fn tell_residents(&self, node: &str) {
+    pub(super) fn notify_of_vms_on(&self, node: &str) {
         let residents: Vec<Box<str>> = lock(&self.index.vms)
             .vms()
             .filter(|(_, vm)| *vm.node == *node)
             .map(|(key, _)| key.into())
             .collect();
         for vm in residents {
-            self.tell(ChangeEvent::Moved(vm));
+            self.notify(ChangeEvent::Moved(vm));
         }
     }
 
@@ -176,12 +176,12 @@ impl Views {
 
     /// Reports to a new leader all vm LoadBalancers, and the VMs whose topology annotations are
     /// outdated.
-    pub fn tell_all(&self) {
+    pub fn notify_of_all(&self) {
         for vm in self.moved() {
-            self.tell(ChangeEvent::Moved(vm));
+            self.notify(ChangeEvent::Moved(vm));
         }
         for lb in self.load_balancers.state_filter(listeners::is_vm) {
-            self.tell(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
+            self.notify(ChangeEvent::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
         }
     }
 }

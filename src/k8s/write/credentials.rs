@@ -105,14 +105,14 @@ impl ApiWriter {
     /// Creates the Secret that a credential is bound to. With an account, the API server puts a
     /// token of that account into the Secret. The owner, if there is one, becomes the Secret's
     /// owner reference. Fails with a conflict if a Secret with that name exists.
-    pub async fn create_bond(
+    pub async fn create_bound_secret(
         &self,
         (namespace, name): (&str, &str),
         rotation: &str,
         account: Option<&str>,
         owner: Option<&OwnerReference>,
     ) -> Result<String, CallError> {
-        let mut bond = json!({
+        let mut secret = json!({
             "apiVersion": "v1", "kind": "Secret",
             "metadata": {
                 "name": name, "namespace": namespace,
@@ -121,16 +121,16 @@ impl ApiWriter {
             "type": "credentials.harvesterhci.io/bond",
         });
         if let Some(account) = account {
-            bond["type"] = json!("kubernetes.io/service-account-token");
-            bond["metadata"]["annotations"] =
+            secret["type"] = json!("kubernetes.io/service-account-token");
+            secret["metadata"]["annotations"] =
                 json!({"kubernetes.io/service-account.name": account});
         }
         if let Some(OwnerReference { api_version, kind, name, uid, .. }) = owner {
-            bond["metadata"]["ownerReferences"] =
+            secret["metadata"]["ownerReferences"] =
                 json!([{"apiVersion": api_version, "kind": kind, "name": name, "uid": uid}]);
         }
         let list = Secret::url_path(&(), Some(namespace));
-        let text = bond.to_string().into_bytes();
+        let text = secret.to_string().into_bytes();
         let request = Request::new(&list).create(&PostParams::default(), text);
         let meta = self.send::<Secret>(SECRET, request).await?;
         Ok(meta.uid.unwrap_or_default())
@@ -141,7 +141,7 @@ impl ApiWriter {
         &self,
         (namespace, account): (&str, &str),
         seconds: i64,
-        (bond, uid): (&str, &str),
+        (secret, uid): (&str, &str),
     ) -> Result<TokenText, CallError> {
         self.check_leadership()?;
         let list = ServiceAccount::url_path(&(), Some(namespace));
@@ -150,7 +150,7 @@ impl ApiWriter {
             "spec": {
                 "expirationSeconds": seconds,
                 "boundObjectRef":
-                    {"apiVersion": "v1", "kind": "Secret", "name": bond, "uid": uid},
+                    {"apiVersion": "v1", "kind": "Secret", "name": secret, "uid": uid},
             },
         });
         let text = request.to_string().into_bytes();
@@ -193,7 +193,7 @@ impl ApiWriter {
     }
 
     /// Deletes the Secret that a credential is bound to. Succeeds if the Secret does not exist.
-    pub async fn delete_bond(&self, namespace: &str, name: &str) -> Result<(), CallError> {
+    pub async fn delete_bound_secret(&self, namespace: &str, name: &str) -> Result<(), CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(&list).delete(name, &DeleteParams::default());
         match self.send::<Secret>(SECRET, request).await {

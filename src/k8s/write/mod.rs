@@ -31,7 +31,7 @@ use crate::api::{ANNOTATION_KEEP_ORPHANS, IPPool, IPPoolStatus, LoadBalancer};
 use crate::metrics::Metrics;
 
 /// Client for writes. Refuses each write while this process does not lead, except the writes of
-/// [`Self::tell_lb`] and [`Self::keep_claims`].
+/// [`Self::patch_lb_condition`] and [`Self::keep_claims`].
 #[derive(Clone)]
 pub struct ApiWriter {
     client: Client,
@@ -62,7 +62,7 @@ impl ApiWriter {
     /// Patches the condition that names the leading controller into a LoadBalancer, also when this
     /// process does not lead. The patch has a resourceVersion, so that it never overwrites the
     /// leader's own condition.
-    pub async fn tell_lb(
+    pub async fn patch_lb_condition(
         &self,
         namespace: &str,
         name: &str,
@@ -304,10 +304,10 @@ mod tests {
             writer.check_leadership().err(),
             writer.create_rotation("ns", &TokenRotation::default()).await.err(),
             writer.delete_rotation("ns", "r", "uid").await.err(),
-            writer.create_bond(("ns", "b"), "uid", None, None).await.err(),
+            writer.create_bound_secret(("ns", "b"), "uid", None, None).await.err(),
             writer.request_token(("ns", "sa"), 600, ("b", "uid")).await.err(),
             writer.write_target(at, &TokenText::new(String::new())).await.err(),
-            writer.delete_bond("ns", "b").await.err(),
+            writer.delete_bound_secret("ns", "b").await.err(),
             writer.restart("ns", &workload, ("k", "v")).await.err(),
         ];
         for answer in answers {

@@ -150,7 +150,7 @@ impl<'a> Kubelet<'a> {
         let http = SocketAddr::new(address.into(), port(container, "http")?);
         let name = pod.name_any();
         let running = Running { name, process, http, ready: false, stopping: false };
-        self.tell(&running, address.into()).await?;
+        self.write_status(&running, address.into()).await?;
         self.pods.insert(uid, running);
         Ok(())
     }
@@ -195,14 +195,14 @@ impl<'a> Kubelet<'a> {
         }
         let ready = http_get(pod.http, "/readyz").await.is_ok_and(|(code, _)| code == 200);
         if ready != std::mem::replace(&mut pod.ready, ready) {
-            self.tell(&pod, pod.http.ip()).await?;
+            self.write_status(&pod, pod.http.ip()).await?;
         }
         self.pods.insert(uid.to_owned(), pod);
         Ok(())
     }
 
     /// Writes the pod's status.
-    async fn tell(&self, pod: &Running, address: IpAddr) -> Result<()> {
+    async fn write_status(&self, pod: &Running, address: IpAddr) -> Result<()> {
         let is = if pod.ready { "True" } else { "False" };
         let status = json!({"status": {
             "phase": "Running", "podIP": address, "podIPs": [{"ip": address}],

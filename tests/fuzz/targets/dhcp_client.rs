@@ -69,7 +69,7 @@ impl Keeper {
                     let at = usize::from(b) % message.len();
                     message[at] = c;
                 }
-                self.client.heard(&wire::frame(&message), self.now)
+                self.client.receive(&wire::frame(&message), self.now)
             }
             5 => {
                 self.now += Duration::from_millis(number.into());

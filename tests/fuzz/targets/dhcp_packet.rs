@@ -24,7 +24,7 @@ static CLIENTS: LazyLock<Vec<(DhcpClient, u32)>> = LazyLock::new(|| {
     for kind in [2, 5] {
         let mut message = wire::head(xid, ADDRESS);
         message.extend(wire::options(kind, 120));
-        let out = client.heard(&wire::frame(&message), now);
+        let out = client.receive(&wire::frame(&message), now);
         xid = wire::xid(&out).unwrap_or(xid);
         all.push((client.clone(), xid));
     }
@@ -60,7 +60,7 @@ fuzz_target!(|data: &[u8]| {
         };
         let _ = owner_of(&frame);
         let now = client.deadline().unwrap().saturating_sub(Duration::from_millis(1));
-        let out = client.heard(&frame, now);
+        let out = client.receive(&frame, now);
         assert!(out.iter().filter(|out| matches!(out, ClientAction::Send(_))).count() <= 1);
         assert!(client.deadline().is_some());
         wire::is_sound(&client);

@@ -42,7 +42,7 @@ fn decide(asked: &Value) {
     let known = load_balancer::LbRuleFacts::default();
     load_balancer::asks(&request(asked, object));
     load_balancer::validate(&request(asked, object), &known);
-    if let pool::AnswerOrQuestion::Ask(question) = pool::look(&request(asked, object)) {
+    if let pool::AnswerOrQuestion::Ask(question) = pool::answer_or_ask(&request(asked, object)) {
         question.judge(&pool::PoolRuleFacts::default());
     }
     if let Some(object) = object {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use harvester_guest_operator::domain::admission::pool::{
-    AnswerOrQuestion, PoolRuleFacts, look, mutate, network,
+    AnswerOrQuestion, PoolRuleFacts, answer_or_ask, mutate, network,
 };
 use harvester_guest_operator::domain::admission::{self, AdmissionAnswer, AdmissionRequest};
 use harvester_guest_operator::domain::network::{NetworkAttachment, Segment};
@@ -62,7 +62,7 @@ fn answer(row: &Row) -> Result<(AdmissionAnswer, Value)> {
     let mut answer = mutate(&request(operation, &name, new.as_ref(), old.as_ref()), vlan);
     new = answer.object.take().or(new);
     if answer.refusals.is_empty() {
-        let judged = match look(&request(operation, &name, new.as_ref(), old.as_ref())) {
+        let judged = match answer_or_ask(&request(operation, &name, new.as_ref(), old.as_ref())) {
             AnswerOrQuestion::Decided(answer) => answer,
             AnswerOrQuestion::Ask(question) => {
                 let facts = |pool: &Value| {

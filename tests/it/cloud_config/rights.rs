@@ -185,7 +185,7 @@ async fn soon_suffices(client: &Client, release: &Release, csi: &str) -> Result<
 }
 
 /// Checks that no other rights are granted: elsewhere only `wide`, and none of `NEVER`.
-async fn is_all(client: &Client, wide: &[Row]) -> Result<()> {
+async fn has_no_more(client: &Client, wide: &[Row]) -> Result<()> {
     for place in ["guests", "other", "harvester-system", "longhorn-system", "kube-system"] {
         may(client, Some(place), NEVER, false).await?;
     }
@@ -218,7 +218,7 @@ async fn it_may_do_what_guests_need_and_no_more() -> Result<()> {
         for (client, csi) in [(&narrow, "narrow"), (&harvesters, "harvester")] {
             let wide = if csi == "narrow" { Vec::new() } else { wide(release) };
             soon_suffices(client, release, csi).await?;
-            is_all(client, &wide).await?;
+            has_no_more(client, &wide).await?;
         }
     }
     may(&none, Some("guests"), CLOUD_PROVIDER, true).await?;

@@ -220,7 +220,7 @@ impl Cluster {
     }
 
     /// Names of the Secrets that credentials are bound to: one for each credential that works.
-    pub(super) async fn bonds(&self) -> Result<BTreeSet<String>> {
+    pub(super) async fn bound_secrets(&self) -> Result<BTreeSet<String>> {
         let params = ListParams::default().labels(LABEL_ROTATION);
         let all = self.guest_secrets().list_metadata(&params).await?;
         Ok(all.items.iter().map(kube::ResourceExt::name_any).collect())
@@ -231,8 +231,11 @@ impl Cluster {
         eventually(LATER, "a single credential", async || {
             let status = self.status().await?;
             let current = status.current.context("none is current")?.name;
-            let bonds = self.bonds().await?;
-            ensure!(bonds == BTreeSet::from([current.clone()]), "{bonds:?}, not {current}");
+            let bound_secrets = self.bound_secrets().await?;
+            ensure!(
+                bound_secrets == BTreeSet::from([current.clone()]),
+                "{bound_secrets:?}, not {current}"
+            );
             ensure!(status.pending.is_none() && status.previous.is_empty(), "not at rest");
             anyhow::Ok(true)
         })

@@ -36,7 +36,8 @@ async fn a_foreign_credential_in_the_target_is_kept() -> Result<()> {
     cluster.put(&value.replace(&ours, &theirs)).await?;
     cluster.says("adoption", |s| s.current.as_ref().is_some_and(|c| !c.ours)).await?;
     // Ours is revoked. The person's token stays, and works until it is due.
-    eventually(SOON, "end of ours", async || cluster.bonds().await.map(|b| b.is_empty())).await?;
+    eventually(SOON, "end of ours", async || cluster.bound_secrets().await.map(|b| b.is_empty()))
+        .await?;
     ensure!(cluster.token().await? == theirs, "theirs was overwritten");
     cluster.works(&theirs).await?;
     cluster.refused(&ours).await?;
@@ -88,8 +89,8 @@ async fn what_is_deleted_is_made_again() -> Result<()> {
     cluster.published(2).await?;
     cluster.one_is_left().await?;
     // The Secret that the token is bound to. Without it the token is refused.
-    let bond = cluster.bonds().await?.into_iter().next().context("no Secret")?;
-    cluster.guest_secrets().delete(&bond, &DeleteParams::default()).await?;
+    let bound_secret = cluster.bound_secrets().await?.into_iter().next().context("no Secret")?;
+    cluster.guest_secrets().delete(&bound_secret, &DeleteParams::default()).await?;
     cluster.published(3).await?;
     cluster.one_is_left().await
 }
@@ -125,7 +126,7 @@ async fn a_deletion_keeps_or_revokes_as_the_spec_says() -> Result<()> {
     cluster.published(1).await?;
     let kept = cluster.token().await?;
     cluster.gone().await?;
-    ensure!(cluster.bonds().await?.len() == 1, "{:?}", cluster.bonds().await?);
+    ensure!(cluster.bound_secrets().await?.len() == 1, "{:?}", cluster.bound_secrets().await?);
     cluster.works(&kept).await?;
     cluster.rotation(spec(&[("onDelete", json!("Revoke"))])).await?;
     cluster.annotate("rotate", "1").await?;
@@ -149,7 +150,7 @@ async fn what_cannot_be_written_without_harm_is_left_alone() -> Result<()> {
     cluster.rotation(spec(&[])).await?;
     let said = cluster.reason("Ready", "TargetUnfit").await?;
     ensure!(said.contains("exec") && said.contains("\"guest\""), "{said}");
-    ensure!(cluster.bonds().await?.is_empty(), "a token was issued in vain");
+    ensure!(cluster.bound_secrets().await?.is_empty(), "a token was issued in vain");
     ensure!(cluster.value().await? == exec, "it was written");
     // The cluster does not exist: the token is tried before it is published, and given up.
     let elsewhere = cluster.kubeconfig().replace(cluster.bed.url(), "https://127.0.0.1:9");
@@ -190,7 +191,7 @@ async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
     cluster.rotation(spec(&[("overlapSeconds", json!(4))])).await?;
     cluster.published(1).await?;
     let (value, first) = (cluster.value().await?, cluster.token().await?);
-    let bond = cluster.bonds().await?.into_iter().next();
+    let bound_secret = cluster.bound_secrets().await?.into_iter().next();
     cluster.annotate("rotate", "1").await?;
     cluster.published(2).await?;
     let status = cluster.status().await?;
@@ -211,12 +212,12 @@ async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
     eventually(SOON, "read of the target before a revocation", about_to).await?;
     cluster.put(&value).await?;
     let holds_first = |s: &TokenRotationStatus| {
-        s.current.as_ref().is_some_and(|c| Some(&c.name) == bond.as_ref())
+        s.current.as_ref().is_some_and(|c| Some(&c.name) == bound_secret.as_ref())
     };
     cluster.says("the first one again", holds_first).await?;
     // A server accepts a token for some seconds after its end, so check the Secret and not the
     // token.
-    ensure!(cluster.bonds().await?.into_iter().next() == bond, "it was revoked");
+    ensure!(cluster.bound_secrets().await?.into_iter().next() == bound_secret, "it was revoked");
     ensure!(cluster.token().await? == first, "another token was written");
     cluster.works(&first).await
 }
@@ -266,7 +267,7 @@ async fn while_it_is_paused_nothing_is_made_or_published() -> Result<()> {
     };
     let said = cluster.reason("Ready", "Paused").await?;
     ensure!(said.contains("spec.schedule.paused"), "{said}");
-    ensure!(cluster.bonds().await?.is_empty(), "{:?}", cluster.bonds().await?);
+    ensure!(cluster.bound_secrets().await?.is_empty(), "{:?}", cluster.bound_secrets().await?);
     ensure!(cluster.value().await? == cluster.kubeconfig(), "it was written");
 
     change(false, 0).await?;
@@ -338,7 +339,7 @@ async fn without_rights_in_a_namespace_nothing_is_tried() -> Result<()> {
     let said = cluster.reason("Ready", "NamespaceNotAllowed").await?;
     ensure!(said.contains("credentials.namespaces"), "{said}");
     cluster.gone().await?;
-    ensure!(cluster.bonds().await?.is_empty());
+    ensure!(cluster.bound_secrets().await?.is_empty());
     drop(operator);
     Ok(())
 }

@@ -33,7 +33,7 @@ async fn a_token_goes_to_no_server_that_may_not_have_it() -> Result<()> {
     said(&cluster, "TargetUnfit", "must begin with https://").await?;
     cluster.put(&unverified.to_string()).await?;
     said(&cluster, "TargetUnfit", "insecure-skip-tls-verify").await?;
-    ensure!(cluster.bonds().await?.is_empty(), "a token was issued in vain");
+    ensure!(cluster.bound_secrets().await?.is_empty(), "a token was issued in vain");
     ensure!(proxy.calls().is_empty(), "a request was sent there");
 
     echoes(&cluster, &proxy, &operator, &way).await?;
@@ -105,8 +105,8 @@ async fn another_account(cluster: &Cluster) -> Result<()> {
         if named.iter().all(|word| ready.contains(word)) { Ok(true) } else { anyhow::bail!(ready) }
     };
     eventually(SOON, "refusal of another account", says).await?;
-    let bonds = cluster.bonds().await?;
-    ensure!(!bonds.iter().any(|bond| bond.starts_with("stolen")), "{bonds:?}");
+    let bound_secrets = cluster.bound_secrets().await?;
+    ensure!(!bound_secrets.iter().any(|name| name.starts_with("stolen")), "{bound_secrets:?}");
     Ok(())
 }
 

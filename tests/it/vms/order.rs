@@ -86,7 +86,7 @@ fn start(vm: &Vm, run: usize) -> (Lane, Lane) {
 
 fn stories() -> Vec<Lane> {
     let mut lanes = vec![vec![Write::LoadBalancer]];
-    let mut tell = |vm: &Vm, vmi_goes_on: Lane, pods_go_on: Lane| {
+    let mut add_story = |vm: &Vm, vmi_goes_on: Lane, pods_go_on: Lane| {
         let (mut vmi, mut pods) = start(vm, 1);
         vmi.extend(vmi_goes_on);
         pods.extend(pods_go_on);
@@ -98,13 +98,13 @@ fn stories() -> Vec<Lane> {
         ..launcher
     };
     let vm = running("plain", "10.52.0.1", "node-1");
-    tell(&vm, vec![], vec![]);
+    add_story(&vm, vec![], vec![]);
 
     let vm = running("moved", "10.52.0.2", "node-1");
     let (source, target) =
         (raw::launcher(&vm, 1, "node-1", true), raw::launcher(&vm, 2, "node-2", true));
     let there = running("moved", "10.52.0.2", "node-2");
-    tell(
+    add_story(
         &vm,
         vec![Write::Change(there)],
         vec![
@@ -117,7 +117,7 @@ fn stories() -> Vec<Lane> {
 
     let vm = running("failed-move", "10.52.0.3", "node-1");
     let target = raw::launcher(&vm, 2, "node-2", true);
-    tell(
+    add_story(
         &vm,
         vec![],
         vec![
@@ -132,7 +132,7 @@ fn stories() -> Vec<Lane> {
     let over =
         Vm { phase: Phase::Succeeded, ready: Some(Ready::no("GuestNotRunning")), ..vm.clone() };
     let pod = raw::launcher(&vm, 1, "node-1", true);
-    tell(
+    add_story(
         &vm,
         vec![Write::Change(over)],
         vec![Write::PodStatus(vm.clone(), ended(pod, "Succeeded"))],
@@ -141,7 +141,7 @@ fn stories() -> Vec<Lane> {
     let vm = running("deleted-later", "10.52.0.5", "node-1");
     let leaving = Vm { ready: Some(Ready::no("PodTerminating")), ..vm.clone() };
     let pod = raw::launcher(&vm, 1, "node-1", true);
-    tell(
+    add_story(
         &vm,
         vec![Write::Delete(vm.clone()), Write::Change(leaving)],
         vec![Write::PodDelete(vm.clone(), pod, false)],
@@ -150,7 +150,7 @@ fn stories() -> Vec<Lane> {
     // Stopped for good: no endpoint.
     let vm = running("stopped", "10.52.0.6", "node-1");
     let pod = raw::launcher(&vm, 1, "node-1", true);
-    tell(
+    add_story(
         &vm,
         vec![Write::Delete(vm.clone()), Write::LetGo(vm.clone())],
         vec![
@@ -166,19 +166,19 @@ fn stories() -> Vec<Lane> {
     end.extend(again);
     let mut pods = vec![Write::PodDelete(vm.clone(), pod, true)];
     pods.extend(more_pods);
-    tell(&vm, end, pods);
+    add_story(&vm, end, pods);
 
     let vm = running("paused", "10.52.0.8", "node-1");
     let no = Ready::no("ReadinessGatesNotReady");
     let paused = Vm { paused: true, ready: Some(no.clone()), ..vm.clone() };
     let pod = raw::launcher(&vm, 1, "node-1", true);
     let pod = Launcher { unpaused: false, ready: no, ..pod };
-    tell(&vm, vec![Write::Change(paused)], vec![Write::PodStatus(vm.clone(), pod)]);
+    add_story(&vm, vec![Write::Change(paused)], vec![Write::PodStatus(vm.clone(), pod)]);
 
     // It belongs to no LoadBalancer in the end: no endpoint.
     let vm = running("relabelled", "10.52.0.9", "node-1");
     let other = vm.clone().label("app", "other");
-    tell(&vm, vec![Write::Change(other)], vec![]);
+    add_story(&vm, vec![Write::Change(other)], vec![]);
     lanes
 }
 

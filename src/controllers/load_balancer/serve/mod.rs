@@ -81,7 +81,7 @@ pub(super) async fn serve(
             if status::may_lead_to(lb, old.ip, ServiceTarget::new(lb, ctx).own().as_ref()) =>
         {
             report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
-            status::staying_at(old)
+            status::keep_old_address(old)
         }
         _ => finding,
     };

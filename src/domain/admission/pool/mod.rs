@@ -102,7 +102,7 @@ pub struct PoolRuleFacts {
 
 /// Answers a request if no facts from other objects are needed. A request without relevant changes
 /// is admitted.
-pub fn look(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
+pub fn answer_or_ask(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
     let pass = || AnswerOrQuestion::Decided(AdmissionAnswer::default());
     if request.by_operator {
         return pass();

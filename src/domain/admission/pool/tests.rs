@@ -52,7 +52,7 @@ pub(super) fn judged(
     known: &PoolRuleFacts,
 ) -> AdmissionAnswer {
     let operation = if old.is_some() { Operation::Update } else { Operation::Create };
-    match look(&request(operation, Some(object), old)) {
+    match answer_or_ask(&request(operation, Some(object), old)) {
         AnswerOrQuestion::Decided(answer) => answer,
         AnswerOrQuestion::Ask(question) => question.judge(known),
     }
@@ -102,13 +102,15 @@ fn a_status_that_is_left_out_is_put_back_and_one_that_is_changed_refused() {
             by_operator,
             ..request(Operation::Update, Some(&forged), Some(&old))
         };
-        let AnswerOrQuestion::Decided(answer) = look(&request(false)) else { panic!("asks") };
+        let AnswerOrQuestion::Decided(answer) = answer_or_ask(&request(false)) else {
+            panic!("asks")
+        };
         assert!(
             refusals(&answer)[0].starts_with("status.allocated: is the operator's"),
             "{answer:?}"
         );
         assert!(
-            matches!(look(&request(true)), AnswerOrQuestion::Decided(a) if a == AdmissionAnswer::default())
+            matches!(answer_or_ask(&request(true)), AnswerOrQuestion::Decided(a) if a == AdmissionAnswer::default())
         );
         assert_eq!(mutate(&request(true), None), AdmissionAnswer::default());
     }
@@ -251,7 +253,7 @@ fn who_would_lose_an_address_is_named() {
     let mut shrunk = old.clone();
     shrunk["spec"]["ranges"] = range(10, 15);
     let AnswerOrQuestion::Ask(question) =
-        look(&request(Operation::Update, Some(&shrunk), Some(&old)))
+        answer_or_ask(&request(Operation::Update, Some(&shrunk), Some(&old)))
     else {
         panic!("the request needs no other objects")
     };
@@ -271,7 +273,7 @@ fn who_would_lose_an_address_is_named() {
     let mut further = shrunk.clone();
     further["spec"]["ranges"] = range(10, 14);
     let AnswerOrQuestion::Ask(question) =
-        look(&request(Operation::Update, Some(&further), Some(&shrunk)))
+        answer_or_ask(&request(Operation::Update, Some(&further), Some(&shrunk)))
     else {
         panic!("the request needs no other objects")
     };
@@ -279,13 +281,15 @@ fn who_would_lose_an_address_is_named() {
     // A PUT without status does not hide the claims: the stored status counts.
     shrunk["status"] = Value::Null;
     let put = mutated(&shrunk, Some(&old), None).object.unwrap();
-    let AnswerOrQuestion::Ask(question) = look(&request(Operation::Update, Some(&put), Some(&old)))
+    let AnswerOrQuestion::Ask(question) =
+        answer_or_ask(&request(Operation::Update, Some(&put), Some(&old)))
     else {
         panic!("the request needs no other objects")
     };
     assert_eq!(question.at_stake.len(), 5);
 
-    let AnswerOrQuestion::Ask(question) = look(&request(Operation::Delete, None, Some(&old)))
+    let AnswerOrQuestion::Ask(question) =
+        answer_or_ask(&request(Operation::Delete, None, Some(&old)))
     else {
         panic!("the request needs no other objects")
     };
@@ -309,7 +313,7 @@ fn a_deletion_under_way_and_the_operator_are_never_in_the_way_of_a_rule() {
     let mut leaving = old.clone();
     leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     assert!(
-        matches!(look(&request(Operation::Delete, None, Some(&leaving))), AnswerOrQuestion::Decided(a) if a == AdmissionAnswer::default())
+        matches!(answer_or_ask(&request(Operation::Delete, None, Some(&leaving))), AnswerOrQuestion::Decided(a) if a == AdmissionAnswer::default())
     );
     let mut done = leaving.clone();
     done["metadata"]["finalizers"] = json!([]);
@@ -325,7 +329,7 @@ fn a_deletion_under_way_and_the_operator_are_never_in_the_way_of_a_rule() {
         ..request(Operation::Update, Some(&broken), Some(&old))
     };
     assert!(
-        matches!(look(&by_operator), AnswerOrQuestion::Decided(a) if a == AdmissionAnswer::default())
+        matches!(answer_or_ask(&by_operator), AnswerOrQuestion::Decided(a) if a == AdmissionAnswer::default())
     );
 }
 
@@ -418,7 +422,7 @@ proptest! {
             let answer = mutated(&wrapped, old.as_ref(), Some(7));
             prop_assert!(answer.refusals.is_empty() || answer.object.is_none());
             judged(&wrapped, old.as_ref(), &PoolRuleFacts::default());
-            let _ = look(&request(Operation::Delete, None, Some(&wrapped)));
+            let _ = answer_or_ask(&request(Operation::Delete, None, Some(&wrapped)));
         }
     }
 }

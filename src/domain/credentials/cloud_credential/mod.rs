@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use super::kubeconfig::{Kubeconfig, ServerEndpoint, Unfit};
+use super::kubeconfig::{CredentialFault, Kubeconfig, ServerEndpoint};
 use super::token::TokenText;
 
 const CREATOR: &str = "field.cattle.io/creatorId";
@@ -39,7 +39,7 @@ impl CloudCredential {
         annotations: &BTreeMap<String, String>,
         going: bool,
         content: Option<&str>,
-    ) -> Result<Self, Unfit> {
+    ) -> Result<Self, CredentialFault> {
         if going {
             return Err("it is being deleted".to_owned());
         }
@@ -60,7 +60,7 @@ impl CloudCredential {
     }
 
     /// Token in use. `None`: the current user has no token.
-    pub fn token(&self) -> Result<Option<TokenText>, Unfit> {
+    pub fn token(&self) -> Result<Option<TokenText>, CredentialFault> {
         self.config.token_of(&self.user)
     }
 
@@ -82,7 +82,7 @@ impl CloudCredential {
         token: &TokenText,
         keep: bool,
         to: Option<&ServerEndpoint>,
-    ) -> Result<String, Unfit> {
+    ) -> Result<String, CredentialFault> {
         let old = self.token()?.filter(|old| keep && old.hash() != token.hash());
         match to {
             None => self.config.with_token(&self.user, token, old.as_ref()),
@@ -91,7 +91,7 @@ impl CloudCredential {
     }
 
     /// Content without the kept token. `None`: no token is kept.
-    pub fn without_kept(&self) -> Result<Option<String>, Unfit> {
+    pub fn without_kept(&self) -> Result<Option<String>, CredentialFault> {
         self.config.without_kept(&self.user)
     }
 }

@@ -22,7 +22,7 @@ contexts:
 current-context: \"prod\"
 ";
 
-fn read(content: &str) -> Result<CloudCredential, Unfit> {
+fn read(content: &str) -> Result<CloudCredential, CredentialFault> {
     let annotations = BTreeMap::from([(CREATOR.to_owned(), "u-abcde".to_owned())]);
     CloudCredential::read(&annotations, false, Some(content))
 }

@@ -33,8 +33,8 @@ const PREVIOUS: &str = "-previous";
 /// Name of the cluster, the context and the user of a new kubeconfig.
 const MADE: &str = "harvester";
 
-/// Reason why a kubeconfig cannot be used. It contains nothing secret.
-pub type Unfit = String;
+/// Reason why a credential cannot be used. It contains nothing secret.
+pub type CredentialFault = String;
 
 /// Parsed content of a kubeconfig.
 pub struct Kubeconfig(Value);
@@ -64,7 +64,7 @@ pub struct ServerEndpoint {
 
 impl ServerEndpoint {
     /// Reason why no token may be sent to the server. `None`: a token may be sent.
-    pub fn fault(&self) -> Option<Unfit> {
+    pub fn fault(&self) -> Option<CredentialFault> {
         let is_secure = self.server.get(..8).is_some_and(|s| s.eq_ignore_ascii_case("https://"));
         if self.insecure {
             Some(
@@ -85,7 +85,7 @@ impl ServerEndpoint {
 
 impl Kubeconfig {
     /// Reads YAML or JSON. The error does not repeat the text, because it may be secret.
-    pub fn parse(text: &str) -> Result<Self, Unfit> {
+    pub fn parse(text: &str) -> Result<Self, CredentialFault> {
         let value: Value = serde_saphyr::from_str(text).map_err(|_| "it is not YAML".to_owned())?;
         if value["users"].as_array().is_none_or(Vec::is_empty) {
             return Err("it is no kubeconfig: it has no users".to_owned());
@@ -123,7 +123,7 @@ impl Kubeconfig {
     }
 
     /// User of the current context.
-    pub fn current_user(&self) -> Result<String, Unfit> {
+    pub fn current_user(&self) -> Result<String, CredentialFault> {
         let name = &self.0["current-context"];
         let mut contexts = self.0["contexts"].as_array().into_iter().flatten();
         let context = contexts.find(|context| context["name"] == *name && name.is_string());
@@ -139,7 +139,7 @@ impl Kubeconfig {
     }
 
     /// Token of a user. `None`: the user has no token yet, and may get one.
-    pub fn token_of(&self, user: &str) -> Result<Option<TokenText>, Unfit> {
+    pub fn token_of(&self, user: &str) -> Result<Option<TokenText>, CredentialFault> {
         let entry = self.entry(user)?;
         let token = entry["user"]["token"].as_str().filter(|token| !token.trim().is_empty());
         Ok(token.map(|token| TokenText::new(token.to_owned())))
@@ -152,7 +152,7 @@ impl Kubeconfig {
         user: &str,
         token: &TokenText,
         kept: Option<&TokenText>,
-    ) -> Result<String, Unfit> {
+    ) -> Result<String, CredentialFault> {
         self.entry(user)?;
         let mut config = self.0.clone();
         let users = config["users"].as_array_mut().into_iter().flatten();
@@ -176,7 +176,7 @@ impl Kubeconfig {
         to: &ServerEndpoint,
         token: &TokenText,
         kept: Option<&TokenText>,
-    ) -> Result<String, Unfit> {
+    ) -> Result<String, CredentialFault> {
         let mut cluster = json!({"server": to.server});
         if let Some(authority) = &to.authority {
             cluster["certificate-authority-data"] = json!(authority);
@@ -195,7 +195,7 @@ impl Kubeconfig {
 
     /// The same kubeconfig without the entry that keeps the user's old token. `None`: there is no
     /// such entry.
-    pub fn without_kept(&self, user: &str) -> Result<Option<String>, Unfit> {
+    pub fn without_kept(&self, user: &str) -> Result<Option<String>, CredentialFault> {
         self.entry(user)?;
         let name = format!("{user}{PREVIOUS}");
         let mut config = self.0.clone();
@@ -207,7 +207,7 @@ impl Kubeconfig {
 
     /// Server where the user's token is used. The current context gives the server if that context
     /// belongs to the user. Otherwise, the user's first context gives the server.
-    pub fn reach(&self, user: &str) -> Result<ServerEndpoint, Unfit> {
+    pub fn reach(&self, user: &str) -> Result<ServerEndpoint, CredentialFault> {
         self.entry(user)?;
         let contexts = || self.0["contexts"].as_array().into_iter().flatten();
         let theirs = |context: &&Value| context["context"]["user"] == user;
@@ -242,7 +242,7 @@ impl Kubeconfig {
     }
 
     /// The only entry of the user, if the user may get a token.
-    fn entry(&self, user: &str) -> Result<&Value, Unfit> {
+    fn entry(&self, user: &str) -> Result<&Value, CredentialFault> {
         let mut all = self.0["users"].as_array().into_iter().flatten();
         let entry = all
             .find(|entry| entry["name"] == user)
@@ -286,7 +286,7 @@ fn auth_methods(user: &Value) -> Vec<AuthMethod> {
     auth_methods
 }
 
-fn to_yaml(config: &Value) -> Result<String, Unfit> {
+fn to_yaml(config: &Value) -> Result<String, CredentialFault> {
     let text = serde_saphyr::to_string(config).map_err(|_| "it cannot be written".to_owned())?;
     let again: Option<Value> = serde_saphyr::from_str(&text).ok();
     if again.as_ref() == Some(config) {

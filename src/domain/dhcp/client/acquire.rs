@@ -89,11 +89,11 @@ impl DhcpClient {
         let silent = selecting.exchange.tries >= SILENT_TRIES && !useless;
         self.phase = ClientPhase::Selecting(selecting);
         if silent {
-            self.tell(ClientTrouble::NoOffer);
+            self.record_trouble(ClientTrouble::NoOffer);
         }
     }
 
-    pub(super) fn selecting_heard(&mut self, reply: &ServerReply) {
+    pub(super) fn receive_while_selecting(&mut self, reply: &ServerReply) {
         let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
         if reply.kind != ReplyKind::Offer || reply.xid != selecting.exchange.xid {
             return self.ignore(IgnoreReason::Unasked);
@@ -103,7 +103,7 @@ impl DhcpClient {
             // The trouble is recorded once for each DISCOVER, because a flood of offers must not
             // cause a flood of records.
             if !std::mem::replace(&mut selecting.useless, true) {
-                self.tell(ClientTrouble::Unusable {
+                self.record_trouble(ClientTrouble::Unusable {
                     address: reply.address,
                     server: reply.server,
                     why,
@@ -154,7 +154,7 @@ impl DhcpClient {
         self.phase = ClientPhase::Requesting(requesting);
     }
 
-    pub(super) fn requesting_heard(&mut self, reply: &ServerReply, from: Mac) {
+    pub(super) fn receive_while_requesting(&mut self, reply: &ServerReply, from: Mac) {
         let ClientPhase::Requesting(requesting) = &self.phase else { return };
         let requesting = requesting.clone();
         if reply.xid != requesting.exchange.xid || reply.kind == ReplyKind::Offer {
@@ -174,7 +174,7 @@ impl DhcpClient {
             let pause = self.pause_after_refusal();
             self.phase = ClientPhase::Waiting(self.now + pause);
             let (address, server) = (reply.address, reply.server);
-            return self.tell(ClientTrouble::Unusable { address, server, why });
+            return self.record_trouble(ClientTrouble::Unusable { address, server, why });
         }
         let lease =
             GrantedLease::from_reply(reply, from, requesting.exchange.first, self.options.phase);
@@ -226,7 +226,7 @@ impl DhcpClient {
         // The first refusal is not recorded, because it is normal if two clients ask at the same
         // moment.
         if self.naks > 1 {
-            self.tell(trouble);
+            self.record_trouble(trouble);
         }
     }
 

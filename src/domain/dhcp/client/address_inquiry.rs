@@ -22,12 +22,12 @@ use super::DhcpClient;
 use super::output::{AnnouncedAddress, MOST_STATIONS};
 
 /// Time from the publication of an address to the first question about its announcer.
-const FIRST_LOOK: Duration = Duration::from_secs(30);
+const FIRST_INQUIRY: Duration = Duration::from_secs(30);
 /// Time to wait for an answer.
 const ANSWER: Duration = Duration::from_secs(1);
 /// Interval of the questions about a lost or kept address. The first question about a lost address
 /// is asked one interval after the loss.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+const INQUIRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Number of consecutive questions without an answer from a known announcer. After this number, a
 /// lost address counts as not announced.
 const MOST_SILENT: u32 = 3;
@@ -84,56 +84,56 @@ impl DhcpClient {
 
     /// Schedules the question about the announcer of the address. `pause` is the time from the
     /// publication or confirmation of the address to the question.
-    pub(super) fn look_for_announcer(&mut self, pause: Duration) {
+    pub(super) fn ask_for_announcer_after(&mut self, pause: Duration) {
         let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
-        if self.look.as_ref().is_none_or(|look| !matches!(look.subject, InquirySubject::Lost)) {
+        if self.inquiry.as_ref().is_none_or(|open| !matches!(open.subject, InquirySubject::Lost)) {
             let next = self.now + pause + self.dice.below(ANSWER);
-            self.look = Some(AddressInquiry::new(about, InquirySubject::Leased, next));
+            self.inquiry = Some(AddressInquiry::new(about, InquirySubject::Leased, next));
         }
     }
 
     /// Handles the publication of the address.
     pub(super) fn published(&mut self) {
-        self.look_for_announcer(FIRST_LOOK);
+        self.ask_for_announcer_after(FIRST_INQUIRY);
     }
 
     /// Schedules questions about a lost address until it is no longer announced.
-    pub(super) fn look_after_loss(&mut self) {
+    pub(super) fn ask_after_loss(&mut self) {
         self.still = None;
         let announced = self.announced.clone().filter(|announced| !announced.by.is_empty());
-        let next = self.now + LOOK_AGAIN;
-        self.look = announced
+        let next = self.now + INQUIRY_INTERVAL;
+        self.inquiry = announced
             .filter(|_| self.asks_by_arp())
             .map(|about| AddressInquiry::new(about, InquirySubject::Lost, next));
     }
 
-    pub(super) fn look_due(&mut self) {
-        let Some(mut look) = self.look.take() else { return };
-        if !look.waits {
-            self.ask_who_has(look.about.address);
-            (look.waits, look.next) = (true, self.now + ANSWER);
-            self.look = Some(look);
+    pub(super) fn inquiry_due(&mut self) {
+        let Some(mut inquiry) = self.inquiry.take() else { return };
+        if !inquiry.waits {
+            self.ask_who_has(inquiry.about.address);
+            (inquiry.waits, inquiry.next) = (true, self.now + ANSWER);
+            self.inquiry = Some(inquiry);
             return;
         }
-        match &mut look.subject {
+        match &mut inquiry.subject {
             InquirySubject::Leased => return,
             InquirySubject::Kept(stations) => {
                 let stations = std::mem::take(stations);
-                return self.kept_answered(look, &stations);
+                return self.kept_answered(inquiry, &stations);
             }
             InquirySubject::Lost => {
-                look.tally += 1;
-                if look.tally >= MOST_SILENT {
+                inquiry.tally += 1;
+                if inquiry.tally >= MOST_SILENT {
                     return self.no_longer_announced();
                 }
             }
         }
-        self.look_again(look);
+        self.repeat_inquiry(inquiry);
     }
 
-    pub(super) fn look_again(&mut self, mut look: AddressInquiry) {
-        (look.waits, look.next) = (false, self.now + LOOK_AGAIN);
-        self.look = Some(look);
+    pub(super) fn repeat_inquiry(&mut self, mut inquiry: AddressInquiry) {
+        (inquiry.waits, inquiry.next) = (false, self.now + INQUIRY_INTERVAL);
+        self.inquiry = Some(inquiry);
     }
 
     fn no_longer_announced(&mut self) {
@@ -143,17 +143,17 @@ impl DhcpClient {
     }
 
     /// Handles an ARP frame. Returns whether it answers the open question.
-    pub(super) fn look_heard(&mut self, arp: ArpPacket) -> bool {
+    pub(super) fn receive_inquiry_answer(&mut self, arp: ArpPacket) -> bool {
         let ours = self.identity.mac;
-        let answers = |look: &&mut AddressInquiry| {
-            look.waits && arp.sender_ip == look.about.address && arp.sender != ours
+        let answers = |inquiry: &&mut AddressInquiry| {
+            inquiry.waits && arp.sender_ip == inquiry.about.address && arp.sender != ours
         };
-        let Some(look) = self.look.as_mut().filter(answers) else { return false };
-        let (address, by) = (look.about.address, arp.sender);
-        let is_announcer = look.is_announcer(by);
-        match &mut look.subject {
+        let Some(inquiry) = self.inquiry.as_mut().filter(answers) else { return false };
+        let (address, by) = (inquiry.about.address, arp.sender);
+        let is_announcer = inquiry.is_announcer(by);
+        match &mut inquiry.subject {
             InquirySubject::Leased => {
-                self.look = None;
+                self.inquiry = None;
                 if self.announced.as_mut().is_some_and(|announced| announced.note(by)) {
                     self.record(self.trouble);
                 }
@@ -165,7 +165,8 @@ impl DhcpClient {
                 }
             }
             InquirySubject::Lost if is_announcer => {
-                (look.waits, look.tally, look.next) = (false, 0, self.now + LOOK_AGAIN);
+                (inquiry.waits, inquiry.tally, inquiry.next) =
+                    (false, 0, self.now + INQUIRY_INTERVAL);
                 if self.still.replace((address, by)) != Some((address, by)) {
                     self.event(ClientEvent::StillAnnounced { address, by });
                     self.record(self.trouble);

@@ -137,11 +137,15 @@ impl DhcpClient {
         let restart = confirming.restart;
         self.phase = ClientPhase::Confirming(confirming);
         if rebinding && !restart {
-            self.tell(if self.kept { ClientTrouble::Kept } else { ClientTrouble::ServerSilent });
+            self.record_trouble(if self.kept {
+                ClientTrouble::Kept
+            } else {
+                ClientTrouble::ServerSilent
+            });
         }
     }
 
-    pub(super) fn confirming_heard(&mut self, reply: &ServerReply, from: Mac) {
+    pub(super) fn receive_while_confirming(&mut self, reply: &ServerReply, from: Mac) {
         let (ClientPhase::Confirming(confirming), Some(lease)) = (&self.phase, &self.held) else {
             return;
         };

@@ -25,23 +25,23 @@ impl DhcpClient {
         let about = self.announced.clone().unwrap_or_else(|| AnnouncedAddress::new(lease.address));
         let now = self.now;
         let ask = |about| AddressInquiry::new(about, InquirySubject::Kept(Vec::new()), now);
-        self.look = self.asks_by_arp().then(|| ask(about));
+        self.inquiry = self.asks_by_arp().then(|| ask(about));
         self.record(Some(ClientTrouble::Kept));
     }
 
     /// Decides whether another host has the kept address. `stations` are the stations that answered
     /// for the address. A single station does not count, because it may be the announcer on another
     /// node.
-    pub(super) fn kept_answered(&mut self, mut look: AddressInquiry, stations: &[Mac]) {
-        let is_strange = |station: &&Mac| !look.is_announcer(**station);
+    pub(super) fn kept_answered(&mut self, mut inquiry: AddressInquiry, stations: &[Mac]) {
+        let is_strange = |station: &&Mac| !inquiry.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();
-        look.tally = stranger.map_or(0, |_| look.tally + 1);
+        inquiry.tally = stranger.map_or(0, |_| inquiry.tally + 1);
         match stranger {
-            Some(station) if look.tally >= MOST_DOUBLE => {
+            Some(station) if inquiry.tally >= MOST_DOUBLE => {
                 let pause = part(self.options.phase, self.options.start_within);
                 self.lose(LossCause::Taken, ClientTrouble::Taken(station), pause);
             }
-            _ => self.look_again(look),
+            _ => self.repeat_inquiry(inquiry),
         }
     }
 }

@@ -81,7 +81,7 @@ pub struct DhcpClient {
     former: Option<FormerAddress>,
     /// Stations that answered for the address that is held, or was held last.
     announced: Option<AnnouncedAddress>,
-    look: Option<AddressInquiry>,
+    inquiry: Option<AddressInquiry>,
     /// Whether the held lease has ended, and its address is kept.
     kept: bool,
     /// Lost address that is still announced, and the station that announces it.
@@ -114,7 +114,7 @@ impl DhcpClient {
             serial: 0,
             former: None,
             announced: None,
-            look: None,
+            inquiry: None,
             kept: false,
             still: None,
             began: start,
@@ -160,17 +160,17 @@ impl DhcpClient {
             wanted: true,
         });
         self.announced = Some(announced);
-        self.look_after_loss();
+        self.ask_after_loss();
         self
     }
 
     /// Time at which to call [`DhcpClient::due`]. `None`: no call is due before the next input.
     pub fn deadline(&self) -> Option<Duration> {
-        let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
+        let inquiry = self.inquiry.as_ref().map(|inquiry| inquiry.next).filter(|_| self.up);
         let end = self.held.as_ref().filter(|_| !self.kept).and_then(|lease| lease.expires);
         match &self.phase {
             ClientPhase::Released(_) | ClientPhase::Parting(_) => self.next(),
-            _ => self.next().into_iter().chain(look).chain(end).min(),
+            _ => self.next().into_iter().chain(inquiry).chain(end).min(),
         }
     }
 
@@ -195,7 +195,7 @@ impl DhcpClient {
             _ if !self.up => OpenSockets::Nothing,
             ClientPhase::Released(_) => OpenSockets::Nothing,
             ClientPhase::Parting(_) => OpenSockets::DhcpAndArp,
-            _ if self.look.as_ref().is_some_and(|look| look.waits) => OpenSockets::DhcpAndArp,
+            _ if self.inquiry.as_ref().is_some_and(|open| open.waits) => OpenSockets::DhcpAndArp,
             ClientPhase::Waiting(_) | ClientPhase::Bound => OpenSockets::Nothing,
             ClientPhase::Confirming(confirming) if !confirming.has_asked() => OpenSockets::Nothing,
             ClientPhase::Selecting(_) | ClientPhase::Requesting(_) | ClientPhase::Confirming(_) => {
@@ -237,18 +237,18 @@ impl DhcpClient {
     }
 
     /// Handles a received Ethernet frame, which must be whole.
-    pub fn heard(&mut self, frame: &[u8], now: Duration) -> Vec<ClientAction> {
+    pub fn receive(&mut self, frame: &[u8], now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         match ethernet::read(frame) {
             _ if !self.up || matches!(self.phase, ClientPhase::Released(_)) => {}
             None => self.ignore(IgnoreReason::Malformed),
-            Some(FrameContent::Arp(arp)) => self.heard_arp(arp),
+            Some(FrameContent::Arp(arp)) => self.receive_arp(arp),
             Some(FrameContent::Udp(datagram)) if datagram.port == ethernet::SERVER_PORT => {
-                self.heard_client(datagram);
+                self.receive_client_message(datagram);
             }
             Some(FrameContent::Udp(datagram)) => {
                 match message::read(datagram.payload, &self.identity) {
-                    Ok(reply) => self.heard_reply(&reply, datagram.source),
+                    Ok(reply) => self.receive_reply(&reply, datagram.source),
                     Err(MessageFault::Malformed) => self.ignore(IgnoreReason::Malformed),
                     Err(MessageFault::NotOurs) => self.ignore(IgnoreReason::NotOurs),
                 }
@@ -261,10 +261,10 @@ impl DhcpClient {
     pub fn due(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
-        let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
-        let (looks, goes_on) = (is_due(look), is_due(self.next()));
-        if looks && !matches!(self.phase, ClientPhase::Released(_) | ClientPhase::Parting(_)) {
-            self.look_due();
+        let inquiry = self.inquiry.as_ref().map(|inquiry| inquiry.next).filter(|_| self.up);
+        let (asks, goes_on) = (is_due(inquiry), is_due(self.next()));
+        if asks && !matches!(self.phase, ClientPhase::Released(_) | ClientPhase::Parting(_)) {
+            self.inquiry_due();
         }
         if goes_on {
             match &self.phase {
@@ -312,7 +312,7 @@ impl DhcpClient {
     }
 
     /// Sets the station that answers ARP for every address; `None`: no station does.
-    pub fn beware(&mut self, proxy: Option<Mac>) {
+    pub fn set_proxy(&mut self, proxy: Option<Mac>) {
         self.options.proxy = proxy;
     }
 
@@ -352,7 +352,7 @@ impl DhcpClient {
             wanted: true,
         });
         self.phase = ClientPhase::Waiting(self.now + pause);
-        self.look_after_loss();
+        self.ask_after_loss();
         self.record(Some(trouble));
         self.event(ClientEvent::Lost { address: lease.address, how });
     }
@@ -361,8 +361,8 @@ impl DhcpClient {
     fn hold(&mut self, lease: GrantedLease, fresh: bool) {
         let announced = self.announced.take().filter(|known| known.address == lease.address);
         self.announced = Some(announced.unwrap_or_else(|| AnnouncedAddress::new(lease.address)));
-        if self.look.as_ref().is_some_and(|look| look.is_about(lease.address)) {
-            (self.look, self.still) = (None, None);
+        if self.inquiry.as_ref().is_some_and(|inquiry| inquiry.is_about(lease.address)) {
+            (self.inquiry, self.still) = (None, None);
         }
         self.held = Some(lease);
         self.kept = false;
@@ -372,7 +372,7 @@ impl DhcpClient {
         if fresh {
             self.awaits = Some(self.serial + 1);
         } else {
-            self.look_for_announcer(Duration::ZERO);
+            self.ask_for_announcer_after(Duration::ZERO);
         }
         self.record(None);
     }
@@ -399,7 +399,7 @@ impl DhcpClient {
     }
 
     /// Records a trouble, unless the last record already contains it.
-    fn tell(&mut self, trouble: ClientTrouble) {
+    fn record_trouble(&mut self, trouble: ClientTrouble) {
         if self.trouble != Some(trouble) {
             self.record(Some(trouble));
         }
@@ -416,7 +416,7 @@ impl DhcpClient {
     /// Handles a message that a client sent to a server. If the message has our hardware address,
     /// it is our own message that a loop in the network returned, or it is from a duplicate of this
     /// client.
-    fn heard_client(&mut self, datagram: ethernet::UdpDatagram<'_>) {
+    fn receive_client_message(&mut self, datagram: ethernet::UdpDatagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);
         match xid {
@@ -436,11 +436,11 @@ impl DhcpClient {
         }
     }
 
-    fn heard_reply(&mut self, reply: &message::ServerReply, from: Mac) {
+    fn receive_reply(&mut self, reply: &message::ServerReply, from: Mac) {
         match &self.phase {
-            ClientPhase::Selecting(_) => self.selecting_heard(reply),
-            ClientPhase::Requesting(_) => self.requesting_heard(reply, from),
-            ClientPhase::Confirming(_) => self.confirming_heard(reply, from),
+            ClientPhase::Selecting(_) => self.receive_while_selecting(reply),
+            ClientPhase::Requesting(_) => self.receive_while_requesting(reply, from),
+            ClientPhase::Confirming(_) => self.receive_while_confirming(reply, from),
             _ => self.ignore(IgnoreReason::Unasked),
         }
     }

@@ -59,11 +59,11 @@ impl DhcpClient {
         self.phase = ClientPhase::Probing(probing);
     }
 
-    pub(super) fn heard_arp(&mut self, arp: ArpPacket) {
+    pub(super) fn receive_arp(&mut self, arp: ArpPacket) {
         if matches!(self.phase, ClientPhase::Parting(_)) {
-            return self.parting_heard(arp);
+            return self.receive_while_parting(arp);
         }
-        if self.look_heard(arp) {
+        if self.receive_inquiry_answer(arp) {
             return;
         }
         let ClientPhase::Probing(probing) = &self.phase else {
@@ -81,7 +81,7 @@ impl DhcpClient {
             // No DECLINE is sent, so the server reserves the address for this client, and offers it
             // again.
             self.phase = ClientPhase::Waiting(self.now + PROXY_PAUSE);
-            return self.tell(ClientTrouble::AnswersForAll(arp.sender));
+            return self.record_trouble(ClientTrouble::AnswersForAll(arp.sender));
         }
         let exchange = self.exchange();
         self.say_to_all(MessageKind::Decline(address, server), &exchange);
@@ -94,6 +94,6 @@ impl DhcpClient {
         };
         self.former = self.former.filter(|former| former.address != address);
         self.phase = ClientPhase::Waiting(self.now + pause);
-        self.tell(trouble);
+        self.record_trouble(trouble);
     }
 }

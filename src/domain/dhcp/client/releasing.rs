@@ -91,7 +91,7 @@ impl DhcpClient {
     }
 
     /// Handles an ARP frame while the address is to be given back.
-    pub(super) fn parting_heard(&mut self, arp: ArpPacket) {
+    pub(super) fn receive_while_parting(&mut self, arp: ArpPacket) {
         let ClientPhase::Parting(parting) = &self.phase else { return };
         let address = parting.lease.address;
         if arp.sender_ip == address && arp.sender != self.identity.mac {

@@ -76,7 +76,7 @@ pub fn obstacle(lease: &LeasedAddress, world: &AddressUses) -> Option<String> {
         return Some(format!("{ip} is the address of another LoadBalancer"));
     }
     let counts = |reserved: &&Reserved| !(world.published && reserved.is_ingress());
-    if let Some(whose) = world.reserved.iter().filter(counts).find_map(whose) {
+    if let Some(whose) = world.reserved.iter().filter(counts).find_map(use_of) {
         return Some(format!("{ip} is {whose}"));
     }
     if lease.gateway == Some(ip) {
@@ -98,7 +98,7 @@ pub fn obstacle(lease: &LeasedAddress, world: &AddressUses) -> Option<String> {
 
 /// Description of a reserved address. `None`: the address is on a Service that names a LoadBalancer
 /// as its owner. Other LoadBalancers with the address are in [`AddressUses::others`].
-fn whose(reserved: &Reserved) -> Option<&'static str> {
+fn use_of(reserved: &Reserved) -> Option<&'static str> {
     match reserved {
         Reserved::Management(_) => Some("the cluster's management address"),
         Reserved::Node(_) => Some("a node's own address"),

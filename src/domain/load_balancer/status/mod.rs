@@ -18,7 +18,7 @@ use api::{
     ANNOTATION_ALLOCATED, AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS,
     EndpointCounts, LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
 };
-pub use moving::{may_lead_to, moves_from, staying_at};
+pub use moving::{keep_old_address, may_lead_to, moves_from};
 
 /// Result of a reconcile of a LoadBalancer that is not being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&StoredServic
 
 /// Finding that keeps the old address published until the Service has moved, because the old
 /// address may still be announced.
-pub fn staying_at(old: Claim) -> AddressOutcome {
+pub fn keep_old_address(old: Claim) -> AddressOutcome {
     AddressOutcome::Pool(ClaimResult::Held {
         claim: old,
         subnet: None,

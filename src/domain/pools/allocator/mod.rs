@@ -96,7 +96,7 @@ pub struct PoolAllocator {
     waiters: BTreeMap<Age, (LbFacts, NoAddressReason)>,
     ages: HashMap<String, Age>,
     touched: BTreeSet<String>,
-    stirred: waiters::WaiterChanges,
+    waiter_changes: waiters::WaiterChanges,
     standing: overlap::PoolOverlaps,
     reserved: reserved::Reservations,
     /// Addresses and networks of the cluster itself: nodes, the management address, Services of
@@ -113,7 +113,7 @@ impl PoolAllocator {
     pub fn claim(&mut self, facts: &LbFacts) -> ClaimResult {
         self.observe(facts);
         self.judge();
-        if let Some(verdict) = self.keep_homeless(facts) {
+        if let Some(verdict) = self.keep_claim_of_deleted_pool(facts) {
             return verdict;
         }
         self.restore_published(facts);
@@ -122,7 +122,7 @@ impl PoolAllocator {
         let (claim, wait) = match self.settle(facts, current.as_ref()) {
             Ok(claim) => (claim, None),
             Err(wait) => {
-                let Some(claim) = self.homeless(facts).cloned().or(current) else {
+                let Some(claim) = self.claim_of_deleted_pool(facts).cloned().or(current) else {
                     self.wait(facts, wait.clone());
                     return ClaimResult::Waiting(wait);
                 };
@@ -208,7 +208,7 @@ impl PoolAllocator {
         pool.ledger.release(claim.ip);
         self.unhold(owner, claim);
         self.touch(&claim.pool);
-        self.freed(claim);
+        self.let_go_elsewhere(claim);
         true
     }
 
@@ -227,7 +227,7 @@ impl PoolAllocator {
             self.unhold(owner, &Claim { pool: name.to_owned(), ip: *ip });
         }
         self.touched.remove(name);
-        self.stirred.everything();
+        self.waiter_changes.everything();
         self.standing.changed();
         Some(pool)
     }
@@ -246,7 +246,7 @@ impl PoolAllocator {
     /// Marks a pool as not yet written.
     pub fn touch(&mut self, pool: &str) {
         self.touched.insert(pool.to_owned());
-        self.stirred.pool(pool);
+        self.waiter_changes.pool(pool);
     }
 
     /// Claims of an owner, by UID.
@@ -353,7 +353,7 @@ impl PoolAllocator {
         let claim = Claim { pool: name.to_owned(), ip: ip? };
         self.hold(&facts.owner, claim.clone());
         self.touched.insert(name.to_owned());
-        self.given(&claim);
+        self.hold_back_elsewhere(&claim);
         Ok(claim)
     }
 
@@ -401,7 +401,7 @@ impl PoolAllocator {
                 self.unhold(&owner, claim);
             }
             self.touch(&claim.pool);
-            self.freed(claim);
+            self.let_go_elsewhere(claim);
         }
         surplus
     }

@@ -10,8 +10,8 @@ use crate::{Claim, LbFacts, Owner};
 impl PoolAllocator {
     /// Retains a published address whose pool is gone, because the pool may come back, and because
     /// only the owner's own request changes an address in use.
-    pub(super) fn keep_homeless(&mut self, facts: &LbFacts) -> Option<ClaimResult> {
-        let claim = self.homeless(facts)?;
+    pub(super) fn keep_claim_of_deleted_pool(&mut self, facts: &LbFacts) -> Option<ClaimResult> {
+        let claim = self.claim_of_deleted_pool(facts)?;
         if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
             return None;
         }
@@ -30,7 +30,7 @@ impl PoolAllocator {
     /// * the address has no other owner, and is reserved for no other LoadBalancer;
     /// * the address is no gateway, and each pool with the address in its ranges admits the
     ///   LoadBalancer.
-    pub(super) fn homeless<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
+    pub(super) fn claim_of_deleted_pool<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
         let is_gone = !self.pools.contains_key(&claim.pool);
         if is_gone && self.has_reserved(&facts.owner.uid, claim) {
@@ -68,7 +68,7 @@ impl PoolAllocator {
         }
         self.hold(&facts.owner, claim.clone());
         self.touched.insert(claim.pool.clone());
-        self.given(claim);
+        self.hold_back_elsewhere(claim);
     }
 
     /// Hands over to the LoadBalancer the claims of an earlier LoadBalancer with the same name. A

@@ -26,7 +26,7 @@ impl World {
                 match method {
                     "GET" => {
                         let answer = self.v3_view(name);
-                        self.tell(name);
+                        self.show_end(name);
                         json_answer(200, answer)
                     }
                     "DELETE" => {
@@ -62,7 +62,7 @@ impl World {
         let bearer = self.mint(&name, Token { cluster: text("clusterId"), ..blank });
         let mut view = self.v3_view(&name);
         view["token"] = json!(bearer);
-        self.tell(&name);
+        self.show_end(&name);
         json_answer(201, view)
     }
 
@@ -72,7 +72,7 @@ impl World {
             self.tokens.iter().filter(own).map(|(name, _)| name.clone()).collect();
         let data: Vec<Value> = names.iter().map(|name| self.v3_view(name)).collect();
         for name in &names {
-            self.tell(name);
+            self.show_end(name);
         }
         json_answer(200, collection("token", &data))
     }
@@ -111,7 +111,7 @@ impl World {
 
     /// Makes the next read of the token show its expiresAt, which a controller writes a moment
     /// later.
-    fn tell(&mut self, name: &str) {
+    fn show_end(&mut self, name: &str) {
         if let Some(token) = self.tokens.get_mut(name) {
             token.shown = true;
         }

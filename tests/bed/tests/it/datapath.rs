@@ -79,13 +79,13 @@ fn a_namespace_is_of_its_own_and_goes_with_its_owner() {
 
 #[test]
 fn a_test_that_panics_leaves_no_namespace() {
-    let (tell, sent) = mpsc::channel();
+    let (sender, sent) = mpsc::channel();
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         isolated(async move |host: Netns| {
             let lan = Lan::new(&host, "br0", "10.200.0.1/24").await?;
             let machine = lan.attach("machine", "10.200.0.11").await?;
             let _responder = Responder::start(&machine, "machine", 80).await?;
-            tell.send((own_namespace(), machine.run(|| Ok(own_namespace())).await?))?;
+            sender.send((own_namespace(), machine.run(|| Ok(own_namespace())).await?))?;
             panic!("on purpose");
             #[allow(unreachable_code)]
             Ok(())

@@ -146,7 +146,7 @@ async fn one_object_renews_them_all_and_the_api_key() -> Result<()> {
     let status = site.stands(ALL, "Current", &parts).await?;
     ensure!(status.rancher_url.as_deref() == Some(site.there.url()), "{status:#?}");
     // The list may follow one write after the condition.
-    site.tells(ALL, "a list of what is replaced", |status| {
+    site.status_where(ALL, "a list of what is replaced", |status| {
         let rotated = status.watched.iter().filter(|one| one.rotated);
         rotated.filter_map(|one| one.credential.as_deref()).eq([own.as_str()])
     })

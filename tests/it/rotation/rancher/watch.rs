@@ -34,7 +34,7 @@ impl Site {
     }
 
     /// Waits until `is` holds for a TokenRotation's status.
-    pub(super) async fn tells(
+    pub(super) async fn status_where(
         &self,
         name: &str,
         what: &str,
@@ -107,7 +107,7 @@ async fn every_cloud_credential_that_ends_without_replacement_is_named() -> Resu
         let ready = said(status, "Ready").0 == "WatchedInPart";
         status.watched.len() == 4 && ready && status.watched.iter().all(known)
     };
-    let status = site.tells(ALL, "all four", all).await?;
+    let status = site.status_where(ALL, "all four", all).await?;
     ensure!(names(&status) == [&soon, &site.cc, &far, &odd], "{status:#?}");
     ensure!(!names(&status).contains(&hidden.as_str()));
     ensure!(one(&status, &soon)?.title.as_deref() == Some("soon"));
@@ -129,7 +129,7 @@ async fn every_cloud_credential_that_ends_without_replacement_is_named() -> Resu
     let rotated = |status: &TokenRotationStatus| {
         one(status, &site.cc).is_ok_and(|one| one.rotated) && status.watched.len() == 4
     };
-    let status = site.tells(ALL, "who replaces one", rotated).await?;
+    let status = site.status_where(ALL, "who replaces one", rotated).await?;
     ensure!(names(&status) == [&soon, &far, &odd, &site.cc], "{status:#?}");
     let shown = [label(&site.cc), "rotated=\"true\"".to_owned()];
     let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
@@ -141,13 +141,13 @@ async fn every_cloud_credential_that_ends_without_replacement_is_named() -> Resu
     site.there.advance(Duration::from_secs(4 * DAY));
     site.poke("ended").await?;
     let over = |status: &TokenRotationStatus| said(status, "Expiring").0 == "Expired";
-    let status = site.tells(ALL, "its end", over).await?;
+    let status = site.status_where(ALL, "its end", over).await?;
     ensure!(status.expires_at == end && said(&status, "Expiring").2.contains("ended at"));
     let token = site.there.api_key(&site.user, 0, "");
     site.there.edit_content(&soon, &site.there.kubeconfig_with("c-m-prod", &token));
     site.poke("renewed").await?;
     let calm = |status: &TokenRotationStatus| said(status, "Expiring").0 == "TimeLeft";
-    site.tells(ALL, "another end", calm).await?;
+    site.status_where(ALL, "another end", calm).await?;
     shows(&operator, near, &[&label(&soon)], |value| value == 0.0).await?;
     // Another user's token is not sent to any server to check it.
     let token = site.there.api_key(&other, 0, "");
@@ -157,14 +157,14 @@ async fn every_cloud_credential_that_ends_without_replacement_is_named() -> Resu
         let unknown = one(status, &odd).ok().and_then(|one| one.unknown.as_ref());
         unknown.is_some_and(|why| why.contains("may not see the token"))
     };
-    site.tells(ALL, "that it is not known", unseen).await?;
+    site.status_where(ALL, "that it is not known", unseen).await?;
     let name = token.split(':').next().unwrap_or_default();
     ensure!(site.there.token(name).is_some_and(|token| token.last_used.is_none()), "it was used");
     // A Rancher that is down resolves no condition.
     site.there.stop();
     site.poke("down").await?;
     let blind = |status: &TokenRotationStatus| said(status, "Ready").0 == "TargetUnreadable";
-    let status = site.tells(ALL, "that it is down", blind).await?;
+    let status = site.status_where(ALL, "that it is down", blind).await?;
     ensure!(status.watched.len() == 4, "{status:#?}");
     site.there.restart();
     let before = site.there.content(&far);
@@ -185,7 +185,7 @@ async fn of_many_a_few_are_read_at_a_time_and_those_that_matter_are_listed() -> 
     site.there.reset();
     site.watch_all().await?;
     let read = |status: &TokenRotationStatus| said(status, "Ready").0 == "Watched";
-    let status = site.tells(ALL, "all of them", read).await?;
+    let status = site.status_where(ALL, "all of them", read).await?;
     ensure!(status.watched.len() == 32 && status.watched_beyond == Some(9), "{status:#?}");
     let ends: Vec<_> = status.watched.iter().map(|one| one.expires_at.clone()).collect();
     ensure!(ends.is_sorted() && ends.iter().all(Option::is_some), "{ends:?}");
@@ -209,12 +209,12 @@ async fn an_api_key_that_ends_without_renewal_is_reported() -> Result<()> {
     let key = |reason: &'static str| {
         move |status: &TokenRotationStatus| said(status, "MinterExpiring").0 == reason
     };
-    let status = site.tells("guest", "time left", key("TimeLeft")).await?;
+    let status = site.status_where("guest", "time left", key("TimeLeft")).await?;
     let shown = status.api_key.context("no key")?;
     ensure!(shown.name.starts_with("token-") && shown.expires_at.is_some(), "{shown:?}");
     site.there.advance(Duration::from_secs(14 * DAY));
     site.poke("near").await?;
-    let status = site.tells("guest", "near end", key("NotRenewed")).await?;
+    let status = site.status_where("guest", "near end", key("NotRenewed")).await?;
     let (_, holds, message) = said(&status, "MinterExpiring");
     ensure!(holds && message.contains(&shown.name), "{message}");
 
@@ -222,8 +222,8 @@ async fn an_api_key_that_ends_without_renewal_is_reported() -> Result<()> {
     let mut own = site.spec(&[]);
     own["target"] = json!({"secret": {"name": MINTER, "key": KEY}});
     site.make("key", own).await?;
-    site.tells("key", "itself", key("Renewed")).await?;
-    site.tells("guest", "the other", key("Renewed")).await?;
+    site.status_where("key", "itself", key("Renewed")).await?;
+    site.status_where("guest", "the other", key("Renewed")).await?;
 
     // Without that TokenRotation, no one replaces a key that a person writes.
     site.cluster.rotations().delete("key", &DeleteParams::default()).await?;
@@ -232,15 +232,15 @@ async fn an_api_key_that_ends_without_renewal_is_reported() -> Result<()> {
     })
     .await?;
     let alone = |status: &TokenRotationStatus| said(status, "MinterExpiring").0 != "Renewed";
-    site.tells("guest", "that it is not renewed", alone).await?;
+    site.status_where("guest", "that it is not renewed", alone).await?;
 
     // A key that is not accepted is reported, however long it is valid.
     let name = "hgo_credential_api_key_overdue";
     site.give("token-abcde:nothing").await?;
-    site.tells("guest", "refusal", key("NotAccepted")).await?;
+    site.status_where("guest", "refusal", key("NotAccepted")).await?;
     shows(&operator, name, &[MINTER], |value| value == 1.0).await?;
     site.give(&site.there.api_key(&site.user, 0, "")).await?;
-    site.tells("guest", "another key", key("TimeLeft")).await.map(drop)
+    site.status_where("guest", "another key", key("TimeLeft")).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -268,11 +268,11 @@ async fn the_authority_may_be_in_a_secret() -> Result<()> {
         }
     };
     let field = "certificateAuthoritySecret: there is no Secret \"authority\"";
-    site.tells("guest", "no Secret", unreadable(field)).await?;
+    site.status_where("guest", "no Secret", unreadable(field)).await?;
     put("nothing").await?;
-    site.tells("guest", "no certificate", unreadable("no certificate in PEM")).await?;
+    site.status_where("guest", "no certificate", unreadable("no certificate in PEM")).await?;
     put(&testbed::Authority::new("other")?.pem()).await?;
-    site.tells("guest", "another authority", unreadable("no answer")).await?;
+    site.status_where("guest", "another authority", unreadable("no answer")).await?;
     ensure!(site.there.tokens().iter().all(|token| !token.description.starts_with("guest-")));
     put(site.there.ca_pem()).await?;
     site.cluster.published(1).await?;

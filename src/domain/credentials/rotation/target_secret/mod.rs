@@ -3,7 +3,7 @@
 //! Invariant: a Secret is refused if a write would harm its other content. The text of the refusal
 //! contains nothing secret.
 
-use super::super::kubeconfig::{AuthMethod, Kubeconfig, ServerEndpoint, Unfit};
+use super::super::kubeconfig::{AuthMethod, CredentialFault, Kubeconfig, ServerEndpoint};
 use super::super::token::TokenText;
 use super::watched::{self, WatchedCredentials};
 use super::{TargetCredential, TargetState};
@@ -64,7 +64,7 @@ fn read_value(
     wants: &SecretTarget,
     rotated: bool,
     secret: &SecretContent,
-) -> Result<TargetRead, Unfit> {
+) -> Result<TargetRead, CredentialFault> {
     let text = secret.value.as_ref().map(TokenText::reveal).filter(|text| !text.is_empty());
     let user = wants.kubeconfig_user.as_deref();
     let there = |holds: Option<TokenText>, other_tokens: Vec<String>| TargetState::There {
@@ -146,7 +146,11 @@ impl TargetRead {
     }
 
     /// Value with another token in it.
-    pub fn value_with(&self, wants: &SecretTarget, token: &TokenText) -> Result<TokenText, Unfit> {
+    pub fn value_with(
+        &self,
+        wants: &SecretTarget,
+        token: &TokenText,
+    ) -> Result<TokenText, CredentialFault> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
             (Some(user), Some(config)) => config.with_token(user, token, None).map(TokenText::new),
             (None, None) => Ok(token.clone()),

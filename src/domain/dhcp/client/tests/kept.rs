@@ -112,7 +112,7 @@ pub fn another_host_at_a_kept_address_ends_it() {
 #[test]
 pub fn proxy_arp_ends_no_kept_address() {
     let mut bed = ended();
-    bed.client.beware(Some(OTHER_HOST));
+    bed.client.set_proxy(Some(OTHER_HOST));
     for _ in 0..3 {
         answered(&mut bed, &[GUEST, OTHER_HOST]);
     }

@@ -159,7 +159,7 @@ impl Bed {
     }
 
     fn hears(&mut self, frame: &[u8]) -> Vec<Seen> {
-        let out = self.client.heard(frame, self.now);
+        let out = self.client.receive(frame, self.now);
         self.takes(out)
     }
 

@@ -110,7 +110,7 @@ pub fn after_a_conflict_ten_seconds_pass_and_after_ten_an_hour() {
 #[test]
 pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
     let mut bed = granted(ProbeTiming::QUICK);
-    bed.client.beware(Some(NEIGHBOUR));
+    bed.client.set_proxy(Some(NEIGHBOUR));
     bed.passes();
     assert_eq!(bed.hears(&arp(false, NEIGHBOUR, ADDRESS, NONE)), []);
     assert_eq!(bed.record().trouble, Some(ClientTrouble::AnswersForAll(NEIGHBOUR)));
@@ -124,7 +124,7 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
     let other = Mac([2, 0, 0, 0, 0, 0x78]);
     assert_eq!(bed.hears(&arp(false, other, ADDRESS, NONE))[0].kind(), DECLINE);
     // Once no station answers for every address any more, a granted address is used.
-    bed.client.beware(None);
+    bed.client.set_proxy(None);
     bed.acquire(SECOND, 3600);
     assert_eq!(bed.address(), Some(SECOND));
     assert!(bed.saw(&ClientEvent::Undisputed));

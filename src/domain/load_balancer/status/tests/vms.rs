@@ -189,7 +189,7 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     for finding in [holds("a", 5, None), waits(), AddressOutcome::Guest(None)] {
         assert_eq!(moves_from(&lb, &finding), None, "{finding:?}");
     }
-    let stays = staying_at(old);
+    let stays = keep_old_address(old);
     let staying = reported(&lb, &stays, &report(ours(&["10.0.0.5"]), &[]));
     assert_eq!(staying.status, lb.status, "mask and gateway too");
     // The new Service exists and is not announced. The status keeps the announced address, because

@@ -90,7 +90,7 @@ impl PoolAllocator {
         // The network that a LoadBalancer names may have moved, even if the network of no pool has
         // moved.
         self.standing.moved = true;
-        self.stirred.everything();
+        self.waiter_changes.everything();
         for pool in self.pools.values_mut() {
             let now = segment(pool.selector.network());
             if pool.segment != now {
@@ -201,7 +201,7 @@ impl PoolAllocator {
             }
             if changed {
                 self.touched.insert(name.clone());
-                self.stirred.pool(name);
+                self.waiter_changes.pool(name);
             }
         }
         let new = shared.difference(&self.standing.shared).cloned().map(OverlapNews::Shared);
@@ -212,7 +212,7 @@ impl PoolAllocator {
     }
 
     /// Holds back, in all other pools of the network, an address that a pool has given out.
-    pub(super) fn given(&mut self, claim: &Claim) {
+    pub(super) fn hold_back_elsewhere(&mut self, claim: &Claim) {
         let Some(beside) = self.standing.beside.get(&claim.pool) else { return };
         for name in beside {
             let Some(pool) = self.pools.get_mut(name) else { continue };
@@ -224,7 +224,7 @@ impl PoolAllocator {
     }
 
     /// Lets the other pools give out an address again, after a pool has released it.
-    pub(super) fn freed(&mut self, claim: &Claim) {
+    pub(super) fn let_go_elsewhere(&mut self, claim: &Claim) {
         let both =
             |s: &SharedAddress| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);
         self.standing.shared.retain(both);
@@ -234,7 +234,7 @@ impl PoolAllocator {
     /// Lets pools give out an address that they hold back, unless another pool or a reservation
     /// still has it.
     pub(super) fn let_go(&mut self, ip: IpAddr) {
-        self.stir_at(ip);
+        self.mark_changed_at(ip);
         let is_free = |name: &str, pool: &AllocatorPool| {
             let holds = |other: &AllocatorPool| other.ledger.owner_of(ip).is_some();
             let meets =

@@ -162,9 +162,9 @@ impl PoolAllocator {
     }
 
     /// Records the addresses that a LoadBalancer holds or publishes. If it has none, records the
-    /// former address that it will ask for. A published address without a claim counts only if its
-    /// pool is gone and `homeless` accepts it. When pools or networks move, the caller observes
-    /// each LoadBalancer again.
+    /// former address that it will ask for. A published address without a claim counts only if
+    /// `claim_of_deleted_pool` returns it. When pools or networks move, the caller observes each
+    /// LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
@@ -173,9 +173,11 @@ impl PoolAllocator {
             self.reserve(facts, claim);
         }
         match &facts.published {
-            // An address that is neither claimed nor homeless is another LoadBalancer's, or is not
-            // in the ledger yet.
-            Some(claim) if self.homeless(facts).is_some() => self.reserve(facts, claim),
+            // An address that is neither claimed nor of a deleted pool is another LoadBalancer's,
+            // or is not in the ledger yet.
+            Some(claim) if self.claim_of_deleted_pool(facts).is_some() => {
+                self.reserve(facts, claim)
+            }
             None if claims.is_empty() => self.reserved.expect(uid, facts.former.as_ref()),
             _ => {}
         }

@@ -245,7 +245,7 @@ impl PoolAllocator {
             self.standing.changed();
         } else {
             self.standing.moved();
-            self.stirred.everything();
+            self.waiter_changes.everything();
         }
         self.touch(&seen.name);
         repairs

@@ -55,20 +55,20 @@ impl PoolAllocator {
     /// whose answer changed.
     pub fn serve_waiters(&mut self) -> Vec<Owner> {
         self.judge();
-        let stirred = std::mem::take(&mut self.stirred);
-        if stirred.is_nothing() {
+        let changes = std::mem::take(&mut self.waiter_changes);
+        if changes.is_nothing() {
             return Vec::new();
         }
         let concerned = self
             .waiters
             .iter()
-            .filter(|(_, (facts, wait))| self.may_change(facts, wait, &stirred))
+            .filter(|(_, (facts, wait))| self.may_change(facts, wait, &changes))
             .map(|(age, _)| age.clone());
         let mut changed = Vec::new();
         for age in concerned.collect::<Vec<Age>>() {
             let Some((facts, before)) = self.waiters.get(&age) else { continue };
             // An earlier waiter may have taken the free address.
-            if !self.may_change(facts, before, &stirred) {
+            if !self.may_change(facts, before, &changes) {
                 continue;
             }
             let (facts, before) = (facts.clone(), before.clone());
@@ -82,12 +82,12 @@ impl PoolAllocator {
     }
 
     /// Whether the waiter may get another answer after the changes.
-    fn may_change(&self, facts: &LbFacts, wait: &NoAddressReason, stirred: &WaiterChanges) -> bool {
+    fn may_change(&self, facts: &LbFacts, wait: &NoAddressReason, changes: &WaiterChanges) -> bool {
         // The answer for a published address depends on all pools.
-        stirred.everything
+        changes.everything
             || facts.published.is_some()
-            || stirred.waiters.contains(&facts.owner.uid)
-            || stirred.pools.iter().any(|name| match self.pools.get(name) {
+            || changes.waiters.contains(&facts.owner.uid)
+            || changes.pools.iter().any(|name| match self.pools.get(name) {
                 Some(pool) => pool.may_change(name, facts, wait),
                 None => true,
             })
@@ -95,10 +95,10 @@ impl PoolAllocator {
 
     /// Marks as changed every pool whose ranges contain the address, because the address may be
     /// free there from now on.
-    pub(super) fn stir_at(&mut self, ip: IpAddr) {
+    pub(super) fn mark_changed_at(&mut self, ip: IpAddr) {
         for (name, pool) in &self.pools {
             if pool.ledger.ranges().find(ip).is_some() {
-                self.stirred.pool(name);
+                self.waiter_changes.pool(name);
             }
         }
     }
@@ -123,7 +123,7 @@ impl PoolAllocator {
         let now = LbFacts { fresh: false, ..facts.clone() };
         if *known != now {
             *known = now;
-            self.stirred.waiters.insert(facts.owner.uid.clone());
+            self.waiter_changes.waiters.insert(facts.owner.uid.clone());
         }
     }
 

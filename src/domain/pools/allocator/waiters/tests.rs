@@ -16,9 +16,9 @@ fn only_those_are_asked_again_whom_a_change_may_serve() {
     book.claim(&others);
     book.claim(&named(4, "c"));
     let concerned = |pool: &str| {
-        let stirred =
+        let changes =
             WaiterChanges { pools: BTreeSet::from([pool.to_owned()]), ..WaiterChanges::default() };
-        let all = book.waiting().filter(|(facts, wait)| book.may_change(facts, wait, &stirred));
+        let all = book.waiting().filter(|(facts, wait)| book.may_change(facts, wait, &changes));
         all.map(|(facts, _)| facts.owner.name.clone()).collect::<Vec<_>>()
     };
     assert_eq!(book.waiting().count(), 3);

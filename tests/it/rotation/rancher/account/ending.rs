@@ -68,8 +68,8 @@ async fn a_deletion_revokes_here_whatever_rancher_does() -> Result<()> {
     cluster.works(&token).await?;
     cluster.gone().await?;
     cluster.refused(&token).await?;
-    let bonds = cluster.bonds().await?;
-    ensure!(bonds.len() == 1, "only the kept one is left, not {bonds:?}");
+    let bound_secrets = cluster.bound_secrets().await?;
+    ensure!(bound_secrets.len() == 1, "only the kept one is left, not {bound_secrets:?}");
     Ok(())
 }
 
@@ -136,7 +136,8 @@ async fn it_survives_a_crash_after_each_write() -> Result<()> {
         }
     }
     println!("crashed after each of {} writes here and {} in Rancher", crashes[0], crashes[1]);
-    // Here: three of the status, the bond, the token, the record of both ends. There: publish, drop.
+    // Here: three of the status, the bound Secret, the token, the record of both ends. There:
+    // publish, drop.
     ensure!(crashes[0] >= 7 && crashes[1] >= 2, "{crashes:?}: were all observed?");
     Ok(())
 }

@@ -78,8 +78,11 @@ impl Site {
                 "not at rest: {status:?}"
             );
             let current = status.current.context("none is current")?.name;
-            let bonds = self.cluster.bonds().await?;
-            ensure!(bonds == BTreeSet::from([current.clone()]), "{bonds:?}, not {current}");
+            let bound_secrets = self.cluster.bound_secrets().await?;
+            ensure!(
+                bound_secrets == BTreeSet::from([current.clone()]),
+                "{bound_secrets:?}, not {current}"
+            );
             let users = self.config()?["users"].as_array().map_or(0, Vec::len);
             ensure!(users == 1, "{users} users");
             anyhow::Ok(true)
@@ -229,7 +232,7 @@ async fn what_would_not_work_for_the_driver_is_not_published() -> Result<()> {
     said("MintFailed", &["there is no ServiceAccount default/missing"]).await?;
     cluster.gone().await?;
     ensure!(site.there.content(&site.cc) == before, "it was written");
-    ensure!(cluster.bonds().await?.is_empty(), "{:?}", cluster.bonds().await?);
+    ensure!(cluster.bound_secrets().await?.is_empty(), "{:?}", cluster.bound_secrets().await?);
 
     // The rights are there by now.
     site.account(&[]).await?;

@@ -279,7 +279,7 @@ impl Rotation {
     ) -> Result<(IssuedTokens, Option<CloudCredentialView>, TargetState), RancherError> {
         let known = issuer.issued().await?;
         let sight = match self.place {
-            Where::Credential => Some(issuer.look(&site.cc, &known).await?),
+            Where::Credential => Some(issuer.read_target(&site.cc, &known).await?),
             Where::Key => None,
         };
         let target = if let Some(sight) = &sight {
