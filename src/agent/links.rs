@@ -33,7 +33,8 @@ use rtnetlink::{
     new_multicast_connection,
 };
 
-use crate::domain::dhcp::{Mac, agent_name};
+use crate::domain::dhcp::Mac;
+use crate::domain::dhcp_lease::agent_name;
 
 /// Errors of the kernel, as negative errno.
 const EXISTS: i32 = -17;

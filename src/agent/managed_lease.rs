@@ -9,9 +9,9 @@ use kube::{Resource as _, ResourceExt as _};
 use super::clock;
 use crate::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus};
 use crate::domain::dhcp::{
-    ClientId, ClientIdentity, ClientOptions, ClientState, DhcpClient, LeaseRecord, Mac, Moment,
-    OpenSockets, former, held,
+    ClientId, ClientIdentity, ClientOptions, ClientState, DhcpClient, LeaseRecord, Mac, OpenSockets,
 };
+use crate::domain::dhcp_lease::status::{Moment, former, held};
 
 /// State of a lease's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

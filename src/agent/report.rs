@@ -2,7 +2,8 @@
 
 use super::DhcpAgent;
 use super::managed_lease::ManagedLease;
-use crate::domain::dhcp::{ClientEvent, ClientTrouble, LeaseRecord, reason};
+use crate::domain::dhcp::{ClientEvent, ClientTrouble, LeaseRecord};
+use crate::domain::dhcp_lease::status::reason;
 
 /// Counts, logs and publishes an event of a lease.
 pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent) {

@@ -19,10 +19,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Context;
 use crate::api::ANNOTATION_DHCP_STATUS;
-use crate::domain::dhcp::{AGENT_PREFIX, agent_name};
 use crate::domain::dhcp_lease::WantedAgent;
 use crate::domain::dhcp_lease::agent_deployment::{self, DeploymentChange, StoredDeployment};
 use crate::domain::dhcp_lease::network_status::{self, AgentFacts};
+use crate::domain::dhcp_lease::{AGENT_PREFIX, agent_name};
 use crate::domain::limits::backoff::backoff;
 use crate::k8s::informer::{self, ObjectEvent};
 use crate::k8s::views::AgentNetwork;

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::Context;
 use crate::api::{ANNOTATION_IMPORT_REPORT, ANNOTATION_IMPORTED, IPPool};
+use crate::domain::load_balancer::facts;
 use crate::domain::pools::kube_vip_import::{
     self, ImportFacts, ImportPlan, NAME, NAMESPACE, NewPool,
 };
@@ -89,7 +90,7 @@ async fn known(ctx: &Context) -> Result<ImportFacts, CallError> {
     let pools = Api::<IPPool>::all(ctx.client.clone());
     let pools = call(pools.list(&ListParams::default())).await?.items;
     let all = ctx.views.load_balancers.state();
-    Ok(ImportFacts::new(pools, all.iter().map(AsRef::as_ref)))
+    Ok(ImportFacts::new(pools, facts::addresses(all.iter().map(AsRef::as_ref))))
 }
 
 /// Creates the planned pools. A refused pool is reported, and the others are created.

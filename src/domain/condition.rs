@@ -1,6 +1,6 @@
 //! Conditions of all kinds of objects. All conditions have one form, and one function sets them.
 
-use crate::load_balancer::bounds::{self, LONGEST_TEXT};
+use crate::limits::text::{LONGEST_TEXT, cut};
 use api::{Condition, ConditionStatus, READY};
 
 /// Condition `Ready`, without times. An empty message is left out, and a long message is cut.
@@ -9,7 +9,7 @@ pub(super) fn condition(status: ConditionStatus, reason: &str, message: String) 
         type_: READY.to_owned(),
         status,
         reason: Some(reason.to_owned()),
-        message: Some(bounds::cut(message, LONGEST_TEXT)).filter(|m| !m.is_empty()),
+        message: Some(cut(message, LONGEST_TEXT)).filter(|m| !m.is_empty()),
         ..Condition::default()
     }
 }

@@ -21,7 +21,7 @@ pub mod support_report;
 pub mod takeover;
 pub mod vm_backends;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Facts about a LoadBalancer for decisions. Cheap to clone into a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -80,4 +80,17 @@ pub struct Claim {
     pub pool: String,
     /// Claimed IP address.
     pub ip: IpAddr,
+}
+
+/// Leased address, with its subnet and network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeasedAddress {
+    /// Leased IP address.
+    pub ip: Ipv4Addr,
+    /// Mask of the subnet, if the server sent one.
+    pub mask: Option<Ipv4Addr>,
+    /// Router of the subnet, if the server sent one.
+    pub gateway: Option<Ipv4Addr>,
+    /// Network on which the address was leased, `namespace/name`.
+    pub network: String,
 }

@@ -11,7 +11,7 @@ use kube_runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::Notify;
 
 use crate::domain::limits::fair_queue::FairQueue;
-use crate::domain::load_balancer::bounds::cut;
+use crate::domain::limits::text::cut;
 use crate::metrics::Metrics;
 
 /// Maximum number of Events that are written without delay, after a time without Events.

@@ -10,7 +10,7 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use crate::domain::load_balancer::bounds::{LONGEST_TEXT, cut};
+use crate::domain::limits::text::{LONGEST_TEXT, cut};
 
 /// An object, or the reason why it does not fit its type.
 #[derive(Clone, Debug)]

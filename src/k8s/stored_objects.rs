@@ -102,7 +102,7 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
     if map.annotations().get(ANNOTATION_IMPORTED).is_some_and(|done| done == "true") {
         return Vec::new();
     }
-    let known = ImportFacts::new(pools.to_vec(), lbs);
+    let known = ImportFacts::new(pools.to_vec(), facts::addresses(lbs));
     let import = kube_vip_import::plan(&map.data.unwrap_or_default(), &known);
     let new = import.pools.into_iter().filter(|pool| !pool.there);
     new.map(|new| {

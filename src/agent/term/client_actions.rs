@@ -6,7 +6,8 @@ use super::super::managed_lease::PendingWrite;
 use super::super::packet_socket::FrameFilter;
 use super::super::{clock, report};
 use super::AgentTerm;
-use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets, state};
+use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets};
+use crate::domain::dhcp_lease::status::state;
 use crate::k8s::leadership::LeadershipClaim;
 
 /// Time for which the socket stays open, or accepts ARP, after the last client needed the socket or

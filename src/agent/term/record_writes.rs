@@ -6,7 +6,8 @@ use super::super::clock;
 use super::super::managed_lease::{PendingWrite, moment};
 use super::AgentTerm;
 use crate::api::{DHCPLease, DHCPLeaseStatus};
-use crate::domain::dhcp::{Mac, link_failed, report, status_patch};
+use crate::domain::dhcp::Mac;
+use crate::domain::dhcp_lease::status::{link_failed, report, status_patch};
 use crate::k8s::CallError;
 
 /// Maximum number of writes at the same time. More writes do not make an API server faster.

@@ -11,16 +11,18 @@ use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::preview::PlannedWrite;
 use crate::domain::vm_backends::endpoint_slices::{
-    self, AnnouncingNode, EndpointPort, SliceWrite, StoredSlice, remembered,
+    self, AnnouncingNode, SliceWrite, StoredSlice, remembered,
 };
 use crate::domain::vm_backends::endpoints::{
     AddressFamily, VmEndpoint, WantedAddresses as Members,
 };
 use crate::domain::vm_backends::health;
+use crate::domain::vm_backends::lb_identity::LbIdentity;
 use crate::domain::vm_backends::listeners::{self, BackendCounts, ServiceState, ServingStatus};
+use crate::domain::vm_backends::ports::EndpointPort;
 use crate::domain::vm_backends::service::stored::read_service;
 use crate::domain::vm_backends::service::{
-    self, HeldServiceStep, LbIdentity, ServicePlan, StoredService, WantedService,
+    self, HeldServiceStep, ServicePlan, StoredService, WantedService,
 };
 use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};

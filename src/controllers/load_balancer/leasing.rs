@@ -12,7 +12,8 @@ use kube::{Api, Resource, ResourceExt};
 
 use super::{LbContext, ReconcileError};
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::dhcp_lease::{self, LeasedAddress, LeasingFacts, LeasingStep};
+use crate::domain::LeasedAddress;
+use crate::domain::dhcp_lease::{self, LeasingFacts, LeasingStep};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::reason::{self, NoLease};

@@ -18,10 +18,6 @@ mod identity;
 mod mac;
 pub mod wire;
 
-pub use crate::dhcp_lease::agent_name::{AGENT_PREFIX, agent_name};
-pub use crate::dhcp_lease::status::{
-    Moment, former, held, link_failed, reason, report, state, status_patch,
-};
 pub use client::jitter::{TokenBucket, phase, start_within};
 pub use client::offer_check::OfferFault;
 pub use client::output::{

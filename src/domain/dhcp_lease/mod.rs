@@ -17,13 +17,13 @@
 
 mod address_conflict;
 pub mod agent_deployment;
-pub(crate) mod agent_name;
+mod agent_name;
 mod kube_vip_takeover;
 pub mod network_status;
 mod networks;
 mod requested_identity;
 mod retention;
-pub(crate) mod status;
+pub mod status;
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -32,11 +32,13 @@ use chrono::{DateTime, FixedOffset, TimeDelta};
 use ipnet::Ipv4Net;
 use serde_json::{Value, json};
 
+use crate::LeasedAddress;
 use crate::dhcp::{ClientIdForm, ClientIdentity};
 use crate::load_balancer::facts;
 use crate::reason::{LEASE_LOST, NoLease};
 use crate::vm_backends::service;
 pub use address_conflict::{AddressUses, OtherHolder, PoolSegment, obstacle};
+pub use agent_name::{AGENT_PREFIX, agent_name};
 use api::{
     ANNOTATION_DHCP, DHCP_FINALIZER, DHCPLease, DHCPLeaseSpec, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
     LeaseState, LoadBalancer, OnLeaseLoss, READY,
@@ -76,19 +78,6 @@ pub enum LeasingStep {
     Wait(NoLease),
     /// Publish this address, unless it conflicts with another object.
     Take(LeasedAddress),
-}
-
-/// Leased address, with its subnet and network.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeasedAddress {
-    /// Leased IP address.
-    pub ip: Ipv4Addr,
-    /// Mask of the subnet, if the server sent one.
-    pub mask: Option<Ipv4Addr>,
-    /// Router of the subnet, if the server sent one.
-    pub gateway: Option<Ipv4Addr>,
-    /// Network on which the address was leased, `namespace/name`.
-    pub network: String,
 }
 
 /// Facts that decide the next step for a LoadBalancer.

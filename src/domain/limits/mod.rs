@@ -1,6 +1,7 @@
-//! Limits on load: connections, queues, and the size of texts that are read.
+//! Limits on load: connections, queues, and the size of texts that are read, stored and reported.
 
 pub mod backoff;
 pub mod connections;
 pub mod fair_queue;
 pub mod json_size;
+pub mod text;

@@ -20,8 +20,9 @@ use kube_runtime::watcher::Config;
 
 use super::{ChangeEvent, InformerContext, LEASING, ViewPart, Views, lock};
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::dhcp::{AGENT_PREFIX, ClientIdForm, agent_name};
+use crate::domain::dhcp::ClientIdForm;
 use crate::domain::dhcp_lease::{self, AgentLease, DhcpDeclaration};
+use crate::domain::dhcp_lease::{AGENT_PREFIX, agent_name};
 use crate::domain::load_balancer::facts;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, key};

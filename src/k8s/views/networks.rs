@@ -16,7 +16,7 @@ use crate::api::{
     ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_CLUSTER_NETWORK, LABEL_VLAN, LoadBalancer,
 };
 use crate::domain::dhcp_lease::{DhcpDeclaration, NetworkForm};
-use crate::domain::load_balancer::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
+use crate::domain::limits::text::{LONGEST_TEXT, LONGEST_WORD, cut};
 use crate::domain::load_balancer::facts;
 use crate::domain::network::NetworkAttachment;
 use crate::domain::vm_backends::backend_address::NetworkRange;

@@ -4,7 +4,8 @@ use kube::Resource;
 
 use super::Views;
 use crate::api::LoadBalancer;
-use crate::domain::dhcp_lease::{self, AddressUses, LeasedAddress, OtherHolder, PoolSegment};
+use crate::domain::LeasedAddress;
+use crate::domain::dhcp_lease::{self, AddressUses, OtherHolder, PoolSegment};
 use crate::domain::load_balancer::facts;
 use crate::domain::reason::NoLease;
 use crate::k8s::informer::key;

@@ -249,7 +249,7 @@ fn an_agent_that_comes_or_goes_wakes_those_that_lease_on_its_network() {
         }));
         leader.views.set_agent(&lease);
     };
-    let agent = crate::domain::dhcp::agent_name("ns/lan");
+    let agent = crate::domain::dhcp_lease::agent_name("ns/lan");
     lease(&agent, "one", "2026-01-01T00:00:00.000000Z");
     leader.reports(&["ns/leased"]);
     lease(&agent, "one", "2026-01-01T00:00:01.000000Z");

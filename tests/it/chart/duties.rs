@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use harvester_guest_operator::api::TokenRotation;
-use harvester_guest_operator::domain::dhcp::agent_name;
+use harvester_guest_operator::domain::dhcp_lease::agent_name;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::domain::dhcp::agent_name;
+use harvester_guest_operator::domain::dhcp_lease::agent_name;
 
 use harvester_guest_operator::domain::dhcp_lease::agent_deployment::deployment;
 use serde_json::{Value, json};

@@ -6,7 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::{
     ANNOTATION_NETWORK, DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus,
 };
-use harvester_guest_operator::domain::dhcp::{ClientIdentity, agent_name};
+use harvester_guest_operator::domain::dhcp::ClientIdentity;
+use harvester_guest_operator::domain::dhcp_lease::agent_name;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt as _};

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::ANNOTATION_DHCP_SUBNETS;
-use harvester_guest_operator::domain::dhcp::agent_name;
+use harvester_guest_operator::domain::dhcp_lease::agent_name;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{ListParams, Patch, PatchParams};

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use chrono::{TimeDelta, Utc};
 use harvester_guest_operator::api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, DHCPLease, LoadBalancer};
-use harvester_guest_operator::domain::dhcp::agent_name;
+use harvester_guest_operator::domain::dhcp_lease::agent_name;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};

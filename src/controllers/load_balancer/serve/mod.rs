@@ -23,9 +23,10 @@ use crate::domain::load_balancer::status::{self, AddressOutcome};
 use crate::domain::vm_backends::endpoint_slices::remembered;
 use crate::domain::vm_backends::endpoints::{self, VmBackend};
 use crate::domain::vm_backends::health::{self, CheckSettings, ProbeTarget};
+use crate::domain::vm_backends::lb_identity::LbIdentity;
 use crate::domain::vm_backends::listeners::{self, BackendCounts, ServiceState, ServingStatus};
 use crate::domain::vm_backends::service as service_domain;
-use crate::domain::vm_backends::service::{LbIdentity, WantedService};
+use crate::domain::vm_backends::service::WantedService;
 use crate::k8s::CallError;
 
 /// Maximum number of attempts at one write, if the object changes during each attempt.

@@ -9,10 +9,11 @@ use kube::Api;
 use super::{REPETITIONS, ServiceTarget, WriteObstacle, into_error};
 use crate::controllers::load_balancer::ReconcileError;
 use crate::domain::vm_backends::endpoint_slices::{
-    self, AnnouncingNode, EndpointPort, SlicePlan, SliceWrite, StoredSlice,
+    self, AnnouncingNode, SlicePlan, SliceWrite, StoredSlice,
 };
 use crate::domain::vm_backends::endpoints::AddressFamily;
 use crate::domain::vm_backends::listeners::BackendCounts;
+use crate::domain::vm_backends::ports::EndpointPort;
 use crate::domain::vm_backends::service;
 use crate::domain::vm_backends::service::stored::owners;
 use crate::k8s::views::OwnedSlice;

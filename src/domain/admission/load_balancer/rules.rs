@@ -95,7 +95,7 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     if listeners::is_vm(lb) {
         texts.extend(name.and_then(listeners::name_fault));
         texts.extend(listeners::listeners(&lb.spec).err());
-        texts.extend(bounds::selector_fault(&lb.spec));
+        texts.extend(listeners::selector_fault(&lb.spec));
     }
     let check = health::check(&lb.spec).err();
     let form = || lb.spec.health_check.as_ref().and_then(|check| health::form(check).err());

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use super::rivals::{API_VERSION, KIND, first_rival, made_by};
-use crate::load_balancer::bounds::{LONGEST_TEXT, cut};
+use crate::limits::text::{LONGEST_TEXT, cut};
 use api::{
     CloudCredentialTarget, ConditionStatus, LABEL_ROTATION, READY, SecretTarget, Target,
     TokenRotation,

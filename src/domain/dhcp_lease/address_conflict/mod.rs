@@ -13,7 +13,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use super::LeasedAddress;
+use crate::LeasedAddress;
 use crate::network::Segment;
 use crate::network::infrastructure::Reserved;
 use crate::pools::conflict::PoolFacts;

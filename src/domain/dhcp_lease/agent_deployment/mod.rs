@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use super::agent_name::agent_name;
 use super::networks::DhcpDeclaration;
-use crate::dhcp::agent_name;
 
 /// Label that names the manager of an object, with this operator as the value. On the chart's own
 /// objects, the value is Helm.

@@ -10,9 +10,9 @@ use chrono::{DateTime, FixedOffset, SecondsFormat};
 use serde::{Deserialize, Serialize};
 
 use super::agent_deployment::{StoredDeployment, node_label};
+use super::agent_name::agent_name;
 use super::networks::WantedAgent;
-use crate::dhcp::agent_name;
-use crate::load_balancer::bounds::{LONGEST_WORD, cut};
+use crate::limits::text::{LONGEST_WORD, cut};
 
 /// Facts about a network's agent.
 #[derive(Clone, Debug)]

@@ -11,6 +11,10 @@ use std::collections::BTreeMap;
 
 use sha2::{Digest, Sha256};
 
+use crate::limits::text::{LONGEST_TEXT, LONGEST_WORD, cut, shorten, shorten_some};
+use crate::vm_backends::health::{LONGEST_BUNDLE, LONGEST_PATH, MOST_STATUSES};
+use crate::vm_backends::listeners::{LONGEST_LABEL, LONGEST_VALUE, MOST_LABELS, MOST_VALUES};
+use crate::vm_backends::ports::MOST_LISTENERS;
 use api::{
     ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_DHCP, ANNOTATION_DHCP_CLIENT_ID,
     ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK, AllocatedAddress, Condition, HealthCheck,
@@ -18,27 +22,13 @@ use api::{
     LB_FINALIZER, LoadBalancer, LoadBalancerSpec, READY,
 };
 
-/// Maximum number of labels in a selector.
-pub const MOST_LABELS: usize = 16;
-/// Maximum number of values in a selector, of all labels together.
-pub const MOST_VALUES: usize = 64;
-/// Longest label in characters, its prefix and the slash included (Kubernetes' own limit).
-pub const LONGEST_LABEL: usize = 317;
-/// Longest value of a label, in characters (Kubernetes' own limit).
-pub const LONGEST_VALUE: usize = 63;
 /// Longest name, in characters. Cloud providers of guest clusters cut names to this length, and the
 /// name of a Service cannot be longer.
 pub const LONGEST_NAME: usize = 63;
-/// Maximum number of listeners of one LoadBalancer.
-pub const MOST_LISTENERS: usize = 256;
-/// Longest text in a condition, an Event or an annotation, in bytes.
-pub const LONGEST_TEXT: usize = 1024;
 /// Maximum size of other clients' entries in a list, in bytes. The lists are finalizers and
 /// conditions, which this operator writes as a whole. An object beyond this limit is read again
 /// before a write.
 const MOST_FOREIGN: usize = 1024;
-/// Longest name, address, time or other short field, in bytes.
-pub const LONGEST_WORD: usize = 320;
 /// Longest list of addresses that is stored in the view. A longer list is replaced by its digest.
 const LONGEST_LIST: usize = 16;
 /// Maximum number of bytes of a trimmed object, not counting the names of listeners and a bundle of
@@ -59,60 +49,12 @@ const ANNOTATIONS: [&str; 10] = [
     KUBE_VIP_REQUESTED_IP,
 ];
 
-/// The text, cut to at most `longest` bytes, with three dots at the end if it was cut.
-pub fn cut(mut text: String, longest: usize) -> String {
-    shorten(&mut text, longest);
-    text
-}
-
-fn shorten(text: &mut String, longest: usize) {
-    if text.len() <= longest {
-        return;
-    }
-    let end = text.floor_char_boundary(longest.saturating_sub(3));
-    text.truncate(end);
-    text.push_str("...");
-    text.shrink_to_fit();
-}
-
-fn shorten_some(text: &mut Option<String>, longest: usize) {
-    if let Some(text) = text {
-        shorten(text, longest);
-    }
-}
-
 /// Fault of a name that is too long. `None`: no fault. The length is limited because each claim
 /// stores the name in the pool's object, and all claims share the size limit of this object.
 pub fn name_fault(name: &str) -> Option<String> {
     (name.len() > LONGEST_NAME).then(|| {
         format!("metadata.name: is longer than {LONGEST_NAME} characters: choose a shorter one")
     })
-}
-
-/// Fault of a selector: field, fault and remedy. `None`: no fault. A selector with a fault selects
-/// no VM.
-pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
-    const FIELD: &str = "spec.backendServerSelector";
-    let selector = spec.backend_server_selector.as_ref()?;
-    if selector.len() > MOST_LABELS {
-        return Some(format!(
-            "{FIELD}: more than {MOST_LABELS} labels: name {MOST_LABELS} at most"
-        ));
-    }
-    if selector.values().map(Vec::len).sum::<usize>() > MOST_VALUES {
-        return Some(format!(
-            "{FIELD}: more than {MOST_VALUES} values in all: give the VMs a label of their own and select that"
-        ));
-    }
-    let long_label = selector.keys().find(|label| label.len() > LONGEST_LABEL);
-    let long_value = selector.values().flatten().find(|value| value.len() > LONGEST_VALUE);
-    let (text, longest) = match (long_label, long_value) {
-        (Some(label), _) => (label, LONGEST_LABEL),
-        (None, Some(value)) => (value, LONGEST_VALUE),
-        (None, None) => return None,
-    };
-    let shown = cut(text.clone(), 40);
-    Some(format!("{FIELD}: {shown:?} is longer than {longest} characters: no VM can have it"))
 }
 
 /// Removes fields that decisions do not use, and cuts values beyond their limits. Returns whether a
@@ -251,7 +193,6 @@ fn trim_selector(selector: BTreeMap<String, Vec<String>>) -> BTreeMap<String, Ve
 }
 
 fn trim_check(check: &mut HealthCheck) {
-    use crate::vm_backends::health::{LONGEST_BUNDLE, LONGEST_PATH, MOST_STATUSES};
     shorten_some(&mut check.protocol, LONGEST_WORD);
     shorten_some(&mut check.path, LONGEST_PATH + 1);
     shorten_some(&mut check.server_name, LONGEST_WORD);

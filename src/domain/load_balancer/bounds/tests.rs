@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::vm_backends::listeners::selector_fault;
 
 fn lb(object: &Value) -> LoadBalancer {
     serde_json::from_value(object.clone()).unwrap()
@@ -170,12 +171,4 @@ fn a_list_and_its_digest_stand_for_the_same() {
             assert!(!is_list(&kept, &other) || other == list(n), "{n}");
         }
     }
-}
-
-#[test]
-fn texts_are_cut_between_characters() {
-    assert_eq!(cut("short".into(), 10), "short");
-    assert_eq!(cut("0123456789".into(), 10), "0123456789");
-    assert_eq!(cut("0123456789a".into(), 10), "0123456...");
-    assert_eq!(cut("ääääää".into(), 10), "äää...");
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::bounds::{LONGEST_WORD, cut};
+use crate::limits::text::{LONGEST_WORD, cut};
 use crate::network::Segment;
 use crate::pools::allocator::WorldEntry;
 use crate::pools::selection::PoolRequirement;
@@ -95,6 +95,14 @@ pub fn owner(lb: &LoadBalancer) -> Owner {
 pub fn name(lb: &LoadBalancer) -> String {
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     format!("{}/{}", part(&lb.metadata.namespace), part(&lb.metadata.name))
+}
+
+/// Address in the status of each LoadBalancer, by `namespace/name`. `None`: no address.
+pub fn addresses<'a>(
+    lbs: impl IntoIterator<Item = &'a LoadBalancer>,
+) -> BTreeMap<String, Option<IpAddr>> {
+    let address = |lb: &LoadBalancer| lb.status.as_ref()?.address.as_deref()?.parse().ok();
+    lbs.into_iter().map(|lb| (name(lb), address(lb))).collect()
 }
 
 /// Requirement that a pool must meet. The namespace is the LoadBalancer's own, and the project

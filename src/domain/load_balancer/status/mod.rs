@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use serde_json::{Map, Value, json};
 
 use super::{bounds, facts};
+use crate::LeasedAddress;
 use crate::condition::{condition, with_condition};
-use crate::dhcp_lease::LeasedAddress;
 use crate::pools::allocator::ClaimResult;
 use crate::reason;
 use crate::reason::NoLease;

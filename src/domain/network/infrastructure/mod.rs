@@ -11,7 +11,6 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::Segment;
-use crate::pools::ranges::PoolRanges;
 
 /// The kind and name of the object that an address of the cluster belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -172,23 +171,6 @@ impl Infrastructure {
     pub fn entries(&self) -> impl Iterator<Item = (&Reserved, &[IpNet])> {
         self.by_object.iter().map(|(object, networks)| (object, networks.as_slice()))
     }
-}
-
-/// Held-back networks that overlap the ranges.
-pub fn within(all: &HeldBack, ranges: &PoolRanges) -> HeldBack {
-    let mut found = HeldBack::new();
-    for stretch in ranges.stretches() {
-        let first = IpNet::from(stretch.first);
-        let around = (0..first.max_prefix_len()).filter_map(|length| {
-            let network = IpNet::new(first.addr(), length).ok()?.trunc();
-            all.get_key_value(&network)
-        });
-        let last = IpNet::from(stretch.last);
-        // The map is sorted by address, then by length. So the range `first..=last` has all
-        // networks that begin within the stretch.
-        found.extend(around.chain(all.range(first..=last)).map(|(net, what)| (*net, what.clone())));
-    }
-    found
 }
 
 fn length(network: IpNet) -> (bool, u8) {

@@ -1,6 +1,7 @@
 //! Tests of reservations: their addresses, their objects, and their duration.
 
 use super::*;
+use crate::pools::ranges::PoolRanges;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -138,7 +139,7 @@ fn networks_are_found_that_have_addresses_of_the_ranges() {
             gateway: Some(if first.contains(':') { "fd00::1" } else { "10.255.0.1" }.into()),
             ..Default::default()
         };
-        let found = within(&held_back, &PoolRanges::parse(&[range]).unwrap());
+        let found = PoolRanges::parse(&[range]).unwrap().held_back(&held_back);
         assert_eq!(found.keys().copied().collect::<Vec<_>>(), nets(expected), "{first}");
     }
 }

@@ -23,9 +23,8 @@ use serde::Deserialize;
 
 use super::conflict::{self, PoolFacts};
 use super::ranges::PoolRanges;
-use crate::load_balancer::facts;
 use crate::network::Segment;
-use api::{DHCP_ADDRESS, IPPool, IPPoolSpec, LoadBalancer, Range, Scope, Selector};
+use api::{DHCP_ADDRESS, IPPool, IPPoolSpec, Range, Scope, Selector};
 
 /// Namespace of kube-vip's ConfigMap.
 pub const NAMESPACE: &str = "kube-system";
@@ -56,13 +55,8 @@ pub struct ImportFacts {
 
 impl ImportFacts {
     /// State with these pools and LoadBalancers.
-    pub fn new<'a>(
-        pools: Vec<IPPool>,
-        load_balancers: impl IntoIterator<Item = &'a LoadBalancer>,
-    ) -> Self {
-        let address = |lb: &LoadBalancer| lb.status.as_ref()?.address.as_deref()?.parse().ok();
-        let all = load_balancers.into_iter().map(|lb| (facts::name(lb), address(lb)));
-        Self { pools, load_balancers: all.collect(), namespace: NAMESPACE.to_owned() }
+    pub fn new(pools: Vec<IPPool>, load_balancers: BTreeMap<String, Option<IpAddr>>) -> Self {
+        Self { pools, load_balancers, namespace: NAMESPACE.to_owned() }
     }
 }
 

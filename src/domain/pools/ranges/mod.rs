@@ -14,6 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
+use crate::network::infrastructure::HeldBack;
 use api;
 
 /// Stretch of consecutive addresses of one subnet that can be given out.
@@ -122,6 +123,25 @@ impl PoolRanges {
         let after = self.stretches.partition_point(|s| s.first <= ip);
         let stretch = self.stretches[..after].last()?;
         (ip <= stretch.last).then_some(stretch)
+    }
+
+    /// Networks of `all` that overlap the ranges.
+    pub fn held_back(&self, all: &HeldBack) -> HeldBack {
+        let mut found = HeldBack::new();
+        for stretch in self.stretches() {
+            let first = IpNet::from(stretch.first);
+            let around = (0..first.max_prefix_len()).filter_map(|length| {
+                let network = IpNet::new(first.addr(), length).ok()?.trunc();
+                all.get_key_value(&network)
+            });
+            let last = IpNet::from(stretch.last);
+            // The map is sorted by address, then by length. So the range `first..=last` has all
+            // networks that begin within the stretch.
+            found.extend(
+                around.chain(all.range(first..=last)).map(|(net, what)| (*net, what.clone())),
+            );
+        }
+        found
     }
 
     /// Routers of the ranges' networks.

@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::super::endpoints::{AddressFamily, VmEndpoint};
-use super::super::service::{LbIdentity, owner_reference};
-use super::EndpointPort;
+use super::super::lb_identity::{LbIdentity, owner_reference};
+use super::super::ports::EndpointPort;
 use api::{LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, SLICE_MANAGER};
 
 /// Annotation with the time of the last event that changed a slice's endpoints. kube-proxy uses the

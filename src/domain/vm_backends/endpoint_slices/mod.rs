@@ -18,6 +18,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use super::endpoints::{AddressFamily, VmEndpoint};
+use super::ports::EndpointPort;
 pub use body::{SliceBody, create, patch};
 
 /// Largest number of endpoints in a slice, as in Kubernetes' own controller.
@@ -38,17 +39,6 @@ pub struct AnnouncingNode {
     pub name: Arc<str>,
     /// Addresses of the node itself.
     pub addresses: Vec<IpAddr>,
-}
-
-/// Port of every endpoint in a slice.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct EndpointPort {
-    /// Name of the listener.
-    pub name: String,
-    /// Protocol: TCP or UDP.
-    pub protocol: String,
-    /// Port of the VMs.
-    pub port: u16,
 }
 
 /// Stored EndpointSlice of a LoadBalancer.

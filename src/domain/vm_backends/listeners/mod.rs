@@ -7,26 +7,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::backend_address::AddressFault;
-use super::endpoint_slices::EndpointPort;
 use super::endpoints::{VmBackend, VmEndpoint};
+use super::ports::{EndpointPort, ListenerPort, MOST_LISTENERS};
 use super::selector_index::Selector;
 use super::service::SettingMisfit;
-use crate::load_balancer::bounds::{self, MOST_LISTENERS};
+use crate::limits::text::cut;
 use crate::reason;
 use api::{ConditionStatus, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
 
-/// Listener: a port of the address, and the port of the VMs to which it leads.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListenerPort {
-    /// Name of the listener; may be empty if it is the only listener.
-    pub name: String,
-    /// Protocol: TCP or UDP.
-    pub protocol: String,
-    /// Port of the address.
-    pub port: u16,
-    /// Port of the VMs.
-    pub backend_port: u16,
-}
+/// Maximum number of labels in a selector.
+pub const MOST_LABELS: usize = 16;
+/// Maximum number of values in a selector, of all labels together.
+pub const MOST_VALUES: usize = 64;
+/// Longest label in characters, its prefix and the slash included (Kubernetes' own limit).
+pub const LONGEST_LABEL: usize = 317;
+/// Longest value of a label, in characters (Kubernetes' own limit).
+pub const LONGEST_VALUE: usize = 63;
 
 /// Whether the LoadBalancer is of type vm.
 pub fn is_vm(lb: &LoadBalancer) -> bool {
@@ -37,7 +33,33 @@ pub fn is_vm(lb: &LoadBalancer) -> bool {
 /// is empty or has a fault.
 pub fn selector(lb: &LoadBalancer) -> Option<&Selector> {
     let selector = lb.spec.backend_server_selector.as_ref().filter(|_| is_vm(lb))?;
-    Some(selector).filter(|all| !all.is_empty() && bounds::selector_fault(&lb.spec).is_none())
+    Some(selector).filter(|all| !all.is_empty() && selector_fault(&lb.spec).is_none())
+}
+
+/// Fault of a selector: field, fault and remedy. `None`: no fault. A selector with a fault selects
+/// no VM.
+pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
+    const FIELD: &str = "spec.backendServerSelector";
+    let selector = spec.backend_server_selector.as_ref()?;
+    if selector.len() > MOST_LABELS {
+        return Some(format!(
+            "{FIELD}: more than {MOST_LABELS} labels: name {MOST_LABELS} at most"
+        ));
+    }
+    if selector.values().map(Vec::len).sum::<usize>() > MOST_VALUES {
+        return Some(format!(
+            "{FIELD}: more than {MOST_VALUES} values in all: give the VMs a label of their own and select that"
+        ));
+    }
+    let long_label = selector.keys().find(|label| label.len() > LONGEST_LABEL);
+    let long_value = selector.values().flatten().find(|value| value.len() > LONGEST_VALUE);
+    let (text, longest) = match (long_label, long_value) {
+        (Some(label), _) => (label, LONGEST_LABEL),
+        (None, Some(value)) => (value, LONGEST_VALUE),
+        (None, None) => return None,
+    };
+    let shown = cut(text.clone(), 40);
+    Some(format!("{FIELD}: {shown:?} is longer than {longest} characters: no VM can have it"))
 }
 
 /// Text with the reason why the selector selects fewer VMs than expected, if there is such a
@@ -47,7 +69,7 @@ pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
         let address = address_for_name(spec)?;
         Some(format!("the selector names {address}, an address: name VMs or their labels"))
     };
-    bounds::selector_fault(spec).or_else(address)
+    selector_fault(spec).or_else(address)
 }
 
 /// Address in the selector in place of a VM's name, if there is one. An address selects no VM. Some

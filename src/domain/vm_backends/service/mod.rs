@@ -20,12 +20,12 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
-use super::endpoint_slices::EndpointPort;
 use super::endpoints::AddressFamily;
-use super::listeners::ListenerPort;
+use super::lb_identity::{LbIdentity, owner_reference};
+use super::ports::{EndpointPort, ListenerPort};
 use crate::network::NetworkAttachment;
 use crate::network::host_links::NetworkReach;
-use api::{DHCP_ADDRESS, GROUP, LABEL_SERVICE_LB};
+use api::{DHCP_ADDRESS, LABEL_SERVICE_LB};
 pub use held_back::{HELD_UNTIL, HeldServiceStep, IGNORED, NOT_ANNOUNCED, held, hold_back};
 pub use ineffective_settings::{SettingMisfit, misfit};
 use interface::{changed_hints, hints, is_elsewhere};
@@ -124,17 +124,6 @@ pub struct WantedService<'a> {
     pub attachment: Option<&'a NetworkAttachment>,
     /// Whether announcers reach the network by the bridge and VLAN of `attachment`.
     pub link: NetworkReach,
-}
-
-/// Identity of a LoadBalancer in references from its Service and EndpointSlices.
-#[derive(Clone, Copy, Debug)]
-pub struct LbIdentity<'a> {
-    /// `metadata.namespace`.
-    pub namespace: &'a str,
-    /// `metadata.name`.
-    pub name: &'a str,
-    /// `metadata.uid`.
-    pub uid: &'a str,
 }
 
 /// Next action on the Service.
@@ -401,16 +390,6 @@ fn port(listener: &ListenerPort, node_port: Option<i32>) -> Value {
         port["nodePort"] = json!(node_port);
     }
     port
-}
-
-/// Owner reference to a LoadBalancer for the objects that serve it.
-pub(super) fn owner_reference(lb: LbIdentity<'_>) -> Value {
-    json!({
-        "apiVersion": format!("{GROUP}/v1beta1"),
-        "kind": "LoadBalancer",
-        "name": lb.name,
-        "uid": lb.uid,
-    })
 }
 
 #[cfg(test)]

@@ -5,14 +5,15 @@ use k8s_openapi::api::discovery::v1::{Endpoint as FullEndpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::super::endpoint_slices::{EndpointPort, StoredSlice};
+use super::super::endpoint_slices::StoredSlice;
 use super::super::endpoints::{AddressFamily, VmEndpoint};
+use super::super::ports::{EndpointPort, MOST_LISTENERS};
 use super::settings::SETTINGS;
 use super::{
     ANNOUNCING_NODE, ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, HELD_UNTIL, MADE_WITH_POLICY,
     MADE_WITH_PORTS, NOT_ANNOUNCED, OwnerRef, StoredPort, StoredService,
 };
-use crate::load_balancer::bounds::{MOST_LISTENERS, cut};
+use crate::limits::text::cut;
 use api::{
     ANNOTATION_NETWORK, GROUP, KUBE_VIP_BROADCAST, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
     KUBE_VIP_REQUESTED_IP, LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER,

@@ -5,7 +5,6 @@ use ipnet::IpNet;
 
 use super::super::AdmissionAnswer;
 use super::{PoolQuestion, PoolRuleFacts};
-use crate::network::infrastructure::within;
 use crate::pools::ranges::AddressBlock;
 
 /// Refuses each new range that lies completely in a network of pods or Services.
@@ -13,7 +12,7 @@ pub(super) fn judge(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut
     let Some(ranges) = question.pool.ranges.as_ref().filter(|_| question.ranges_changed) else {
         return;
     };
-    let mut networks = within(&known.infrastructure, ranges);
+    let mut networks = ranges.held_back(&known.infrastructure);
     networks.retain(|_, what| what.is_network() && what.is_held_back_on(&known.segment));
     let rest = ranges.without(&networks.keys().copied().collect::<Vec<IpNet>>());
     for index in 0..question.spec.ranges.len() {

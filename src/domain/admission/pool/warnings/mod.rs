@@ -6,7 +6,6 @@ use ipnet::IpNet;
 
 use super::super::AdmissionAnswer;
 use super::{PoolQuestion, PoolRuleFacts};
-use crate::network::infrastructure::within;
 use crate::pools::ranges::{PoolRanges, to_u128};
 use api::Range;
 
@@ -87,7 +86,7 @@ fn is_link_local(net: &IpNet) -> bool {
 }
 
 fn of_addresses(ranges: &PoolRanges, known: &PoolRuleFacts, warnings: &mut Vec<String>) {
-    for (network, what) in within(&known.infrastructure, ranges).iter().take(FEW) {
+    for (network, what) in ranges.held_back(&known.infrastructure).iter().take(FEW) {
         let is_one = network.prefix_len() == network.max_prefix_len();
         warnings.push(if !what.is_held_back_on(&known.segment) {
             // A VM load balancer cannot use these addresses, because the nodes would announce its

@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use super::super::conflict::{self, PoolConflict, PoolContender};
 use super::{AllocatorPool, PoolAllocator};
 use crate::network::Segment;
-use crate::network::infrastructure::{HeldBack, Reserved, within};
+use crate::network::infrastructure::{HeldBack, Reserved};
 use crate::{Claim, Owner};
 
 /// State of the relations between pools.
@@ -172,7 +172,7 @@ impl PoolAllocator {
         for (name, pool) in &mut self.pools {
             let held_back = held_back.remove(name).unwrap_or_default();
             let conflict = conflicts.remove(name);
-            let mut infrastructure = within(&self.infrastructure, pool.ledger.ranges());
+            let mut infrastructure = pool.ledger.ranges().held_back(&self.infrastructure);
             infrastructure.retain(|_, what| what.is_held_back_on(&pool.segment));
             // In reverse order, the smallest of nested networks comes first, because it describes
             // an address best.

@@ -3,7 +3,7 @@
 
 mod model;
 
-use super::super::service::LbIdentity;
+use super::super::lb_identity::LbIdentity;
 use super::*;
 
 pub(super) const WEB: &str = "web";

@@ -4,7 +4,7 @@ use super::super::tests::{fresh, listeners, read, wanted};
 use super::super::{ServicePlan, WantedService, plan};
 use super::*;
 use crate::network::host_links::NetworkReach;
-use crate::vm_backends::listeners::ListenerPort;
+use crate::vm_backends::ports::ListenerPort;
 
 /// Settings of users.
 fn set() -> Value {

@@ -3,7 +3,7 @@
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use super::*;
-use crate::vm_backends::endpoint_slices::{self, EndpointPort};
+use crate::vm_backends::endpoint_slices;
 use crate::vm_backends::endpoints::VmEndpoint;
 use api::LABEL_SERVICE_NAME;
 

@@ -1,0 +1,43 @@
+//! Lengths of the texts that are stored and reported, and the cut of longer texts.
+
+/// Longest text in a condition, an Event or an annotation, in bytes.
+pub const LONGEST_TEXT: usize = 1024;
+/// Longest name, address, time or other short field, in bytes.
+pub const LONGEST_WORD: usize = 320;
+
+/// The text, cut to at most `longest` bytes, with three dots at the end if it was cut.
+pub fn cut(mut text: String, longest: usize) -> String {
+    shorten(&mut text, longest);
+    text
+}
+
+/// Cuts the text to at most `longest` bytes, with three dots at the end if it was cut.
+pub fn shorten(text: &mut String, longest: usize) {
+    if text.len() <= longest {
+        return;
+    }
+    let end = text.floor_char_boundary(longest.saturating_sub(3));
+    text.truncate(end);
+    text.push_str("...");
+    text.shrink_to_fit();
+}
+
+/// Cuts the text, if there is one, like [`shorten`].
+pub fn shorten_some(text: &mut Option<String>, longest: usize) {
+    if let Some(text) = text {
+        shorten(text, longest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_between_characters() {
+        assert_eq!(cut("short".into(), 10), "short");
+        assert_eq!(cut("0123456789".into(), 10), "0123456789");
+        assert_eq!(cut("0123456789a".into(), 10), "0123456...");
+        assert_eq!(cut("ääääää".into(), 10), "äää...");
+    }
+}

@@ -1,0 +1,28 @@
+//! Ports of a LoadBalancer's address, and of the endpoints behind it.
+
+/// Maximum number of listeners of one LoadBalancer.
+pub const MOST_LISTENERS: usize = 256;
+
+/// Listener: a port of the address, and the port of the VMs to which it leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerPort {
+    /// Name of the listener; may be empty if it is the only listener.
+    pub name: String,
+    /// Protocol: TCP or UDP.
+    pub protocol: String,
+    /// Port of the address.
+    pub port: u16,
+    /// Port of the VMs.
+    pub backend_port: u16,
+}
+
+/// Port of every endpoint in a slice.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EndpointPort {
+    /// Name of the listener.
+    pub name: String,
+    /// Protocol: TCP or UDP.
+    pub protocol: String,
+    /// Port of the VMs.
+    pub port: u16,
+}
