@@ -12,6 +12,7 @@ use crate::domain::dhcp::{
     ClientId, ClientIdentity, ClientOptions, ClientState, DhcpClient, LeaseRecord, Mac, OpenSockets,
 };
 use crate::domain::dhcp_lease::status::{Moment, former, held};
+use crate::domain::object_fields::resource_version::is_newer;
 
 /// State of a lease's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,13 +187,4 @@ impl ManagedLease {
 /// Current time on both clocks.
 pub(super) fn moment() -> Moment {
     Moment { now: clock::now(), wall: clock::wall() }
-}
-
-/// Compares resourceVersions, which are numbers in practice. If a version is not a number, every
-/// different version counts as newer, because it arrived later.
-fn is_newer(version: &str, than: &str) -> bool {
-    match (version.parse::<u64>(), than.parse::<u64>()) {
-        (Ok(version), Ok(than)) => version > than,
-        _ => version != than,
-    }
 }

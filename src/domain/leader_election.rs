@@ -9,6 +9,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use crate::object_fields::resource_version::number;
+
 /// Lease durations that may be configured, in seconds. After a leader's death, another replica
 /// leads within the configured duration plus one [`RETRY`].
 pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
@@ -119,16 +121,16 @@ pub enum LeaseAction {
 }
 
 /// Sign that the API server's etcd was restored from a backup: a resourceVersion is smaller than a
-/// resourceVersion that was read before. Versions of one cluster are numbers that grow (KEP-5504),
-/// and a Lease is read with a quorum. After such a restore, this process's caches contain objects
-/// with old versions. The API server will assign these versions again, to other content. A watch
-/// from such a version stays silent until the API server has reached the version.
+/// resourceVersion that was read before. A Lease is read with a quorum. After such a restore, this
+/// process's caches contain objects with old versions. The API server will assign these versions
+/// again, to other content. A watch from such a version stays silent until the API server has
+/// reached the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreWentBack {
     /// The greatest version read.
-    pub from: u64,
+    pub from: u128,
     /// The version read now.
-    pub to: u64,
+    pub to: u128,
 }
 
 impl fmt::Display for StoreWentBack {
@@ -147,7 +149,7 @@ impl fmt::Display for StoreWentBack {
 pub struct LeaseObserver {
     seen: Option<(LeaseSeen, Duration)>,
     /// The greatest version read.
-    newest: u64,
+    newest: u128,
 }
 
 impl LeaseObserver {
@@ -157,7 +159,8 @@ impl LeaseObserver {
             self.seen = None;
             return LeaseAction::Create;
         };
-        let version = lease.version.parse().unwrap_or(self.newest);
+        // A version that is not a number shows no restore.
+        let version = number(&lease.version).unwrap_or(self.newest);
         if version < self.newest {
             return LeaseAction::StartAnew(StoreWentBack { from: self.newest, to: version });
         }

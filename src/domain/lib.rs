@@ -5,7 +5,6 @@
 //! `clippy.toml` beside this file forbids the functions of the standard library that can.
 
 pub mod admission;
-mod condition;
 pub mod conversion;
 pub mod credentials;
 pub mod dhcp;
@@ -14,6 +13,7 @@ pub mod leader_election;
 pub mod limits;
 pub mod load_balancer;
 pub mod network;
+pub mod object_fields;
 pub mod pools;
 pub mod preview;
 pub mod reason;

@@ -28,6 +28,7 @@ use self::mailbox::{LedgerMessage, RequestBatch};
 pub use self::restored::keep_published;
 use self::stored::StoredPool;
 use super::Context;
+use crate::domain::object_fields::resource_version::is_newer;
 use crate::domain::pools::allocator::PoolAllocator;
 use crate::domain::pools::write_pacing::{WaitingRequests, WritePace};
 use crate::domain::{Claim, Owner};
@@ -142,7 +143,7 @@ impl LedgerTask {
             }
             LedgerMessage::PoolChanged(name, Some(version)) => {
                 let known = self.stored.get(&name);
-                if known.is_none_or(|pool| pool.is_older_than(&version)) {
+                if known.is_none_or(|pool| is_newer(&version, &pool.version)) {
                     batch.pools.insert(name);
                 }
             }

@@ -58,14 +58,4 @@ impl StoredPool {
         self.status.allocated.get(&ip) == Some(&owner.name)
             && self.status.allocated_owners.get(&ip) == Some(&owner.uid)
     }
-
-    /// Whether this pool is older than a resourceVersion from a watch. Versions of one resource are
-    /// increasing decimal numbers (KEP-5504). If a version is not a number, any different version
-    /// counts as newer.
-    pub(super) fn is_older_than(&self, version: &str) -> bool {
-        match (self.version.parse::<u64>(), version.parse::<u64>()) {
-            (Ok(known), Ok(observed)) => known < observed,
-            _ => self.version != version,
-        }
-    }
 }

@@ -43,6 +43,7 @@ use crate::domain::credentials::rotation::{
 };
 use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::credentials::token;
+use crate::domain::object_fields::resource_version::is_newer;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
 use crate::k8s::informer::ObjectEvent;
@@ -91,7 +92,7 @@ struct RotationContext {
     probes: Mutex<HashMap<Name, token_probe::TokenProbe>>,
     /// Version of each rotation after its last reconcile, and the time until which the rotation
     /// needs no further reconcile. The key is the rotation's name.
-    resting: Mutex<HashMap<Name, (u64, Instant)>>,
+    resting: Mutex<HashMap<Name, (String, Instant)>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -264,19 +265,19 @@ impl RotationContext {
 
     /// Records that this version of the rotation needs no reconcile during the pause.
     fn set_resting(&self, rotation: &TokenRotation, pause: Duration) {
-        if let Some(version) = version(rotation) {
-            let name = ObjectRef::from_obj(rotation);
-            lock(&self.resting).insert(name, (version, Instant::now() + pause));
-        }
+        let version = rotation.resource_version().unwrap_or_default();
+        let name = ObjectRef::from_obj(rotation);
+        lock(&self.resting).insert(name, (version, Instant::now() + pause));
     }
 
     /// Remaining pause of a rotation that has not changed since its reconcile. During the pause,
     /// events of this process's own writes trigger nothing.
     fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
-        let (left, until) = *lock(&self.resting).get(&ObjectRef::from_obj(rotation))?;
-        let is_known = version(rotation).is_some_and(|version| version <= left);
+        let version = rotation.metadata.resource_version.as_deref().unwrap_or_default();
+        let resting = lock(&self.resting);
+        let (left, until) = resting.get(&ObjectRef::from_obj(rotation))?;
         let rest = until.saturating_duration_since(Instant::now());
-        (is_known && !rest.is_zero()).then_some(rest)
+        (!is_newer(version, left) && !rest.is_zero()).then_some(rest)
     }
 
     /// Time until the turn of a rotation that is due. Turns limit how many rotations begin at the
@@ -305,11 +306,6 @@ impl RotationContext {
         lock(&self.probes).remove(name);
         lock(&self.resting).remove(name);
     }
-}
-
-/// resourceVersion as a number: versions of one resource increase (KEP-5504). `None`: not a number.
-fn version(rotation: &TokenRotation) -> Option<u64> {
-    rotation.metadata.resource_version.as_ref()?.parse().ok()
 }
 
 /// Time until the next reconcile, at most [`LONGEST_PAUSE`].

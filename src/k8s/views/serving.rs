@@ -16,6 +16,7 @@ use kube_runtime::watcher::Config;
 use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::LABEL_SERVICE_LB;
 use crate::domain::Owner;
+use crate::domain::object_fields::resource_version::{is_newer, is_older};
 use crate::domain::vm_backends::endpoint_slices::StoredSlice;
 use crate::domain::vm_backends::service::stored::{owner, owners, read_service, read_slice};
 use crate::k8s::informer::{self, ObjectEvent, key};
@@ -34,7 +35,7 @@ struct OwnedIndex<T> {
 
 struct OwnedEntry<T> {
     name: String,
-    version: u64,
+    version: String,
     object: T,
 }
 
@@ -113,30 +114,31 @@ impl<T: Clone> OwnedObjects<T> {
     /// Records this version of an object, from an event or a write. Returns whether this version is
     /// newer than the version in the view.
     pub fn note(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
-        let (key, version) = (beside(lb, name), number(version));
+        let key = beside(lb, name);
         let mut all = lock(&self.0);
-        if all.entry(&key).is_some_and(|entry| entry.version >= version) {
+        if all.entry(&key).is_some_and(|entry| !is_newer(version, &entry.version)) {
             return false;
         }
         all.remove(&key);
         let list = all.by_lb.entry(lb.to_owned()).or_default();
         let at = list.partition_point(|entry| *entry.name < *name);
-        list.insert(at, OwnedEntry { name: name.to_owned(), version, object });
+        let (name, version) = (name.to_owned(), version.to_owned());
+        list.insert(at, OwnedEntry { name, version, object });
         all.lb_of.insert(key, lb.to_owned());
         true
     }
 
     /// Whether the view has the object in this version or a later one.
     fn knows(&self, key: &str, version: &str) -> bool {
-        lock(&self.0).entry(key).is_some_and(|entry| entry.version >= number(version))
+        lock(&self.0).entry(key).is_some_and(|entry| !is_newer(version, &entry.version))
     }
 
     /// Records that an object is gone. If a `version` is given, an object of a later version stays
     /// in the view. Returns the LoadBalancer that the object served, if the object was removed.
     pub(super) fn remove(&self, key: &str, version: Option<&str>) -> Option<String> {
-        let newest = version.map_or(u64::MAX, number);
         let mut all = lock(&self.0);
-        if all.entry(key)?.version > newest { None } else { all.remove(key) }
+        let known = &all.entry(key)?.version;
+        if version.is_some_and(|version| is_older(version, known)) { None } else { all.remove(key) }
     }
 
     /// Records that an object of the LoadBalancer is gone, unless the view has a later version.
@@ -161,11 +163,6 @@ impl<T: Clone> OwnedObjects<T> {
 fn beside(lb: &str, name: &str) -> String {
     let (namespace, _) = lb.split_once('/').unwrap_or_default();
     format!("{namespace}/{name}")
-}
-
-/// Numeric value of a resourceVersion. Versions are increasing numbers (KEP-5504).
-fn number(version: &str) -> u64 {
-    version.parse().unwrap_or(0)
 }
 
 pub(super) async fn watch_services(at: InformerContext) {

@@ -314,6 +314,14 @@ fn an_owned_object_never_goes_back_in_time_and_ends_with_a_list() {
     assert!(slices.keys().is_empty());
 }
 
+#[test]
+fn versions_that_are_no_numbers_are_followed_as_they_arrive() {
+    let slices = OwnedObjects::<u8>::default();
+    assert!(slices.note("ns/web", "web-1", "b", 1) && slices.note("ns/web", "web-1", "a", 2));
+    assert!(!slices.note("ns/web", "web-1", "a", 3), "the version in the view");
+    assert_eq!(slices.remove("ns/web-1", Some("c")).as_deref(), Some("ns/web"));
+}
+
 fn slice(lb: &str, version: &str) -> LazyObject<EndpointSlice> {
     let owner = json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",

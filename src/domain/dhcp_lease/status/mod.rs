@@ -10,8 +10,8 @@ use std::time::Duration;
 use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Map, Value};
 
-use crate::condition::{condition, with_condition};
 use crate::dhcp::{AnnouncedAddress, ClientState, ClientTrouble, LeaseRecord, Mac, RecordedLease};
+use crate::object_fields::condition::{condition, with_condition};
 use api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, OnLeaseLoss};
 
 /// One moment, on the client's clock and on the wall clock.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{bounds, facts};
 use crate::LeasedAddress;
-use crate::condition::{condition, with_condition};
+use crate::object_fields::condition::{condition, with_condition};
 use crate::pools::allocator::ClaimResult;
 use crate::reason;
 use crate::reason::NoLease;

@@ -3,7 +3,7 @@
 mod held_back;
 
 use super::conflict::PoolConflict;
-use crate::condition::{condition, with_condition};
+use crate::object_fields::condition::{condition, with_condition};
 use crate::reason;
 use api::{Condition, ConditionStatus, IPPoolStatus};
 use held_back::held_back;

@@ -14,7 +14,7 @@ use super::{
     CurrentEntry, IssuerTraits, MintedCredential, PendingEntry, PendingPublication,
     RetiredCredential, RotationPlan, RotationRecord, RotationRequests, Seconds, due,
 };
-use crate::condition::with_condition;
+use crate::object_fields::condition::with_condition;
 use api::{
     ANNOTATION_LEAKED, ANNOTATION_ROTATE, ApiKey, Condition, ConditionStatus, CurrentCredential,
     OnDelete, PendingCredential, PendingStep, PreviousCredential, READY, Target, TokenRotation,

@@ -4,7 +4,7 @@ use crate::limits::text::{LONGEST_TEXT, cut};
 use api::{Condition, ConditionStatus, READY};
 
 /// Condition `Ready`, without times. An empty message is left out, and a long message is cut.
-pub(super) fn condition(status: ConditionStatus, reason: &str, message: String) -> Condition {
+pub(crate) fn condition(status: ConditionStatus, reason: &str, message: String) -> Condition {
     Condition {
         type_: READY.to_owned(),
         status,
@@ -17,7 +17,7 @@ pub(super) fn condition(status: ConditionStatus, reason: &str, message: String) 
 /// Returns the list with the condition `new`, set at `now` (RFC 3339). `None`: the list already has
 /// the condition with the same status, reason and message. The transition time changes only with
 /// the status.
-pub(super) fn with_condition(
+pub(crate) fn with_condition(
     list: &[Condition],
     new: Condition,
     now: &str,

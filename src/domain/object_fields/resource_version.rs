@@ -1,0 +1,47 @@
+//! Order of resourceVersions.
+//!
+//! Versions of one resource are decimal numbers, and each write makes a greater one. Since
+//! Kubernetes 1.35, KEP-5504 makes this a part of the API and of conformance. Before, it followed
+//! from etcd's revisions. Text that is not a number has no order, so the later version to arrive
+//! counts as newer. A view may then go back in time, but it never refuses every later version.
+
+/// Number of a version. `None`: the version is not a number, so it has no order. Conformant
+/// versions have at most 128 bits.
+pub fn number(version: &str) -> Option<u128> {
+    version.parse().ok()
+}
+
+/// Whether a version that arrives is older than the known version.
+pub fn is_older(version: &str, known: &str) -> bool {
+    number(version).zip(number(known)).is_some_and(|(version, known)| version < known)
+}
+
+/// Whether a version that arrives is newer than the known version.
+pub fn is_newer(version: &str, known: &str) -> bool {
+    version != known && !is_older(version, known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_compared_as_numbers() {
+        let most = u128::MAX.to_string();
+        for (older, newer) in [("9", "10"), ("0", "1"), ("18446744073709551616", &most)] {
+            assert!(is_older(older, newer) && !is_newer(older, newer), "{older} {newer}");
+            assert!(is_newer(newer, older) && !is_older(newer, older), "{older} {newer}");
+        }
+        assert!(!is_older("7", "7") && !is_newer("7", "7"));
+    }
+
+    #[test]
+    fn of_versions_that_are_no_numbers_the_later_to_arrive_is_newer() {
+        for (version, known) in
+            [("a", "b"), ("b", "a"), ("7", "a"), ("a", "7"), ("7", ""), ("", "7")]
+        {
+            assert!(is_newer(version, known) && !is_older(version, known), "{version} {known}");
+        }
+        assert!(!is_older("a", "a") && !is_newer("a", "a"));
+    }
+}
