@@ -12,6 +12,7 @@ use crate::domain::dhcp::{
     ClientId, ClientIdentity, ClientOptions, ClientState, DhcpClient, LeaseRecord, Mac, OpenSockets,
 };
 use crate::domain::dhcp_lease::status::{Moment, former, held};
+use crate::domain::object_fields::finalizers::without_finalizers;
 use crate::domain::object_fields::resource_version::is_newer;
 
 /// State of a lease's link.
@@ -161,9 +162,9 @@ impl ManagedLease {
         self.stored.address.is_some()
     }
 
-    /// Finalizers of the record that are not the agent's.
-    pub(super) fn other_finalizers(&self) -> Vec<String> {
-        self.finalizers.iter().filter(|name| *name != DHCP_FINALIZER).cloned().collect()
+    /// Finalizers of the record that are not the agent's. `None`: the agent's is not set.
+    pub(super) fn other_finalizers(&self) -> Option<Vec<String>> {
+        without_finalizers(&self.finalizers, &[DHCP_FINALIZER])
     }
 
     /// `namespace/name` of the record, for messages.

@@ -5,7 +5,7 @@
 use std::fmt::Debug;
 use std::io::Write as _;
 
-use chrono::{SecondsFormat, Utc};
+use chrono::Utc;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use super::ConnectionOptions;
 use crate::api::{IPPool, LoadBalancer, TokenRotation};
 use crate::domain::admission::webhook_configuration::{CONFIGURATION, CRD};
+use crate::domain::object_fields::rfc3339;
 use crate::domain::support_report;
 use crate::k8s::guard::Guard;
 use crate::k8s::{CallError, call, client};
@@ -43,7 +44,7 @@ async fn report(client: &Client, namespace: &str, name: &str) -> Value {
     let not_read = [misfit_pools, misfit_lbs, misfit_rotations].concat();
     let version = client.apiserver_version();
     json!({
-        "time": Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true),
+        "time": rfc3339::to_second(Utc::now()),
         "operator": env!("CARGO_PKG_VERSION"),
         "apiServer": said(call(version).await.map(|version| version.git_version)),
         "lease": said(call(lease).await.map(|lease| lease.spec)),

@@ -12,7 +12,6 @@
 //! Invariant: the expiry of a token is computed from its creation and its lifetime, because
 //! `expiresAt` is empty at first, and wrong after a change of the lifetime.
 
-use chrono::DateTime;
 use http::Method;
 use serde::Deserialize;
 use serde_json::json;
@@ -21,6 +20,7 @@ use zeroize::Zeroizing;
 use super::error::{RancherError, safe};
 use super::transport::WireAnswer;
 use super::{DatedAnswer, RancherClient, SecretText, parsed, plain};
+use crate::domain::credentials::timestamp;
 
 const V3: &str = "/v3/tokens";
 const EXT: &str = "/apis/ext.cattle.io/v1/tokens";
@@ -322,7 +322,7 @@ fn path(name: &str) -> Result<String, RancherError> {
 }
 
 fn time(text: &str) -> Result<i64, RancherError> {
-    DateTime::parse_from_rfc3339(text)
-        .map(|time| time.timestamp())
-        .map_err(|_| RancherError::Unreadable("it has no time of the token's creation".to_owned()))
+    timestamp::parse_rfc3339(text).ok_or_else(|| {
+        RancherError::Unreadable("it has no time of the token's creation".to_owned())
+    })
 }

@@ -64,9 +64,10 @@ impl AgentTerm<'_> {
         let patch = status_patch(&status, &lease.stored);
         let finalizers = lease.other_finalizers();
         self.writes.spawn(async move {
-            let outcome = match &what {
-                PendingWrite::Finish => {
-                    let done = writer.finish_record(&namespace, &name, &version, &finalizers);
+            let outcome = match (&what, finalizers) {
+                (PendingWrite::Finish, None) => Ok(None),
+                (PendingWrite::Finish, Some(rest)) => {
+                    let done = writer.finish_record(&namespace, &name, &version, &rest);
                     done.await.map(|()| None)
                 }
                 _ => {

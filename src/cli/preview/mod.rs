@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use chrono::{SecondsFormat, Utc};
+use chrono::Utc;
 use kube::{Client, ResourceExt as _};
 
 use self::serving::ServingPreview;
@@ -20,6 +20,7 @@ use crate::domain::dhcp_lease::WantedAgent;
 use crate::domain::dhcp_lease::agent_name;
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::AddressOutcome;
+use crate::domain::object_fields::rfc3339;
 use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::pools::kube_vip_import;
 use crate::domain::preview::{self, LoadBalancerLine, PlannedWrite, Preview, report, unread};
@@ -82,7 +83,7 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
 
 /// Builds the plan: the addresses that LoadBalancers would have, and the writes that would be made.
 async fn plan(client: &Client, reading: &ReadResult, namespace: &str) -> Preview {
-    let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
+    let now = rfc3339::to_second(Utc::now());
     let forecast = forecast(&reading.stored);
     let mut plan = Preview::default();
     pools(&mut plan, reading, &forecast, &now);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chrono::{SecondsFormat, Utc};
+use chrono::Utc;
 use futures::future::join_all;
 use kube::core::ObjectMeta;
 use serde_json::{Value, json};
@@ -14,6 +14,8 @@ use super::LedgerTask;
 use super::stored::StoredPool;
 use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPoolStatus, POOL_FINALIZER};
 use crate::domain::limits::backoff::backoff;
+use crate::domain::object_fields::finalizers::{with_finalizer, without_finalizers};
+use crate::domain::object_fields::rfc3339;
 use crate::domain::pools::allocator::AllocatorPool;
 use crate::domain::pools::status;
 use crate::k8s::CallError;
@@ -60,7 +62,7 @@ impl LedgerTask {
     /// Writes every touched pool, all of them concurrently.
     pub(super) async fn commit(&mut self) -> anyhow::Result<CommitOutcome> {
         self.forget_outlived_refusals();
-        let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
+        let now = rfc3339::to_second(Utc::now());
         let mut failed = BTreeSet::new();
         let mut jobs = Vec::new();
         for name in self.book.take_touched() {
@@ -180,16 +182,11 @@ fn job(
     );
     let status = differs(&stored.status, &desired, plain)
         .then(|| (stored.status.clone(), Arc::new(desired)));
-    let has_finalizer = stored.finalizers.iter().any(|f| f == POOL_FINALIZER);
-    let before = (!has_finalizer && !stored.deleting).then(|| {
-        let all: Vec<&str> =
-            stored.finalizers.iter().map(String::as_str).chain([POOL_FINALIZER]).collect();
-        json!({"finalizers": all})
-    });
-    let goes = stored.deleting && has_finalizer && pool.ledger.claims().is_empty();
-    let after = if goes {
-        let rest: Vec<&String> =
-            stored.finalizers.iter().filter(|f| *f != POOL_FINALIZER).collect();
+    let added = with_finalizer(&stored.finalizers, POOL_FINALIZER).filter(|_| !stored.deleting);
+    let before = added.map(|all| json!({"finalizers": all}));
+    let goes = stored.deleting && pool.ledger.claims().is_empty();
+    let removed = without_finalizers(&stored.finalizers, &[POOL_FINALIZER]).filter(|_| goes);
+    let after = if let Some(rest) = removed {
         Some(json!({"finalizers": rest}))
     } else if stored.manual.is_some() && stored.notice.is_none() {
         Some(json!({"annotations": {ANNOTATION_MANUAL_RELEASE: null}}))

@@ -1,7 +1,7 @@
 //! Writes a LoadBalancer. Each write requires the version of the object on which its decision was
 //! based. If the object has changed since, nothing is written.
 
-use chrono::{SecondsFormat, Utc};
+use chrono::Utc;
 use kube::ResourceExt;
 use serde_json::Value;
 
@@ -9,6 +9,7 @@ use super::{LbContext, ObservedLb, ReconcileError, ServingOutcome};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::{self, AddressOutcome};
+use crate::domain::object_fields::rfc3339;
 use crate::domain::pools::allocator::ClaimResult;
 use crate::k8s::CallError;
 
@@ -21,7 +22,7 @@ pub(super) async fn publish(
 ) -> Result<bool, ReconcileError> {
     let (ObservedLb { lb, partial, .. }, ServingOutcome { finding, report, .. }) =
         (observed, served);
-    let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
+    let now = rfc3339::to_second(Utc::now());
     let Some(patch) = status::patch(lb, finding, report.as_ref(), &now) else {
         ctx.counts.settle(lb);
         return Ok(false);

@@ -10,6 +10,7 @@ use super::rotation_run::RotationRun;
 use crate::api::ROTATION_FINALIZER;
 use crate::domain::credentials::rotation::ready::ReadyReason;
 use crate::domain::credentials::rotation::{left_behind, obstacle};
+use crate::domain::object_fields::finalizers::{with_finalizer, without_finalizers};
 use crate::k8s::CallError;
 
 impl RotationRun<'_> {
@@ -31,35 +32,28 @@ impl RotationRun<'_> {
     /// Adds the finalizer before any credential is made, so that a deletion waits for the
     /// revocation.
     pub(super) async fn add_finalizer(&mut self) -> Result<(), CallError> {
-        let held = self.rotation.finalizers().iter().any(|f| f == ROTATION_FINALIZER);
         let is_idle = self.plan.source.is_none() || self.plan.is_second;
-        if held || is_idle || self.plan.deleting.is_some() {
+        if is_idle || self.plan.deleting.is_some() {
             return Ok(());
         }
-        let mut finalizers = self.rotation.finalizers().to_vec();
-        finalizers.push(ROTATION_FINALIZER.to_owned());
-        self.patch_finalizers(&finalizers).await
+        match with_finalizer(self.rotation.finalizers(), ROTATION_FINALIZER) {
+            None => Ok(()),
+            Some(all) => self.patch_finalizers(&all).await,
+        }
     }
 
     /// Removes the finalizer of the TokenRotation, and the unpublished credential from memory.
     pub(super) async fn remove_finalizer(&mut self) -> Result<(), CallError> {
         self.keep_unpublished(None);
-        let finalizers = self.rotation.finalizers().to_vec();
-        let rest: Vec<String> =
-            finalizers.iter().filter(|f| *f != ROTATION_FINALIZER).cloned().collect();
-        if rest.len() == finalizers.len() {
-            return Ok(());
-        }
+        let rest = without_finalizers(self.rotation.finalizers(), &[ROTATION_FINALIZER]);
+        let Some(rest) = rest else { return Ok(()) };
         match self.patch_finalizers(&rest).await {
             Err(CallError::NotFound) => Ok(()),
             other => other,
         }
     }
 
-    pub(super) async fn patch_finalizers(
-        &mut self,
-        finalizers: &[String],
-    ) -> Result<(), CallError> {
+    async fn patch_finalizers(&mut self, finalizers: &[String]) -> Result<(), CallError> {
         let version = self.rotation.resource_version();
         let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
         let (namespace, name) = (self.namespace(), self.rotation.name_any());

@@ -1,17 +1,18 @@
 //! Conversion of a credential's times between seconds and the text in a status.
 
-use chrono::{DateTime, SecondsFormat};
+use chrono::DateTime;
+
+use crate::object_fields::rfc3339;
 
 /// Number of seconds: a duration, or a time since the epoch by the issuer's clock.
 pub type Seconds = i64;
 
 /// Text of a time in RFC 3339, to the second.
 pub fn rfc3339(at: Seconds) -> String {
-    let at = DateTime::from_timestamp(at, 0).unwrap_or_default();
-    at.to_rfc3339_opts(SecondsFormat::Secs, true)
+    rfc3339::to_second(DateTime::from_timestamp(at, 0).unwrap_or_default())
 }
 
 /// Parses a time in RFC 3339. `None`: the text is not a time in RFC 3339.
 pub fn parse_rfc3339(text: &str) -> Option<Seconds> {
-    DateTime::parse_from_rfc3339(text).ok().map(|at| at.timestamp())
+    rfc3339::parse(text).map(|at| at.timestamp())
 }

@@ -35,6 +35,7 @@ use serde_json::{Value, json};
 use crate::LeasedAddress;
 use crate::dhcp::{ClientIdForm, ClientIdentity};
 use crate::load_balancer::facts;
+use crate::object_fields::rfc3339;
 use crate::reason::{LEASE_LOST, NoLease};
 use crate::vm_backends::service;
 pub use address_conflict::{AddressUses, OtherHolder, PoolSegment, obstacle};
@@ -297,7 +298,7 @@ fn is_host(ip: Ipv4Addr) -> bool {
 pub fn ends(record: &DHCPLease) -> Option<DateTime<FixedOffset>> {
     let status = record.status.as_ref().filter(|status| status.address.is_some())?;
     // An invalid time counts as past, because the address is not ours without a certain end.
-    status.expires_at.as_ref().map(|at| time(at).unwrap_or_default())
+    status.expires_at.as_ref().map(|at| rfc3339::parse(at).unwrap_or_default())
 }
 
 /// Whether the renewal is long overdue: less than an eighth of the lease time is left.
@@ -305,10 +306,6 @@ pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = record.status.as_ref().and_then(|status| status.lease_seconds);
     let (Some(end), Some(lasts)) = (ends(record), lasts) else { return false };
     (end - now).num_seconds() < lasts / 8
-}
-
-fn time(text: &str) -> Option<DateTime<FixedOffset>> {
-    DateTime::parse_from_rfc3339(text).ok()
 }
 
 /// Record to create for a LoadBalancer. `form` is the network's form of client identifiers.
@@ -356,7 +353,7 @@ pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
 /// Merge patch that schedules the release of a record for the time `at`. `None` cancels the
 /// release.
 pub fn release_after(record: &DHCPLease, at: Option<DateTime<FixedOffset>>) -> Value {
-    let at = at.map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true));
+    let at = at.map(rfc3339::to_millisecond);
     json!({
         "metadata": {"resourceVersion": record.metadata.resource_version},
         "spec": {"releaseAfter": at},

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use chrono::{DateTime, FixedOffset};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::{LeasingFacts, LeasingStep, ends, has_moved, is_anothers, step, time};
+use super::{LeasingFacts, LeasingStep, ends, has_moved, is_anothers, step};
 use crate::load_balancer::facts;
+use crate::object_fields::finalizers::removal_patch;
+use crate::object_fields::rfc3339;
 use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 
 /// Next action on a record.
@@ -55,7 +57,7 @@ pub fn keep(
         Some(_) => return RetentionStep::Delete,
         None => {}
     }
-    match record.spec.release_after.as_deref().map(time) {
+    match record.spec.release_after.as_deref().map(rfc3339::parse) {
         None => RetentionStep::Leave(now + grace),
         Some(Some(at)) if at > now => later(at, now),
         Some(_) => RetentionStep::Delete,
@@ -82,12 +84,5 @@ fn has_address(record: &DHCPLease) -> bool {
 
 /// Merge patch that removes our finalizer from a deleted record. `None`: our finalizer is not set.
 pub fn without_finalizer(record: &DHCPLease) -> Option<Value> {
-    let finalizers = record.metadata.finalizers.as_deref().unwrap_or_default();
-    let rest: Vec<&String> = finalizers.iter().filter(|f| *f != DHCP_FINALIZER).collect();
-    (rest.len() < finalizers.len()).then(|| {
-        json!({"metadata": {
-            "resourceVersion": record.metadata.resource_version,
-            "finalizers": rest,
-        }})
-    })
+    removal_patch(&record.metadata, &[DHCP_FINALIZER])
 }

@@ -8,11 +8,11 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::core::{ObjectMeta, PartialObjectMeta};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
-use serde_json::json;
 use tokio::time::{Instant, sleep_until};
 
 use super::{TakeoverClient, call};
 use crate::api::kubevirt::{VirtualMachine, VirtualMachineInstance};
+use crate::domain::object_fields::finalizers::removal_patch;
 use crate::domain::takeover::steps::VM_FINALIZERS;
 use crate::k8s::CallError;
 
@@ -68,10 +68,7 @@ impl TakeoverClient {
             + std::fmt::Debug,
     {
         let (Some(namespace), Some(name)) = (&meta.namespace, &meta.name) else { return Ok(false) };
-        let Some(rest) = without_finalizers(meta) else { return Ok(false) };
-        let patch = json!({
-            "metadata": {"resourceVersion": meta.resource_version, "finalizers": rest},
-        });
+        let Some(patch) = removal_patch(meta, &VM_FINALIZERS) else { return Ok(false) };
         let api = Api::<K>::namespaced(self.client.clone(), namespace);
         let patch = Patch::Merge(patch);
         match call(api.patch_metadata(name, &PatchParams::default(), &patch)).await {
@@ -107,19 +104,10 @@ where
             page => page.with_context(|| format!("list {}", K::plural(&())))?,
         };
         let metadata = page.items.into_iter().map(|object| object.metadata);
-        held.extend(metadata.filter(|meta| without_finalizers(meta).is_some()));
+        held.extend(metadata.filter(|meta| removal_patch(meta, &VM_FINALIZERS).is_some()));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
             None => return Ok(held),
         }
     }
-}
-
-/// Finalizers that an object has besides [`VM_FINALIZERS`]. `None`: the object has none of
-/// [`VM_FINALIZERS`].
-fn without_finalizers(meta: &ObjectMeta) -> Option<Vec<&String>> {
-    let all = meta.finalizers.as_deref().unwrap_or_default();
-    let rest: Vec<&String> =
-        all.iter().filter(|finalizer| !VM_FINALIZERS.contains(&finalizer.as_str())).collect();
-    (rest.len() < all.len()).then_some(rest)
 }

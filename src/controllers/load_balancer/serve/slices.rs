@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use chrono::{SecondsFormat, Utc};
+use chrono::Utc;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 
 use super::{REPETITIONS, ServiceTarget, WriteObstacle, into_error};
 use crate::controllers::load_balancer::ReconcileError;
+use crate::domain::object_fields::rfc3339;
 use crate::domain::vm_backends::endpoint_slices::{
     self, AnnouncingNode, SlicePlan, SliceWrite, StoredSlice,
 };
@@ -99,7 +100,7 @@ impl ServiceTarget<'_> {
         // The write is registered until the view has its result.
         let _writing = self.ctx.shared.views.writing_slice(&self.namespace, write.name());
         let writer = &self.ctx.shared.writer;
-        let now = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
+        let now = rfc3339::to_millisecond(Utc::now());
         let (namespace, lb) = (&self.namespace, self.identity());
         let ports = endpoint_slices::ports_of(write.endpoints(), ports);
         let (meta, endpoints) = match write {

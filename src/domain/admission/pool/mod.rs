@@ -19,7 +19,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use chrono::DateTime;
 use serde_json::{Map, Value};
 
 pub use leased_addresses::Leased;
@@ -28,6 +27,7 @@ pub use mutation::{mutate, network};
 use super::{AdmissionAnswer, AdmissionRequest, Operation};
 use crate::network::Segment;
 use crate::network::infrastructure::HeldBack;
+use crate::object_fields::rfc3339;
 use crate::pools::conflict::{self, ConflictCause, PoolConflict, PoolFacts};
 use crate::pools::manual_release::ManualRelease;
 use crate::pools::ranges::{self, PoolRanges, RangeError};
@@ -391,7 +391,7 @@ fn leaves(object: &Value) -> bool {
 
 fn created(object: &Value) -> i64 {
     let time = object["metadata"]["creationTimestamp"].as_str();
-    time.and_then(|t| DateTime::parse_from_rfc3339(t).ok()).map_or(0, |t| t.timestamp())
+    time.and_then(rfc3339::parse).map_or(0, |t| t.timestamp())
 }
 
 fn text(object: &Value, path: &[&str]) -> Option<String> {

@@ -12,7 +12,8 @@ use std::time::Duration;
 use chrono::TimeDelta;
 
 use super::requested_identity::adopted;
-use super::{LeasingFacts, LeasingParty, LeasingStep, asked, choice, is_guests, time};
+use super::{LeasingFacts, LeasingParty, LeasingStep, asked, choice, is_guests};
+use crate::object_fields::rfc3339;
 use crate::reason::{NoLease, TAKEOVER};
 use crate::vm_backends::listeners;
 use api::{Condition, LoadBalancer, READY};
@@ -69,7 +70,7 @@ pub(super) fn begin(seen: &LeasingFacts<'_>) -> LeasingStep {
 /// Reason why the host does not lease yet, during a takeover.
 pub(super) fn waits(seen: &LeasingFacts<'_>) -> Option<NoLease> {
     let LeasingFacts { lb, network, service, now, .. } = *seen;
-    let since = noted(lb)?.last_update_time.as_deref().and_then(time);
+    let since = noted(lb)?.last_update_time.as_deref().and_then(rfc3339::parse);
     let given_back = since.is_none_or(|since| since + GIVES_BACK <= now);
     let gone = service.is_none() && given_back;
     (!gone).then(|| NoLease::TakingOver { network: network.to_owned() })

@@ -6,13 +6,14 @@
 //! The status is JSON in an annotation, because a NetworkAttachmentDefinition has no status. It is
 //! written only when its content changes.
 
-use chrono::{DateTime, FixedOffset, SecondsFormat};
+use chrono::{DateTime, FixedOffset};
 use serde::{Deserialize, Serialize};
 
 use super::agent_deployment::{StoredDeployment, node_label};
 use super::agent_name::agent_name;
 use super::networks::WantedAgent;
 use crate::limits::text::{LONGEST_WORD, cut};
+use crate::object_fields::rfc3339;
 
 /// Facts about a network's agent.
 #[derive(Clone, Debug)]
@@ -64,7 +65,7 @@ pub fn change(
             before.agent == status.agent && before.reason == status.reason
         };
         let before = before.as_ref().filter(same).map(|before| before.since.clone());
-        status.since = before.unwrap_or_else(|| time(now));
+        status.since = before.unwrap_or_else(|| rfc3339::to_second(now));
     }
     if before.as_ref() == Some(&status) {
         return None;
@@ -86,7 +87,7 @@ fn status(facts: &AgentFacts<'_>) -> Option<NetworkStatus> {
         WantedAgent::Others | WantedAgent::Ours | WantedAgent::Faulty(_) => {}
     }
     if let Some((by, since)) = &facts.served_by {
-        let since = since.map(time).unwrap_or_default();
+        let since = since.map(rfc3339::to_second).unwrap_or_default();
         let fault = match agent {
             WantedAgent::Faulty(fault) => why("FormerOptions", fault.clone()),
             _ => None,
@@ -113,10 +114,6 @@ fn status(facts: &AgentFacts<'_>) -> Option<NetworkStatus> {
             "kubectl -n {namespace} describe pods -l loadbalancer.harvesterhci.io/agent={name} shows the reason"
         ),
     )
-}
-
-fn time(at: DateTime<FixedOffset>) -> String {
-    at.to_utc().to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
 #[cfg(test)]

@@ -7,11 +7,12 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
+use chrono::{DateTime, FixedOffset, TimeDelta};
 use serde_json::{Map, Value};
 
 use crate::dhcp::{AnnouncedAddress, ClientState, ClientTrouble, LeaseRecord, Mac, RecordedLease};
 use crate::object_fields::condition::{condition, with_condition};
+use crate::object_fields::rfc3339;
 use api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, OnLeaseLoss};
 
 /// One moment, on the client's clock and on the wall clock.
@@ -31,7 +32,7 @@ impl Moment {
         } else {
             self.wall.checked_sub_signed(delta(self.now.saturating_sub(at)))
         };
-        time.unwrap_or(self.wall).to_rfc3339_opts(SecondsFormat::Millis, true)
+        rfc3339::to_millisecond(time.unwrap_or(self.wall))
     }
 }
 
@@ -131,7 +132,7 @@ fn conditions(
     (status, reason, message): (ConditionStatus, &str, String),
     at: Moment,
 ) -> Vec<Condition> {
-    let now = at.wall.to_rfc3339_opts(SecondsFormat::Secs, true);
+    let now = rfc3339::to_second(at.wall);
     with_condition(former, condition(status, reason, message), &now)
         .unwrap_or_else(|| former.to_vec())
 }
@@ -151,7 +152,7 @@ pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
 
 /// Lease that an earlier process held, from the record. `None`: the record has no lease.
 pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<RecordedLease> {
-    let time = |text: &Option<String>| DateTime::parse_from_rfc3339(text.as_deref()?).ok();
+    let time = |text: &Option<String>| rfc3339::parse(text.as_deref()?);
     let until = |end: DateTime<FixedOffset>| (end - wall).to_std().unwrap_or_default();
     let seconds = status.lease_seconds.and_then(|seconds| u32::try_from(seconds).ok());
     Some(RecordedLease {

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{bounds, facts};
 use crate::LeasedAddress;
 use crate::object_fields::condition::{condition, with_condition};
+use crate::object_fields::finalizers::{removal_patch, with_finalizer};
 use crate::pools::allocator::ClaimResult;
 use crate::reason;
 use crate::reason::NoLease;
@@ -88,17 +89,16 @@ pub fn patch(
         AddressOutcome::Host(lease) => lease.is_ok(),
     };
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
-    let finalizer_missing = holds && !finalizers.iter().any(|f| f == LB_FINALIZER);
+    let finalizers = with_finalizer(finalizers, LB_FINALIZER).filter(|_| holds);
     let annotation = allocated_annotation(lb, finding);
-    if changes.is_empty() && !finalizer_missing && annotation.is_none() {
+    if changes.is_empty() && finalizers.is_none() && annotation.is_none() {
         return None;
     }
     let mut metadata = Map::new();
     // The resourceVersion makes the patch fail if the object has changed.
     metadata.insert("resourceVersion".to_owned(), json!(lb.metadata.resource_version));
-    if finalizer_missing {
-        let all: Vec<&str> = finalizers.iter().map(String::as_str).chain([LB_FINALIZER]).collect();
-        metadata.insert("finalizers".to_owned(), json!(all));
+    if let Some(finalizers) = finalizers {
+        metadata.insert("finalizers".to_owned(), json!(finalizers));
     }
     if let Some(annotation) = annotation {
         metadata.insert("annotations".to_owned(), json!({ANNOTATION_ALLOCATED: annotation}));
@@ -162,14 +162,7 @@ pub fn may_serve(lb: &LoadBalancer) -> bool {
 /// The merge patch that removes the finalizer of a deleted LoadBalancer. `None`: the LoadBalancer
 /// does not have this operator's finalizer.
 pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
-    let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
-    let rest: Vec<&String> = finalizers.iter().filter(|f| *f != LB_FINALIZER).collect();
-    (rest.len() < finalizers.len()).then(|| {
-        json!({"metadata": {
-            "resourceVersion": lb.metadata.resource_version,
-            "finalizers": rest,
-        }})
-    })
+    removal_patch(&lb.metadata, &[LB_FINALIZER])
 }
 
 /// The desired `allocatedAddress`. Fields that this operator does not use are copied, because

@@ -11,10 +11,11 @@
 //! [`NOT_ANNOUNCED`], and does not count as announced. kube-vip later replaces this entry of the
 //! status with its own entry.
 
-use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
+use chrono::{DateTime, FixedOffset, TimeDelta};
 use serde_json::{Value, json};
 
 use super::{ASKED_ADDRESS, StoredPort, StoredService};
+use crate::object_fields::rfc3339;
 use api::DHCP_ADDRESS;
 
 /// Annotation that makes kube-vip ignore the Service.
@@ -56,8 +57,7 @@ pub fn held(
         return Some(HeldServiceStep::Unnamed(named(stored, address, now + HOLD)));
     }
     // Invalid text does not hold the Service back.
-    let left =
-        until.parse::<DateTime<FixedOffset>>().map_or(TimeDelta::zero(), |until| until - now);
+    let left = rfc3339::parse(until).map_or(TimeDelta::zero(), |until| until - now);
     // A time more than `HOLD` away is ignored too, because it shows that the clock was set back.
     let is_held = left > TimeDelta::zero() && left <= HOLD;
     Some(if is_held { HeldServiceStep::For(left) } else { HeldServiceStep::Over(released(stored)) })
@@ -88,7 +88,7 @@ fn named(stored: &StoredService, address: &str, until: DateTime<FixedOffset>) ->
     json!({
         "metadata": {
             "resourceVersion": stored.version,
-            "annotations": {HELD_UNTIL: until.to_rfc3339_opts(SecondsFormat::Millis, true)},
+            "annotations": {HELD_UNTIL: rfc3339::to_millisecond(until)},
         },
         "status": {"loadBalancer": {"ingress": [{"ip": address, "ports": ports}]}},
     })
