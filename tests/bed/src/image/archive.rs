@@ -1,4 +1,7 @@
 //! Reproducible archives: sorted, without times, owned by root.
+//!
+//! The documents of the OCI image format are plain JSON, forty lines here and in [`super`]. The crate
+//! `oci-spec` has types for them, but brings fourteen more crates, most of them for macros.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,8 +12,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use aws_lc_rs::digest::{SHA256, digest as hash};
 use serde_json::{Value, json};
-
-const BLOCK: usize = 512;
+use tar::{Builder, EntryType, Header};
 
 /// A file of an archive.
 pub(super) struct Entry {
@@ -30,42 +32,36 @@ impl Entry {
 
 /// Builds a tar archive of files and their folders.
 pub(super) fn tar(files: &BTreeMap<String, Entry>) -> Result<Vec<u8>> {
-    let folders: BTreeSet<String> = files
-        .keys()
-        .flat_map(|path| path.match_indices('/').map(|(at, _)| path[..=at].to_owned()))
-        .collect();
-    let mut archive = Vec::new();
+    let folders: BTreeSet<&str> =
+        files.keys().flat_map(|path| path.match_indices('/').map(|(at, _)| &path[..=at])).collect();
+    let mut archive = Builder::new(Vec::new());
     for folder in folders {
-        archive.extend(header(&folder, b'5', 0o755, 0)?);
+        append(&mut archive, folder, EntryType::Directory, 0o755, &[])?;
     }
     for (path, entry) in files {
-        archive.extend(header(path, b'0', entry.mode, entry.content.len())?);
-        archive.extend(&entry.content);
-        archive.resize(archive.len().next_multiple_of(BLOCK), 0);
+        append(&mut archive, path, EntryType::Regular, entry.mode, &entry.content)?;
     }
-    archive.resize(archive.len() + 2 * BLOCK, 0);
-    Ok(archive)
+    Ok(archive.into_inner()?)
 }
 
-/// Header in the format of POSIX 1988, `ustar`.
-fn header(path: &str, kind: u8, mode: u32, size: usize) -> Result<[u8; BLOCK]> {
-    let mut header = [0; BLOCK];
-    let mut put = |at: usize, text: &str| {
-        header[at..at + text.len()].copy_from_slice(text.as_bytes());
-    };
-    ensure!(path.len() < 100, "{path}: too long a name");
-    put(0, path);
-    put(100, &format!("{mode:07o}"));
-    put(108, "0000000");
-    put(116, "0000000");
-    put(124, &format!("{size:011o}"));
-    put(136, "00000000000");
-    put(148, "        ");
-    put(257, "ustar\u{0}00");
-    header[156] = kind;
-    let sum: u32 = header.iter().copied().map(u32::from).sum();
-    header[148..156].copy_from_slice(format!("{sum:06o}\u{0} ").as_bytes());
-    Ok(header)
+/// Appends an entry in the format of POSIX 1988, `ustar`.
+fn append(
+    archive: &mut Builder<Vec<u8>>,
+    path: &str,
+    kind: EntryType,
+    mode: u32,
+    content: &[u8],
+) -> Result<()> {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(u64::try_from(content.len())?);
+    header.set_path(path).with_context(|| path.to_owned())?;
+    header.set_cksum();
+    Ok(archive.append(&header, content)?)
 }
 
 /// Compresses without a name or a time.
@@ -123,5 +119,47 @@ impl Blobs {
         }
         fs::write(out, &archive)?;
         Ok(u64::try_from(archive.len())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_sorted_and_without_times_or_owners() {
+        let content = vec![b'x'; 600];
+        let files = BTreeMap::from([
+            ("run".to_owned(), Entry::program(content.clone())),
+            ("etc/ssl/certs".to_owned(), Entry::file("pem")),
+            ("etc/passwd".to_owned(), Entry::file("")),
+        ]);
+        let archive = tar(&files).unwrap();
+        // The files have no block of content, one and two. The end is two blocks.
+        assert_eq!(archive.len(), (5 + 3 + 2) * 512);
+        let mut found = Vec::new();
+        for entry in tar::Archive::new(archive.as_slice()).entries().unwrap() {
+            let entry = entry.unwrap();
+            let header = entry.header();
+            assert!(header.as_ustar().is_some());
+            let of = [header.uid().unwrap(), header.gid().unwrap(), header.mtime().unwrap()];
+            assert_eq!(of, [0; 3]);
+            let path = String::from_utf8(entry.path_bytes().into_owned()).unwrap();
+            found.push((path, header.mode().unwrap(), header.size().unwrap()));
+        }
+        let expected = [
+            ("etc/", 0o755, 0),
+            ("etc/ssl/", 0o755, 0),
+            ("etc/passwd", 0o644, 0),
+            ("etc/ssl/certs", 0o644, 3),
+            ("run", 0o755, 600),
+        ];
+        assert_eq!(found, expected.map(|(path, mode, size)| (path.to_owned(), mode, size)));
+    }
+
+    #[test]
+    fn a_path_that_the_format_has_no_room_for_is_refused() {
+        let files = BTreeMap::from([("x".repeat(101), Entry::file(""))]);
+        assert!(tar(&files).is_err());
     }
 }
