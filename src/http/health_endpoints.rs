@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 
 use super::listener::{AGE, Server, ServerShutdown};
-use crate::domain::pools::write_pacing::WriteBudget;
+use crate::domain::limits::token_bucket::TokenBucket;
 use crate::k8s::leadership::Leadership;
 use crate::metrics::Metrics;
 
@@ -28,7 +28,7 @@ const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 /// Maximum number of connections at the same time: of the kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;
 /// Rate limit of gathering metrics: 20 times without a pause, then once every 200 ms.
-const GATHERINGS: WriteBudget = WriteBudget::new(20, Duration::from_millis(200));
+const GATHERINGS: TokenBucket = TokenBucket::new(20, Duration::from_millis(200));
 
 /// Process that these endpoints report on.
 pub trait Process: Clone + Send + Sync + 'static {
@@ -47,7 +47,7 @@ pub trait Process: Clone + Send + Sync + 'static {
 struct EndpointState<P> {
     process: P,
     began: Instant,
-    gathered: Arc<Mutex<(WriteBudget, String)>>,
+    gathered: Arc<Mutex<(TokenBucket, String)>>,
 }
 
 /// Binds the address, then serves until dropped. Returns the bound address.
@@ -83,7 +83,7 @@ fn router<P: Process>(process: P) -> Router {
 
 async fn metrics<P: Process>(State(shown): State<EndpointState<P>>) -> Response {
     let mut gathered = shown.gathered.lock().unwrap_or_else(PoisonError::into_inner);
-    if gathered.0.take(shown.began.elapsed()) {
+    if gathered.0.take(shown.began.elapsed()).is_ok() {
         match shown.process.metrics().render() {
             Ok(text) => gathered.1 = text,
             Err(error) => {

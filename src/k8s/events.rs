@@ -1,6 +1,10 @@
 //! Writes Kubernetes Events, best effort, from a bounded queue. The rate is so low that writes of
 //! addresses are not slowed. Namespaces take turns, so that the warnings of one tenant do not delay
 //! those of another tenant. Events that are not written are counted.
+//!
+//! kube's `Recorder` counts repeated Events in one object, but writes as often as it is called.
+//! client-go's filter gives each source and object a budget of its own, 25 Events and then one in
+//! five minutes. Here one budget limits all Events, because their sum is what slows writes.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -12,14 +16,13 @@ use tokio::sync::Notify;
 
 use crate::domain::limits::fair_queue::FairQueue;
 use crate::domain::limits::text::cut;
+use crate::domain::limits::token_bucket::TokenBucket;
 use crate::metrics::Metrics;
 
-/// Maximum number of Events that are written without delay, after a time without Events.
-const BURST: u32 = 20;
 /// Maximum length of a note in bytes. The API server refuses an Event with a longer note.
 const LONGEST_NOTE: usize = 1024;
-/// Interval after which one more Event may be written, up to [`BURST`].
-const EARN: Duration = Duration::from_millis(500);
+/// Budget of Events: 20 without delay, after a time without Events, then one every half second.
+const BUDGET: TokenBucket = TokenBucket::new(20, Duration::from_millis(500));
 
 /// Sender of Events. Does not wait for the API server.
 #[derive(Clone)]
@@ -90,29 +93,21 @@ impl EventRecorder {
 }
 
 async fn write(queue: Weak<EventQueue>, news: Arc<Notify>, recorder: Recorder, metrics: Metrics) {
-    let mut budget = BURST;
-    let mut earned = Instant::now();
-    loop {
+    let (mut budget, began) = (BUDGET, Instant::now());
+    'events: loop {
         let Some(next) = queue.upgrade().map(|queue| queue.pop()) else { return };
         let Some((event, object)) = next else {
             news.notified().await;
             continue;
         };
-        let periods =
-            u32::try_from(earned.elapsed().as_millis() / EARN.as_millis()).unwrap_or(BURST);
-        budget = budget.saturating_add(periods).min(BURST);
-        earned += EARN * periods;
         // When the budget is used up, a Normal Event is dropped, and a Warning waits.
-        if budget == 0 {
+        while let Err(later) = budget.take(began.elapsed()) {
             if event.type_ == EventType::Normal {
                 metrics.events_dropped.inc();
-                continue;
+                continue 'events;
             }
-            tokio::time::sleep(EARN).await;
-            earned = Instant::now();
-            budget = 1;
+            tokio::time::sleep(later.saturating_sub(began.elapsed())).await;
         }
-        budget -= 1;
         if let Err(error) = super::call(recorder.publish(&event, &object)).await {
             metrics.events_dropped.inc();
             tracing::debug!(%error, reason = event.reason, "event not written");

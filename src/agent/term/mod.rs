@@ -26,7 +26,8 @@ use super::managed_lease::{LinkState, ManagedLease};
 use super::packet_socket::PacketSocket;
 use super::{DhcpAgent, clock};
 use crate::api::DHCPLease;
-use crate::domain::dhcp::{AddressDisputes, Mac, TokenBucket, owner_of};
+use crate::domain::dhcp::{AddressDisputes, Mac, RELEASES, owner_of};
+use crate::domain::limits::token_bucket::TokenBucket;
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::leadership::LeadershipClaim;
 
@@ -111,7 +112,7 @@ impl<'a> AgentTerm<'a> {
             parent,
             queue: VecDeque::new(),
             writes: JoinSet::new(),
-            releases: TokenBucket::for_releases(),
+            releases: RELEASES,
             disputes: AddressDisputes::default(),
             begun: 0,
             seeds: RandomState::new(),

@@ -18,7 +18,7 @@ mod identity;
 mod mac;
 pub mod wire;
 
-pub use client::jitter::{TokenBucket, phase, start_within};
+pub use client::jitter::{RELEASES, phase, start_within};
 pub use client::offer_check::OfferFault;
 pub use client::output::{
     ClientAction, ClientEvent, ClientState, ClientTrouble, IgnoreReason, LeaseRecord, LossCause,

@@ -83,33 +83,6 @@ pub struct WaitingRequests {
     pub last: Duration,
 }
 
-/// Budget of writes: `at_once` writes at once, and then one write in each `interval`. Times are
-/// offsets on one monotonic clock.
-#[derive(Clone, Copy, Debug)]
-pub struct WriteBudget {
-    at_once: u32,
-    interval: Duration,
-    /// Time when the whole budget is available again.
-    full: Duration,
-}
-
-impl WriteBudget {
-    /// Full budget.
-    pub const fn new(at_once: u32, interval: Duration) -> Self {
-        Self { at_once, interval, full: Duration::ZERO }
-    }
-
-    /// Takes one write from the budget. `false`: the budget is used up.
-    pub fn take(&mut self, now: Duration) -> bool {
-        let full = self.full.max(now) + self.interval;
-        let is_there = full.saturating_sub(now) <= self.interval * self.at_once;
-        if is_there {
-            self.full = full;
-        }
-        is_there
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -227,14 +200,5 @@ mod tests {
         let mut pace = WritePace::default();
         pace.wrote(ms(0), ms(500), 1_000_000_000, 50);
         assert_eq!(pace.pause(ms(500), claims(1, ms(500))), LONGEST_DEBT);
-    }
-
-    #[test]
-    fn a_budget_has_so_many_at_once_and_then_one_in_each_interval() {
-        let mut budget = WriteBudget::new(3, ms(100));
-        let mut taken = |from: u64, to: u64| (from..to).filter(|n| budget.take(ms(*n))).count();
-        assert_eq!(taken(1_000, 1_100), 3);
-        assert_eq!(taken(1_100, 2_100), 10);
-        assert_eq!(taken(9_000, 9_010), 3);
     }
 }

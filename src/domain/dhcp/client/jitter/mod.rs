@@ -6,6 +6,11 @@
 
 use std::time::Duration;
 
+use crate::limits::token_bucket::TokenBucket;
+
+/// Rate limit of RELEASEs: 10 at once, then one every 20 ms. RELEASEs have no answer and are not
+/// urgent. At this rate, a server that stops for a second has room for all RELEASEs of that second.
+pub const RELEASES: TokenBucket = TokenBucket::new(10, Duration::from_millis(20));
 /// Time that a server may need for the exchange with one client.
 const EACH: Duration = Duration::from_millis(8);
 /// Longest time over which the first messages are spread.
@@ -30,42 +35,6 @@ pub fn start_within(clients: usize) -> Duration {
 pub(super) fn part(phase: u32, whole: Duration) -> Duration {
     let nanos = (whole.as_nanos() * u128::from(phase)) >> 32;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-}
-
-/// Token bucket: gives out `most` tokens at once, then one token in each interval `every`.
-#[derive(Clone, Copy, Debug)]
-pub struct TokenBucket {
-    most: u32,
-    every: Duration,
-    /// Time at which the bucket is full again.
-    full: Duration,
-}
-
-impl TokenBucket {
-    /// A full bucket.
-    pub const fn new(most: u32, every: Duration) -> Self {
-        Self { most, every, full: Duration::ZERO }
-    }
-
-    /// Bucket for RELEASEs: 10 at once, then one every 20 ms. RELEASEs have no answer and are not
-    /// urgent. At this rate, a server that stops for a second has room for all RELEASEs of that
-    /// second.
-    pub const fn for_releases() -> Self {
-        Self::new(10, Duration::from_millis(20))
-    }
-
-    /// Takes a token. `Err`: no token is left; the value is the time at which the next token is
-    /// available.
-    pub fn take(&mut self, now: Duration) -> Result<(), Duration> {
-        let full = self.full.max(now) + self.every;
-        let fits = now + self.every * self.most;
-        if full <= fits {
-            self.full = full;
-            Ok(())
-        } else {
-            Err(now + full.saturating_sub(fits))
-        }
-    }
 }
 
 /// Unpredictable numbers from a seed: SplitMix64. The crate `rand` would bring more code into the

@@ -24,7 +24,7 @@ fn the_window_grows_with_the_clients_up_to_a_bound() {
 
 #[test]
 pub fn a_bucket_lets_a_few_through_at_once_and_the_rest_in_time() {
-    let mut bucket = TokenBucket::for_releases();
+    let mut bucket = RELEASES;
     let mut now = Duration::from_secs(7);
     let mut passed = Vec::new();
     while passed.len() < 500 {

@@ -1,0 +1,52 @@
+//! Token bucket: limits how often something is done.
+
+use std::time::Duration;
+
+/// Token bucket: gives out `most` tokens at once, then one token in each interval `every`. Times are
+/// offsets on one monotonic clock.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenBucket {
+    most: u32,
+    every: Duration,
+    /// Time at which the bucket is full again.
+    full: Duration,
+}
+
+impl TokenBucket {
+    /// A full bucket.
+    pub const fn new(most: u32, every: Duration) -> Self {
+        Self { most, every, full: Duration::ZERO }
+    }
+
+    /// Takes a token. `Err`: no token is left; the value is the time at which the next token is
+    /// available.
+    pub fn take(&mut self, now: Duration) -> Result<(), Duration> {
+        let full = self.full.max(now) + self.every;
+        let fits = now + self.every * self.most;
+        if full <= fits {
+            self.full = full;
+            Ok(())
+        } else {
+            Err(now + full.saturating_sub(fits))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    #[test]
+    fn a_bucket_has_so_many_at_once_and_then_one_in_each_interval() {
+        let mut bucket = TokenBucket::new(3, ms(100));
+        let mut taken =
+            |from: u64, to: u64| (from..to).filter(|n| bucket.take(ms(*n)).is_ok()).count();
+        assert_eq!(taken(1_000, 1_100), 3);
+        assert_eq!(taken(1_100, 2_100), 10);
+        assert_eq!(taken(9_000, 9_010), 3);
+    }
+}
