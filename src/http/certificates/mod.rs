@@ -4,6 +4,10 @@
 //! Invariants: everything that is read is checked, so invalid content of the Secret is recognised.
 //! Private keys are never printed. [`crate::domain::admission::certificates`] decides when each
 //! step is due.
+//!
+//! `rcgen` generates the keys and signs. cert-manager would be a second installation that admission
+//! depends on. Helm's `genSignedCert` makes a new certificate at each rendering and renews none in
+//! between, and `config/` is applied without Helm.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -4,6 +4,10 @@
 //! Their number is limited, and the source with the most connections loses its oldest connection.
 //! Handshakes run one at a time, and sources take turns. Closing a connection loses no request: see
 //! [`connection`].
+//!
+//! `axum::serve` has neither TLS nor settings. `axum-server` has both, but no limit on connections,
+//! and so no choice of the connection that makes room. Both close idle connections when they end,
+//! and so lose the requests that are on their way.
 
 mod connection;
 mod request_progress;
