@@ -27,8 +27,10 @@ use crate::Owner;
 /// objects above 1.5 MiB. The space between the two limits is for spec and metadata.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
-/// Maximum number of former owners after a release, and after a stored pool was read. Each costs time
-/// in every write of the pool: with 500 a write takes three times as long as with none.
+/// Maximum number of former owners after a release, and after a stored pool was read. Each costs
+/// time in every write of the pool: with 500 a write takes three times as long as with none. The
+/// reading of a stored pool keeps the names of LoadBalancers that exist above this limit, until the
+/// next release.
 pub const HISTORY_LENGTH: usize = 128;
 
 /// Reason why a pool gave no address.
