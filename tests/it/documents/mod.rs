@@ -19,7 +19,7 @@ const README_LINES: usize = 200;
 const CONTENTS: &str = "docs/README.md";
 const WALK: &str = "docs/follow-one-loadbalancer.md";
 /// Longest walk, in lines: it is read in one go.
-const WALK_LINES: usize = 50;
+const WALK_LINES: usize = 40;
 
 /// Every document, and its text.
 fn documents() -> Vec<(String, String)> {
