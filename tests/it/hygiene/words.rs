@@ -142,9 +142,15 @@ fn type_name(line: &str) -> Option<&str> {
     name.split(|c: char| !c.is_alphanumeric()).next()
 }
 
-/// Notes the descriptions of a schema that are too short. Returns the number of all.
+/// Notes the fields of a schema that have no description, and the descriptions that are too short.
+/// Returns the number of descriptions.
 fn terse(schema: &Value, path: &str, faults: &mut Vec<String>) -> usize {
     let mut count = 0;
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        if !field["description"].is_string() {
+            faults.push(format!("{path}.properties.{name} has no description"));
+        }
+    }
     if let Some(text) = schema["description"].as_str() {
         count += 1;
         if text.split_whitespace().count() < LEAST_WORDS {
@@ -229,7 +235,11 @@ fn terse_descriptions_are_found() {
     });
     let mut faults = Vec::new();
     assert_eq!(terse(&schema, "crd", &mut faults), 4);
-    let expected = ["crd.properties.whose: \"Whose.\" has", "crd.versions[1]: \"Its name.\" has"];
+    let expected = [
+        "crd.properties.description has no description",
+        "crd.properties.whose: \"Whose.\" has",
+        "crd.versions[1]: \"Its name.\" has",
+    ];
     assert_eq!(faults.len(), expected.len(), "{faults:?}");
     for (fault, expected) in faults.iter().zip(expected) {
         assert!(fault.starts_with(expected), "{fault}");
