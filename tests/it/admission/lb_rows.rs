@@ -159,6 +159,7 @@ pub(crate) const ROWS: &[Row] = &[
     never("an address of one's choice", "{spec: {workloadType: cluster, requestedAddresses: [10.1.0.9]}}", &[On::Schema("spec.requestedAddresses is not supported by this version")], "a pool of one address pins an address"),
     never("a second pool", "{spec: {workloadType: cluster, ipv6Pool: named}}", &[On::Schema("spec.ipv6Pool is not supported by this version")], "name an IPv6 pool in spec.ipPool"),
     never("two families", "{spec: {workloadType: cluster, ipFamilyPolicy: PreferDualStack}}", &[On::Schema("only SingleStack is supported")], "only SingleStack is supported"),
+    never("too many values of a selector", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: {app: [v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v,v], tier: [v]}}}", &[On::Schema("spec.backendServerSelector: more than 64 values in all")], "spec.backendServerSelector: more than 64 values in all"),
     update("another ipam", (GUEST, HAS), Merge("{spec: {ipam: dhcp}}"), &[On::Schema("spec.ipam is immutable")], Schema("spec.ipam is immutable"), OURS),
     update("another type", (GUEST, HAS), Merge("{spec: {workloadType: vm, listeners: [{name: a, port: 80}]}}"), &[On::Schema("spec.workloadType is immutable")], Schema("spec.workloadType is immutable"), OURS),
     // Rules that the schema does not have.
@@ -172,6 +173,7 @@ pub(crate) const ROWS: &[Row] = &[
     create("a pool by name", FROM_NAMED, &[Silent], Accept, (HAS, "named")),
     create("another's pool", "{spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "it names \"theirs\", whose scope does not admit {network:\"\" project:\"local/ours\" namespace:\"team\" cluster:\"\"}: name another, or ask the admin of the pool")], Accept, ("IPPoolForbidden", "")),
     create("another's pool, and its project", "{annotations: {loadbalancer.harvesterhci.io/project: local/theirs}, spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "project:\"local/ours\"")], Accept, ("IPPoolForbidden", "")),
+    create("a pool of another network", "{annotations: {loadbalancer.harvesterhci.io/network: team/none}, spec: {workloadType: cluster, ipPool: vlan}}", &[Refuse("metadata.annotations[loadbalancer.harvesterhci.io/network]", "annotation network is \"team/none\", but IPPool \"vlan\" is on network \"team/vlan7\"")], Accept, ("NetworkMismatch", "")),
     update("to another's pool", (GUEST, HAS), Merge("{spec: {ipPool: theirs}}"), &[Refuse("spec.ipPool", "whose scope does not admit")], Accept, ("IPPoolForbidden", "ours")),
     create("no such pool", "{spec: {workloadType: cluster, ipPool: nowhere}}", &[Warn("spec.ipPool: there is no IPPool \"nowhere\" yet; it waits for one")], Accept, ("IPPoolNotFound", "")),
     create("a full pool", "{spec: {workloadType: cluster, ipPool: full}}", &[Warn("spec.ipPool: full has no available IP now")], Accept, ("NoAvailableIP", "")),

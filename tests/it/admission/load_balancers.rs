@@ -254,6 +254,10 @@ impl Stage {
             self.has_reason("team", &name, row.waits_for).await?;
         }
         let said = self.ask(row, &name).await?;
+        if row.before.is_empty() && !said.accepted() {
+            let stored = self.lbs("team").get_opt(&name).await?;
+            ensure!(stored.is_none(), "refused, and stored: {said:?}");
+        }
         if admission {
             row.on.iter().try_for_each(|on| check(on, &said))?;
         } else {

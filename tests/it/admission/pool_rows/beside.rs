@@ -199,6 +199,20 @@ pub(super) const ROWS: &[Row] = &[
         Warn("is a pair of hosts"),
     ),
     row(
+        "a gateway outside the subnet",
+        &[],
+        Create,
+        "{name: p, spec: {ranges: [{subnet: 10.2.0.0/24, rangeStart: 10.2.0.9, gateway: 10.9.0.1}]}}",
+        Warn("spec.ranges[0].gateway: 10.9.0.1 is outside subnet 10.2.0.0/24"),
+    ),
+    row(
+        "an entry of the scope twice",
+        &[],
+        Create,
+        "{name: p, spec: {ranges: [{subnet: 10.2.0.9/32}], selector: {scope: [{namespace: default}, {namespace: default}]}}}",
+        Warn("spec.selector.scope[1] repeats spec.selector.scope[0]"),
+    ),
+    row(
         "a network that is not there",
         &[],
         Create,

@@ -38,6 +38,14 @@ fn what_will_surprise_is_said_in_a_line() {
         (of(json!({"subnet": "10.0.0.0/31"}), Value::Null), "10.0.0.0/31 is a pair of hosts"),
         (of(json!({"subnet": "10.0.0.7/32"}), Value::Null), ""),
         (
+            of(json!({"subnet": "169.254.7.0/24", "rangeStart": "169.254.7.9"}), Value::Null),
+            "spec.ranges[0].subnet: 169.254.7.0/24 is link-local: routers do not forward it",
+        ),
+        (
+            of(json!({"subnet": "fe80::/64", "rangeStart": "fe80::9"}), Value::Null),
+            "spec.ranges[0].subnet: fe80::/64 is link-local",
+        ),
+        (
             of(
                 json!({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.20", "gateway": "10.9.0.1"}),
                 Value::Null,
