@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Token bucket: gives out `most` tokens at once, then one token in each interval `every`. Times are
-/// offsets on one monotonic clock.
+/// Token bucket: gives out `most` tokens at once, then one token in each interval `every`. Times
+/// are offsets on one monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenBucket {
     most: u32,

@@ -1,7 +1,7 @@
 //! Reproducible archives: sorted, without times, owned by root.
 //!
-//! The documents of the OCI image format are plain JSON, forty lines here and in [`super`]. The crate
-//! `oci-spec` has types for them, but brings fourteen more crates, most of them for macros.
+//! The documents of the OCI image format are plain JSON, forty lines here and in [`super`]. The
+//! crate `oci-spec` has types for them, but brings fourteen more crates, most of them for macros.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
