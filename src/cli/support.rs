@@ -22,8 +22,9 @@ use crate::api::{IPPool, LoadBalancer, TokenRotation};
 use crate::domain::admission::webhook_configuration::{CONFIGURATION, CRD};
 use crate::domain::object_fields::rfc3339;
 use crate::domain::support_report;
+use crate::k8s::calls::{ApiCall, ApiCalls as _, run_call};
 use crate::k8s::guard::Guard;
-use crate::k8s::{CallError, call, client};
+use crate::k8s::{CALL_DEADLINE, CallError, client};
 use crate::metrics::Metrics;
 
 /// Writes the report to standard output.
@@ -37,17 +38,18 @@ pub(super) async fn run(reach: &ConnectionOptions) -> anyhow::Result<()> {
 
 async fn report(client: &Client, namespace: &str, name: &str) -> Value {
     let leases = Api::<Lease>::namespaced(client.clone(), namespace);
-    let lease = leases.get(name);
     let (pools, misfit_pools) = list::<IPPool>(client).await;
     let (lbs, misfit_lbs) = list::<LoadBalancer>(client).await;
     let (rotations, misfit_rotations) = list::<TokenRotation>(client).await;
     let not_read = [misfit_pools, misfit_lbs, misfit_rotations].concat();
-    let version = client.apiserver_version();
+    let lease = leases.call_get(name).await;
+    let version = || ApiCall::new("GET /version");
+    let version = run_call(CALL_DEADLINE, version, client.apiserver_version()).await;
     json!({
         "time": rfc3339::to_second(Utc::now()),
         "operator": env!("CARGO_PKG_VERSION"),
-        "apiServer": said(call(version).await.map(|version| version.git_version)),
-        "lease": said(call(lease).await.map(|lease| lease.spec)),
+        "apiServer": said(version.map(|version| version.git_version)),
+        "lease": said(lease.map(|lease| lease.spec)),
         "customResourceDefinition": crd(client).await,
         "validation": configuration::<ValidatingWebhookConfiguration>(client).await,
         "mutation": configuration::<MutatingWebhookConfiguration>(client).await,
@@ -67,7 +69,7 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
     let all = Api::<Guard<K>>::all(client.clone());
-    match call(all.list(&ListParams::default())).await {
+    match all.call_list(&ListParams::default()).await {
         Ok(list) => {
             let (mut objects, mut misfits) = (Vec::new(), Vec::new());
             for object in list.items {
@@ -88,7 +90,7 @@ where
 /// Report of the LoadBalancer CRD's versions and conversion, without its schema.
 async fn crd(client: &Client) -> Value {
     let crds = Api::<CustomResourceDefinition>::all(client.clone());
-    match call(crds.get(CRD)).await {
+    match crds.call_get(CRD).await {
         Ok(crd) => {
             let versions: Vec<_> = crd
                 .spec
@@ -119,7 +121,7 @@ where
         + Debug,
 {
     let all = Api::<K>::all(client.clone());
-    support_report::registration(&said(call(all.get(CONFIGURATION)).await))
+    support_report::registration(&said(all.call_get(CONFIGURATION).await))
 }
 
 fn said(answer: Result<impl Serialize, CallError>) -> Value {

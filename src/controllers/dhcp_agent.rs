@@ -24,9 +24,10 @@ use crate::domain::dhcp_lease::agent_deployment::{self, DeploymentChange, Stored
 use crate::domain::dhcp_lease::network_status::{self, AgentFacts};
 use crate::domain::dhcp_lease::{AGENT_PREFIX, agent_name};
 use crate::domain::limits::backoff::backoff;
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::informer::{self, ObjectEvent};
 use crate::k8s::views::AgentNetwork;
-use crate::k8s::{CallError, call};
 
 /// Interval of the checks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -80,7 +81,7 @@ impl WriteFailures {
         match done {
             Ok(()) => drop(self.0.remove(&name)),
             // The watch soon reports the change, and a later check handles it.
-            Err(CallError::Conflict | CallError::NotFound | CallError::NotLeader) => {}
+            Err(CallError::Conflict(_) | CallError::NotFound(_) | CallError::NotLeader) => {}
             Err(error) => {
                 tracing::warn!(name, %error, "cannot reconcile the DHCP agent, trying again");
                 let labels = ["dhcp_agent", error.kind()];
@@ -269,7 +270,7 @@ impl DeploymentKeeper<'_> {
         let name = self.agents.owner.as_deref()?;
         let roles = Api::<ClusterRole>::all(self.ctx.client.clone());
         loop {
-            match call(roles.get_opt(name)).await {
+            match roles.call_get_opt(name).await {
                 Ok(role) => {
                     let uid = role?.metadata.uid?;
                     return Some(json!({

@@ -21,8 +21,9 @@ use super::Context;
 use super::failed_reconciles::FailedReconciles;
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp_lease::{self, RetentionStep};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::views::Views;
-use crate::k8s::{CallError, call};
 
 /// First delay after a failure, per record.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -119,9 +120,9 @@ fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Reten
 async fn current(record: &DHCPLease, ctx: &Context) -> Result<Option<LoadBalancer>, CallError> {
     let namespace = record.namespace().unwrap_or_default();
     let api: Api<LoadBalancer> = Api::namespaced(ctx.client.clone(), &namespace);
-    match call(api.get(&record.name_any())).await {
+    match api.call_get(&record.name_any()).await {
         Ok(lb) => Ok(Some(lb)),
-        Err(CallError::NotFound) => Ok(None),
+        Err(CallError::NotFound(_)) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -165,7 +166,7 @@ async fn carry_out(
     match done {
         // The record is gone. A conflict is returned as an error, so that it is retried. A later
         // event is not certain, because the conflicting change may have been observed already.
-        Err(CallError::NotFound) => Ok(()),
+        Err(CallError::NotFound(_)) => Ok(()),
         other => other,
     }
 }

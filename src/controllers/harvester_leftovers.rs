@@ -23,8 +23,9 @@ use super::ip_pool::LedgerHandle;
 use crate::api;
 use crate::domain::reason;
 use crate::domain::takeover::crds::{CrdForm, form, repaired, with_status};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::takeover::finalizers;
-use crate::k8s::{CallError, call};
 use crate::metrics::Metrics;
 
 /// IPPool's CRD.
@@ -87,7 +88,8 @@ async fn watch(ctx: &Context, pools: LedgerHandle) {
     loop {
         for name in CRDS {
             match check_crd(ctx, name, known.entry(name).or_default(), &pools).await {
-                Ok(()) | Err(CallError::NotLeader | CallError::NotFound | CallError::Conflict) => {}
+                Ok(())
+                | Err(CallError::NotLeader | CallError::NotFound(_) | CallError::Conflict(_)) => {}
                 Err(error) => tracing::warn!(%error, crd = name, "CRD not read or not written"),
             }
         }
@@ -102,13 +104,13 @@ async fn check_crd(
     pools: &LedgerHandle,
 ) -> Result<(), CallError> {
     let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());
-    let meta = call(crds.get_metadata(name)).await?;
+    let meta = crds.call_get_metadata(name).await?;
     let may_write = known.written.is_none_or(|written| written.elapsed() >= AGAIN);
     let is_due = may_write && known.form.is_some_and(|form| repairs(ctx, form));
     if meta.resource_version().is_some_and(|version| version == known.version) && !is_due {
         return Ok(());
     }
-    let crd = call(crds.get(name)).await?;
+    let crd = crds.call_get(name).await?;
     let stored = serde_json::to_value(&crd).unwrap_or_default();
     let found = form(&stored);
     let before = known.form.replace(found);
@@ -135,7 +137,7 @@ async fn check_crd(
     match ctx.writer.patch_crd(name, &patch).await {
         // Another client has changed the CRD. The next check decides again whether to replace the
         // form.
-        Err(CallError::Conflict) => {
+        Err(CallError::Conflict(_)) => {
             known.version.clear();
             return Ok(());
         }

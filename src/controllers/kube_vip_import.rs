@@ -20,7 +20,8 @@ use crate::domain::load_balancer::facts;
 use crate::domain::pools::kube_vip_import::{
     self, ImportFacts, ImportPlan, NAME, NAMESPACE, NewPool,
 };
-use crate::k8s::{CallError, call};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 
 /// Longest time that the ledgers wait for the import. If a pool is created in this time, the former
 /// owners of its addresses are recorded before the first allocation.
@@ -48,7 +49,7 @@ async fn run(ctx: &Context) -> bool {
     match import(ctx).await {
         Ok(()) => true,
         Err(CallError::NotLeader) => false,
-        Err(CallError::Conflict) => {
+        Err(CallError::Conflict(_)) => {
             tracing::info!("the kube-vip ConfigMap was changed meanwhile, reading it again");
             false
         }
@@ -65,9 +66,9 @@ async fn run(ctx: &Context) -> bool {
 
 async fn import(ctx: &Context) -> Result<(), CallError> {
     let maps = Api::<ConfigMap>::namespaced(ctx.client.clone(), NAMESPACE);
-    let map = match call(maps.get(NAME)).await {
+    let map = match maps.call_get(NAME).await {
         Ok(map) => map,
-        Err(CallError::NotFound) => return Ok(()),
+        Err(CallError::NotFound(_)) => return Ok(()),
         Err(error) => return Err(error),
     };
     if map.annotations().get(ANNOTATION_IMPORTED).is_some_and(|done| done == "true") {
@@ -88,7 +89,7 @@ async fn import(ctx: &Context) -> Result<(), CallError> {
 
 async fn known(ctx: &Context) -> Result<ImportFacts, CallError> {
     let pools = Api::<IPPool>::all(ctx.client.clone());
-    let pools = call(pools.list(&ListParams::default())).await?.items;
+    let pools = pools.call_list(&ListParams::default()).await?.items;
     let all = ctx.views.load_balancers.state();
     Ok(ImportFacts::new(pools, facts::addresses(all.iter().map(AsRef::as_ref))))
 }
@@ -99,7 +100,7 @@ async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<Strin
     for pool in &import.pools {
         if pool.there {
             let pools = Api::<IPPool>::all(ctx.client.clone());
-            remember(ctx, pool, call(pools.get(&pool.name)).await?).await;
+            remember(ctx, pool, pools.call_get(&pool.name).await?).await;
             continue;
         }
         match ctx.writer.create_pool(&IPPool::new(&pool.name, pool.spec.clone())).await {
@@ -108,7 +109,7 @@ async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<Strin
                 remember(ctx, pool, stored).await;
             }
             // Another client created the pool first.
-            Err(CallError::Conflict) => import.left.push(pool.name.clone()),
+            Err(CallError::Conflict(_)) => import.left.push(pool.name.clone()),
             Err(error) => match error.refusal() {
                 Some(why) => import.refused.push(kube_vip_import::RefusedItem {
                     key: pool.name.clone(),
@@ -139,11 +140,11 @@ async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
         let version = stored.resource_version().unwrap_or_default();
         match ctx.writer.write_pool_status(&pool.name, &version, &before, &after).await {
             Ok(_) => return,
-            Err(CallError::Conflict) if tries < 5 => tries += 1,
+            Err(CallError::Conflict(_)) if tries < 5 => tries += 1,
             Err(error) => break error,
         }
         let pools = Api::<IPPool>::all(ctx.client.clone());
-        match call(pools.get(&pool.name)).await {
+        match pools.call_get(&pool.name).await {
             Ok(now) => stored = now,
             Err(error) => break error,
         }

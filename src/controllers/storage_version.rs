@@ -18,7 +18,8 @@ use serde_json::json;
 
 use super::Context;
 use crate::api::LoadBalancer;
-use crate::k8s::{CallError, call};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 
 const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 const STORED: &str = "v1beta1";
@@ -64,9 +65,9 @@ pub(super) async fn run(ctx: Context) {
 
 async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
     let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());
-    let crd = match call(crds.get(CRD)).await {
+    let crd = match crds.call_get(CRD).await {
         Ok(crd) => crd,
-        Err(error) if matches!(error, CallError::NotFound) || error.refusal().is_some() => {
+        Err(error) if matches!(error, CallError::NotFound(_)) || error.refusal().is_some() => {
             tracing::info!(%error, "the stored versions of LoadBalancer are not changed");
             return Ok(StorageOutcome::Done);
         }
@@ -102,7 +103,7 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
         match ctx.writer.patch_lb(namespace, name, &patch).await {
             // Another client has changed or removed the object, so it is not stored in the old
             // version any more.
-            Ok(_) | Err(CallError::Conflict | CallError::NotFound) => {}
+            Ok(_) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
             Err(CallError::NotLeader) => return Err(CallError::NotLeader),
             Err(error) => {
                 return Ok(StorageOutcome::Waits(format!(
@@ -118,7 +119,7 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
     });
     match ctx.writer.patch_crd_status(CRD, &patch).await {
         Ok(_) => {}
-        Err(CallError::Conflict) => {
+        Err(CallError::Conflict(_)) => {
             return Ok(StorageOutcome::Waits("the CRD was changed meanwhile".to_owned()));
         }
         Err(error) => return Err(error),
@@ -139,7 +140,7 @@ async fn list(ctx: &Context) -> Result<Vec<(String, String, String)>, CallError>
     let mut params = ListParams::default().limit(PAGE);
     let mut objects = Vec::new();
     loop {
-        let page = call(api.list_metadata(&params)).await?;
+        let page = api.call_list_metadata(&params).await?;
         let goes_on = page.metadata.continue_.filter(|token| !token.is_empty());
         objects.extend(page.items.into_iter().map(|lb| {
             let version = lb.resource_version().unwrap_or_default();

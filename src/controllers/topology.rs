@@ -43,7 +43,7 @@ async fn annotate(ctx: &Context, key: &str) -> Result<(), CallError> {
             Ok(())
         }
         // Either the VM has changed, and the change enqueues the VM again, or the VM is gone.
-        Err(CallError::Conflict | CallError::NotFound | CallError::NotLeader) => Ok(()),
+        Err(CallError::Conflict(_) | CallError::NotFound(_) | CallError::NotLeader) => Ok(()),
         Err(error) if error.refusal().is_some() => {
             tracing::warn!(vm = key, %error, "topology annotations refused");
             Ok(())

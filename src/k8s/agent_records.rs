@@ -8,9 +8,10 @@ use kube::{Api, Client, Resource as _};
 use kube_runtime::watcher::Config;
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::CallError;
+use super::calls::ApiCalls as _;
 use super::guard::Guard;
 use super::informer::{self, ObjectEvent, key};
-use super::{CallError, call};
 use crate::api::DHCPLease;
 use crate::metrics::Metrics;
 
@@ -78,9 +79,9 @@ impl RecordClient {
     /// The present state of a record. `None`: the record does not exist.
     pub async fn read(&self, namespace: &str, name: &str) -> Result<Option<DHCPLease>, CallError> {
         let api = Api::<DHCPLease>::namespaced(self.client.clone(), namespace);
-        match Box::pin(call(api.get(name))).await {
+        match Box::pin(api.call_get(name)).await {
             Ok(record) => Ok(Some(record)),
-            Err(CallError::NotFound) => Ok(None),
+            Err(CallError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::NamespaceResourceScope;
@@ -24,8 +23,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::credentials::{RawAnswer, raw_within};
-use super::{CallError, call_within};
+use super::CallError;
+use super::calls::{ApiCall, ApiCalls as _};
+use super::credentials::raw_within;
 use crate::api::TokenRotation;
 use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
 use crate::domain::credentials::guest_account::list::{AccountRotation, GuestObjects, GuestVm};
@@ -57,23 +57,21 @@ impl GuestCredentials {
 
     /// The address of Harvester's API server, from the ConfigMap `vip`. `None`: the ConfigMap does
     /// not exist; empty: the ConfigMap contains no address.
-    pub async fn vip(&self) -> anyhow::Result<Option<String>> {
+    pub async fn vip(&self) -> Result<Option<String>, CallError> {
         let (namespace, name, key) = VIP;
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), namespace);
-        let map = call(maps.get_opt(name)).await;
-        let map = map.with_context(|| format!("read ConfigMap {namespace}/{name}"))?;
+        let map = maps.within(PATIENCE).call_get_opt(name).await?;
         Ok(map.map(|map| map.data.unwrap_or_default().remove(key).unwrap_or_default()))
     }
 
     /// Whether the namespace exists.
-    pub async fn has_namespace(&self, name: &str) -> anyhow::Result<bool> {
+    pub async fn has_namespace(&self, name: &str) -> Result<bool, CallError> {
         let namespaces = Api::<PartialObjectMeta<Namespace>>::all(self.client.clone());
-        let found = call(namespaces.get_opt(name)).await;
-        Ok(found.with_context(|| format!("read Namespace {name}"))?.is_some())
+        Ok(namespaces.within(PATIENCE).call_get_opt(name).await?.is_some())
     }
 
     /// Accounts, bindings, tokens and rotations, in one namespace or in all namespaces.
-    pub async fn survey(&self, namespace: Option<&str>) -> anyhow::Result<GuestObjects> {
+    pub async fn survey(&self, namespace: Option<&str>) -> Result<GuestObjects, CallError> {
         let accounts = self.metadata::<ServiceAccount>(namespace, "").await?;
         let tokens = self.metadata::<Secret>(namespace, &format!("type={TOKEN_TYPE}")).await?;
         let place = |meta: &ObjectMeta| meta.namespace.clone().unwrap_or_default();
@@ -90,11 +88,11 @@ impl GuestCredentials {
     }
 
     /// TokenRotations, in one namespace or in all. Empty where the cluster does not serve the kind.
-    async fn rotations(&self, namespace: Option<&str>) -> anyhow::Result<Vec<AccountRotation>> {
+    async fn rotations(&self, namespace: Option<&str>) -> Result<Vec<AccountRotation>, CallError> {
         let all = scoped::<TokenRotation>(&self.client, namespace);
         let listed = async {
             loop {
-                match call(all.list(&ListParams::default())).await {
+                match all.within(PATIENCE).call_list(&ListParams::default()).await {
                     Ok(list) => return Ok(list.items),
                     Err(error) if has_code(&error, 404) => return Ok(Vec::new()),
                     // The API server answers 429 for a moment after the installation of the CRD.
@@ -103,15 +101,15 @@ impl GuestCredentials {
                 }
             }
         };
-        let listed = tokio::time::timeout(PATIENCE, listed)
-            .await
-            .unwrap_or(Err(CallError::Timeout(PATIENCE)))
-            .context("list TokenRotations")?;
+        let listed = tokio::time::timeout(PATIENCE, listed).await.unwrap_or_else(|_| {
+            let call = ApiCall::new(format!("GET {}", all.resource_url()));
+            Err(CallError::Timeout { call, within: PATIENCE })
+        })?;
         Ok(listed.into_iter().map(rotation).collect())
     }
 
     /// VirtualMachines, in one namespace or in all.
-    pub async fn machines(&self, namespace: Option<&str>) -> anyhow::Result<Vec<GuestVm>> {
+    pub async fn machines(&self, namespace: Option<&str>) -> Result<Vec<GuestVm>, CallError> {
         let machine = |meta: ObjectMeta| {
             let labels = meta.labels.unwrap_or_default();
             GuestVm {
@@ -131,12 +129,11 @@ impl GuestCredentials {
         &self,
         guest: &GuestCluster,
         names: &[String],
-    ) -> anyhow::Result<ExistingObjects> {
+    ) -> Result<ExistingObjects, CallError> {
         let mut found = self.survey(Some(&guest.namespace)).await?.found(guest);
         let roles = Api::<ClusterRole>::all(self.client.clone());
         for name in [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED] {
-            let role = call(roles.get_opt(name)).await;
-            if let Some(role) = role.with_context(|| format!("read ClusterRole {name}"))? {
+            if let Some(role) = roles.within(PATIENCE).call_get_opt(name).await? {
                 found.roles.insert(name.to_owned(), json!(role.rules));
             }
         }
@@ -148,10 +145,7 @@ impl GuestCredentials {
         let secrets =
             Api::<PartialObjectMeta<Secret>>::namespaced(self.client.clone(), &guest.namespace);
         for name in names.iter().filter(|n| found.tokens.iter().all(|token| token.name != **n)) {
-            let secret = call(secrets.get_opt(name)).await;
-            let secret =
-                secret.with_context(|| format!("read Secret {}/{name}", guest.namespace))?;
-            if let Some(secret) = secret {
+            if let Some(secret) = secrets.within(PATIENCE).call_get_opt(name).await? {
                 let taken = ForeignSecret {
                     uid: secret.uid().unwrap_or_default(),
                     version: secret.resource_version().unwrap_or_default(),
@@ -168,22 +162,21 @@ impl GuestCredentials {
         &self,
         namespace: Option<&str>,
         fields: &str,
-    ) -> anyhow::Result<Vec<ObjectMeta>>
+    ) -> Result<Vec<ObjectMeta>, CallError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Debug + Clone,
     {
         let api = scoped::<PartialObjectMeta<K>>(&self.client, namespace);
-        let list = call(api.list(&ListParams::default().fields(fields))).await;
-        let list = list.with_context(|| format!("list {}", K::plural(&())))?;
+        let params = ListParams::default().fields(fields);
+        let list = api.within(PATIENCE).call_list(&params).await?;
         Ok(list.items.into_iter().map(|object| object.metadata).collect())
     }
 
     /// All ClusterRoleBindings, and the RoleBindings of `namespace` and of the shared namespaces.
     /// If `namespace` is `None`, the RoleBindings of all namespaces are included.
-    async fn bindings(&self, namespace: Option<&str>) -> anyhow::Result<Vec<StoredBinding>> {
+    async fn bindings(&self, namespace: Option<&str>) -> Result<Vec<StoredBinding>, CallError> {
         let all = Api::<ClusterRoleBinding>::all(self.client.clone());
-        let list =
-            call(all.list(&ListParams::default())).await.context("list ClusterRoleBindings")?;
+        let list = all.within(PATIENCE).call_list(&ListParams::default()).await?;
         let wide = |b: ClusterRoleBinding| binding(b.metadata, b.role_ref, b.subjects);
         let mut bindings: Vec<_> = list.items.into_iter().map(wide).collect();
         let places: Vec<Option<&str>> = match namespace {
@@ -195,7 +188,7 @@ impl GuestCredentials {
         };
         for place in places {
             let api = scoped::<RoleBinding>(&self.client, place);
-            let list = call(api.list(&ListParams::default())).await.context("list RoleBindings")?;
+            let list = api.within(PATIENCE).call_list(&ListParams::default()).await?;
             let narrow = |b: RoleBinding| binding(b.metadata, b.role_ref, b.subjects);
             bindings.extend(list.items.into_iter().map(narrow));
         }
@@ -209,16 +202,12 @@ impl GuestCredentials {
         self.send(request).await
     }
 
-    /// Values of a Secret, in Base64. `None`: no such Secret exists.
-    async fn values(&self, namespace: &str, name: &str) -> Result<Option<Values>, CallError> {
+    /// Values of a Secret, in Base64.
+    async fn values(&self, namespace: &str, name: &str) -> Result<Values, CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(list).get(name, &GetParams::default());
         let answer = raw_within(PATIENCE, &self.client, request).await?;
-        match answer.granted::<SecretFields>() {
-            Ok(secret) => Ok(Some(secret.data.unwrap_or_default())),
-            Err(CallError::NotFound) => Ok(None),
-            Err(error) => Err(error),
-        }
+        Ok(answer.granted::<SecretFields>()?.data.unwrap_or_default())
     }
 
     /// Creates a Secret with the content of the Secret `from` in the same namespace.
@@ -229,7 +218,7 @@ impl GuestCredentials {
         from: &str,
     ) -> Result<(), CallError> {
         let namespace = object.namespace.as_deref().unwrap_or_default();
-        let values = self.values(namespace, from).await?.ok_or(CallError::NotFound)?;
+        let values = self.values(namespace, from).await?;
         let text = ObjectWithValues { body: &named(object, body), data: &values }.text()?;
         let request = Request::new(place(object).0).create(&PostParams::default(), text);
         self.send(request).await
@@ -262,7 +251,7 @@ impl GuestCredentials {
         &self,
         guest: &GuestCluster,
         (name, uid): (&str, &str),
-    ) -> anyhow::Result<Zeroizing<String>> {
+    ) -> Result<Zeroizing<String>, CallError> {
         let bound = json!({"apiVersion": "v1", "kind": "Secret", "name": name, "uid": uid});
         let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
             "spec": {"expirationSeconds": 600, "boundObjectRef": bound}});
@@ -271,11 +260,8 @@ impl GuestCredentials {
         let bytes = body.to_string().into_bytes();
         let request =
             Request::new(list).create_subresource("token", &guest.cluster, &params, bytes);
-        let answer = raw_within(PATIENCE, &self.client, request).await;
-        let signed = answer.and_then(RawAnswer::granted::<TokenRequestFields>);
-        let GuestCluster { namespace, cluster } = guest;
-        let why = || format!("request a token of ServiceAccount {namespace}/{cluster}");
-        Ok(signed.with_context(why)?.status.token)
+        let answer = raw_within(PATIENCE, &self.client, request).await?;
+        Ok(answer.granted::<TokenRequestFields>()?.status.token)
     }
 
     /// Token and CA certificate of a token Secret. `None`: the Secret lacks one of the two, or does
@@ -285,10 +271,11 @@ impl GuestCredentials {
         namespace: &str,
         name: &str,
     ) -> anyhow::Result<Option<TokenMaterial>> {
-        let values = self.values(namespace, name).await;
-        let values = values.with_context(|| format!("read Secret {namespace}/{name}"))?;
-        let value = |key: &str| values.as_ref().and_then(|values| values.get(key));
-        let (Some(token), Some(authority)) = (value("token"), value("ca.crt")) else {
+        let values = match self.values(namespace, name).await {
+            Err(CallError::NotFound(_)) => return Ok(None),
+            values => values?,
+        };
+        let (Some(token), Some(authority)) = (values.get("token"), values.get("ca.crt")) else {
             return Ok(None);
         };
         let token = Zeroizing::new(STANDARD.decode(token.as_bytes()).unwrap_or_default());
@@ -335,7 +322,8 @@ impl ObjectWithValues<'_> {
     fn text(&self) -> Result<Vec<u8>, CallError> {
         let values = self.data.iter().map(|(key, value)| key.len() + value.len() + 16);
         let mut text = Vec::with_capacity(4096 + values.sum::<usize>());
-        serde_json::to_writer(&mut text, self).map_err(kube::Error::SerdeError)?;
+        serde_json::to_writer(&mut text, self)
+            .map_err(|error| CallError::not_sent("Secret", kube::Error::SerdeError(error)))?;
         Ok(text)
     }
 }
@@ -408,9 +396,9 @@ fn token(meta: &ObjectMeta) -> TokenSecret {
 /// API group answers in plain text, without a reason.
 fn has_code(error: &CallError, code: u16) -> bool {
     match error {
-        CallError::NotFound => code == 404,
-        CallError::Other(error) => {
-            matches!(&**error, kube::Error::Api(status) if status.code == code)
+        CallError::NotFound(_) => code == 404,
+        CallError::Other(failed) => {
+            matches!(&failed.error, kube::Error::Api(status) if status.code == code)
         }
         _ => false,
     }
@@ -440,8 +428,4 @@ fn binding(meta: ObjectMeta, role: RoleRef, subjects: Option<Vec<FullSubject>>) 
         uid: meta.uid.unwrap_or_default(),
         version: meta.resource_version.unwrap_or_default(),
     }
-}
-
-async fn call<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, CallError> {
-    call_within(PATIENCE, call).await
 }

@@ -13,10 +13,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chrono::DateTime;
 use http::header::DATE;
+use http::{Method, Uri};
 use http_body_util::BodyExt as _;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use kube::api::{ListParams, PostParams};
+use kube::api::ListParams;
 use kube::client::Body;
 use kube::core::{PartialObjectMeta, Request, Status};
 use kube::{Api, Client, Config, Resource as _, ResourceExt as _};
@@ -25,9 +26,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use zeroize::Zeroizing;
 
+use super::calls::{ApiCall, ApiCalls as _, ApiWrites as _, run_call};
 use super::guard::Guard;
 use super::informer::{self, ObjectEvent};
-use super::{CALL_DEADLINE, CallError, call, call_within};
+use super::{CALL_DEADLINE, CallError};
 use crate::api::{ANNOTATION_RANCHER_URL, LABEL_ROTATION, TokenRotation};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::target_secret::SecretContent;
@@ -62,6 +64,8 @@ impl ServerClock {
 
 /// An answer before it is parsed.
 pub(super) struct RawAnswer {
+    method: Method,
+    uri: Uri,
     code: u16,
     date: Option<Seconds>,
     body: Zeroizing<Vec<u8>>,
@@ -80,15 +84,19 @@ impl RawAnswer {
         if (200..300).contains(&self.code) {
             return Ok(self);
         }
-        match serde_json::from_slice::<Status>(&self.body) {
-            Ok(status) => Err(kube::Error::Api(status.boxed()).into()),
-            Err(_) => Err(self.failed("refused")),
-        }
+        Err(match serde_json::from_slice::<Status>(&self.body) {
+            Ok(status) => self.error(status),
+            Err(_) => self.failed("refused"),
+        })
     }
 
     fn failed(&self, why: &str) -> CallError {
-        let status = Status::failure(why, "Unreadable").with_code(self.code);
-        CallError::from(kube::Error::Api(status.boxed()))
+        self.error(Status::failure(why, "Unreadable").with_code(self.code))
+    }
+
+    fn error(&self, status: Status) -> CallError {
+        let call = ApiCall::of(&self.method, &self.uri);
+        CallError::new(call, kube::Error::Api(status.boxed()))
     }
 
     fn clock(&self) -> ServerClock {
@@ -110,7 +118,9 @@ pub(super) async fn raw_within(
     client: &Client,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
 ) -> Result<RawAnswer, CallError> {
-    let request = request.map_err(|e| CallError::Other(Box::new(kube::Error::BuildRequest(e))))?;
+    let request = request
+        .map_err(|error| CallError::not_sent("request", kube::Error::BuildRequest(error)))?;
+    let (method, uri) = (request.method().clone(), request.uri().clone());
     let answer = async {
         let answer = client.send(request.map(Body::from)).await?;
         let code = answer.status().as_u16();
@@ -118,9 +128,10 @@ pub(super) async fn raw_within(
         let date = date.and_then(|date| DateTime::parse_from_rfc2822(date).ok());
         let body = answer.into_body().collect().await?.to_bytes();
         let (date, body) = (date.map(|date| date.timestamp()), Zeroizing::new(body.to_vec()));
-        Ok(RawAnswer { code, date, body })
+        Ok((code, date, body))
     };
-    call_within(deadline, answer).await
+    let (code, date, body) = run_call(deadline, || ApiCall::of(&method, &uri), answer).await?;
+    Ok(RawAnswer { method, uri, code, date, body })
 }
 
 /// Reader of credentials. Each read has the deadline of one call.
@@ -172,9 +183,9 @@ impl CredentialReader {
         name: &str,
     ) -> Result<Option<TokenRotation>, CallError> {
         let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
-        match Box::pin(call(api.get(name))).await {
+        match Box::pin(api.call_get(name)).await {
             Ok(rotation) => Ok(Some(rotation)),
-            Err(CallError::NotFound) => Ok(None),
+            Err(CallError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -192,7 +203,7 @@ impl CredentialReader {
         let clock = answer.clock();
         match answer.granted::<Value>() {
             Ok(secret) => Ok((Some(content(&secret, key)), clock)),
-            Err(CallError::NotFound) => Ok((None, clock)),
+            Err(CallError::NotFound(_)) => Ok((None, clock)),
             Err(error) => Err(error),
         }
     }
@@ -206,14 +217,17 @@ impl CredentialReader {
         rotation: &str,
     ) -> Result<String, CallError> {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let secret = call(api.get_metadata(name)).await?;
+        let secret = api.call_get_metadata(name).await?;
         if secret.labels().get(LABEL_ROTATION).is_none_or(|made_for| made_for != rotation) {
             let why = format!(
                 "Secret {namespace}/{name} belongs to another owner: without the label {LABEL_ROTATION}={rotation} \
                  no token is bound to it: delete it, or wait for the next name"
             );
             let status = Status::failure(&why, "Invalid").with_code(422);
-            return Err(kube::Error::Api(status.boxed()).into());
+            return Err(CallError::new(
+                api.name_call("GET", name),
+                kube::Error::Api(status.boxed()),
+            ));
         }
         Ok(secret.uid().unwrap_or_default())
     }
@@ -222,14 +236,14 @@ impl CredentialReader {
     pub async fn made_by(&self, namespace: &str, rotation: &str) -> Result<Vec<String>, CallError> {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
         let labelled = ListParams::default().labels(&format!("{LABEL_ROTATION}={rotation}"));
-        let list = call(api.list_metadata(&labelled)).await?;
+        let list = api.call_list_metadata(&labelled).await?;
         Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
     }
 
     /// Names of all namespaces.
     pub async fn namespaces(&self) -> Result<Vec<String>, CallError> {
         let api = Api::<Namespace>::all(self.client.clone());
-        let list = call(api.list_metadata(&ListParams::default())).await?;
+        let list = api.call_list_metadata(&ListParams::default()).await?;
         Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
     }
 
@@ -251,7 +265,7 @@ impl CredentialReader {
         let mut review = SelfSubjectAccessReview::default();
         review.spec.resource_attributes = Some(what);
         let reviews = Api::<SelfSubjectAccessReview>::all(self.client.clone());
-        let answer = call(reviews.create(&PostParams::default(), &review)).await?;
+        let answer = reviews.call_create(&review).await?;
         if answer.status.is_some_and(|status| status.allowed) {
             return Ok(());
         }
@@ -259,7 +273,9 @@ impl CredentialReader {
             "the operator cannot create resource \"serviceaccounts/token\" of ServiceAccount \
              {namespace}/{account}: the chart's credentials.namespaces must name it"
         );
-        Err(kube::Error::Api(Status::failure(&why, "Forbidden").with_code(403).boxed()).into())
+        let status = Status::failure(&why, "Forbidden").with_code(403);
+        let call = ApiCall::new(format!("POST {}", reviews.resource_url()));
+        Err(CallError::new(call, kube::Error::Api(status.boxed())))
     }
 
     /// Address and CA certificates of the API server, as this operator itself uses them.

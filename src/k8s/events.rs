@@ -14,6 +14,8 @@ use kube::Client;
 use kube_runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::Notify;
 
+use super::CALL_DEADLINE;
+use super::calls::{ApiCall, run_call};
 use crate::domain::limits::fair_queue::FairQueue;
 use crate::domain::limits::text::cut;
 use crate::domain::limits::token_bucket::TokenBucket;
@@ -108,7 +110,13 @@ async fn write(queue: Weak<EventQueue>, news: Arc<Notify>, recorder: Recorder, m
             }
             tokio::time::sleep(later.saturating_sub(began.elapsed())).await;
         }
-        if let Err(error) = super::call(recorder.publish(&event, &object)).await {
+        let name = || {
+            let part = |part: &Option<String>| part.clone().unwrap_or_default();
+            let (namespace, name) = (part(&object.namespace), part(&object.name));
+            ApiCall::new(format!("Event of {} {namespace}/{name}", part(&object.kind)))
+        };
+        let published = run_call(CALL_DEADLINE, name, recorder.publish(&event, &object)).await;
+        if let Err(error) = published {
             metrics.events_dropped.inc();
             tracing::debug!(%error, reason = event.reason, "event not written");
         }

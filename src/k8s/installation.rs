@@ -21,7 +21,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
 use kube_runtime::watcher::Config;
 use serde::Serialize;
@@ -29,8 +29,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use super::calls::{ApiCalls as _, ApiWrites as _};
 use super::informer::{self, ObjectEvent};
-use super::{CallError, call, count_write};
+use super::{CallError, count_write};
 use crate::api::LABEL_SERVICE_NAME;
 use crate::domain::admission::webhook_configuration::{
     CONFIGURATION, CRD, OwnerRole, WebhookObject,
@@ -109,7 +110,7 @@ impl Installation {
 
     /// The Secret as the API server has it now.
     pub async fn secret(&self) -> Result<Option<VersionedSecret>, CallError> {
-        Ok(call(self.secrets().get_opt(SECRET)).await?.map(sealed))
+        Ok(self.secrets().call_get_opt(SECRET).await?.map(sealed))
     }
 
     /// Replaces the Secret's content, if the Secret still has the version that was read. The Secret
@@ -126,8 +127,7 @@ impl Installation {
         let kept = data.into_iter().map(|(key, value)| (key, Some(ByteString(value))));
         let data: BTreeMap<String, Option<ByteString>> = gone.chain(kept).collect();
         let content = json!({"metadata": {"resourceVersion": seen.version}, "data": data});
-        let (params, patch) = (PatchParams::default(), Patch::Merge(content));
-        let written = call(self.secrets().patch(SECRET, &params, &patch)).await;
+        let written = self.secrets().call_patch(SECRET, &content).await;
         Ok(sealed(count_write(&self.metrics, "Secret", written)?))
     }
 
@@ -152,8 +152,7 @@ impl Installation {
         content: &Value,
     ) -> Result<Value, CallError> {
         let api = Api::<K>::all(self.client.clone());
-        let (params, patch) = (PatchParams::default(), Patch::Merge(content));
-        let written = call(api.patch(name(part), &params, &patch)).await;
+        let written = api.call_patch(name(part), content).await;
         count_write(&self.metrics, part.kind(), written).map(|object| value(&object))
     }
 
@@ -164,15 +163,15 @@ impl Installation {
         Ok(match part {
             WebhookObject::Validating => {
                 let api = Api::<ValidatingWebhookConfiguration>::all(client);
-                call(api.get_opt(name)).await?.as_ref().map(value)
+                api.call_get_opt(name).await?.as_ref().map(value)
             }
             WebhookObject::Mutating => {
                 let api = Api::<MutatingWebhookConfiguration>::all(client);
-                call(api.get_opt(name)).await?.as_ref().map(value)
+                api.call_get_opt(name).await?.as_ref().map(value)
             }
             WebhookObject::Conversion => {
                 let api = Api::<CustomResourceDefinition>::all(client);
-                call(api.get_opt(name)).await?.as_ref().map(value)
+                api.call_get_opt(name).await?.as_ref().map(value)
             }
         })
     }
@@ -180,7 +179,7 @@ impl Installation {
     /// The ClusterRole with this name, as an owner reference for other objects. `None`: the
     /// ClusterRole does not exist.
     pub async fn owner(&self, name: &str) -> Result<Option<OwnerRole>, CallError> {
-        let role = call(Api::<ClusterRole>::all(self.client.clone()).get_opt(name)).await?;
+        let role = Api::<ClusterRole>::all(self.client.clone()).call_get_opt(name).await?;
         Ok(role.and_then(|role| role.uid()).map(|uid| OwnerRole { name: name.to_owned(), uid }))
     }
 
@@ -188,7 +187,7 @@ impl Installation {
     pub async fn is_served(&self, namespace: &str, name: &str) -> Result<bool, CallError> {
         let slices = Api::<EndpointSlice>::namespaced(self.client.clone(), namespace);
         let of = ListParams::default().labels(&format!("{LABEL_SERVICE_NAME}={name}"));
-        let slices = call(slices.list(&of)).await?;
+        let slices = slices.call_list(&of).await?;
         Ok(slices
             .into_iter()
             .flat_map(|slice| slice.endpoints.unwrap_or_default())
@@ -199,7 +198,7 @@ impl Installation {
     pub async fn me(&self) -> Result<Option<String>, CallError> {
         let api = Api::<SelfSubjectReview>::all(self.client.clone());
         let asked = SelfSubjectReview::default();
-        let answer = call(api.create(&PostParams::default(), &asked)).await?;
+        let answer = api.call_create(&asked).await?;
         Ok(answer.status.and_then(|status| status.user_info).and_then(|user| user.username))
     }
 }

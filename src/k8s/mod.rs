@@ -2,7 +2,7 @@
 //! reads themselves, but every write goes through this module.
 //!
 //! Invariants:
-//! * Every call has a deadline.
+//! * Every call has a deadline, and its error names the call ([`calls`]).
 //! * Every write is refused when this process does not lead. Exceptions:
 //!   * the writes of the Lease, of Events, of admission, and of the `cloud-config` and `takeover`
 //!     commands;
@@ -43,6 +43,7 @@ macro_rules! kind_of {
 use kind_of;
 
 pub mod agent_records;
+pub mod calls;
 pub mod client;
 pub mod clock;
 pub mod cloud_config;
@@ -66,6 +67,7 @@ pub mod write;
 
 use std::time::Duration;
 
+use self::calls::{ApiCall, FailedCall};
 use crate::metrics::Metrics;
 
 /// Deadline of one call. After the deadline, the call's outcome counts as unknown.
@@ -75,15 +77,15 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 /// earlier, at [`CALL_DEADLINE`], so this limit applies to lists and watches.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
-/// Reason why a call failed. Callers distinguish only these reasons.
+/// Reason why a call failed, with the name of the call. Callers distinguish only these reasons.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// A conflict: another client changed or created the object first (409).
-    #[error("the object was changed by another client")]
-    Conflict,
+    #[error("{0}: the object was changed by another client")]
+    Conflict(ApiCall),
     /// The object or the subresource does not exist (404).
-    #[error("not found")]
-    NotFound,
+    #[error("{0}: not found")]
+    NotFound(ApiCall),
     /// An object that is installed with the operator is missing. The fields are its kind and name.
     #[error("{0} {1} is missing: helm upgrade, or kubectl apply -f config/rbac, restores it")]
     Missing(&'static str, &'static str),
@@ -92,10 +94,15 @@ pub enum CallError {
     NotLeader,
     /// The call was refused, or its outcome is unknown.
     #[error(transparent)]
-    Other(Box<kube::Error>),
+    Other(Box<FailedCall>),
     /// No answer before the deadline: the outcome is unknown.
-    #[error("no answer within {0:?}")]
-    Timeout(Duration),
+    #[error("{call}: no answer within {within:?}")]
+    Timeout {
+        /// The call without an answer.
+        call: ApiCall,
+        /// Deadline of the call.
+        within: Duration,
+    },
 }
 
 impl CallError {
@@ -106,43 +113,47 @@ impl CallError {
     /// Kind of the error: label of metrics. A refusal is that of [`Self::refusal`].
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Conflict => "conflict",
-            Self::NotFound => "not_found",
+            Self::Conflict(_) => "conflict",
+            Self::NotFound(_) => "not_found",
             Self::Missing(..) => "missing",
             Self::NotLeader => "not_leader",
             Self::Other(_) if self.refusal().is_some() => "refused",
-            Self::Timeout(_) => "no_answer",
+            Self::Timeout { .. } => "no_answer",
             Self::Other(_) => "failed",
         }
+    }
+
+    /// Error of the named call.
+    fn new(call: ApiCall, error: kube::Error) -> Self {
+        match &error {
+            // The reasons "Conflict" and "AlreadyExists" have the same code, 409.
+            kube::Error::Api(status) if status.is_conflict() || status.is_already_exists() => {
+                Self::Conflict(call)
+            }
+            // The code is compared, because kube recognizes a 404 only by the reason "NotFound"
+            // (kube-core 5.0, `reason_or_code` looks up the wrong reason). An API server that
+            // serves no kind of the group gives no reason.
+            kube::Error::Api(status) if status.code == 404 => Self::NotFound(call),
+            _ => Self::Other(Box::new(FailedCall::new(call, error))),
+        }
+    }
+
+    /// Error of a call that could not be sent, because its request could not be made.
+    fn not_sent(what: &str, error: kube::Error) -> Self {
+        Self::new(ApiCall::new(format!("{what} not sent")), error)
     }
 
     /// Reason why the API server refuses the request for good, so that a retry would not help.
     /// `None`: the error is not such a refusal.
     pub fn refusal(&self) -> Option<&str> {
         match self {
-            Self::Other(error) => match &**error {
+            Self::Other(failed) => match &failed.error {
                 kube::Error::Api(status) if matches!(status.code, 400 | 403 | 422) => {
                     Some(&status.message)
                 }
                 _ => None,
             },
             _ => None,
-        }
-    }
-}
-
-impl From<kube::Error> for CallError {
-    fn from(error: kube::Error) -> Self {
-        match &error {
-            // The reasons "Conflict" and "AlreadyExists" have the same code, 409.
-            kube::Error::Api(status) if status.is_conflict() || status.is_already_exists() => {
-                Self::Conflict
-            }
-            // The code is compared, because kube recognizes a 404 only by the reason "NotFound"
-            // (kube-core 5.0, `reason_or_code` looks up the wrong reason). An API server that
-            // serves no kind of the group gives no reason.
-            kube::Error::Api(status) if status.code == 404 => Self::NotFound,
-            _ => Self::Other(Box::new(error)),
         }
     }
 }
@@ -155,35 +166,44 @@ fn count_write<T>(
 ) -> Result<T, CallError> {
     let outcome = match &answer {
         Ok(_) => "ok",
-        Err(CallError::Conflict) => "conflict",
-        Err(CallError::NotFound) => "not_found",
+        Err(CallError::Conflict(_)) => "conflict",
+        Err(CallError::NotFound(_)) => "not_found",
         Err(_) => "error",
     };
     metrics.api_writes.with_label_values(&[kind, outcome]).inc();
     answer
 }
 
-/// Runs one call under [`CALL_DEADLINE`].
-pub async fn call<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, CallError> {
-    call_within(CALL_DEADLINE, call).await
-}
-
-/// Runs one call under the given deadline.
-pub async fn call_within<T>(
-    deadline: Duration,
-    call: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<T, CallError> {
-    match tokio::time::timeout(deadline, call).await {
-        Ok(result) => Ok(result?),
-        Err(_) => Err(CallError::Timeout(deadline)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use http::{Request, Response};
+    use k8s_openapi::api::core::v1::{Namespace, Service};
+    use kube::api::ListParams;
+    use kube::client::{Body, ClientBuilder};
     use kube::core::Status;
+    use kube::{Api, Client};
+    use serde_json::json;
+    use tower::{BoxError, service_fn};
 
+    use super::calls::{ApiCalls as _, ApiWrites as _, run_call};
     use super::*;
+
+    /// Client of a server that answers each request with this error. Code 0: no answer.
+    fn client(code: u16, reason: &'static str) -> Client {
+        let server = service_fn(move |_: Request<Body>| async move {
+            if code == 0 {
+                std::future::pending::<()>().await;
+            }
+            let status = Status::failure("no", reason).with_code(code);
+            let body = Body::from(json!(status).to_string().into_bytes());
+            Response::builder().status(code).body(body).map_err(BoxError::from)
+        });
+        ClientBuilder::new(server, "default").build()
+    }
+
+    fn services(code: u16, reason: &'static str) -> Api<Service> {
+        Api::namespaced(client(code, reason), "ns")
+    }
 
     /// An API server that serves no kind of the group answers 404 in plain text. kube turns the
     /// text into a `Status` (kube-client, `client/mod.rs`, `handle_api_errors`).
@@ -191,11 +211,47 @@ mod tests {
     fn a_404_is_not_found_whatever_reason_it_has() {
         for reason in ["NotFound", "Failed to parse error data", ""] {
             let status = Status::failure("404 page not found", reason).with_code(404);
-            let error = CallError::from(kube::Error::Api(status.boxed()));
-            assert!(matches!(error, CallError::NotFound), "{reason:?}: {error:?}");
+            let error = CallError::new(ApiCall::new("GET /"), kube::Error::Api(status.boxed()));
+            assert!(matches!(error, CallError::NotFound(_)), "{reason:?}: {error:?}");
         }
-        let status = Status::failure("no", "Forbidden").with_code(403);
-        let error = CallError::from(kube::Error::Api(status.boxed()));
-        assert_eq!(error.refusal(), Some("no"));
+    }
+
+    #[tokio::test]
+    async fn an_error_names_the_method_and_the_path_of_its_call() {
+        let missing = services(404, "NotFound").call_get("web").await.unwrap_err();
+        assert_eq!(missing.to_string(), "GET /api/v1/namespaces/ns/services/web: not found");
+        let taken = services(409, "AlreadyExists").call_create(&Service::default()).await;
+        let changed = services(409, "Conflict").call_patch_status("web", &json!({})).await;
+        for (error, call) in [
+            (taken, "POST /api/v1/namespaces/ns/services"),
+            (changed, "PATCH /api/v1/namespaces/ns/services/web/status"),
+        ] {
+            let wanted = format!("{call}: the object was changed by another client");
+            assert_eq!(error.unwrap_err().to_string(), wanted);
+        }
+        let all = Api::<Namespace>::all(client(403, "Forbidden"));
+        let refused = all.call_list(&ListParams::default()).await.unwrap_err();
+        assert_eq!(refused.refusal(), Some("no"));
+        assert!(
+            refused.to_string().starts_with("GET /api/v1/namespaces: ApiError: no"),
+            "{refused}"
+        );
+        // The cause is in the text already.
+        assert_eq!(format!("{:#}", anyhow::Error::new(refused)).matches("ApiError").count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_call_without_an_answer_is_named_too() {
+        let silent = services(0, "");
+        let late = silent.within(Duration::from_millis(5)).call_get_opt("web").await.unwrap_err();
+        let wanted = "GET /api/v1/namespaces/ns/services/web: no answer within 5ms";
+        assert_eq!(late.to_string(), wanted);
+    }
+
+    #[tokio::test]
+    async fn a_success_makes_no_name() {
+        let name = || -> ApiCall { panic!("named") };
+        let answer = run_call(CALL_DEADLINE, name, std::future::ready(Ok(1))).await;
+        assert!(matches!(answer, Ok(1)));
     }
 }

@@ -10,10 +10,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 
-use super::call;
+use super::calls::{ApiCalls as _, ApiWrites as _};
 use super::events::EventRecorder;
 use super::leadership::Leadership;
 use super::views::Views;
@@ -115,10 +114,9 @@ impl LeaseHolderWatch {
     /// Removes the subresource. Returns whether the CRD had it.
     async fn remove_subresource(&self) -> anyhow::Result<bool> {
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
-        let stored = serde_json::to_value(call(api.get(IP_POOLS)).await?)?;
+        let stored = serde_json::to_value(api.call_get(IP_POOLS).await?)?;
         let Some(patch) = without_status(&stored) else { return Ok(false) };
-        let patch = Patch::Merge(patch);
-        call(api.patch(IP_POOLS, &PatchParams::default(), &patch)).await?;
+        api.call_patch(IP_POOLS, &patch).await?;
         Ok(true)
     }
 

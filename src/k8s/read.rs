@@ -8,8 +8,9 @@ use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt};
 
+use super::CallError;
+use super::calls::ApiCalls as _;
 use super::views::Views;
-use super::{CallError, call};
 use crate::api::{IPPool, LoadBalancer};
 use crate::domain::pools::conflict::PoolFacts;
 
@@ -29,9 +30,9 @@ impl ApiReader {
     /// UID of the LoadBalancer with this name. `None`: the LoadBalancer does not exist.
     pub async fn uid_of(&self, namespace: &str, name: &str) -> Result<Option<String>, CallError> {
         let api = Api::<PartialObjectMeta<LoadBalancer>>::namespaced(self.0.clone(), namespace);
-        match Box::pin(call(api.get(name))).await {
+        match Box::pin(api.call_get(name)).await {
             Ok(lb) => Ok(Some(lb.uid().unwrap_or_default())),
-            Err(CallError::NotFound) => Ok(None),
+            Err(CallError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -43,9 +44,9 @@ impl ApiReader {
         name: &str,
     ) -> Result<Option<LoadBalancer>, CallError> {
         let api = Api::<LoadBalancer>::namespaced(self.0.clone(), namespace);
-        match Box::pin(call(api.get(name))).await {
+        match Box::pin(api.call_get(name)).await {
             Ok(lb) => Ok(Some(lb)),
-            Err(CallError::NotFound) => Ok(None),
+            Err(CallError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -54,7 +55,7 @@ impl ApiReader {
     /// whose facts in the views are out of date. Omits a pool that cannot be read.
     pub async fn pools(&self, views: &Views) -> Result<Vec<Arc<PoolFacts>>, CallError> {
         let api = Api::<PartialObjectMeta<IPPool>>::all(self.0.clone());
-        let listed = Box::pin(call(api.list(&ListParams::default()))).await?;
+        let listed = Box::pin(api.call_list(&ListParams::default())).await?;
         let facts = listed.items.into_iter().map(async |pool| match views.pool_as_of(&pool) {
             Some(facts) => Some(facts),
             None => self.pool(&pool.name_any()).await.ok().flatten().map(Arc::new),
@@ -64,7 +65,7 @@ impl ApiReader {
 
     /// Facts of a pool. `None`: the pool does not exist.
     pub async fn pool(&self, name: &str) -> Result<Option<PoolFacts>, CallError> {
-        match Box::pin(call(Api::<IPPool>::all(self.0.clone()).get(name))).await {
+        match Box::pin(Api::<IPPool>::all(self.0.clone()).call_get(name)).await {
             Ok(pool) => {
                 let created = pool.metadata.creation_timestamp.as_ref();
                 let created = created.map_or(0, |time| time.0.as_second());
@@ -72,7 +73,7 @@ impl ApiReader {
                 facts.deleting = pool.metadata.deletion_timestamp.is_some();
                 Ok(Some(facts))
             }
-            Err(CallError::NotFound) => Ok(None),
+            Err(CallError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -10,11 +10,12 @@ use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 
+use super::CallError;
+use super::calls::ApiCalls as _;
 use super::guard::Guard;
 use super::read_only::RefusedReads;
 use super::trimmed::{self, TrimmedLb};
 use super::views::Views;
-use super::{CallError, call};
 use crate::api::{ANNOTATION_IMPORTED, DHCP_ADDRESS, IPPool, LoadBalancer};
 use crate::domain::dhcp_lease::DhcpNetworks;
 use crate::domain::load_balancer::facts;
@@ -98,7 +99,7 @@ pub async fn read(
 /// Empty if the ConfigMap cannot be read.
 async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<IPPool> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), kube_vip_import::NAMESPACE);
-    let Ok(Some(map)) = call(maps.get_opt(kube_vip_import::NAME)).await else { return Vec::new() };
+    let Ok(Some(map)) = maps.call_get_opt(kube_vip_import::NAME).await else { return Vec::new() };
     if map.annotations().get(ANNOTATION_IMPORTED).is_some_and(|done| done == "true") {
         return Vec::new();
     }
@@ -133,7 +134,7 @@ fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::
     if unserved {
         anyhow::anyhow!("list {resource}: the cluster does not serve them: is it a Harvester?")
     } else {
-        anyhow::Error::new(error).context(format!("list {resource}"))
+        error.into()
     }
 }
 
@@ -150,7 +151,7 @@ where
     let mut params = ListParams::default().limit(page);
     let mut items = Vec::new();
     loop {
-        let page = call(api.list(&params)).await?;
+        let page = api.call_list(&params).await?;
         for object in page.items {
             match object.0 {
                 Ok(object) => items.push(object),

@@ -75,7 +75,7 @@ impl AgentTerm<'_> {
                 }
             };
             let fresh = match &outcome {
-                Err(CallError::Conflict | CallError::NotFound) => {
+                Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
                     match records.read(&namespace, &name).await {
                         Ok(Some(record)) => RereadRecord::Is(Box::new(record)),
                         Ok(None) => RereadRecord::Gone,
@@ -108,7 +108,7 @@ impl AgentTerm<'_> {
                 }
                 return self.again(mac);
             }
-            Err(error @ (CallError::Conflict | CallError::NotFound)) => match fresh {
+            Err(error @ (CallError::Conflict(_) | CallError::NotFound(_))) => match fresh {
                 RereadRecord::Is(record) if record.metadata.uid.as_deref() == Some(&uid) => {
                     lease.update(&record);
                     lease.stored = record.status.unwrap_or_default();
@@ -116,7 +116,7 @@ impl AgentTerm<'_> {
                     if lease.leaving {
                         self.leave(mac);
                     }
-                    if matches!(error, CallError::Conflict) {
+                    if matches!(error, CallError::Conflict(_)) {
                         return self.again(mac);
                     }
                     tracing::warn!(%mac, "the record exists, but its status subresource does not");

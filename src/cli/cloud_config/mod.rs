@@ -232,7 +232,7 @@ impl CredentialCommands {
         match self.api.create(&step.object, &step.body).await {
             Ok(()) => say(&format!("created {}", step.object)),
             // Another process was faster. The next round handles the object that it created.
-            Err(CallError::Conflict) => Ok(()),
+            Err(CallError::Conflict(_)) => Ok(()),
             Err(error) => Err(error).with_context(|| {
                 format!("create {}; run the command again to continue", step.object)
             }),
@@ -299,8 +299,8 @@ impl CredentialCommands {
         match self.api.remove(removal).await {
             Ok(()) => say(&format!("deleted {}", removal.object)).map(|()| false),
             // Another process removed it, or it was deleted with its owner.
-            Err(CallError::NotFound) => Ok(false),
-            Err(CallError::Conflict) => Ok(true),
+            Err(CallError::NotFound(_)) => Ok(false),
+            Err(CallError::Conflict(_)) => Ok(true),
             Err(error) => Err(error).with_context(|| {
                 format!("delete {}; run the command again to continue", removal.object)
             }),
@@ -378,7 +378,7 @@ impl CredentialCommands {
                         "{object} now holds {what} for clients that read this name"
                     ));
                 }
-                Err(CallError::Conflict | CallError::NotFound) => {}
+                Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
                 Err(error) => return Err(error).with_context(|| format!("create {object}")),
             }
         }

@@ -39,7 +39,7 @@ pub(super) async fn read(
 /// object or the kind does not exist.
 fn if_readable<T>(answer: Result<Vec<T>, CallError>) -> Result<Vec<T>, CallError> {
     match answer {
-        Err(CallError::NotFound) => Ok(Vec::new()),
+        Err(CallError::NotFound(_)) => Ok(Vec::new()),
         Err(error) if error.refusal().is_some() => Ok(Vec::new()),
         answer => answer,
     }

@@ -24,8 +24,9 @@ use crate::domain::vm_backends::service::stored::read_service;
 use crate::domain::vm_backends::service::{
     self, HeldServiceStep, ServicePlan, StoredService, WantedService,
 };
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::views::Views;
-use crate::k8s::{CallError, call};
 
 /// Result of a plan.
 pub(super) struct ServingPreview {
@@ -115,7 +116,7 @@ async fn stored(
         return Ok(Some(stored));
     }
     let api = Api::<FullService>::namespaced(client.clone(), namespace);
-    Ok(call(api.get_opt(name)).await?.map(|service| read_service(&service)))
+    Ok(api.call_get_opt(name).await?.map(|service| read_service(&service)))
 }
 
 impl PreviewTarget<'_> {

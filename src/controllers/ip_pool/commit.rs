@@ -122,7 +122,7 @@ impl LedgerTask {
     /// Counts a failed write. Returns whether to try again at once.
     fn note_trouble(&mut self, name: &str, error: &CallError) -> bool {
         let trouble = self.trouble.entry(name.to_owned()).or_default();
-        if matches!(error, CallError::Conflict | CallError::NotFound) {
+        if matches!(error, CallError::Conflict(_) | CallError::NotFound(_)) {
             trouble.conflicts += 1;
             if trouble.conflicts == CONTENDED {
                 tracing::warn!(pool = name, "another client keeps writing this IPPool");

@@ -16,9 +16,10 @@ use crate::domain::LbFacts;
 use crate::domain::load_balancer::facts::{self, Project};
 use crate::domain::pools::allocator::{LoadBalancerIndex, PoolAllocator, PoolSeen};
 use crate::domain::pools::write_pacing::WritePace;
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::guard::Guard;
 use crate::k8s::trimmed::{self, TrimmedLb};
-use crate::k8s::{CallError, call};
 
 /// Objects per page of a list.
 pub(super) const PAGE: u32 = 500;
@@ -116,7 +117,7 @@ impl LedgerTask {
             return;
         }
         let api: Api<Guard<IPPool>> = Api::all(self.ctx.client.clone());
-        let answers = join_all(names.iter().map(|name| call(api.get(name)))).await;
+        let answers = join_all(names.iter().map(|name| api.call_get(name))).await;
         let mut world = self.world();
         for (name, answer) in names.into_iter().zip(answers) {
             match answer {
@@ -136,7 +137,7 @@ impl LedgerTask {
                     tracing::warn!(pool = name, %error, "this IPPool cannot be read and gives out nothing");
                     self.drop_pool(&name);
                 }
-                Err(CallError::NotFound) => self.drop_pool(&name),
+                Err(CallError::NotFound(_)) => self.drop_pool(&name),
                 Err(error) => {
                     tracing::warn!(pool = name, %error, "IPPool not read, trying again");
                     self.reread_later(&name, Duration::from_secs(1));
@@ -155,9 +156,9 @@ impl LedgerTask {
         for owner in self.book.disputes(seen, world) {
             let Some((namespace, name)) = owner.name.split_once('/') else { continue };
             let api: Api<LoadBalancer> = Api::namespaced(self.ctx.client.clone(), namespace);
-            let current = match call(api.get(name)).await {
+            let current = match api.call_get(name).await {
                 Ok(lb) => facts::world_entry(&lb),
-                Err(CallError::NotFound) => None,
+                Err(CallError::NotFound(_)) => None,
                 Err(error) => return Err(error),
             };
             world.update(&owner, current);
@@ -240,7 +241,7 @@ where
     let mut items = Vec::new();
     let mut params = ListParams::default().limit(page);
     loop {
-        let page = call(api.list(&params)).await?;
+        let page = api.call_list(&params).await?;
         items.extend(page.items.into_iter().filter_map(|item| item.0.ok()));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),

@@ -10,7 +10,8 @@ use crate::api::{Condition, LoadBalancer};
 use crate::domain::Claim;
 use crate::domain::pools::manual_release::ManualRelease;
 use crate::domain::pools::status::manual_release_refused;
-use crate::k8s::{CallError, call};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 
 /// Reason of a refusal while it is unknown whether the LoadBalancer exists, because the API server
 /// did not answer. The operator asks again.
@@ -87,8 +88,8 @@ impl LedgerTask {
         let (namespace, name) = asked.name.split_once('/')?;
         let api: Api<PartialObjectMeta<LoadBalancer>> =
             Api::namespaced(self.ctx.client.clone(), namespace);
-        match call(api.get(name)).await {
-            Err(CallError::NotFound) => {
+        match api.call_get(name).await {
+            Err(CallError::NotFound(_)) => {
                 self.book.release_claim(&Claim { pool: pool.to_owned(), ip: asked.ip }, &owner);
                 tracing::info!(pool, ip = %asked.ip, owner = owner.name, "address released by annotation");
                 self.ctx.events.normal(

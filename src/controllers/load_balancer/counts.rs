@@ -122,7 +122,7 @@ async fn write(at: Instant, uid: &str, ctx: &LbContext) {
                 writing.mark_final(version);
             }
         }
-        Err(CallError::NotFound) => ctx.counts.settle(&lb),
+        Err(CallError::NotFound(_)) => ctx.counts.settle(&lb),
         Err(CallError::NotLeader) => {}
         // The patch stays and is overdue, so the next reconcile writes it and handles the error.
         Err(_) => ctx.shared.views.enqueue_lbs([name]),

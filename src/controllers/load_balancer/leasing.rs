@@ -17,7 +17,8 @@ use crate::domain::dhcp_lease::{self, LeasingFacts, LeasingStep};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::reason::{self, NoLease};
-use crate::k8s::{CallError, call};
+use crate::k8s::CallError;
+use crate::k8s::calls::{ApiCall, ApiCalls as _};
 
 /// Time after the start of a term. Until this time is over, no published address expires by the
 /// clock. While the API server was unavailable, no operator led, but agents continued to renew.
@@ -93,7 +94,9 @@ pub(super) async fn allocate(
                 let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
                 let write = ctx.shared.writer.patch_lb(&namespace, &name, &patch);
                 match Box::pin(write).await {
-                    Ok(_) | Err(CallError::Conflict | CallError::NotFound) => return Ok(None),
+                    Ok(_) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
+                        return Ok(None);
+                    }
                     Err(error) => return Err(error.into()),
                 }
             }
@@ -109,11 +112,11 @@ pub(super) async fn allocate(
                 fresh = true;
                 continue;
             }
-            Some(Err(CallError::NotFound)) if record.is_none() => {
+            Some(Err(CallError::NotFound(_))) if record.is_none() => {
                 let why = "the kind is not served: install its CustomResourceDefinition".to_owned();
                 return Ok(Some(AddressOutcome::Host(Err(NoLease::Refused(why)))));
             }
-            Some(Err(CallError::Conflict | CallError::NotFound)) | None => {}
+            Some(Err(CallError::Conflict(_) | CallError::NotFound(_))) | None => {}
             Some(Err(error)) => match error.refusal() {
                 Some(why) => {
                     let why = NoLease::Refused(why.to_owned());
@@ -125,7 +128,8 @@ pub(super) async fn allocate(
         record = current(lb, ctx).await?;
         fresh = true;
     }
-    Err(CallError::Conflict.into())
+    let attempts = format!("{REPETITIONS} attempts to write DHCPLease {name}");
+    Err(CallError::Conflict(ApiCall::new(attempts)).into())
 }
 
 /// Creates a record, if a DHCP server can distinguish its client from the clients of all other
@@ -153,9 +157,9 @@ async fn create(new: &DHCPLease, ctx: &LbContext) -> Result<Result<DHCPLease, Ca
 async fn current(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<DHCPLease>, CallError> {
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<DHCPLease> = Api::namespaced(ctx.shared.client.clone(), &namespace);
-    match Box::pin(call(api.get(&lb.name_any()))).await {
+    match Box::pin(api.call_get(&lb.name_any())).await {
         Ok(record) => Ok(Some(record)),
-        Err(CallError::NotFound) => Ok(None),
+        Err(CallError::NotFound(_)) => Ok(None),
         Err(error) => Err(error),
     }
 }

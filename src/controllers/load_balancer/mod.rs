@@ -34,7 +34,8 @@ use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::load_balancer::status::AddressOutcome;
 use crate::domain::load_balancer::{bounds, facts};
 use crate::domain::vm_backends::listeners::{self, ServingStatus};
-use crate::k8s::{CallError, call};
+use crate::k8s::CallError;
+use crate::k8s::calls::{ApiCall, ApiCalls as _};
 use crate::prober::Prober;
 use crate::turns::{CallerTurn, Turns};
 
@@ -206,7 +207,9 @@ async fn reconcile_until_settled(
         ctx.failures.forget(&ObjectRef::from_obj(seen.as_ref()));
         return Ok(again.map_or_else(Action::await_change, Action::requeue));
     }
-    Err(CallError::Conflict.into())
+    let attempts =
+        format!("{REPETITIONS} attempts to reconcile LoadBalancer {}", facts::name(&seen));
+    Err(CallError::Conflict(ApiCall::new(attempts)).into())
 }
 
 /// Runs one pass of a reconcile. Returns the time until the next pass is due even without a change.
@@ -263,12 +266,12 @@ async fn observe_again(
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<LoadBalancer> = Api::namespaced(ctx.shared.client.clone(), &namespace);
     let place = if is_large { Some(ctx.whole.take(namespace).await) } else { None };
-    match Box::pin(call(api.get(&lb.name_any()))).await {
+    match Box::pin(api.call_get(&lb.name_any())).await {
         Ok(mut now) if now.uid() == lb.uid() => {
             let partial = !is_large && bounds::trim(&mut now);
             Ok(Some(ObservedLb { lb: Arc::new(now), partial, fresh: true, place }))
         }
-        Ok(_) | Err(CallError::NotFound) => Ok(None),
+        Ok(_) | Err(CallError::NotFound(_)) => Ok(None),
         Err(error) => Err(error),
     }
 }

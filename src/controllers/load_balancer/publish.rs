@@ -56,7 +56,7 @@ pub(super) async fn finalize(observed: &ObservedLb, ctx: &LbContext) -> Result<(
 
 fn unless_outdated(error: CallError) -> ReconcileError {
     match error {
-        CallError::Conflict | CallError::NotFound => ReconcileError::Outdated,
+        CallError::Conflict(_) | CallError::NotFound(_) => ReconcileError::Outdated,
         error => error.into(),
     }
 }

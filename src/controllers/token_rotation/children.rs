@@ -50,7 +50,7 @@ impl RotationRun<'_> {
             let Some(change) = status::merge_patch(&old, &text(child)) else { continue };
             let patch = json!({"spec": change});
             match writer.patch_rotation_meta(&namespace, &child.name_any(), &patch).await {
-                Ok(_) | Err(CallError::NotFound | CallError::Conflict) => {}
+                Ok(_) | Err(CallError::NotFound(_) | CallError::Conflict(_)) => {}
                 Err(error) => {
                     let why = error.refusal().map(str::to_owned).ok_or(error)?;
                     failures.insert(child.name_any(), why);
@@ -64,7 +64,7 @@ impl RotationRun<'_> {
                 continue;
             }
             match writer.delete_rotation(&namespace, name, uid).await {
-                Ok(()) | Err(CallError::NotFound | CallError::Conflict) => {}
+                Ok(()) | Err(CallError::NotFound(_) | CallError::Conflict(_)) => {}
                 Err(error) if error.refusal().is_some() => {
                     tracing::warn!(namespace, rotation = name, %error, "not deleted");
                 }
@@ -84,7 +84,7 @@ impl RotationRun<'_> {
         let name = child.name_any();
         match self.context.ctx.writer.create_rotation(namespace, child).await {
             Ok(()) => Ok(None),
-            Err(CallError::Conflict) => {
+            Err(CallError::Conflict(_)) => {
                 let there = self.context.ctx.credentials.rotation(namespace, &name).await?;
                 let owner = |one: &TokenRotation| made_by(one).map(|owner| owner.uid.clone());
                 // The view may not contain our own child yet.

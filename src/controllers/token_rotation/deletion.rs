@@ -48,7 +48,7 @@ impl RotationRun<'_> {
         let rest = without_finalizers(self.rotation.finalizers(), &[ROTATION_FINALIZER]);
         let Some(rest) = rest else { return Ok(()) };
         match self.patch_finalizers(&rest).await {
-            Err(CallError::NotFound) => Ok(()),
+            Err(CallError::NotFound(_)) => Ok(()),
             other => other,
         }
     }

@@ -45,6 +45,7 @@ use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::credentials::token;
 use crate::domain::object_fields::resource_version::is_newer;
 use crate::k8s::CallError;
+use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::ServerClock;
 use crate::k8s::informer::ObjectEvent;
 use crate::k8s::store::{self, StoreWriter};
@@ -328,10 +329,11 @@ async fn reconcile(
         return Ok(Action::requeue(pause.min(next)));
     }
     let run = Box::pin(steps::run_steps(&context, &rotation));
-    match tokio::time::timeout(RECONCILE_DEADLINE, run)
-        .await
-        .unwrap_or(Err(CallError::Timeout(RECONCILE_DEADLINE)))
-    {
+    let late = |_| {
+        let call = ApiCall::new(format!("reconcile of {name}"));
+        Err(CallError::Timeout { call, within: RECONCILE_DEADLINE })
+    };
+    match tokio::time::timeout(RECONCILE_DEADLINE, run).await.unwrap_or_else(late) {
         Ok(pause) => {
             context.failures.forget(&name);
             Ok(Action::requeue(pause))
@@ -348,7 +350,7 @@ fn retry(rotation: Arc<TokenRotation>, error: &CallError, context: Arc<RotationC
     if matches!(error, CallError::NotLeader) {
         return Action::await_change();
     }
-    if matches!(error, CallError::Conflict) {
+    if matches!(error, CallError::Conflict(_)) {
         return context.failures.try_again(&rotation).1;
     }
     let (failures, again) = context.failures.count(&rotation, error.kind());

@@ -14,6 +14,7 @@ use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::MintedCredential;
 use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
+use crate::k8s::calls::ApiCall;
 use crate::rancher::{ApiServer, TokenRights};
 
 /// Maximum number of reads of an account's Secret until it contains the token, and the pause
@@ -52,7 +53,7 @@ impl RotationRun<'_> {
         name: &str,
     ) -> Result<(TokenText, MintedCredential), StepFault> {
         let token = match self.request_account_token(name).await {
-            Err(CallError::NotFound) => {
+            Err(CallError::NotFound(_)) => {
                 let (namespace, account) = (self.namespace(), self.account());
                 return Err(StepFault::Step(format!(
                     "spec.source: there is no ServiceAccount {namespace}/{account}: make it"
@@ -87,7 +88,7 @@ impl RotationRun<'_> {
         let owner = self.rotation.owner_references().iter().find(owns);
         let secret_uid =
             match writer.create_bound_secret((&namespace, name), &uid, filled_for, owner).await {
-                Err(CallError::Conflict) => {
+                Err(CallError::Conflict(_)) => {
                     credentials.bound_secret_uid(&namespace, name, &uid).await?
                 }
                 other => other?,
@@ -111,7 +112,8 @@ impl RotationRun<'_> {
             }
             tokio::time::sleep(TOKEN_READ_INTERVAL).await;
         }
-        Err(CallError::Timeout(TOKEN_READ_INTERVAL * TOKEN_READS))
+        let call = ApiCall::new(format!("token in Secret {}/{name}", self.namespace()));
+        Err(CallError::Timeout { call, within: TOKEN_READ_INTERVAL * TOKEN_READS })
     }
 
     /// Tests a token where it will be used.

@@ -156,7 +156,7 @@ impl RotationRun<'_> {
             let (namespace, text) = (self.namespace(), (key.as_str(), current.hash.as_str()));
             match self.context.ctx.writer.restart(&namespace, workload, text).await {
                 Ok(()) => {}
-                Err(CallError::NotFound) => {
+                Err(CallError::NotFound(_)) => {
                     let note = format!("there is no {:?} {}", workload.kind, workload.name);
                     let events = &self.context.ctx.events;
                     events.warning(self.rotation.object_ref(&()), "WorkloadMissing", note);

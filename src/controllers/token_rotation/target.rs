@@ -14,6 +14,7 @@ use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
 use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
+use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::ServerClock;
 use crate::k8s::write::SecretKeyRef;
 use crate::rancher::{RancherError, ReplacementToken};
@@ -97,7 +98,7 @@ pub(super) async fn read(
         }
         // The CRD requires `spec.rancher` for these targets.
         (RotationTarget::CloudCredential(_) | RotationTarget::All, None) => {
-            Err(ReadFault::Call(CallError::NotFound))
+            Err(ReadFault::Call(CallError::NotFound(ApiCall::new("spec.rancher"))))
         }
     }
 }
@@ -154,7 +155,7 @@ impl RotationRun<'_> {
         let at = SecretKeyRef { namespace, name: &wants.name, key: &wants.key, version };
         match self.context.ctx.writer.write_target(at, value).await {
             // Another party has changed the target: the next read shows it.
-            Ok(()) | Err(CallError::Conflict | CallError::NotFound) => Ok(()),
+            Ok(()) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }

@@ -114,7 +114,10 @@ fn a_change_is_a_patch_that_fits_what_was_sent() {
 
 #[test]
 fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
-    let unknown = ReviewOutcome::Unknown(CallError::Timeout(std::time::Duration::from_secs(5)));
+    let unknown = ReviewOutcome::Unknown(CallError::Timeout {
+        call: crate::k8s::calls::ApiCall::new("GET /"),
+        within: std::time::Duration::from_secs(5),
+    });
     let judged = answer(&unknown, AdmissionStage::Validation);
     assert_eq!((&judged["allowed"], &judged["status"]["code"]), (&json!(false), &json!(500)));
     assert!(judged["status"]["message"].as_str().unwrap().starts_with("cannot be validated now: "));

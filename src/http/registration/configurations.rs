@@ -129,7 +129,7 @@ impl RegistrationKeeper {
                 state.parts.insert(part, Some(written));
                 Ok(())
             }
-            Err(CallError::Conflict | CallError::NotFound) => {
+            Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
                 let now = self.installation.read(part).await?;
                 state.parts.insert(part, now);
                 Err(RoundStop::Again)

@@ -207,7 +207,7 @@ impl RegistrationKeeper {
                 tracing::info!(step = step_name(&step), "admission's certificates written");
                 take_secret(state, Some(written));
             }
-            Err(CallError::Conflict | CallError::NotFound) => {
+            Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
                 let stored = self.installation.secret().await?;
                 take_secret(state, stored);
             }

@@ -23,7 +23,8 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 
-use super::{CallError, call, clock};
+use super::calls::{ApiCalls as _, ApiWrites as _, TimedApi, run_call};
+use super::{CALL_DEADLINE, CallError, clock};
 use crate::api::{
     ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION,
     ANNOTATION_LEASE_SECONDS,
@@ -141,8 +142,8 @@ impl Leadership {
     fn note(&self, lease: Option<&Lease>) -> ReplicaNotes {
         let annotations = lease.and_then(|lease| lease.metadata.annotations.as_ref());
         let of = |key| annotations.and_then(|all| all.get(key)).cloned();
-        let (question, answer) = (of(ANNOTATION_LEASE_QUESTION), of(ANNOTATION_LEASE_ANSWER));
-        let notes = ReplicaNotes { question, answer };
+        let question = of(ANNOTATION_LEASE_QUESTION);
+        let notes = ReplicaNotes { question, answer: of(ANNOTATION_LEASE_ANSWER) };
         self.read.send_if_modified(|known| {
             let is_news = *known != notes;
             *known = notes.clone();
@@ -230,10 +231,9 @@ impl LeaderElector {
         let deadline = self.pace.deadline();
         let mut failures = 0;
         loop {
-            let round = self.round(leadership, &mut observer);
-            let done = tokio::time::timeout(deadline, round).await;
+            let done = tokio::time::timeout(deadline, self.round(leadership, &mut observer)).await;
             failures = match done {
-                Ok(Ok(_) | Err(CallError::Conflict)) => 0,
+                Ok(Ok(_) | Err(CallError::Conflict(_))) => 0,
                 _ => failures + 1,
             };
             let held = *leadership.claim.borrow() == LeadershipClaim::Held;
@@ -243,7 +243,7 @@ impl LeaderElector {
             let pause = match done {
                 Ok(Ok(RoundResult::Pause(pause))) => pause,
                 Ok(Ok(RoundResult::End(back))) => return back,
-                Ok(Err(CallError::Conflict)) => Duration::ZERO,
+                Ok(Err(CallError::Conflict(_))) => Duration::ZERO,
                 Ok(Err(error)) => {
                     tracing::warn!(%error, lease = self.name, "cannot read or write the lease");
                     RETRY
@@ -253,10 +253,8 @@ impl LeaderElector {
                     Duration::ZERO
                 }
             };
-            leadership.last_round.store(
-                u64::try_from(leadership.now().as_millis()).unwrap_or(u64::MAX),
-                Ordering::Relaxed,
-            );
+            let now = u64::try_from(leadership.now().as_millis()).unwrap_or(u64::MAX);
+            leadership.last_round.store(now, Ordering::Relaxed);
             self.pause(leadership, pause.max(Duration::from_millis(20))).await;
         }
     }
@@ -289,7 +287,9 @@ impl LeaderElector {
         observer: &mut LeaseObserver,
     ) -> Result<RoundResult, CallError> {
         let sent = leadership.now();
-        let lease = self.api.get_opt(&self.name).await?;
+        // The deadline of the round ends before that of a call.
+        let calls = self.api.within(self.pace.deadline() * 2);
+        let lease = calls.call_get_opt(&self.name).await?;
         let lease_seen = lease.as_ref().map(seen);
         let other = lease_seen.as_ref().and_then(LeaseSeen::other_controller).is_some();
         leadership.note_other(lease_seen.as_ref().and_then(LeaseSeen::other_controller));
@@ -315,7 +315,7 @@ impl LeaderElector {
             }
             LeaseAction::Wait(until) => {
                 if notes.question.is_some() && !other {
-                    self.give_answer(lease, leadership).await?;
+                    self.give_answer(&calls, lease, leadership).await?;
                 }
                 return Ok(RoundResult::Pause(until.saturating_sub(leadership.now()).min(RETRY)));
             }
@@ -328,7 +328,7 @@ impl LeaderElector {
                     },
                     spec: Some(self.spec(None, true)),
                 };
-                self.api.create(&PostParams::default(), &lease).await?;
+                calls.call_create(&lease).await?;
             }
             LeaseAction::Acquire | LeaseAction::Renew => {
                 let Some(mut lease) = lease else { return Ok(RoundResult::Pause(RETRY)) };
@@ -336,7 +336,7 @@ impl LeaderElector {
                 let annotations = lease.metadata.annotations.get_or_insert_default();
                 annotations.extend(self.marks());
                 put_question(annotations, leadership.said().question.clone());
-                self.api.replace(&self.name, &PostParams::default(), &lease).await?;
+                calls.call_replace(&self.name, &lease).await?;
             }
         }
         if *leadership.leading.borrow() && !leadership.is_current() {
@@ -356,6 +356,7 @@ impl LeaderElector {
     /// Writes this process's answer to the Lease, if there is an answer and the Lease is unchanged.
     async fn give_answer(
         &self,
+        calls: &TimedApi<'_, Lease>,
         lease: Option<Lease>,
         leadership: &Leadership,
     ) -> Result<(), CallError> {
@@ -363,7 +364,7 @@ impl LeaderElector {
         let (Some(mut lease), Some(answer)) = (lease, answer) else { return Ok(()) };
         let annotation = (ANNOTATION_LEASE_ANSWER.to_owned(), answer.clone());
         lease.metadata.annotations.get_or_insert_default().extend([annotation]);
-        self.api.replace(&self.name, &PostParams::default(), &lease).await?;
+        calls.call_replace(&self.name, &lease).await?;
         leadership.said().answer.take_if(|said| *said == answer);
         Ok(())
     }
@@ -384,7 +385,7 @@ impl LeaderElector {
             }
             Ok::<(), kube::Error>(())
         };
-        match call(given_back).await {
+        match run_call(CALL_DEADLINE, || self.api.name_call("PUT", &self.name), given_back).await {
             Ok(()) => tracing::info!(lease = self.name, "lease released"),
             Err(error) => {
                 tracing::warn!(%error, lease = self.name, "lease not released; it expires by itself");

@@ -2,14 +2,15 @@
 
 use anyhow::Context as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
-use super::{TakeoverClient, call};
+use super::{PATIENCE, TakeoverClient};
 use crate::api;
 use crate::domain::takeover::crds::{ANNOTATION_FORM, adopted, restored};
 use crate::domain::takeover::steps::{Crd, WayBack};
+use crate::k8s::CallError;
+use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 
 /// Annotation that makes Helm keep an object that its chart no longer has.
 const KEEP: &str = "helm.sh/resource-policy";
@@ -22,8 +23,8 @@ impl TakeoverClient {
         Api::all(self.client.clone())
     }
 
-    async fn definition(&self, name: &str) -> anyhow::Result<CustomResourceDefinition> {
-        call(self.definitions().get(name)).await.with_context(|| format!("read CRD {name}"))
+    async fn definition(&self, name: &str) -> Result<CustomResourceDefinition, CallError> {
+        self.definitions().within(PATIENCE).call_get(name).await
     }
 
     pub(super) async fn crds(&self) -> anyhow::Result<Vec<Crd>> {
@@ -73,8 +74,7 @@ impl TakeoverClient {
     }
 
     async fn change(&self, name: &str, patch: Value) -> anyhow::Result<()> {
-        let patch = Patch::Merge(patch);
-        let written = call(self.definitions().patch(name, &PatchParams::default(), &patch)).await;
-        written.map(drop).with_context(|| format!("write CRD {name}"))
+        self.definitions().within(PATIENCE).call_patch(name, &patch).await?;
+        Ok(())
     }
 }

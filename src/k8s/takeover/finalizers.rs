@@ -4,17 +4,18 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::{StreamExt as _, stream};
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::ListParams;
 use kube::core::{ObjectMeta, PartialObjectMeta};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
 
-use super::{TakeoverClient, call};
+use super::{PATIENCE, TakeoverClient};
 use crate::api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use crate::domain::object_fields::finalizers::removal_patch;
 use crate::domain::takeover::steps::VM_FINALIZERS;
 use crate::k8s::CallError;
+use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 
 /// Number of objects in one page of a list.
 const PAGE: u32 = 500;
@@ -70,10 +71,9 @@ impl TakeoverClient {
         let (Some(namespace), Some(name)) = (&meta.namespace, &meta.name) else { return Ok(false) };
         let Some(patch) = removal_patch(meta, &VM_FINALIZERS) else { return Ok(false) };
         let api = Api::<K>::namespaced(self.client.clone(), namespace);
-        let patch = Patch::Merge(patch);
-        match call(api.patch_metadata(name, &PatchParams::default(), &patch)).await {
+        match api.within(PATIENCE).call_patch_metadata(name, &patch).await {
             Ok(_) => Ok(true),
-            Err(CallError::Conflict | CallError::NotFound) => Ok(false),
+            Err(CallError::Conflict(_) | CallError::NotFound(_)) => Ok(false),
             Err(error) => {
                 let kind = K::kind(&());
                 Err(error)
@@ -99,9 +99,9 @@ where
     let mut params = ListParams::default().limit(PAGE);
     let mut held = Vec::new();
     loop {
-        let page = match call(api.list(&params)).await {
-            Err(CallError::NotFound) => return Ok(held),
-            page => page.with_context(|| format!("list {}", K::plural(&())))?,
+        let page = match api.within(PATIENCE).call_list(&params).await {
+            Err(CallError::NotFound(_)) => return Ok(held),
+            page => page?,
         };
         let metadata = page.items.into_iter().map(|object| object.metadata);
         held.extend(metadata.filter(|meta| removal_patch(meta, &VM_FINALIZERS).is_some()));

@@ -18,13 +18,14 @@ use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::core::ObjectMeta;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
 
+use super::CallError;
+use super::calls::{ApiCalls as _, ApiWrites as _};
 use super::leadership::seen;
-use super::{CallError, call_within};
 use crate::domain::admission::webhook_configuration::{CONFIGURATION, MANAGER, REGISTERED_BY};
 use crate::domain::takeover::steps::{
     ANNOTATION_REPLICAS, ANNOTATION_VALUES, Deployment as Replicas, Leader, ManagedChart,
@@ -72,15 +73,19 @@ impl TakeoverClient {
         })
     }
 
-    async fn deployment(&self, namespace: &str, name: &str) -> anyhow::Result<Option<Deployment>> {
+    async fn deployment(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Deployment>, CallError> {
         let api = Api::<Deployment>::namespaced(self.client.clone(), namespace);
-        call(api.get_opt(name)).await.with_context(|| format!("read Deployment {namespace}/{name}"))
+        api.within(PATIENCE).call_get_opt(name).await
     }
 
     async fn operator(&self) -> anyhow::Result<Option<Deployment>> {
         let api = Api::<Deployment>::all(self.client.clone());
         let params = ListParams::default().labels(OPERATOR);
-        let mut found = call(api.list(&params)).await.context("list Deployments")?.items;
+        let mut found = api.within(PATIENCE).call_list(&params).await?.items;
         if found.len() > 1 {
             let names: Vec<String> = found.iter().map(|d| name(d.meta())).collect();
             bail!(
@@ -102,8 +107,8 @@ impl TakeoverClient {
             labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let namespace = deployment.namespace().unwrap_or_default();
         let api = Api::<Pod>::namespaced(self.client.clone(), &namespace);
-        let pods = call(api.list(&ListParams::default().labels(&labels.join(",")))).await;
-        let pods = pods.with_context(|| format!("list pods in {namespace}"))?;
+        let params = ListParams::default().labels(&labels.join(","));
+        let pods = api.within(PATIENCE).call_list(&params).await?;
         let runs = |pod: &&Pod| {
             let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
             !matches!(phase, Some("Succeeded" | "Failed"))
@@ -121,14 +126,11 @@ impl TakeoverClient {
 
     /// The ManagedChart. `None`: the ManagedChart does not exist, or the kind is not served because
     /// no Rancher manages this Harvester.
-    async fn managed_chart(&self) -> anyhow::Result<Option<DynamicObject>> {
-        let (namespace, name) = &self.chart;
-        match call(self.charts().get(name)).await {
+    async fn managed_chart(&self) -> Result<Option<DynamicObject>, CallError> {
+        match self.charts().within(PATIENCE).call_get(&self.chart.1).await {
             Ok(chart) => Ok(Some(chart)),
-            Err(CallError::NotFound) => Ok(None),
-            Err(error) => {
-                Err(error).with_context(|| format!("read ManagedChart {namespace}/{name}"))
-            }
+            Err(CallError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -136,17 +138,14 @@ impl TakeoverClient {
     pub async fn leader(&self) -> anyhow::Result<Leader> {
         let (namespace, name) = &self.lease;
         let api = Api::<Lease>::namespaced(self.client.clone(), namespace);
-        let lease = call(api.get_opt(name)).await;
-        let lease = lease.with_context(|| format!("read Lease {namespace}/{name}"))?;
+        let lease = api.within(PATIENCE).call_get_opt(name).await?;
         Ok(lease.map_or(Leader::None, |lease| holder(&lease, Utc::now().timestamp())))
     }
 
     /// Reads which controller's webhooks check objects at admission.
     pub async fn admission(&self) -> anyhow::Result<WebhookContent> {
         let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
-        let found = call(api.get_opt(CONFIGURATION)).await;
-        let found = found
-            .with_context(|| format!("read ValidatingWebhookConfiguration {CONFIGURATION}"))?;
+        let found = api.within(PATIENCE).call_get_opt(CONFIGURATION).await?;
         Ok(found.map_or(WebhookContent::Other, |found| registered(&found)))
     }
 
@@ -165,7 +164,7 @@ impl TakeoverClient {
             _ => Ok(()),
         };
         match result {
-            Err(error) if matches!(error.downcast_ref(), Some(CallError::Conflict)) => Ok(()),
+            Err(error) if matches!(error.downcast_ref(), Some(CallError::Conflict(_))) => Ok(()),
             result => result,
         }
     }
@@ -187,15 +186,15 @@ impl TakeoverClient {
             },
             "spec": {"values": {SUB_CHART: values}},
         });
-        let name = &self.chart.1;
-        let written =
-            call(self.charts().patch(name, &PatchParams::default(), &Patch::Merge(patch))).await;
-        written.map(drop).with_context(|| format!("write ManagedChart {}/{name}", self.chart.0))
+        self.charts().within(PATIENCE).call_patch(&self.chart.1, &patch).await?;
+        Ok(())
     }
 
     async fn open_admission(&self) -> anyhow::Result<()> {
         let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
-        let Some(mut stored) = call(api.get_opt(CONFIGURATION)).await? else { return Ok(()) };
+        let Some(mut stored) = api.within(PATIENCE).call_get_opt(CONFIGURATION).await? else {
+            return Ok(());
+        };
         for webhook in stored.webhooks.iter_mut().flatten() {
             webhook.failure_policy = Some("Ignore".to_owned());
         }
@@ -203,11 +202,8 @@ impl TakeoverClient {
             "metadata": {"resourceVersion": stored.resource_version()},
             "webhooks": stored.webhooks,
         });
-        let written =
-            call(api.patch(CONFIGURATION, &PatchParams::default(), &Patch::Merge(patch))).await;
-        written
-            .map(drop)
-            .with_context(|| format!("write ValidatingWebhookConfiguration {CONFIGURATION}"))
+        api.within(PATIENCE).call_patch(CONFIGURATION, &patch).await?;
+        Ok(())
     }
 
     /// Starts a program with `start` replicas, and removes the annotation that records its
@@ -235,14 +231,9 @@ impl TakeoverClient {
         });
         let namespace = stored.namespace().unwrap_or_default();
         let api = Api::<Deployment>::namespaced(self.client.clone(), &namespace);
-        let patch = Patch::Merge(patch);
-        let written = call(api.patch(&stored.name_any(), &PatchParams::default(), &patch)).await;
+        let written = api.within(PATIENCE).call_patch(&stored.name_any(), &patch).await;
         written.map(drop).with_context(|| format!("scale Deployment {}", seen.name))
     }
-}
-
-async fn call<T>(future: impl Future<Output = Result<T, kube::Error>>) -> Result<T, CallError> {
-    call_within(PATIENCE, future).await
 }
 
 fn webhook(controller: &str) -> String {

@@ -20,9 +20,10 @@ use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::{IPPool, IPPoolSpec};
 use crate::domain::pools::allocator::PoolSeen;
 use crate::domain::pools::conflict::PoolFacts;
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent};
-use crate::k8s::{CallError, call};
 
 /// Shortest pause between two reads of one pool.
 const SOON: Duration = Duration::from_millis(200);
@@ -170,7 +171,7 @@ async fn read(at: &InformerContext, changed: &Notify) {
 /// Reads a pool.
 async fn take(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
     lock(&views.index.pools).begin(name);
-    let read = call(api.get(name)).await;
+    let read = api.call_get(name).await;
     let (mut pools, now) = (lock(&views.index.pools), Instant::now());
     match read {
         Ok(Guard(Ok(pool))) => {
@@ -182,7 +183,7 @@ async fn take(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
             pools.read(name, Some(KnownPool { facts: Arc::new(facts), generation }), now);
         }
         Ok(Guard(Err(_))) => pools.read(name, None, now),
-        Err(CallError::NotFound) => pools.remove(name),
+        Err(CallError::NotFound(_)) => pools.remove(name),
         Err(error) => {
             tracing::debug!(pool = name, %error, "IPPool not read, trying again");
             pools.failed(name, now);

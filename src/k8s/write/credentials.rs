@@ -18,8 +18,9 @@ use super::ApiWriter;
 use crate::api::{ANNOTATION_HASH, LABEL_ROTATION, TokenRotation, Workload, WorkloadKind};
 use crate::domain::admission::webhook_configuration::{MANAGED_BY, MANAGER};
 use crate::domain::credentials::token::{TokenText, hash};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiWrites as _;
 use crate::k8s::credentials::{RawAnswer, raw};
-use crate::k8s::{CallError, call};
 
 const ROTATION: &str = "TokenRotation";
 const SECRET: &str = "Secret";
@@ -92,12 +93,10 @@ impl ApiWriter {
         part: Option<&str>,
     ) -> Result<TokenRotation, CallError> {
         self.check_leadership()?;
-        let params = kube::api::PatchParams::default();
-        let patch = kube::api::Patch::Merge(patch);
         let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
         let answer = match part {
-            None => call(api.patch(name, &params, &patch)).await,
-            Some(_) => call(api.patch_status(name, &params, &patch)).await,
+            None => api.call_patch(name, patch).await,
+            Some(_) => api.call_patch_status(name, patch).await,
         };
         self.count(ROTATION, answer)
     }
@@ -197,7 +196,7 @@ impl ApiWriter {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(&list).delete(name, &DeleteParams::default());
         match self.send::<Secret>(SECRET, request).await {
-            Err(CallError::NotFound) => Ok(()),
+            Err(CallError::NotFound(_)) => Ok(()),
             other => other.map(drop),
         }
     }

@@ -2,13 +2,14 @@
 //! annotations of their networks.
 
 use k8s_openapi::api::apps::v1::Deployment;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, Resource};
 use serde_json::Value;
 
-use super::ApiWriter;
+use super::{ApiWriter, typed};
 use crate::api::kubevirt::NetworkAttachmentDefinition;
-use crate::k8s::{CallError, call};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiWrites as _;
 
 const DEPLOYMENT: &str = "Deployment";
 
@@ -22,7 +23,7 @@ impl ApiWriter {
     ) -> Result<Deployment, CallError> {
         self.check_leadership()?;
         let api = Api::<Deployment>::namespaced(self.client.clone(), namespace);
-        let written = call(api.create(&PostParams::default(), &typed(deployment)?)).await;
+        let written = api.call_create(&typed(DEPLOYMENT, deployment)?).await;
         self.count(DEPLOYMENT, written)
     }
 
@@ -36,7 +37,7 @@ impl ApiWriter {
     ) -> Result<Deployment, CallError> {
         self.check_leadership()?;
         let api = Api::<Deployment>::namespaced(self.client.clone(), namespace);
-        let written = call(api.replace(name, &PostParams::default(), &typed(deployment)?)).await;
+        let written = api.call_replace(name, &typed(DEPLOYMENT, deployment)?).await;
         self.count(DEPLOYMENT, written)
     }
 
@@ -53,7 +54,7 @@ impl ApiWriter {
         let only =
             Preconditions { uid: Some(uid.to_owned()), resource_version: Some(version.to_owned()) };
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
-        self.count(DEPLOYMENT, call(api.delete(name, &params)).await).map(drop)
+        self.count(DEPLOYMENT, api.call_delete(name, &params).await).map(drop)
     }
 }
 
@@ -69,9 +70,4 @@ impl ApiWriter {
         let list = NetworkAttachmentDefinition::url_path(&(), Some(namespace));
         self.patch::<NetworkAttachmentDefinition>(KIND, &list, name, patch, None).await.map(drop)
     }
-}
-
-fn typed(deployment: &Value) -> Result<Deployment, CallError> {
-    serde_json::from_value(deployment.clone())
-        .map_err(|error| CallError::Other(Box::new(kube::Error::SerdeError(error))))
 }

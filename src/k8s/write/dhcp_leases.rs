@@ -2,12 +2,13 @@
 
 use kube::Api;
 use kube::ResourceExt;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, Preconditions};
 use serde_json::Value;
 
 use super::ApiWriter;
 use crate::api::DHCPLease;
-use crate::k8s::{CallError, call};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiWrites as _;
 
 const RECORD: &str = "DHCPLease";
 
@@ -16,7 +17,7 @@ impl ApiWriter {
     pub async fn create_record(&self, record: &DHCPLease) -> Result<DHCPLease, CallError> {
         self.check_leadership()?;
         let api = self.records(record);
-        self.count(RECORD, call(api.create(&PostParams::default(), record)).await)
+        self.count(RECORD, api.call_create(record).await)
     }
 
     /// Patches a record. Returns the stored object.
@@ -26,9 +27,8 @@ impl ApiWriter {
         patch: &Value,
     ) -> Result<DHCPLease, CallError> {
         self.check_leadership()?;
-        let patch = Patch::Merge(patch);
         let (api, name) = (self.records(record), record.name_any());
-        self.count(RECORD, call(api.patch(&name, &PatchParams::default(), &patch)).await)
+        self.count(RECORD, api.call_patch(&name, patch).await)
     }
 
     /// Deletes a record, if it still has the UID and version of `record`.
@@ -37,7 +37,7 @@ impl ApiWriter {
         let only = Preconditions { uid: record.uid(), resource_version: record.resource_version() };
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
         let (api, name) = (self.records(record), record.name_any());
-        self.count(RECORD, call(api.delete(&name, &params)).await).map(drop)
+        self.count(RECORD, api.call_delete(&name, &params).await).map(drop)
     }
 
     fn records(&self, record: &DHCPLease) -> Api<DHCPLease> {

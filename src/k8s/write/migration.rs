@@ -3,14 +3,14 @@
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::PostParams;
 use kube::core::ObjectMeta;
 use kube::{Api, Resource};
 use serde_json::Value;
 
 use super::ApiWriter;
 use crate::api::IPPool;
-use crate::k8s::{CallError, call};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiWrites as _;
 
 const CRD: &str = "CustomResourceDefinition";
 
@@ -20,7 +20,7 @@ impl ApiWriter {
     pub async fn create_pool(&self, pool: &IPPool) -> Result<IPPool, CallError> {
         self.check_leadership()?;
         let api = Api::<IPPool>::all(self.client.clone());
-        self.count("IPPool", call(api.create(&PostParams::default(), pool)).await)
+        self.count("IPPool", api.call_create(pool).await)
     }
 
     /// Patches a ConfigMap.

@@ -23,10 +23,12 @@ use kube::api::{Patch, PatchParams};
 use kube::core::{ObjectMeta, PartialObjectMeta, Request};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use super::calls::{ApiCall, ApiCalls as _, ApiWrites as _, run_call};
 use super::leadership::Leadership;
-use super::{CallError, call, count_write};
+use super::{CALL_DEADLINE, CallError, count_write};
 use crate::api::{ANNOTATION_KEEP_ORPHANS, IPPool, IPPoolStatus, LoadBalancer};
 use crate::metrics::Metrics;
 
@@ -69,7 +71,7 @@ impl ApiWriter {
         patch: &Value,
     ) -> Result<(), CallError> {
         let lbs = Api::<LoadBalancer>::namespaced(self.client.clone(), namespace);
-        let written = call(lbs.patch(name, &PatchParams::default(), &Patch::Merge(patch))).await;
+        let written = lbs.call_patch(name, patch).await;
         self.count("LoadBalancer", written).map(drop)
     }
 
@@ -83,21 +85,20 @@ impl ApiWriter {
         why: &str,
     ) -> Result<(), CallError> {
         let name = stored.metadata.name.as_deref().unwrap_or_default();
-        let params = PatchParams::default();
         let pools = Api::<IPPool>::all(self.client.clone());
-        let mark = Patch::Merge(json!({"metadata": {
+        let mark = json!({"metadata": {
             "resourceVersion": stored.metadata.resource_version,
             "annotations": {ANNOTATION_KEEP_ORPHANS: why},
-        }}));
-        let marked = self.count("IPPool", call(pools.patch(name, &params, &mark)).await)?;
+        }});
+        let marked = self.count("IPPool", pools.call_patch(name, &mark).await)?;
         let before = stored.status.clone().unwrap_or_default();
-        let claims = Patch::Merge(json!({
+        let claims = json!({
             "metadata": {"resourceVersion": marked.metadata.resource_version},
             "status": status_diff(&before, desired),
-        }));
+        });
         // Without a status subresource the answer is 404.
-        let written = match call(pools.patch_status(name, &params, &claims)).await {
-            Err(CallError::NotFound) => call(pools.patch(name, &params, &claims)).await,
+        let written = match pools.call_patch_status(name, &claims).await {
+            Err(CallError::NotFound(_)) => pools.call_patch(name, &claims).await,
             written => written,
         };
         self.count("IPPool", written).map(drop)
@@ -133,8 +134,8 @@ impl ApiWriter {
         if !self.plain_pools.load(Ordering::Relaxed) {
             let list = IPPool::url_path(&(), None);
             match self.patch::<IPPool>("IPPool", &list, name, &patch, Some("status")).await {
-                Err(CallError::NotFound) => {
-                    call(Api::<IPPool>::all(self.client.clone()).get_metadata(name)).await?;
+                Err(CallError::NotFound(_)) => {
+                    Api::<IPPool>::all(self.client.clone()).call_get_metadata(name).await?;
                     tracing::info!("IPPool is served without a status subresource");
                     self.plain_pools.store(true, Ordering::Relaxed);
                 }
@@ -143,15 +144,12 @@ impl ApiWriter {
         }
         self.check_leadership()?;
         let pools = Api::<IPPool>::all(self.client.clone());
-        let written = self.count(
-            "IPPool",
-            call(pools.patch(name, &PatchParams::default(), &Patch::Merge(&patch))).await,
-        )?;
+        let written = self.count("IPPool", pools.call_patch(name, &patch).await)?;
         let took = written.status.as_ref().is_some_and(|s| !differs(s, desired, true));
         if !took {
             tracing::info!("IPPool is served with a status subresource");
             self.plain_pools.store(false, Ordering::Relaxed);
-            return Err(CallError::Conflict);
+            return Err(CallError::Conflict(pools.name_call("PATCH", name)));
         }
         Ok(written.metadata)
     }
@@ -188,14 +186,16 @@ impl ApiWriter {
     ) -> Result<ObjectMeta, CallError> {
         self.check_leadership()?;
         let mut request =
-            request.map_err(|e| CallError::Other(Box::new(kube::Error::BuildRequest(e))))?;
+            request.map_err(|error| CallError::not_sent(kind, kube::Error::BuildRequest(error)))?;
+        let (method, uri) = (request.method().clone(), request.uri().clone());
         request.headers_mut().insert(
             ACCEPT,
             HeaderValue::from_static(
                 "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
             ),
         );
-        let answer = call(self.client.request::<PartialObjectMeta<K>>(request)).await;
+        let call = self.client.request::<PartialObjectMeta<K>>(request);
+        let answer = run_call(CALL_DEADLINE, || ApiCall::of(&method, &uri), call).await;
         self.count(kind, answer).map(|object| object.metadata)
     }
 
@@ -208,6 +208,12 @@ impl ApiWriter {
     fn count<T>(&self, kind: &str, answer: Result<T, CallError>) -> Result<T, CallError> {
         count_write(&self.metrics, kind, answer)
     }
+}
+
+/// Object of a type, from its value.
+fn typed<K: DeserializeOwned>(kind: &str, object: &Value) -> Result<K, CallError> {
+    K::deserialize(object)
+        .map_err(|error| CallError::not_sent(kind, kube::Error::SerdeError(error)))
 }
 
 /// Whether a write would change anything. With `plain`, the fields that this operator adds to the

@@ -3,15 +3,16 @@
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::core::{ObjectMeta, Request};
 use kube::{Api, Resource};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::ApiWriter;
+use super::{ApiWriter, typed};
 use crate::api::kubevirt::VirtualMachineInstance;
-use crate::k8s::{CallError, call};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiWrites as _;
 
 const SERVICE: &str = "Service";
 const SLICE: &str = "EndpointSlice";
@@ -26,10 +27,9 @@ impl ApiWriter {
         service: &Value,
     ) -> Result<Service, CallError> {
         self.check_leadership()?;
-        let service: Service = serde_json::from_value(service.clone())
-            .map_err(|e| CallError::Other(Box::new(kube::Error::SerdeError(e))))?;
         let api = Api::<Service>::namespaced(self.client.clone(), namespace);
-        self.count(SERVICE, call(api.create(&PostParams::default(), &service)).await)
+        let service = typed(SERVICE, service)?;
+        self.count(SERVICE, api.call_create(&service).await)
     }
 
     /// Patches a Service. Returns the stored object.
@@ -41,8 +41,7 @@ impl ApiWriter {
     ) -> Result<Service, CallError> {
         self.check_leadership()?;
         let api = Api::<Service>::namespaced(self.client.clone(), namespace);
-        let patch = Patch::Merge(patch);
-        self.count(SERVICE, call(api.patch(name, &PatchParams::default(), &patch)).await)
+        self.count(SERVICE, api.call_patch(name, patch).await)
     }
 
     /// Patches the status of a Service, with its annotations. Returns the stored object.
@@ -54,8 +53,7 @@ impl ApiWriter {
     ) -> Result<Service, CallError> {
         self.check_leadership()?;
         let api = Api::<Service>::namespaced(self.client.clone(), namespace);
-        let patch = Patch::Merge(patch);
-        self.count(SERVICE, call(api.patch_status(name, &PatchParams::default(), &patch)).await)
+        self.count(SERVICE, api.call_patch_status(name, patch).await)
     }
 
     /// Deletes a Service. Returns the Service if a finalizer still keeps it.
@@ -71,10 +69,10 @@ impl ApiWriter {
         let only =
             Preconditions { uid: Some(uid.to_owned()), resource_version: Some(version.to_owned()) };
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
-        let answer = self.count(SERVICE, call(api.delete(name, &params)).await)?;
+        let answer = self.count(SERVICE, api.call_delete(name, &params).await)?;
         // For a deleted Service, the server answers with a status, or with the Service's last
         // state.
-        Ok(answer.left().filter(|service| {
+        Ok(answer.filter(|service| {
             service.metadata.deletion_timestamp.is_some()
                 && service.metadata.finalizers.as_ref().is_some_and(|f| !f.is_empty())
         }))
@@ -88,7 +86,7 @@ impl ApiWriter {
     ) -> Result<ObjectMeta, CallError> {
         let list = EndpointSlice::url_path(&(), Some(namespace));
         let body = serde_json::to_vec(slice)
-            .map_err(|e| CallError::Other(Box::new(kube::Error::SerdeError(e))))?;
+            .map_err(|error| CallError::not_sent(SLICE, kube::Error::SerdeError(error)))?;
         let request = Request::new(list).create(&PostParams::default(), body);
         self.send::<EndpointSlice>(SLICE, request).await
     }
@@ -115,7 +113,7 @@ impl ApiWriter {
         let api = Api::<EndpointSlice>::namespaced(self.client.clone(), namespace);
         let only = Preconditions { uid: None, resource_version: Some(version.to_owned()) };
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
-        self.count(SLICE, call(api.delete(name, &params)).await).map(drop)
+        self.count(SLICE, api.call_delete(name, &params).await).map(drop)
     }
 
     /// Patches a VirtualMachineInstance.

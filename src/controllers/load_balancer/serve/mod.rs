@@ -28,6 +28,7 @@ use crate::domain::vm_backends::listeners::{self, BackendCounts, ServiceState, S
 use crate::domain::vm_backends::service as service_domain;
 use crate::domain::vm_backends::service::WantedService;
 use crate::k8s::CallError;
+use crate::k8s::calls::ApiCall;
 
 /// Maximum number of attempts at one write, if the object changes during each attempt.
 const REPETITIONS: usize = 5;
@@ -221,6 +222,12 @@ impl<'a> ServiceTarget<'a> {
             Some(stored) => self.delete_service(&stored, settings).await.map_err(into_error),
             None => Ok(true),
         }
+    }
+
+    /// Error after [`REPETITIONS`] attempts, each of which met another client's change.
+    fn kept_changing(&self, kind: &str) -> CallError {
+        let attempts = format!("{REPETITIONS} attempts to write {kind} of {}", self.key);
+        CallError::Conflict(ApiCall::new(attempts))
     }
 
     fn client(&self) -> kube::Client {

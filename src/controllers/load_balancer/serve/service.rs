@@ -11,7 +11,8 @@ use crate::domain::vm_backends::service::stored::read_service;
 use crate::domain::vm_backends::service::{
     self, HeldServiceStep, ServicePlan, StoredService, WantedService,
 };
-use crate::k8s::{CallError, call};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 
 impl ServiceTarget<'_> {
     pub(super) fn stored(&self) -> Option<StoredService> {
@@ -37,7 +38,7 @@ impl ServiceTarget<'_> {
 
     pub(super) async fn read_service(&self) -> Result<(), WriteObstacle> {
         let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
-        match Box::pin(call(api.get(&self.name))).await {
+        match Box::pin(api.call_get(&self.name)).await {
             Ok(service) => {
                 let owners = read_service(&service).owners;
                 if let Some(whose) = service::foreign(&owners, self.identity()) {
@@ -46,7 +47,7 @@ impl ServiceTarget<'_> {
                 }
                 self.note(&service);
             }
-            Err(CallError::NotFound) => self.forget_service(),
+            Err(CallError::NotFound(_)) => self.forget_service(),
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -121,11 +122,11 @@ impl ServiceTarget<'_> {
             };
             match answer {
                 Ok(service) => self.note(&service),
-                Err(CallError::Conflict | CallError::NotFound) => self.read_service().await?,
+                Err(CallError::Conflict(_) | CallError::NotFound(_)) => self.read_service().await?,
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(CallError::Conflict.into())
+        Err(self.kept_changing("Service").into())
     }
 
     /// Deletes the Service. Returns whether it is gone.
@@ -158,7 +159,7 @@ impl ServiceTarget<'_> {
                     self.forget_service();
                     return Ok(true);
                 }
-                Err(CallError::Conflict | CallError::NotFound) => {}
+                Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
                 Err(error) => return Err(error.into()),
             }
             self.read_service().await?;
@@ -167,6 +168,6 @@ impl ServiceTarget<'_> {
                 _ => return Ok(true),
             }
         }
-        Err(CallError::Conflict.into())
+        Err(self.kept_changing("Service").into())
     }
 }

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use super::{REPETITIONS, ServiceTarget, WriteObstacle};
 use crate::domain::vm_backends::service::settings::{self, CarriedSettings, SETTINGS};
 use crate::domain::vm_backends::service::{StoredService, hold_back};
-use crate::k8s::{CallError, call};
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 
 /// Whether the settings of a deleted Service are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +29,9 @@ impl ServiceTarget<'_> {
         uid: &str,
     ) -> Result<Option<StoredService>, WriteObstacle> {
         let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
-        let service = match Box::pin(call(api.get(&self.name))).await {
+        let service = match Box::pin(api.call_get(&self.name)).await {
             Ok(service) if service.uid().as_deref() == Some(uid) => service,
-            Ok(_) | Err(CallError::NotFound) => {
+            Ok(_) | Err(CallError::NotFound(_)) => {
                 self.read_service().await?;
                 return Ok(None);
             }
@@ -85,9 +86,9 @@ impl ServiceTarget<'_> {
     async fn settings(&self) -> Result<Option<String>, CallError> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         for slice in self.slices().iter().filter(|slice| slice.holds_settings) {
-            match Box::pin(call(api.get(&slice.name))).await {
+            match Box::pin(api.call_get(&slice.name)).await {
                 Ok(stored) => return Ok(stored.annotations().get(SETTINGS).cloned()),
-                Err(CallError::NotFound) => {}
+                Err(CallError::NotFound(_)) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -125,12 +126,12 @@ impl ServiceTarget<'_> {
                     self.note_slice(slice.annotated(version, !settings.is_null()));
                     return Ok(true);
                 }
-                Err(CallError::Conflict | CallError::NotFound) => {
+                Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
                     self.read_slice(&slice.name).await?;
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(CallError::Conflict.into())
+        Err(self.kept_changing("EndpointSlices").into())
     }
 }

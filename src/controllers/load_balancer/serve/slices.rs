@@ -17,8 +17,9 @@ use crate::domain::vm_backends::listeners::BackendCounts;
 use crate::domain::vm_backends::ports::EndpointPort;
 use crate::domain::vm_backends::service;
 use crate::domain::vm_backends::service::stored::owners;
+use crate::k8s::CallError;
+use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::views::OwnedSlice;
-use crate::k8s::{CallError, call};
 
 impl ServiceTarget<'_> {
     pub(super) fn slices(&self) -> Vec<Arc<StoredSlice>> {
@@ -48,7 +49,7 @@ impl ServiceTarget<'_> {
             for write in writes {
                 match self.write_slice(family, ports, &write).await {
                     Ok(()) => wrote = true,
-                    Err(CallError::Conflict | CallError::NotFound) => {
+                    Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
                         self.read_slice(write.name()).await?;
                         complete = false;
                         break;
@@ -64,7 +65,7 @@ impl ServiceTarget<'_> {
                 return Ok(());
             }
         }
-        Err(CallError::Conflict.into())
+        Err(self.kept_changing("EndpointSlices").into())
     }
 
     /// Node that announces the Service. `None`: kube-vip has not named the node, or the node's
@@ -146,7 +147,7 @@ impl ServiceTarget<'_> {
     pub(super) async fn read_slice(&self, name: &str) -> Result<(), WriteObstacle> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         let slices = &self.ctx.shared.views.slices;
-        match Box::pin(call(api.get(name))).await {
+        match Box::pin(api.call_get(name)).await {
             Ok(stored) => match OwnedSlice::read(&stored) {
                 Some((lb, slice)) if lb == self.key && slice.owner == self.uid => {
                     slices.note(&lb, name, &slice.slice.version.clone(), slice);
@@ -162,7 +163,7 @@ impl ServiceTarget<'_> {
                     )))
                 }
             },
-            Err(CallError::NotFound) => {
+            Err(CallError::NotFound(_)) => {
                 self.forget_slice(name);
                 Ok(())
             }
@@ -187,7 +188,7 @@ impl ServiceTarget<'_> {
                     SliceWrite::Delete { name: slice.name.clone(), version: slice.version.clone() };
                 match self.write_slice(AddressFamily::V4, &[], &write).await {
                     Ok(()) => {}
-                    Err(CallError::Conflict | CallError::NotFound) => {
+                    Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
                         match self.read_slice(&slice.name).await {
                             // The slice is gone, has changed, or is another owner's by now.
                             Ok(()) | Err(WriteObstacle::ForeignSlice(_)) => {}
@@ -198,6 +199,6 @@ impl ServiceTarget<'_> {
                 }
             }
         }
-        Err(CallError::Conflict.into())
+        Err(self.kept_changing("EndpointSlices").into())
     }
 }

@@ -1,0 +1,211 @@
+//! Calls of the API server: each has a deadline, and its error names the call.
+
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
+
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ObjectList, PartialObjectMeta};
+use kube::{Api, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{CALL_DEADLINE, CallError};
+
+/// Name of a call for errors: the HTTP method and the path of its request.
+#[derive(Debug)]
+pub struct ApiCall(Box<str>);
+
+impl ApiCall {
+    /// Name with this text.
+    pub fn new(text: impl Into<Box<str>>) -> Self {
+        Self(text.into())
+    }
+
+    /// Name of a call with this request.
+    pub(super) fn of(method: &http::Method, uri: &http::Uri) -> Self {
+        Self::new(format!("{method} {}", uri.path()))
+    }
+}
+
+impl fmt::Display for ApiCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// An error of kube's client, with the name of the call that failed.
+#[derive(Debug)]
+pub struct FailedCall {
+    call: ApiCall,
+    /// The error itself.
+    pub error: kube::Error,
+}
+
+impl FailedCall {
+    pub(super) fn new(call: ApiCall, error: kube::Error) -> Self {
+        Self { call, error }
+    }
+}
+
+impl fmt::Display for FailedCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.call, self.error)
+    }
+}
+
+impl Error for FailedCall {
+    /// Cause of the error that the text does not contain. The text of `kube::Error` contains that of
+    /// its own source.
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.source()?.source()
+    }
+}
+
+/// Runs one call under a deadline. `name` is called only for an error.
+pub(crate) async fn run_call<T>(
+    deadline: Duration,
+    name: impl FnOnce() -> ApiCall,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, CallError> {
+    match tokio::time::timeout(deadline, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(CallError::new(name(), error)),
+        Err(_) => Err(CallError::Timeout { call: name(), within: deadline }),
+    }
+}
+
+/// Reads of one kind. Each read is one call.
+pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
+    /// Interface of the kind.
+    fn api(&self) -> &Api<K>;
+
+    /// Deadline of each call.
+    fn deadline(&self) -> Duration;
+
+    /// The same interface with another deadline.
+    fn within(&self, deadline: Duration) -> TimedApi<'_, K> {
+        TimedApi { api: self.api(), deadline }
+    }
+
+    /// Name of a call that concerns one object, or a part of the object.
+    fn name_call(&self, method: &str, name: &str) -> ApiCall {
+        ApiCall::new(format!("{method} {}/{name}", self.api().resource_url()))
+    }
+
+    async fn call_get(&self, name: &str) -> Result<K, CallError> {
+        run_call(self.deadline(), || self.name_call("GET", name), self.api().get(name)).await
+    }
+
+    async fn call_get_opt(&self, name: &str) -> Result<Option<K>, CallError> {
+        run_call(self.deadline(), || self.name_call("GET", name), self.api().get_opt(name)).await
+    }
+
+    async fn call_get_metadata(&self, name: &str) -> Result<PartialObjectMeta<K>, CallError> {
+        let call = self.api().get_metadata(name);
+        run_call(self.deadline(), || self.name_call("GET", name), call).await
+    }
+
+    async fn call_list(&self, params: &ListParams) -> Result<ObjectList<K>, CallError> {
+        let name = || ApiCall::new(format!("GET {}", self.api().resource_url()));
+        run_call(self.deadline(), name, self.api().list(params)).await
+    }
+
+    async fn call_list_metadata(
+        &self,
+        params: &ListParams,
+    ) -> Result<ObjectList<PartialObjectMeta<K>>, CallError> {
+        let name = || ApiCall::new(format!("GET {}", self.api().resource_url()));
+        run_call(self.deadline(), name, self.api().list_metadata(params)).await
+    }
+}
+
+/// Writes of one kind. Each write is one call. Patches are merge patches.
+pub(super) trait ApiWrites<K: Resource + Clone + DeserializeOwned + fmt::Debug>:
+    ApiCalls<K>
+{
+    async fn call_create(&self, object: &K) -> Result<K, CallError>
+    where
+        K: Serialize,
+    {
+        let name = || ApiCall::new(format!("POST {}", self.api().resource_url()));
+        let params = PostParams::default();
+        let call = self.api().create(&params, object);
+        run_call(self.deadline(), name, call).await
+    }
+
+    async fn call_replace(&self, name: &str, object: &K) -> Result<K, CallError>
+    where
+        K: Serialize,
+    {
+        let params = PostParams::default();
+        let call = self.api().replace(name, &params, object);
+        run_call(self.deadline(), || self.name_call("PUT", name), call).await
+    }
+
+    async fn call_patch(
+        &self,
+        name: &str,
+        patch: &(impl Serialize + fmt::Debug),
+    ) -> Result<K, CallError> {
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let call = self.api().patch(name, &params, &patch);
+        run_call(self.deadline(), || self.name_call("PATCH", name), call).await
+    }
+
+    async fn call_patch_metadata(
+        &self,
+        name: &str,
+        patch: &(impl Serialize + fmt::Debug),
+    ) -> Result<PartialObjectMeta<K>, CallError> {
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let call = self.api().patch_metadata(name, &params, &patch);
+        run_call(self.deadline(), || self.name_call("PATCH", name), call).await
+    }
+
+    async fn call_patch_status(
+        &self,
+        name: &str,
+        patch: &(impl Serialize + fmt::Debug),
+    ) -> Result<K, CallError> {
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let call = self.api().patch_status(name, &params, &patch);
+        let of = || self.name_call("PATCH", &format!("{name}/status"));
+        run_call(self.deadline(), of, call).await
+    }
+
+    /// Deletes an object. Returns the object's last state, if the server answers with it.
+    async fn call_delete(&self, name: &str, params: &DeleteParams) -> Result<Option<K>, CallError> {
+        let call = self.api().delete(name, params);
+        let answer = run_call(self.deadline(), || self.name_call("DELETE", name), call).await?;
+        Ok(answer.left())
+    }
+}
+
+impl<K: Resource + Clone + DeserializeOwned + fmt::Debug> ApiCalls<K> for Api<K> {
+    fn api(&self) -> &Api<K> {
+        self
+    }
+
+    fn deadline(&self) -> Duration {
+        CALL_DEADLINE
+    }
+}
+
+/// Interface of a kind with a deadline of its own.
+pub(crate) struct TimedApi<'a, K> {
+    api: &'a Api<K>,
+    deadline: Duration,
+}
+
+impl<K: Resource + Clone + DeserializeOwned + fmt::Debug> ApiCalls<K> for TimedApi<'_, K> {
+    fn api(&self) -> &Api<K> {
+        self.api
+    }
+
+    fn deadline(&self) -> Duration {
+        self.deadline
+    }
+}
+
+impl<K: Resource + Clone + DeserializeOwned + fmt::Debug, A: ApiCalls<K>> ApiWrites<K> for A {}
