@@ -6,8 +6,8 @@
 //! VM would take two reconciles.
 //!
 //! Invariant: the written patch is that of the last decision. Each decision replaces or removes the
-//! waiting patch. If a decision is made during a write, the event of that write triggers a
-//! reconcile.
+//! waiting patch. The event of each write triggers a reconcile, so a decision that was made during
+//! the write is not the last.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,8 +37,6 @@ struct WaitingPatch {
     due: Instant,
     lb: Arc<LoadBalancer>,
     patch: Value,
-    /// Whether nothing remains to be done after the write.
-    is_final: bool,
 }
 
 /// Queue of UIDs with the time when each is due, in order.
@@ -52,7 +50,7 @@ impl DeferredCounts {
 
     /// Schedules a patch of counts in the place of an earlier one. Returns false if the earlier
     /// patch is overdue: then the new patch is not scheduled, and the caller must write it.
-    pub(super) fn defer(&self, lb: &Arc<LoadBalancer>, patch: Value, is_final: bool) -> bool {
+    pub(super) fn defer(&self, lb: &Arc<LoadBalancer>, patch: Value) -> bool {
         let uid = uid(lb);
         let now = Instant::now();
         let mut waiting = self.waiting();
@@ -61,7 +59,7 @@ impl DeferredCounts {
             return false;
         }
         let due = before.unwrap_or(now + WITHIN);
-        waiting.insert(uid.to_owned(), WaitingPatch { due, lb: lb.clone(), patch, is_final });
+        waiting.insert(uid.to_owned(), WaitingPatch { due, lb: lb.clone(), patch });
         if before.is_none() {
             // The receiver is gone after the end of the term.
             let _ = self.due.send((due, uid.to_owned()));
@@ -74,16 +72,13 @@ impl DeferredCounts {
         self.waiting().remove(uid(lb));
     }
 
-    /// Removes the waiting patch after its write, unless another patch has replaced it. Returns
-    /// whether the patch was removed.
-    fn settle_unless_replaced(&self, uid: &str, at: Instant, lb: &Arc<LoadBalancer>) -> bool {
+    /// Removes the waiting patch after its write, unless another patch has replaced it.
+    fn settle_unless_replaced(&self, uid: &str, at: Instant, lb: &Arc<LoadBalancer>) {
         let mut waiting = self.waiting();
         let is_same = |found: &WaitingPatch| found.due == at && Arc::ptr_eq(&found.lb, lb);
-        let same = waiting.get(uid).is_some_and(is_same);
-        if same {
+        if waiting.get(uid).is_some_and(is_same) {
             waiting.remove(uid);
         }
-        same
     }
 
     fn waiting(&self) -> MutexGuard<'_, HashMap<String, WaitingPatch>> {
@@ -109,23 +104,15 @@ async fn write(at: Instant, uid: &str, ctx: &LbContext) {
     let found = {
         let waiting = ctx.counts.waiting();
         let found = waiting.get(uid).filter(|found| found.due == at);
-        found.map(|found| (found.lb.clone(), found.patch.clone(), found.is_final))
+        found.map(|found| (found.lb.clone(), found.patch.clone()))
     };
-    let Some((lb, patch, is_final)) = found else { return };
-    let name = facts::name(&lb);
-    let writing = ctx.shared.views.writing(name.clone());
+    let Some((lb, patch)) = found else { return };
     match publish::write(&lb, &patch, ctx).await {
-        // A decision that was made during the write did not know the result of the write. In this
-        // case the event of the write triggers a reconcile.
-        Ok(version) => {
-            if ctx.counts.settle_unless_replaced(uid, at, &lb) && is_final {
-                writing.mark_final(version);
-            }
-        }
+        Ok(()) => ctx.counts.settle_unless_replaced(uid, at, &lb),
         Err(CallError::NotFound(_)) => ctx.counts.settle(&lb),
         Err(CallError::NotLeader) => {}
         // The patch stays and is overdue, so the next reconcile writes it and handles the error.
-        Err(_) => ctx.shared.views.enqueue_lbs([name]),
+        Err(_) => ctx.shared.views.enqueue_lbs([facts::name(&lb)]),
     }
 }
 

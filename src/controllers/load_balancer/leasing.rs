@@ -94,7 +94,7 @@ pub(super) async fn allocate(
                 let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
                 let write = ctx.shared.writer.patch_lb(&namespace, &name, &patch);
                 match Box::pin(write).await {
-                    Ok(_) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
+                    Ok(()) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {
                         return Ok(None);
                     }
                     Err(error) => return Err(error.into()),

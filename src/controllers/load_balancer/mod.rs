@@ -251,7 +251,6 @@ async fn withdraw(observed: ObservedLb, ctx: &LbContext) -> Result<(), Reconcile
 }
 
 fn observe(lb: Arc<LoadBalancer>, ctx: &LbContext) -> ObservedLb {
-    ctx.shared.views.begin_decision(&lb);
     let partial = ctx.shared.views.is_partial(&lb);
     ObservedLb { lb, partial, fresh: false, place: None }
 }

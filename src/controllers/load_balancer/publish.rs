@@ -8,9 +8,8 @@ use serde_json::Value;
 use super::{LbContext, ObservedLb, ReconcileError, ServingOutcome};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status::{self, AddressOutcome};
+use crate::domain::load_balancer::status;
 use crate::domain::object_fields::rfc3339;
-use crate::domain::pools::allocator::ClaimResult;
 use crate::k8s::CallError;
 
 /// Publishes the address, and the state of the Service of a vm load balancer. A change of only the
@@ -30,18 +29,11 @@ pub(super) async fn publish(
     if *partial {
         return Err(ReconcileError::Outdated);
     }
-    // If this patch contains the whole decision, the event of its own write triggers no further
-    // reconcile. Without a report, or during a change of pools, that event triggers the next step.
-    let is_final = report.is_some() && is_published(lb, finding);
-    if !status::is_urgent(lb, &patch) && ctx.counts.defer(lb, patch.clone(), is_final) {
+    if !status::is_urgent(lb, &patch) && ctx.counts.defer(lb, patch.clone()) {
         return Ok(false);
     }
-    let writing = ctx.shared.views.writing(facts::name(lb));
-    let version = write(lb, &patch, ctx).await.map_err(unless_outdated)?;
+    write(lb, &patch, ctx).await.map_err(unless_outdated)?;
     ctx.counts.settle(lb);
-    if is_final {
-        writing.mark_final(version);
-    }
     Ok(true)
 }
 
@@ -51,7 +43,7 @@ pub(super) async fn finalize(observed: &ObservedLb, ctx: &LbContext) -> Result<(
     if observed.partial {
         return Err(ReconcileError::Outdated);
     }
-    write(&observed.lb, &patch, ctx).await.map(drop).map_err(unless_outdated)
+    write(&observed.lb, &patch, ctx).await.map_err(unless_outdated)
 }
 
 fn unless_outdated(error: CallError) -> ReconcileError {
@@ -61,25 +53,12 @@ fn unless_outdated(error: CallError) -> ReconcileError {
     }
 }
 
-/// Whether the observed object already publishes this address.
-fn is_published(lb: &LoadBalancer, finding: &AddressOutcome) -> bool {
-    match finding {
-        AddressOutcome::Pool(ClaimResult::Held { claim, .. }) => {
-            facts::published(lb).as_ref() == Some(claim)
-        }
-        AddressOutcome::Host(lease) => {
-            facts::leased(lb) == lease.as_ref().ok().map(|lease| lease.ip)
-        }
-        _ => facts::published(lb).is_none(),
-    }
-}
-
-/// Writes a patch, with a bound on concurrent writes. Returns the new `metadata.resourceVersion`.
+/// Writes a patch, with a bound on concurrent writes.
 pub(super) async fn write(
     lb: &LoadBalancer,
     patch: &Value,
     ctx: &LbContext,
-) -> Result<String, CallError> {
+) -> Result<(), CallError> {
     let has_address = facts::published(lb).is_some() || facts::leased(lb).is_some();
     let is_awaited = !has_address || facts::is_leaving(lb);
     let namespace = lb.namespace().unwrap_or_default();

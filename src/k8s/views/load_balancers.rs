@@ -51,11 +51,8 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
         ObjectEvent::Listed(lb) => set(&views, &metrics, &mut writer, lb),
         ObjectEvent::Changed(lb) => {
             let name = facts::name(&lb.lb);
-            let version = lb.lb.resource_version().unwrap_or_default();
             set(&views, &metrics, &mut writer, lb);
-            if lock(&views.index.echoes).observe(&name, &version) {
-                views.enqueue_lbs([name]);
-            }
+            views.enqueue_lbs([name]);
         }
         ObjectEvent::Unreadable(meta) => {
             // A LoadBalancer that has become unreadable stays in the view. But an unreadable object
@@ -123,7 +120,6 @@ fn remove(views: &Views, metrics: &Metrics, writer: &mut StoreWriter<LoadBalance
     lock(&views.index.vms).remove_lb(namespace, name);
     views.take_touched(&owner.name);
     lock(&views.index.uids).remove(&owner.uid);
-    lock(&views.index.echoes).forget(&owner.name);
     writer.remove(&owner.name);
     views.notify(ChangeEvent::Gone(owner));
 }

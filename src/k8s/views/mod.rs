@@ -1,12 +1,10 @@
 //! The process's views of the cluster, kept current on every replica by informers.
 //!
 //! Views may be stale. They only determine which objects to reconcile, and no address is allocated
-//! from them. This operator adds its own writes to the views at once, so that the next decision
-//! includes these writes.
+//! from them. This operator adds its own writes of Services and EndpointSlices to the views at once,
+//! so that the next decision includes these writes.
 
 mod backends;
-mod early;
-mod echoes;
 mod host_links;
 mod infrastructure;
 mod leases;
@@ -31,8 +29,6 @@ use kube::Client;
 use kube_runtime::reflector::Store;
 use tokio::sync::watch;
 
-use self::early::DeferredSlices;
-use self::echoes::OwnWrites;
 use self::machines::GuestRemovals;
 use self::notifier::ChangeNotifier;
 use crate::api::{DHCPLease, LoadBalancer};
@@ -49,8 +45,6 @@ use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
 use crate::domain::vm_backends::vm::{Topology, Vm, VmPod};
 use crate::k8s::store::StoreWriter;
 use crate::metrics::Metrics;
-pub use early::WritingSlice;
-pub use echoes::OwnWrite;
 pub use infrastructure::InfrastructureAddresses;
 pub use leases::{AgentNetwork, lb_of};
 pub use notifier::{ChangeEvent, ChangeSubscription};
@@ -119,7 +113,7 @@ pub struct Views {
     synced: watch::Receiver<u32>,
 }
 
-/// Facts from the objects of each kind, and the state of this process's writes.
+/// Facts from the objects of each kind.
 #[derive(Default)]
 struct ViewIndexes {
     projects: Mutex<HashMap<String, Project>>,
@@ -138,13 +132,9 @@ struct ViewIndexes {
     /// Map from a LoadBalancer whose VMs have changed to the time since when its EndpointSlices may
     /// be out of date.
     touched: Mutex<HashMap<LbKey, Instant>>,
-    /// State of this process's writes of LoadBalancers.
-    echoes: Mutex<OwnWrites>,
     /// Map from the UID of each existing LoadBalancer to a flag: whether the view has only a part
     /// of the LoadBalancer's finalizers or conditions.
     uids: Mutex<HashMap<String, bool>>,
-    /// EndpointSlices that this process is writing.
-    early: Mutex<DeferredSlices>,
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
     unconverted: AtomicBool,
 }

@@ -65,7 +65,6 @@ impl Views {
         handler: impl Fn(ChangeEvent) + Send + Sync + 'static,
     ) -> ChangeSubscription {
         lock(&self.index.touched).clear();
-        lock(&self.index.echoes).clear();
         let handler: ChangeHandler = Arc::new(handler);
         *lock(&self.notifier.0) = Some(handler.clone());
         ChangeSubscription { notifier: self.notifier.clone(), handler }

@@ -212,24 +212,14 @@ pub(super) async fn watch_slices(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let known = || views.slices.keys();
     let on_event = |event: ObjectEvent<LazyObject<EndpointSlice>>| match event {
-        ObjectEvent::Listed(object) => see(&views, &object),
-        ObjectEvent::Changed(object) => {
-            let news = lock(&views.index.early).put_aside(&key(object.meta()), object);
-            if let Some(object) = news {
-                see(&views, &object);
-            }
-        }
+        ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => see(&views, &object),
         ObjectEvent::Gone(key, deleted) => {
-            lock(&views.index.early).gone(&key);
             let version = deleted.as_ref().and_then(|meta| meta.resource_version.as_deref());
             let served = views.slices.remove(&key, version);
             let owner = deleted.as_ref().and_then(owner).map(|(lb, _)| lb);
             views.enqueue_lbs(served.into_iter().chain(owner).collect::<BTreeSet<_>>());
         }
-        ObjectEvent::Complete => {
-            lock(&views.index.early).listed();
-            at.done(ViewPart::Slices);
-        }
+        ObjectEvent::Complete => at.done(ViewPart::Slices),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
     let api = Api::<LazyObject<EndpointSlice>>::all(client);

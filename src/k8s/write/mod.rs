@@ -49,16 +49,15 @@ impl ApiWriter {
         Self { client, leadership, metrics, plain_pools: Arc::default() }
     }
 
-    /// Patches a LoadBalancer. Returns its new resourceVersion.
+    /// Patches a LoadBalancer.
     pub async fn patch_lb(
         &self,
         namespace: &str,
         name: &str,
         patch: &Value,
-    ) -> Result<String, CallError> {
+    ) -> Result<(), CallError> {
         let list = LoadBalancer::url_path(&(), Some(namespace));
-        let meta = self.patch::<LoadBalancer>("LoadBalancer", &list, name, patch, None).await?;
-        Ok(meta.resource_version.unwrap_or_default())
+        self.patch::<LoadBalancer>("LoadBalancer", &list, name, patch, None).await.map(drop)
     }
 
     /// Patches the condition that names the leading controller into a LoadBalancer, also when this

@@ -118,7 +118,6 @@ impl ServiceTarget<'_> {
                 "annotations": {SETTINGS: settings},
             }});
             let _turn = self.ctx.writes.take(self.namespace.clone()).await;
-            let _writing = self.ctx.shared.views.writing_slice(&self.namespace, &slice.name);
             let writer = &self.ctx.shared.writer;
             match Box::pin(writer.patch_slice(&self.namespace, &slice.name, &patch)).await {
                 Ok(meta) => {

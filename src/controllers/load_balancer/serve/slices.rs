@@ -98,8 +98,6 @@ impl ServiceTarget<'_> {
         write: &SliceWrite,
     ) -> Result<(), CallError> {
         let _turn = self.ctx.writes.take(self.namespace.clone()).await;
-        // The write is registered until the view has its result.
-        let _writing = self.ctx.shared.views.writing_slice(&self.namespace, write.name());
         let writer = &self.ctx.shared.writer;
         let now = rfc3339::to_millisecond(Utc::now());
         let (namespace, lb) = (&self.namespace, self.identity());
