@@ -2,15 +2,16 @@
 //! reaches a VLAN.
 //!
 //! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. Its
-//! agent creates `<bridge>.<vlan>` on each node that the HostNetworkConfig's selector matches, and
-//! adds the bridge itself to the VLAN. For each of these nodes, the agent writes into the status
-//! whether that worked. Nodes that the selector does not match are not in the status.
+//! agent creates the link `<bridge>.<vlan>` on each node that the HostNetworkConfig's selector
+//! matches, and adds the bridge itself to the VLAN. For each of these nodes, the agent writes into
+//! the HostNetworkConfig's status whether that worked. Nodes that the selector does not match are
+//! not in the status.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::NetworkAttachment;
 
-/// Links that a HostNetworkConfig has created.
+/// Links that one HostNetworkConfig has created, one on each node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostLink {
     /// Bridge of the cluster network.

@@ -26,12 +26,13 @@ pub enum Segment {
     Vlan(String, u16),
     /// A network with this name, whose bridge and VLAN are unknown.
     Named(String),
-    /// Unknown segment: networks have not been listed yet, so it may be any segment.
+    /// Unknown segment, which may be any: networks were not listed yet, or the pool is gone.
     Unlisted,
 }
 
 impl Segment {
-    /// Segment of a selector's network. `listed`: whether all networks are known.
+    /// Segment of the network with this name. `attachment`: its bridge and VLAN; `None`: not known.
+    /// `listed`: whether all networks have been listed.
     pub fn of(network: &str, attachment: Option<&NetworkAttachment>, listed: bool) -> Self {
         match attachment {
             _ if network.is_empty() => Self::Management,

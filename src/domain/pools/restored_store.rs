@@ -37,7 +37,7 @@ pub struct RestoreChange {
     /// Claim that the LoadBalancer published before the restore. For [`RestoreOutcome::Returned`],
     /// the claim that it publishes now; `None` if it publishes none.
     pub claim: Option<Claim>,
-    /// Outcome.
+    /// Outcome of the restore for this LoadBalancer.
     pub fate: RestoreOutcome,
 }
 

@@ -2,40 +2,44 @@
 //!
 //! A write of a pool costs the API server CPU time in proportion to the number of claims (measured:
 //! 30 ms at 1,000 claims, 120 ms at 5,000), and costs the API server's store the bytes of the whole
-//! pool. So requests that wait at the same time are gathered, and one write serves them. The time
-//! to gather follows from the duration of the last write. A gap that ends it is longer for releases
-//! than for claims, because no LoadBalancer waits for an address meanwhile. A client that sends one
-//! request after the other is served at once, whatever the size of the pool, because no more
-//! requests are expected. Besides, the total of written bytes is bounded.
+//! pool. So requests that come at about the same time are gathered, and one write serves them all.
+//! The longer the last write took, the longer requests are gathered. Gathering ends early after a
+//! gap without new requests. This gap is longer while there are only releases, because then no
+//! LoadBalancer waits for an address. A client that sends one request after the other is served at
+//! once, whatever the size of the pool, because no more requests are expected. Besides, the number
+//! of bytes that are written per second is bounded in the long run.
 
 use std::time::Duration;
 
 /// Time to gather while requests keep coming, as a multiple of the duration of the last write. So
-/// writes take a fifth of the time. Long writes take a larger part, because of `LONGEST_GATHERING`.
+/// writes take a fifth of the time. Long writes take a larger part, because gathering ends after
+/// `LONGEST_GATHERING`.
 const REST: u32 = 4;
-/// Longest time that a request waits for more requests to come.
+/// Longest time after a write for which requests are gathered for the next write.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
-/// Shortest time without new requests that ends gathering, because no more requests are expected.
+/// Shortest gap without new requests that ends gathering.
 const QUIET: Duration = Duration::from_millis(10);
-/// Divisor of the duration of the last write. If the result is longer than `QUIET`, it replaces
-/// `QUIET`. Reason: requests that come at random have gaps of 10 ms in any case. Waiting through a
-/// gap pays if the gap costs less time than the write that the wait saves. While no request is for
-/// an address, the divisor is 1.
+/// Divisor for the gap after a long write: the gap that ends gathering is the duration of the last
+/// write divided by this number, but at least `QUIET`. Reason: requests that come at random have
+/// gaps of 10 ms in any case. Waiting through a gap pays if the gap costs less time than the write
+/// that the wait saves. While no LoadBalancer waits for an address, the divisor is 1.
 const QUIET_PART: u32 = 4;
 /// Bytes of ledgers that may be written per second, in the long run. The API server's store retains
 /// all writes of the last five minutes, and has 2 GiB by default.
 const BYTES_PER_SECOND: u32 = 1024 * 1024;
-/// Maximum number of bytes that may be written at once after a rest. The number is given as the
-/// time in which the byte budget grows by these bytes.
+/// Largest number of bytes that may be written at once after a rest, given as the time in which
+/// `BYTES_PER_SECOND` adds up to that number: 64 s are 64 MiB.
 const BURST: Duration = Duration::from_secs(64);
-/// Longest time that a request waits for the byte budget.
+/// Longest time after a write that requests wait until the byte budget allows the next write.
 const LONGEST_DEBT: Duration = Duration::from_secs(4);
 
 /// Pace of ledger writes: gives the pause before the next write. Times are offsets on one monotonic
 /// clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WritePace {
+    /// Time at which the last write ended.
     ended: Duration,
+    /// Duration of the last write.
     took: Duration,
     /// Number of requests that the last write answered.
     answered: usize,
@@ -44,8 +48,9 @@ pub struct WritePace {
 }
 
 impl WritePace {
-    /// Records that `requests` were answered, and that ledgers of `bytes` were written in the time
-    /// from `began` to `ended`. With 0 bytes nothing was written, and the duration counts as zero.
+    /// Records a write of ledgers that lasted from `began` to `ended`. `bytes`: number of bytes
+    /// that were written; with 0, nothing was written, and the duration counts as zero. `requests`:
+    /// number of requests that the write answered.
     pub fn wrote(&mut self, began: Duration, ended: Duration, bytes: usize, requests: usize) {
         self.ended = ended;
         self.took = if bytes == 0 { Duration::ZERO } else { ended.saturating_sub(began) };
@@ -55,7 +60,8 @@ impl WritePace {
         self.earned = self.earned.max(began) + price;
     }
 
-    /// Time to gather requests, from `now`.
+    /// Time from `now` for which further requests are gathered before the next write. Zero: the
+    /// write may begin at once. `waiting`: requests that wait for this write.
     pub fn pause(&self, now: Duration, waiting: WaitingRequests) -> Duration {
         let affordable = self.earned.saturating_sub(BURST).min(self.ended + LONGEST_DEBT);
         let debt = affordable.saturating_sub(now);

@@ -144,7 +144,7 @@ impl Infrastructure {
     }
 
     /// Object that reserves an address. `None`: the address is not reserved. If several objects
-    /// reserve the address, it is the first in the order of [`Self::reservations`].
+    /// reserve the address, returns the first in the order of [`Self::reservations`].
     pub fn why_reserved(&self, address: IpAddr) -> Option<&Reserved> {
         self.reservations(address).next()
     }

@@ -2,23 +2,24 @@
 //! LoadBalancers.
 //!
 //! The book is the desired content of the ledgers. It belongs to one task, the ledger task. The
-//! task writes each touched pool by compare-and-swap, and answers a request only after the API
+//! task writes each changed pool by compare-and-swap, and answers a request only after the API
 //! server has accepted the write that the answer depends on. If another client has written a pool,
 //! [`PoolAllocator::merge`] reads the new version of the pool. The task then decides its batch of
 //! requests again, which is safe because every operation is idempotent.
 //!
 //! Invariants:
 //! * a LoadBalancer with an address retains it, unless its `spec.ipPool` names another pool. In
-//!   that case, the new address is claimed first. The old address is released only when the API
-//!   server itself reports that the new address is published;
+//!   that case, the new address is claimed first. The old address is released only when a fresh
+//!   read from the API server shows that the new address is published;
 //! * waiters are served oldest first, and before every later request;
-//! * no pool gives out an address of these kinds:
-//!   * another pool holds it on the same network ([`overlap`]);
-//!   * a LoadBalancer publishes it on that network, and no ledger records it ([`reserved`]);
-//!   * the cluster itself uses it;
+//! * no pool gives out an address in these cases:
+//!   * another pool holds the address on the same network ([`overlap`]);
+//!   * a LoadBalancer publishes the address on that network, and no ledger records it there
+//!     ([`reserved`]);
+//!   * the cluster itself uses the address;
 //! * a name keeps its address across restores: a LoadBalancer that is created again under its name
-//!   gets the former address of the name. This address is in the ledger of its pool or in the
-//!   history, or the LoadBalancer itself asks for it.
+//!   gets the former address of the name. The former address is known from a claim, from the
+//!   ledger's history of former owners, or from an annotation of the LoadBalancer.
 
 mod confirmed;
 pub mod overlap;
@@ -51,14 +52,16 @@ pub struct AllocatorPool {
     pub segment: Segment,
     /// LoadBalancers that the pool serves.
     pub selector: PoolSelector,
-    /// Conflict that puts the pool out of use, as last judged. `None`: no conflict.
+    /// Conflict because of which the pool gives out no new address, as last judged. `None`: no
+    /// conflict.
     pub conflict: Option<PoolConflict>,
-    /// Fault in the pool's ranges. A pool with a fault retains its claims and gives out nothing.
+    /// Fault in the pool's ranges. A pool with a fault retains its claims and gives out no address.
+    /// `None`: the ranges are valid.
     pub fault: Option<RangeError>,
     /// Whether the pool is being deleted: it gives out nothing then.
     pub deleting: bool,
-    /// Networks of the cluster in the pool's ranges: a map from each network to its use. No address
-    /// of these networks is given out.
+    /// Networks that the cluster itself uses and that overlap the pool's ranges, each with the
+    /// object that uses the network. The pool gives out no address of these networks.
     pub infrastructure: HeldBack,
     /// Claims of the pool's addresses.
     pub ledger: Ledger,
@@ -77,8 +80,8 @@ pub enum ClaimResult {
         /// Network of the pool, blank for the nodes' own network. `None`: the pool is gone or
         /// serves every network.
         network: Option<String>,
-        /// Reason why the address is not the address that the LoadBalancer asks for. `None`: the
-        /// claim meets the request.
+        /// Reason why the LoadBalancer has this address instead of one that meets its request.
+        /// `None`: the address meets the request.
         instead: Option<NoAddressReason>,
     },
     /// No address yet. The book remembers the request, and serves it when a pool has an address.
@@ -93,8 +96,11 @@ pub struct PoolAllocator {
     holders: HashMap<String, Vec<Claim>>,
     /// Claims by the owner's name, whatever the UID.
     names: HashMap<String, BTreeSet<Claim>>,
+    /// Waiting LoadBalancers, each with the reason for its wait.
     waiters: BTreeMap<Age, (LbFacts, NoAddressReason)>,
+    /// Map from a waiter's UID to its key in `waiters`.
     ages: HashMap<String, Age>,
+    /// Names of the pools whose status must be written.
     touched: BTreeSet<String>,
     waiter_changes: waiters::WaiterChanges,
     standing: overlap::PoolOverlaps,
@@ -109,7 +115,7 @@ pub struct PoolAllocator {
 type Age = (i64, Owner);
 
 impl PoolAllocator {
-    /// Claims an address for the LoadBalancer, or records that it waits.
+    /// Claims an address for the LoadBalancer, or records that the LoadBalancer waits for one.
     pub fn claim(&mut self, facts: &LbFacts) -> ClaimResult {
         self.observe(facts);
         self.judge();
@@ -141,9 +147,10 @@ impl PoolAllocator {
         self.held(facts, claim, wait)
     }
 
-    /// Returns the answer that [`Self::claim`] would give. `None`: the call may change something,
-    /// or the claim may not be stored yet: a write of its pool is pending, and `is_stored` does not
-    /// find the claim in the stored pool.
+    /// Returns the answer that [`Self::claim`] would give, if that call would change nothing and
+    /// the claim is stored. A claim counts as stored if no write of its pool is pending, or if
+    /// `is_stored` finds the claim in the stored pool. `None`: the caller must call
+    /// [`Self::claim`].
     pub fn peek(
         &self,
         facts: &LbFacts,
@@ -157,8 +164,8 @@ impl PoolAllocator {
         })
     }
 
-    /// Returns the answer that [`Self::claim`] would give, even if a write of the pool is pending.
-    /// `None`: the call may change something in memory.
+    /// Returns the answer that [`Self::claim`] would give, even if a write of the claim's pool is
+    /// pending. `None`: [`Self::claim`] may change something in memory.
     fn unchanged(&self, facts: &LbFacts) -> Option<ClaimResult> {
         let claims = self.holders.get(&facts.owner.uid)?;
         let [claim] = claims.as_slice() else { return None };
@@ -192,14 +199,15 @@ impl PoolAllocator {
             && self.touched.is_empty()
     }
 
-    /// Releases every claim of the owner, and removes the owner from the waiters.
+    /// Releases every claim of the owner, and removes the owner from the waiters. Returns the
+    /// released claims.
     pub fn release(&mut self, uid: &str) -> Vec<Claim> {
         self.stop_waiting(uid);
         self.forget(uid);
         self.release_all_but(uid, None)
     }
 
-    /// Releases one claim, if `owner` still owns it.
+    /// Releases one claim, if `owner` still owns it. Returns `false` if `owner` does not own it.
     pub fn release_claim(&mut self, claim: &Claim, owner: &Owner) -> bool {
         let Some(pool) = self.pools.get_mut(&claim.pool) else { return false };
         if pool.ledger.owner_of(claim.ip) != Some(owner) {
@@ -212,8 +220,8 @@ impl PoolAllocator {
         true
     }
 
-    /// Removes a pool. LoadBalancers that held an address there continue to publish it, and no
-    /// other pool gives it out.
+    /// Removes a pool. LoadBalancers continue to publish the addresses that they hold in this pool,
+    /// and no other pool gives out these addresses.
     pub fn remove_pool(&mut self, name: &str) {
         if let Some(pool) = self.take_out(name) {
             self.standing.moved();
@@ -237,13 +245,15 @@ impl PoolAllocator {
         &self.pools
     }
 
-    /// Names of the pools whose ledger changed since the last call.
+    /// Names of the pools that were marked as changed since the last call. Their status must be
+    /// written.
     pub fn take_touched(&mut self) -> BTreeSet<String> {
         self.judge();
         std::mem::take(&mut self.touched)
     }
 
-    /// Marks a pool as not yet written.
+    /// Marks a pool as changed: its status must be written, and waiters that it may serve are tried
+    /// again.
     pub fn touch(&mut self, pool: &str) {
         self.touched.insert(pool.to_owned());
         self.waiter_changes.pool(pool);
@@ -265,7 +275,8 @@ impl PoolAllocator {
     }
 
     /// Returns the claim that the LoadBalancer should have: its present claim, unless the
-    /// LoadBalancer names another pool. Makes this claim if it does not exist yet.
+    /// LoadBalancer names another pool. Makes this claim if it does not exist yet. The error is the
+    /// reason why the claim cannot be made.
     fn settle(
         &mut self,
         facts: &LbFacts,

@@ -1,4 +1,5 @@
-//! Claims that no ledger records for the LoadBalancer. There are three kinds:
+//! Claims that a LoadBalancer publishes or inherits, and that no ledger records for it. There are
+//! three cases:
 //! * the pool of the address is gone;
 //! * the address is missing from its pool's ledger;
 //! * the ledger records the address for an earlier object with the LoadBalancer's name.
@@ -9,14 +10,15 @@ use crate::{Claim, LbFacts, Owner};
 
 impl PoolAllocator {
     /// Retains a published address whose pool is gone, because the pool may come back, and because
-    /// only the owner's own request changes an address in use.
+    /// only the owner's own request changes an address in use. `None`: there is no such address, or
+    /// the LoadBalancer names another pool.
     pub(super) fn keep_claim_of_deleted_pool(&mut self, facts: &LbFacts) -> Option<ClaimResult> {
         let claim = self.claim_of_deleted_pool(facts)?;
         if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
             return None;
         }
-        // The owner asked for another pool and took the request back, so its claims in that pool
-        // are released.
+        // The owner may have asked for another pool before, and then have withdrawn the request.
+        // Its claims in that pool are released.
         self.release_all_but(&facts.owner.uid, None);
         let wait = NoAddressReason::PoolGone { pool: claim.pool.clone() };
         self.wait(facts, wait.clone());
@@ -24,9 +26,9 @@ impl PoolAllocator {
     }
 
     /// The published claim, if its pool is gone. Where admission does not protect the status, a
-    /// tenant can write any address and the name of a pool that never existed. So a claim counts
-    /// only if it was published at the start of this term, was recorded in a ledger, or meets all
-    /// of these conditions:
+    /// tenant can write into it any address, and the name of a pool that never existed. So the
+    /// claim counts only if it was published at the start of this term, if a ledger recorded it
+    /// until the pool was removed, or if it meets all of these conditions:
     /// * the address has no other owner, and is reserved for no other LoadBalancer;
     /// * the address is no gateway, and each pool with the address in its ranges admits the
     ///   LoadBalancer.
@@ -72,8 +74,8 @@ impl PoolAllocator {
     }
 
     /// Hands over to the LoadBalancer the claims of an earlier LoadBalancer with the same name. A
-    /// name belongs to one object, so the earlier LoadBalancer is gone. `facts` must be fresh,
-    /// because a stale view may show the earlier LoadBalancer.
+    /// name belongs to one object, so the earlier LoadBalancer is gone. Does nothing if `facts` are
+    /// not fresh, because a stale view may show the earlier LoadBalancer.
     pub(super) fn inherit(&mut self, facts: &LbFacts) {
         if !facts.fresh {
             return;

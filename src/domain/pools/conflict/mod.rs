@@ -1,6 +1,6 @@
-//! Conflicts between pools, and which of two pools stays in use.
+//! Conflicts between pools, and which of two pools in conflict has precedence.
 //!
-//! Admission and the ledger task apply one rule, so that their verdicts agree:
+//! Admission and the ledger task apply the same rules, so that both find the same conflicts:
 //! * **Ranges.** Two pools must not give out one address on one network. A network is a layer-2
 //!   segment, so two NetworkAttachmentDefinitions of one bridge and VLAN are one network. A network
 //!   whose bridge and VLAN are unknown is identified by its name. A pool that names no network is
@@ -9,14 +9,15 @@
 //!   ranges must differ from those of all other pools.
 //! * **One global pool.** There is at most one.
 //! * **Order.** A LoadBalancer that names no pool is served by a pool with the LoadBalancer's
-//!   network name, or by the global pool. So only pools with the same network name compete. Two
-//!   such pools that both have a scope must have different priorities. Both may also have the
-//!   priority 0, but then their scopes must not overlap.
+//!   network name, or by the global pool. So only pools with the same network name compete for a
+//!   LoadBalancer. Two such pools that both have a scope must have different priorities. Both may
+//!   also have the priority 0, but then their scopes must not overlap.
 //!
-//! Of two pools in conflict, the older pool stays in use; at equal age, the pool whose name comes
-//! first. The younger pool is out of use, even if the older pool is itself out of use because of a
-//! third pool. So the deletion of a pool puts no other pool out of use. A pool that is being
-//! deleted, or whose ranges are invalid, gives out nothing and causes no conflict.
+//! Of two pools in conflict, the older pool has precedence; at equal age, the pool whose name sorts
+//! first. The younger pool gives out no new address, even if the older pool gives out none either,
+//! because of a third pool. So the deletion of a pool never keeps another pool from giving out
+//! addresses. A pool that is being deleted, or whose ranges are invalid, gives out nothing and
+//! causes no conflict.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -50,7 +51,8 @@ pub struct PoolContender<'a> {
     pub name: &'a str,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// Whether the pool gives out addresses if it is in no conflict.
+    /// Whether the pool gives out addresses while it is in no conflict. `false`: it is being
+    /// deleted, or its ranges are invalid.
     pub serves: bool,
     /// Segment where the pool's addresses are announced. Not used for a global pool.
     pub segment: &'a Segment,
@@ -69,8 +71,8 @@ pub struct PoolConflict {
     pub over: ConflictCause,
 }
 
-/// Cause of a conflict between two pools. If there are several causes, only the first in this order
-/// counts.
+/// Cause of a conflict between two pools. If there are several causes, only the first in the order
+/// of these variants counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConflictCause {
     /// Addresses that both pools have.
@@ -85,18 +87,18 @@ pub enum ConflictCause {
         last: IpAddr,
         /// Number of addresses that both pools have, in all overlaps.
         count: u128,
-        /// Reason why the two networks are the same, as a clause.
+        /// Clause that says why both pools are on one network.
         network: String,
     },
-    /// A second global pool.
+    /// Both pools are global.
     Global,
-    /// The same priority, other than 0.
+    /// Both pools have this priority, which is not 0.
     Priority(i64),
     /// Scopes that may match the same LoadBalancer. Both pools have priority 0.
     Scope {
-        /// Index in this pool's `spec.selector.scope`.
+        /// Index of the entry in this pool's `spec.selector.scope`.
         mine: usize,
-        /// Index in the other pool's `spec.selector.scope`.
+        /// Index of the entry in the other pool's `spec.selector.scope`.
         theirs: usize,
     },
 }
@@ -161,7 +163,8 @@ impl PoolContender<'_> {
             || self.segment.meets(other.segment)
     }
 
-    /// All conflicts of the two pools, the gravest first. The pools' age does not matter.
+    /// All causes of conflict between the two pools, the gravest first. The pools' age does not
+    /// matter.
     pub fn contests(&self, other: &Self) -> Vec<ConflictCause> {
         if !self.serves || !other.serves || self.name == other.name {
             return Vec::new();
@@ -182,13 +185,14 @@ impl PoolContender<'_> {
         contests
     }
 
-    /// Whether this pool stays in use when the two pools are in conflict.
+    /// Whether this pool has precedence over the other pool when the two are in conflict.
     fn is_senior_to(&self, other: &Self) -> bool {
         (self.created, self.name) < (other.created, other.name)
     }
 }
 
-/// Map from the name of each pool that is out of use to its gravest conflict.
+/// Finds the pools that give out no new address because of an older pool. Returns a map from the
+/// name of each such pool to its gravest conflict with an older pool.
 pub fn judge(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
     let mut by_age: Vec<&PoolContender<'_>> = pools.iter().collect();
     by_age.sort_by_key(|pool| (pool.created, pool.name));
@@ -206,8 +210,9 @@ pub fn judge(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
     verdicts
 }
 
-/// All conflicts that a new or changed pool would have with the other pools. Age does not matter,
-/// because a pool that would put a younger pool out of use is not admitted either.
+/// All conflicts that a new or changed pool would have with the other pools, the gravest first. Age
+/// does not matter: admission also refuses a pool that would keep a younger pool from giving out
+/// addresses.
 pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> Vec<PoolConflict> {
     let mut conflicts: Vec<PoolConflict> = others
         .iter()
@@ -261,9 +266,9 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
     found.map(|(mine, theirs, first, last)| (mine, theirs, first, last, count))
 }
 
-/// Conflict between two pools that are not global, and have the same network name and priority. The
-/// choice between them would not be definite for a LoadBalancer. With priority 0, there is a
-/// conflict only if the scopes of the two pools overlap.
+/// Conflict between two pools that are not global, have the same network name and priority, and
+/// both have a scope. Only their names would decide which of the two serves a LoadBalancer. With
+/// priority 0, there is a conflict only if the scopes of the two pools overlap.
 fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
     if a.network() != b.network()
         || a.priority() != b.priority()
@@ -292,7 +297,7 @@ impl ConflictCause {
 }
 
 impl PoolConflict {
-    /// Reason of the pool's condition.
+    /// Reason of the `Ready` condition of the pool that has this conflict.
     pub fn reason(&self) -> &'static str {
         use crate::reason;
         match self.over {
@@ -303,7 +308,7 @@ impl PoolConflict {
         }
     }
 
-    /// Path of the field in this pool that would have to change.
+    /// Path of the field that must change in this pool to end the conflict.
     pub fn field(&self) -> String {
         match &self.over {
             ConflictCause::Ranges { mine, .. } => format!("spec.ranges[{mine}]"),
@@ -313,7 +318,7 @@ impl PoolConflict {
         }
     }
 
-    /// Fault and remedy, as one sentence.
+    /// Description of the conflict and of its remedy, as one sentence.
     pub fn message(&self) -> String {
         let with = &self.with;
         match &self.over {
@@ -342,7 +347,8 @@ impl PoolConflict {
         }
     }
 
-    /// Message for the condition of the pool that is out of use.
+    /// Message for the `Ready` condition of the younger pool, which gives out no new address
+    /// because of this conflict.
     pub fn standing_back(&self) -> String {
         format!(
             "{}: {}; the older one stays in use, this one gives out no new address",

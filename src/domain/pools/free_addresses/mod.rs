@@ -22,7 +22,7 @@ pub struct FreeSet {
 }
 
 impl FreeSet {
-    /// All addresses that the ranges give out.
+    /// A set in which every address of the ranges is free.
     pub fn full(ranges: &PoolRanges) -> Self {
         let mut set = Self::default();
         for stretch in ranges.stretches() {
@@ -48,7 +48,7 @@ impl FreeSet {
         self.interval_of(key(ip)).is_some()
     }
 
-    /// Takes one address. Returns `false` if the address was not free.
+    /// Removes one address from the set. Returns `false` if the address was not free.
     pub fn take(&mut self, ip: IpAddr) -> bool {
         let at = key(ip);
         let Some((start, last)) = self.interval_of(at) else { return false };
@@ -64,8 +64,8 @@ impl FreeSet {
         true
     }
 
-    /// Takes the first free address after `cursor`. If no address after `cursor` is free, takes the
-    /// first free address of the pool.
+    /// Removes the first free address after `cursor` from the set, and returns it. If there is
+    /// none, or no `cursor`, takes the first free address of the pool. `None`: no address is free.
     pub fn take_after(&mut self, cursor: Option<IpAddr>) -> Option<IpAddr> {
         let next = match cursor {
             None => self.first_from((false, 0)),
@@ -79,8 +79,8 @@ impl FreeSet {
         Some(next)
     }
 
-    /// Puts an address back and joins it with its neighbours. The caller checks that the address
-    /// belongs to the pool. Returns `false` if the address was free already.
+    /// Makes an address free again, and joins its interval with those beside it. The caller checks
+    /// that the address belongs to the pool. Returns `false` if the address was free already.
     pub fn put(&mut self, ip: IpAddr) -> bool {
         let at = key(ip);
         if self.interval_of(at).is_some() {

@@ -1,4 +1,4 @@
-//! A single item of a value: a network, a range, or one address.
+//! A single item in the value of a key of the ConfigMap: a network, a range, or one address.
 
 use std::net::IpAddr;
 
@@ -16,8 +16,8 @@ pub(super) fn is_format(format: &str) -> bool {
     matches!(format, "cidr" | "range")
 }
 
-/// The range that an item means, with a note on each deviation from the item's text. The error
-/// gives the fault and the remedy.
+/// The range that an item means, with a note on each deviation from the item's text. `format`:
+/// prefix of the key, `cidr` or `range`. The error gives the fault and the remedy.
 pub(super) fn read(format: &str, text: &str) -> Result<(Range, Vec<String>), String> {
     let (range, notes) = if format == "cidr" { cidr(text)? } else { stretch(text)? };
     // The rules of pools apply to the range too.
@@ -57,8 +57,8 @@ fn address(text: &str) -> Result<IpAddr, String> {
     Ok(ip.to_canonical())
 }
 
-/// The range with a derived subnet, and a note on the addresses of the range that are not given
-/// out.
+/// The range from `first` to `last` with a derived subnet, and a note on its addresses that are not
+/// given out. `None`: all are given out.
 fn derive(first: IpAddr, last: IpAddr) -> (Range, Option<String>) {
     let bits: u8 = if first.is_ipv4() { 32 } else { 128 };
     if first == last {

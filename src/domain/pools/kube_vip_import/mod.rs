@@ -1,17 +1,17 @@
 //! Pools from the ConfigMap in which kube-vip's cloud provider has its addresses.
 //!
 //! Keys are `cidr-<namespace>` and `range-<namespace>`. `global` instead of a namespace means all
-//! namespaces without a key. A value is a list with commas. The two keys of a namespace make one
-//! pool. Every item is imported by itself: an invalid item is reported, and the others are
-//! imported.
+//! namespaces that have no key of their own. A value is a list of items, separated by commas. The
+//! two keys of a namespace make one pool. Every item is imported by itself: an invalid item is
+//! reported, and the others are imported.
 //!
 //! A range has no subnet in the ConfigMap. The import gives it the smallest subnet in which both
-//! ends are hosts and the gateway is outside the range. The Go controller took the smallest subnet
-//! that contains both ends. In that subnet, the first address of the range was often the network
-//! address or the gateway, so it was never given out.
+//! ends are hosts and the gateway is outside the range. Harvester's Go controller took the smallest
+//! subnet that contains both ends. In that subnet, the first address of the range was often the
+//! network address or the gateway, so it was never given out.
 //!
-//! An address that a LoadBalancer uses is recorded as its former address, so that the LoadBalancer
-//! gets it again. An address that any other Service uses is excluded.
+//! An address that a LoadBalancer uses is recorded as the LoadBalancer's former address, so that
+//! the LoadBalancer gets it again. An address that any other Service uses is excluded.
 
 mod item;
 
@@ -35,11 +35,11 @@ pub const NAME: &str = "kubevip";
 const GLOBAL: &str = "global";
 /// Key under which kube-vip records the addresses that it announces.
 const SERVICES: &str = "kubevip-services";
-/// Maximum number of ranges of one imported pool, and of excluded addresses of a range. The CRD's
+/// Maximum number of ranges of one imported pool, and of excluded addresses of one range. The CRD's
 /// schema allows 256 ranges and 64 excluded addresses.
 const MOST_RANGES: usize = 64;
-/// Longest report, in bytes. It is limited because it is an annotation, and all annotations
-/// together have 256 KiB.
+/// Longest report, in bytes. The report is an annotation, and all annotations of an object together
+/// may have 256 KiB.
 const LONGEST_REPORT: usize = 16 * 1024;
 
 /// State of the cluster that the plan depends on, besides the ConfigMap.
@@ -60,7 +60,7 @@ impl ImportFacts {
     }
 }
 
-/// A pool of the ConfigMap.
+/// A pool that the import makes of keys of the ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewPool {
     /// Name of the pool: the name of the namespace, or `global`.
@@ -110,12 +110,13 @@ pub struct ImportPlan {
     pub refused: Vec<RefusedItem>,
     /// Notes on items that are imported with a deviation from their text.
     pub notes: Vec<String>,
-    /// Keys that do not name pools.
+    /// Keys of the ConfigMap that describe no pool.
     pub ignored: Vec<String>,
 }
 
-/// Makes the plan of the import. Namespaces come in alphabetical order and the global pool last, so
-/// that a namespace's pool is imported rather than a global pool that overlaps it.
+/// Makes the plan for the import of a ConfigMap with this data. Namespaces come in alphabetical
+/// order and the global pool last, so that a namespace's pool is imported rather than a global pool
+/// that overlaps it.
 pub fn plan(data: &BTreeMap<String, String>, known: &ImportFacts) -> ImportPlan {
     let mut import = ImportPlan::default();
     let mut ranges: BTreeMap<(bool, &str), Vec<(Range, RefusedItem)>> = BTreeMap::new();
@@ -218,7 +219,8 @@ impl ImportPlan {
         conflicts.first().map(conflict::PoolConflict::message)
     }
 
-    /// Records the users of the new pools' addresses.
+    /// Records each address of the planned pools that is in use, as a LoadBalancer's former address
+    /// or as excluded. `services`: value of the key [`SERVICES`].
     fn in_use(&mut self, services: Option<&String>, known: &ImportFacts) {
         let mut users: BTreeMap<IpAddr, String> = BTreeMap::new();
         match services.map(|text| serde_json::from_str::<AnnouncedServices>(text)) {
@@ -334,7 +336,8 @@ fn is_made_of(pool: &IPPool, ranges: &[Range]) -> bool {
     pool.spec.ranges.iter().all(|range| planned.contains(&bounds(range)))
 }
 
-/// The spec of a namespace's pool, as the Go controller writes it.
+/// The spec of a namespace's pool, as Harvester's Go controller writes it. `name`: name of the
+/// namespace, or `global`.
 fn spec(name: &str, ranges: Vec<Range>) -> IPPoolSpec {
     let any = || Some("*".to_owned());
     let namespace = if name == GLOBAL { "*" } else { name };

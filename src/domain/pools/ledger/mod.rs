@@ -3,13 +3,13 @@
 //! Invariants, checked by `self_check` in tests:
 //! * an address has at most one owner;
 //! * no address is both free and claimed, and no excluded address is free;
-//! * an address that another pool gave out on the same network is held back: not free, and not
-//!   given out here until the other pool releases it;
+//! * an address that another pool or a reservation has on the same network is held back: it is not
+//!   free, and not given out here until that pool releases it, or the reservation ends;
 //! * an address of a closed network ([`Ledger::close`]) is not given out either, even after its
 //!   claim is released;
 //! * a claim outside the ranges (the pool shrank) is retained until it is released, and its address
 //!   is not free afterwards;
-//! * history is a hint: it makes no claim fail, and no address unavailable.
+//! * the history of former owners is a hint: it makes no claim fail, and no address unavailable.
 //!
 //! Only [`super::allocator`] changes a ledger. Every operation is O(log n) in the number of claims,
 //! unless its comment says otherwise.
@@ -27,10 +27,10 @@ use crate::Owner;
 /// objects above 1.5 MiB. The space between the two limits is for spec and metadata.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
-/// Maximum number of former owners after a release, and after a stored pool was read. Each costs
-/// time in every write of the pool: with 500 a write takes three times as long as with none. The
-/// reading of a stored pool keeps the names of LoadBalancers that exist above this limit, until the
-/// next release.
+/// Maximum number of former owners in a ledger. They make each write of the pool slower: with 500,
+/// a write takes three times as long as with none. The limit is applied after a release, and after
+/// a stored pool was read. After the reading, former owners that still exist are kept above the
+/// limit, until the next release.
 pub const HISTORY_LENGTH: usize = 128;
 
 /// Reason why a pool gave no address.
@@ -177,8 +177,9 @@ impl Ledger {
         true
     }
 
-    /// Releases an address. If it is in the ranges, records its former owner in the history, and
-    /// drops the oldest ones above [`HISTORY_LENGTH`].
+    /// Releases an address, and returns its owner. `None`: the address was not claimed. If the
+    /// address is in the ranges, adds the owner to the history, and drops the oldest former owners
+    /// above [`HISTORY_LENGTH`].
     pub fn release(&mut self, ip: IpAddr) -> Option<Owner> {
         let owner = self.claims.remove(&ip)?;
         self.bytes -= claim_bytes(ip, &owner);
@@ -250,8 +251,8 @@ impl Ledger {
         &self.outside
     }
 
-    /// Records a former owner of an address that is not claimed. Only the bytes limit the number
-    /// here, see [`Self::limit_history`].
+    /// Records a former owner of an address that is not claimed. Here only [`LEDGER_BYTES`] limits
+    /// the number of former owners; [`Self::limit_history`] applies [`HISTORY_LENGTH`].
     pub fn remember(&mut self, ip: IpAddr, name: String) {
         if self.claims.contains_key(&ip) {
             return;
@@ -260,7 +261,8 @@ impl Ledger {
         self.limit_bytes();
     }
 
-    /// Drops the oldest former owners above [`HISTORY_LENGTH`], but none whose name `is_expected`.
+    /// Drops the oldest former owners above [`HISTORY_LENGTH`], except the names for which
+    /// `is_expected` returns `true`.
     pub fn limit_history(&mut self, is_expected: impl Fn(&str) -> bool) {
         let over = self.history.len().saturating_sub(HISTORY_LENGTH);
         let others = self.history().filter(|(_, name)| !is_expected(name));
@@ -285,12 +287,12 @@ impl Ledger {
         &self.claims
     }
 
-    /// Claims of addresses of a network, ascending.
+    /// Claims whose addresses are in the network, ascending.
     pub fn claims_in(&self, network: IpNet) -> impl Iterator<Item = (&IpAddr, &Owner)> {
         self.claims.range(network.network()..=network.broadcast())
     }
 
-    /// Every former owner, oldest first.
+    /// Addresses in the history, each with the name of its former owner, oldest first.
     pub fn history(&self) -> impl Iterator<Item = (IpAddr, &str)> {
         let FormerOwners { by_ip, by_age, .. } = &self.history;
         by_age.values().filter_map(|ip| Some((*ip, by_ip.get(ip)?.0.as_str())))
@@ -307,7 +309,7 @@ impl Ledger {
         self.bytes + self.history.bytes
     }
 
-    /// Number of addresses in the ranges, including closed addresses.
+    /// Number of addresses in the ranges, including those of closed networks.
     pub fn total(&self) -> i64 {
         self.ranges.total()
     }
@@ -335,8 +337,8 @@ impl Ledger {
         }
     }
 
-    /// Longest address that may be chosen. The bytes of a claim are counted with this address,
-    /// before the address of the claim is chosen.
+    /// An address of the pool, IPv6 if the pool has any, since the text of IPv6 is longer. The
+    /// bytes of a new claim are counted with it, before the claim's own address is chosen.
     fn widest(&self) -> IpAddr {
         self.ranges.stretches().last().map_or(IpAddr::from([0; 16]), |s| s.last)
     }
@@ -365,13 +367,14 @@ impl Ledger {
     }
 }
 
-/// Identity of an owner: the UID, else the name. A UID never contains a slash, a name always does.
+/// Identity of an owner: the UID, else the name. The two never collide: a name contains a slash, a
+/// UID never does.
 fn key(owner: &Owner) -> &str {
     if owner.uid.is_empty() { &owner.name } else { &owner.uid }
 }
 
-/// Bytes of a claim: in `allocated`, in `allocatedOwners`, and in the managed fields of a server
-/// whose schema does not make the maps atomic.
+/// Bytes that a claim uses in its object: in `allocated`, in `allocatedOwners`, and in the managed
+/// fields of a server whose schema does not make the maps atomic.
 fn claim_bytes(ip: IpAddr, owner: &Owner) -> usize {
     3 * ip_bytes(ip) + owner.name.len() + owner.uid.len() + 24
 }

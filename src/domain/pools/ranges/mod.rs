@@ -5,10 +5,11 @@
 //! [`AddressBlock`] never mixes families.
 //!
 //! Defaults are those of Harvester (host-local of the CNI plugins): start is the first host, end is
-//! the last host, and the gateway is the address after the network's own. The gateway is never
+//! the last host, and the gateway is the address after the network address. The gateway is never
 //! given out. A single address (/32, /128) has no gateway. /31 and /127 have two hosts (RFC 3021,
-//! RFC 6164). IPv6 has no broadcast address. A start above its end is exchanged with it, as in
-//! Harvester's allocator; [`reversed`] finds such bounds, so that admission can refuse new ones.
+//! RFC 6164). IPv6 has no broadcast address. If the start of a range is above its end, the two are
+//! exchanged, as in Harvester's allocator; [`reversed`] finds such ranges, so that admission can
+//! refuse new ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -213,7 +214,8 @@ pub fn to_u128(ip: IpAddr) -> u128 {
     }
 }
 
-/// Address with a numeric value. An IPv4 value is at most 32 bits wide.
+/// Address with a numeric value. `v4`: whether it is an IPv4 address, whose value is at most 32
+/// bits wide.
 pub fn from_u128(value: u128, v4: bool) -> IpAddr {
     if v4 {
         IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(value).unwrap_or(u32::MAX)))
@@ -345,6 +347,7 @@ fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static st
 }
 
 /// The fault of a range whose start is above its end. `index`: index of the range in `spec.ranges`.
+/// `None`: the start is not above the end, or one of them is absent or invalid.
 pub fn reversed(index: usize, range: &api::Range) -> Option<RangeError> {
     let bound = |text: &Option<String>| set(text.as_ref())?.parse::<IpAddr>().ok();
     let (first, last) = (bound(&range.range_start)?, bound(&range.range_end)?);

@@ -10,15 +10,17 @@
 //! meaning in a pool's scope only, so a LoadBalancer cannot widen its own scope.
 //!
 //! Harvester's own UI writes scopes that name only a namespace, and Harvester's webhook leaves the
-//! project of a vm LoadBalancer blank. So the two blank projects match in Harvester. This operator
-//! knows the project for both workload types, and a blank project in a scope admits any project.
+//! project of a vm LoadBalancer blank. So in Harvester, the blank project of the scope matches that
+//! of the LoadBalancer. This operator knows the project for both workload types, and a blank
+//! project in a scope admits any project.
 
 use std::cmp::Reverse;
 use std::fmt;
 
 use api;
 
-/// Conditions that a pool must meet for a LoadBalancer. An empty field means "not given".
+/// Facts about a LoadBalancer that the selector of its pool must match. An empty field means "not
+/// given".
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolRequirement {
     /// Network, `namespace/name`.
@@ -41,7 +43,7 @@ impl fmt::Display for PoolRequirement {
     }
 }
 
-/// LoadBalancers that a pool serves.
+/// Selector of a pool: the LoadBalancers that the pool serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolSelector {
     network: String,
@@ -164,6 +166,8 @@ impl PoolScope {
             && both(&self.cluster, &other.cluster)
     }
 
+    /// Whether the entry matches a LoadBalancer. `loose`: whether a blank project or guest cluster
+    /// in the entry admits any value.
     fn admits(&self, requirement: &PoolRequirement, loose: bool) -> bool {
         let blank_or =
             |field: &str, value: &str| loose && field.is_empty() || matches(field, value);

@@ -50,9 +50,10 @@ pub fn pool_ready(pool: &super::allocator::AllocatorPool) -> Condition {
     condition(status, reason, message)
 }
 
-/// The status that a pool should have. `notice`: the condition about a refused manual release, if
-/// any. `crd_is_replaced`: whether another form of the CRD has replaced the operator's; `None`: not
-/// known. `generation`: the generation of the spec. `now`: an RFC 3339 time.
+/// The status that a pool should have. `conditions`: the present conditions. `notice`: the
+/// condition about a refused manual release, if any. `crd_is_replaced`: whether another CRD of
+/// IPPool has replaced the operator's CRD; `None`: not known, so the present condition stays.
+/// `generation`: the generation of the spec. `now`: an RFC 3339 time.
 pub fn pool_status(
     pool: &super::allocator::AllocatorPool,
     conditions: &[Condition],

@@ -1,12 +1,14 @@
-//! Relations between pools: which pool is out of use because of another pool, and which addresses a
-//! pool must not give out because another pool holds them on the same network.
+//! Relations between pools: which pool gives out no address because of an older pool, and which
+//! addresses a pool must not give out because another pool holds them on the same network.
 //!
 //! Invariants:
 //! * after a change of pools, all pools are judged before an address is given out;
-//! * a pool holds back each address of its ranges that another pool of the network holds, or that
-//!   is reserved there ([`super::reserved`]). It does not matter which pool is older, or which is
-//!   in use. The address is free again after its release;
-//! * an address of the cluster itself, or of the cluster's networks, is held back too;
+//! * a pool holds back (does not give out) each address of its ranges that another pool holds on
+//!   the same network, or that is reserved on that network ([`super::reserved`]). It does not
+//!   matter which pool is older, or whether one of them gives out no address because of a conflict.
+//!   The address is free again after its release;
+//! * a pool also holds back the addresses that the cluster itself uses, and those of the cluster's
+//!   networks;
 //! * no rule here changes an existing claim: two claims of one address are reported, and both stay.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,19 +22,22 @@ use crate::network::Segment;
 use crate::network::infrastructure::{HeldBack, Reserved};
 use crate::{Claim, Owner};
 
-/// State of the relations between pools.
+/// Relations between the pools as last judged, and marks of what has changed since.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PoolOverlaps {
     /// Whether pools changed since they were last judged.
     unsettled: bool,
-    /// Whether pools were added, removed or moved, so that addresses may be announced elsewhere.
+    /// Whether pools were added, removed or moved to another network, so that addresses may be
+    /// announced elsewhere.
     moved: bool,
     /// Map from the name of a pool to the names of the overlapping pools. These are on the same
     /// network, and their ranges share addresses with the pool's ranges.
     beside: BTreeMap<String, Vec<String>>,
     shared: BTreeSet<SharedAddress>,
-    /// Addresses of the cluster itself that a LoadBalancer holds, each with the name of its pool.
+    /// Addresses that the cluster itself uses and a LoadBalancer holds, each with the name of the
+    /// pool whose ledger has the claim.
     reserved_in_use: BTreeSet<(String, IpAddr)>,
+    /// Conflicts that were found and not yet reported.
     news: Vec<OverlapNews>,
 }
 
@@ -45,16 +50,17 @@ pub struct SharedAddress {
     pub holders: [(String, String); 2],
 }
 
-/// A finding that is reported once, as an Event.
+/// A new conflict between pools or addresses. It is reported once, as an Event of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OverlapNews {
-    /// A pool is out of use from now on, or for a new reason.
+    /// The pool of this name gives out no new address because of this conflict, which is new or has
+    /// changed.
     StandsBack(String, PoolConflict),
-    /// Two LoadBalancers hold one address.
+    /// Two LoadBalancers hold one address on one network.
     Shared(SharedAddress),
-    /// A LoadBalancer holds an address of the cluster itself.
+    /// A LoadBalancer holds an address that the cluster itself uses.
     ReservedInUse {
-        /// Name of the pool.
+        /// Name of the pool whose ledger has the claim.
         pool: String,
         /// The address.
         ip: IpAddr,
@@ -85,7 +91,8 @@ impl PoolOverlaps {
 }
 
 impl PoolAllocator {
-    /// Sets the segment of each pool by the name of its network.
+    /// Sets the segment of each pool after networks have changed. `segment` returns the segment of
+    /// a network, by its name.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
         // The network that a LoadBalancer names may have moved, even if the network of no pool has
         // moved.
@@ -100,7 +107,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Sets the networks that belong to the cluster, and the use of each.
+    /// Sets the networks that the cluster itself uses, each with the object that uses the network.
     pub fn set_infrastructure(&mut self, held_back: HeldBack) {
         if self.infrastructure != held_back {
             self.infrastructure = held_back;
@@ -114,7 +121,7 @@ impl PoolAllocator {
         std::mem::take(&mut self.standing.moved)
     }
 
-    /// Findings since the last call.
+    /// Conflicts that were found since the last call, for Events.
     pub fn take_news(&mut self) -> Vec<OverlapNews> {
         std::mem::take(&mut self.standing.news)
     }
@@ -211,7 +218,7 @@ impl PoolAllocator {
         self.standing.shared = shared;
     }
 
-    /// Holds back, in all other pools of the network, an address that a pool has given out.
+    /// Makes the other pools of the network hold back the address of a new claim.
     pub(super) fn hold_back_elsewhere(&mut self, claim: &Claim) {
         let Some(beside) = self.standing.beside.get(&claim.pool) else { return };
         for name in beside {
@@ -223,7 +230,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Lets the other pools give out an address again, after a pool has released it.
+    /// Lets the other pools give out the address of a claim again, after the claim was released.
     pub(super) fn let_go_elsewhere(&mut self, claim: &Claim) {
         let both =
             |s: &SharedAddress| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);
@@ -231,8 +238,8 @@ impl PoolAllocator {
         self.let_go(claim.ip);
     }
 
-    /// Lets pools give out an address that they hold back, unless another pool or a reservation
-    /// still has it.
+    /// Lets each pool that holds the address back give it out again, unless another pool or a
+    /// reservation still has the address on the network of that pool.
     pub(super) fn let_go(&mut self, ip: IpAddr) {
         self.mark_changed_at(ip);
         let is_free = |name: &str, pool: &AllocatorPool| {
@@ -304,7 +311,8 @@ impl AllocatorPool {
     }
 }
 
-/// Addresses that both pools hold for different owners. Searches the claims of the first pool.
+/// Addresses that both pools hold for different owners. Searches only the claims of the first pool,
+/// so the caller calls it in both orders.
 fn shared_by(a: &str, x: &AllocatorPool, b: &str, y: &AllocatorPool) -> Vec<SharedAddress> {
     let within = x.claims_within(y).chain(x.ledger.outside().iter().copied());
     within

@@ -1,16 +1,19 @@
-//! Addresses that LoadBalancers publish, or will ask for, and that no pool's ledger records.
+//! Addresses in use on segments where no pool's ledger shows the use, and former addresses that
+//! LoadBalancers will ask for again.
 //!
-//! A pool's claims are held back in other pools on the pool's own segment ([`super::overlap`]).
-//! That is not enough in two cases:
-//! * the pool of a published address is gone, and no other pool may give out the address;
+//! An address that a pool's ledger records is held back (not given out) by the other pools on the
+//! segment of that pool ([`super::overlap`]). This does not protect the address in two cases:
+//! * the pool of a published address is gone, and its ledger with it;
 //! * an address is announced on a segment other than its pool's. The address of a vm LoadBalancer
 //!   is announced on the announcer's default interface, because nodes have no link for the pool's
 //!   VLAN. The address of a guest is announced on the network of its VMs.
 //!
-//! In both cases a [`Reservation`] holds the address back in each pool on the segments where the
-//! address is announced. Besides, a LoadBalancer that was restored from a backup asks for its
-//! former address. This address is called expected. It is given to another LoadBalancer only when
-//! no other address is left.
+//! In both cases, a [`Reservation`] makes all pools on the segments where the address is announced
+//! hold the address back.
+//!
+//! Besides, a LoadBalancer that was restored from a backup will ask for its former address. Until
+//! the LoadBalancer has an address, its former address is called expected: another LoadBalancer
+//! gets an expected address only when the pool has no other address left.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -20,7 +23,7 @@ use super::{AllocatorPool, PoolAllocator};
 use crate::network::Segment;
 use crate::{Claim, LbFacts, Owner};
 
-/// An address that is announced on segments that no ledger covers.
+/// An address of a LoadBalancer, reserved on segments that the ledger of its pool does not cover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// LoadBalancer that the address is reserved for.
@@ -34,13 +37,16 @@ pub struct Reservation {
 /// Reservations by LoadBalancer and by address, and expected addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reservations {
-    /// Map from a UID to its reservations: one for each address that the LoadBalancer holds or
-    /// publishes.
+    /// Map from a LoadBalancer's UID to its reservations: at most one for each address that the
+    /// LoadBalancer holds or publishes.
     by_uid: HashMap<String, Vec<Reservation>>,
+    /// Map from an address to the UIDs of the LoadBalancers that it is reserved for.
     by_ip: BTreeMap<IpAddr, BTreeSet<String>>,
-    /// Map from the UID of each LoadBalancer without an address to its former claim. `expected` is
-    /// the reverse map, from a claim to UIDs.
+    /// Map from the UID of each LoadBalancer without an address to the former claim that it will
+    /// ask for.
     former: HashMap<String, Claim>,
+    /// Reverse of `former`: a map from a claim to the UIDs of the LoadBalancers that will ask for
+    /// it.
     expected: BTreeMap<Claim, BTreeSet<String>>,
 }
 
@@ -142,11 +148,11 @@ impl Reservation {
 }
 
 impl PoolAllocator {
-    /// Records the address that a LoadBalancer publishes at the start of a term, before the first
-    /// address is given out. An address whose pool is gone counts as in use, whatever the scopes of
-    /// other pools, because its claim may have been lost with the pool. There is one exception: a
-    /// ledger records the address for another owner. The address then does not count as in use by
-    /// this LoadBalancer, because the place where it is announced is no longer known.
+    /// Does the work of [`Self::observe`] at the start of a term, before the first address is given
+    /// out. A published address whose pool is gone is reserved, whatever the scopes of other pools,
+    /// because its claim may have been lost with the pool. There is one exception: a ledger records
+    /// the address for another owner. Then the address is not reserved for this LoadBalancer,
+    /// because the segment on which the LoadBalancer's address is announced is no longer known.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let is_homeless = |claim: &&Claim| {
             let uid = &facts.owner.uid;
@@ -161,10 +167,10 @@ impl PoolAllocator {
         }
     }
 
-    /// Records the addresses that a LoadBalancer holds or publishes. If it has none, records the
-    /// former address that it will ask for. A published address without a claim counts only if
-    /// `claim_of_deleted_pool` returns it. When pools or networks move, the caller observes each
-    /// LoadBalancer again.
+    /// Reserves the addresses that a LoadBalancer holds or publishes. If the LoadBalancer has none,
+    /// records its former address as expected. A published address without a claim counts only if
+    /// `claim_of_deleted_pool` returns it. After pools or networks have moved, the caller must
+    /// observe every LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
@@ -183,8 +189,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Reserves a claim on each segment where its address is announced, except the segments that
-    /// the ledger of its pool covers.
+    /// Reserves the address of a claim for the LoadBalancer on each segment where the address is
+    /// announced, except the segments that the ledger of its pool covers.
     pub(super) fn reserve(&mut self, facts: &LbFacts, claim: &Claim) {
         let owner = &facts.owner;
         self.reserved.expect(&owner.uid, None);
@@ -198,7 +204,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether the claim is reserved for the LoadBalancer.
+    /// Whether the claim is reserved for the LoadBalancer with this UID, on any segment.
     pub(super) fn has_reserved(&self, uid: &str, claim: &Claim) -> bool {
         self.reserved.of(uid).iter().any(|reservation| reservation.claim == *claim)
     }
@@ -229,7 +235,8 @@ impl PoolAllocator {
         self.reserved.by_uid.contains_key(uid) || self.reserved.former.contains_key(uid)
     }
 
-    /// Reserves the claims of a pool that is gone: their LoadBalancers continue to publish them.
+    /// Reserves the claims of a pool that is gone, on every segment: their LoadBalancers continue
+    /// to publish the addresses.
     pub(super) fn reserve_claims_of(&mut self, name: &str, pool: &AllocatorPool) {
         for (ip, owner) in pool.ledger.claims().iter().filter(|(_, owner)| !owner.uid.is_empty()) {
             let claim = Claim { pool: name.to_owned(), ip: *ip };
@@ -256,8 +263,8 @@ impl PoolAllocator {
 
     fn unreserve(&mut self, uid: &str, claim: &Claim) {
         if self.reserved.remove(uid, claim) {
-            // The LoadBalancer may still hold the claim and share the address. So all pools are
-            // judged again.
+            // The LoadBalancer may still hold the claim, and share its address with another. So all
+            // pools are judged again.
             if self.standing.is_shared(claim.ip) {
                 self.standing.changed();
             }
@@ -289,7 +296,7 @@ impl PoolAllocator {
 
     /// Segments where the claim's address is announced for the LoadBalancer, except the segments
     /// that the ledger of its pool covers. If the pool is gone, its ledger covers no segment, and
-    /// the segment of its addresses is unknown.
+    /// [`Segment::Unlisted`] stands for every segment.
     fn uncovered(&self, facts: &LbFacts, claim: &Claim) -> Vec<Segment> {
         match self.pools.get(&claim.pool) {
             None => vec![Segment::Unlisted],
@@ -308,9 +315,9 @@ impl PoolAllocator {
             || self.reserved.at(claim.ip).any(|r| r.owner.uid != uid && r.meets(pool))
     }
 
-    /// Fitness of a pool's free addresses for the LoadBalancer. The caller has removed the pool
-    /// from the book. The pool's own segment needs no check, because addresses in use there are not
-    /// free.
+    /// Returns a function that says whether a free address of `pool` may be given to the
+    /// LoadBalancer. The caller has removed `pool` from the book. The pool's own segment needs no
+    /// check, because the pool's free addresses are not in use on it.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,
@@ -341,7 +348,7 @@ impl PoolAllocator {
 }
 
 /// Segments where addresses of the pool are announced for the LoadBalancer, except the pool's own
-/// segment. A global pool has no others, because its own segment is every segment.
+/// segment. Empty for a global pool, because it is on every segment.
 fn beyond(facts: &LbFacts, pool: &AllocatorPool) -> Vec<Segment> {
     if pool.selector.is_global() {
         return Vec::new();

@@ -10,7 +10,8 @@
 //!    oldest LoadBalancer. A LoadBalancer that is being deleted counts only if the stored ledger or
 //!    memory names it, because otherwise its claim was released already;
 //! 4. else the owner in the stored ledger (another leader may have written it);
-//! 5. else the owner in memory, if that LoadBalancer still exists (the status was edited or wiped).
+//! 5. else the owner in memory, if that LoadBalancer still exists (the stored ledger was edited or
+//!    wiped).
 //!
 //! An owner has at most one address of a pool. If these rules give it several addresses, the
 //! address by the strongest rule counts. Rule 1 is the strongest, then rule 3, then rules 2 and 4
@@ -84,7 +85,7 @@ pub struct LoadBalancerIndex {
     uids: HashMap<String, String>,
 }
 
-/// A correction of a ledger, for an Event.
+/// A fault of a stored ledger that was found and corrected, for an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LedgerRepair {
     /// A published address was missing from the ledger.
@@ -95,7 +96,7 @@ pub enum LedgerRepair {
     /// A LoadBalancer publishes an address that belongs to another owner. The LoadBalancer named
     /// here loses the address.
     Double(Claim, Owner),
-    /// An entry whose key is not an IP address.
+    /// The ledger had an entry whose key, given here, is not an IP address.
     Unreadable(String),
 }
 
@@ -217,11 +218,11 @@ impl PoolAllocator {
                 Some(_) => {}
             }
         }
-        // The former address of a LoadBalancer that exists stays: an import records the addresses of
-        // all LoadBalancers, and then each claims its own.
+        // The former address of a LoadBalancer that exists stays, above the limit too: an import
+        // records the addresses of all LoadBalancers, and each LoadBalancer claims its own later.
         ledger.limit_history(|name| world.uid_of(name).is_some());
-        // The pool is judged again before it gives out an address. Until then, the last verdict
-        // holds.
+        // Conflicts are judged again before the pool gives out an address. Until then, the pool
+        // keeps its last conflict.
         let before = self.take_out(&seen.name);
         let conflict = before.as_ref().and_then(|pool| pool.conflict.clone());
         for (ip, owner) in ledger.claims() {
@@ -304,7 +305,8 @@ impl PoolAllocator {
     }
 }
 
-/// Stored claims, each with the best-known UID of its owner.
+/// Stored claims, each with the best-known UID of its owner. Adds the unreadable entries to
+/// `repairs`.
 fn read_claims(
     status: &IPPoolStatus,
     memory: Option<&Ledger>,
@@ -320,20 +322,21 @@ fn read_claims(
         let remembered = memory
             .and_then(|m| m.owner_of(ip))
             .filter(|owner| owner.name == *name && !owner.uid.is_empty());
-        // A LoadBalancer with another address of the pool by now does not get this address back.
+        // A LoadBalancer that holds another address of the pool by now does not get this one back.
         let named = world.uid_of(name).filter(|uid| {
             let owner = Owner { name: name.clone(), uid: (*uid).to_owned() };
             memory.and_then(|m| m.held_by(&owner)).is_none_or(|held| held == ip)
         });
         let remembered = remembered.map(|owner| owner.uid.as_str());
         let recorded = status.allocated_owners.get(text).map(String::as_str);
-        // A name belongs to one object. If the name has another UID now, the object was created
-        // again by a restore, together with its pool or before it. The recorded UID is then stale.
+        // A name belongs to one object. If the name has another UID now, a restore created the
+        // object again, before its pool or together with the pool. The recorded UID is then stale.
         let recorded = recorded.filter(|uid| {
             named.is_none() || remembered == Some(*uid) || world.entries.contains_key(*uid)
         });
         let uid = recorded.or(remembered).or(named).unwrap_or_default();
-        // The name of a UID never changes, so an entry with another name was edited.
+        // The name that belongs to a UID never changes. An entry with another name was edited, and
+        // the name that belongs to the UID counts.
         let known = world.entries.get(uid).map(|e| &e.owner);
         let known = known.or_else(|| memory.and_then(|m| m.owner_of(ip)));
         let known = known.filter(|owner| !uid.is_empty() && owner.uid == uid).cloned();
@@ -342,7 +345,8 @@ fn read_claims(
     claims
 }
 
-/// Reason why an address belongs to an owner; the strongest reason comes first.
+/// Rule of the module's header by which an address belongs to an owner, the strongest first: rule
+/// 1, rule 3, rules 2 and 4, rule 5.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RestoreRank {
     Agreed,

@@ -5,7 +5,7 @@
 //! only after one of these changes:
 //! * its own request has changed;
 //! * pools were added, removed or read again, or networks have changed;
-//! * a pool has changed, and it may serve the waiter, or the reason for the wait names it.
+//! * a pool has changed that may serve the waiter, or that the reason for the wait names.
 //!
 //! So a change by one tenant does not cause a search of all pools for each waiter.
 
@@ -16,7 +16,7 @@ use super::{Age, AllocatorPool, PoolAllocator};
 use crate::reason::NoAddressReason;
 use crate::{LbFacts, Owner};
 
-/// Changes that waiters may depend on.
+/// Changes since the waiters were last tried, which may alter the answers to them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WaiterChanges {
     /// Whether pools were added, removed or read again, or networks have changed.
@@ -46,7 +46,7 @@ impl WaiterChanges {
 }
 
 impl PoolAllocator {
-    /// Whether a LoadBalancer waits for an address.
+    /// Whether any LoadBalancer waits for an address.
     pub fn has_waiters(&self) -> bool {
         !self.waiters.is_empty()
     }
@@ -83,7 +83,7 @@ impl PoolAllocator {
 
     /// Whether the waiter may get another answer after the changes.
     fn may_change(&self, facts: &LbFacts, wait: &NoAddressReason, changes: &WaiterChanges) -> bool {
-        // The answer for a published address depends on all pools.
+        // The answer to a waiter that publishes an address depends on all pools.
         changes.everything
             || facts.published.is_some()
             || changes.waiters.contains(&facts.owner.uid)
@@ -116,7 +116,8 @@ impl PoolAllocator {
         self.waiters.insert(age, (LbFacts { fresh: false, ..facts.clone() }, wait));
     }
 
-    /// Updates a waiter's request and the segment of its network.
+    /// Replaces the facts of a LoadBalancer that waits, and marks it to be tried again if the facts
+    /// have changed. Does nothing for a LoadBalancer that does not wait.
     pub(super) fn update_waiter(&mut self, facts: &LbFacts) {
         let age = self.ages.get(&facts.owner.uid);
         let Some((known, _)) = age.and_then(|age| self.waiters.get_mut(age)) else { return };
