@@ -1,4 +1,4 @@
-//! Names of the objects of a network's agent.
+//! Name of a network's agent. The agent's Deployment and the agent's Lease have this name.
 //!
 //! Invariant: the chart's template `hgo.agent` renders the same name. A test compares the two
 //! names.

@@ -1,13 +1,13 @@
 //! Addresses that the host leases by DHCP: the LoadBalancers that get such an address, the life of
 //! each record, and the conditions for publishing a recorded address.
 //!
-//! The host leases on the networks that are declared for it. If a network's agent is not active
-//! now, the host leases the address later. The party that leases, host or announcer, is decided
-//! when a LoadBalancer gets its first address:
+//! The host leases addresses on the networks that are declared for this purpose. While a network's
+//! agent is not active, LoadBalancers on this network wait for their addresses. The party that
+//! leases an address, host or announcer, is decided when a LoadBalancer gets its first address:
 //!
-//! * A LoadBalancer with a record stays with the host.
-//! * A LoadBalancer at `0.0.0.0` stays with its announcer until it is created again, or until the
-//!   host takes the lease over (`kube_vip_takeover`).
+//! * The host continues to lease the address of a LoadBalancer that has a record.
+//! * The announcer continues to lease the address of a LoadBalancer at `0.0.0.0`, until the
+//!   LoadBalancer is created again, or until the host takes the lease over (`kube_vip_takeover`).
 //!
 //! Invariants:
 //!
@@ -51,13 +51,14 @@ pub use networks::{DhcpDeclaration, DhcpNetworks, NetworkForm, WantedAgent};
 pub use requested_identity::{ASKING, AnnotationFault, RequestedIdentity, asked};
 pub use retention::{RetentionStep, keep, without_finalizer};
 
-/// Assumed difference between the clocks of two machines, to judge whether a Lease is abandoned.
+/// Largest assumed difference between the clocks of two machines. It is used to judge by the wall
+/// clock whether a Lease is abandoned.
 const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
 
-/// Party that the annotation chooses to lease the address.
+/// Party that leases the address of a LoadBalancer, as named in the annotation [`ANNOTATION_DHCP`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeasingParty {
-    /// The host leases, by the network's agent.
+    /// The network's agent leases the address, on the host.
     Host,
     /// The announcer of the address leases it.
     Guest,
@@ -68,10 +69,10 @@ pub enum LeasingParty {
 pub enum LeasingStep {
     /// The announcer leases the address. The text is the reason to report, if there is one.
     Guest(Option<String>),
-    /// Create the record, because the host leases and no record exists yet.
+    /// Create the record, because the host is to lease the address, and no record exists yet.
     Create,
     /// Take over the announcer's lease. This merge patch stores the identity of the announcer's
-    /// client.
+    /// DHCP client on the LoadBalancer.
     Adopt(Value),
     /// Cancel the planned release of the record, because the LoadBalancer wants the record again.
     Keep,
@@ -90,15 +91,16 @@ pub struct LeasingFacts<'a> {
     pub network: &'a str,
     /// Record of the same name, if there is one.
     pub record: Option<&'a DHCPLease>,
-    /// Whether the host leases on the network.
+    /// Whether the network is declared: the host leases addresses on it.
     pub declared: bool,
-    /// Reason why the host starts no new leases on the network: one of its annotations is not
-    /// valid.
+    /// Reason why the host starts no new leases on the network: one of the network's annotations is
+    /// not valid. `None`: all are valid.
     pub fault: Option<&'a str>,
     /// Whether the agent of the record's network is active. If there is no record, the agent of the
     /// LoadBalancer's network counts.
     pub serving: bool,
-    /// Service for which an announcer has leased the address until now.
+    /// Service of the LoadBalancer, if there is one. In a takeover, this is the Service for which
+    /// the announcer has leased the address until now.
     pub service: Option<&'a service::StoredService>,
     /// Whether the leader's term has just begun. Agents may then not yet have written the renewals
     /// that they made while the API server was unavailable.
@@ -112,24 +114,25 @@ pub struct LeasingFacts<'a> {
 pub struct AgentLease {
     /// Holder of the Lease; empty if there is none.
     pub holder: String,
-    /// Time for which each renewal is valid.
+    /// Time for which each renewal of the Lease is valid.
     pub duration: Duration,
     /// Time of the acquisition, on the holder's clock.
     pub acquired: Option<DateTime<FixedOffset>>,
     /// Time of the last renewal, on the holder's clock.
     pub renewed: Option<DateTime<FixedOffset>>,
-    /// `metadata.resourceVersion`: any change shows that the holder is alive.
+    /// `metadata.resourceVersion`. Any change of it shows that the holder is alive.
     pub version: String,
 }
 
-/// Whether the agent is active. `silent_for` is the time since the agent's last change of the Lease
-/// was observed.
+/// Whether the agent that holds the Lease is active. `silent_for` is the time since the last change
+/// of the Lease was observed.
 pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
 
-/// Whether a Lease that is observed for the first time has clearly ended, because its holder died.
-/// If this is not clear, the Lease counts as abandoned only after its whole duration.
+/// Whether a Lease that is observed for the first time has surely expired, because its holder died.
+/// The times in the Lease are compared with `now`, with a margin for clocks that differ. `false`:
+/// the Lease counts as abandoned only if it does not change for its whole duration.
 pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = TimeDelta::from_std(holding.duration).unwrap_or(TimeDelta::MAX);
     let end = |renewed: DateTime<FixedOffset>| {
@@ -138,8 +141,9 @@ pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool 
     holding.renewed.and_then(end).is_some_and(|end| end < now)
 }
 
-/// Party that the annotation chooses to lease the address. `Ok(None)`: the annotation is not set.
-/// `Err`: its value is not valid.
+/// Party that leases the address, as named in the annotation [`ANNOTATION_DHCP`] of the
+/// LoadBalancer. `Ok(None)`: the annotation is missing or empty. `Err`: its value is neither `host`
+/// nor `guest`.
 pub fn choice(lb: &LoadBalancer) -> Result<Option<LeasingParty>, String> {
     let annotations = lb.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(ANNOTATION_DHCP)).map(String::as_str) {
@@ -204,7 +208,8 @@ pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
     }))
 }
 
-/// Decides the next step for a LoadBalancer with a record: the host leases its address.
+/// Decides the next step for a LoadBalancer with a record. The host leases the LoadBalancer's
+/// address.
 fn with(record: &DHCPLease, seen: &LeasingFacts<'_>) -> LeasingStep {
     let LeasingFacts { lb, network, declared, serving, early, now, .. } = *seen;
     if record.metadata.deletion_timestamp.is_some() {
@@ -253,7 +258,8 @@ fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }
 
-/// Whether the LoadBalancer had an address before. Its missing address is then lost, not just late.
+/// Whether the LoadBalancer had an address before: its missing address is then lost, and not just
+/// late.
 fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     let status = lb.status.as_ref();
     let ready = status.and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
@@ -268,12 +274,13 @@ pub fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<LeasedAd
     recorded(record).filter(|_| ends(record).is_none_or(good))
 }
 
-/// Whether the address of a record is kept after the end of its lease: see [`OnLeaseLoss`].
+/// Whether the address of a record is kept after the expiry of its lease: see [`OnLeaseLoss`].
 pub fn keeps(record: &DHCPLease) -> bool {
     record.status.as_ref().is_some_and(|status| status.on_lease_loss == Some(OnLeaseLoss::Keep))
 }
 
-/// Address of a record, unless it was lost or released. The end of its lease is not checked.
+/// Address of a record, unless the address was lost or released. The expiry of the lease is not
+/// checked.
 fn recorded(record: &DHCPLease) -> Option<LeasedAddress> {
     let status = record.status.as_ref()?;
     let over = matches!(status.state, Some(LeaseState::Lost | LeaseState::Released));
@@ -293,22 +300,24 @@ fn is_host(ip: Ipv4Addr) -> bool {
     !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.is_broadcast())
 }
 
-/// End of a record's lease, unless the lease is renewed. `None`: the lease has no end, or the
-/// record has no address.
+/// Expiry of a record's lease. `None`: the lease never expires, or the record has no address.
 pub fn ends(record: &DHCPLease) -> Option<DateTime<FixedOffset>> {
     let status = record.status.as_ref().filter(|status| status.address.is_some())?;
-    // An invalid time counts as past, because the address is not ours without a certain end.
+    // An invalid time counts as past, because an address without a known expiry may belong to
+    // another client.
     status.expires_at.as_ref().map(|at| rfc3339::parse(at).unwrap_or_default())
 }
 
-/// Whether the renewal is long overdue: less than an eighth of the lease time is left.
+/// Whether the renewal of a record's lease is long overdue: less than an eighth of the lease time
+/// is left.
 pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = record.status.as_ref().and_then(|status| status.lease_seconds);
     let (Some(end), Some(lasts)) = (ends(record), lasts) else { return false };
     (end - now).num_seconds() < lasts / 8
 }
 
-/// Record to create for a LoadBalancer. `form` is the network's form of client identifiers.
+/// Record to create for a LoadBalancer. `cluster` is the UID of the Namespace kube-system. `form`
+/// is the network's form of client identifiers.
 pub fn record(
     lb: &LoadBalancer,
     cluster: &str,
@@ -341,8 +350,8 @@ pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
     one.network == other.network && (one.mac_address == other.mac_address || same_id)
 }
 
-/// Reason why the record `new` is not created: a DHCP server would identify its holder and the
-/// holder of the record `other` (`namespace/name`) as one client.
+/// Reason why the record `new` is not created: a DHCP server would identify the client of `new` and
+/// the client of the record `other` (`namespace/name`) as one client.
 pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
     let DHCPLeaseSpec { network, mac_address, client_id, .. } = &new.spec;
     NoLease::IdentityTaken(format!(

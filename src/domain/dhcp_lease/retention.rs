@@ -11,26 +11,28 @@ use crate::object_fields::finalizers::removal_patch;
 use crate::object_fields::rfc3339;
 use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 
-/// Next action on a record.
+/// Next action on a record, to keep it or to release its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetentionStep {
-    /// Do nothing, because the LoadBalancer uses the record, or the agent must release the lease.
+    /// Do nothing, because the LoadBalancer uses the record or is being deleted, or because the
+    /// record is deleted and waits for its agent.
     Nothing,
-    /// Check again after this time.
+    /// Decide again after this time.
     Later(Duration),
-    /// Schedule the release of the record for this time.
+    /// Set `spec.releaseAfter` to this time. The record is deleted then, unless a LoadBalancer
+    /// wants it.
     Leave(DateTime<FixedOffset>),
     /// Delete the record: its agent then gives the address back.
     Delete,
-    /// Remove the finalizer of a deleted record although no agent gave an address back. No agent is
-    /// active in this case. In addition, the lease is over by the clock, or the record has no
-    /// address.
+    /// Remove the finalizer of a deleted record although no agent gave its address back. No agent
+    /// is active in this case. In addition, the lease has expired by the wall clock, or the record
+    /// has no address.
     Forget,
 }
 
 /// Decides the next action on a record. `lb` is the LoadBalancer of the same name, and `network` is
-/// the network of this LoadBalancer. `agent` says whether the agent of the record's network is
-/// active. An address is kept for `grace` after its LoadBalancer is gone.
+/// the network of this LoadBalancer. `agent`: whether the agent of the record's network is active.
+/// An address is kept for `grace` after its LoadBalancer is gone.
 pub fn keep(
     record: &DHCPLease,
     lb: Option<&LoadBalancer>,

@@ -14,11 +14,13 @@ use super::{ClientPhase, DhcpClient};
 const OFFER_WAIT: Duration = Duration::from_millis(250);
 /// Largest number of offers that are compared.
 const MOST_OFFERS: usize = 8;
-/// Number of DISCOVERs without an offer after which [`ClientTrouble::NoOffer`] is reported.
+/// Number of the DISCOVER with which [`ClientTrouble::NoOffer`] is reported, because the DISCOVERs
+/// before it brought no offer.
 const SILENT_TRIES: u32 = 3;
 /// Largest number of REQUESTs for one offer. They take about a minute.
 const MOST_REQUESTS: u32 = 4;
-/// Number of refusals after which the client no longer asks for a preferred address.
+/// Number of refusals after which the client asks neither for its former address nor for the
+/// address from its options.
 const MOST_WISHES: u32 = 2;
 /// Pause after the first refusal. The pause is short, because the refusal may be normal. For
 /// example, a server that offered the same address to two clients refuses one of them.
@@ -59,6 +61,7 @@ pub struct Requesting {
 
 impl DhcpClient {
     /// Preferred offer: the former address from its server, otherwise the address from the options.
+    /// `None`: the client prefers no address.
     fn wish(&self) -> Option<Offer> {
         let former = self.former.filter(|former| former.wanted);
         let former = former.map(|of| Offer { address: of.address, server: of.server });
@@ -197,7 +200,7 @@ impl DhcpClient {
         }
     }
 
-    /// Holds the granted address: its probe found no other host, or was not necessary.
+    /// Holds the granted address, because its probe found no other host or was not necessary.
     pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);
@@ -213,7 +216,7 @@ impl DhcpClient {
         })
     }
 
-    /// Handles the refusal of an address that the server had offered.
+    /// Handles a server's refusal of an address that this server had offered.
     fn refused(&mut self, trouble: ClientTrouble) {
         let pause = self.pause_after_refusal();
         if self.naks >= MOST_WISHES {

@@ -23,13 +23,13 @@ use super::output::{AnnouncedAddress, MOST_STATIONS};
 
 /// Time from the publication of an address to the first question about its announcer.
 const FIRST_INQUIRY: Duration = Duration::from_secs(30);
-/// Time to wait for an answer.
+/// Time to wait for the answers to an ARP question.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Interval of the questions about a lost or kept address. The first question about a lost address
-/// is asked one interval after the loss.
+/// Interval of the ARP questions about a lost or kept address. The first question about a lost
+/// address is asked one interval after the loss.
 const INQUIRY_INTERVAL: Duration = Duration::from_secs(30);
-/// Number of consecutive questions without an answer from a known announcer. After this number, a
-/// lost address counts as not announced.
+/// Number of consecutive ARP questions that no known announcer of a lost address answers. After
+/// this number, the address counts as no longer announced.
 const MOST_SILENT: u32 = 3;
 
 /// Subject of the questions about an address.
@@ -37,23 +37,24 @@ const MOST_SILENT: u32 = 3;
 pub enum InquirySubject {
     /// A leased address. The question is which station announces it.
     Leased,
-    /// An address that is kept after its lease has ended. The question is whether another host has
-    /// it. The value contains the stations that have answered the current question.
+    /// An address that is kept after its lease has expired. The question is whether another host
+    /// also has the address. The value contains the stations that have answered the current
+    /// question.
     Kept(Vec<Mac>),
     /// A lost address. The question is whether a station still announces it.
     Lost,
 }
 
-/// Questions about one address.
+/// ARP questions about one address.
 #[derive(Clone, Debug)]
 pub struct AddressInquiry {
     about: AnnouncedAddress,
     subject: InquirySubject,
-    /// Whether the question was sent, and the time for its answer is not over.
+    /// Whether the last question was sent, and the client still waits for its answers.
     pub waits: bool,
-    /// Number of consecutive questions that no known announcer of a lost address answered. For a
-    /// kept address: number of consecutive questions that several hosts answered, including a host
-    /// that is not a known announcer.
+    /// Number of consecutive questions that count for the decision about the address. Lost address:
+    /// questions that no known announcer answered. Kept address: questions that several hosts
+    /// answered, including a host that is not a known announcer.
     pub tally: u32,
     pub next: Duration,
 }
@@ -82,8 +83,8 @@ impl DhcpClient {
         self.options.probe.count > 0
     }
 
-    /// Schedules the question about the announcer of the address. `pause` is the time from the
-    /// publication or confirmation of the address to the question.
+    /// Schedules the ARP question about the announcer of the address. `pause` is the shortest time
+    /// from now to the question.
     pub(super) fn ask_for_announcer_after(&mut self, pause: Duration) {
         let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
         if self.inquiry.as_ref().is_none_or(|open| !matches!(open.subject, InquirySubject::Lost)) {
@@ -92,12 +93,12 @@ impl DhcpClient {
         }
     }
 
-    /// Handles the publication of the address.
+    /// Handles the publication of the address: schedules the question about its announcer.
     pub(super) fn published(&mut self) {
         self.ask_for_announcer_after(FIRST_INQUIRY);
     }
 
-    /// Schedules questions about a lost address until it is no longer announced.
+    /// Schedules ARP questions about a lost address. They end when no known announcer answers them.
     pub(super) fn ask_after_loss(&mut self) {
         self.still = None;
         let announced = self.announced.clone().filter(|announced| !announced.by.is_empty());
@@ -142,7 +143,8 @@ impl DhcpClient {
         }
     }
 
-    /// Handles an ARP frame. Returns whether it answers the open question.
+    /// Handles an ARP frame. Returns whether the frame answers the question that the client has
+    /// sent.
     pub(super) fn receive_inquiry_answer(&mut self, arp: ArpPacket) -> bool {
         let ours = self.identity.mac;
         let answers = |inquiry: &&mut AddressInquiry| {

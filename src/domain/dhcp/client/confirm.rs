@@ -1,14 +1,14 @@
 //! Extending the lease of a held address: renewal, rebinding, and confirmation after a restart.
 //!
-//! Each question to a server is a REQUEST in the form of a client that has restarted. If the client
-//! reaches the lease's server without a router, the first questions go to this server alone,
-//! because another authoritative server would refuse at once. Later questions go to all servers.
-//! Invariants:
+//! Each question to a server is a REQUEST in the form of a client that has restarted (INIT-REBOOT).
+//! If the client reaches the lease's server without a router, the first questions go to this server
+//! alone, because another authoritative server would refuse at once. Later questions go to all
+//! servers. Invariants:
 //!
-//! * The lease runs on until its end, even without answers. Only a server that may end the lease
-//!   ends it earlier.
-//! * A refusal by another server counts only after several questions to all servers. For a lease
-//!   that has an end, T2 must also have passed.
+//! * The client holds the lease until its expiry, even without answers. Only a server that may end
+//!   the lease ends it earlier.
+//! * A refusal by a server other than the lease's counts only after several questions to all
+//!   servers. If the lease has an expiry, T2 must also have passed.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -20,39 +20,40 @@ use super::{ClientPhase, DhcpClient};
 
 /// Number of questions to the lease's server alone before all servers are asked.
 const ALONE: u32 = 2;
-/// Number of questions to all servers after which a grant by another server counts even before T2.
-/// By then, the lease's own server has left the earlier questions unanswered.
+/// Number of questions to all servers after which a grant by a server other than the lease's counts
+/// even before T2. By then, the lease's server has left the earlier questions unanswered.
 const BEFORE_OTHERS_GRANT: u32 = 2;
-/// Number of questions to all servers after which a refusal by another server counts. For a lease
-/// that has an end, T2 must also have passed.
+/// Number of questions to all servers after which a refusal by a server other than the lease's
+/// counts. If the lease has an expiry, T2 must also have passed.
 const BEFORE_OTHERS_REFUSE: u32 = 3;
-/// Number of questions after a restart. They take about a minute. If no server answers them, the
-/// lease continues with its old times.
+/// Largest number of questions after a restart. They take about a minute. If no server answers
+/// them, the lease continues with its old times.
 const AFTER_RESTART: u32 = 4;
 /// Number of recent questions whose answers are still accepted, because an answer may arrive after
 /// the next question was sent.
 const REMEMBERED: usize = 4;
 
-/// A question that was asked.
+/// REQUEST that was sent. It is stored to recognize the answer to it.
 #[derive(Clone, Copy, Debug)]
 struct ConfirmAttempt {
     xid: u32,
     at: Duration,
-    /// Server whose offer was taken; `None`: any server may answer.
+    /// Server whose offer the REQUEST accepts; `None`: any server may answer.
     server: Option<Ipv4Addr>,
 }
 
 /// State while the client asks servers to confirm or extend a held lease.
 #[derive(Clone, Debug)]
 pub struct Confirming {
-    /// Whether the client has restarted, or its link has come back.
+    /// Whether the client asks because of a restart, or because its link has changed. Otherwise, it
+    /// asks because T1 has passed.
     pub restart: bool,
     began: Duration,
     tries: u32,
-    /// Number of questions to all servers.
+    /// Number of questions that were sent to all servers.
     broadcasts: u32,
     asked: Vec<ConfirmAttempt>,
-    /// The xid of the DISCOVER that was sent in addition to the question.
+    /// The xid of the DISCOVER that was sent in addition to the last question.
     search: Option<u32>,
     pub next: Duration,
 }
@@ -207,9 +208,9 @@ impl DhcpClient {
         }
     }
 
-    /// Handles an offer that answers the additional DISCOVER. Only an offer of the address that the
-    /// client has is of use. A kept address counts as lost if the lease's own server offers another
-    /// address. The reason is that this server may grant the kept address to another client.
+    /// Handles an offer that answers the additional DISCOVER. The offer is of use only if it is for
+    /// the address that the client has. A kept address counts as lost if the lease's own server
+    /// offers another address, because this server may grant the kept address to another client.
     fn offered_besides(
         &mut self,
         reply: &ServerReply,

@@ -1,20 +1,22 @@
-//! An address that is kept after its lease has ended without an answer, where the network's
-//! `onLeaseLoss` is `Keep`.
+//! Keeping an address after its lease has expired because no server answered. A client keeps its
+//! address only where the network's `onLeaseLoss` is `Keep`.
 //!
 //! RFC 2131, 4.4.5 requires a client to stop using such an address. But a guest continues to
 //! announce the address in any case, and an absent DHCP server is likelier than an address that is
 //! granted twice. The client therefore keeps the address, so that traffic is not interrupted, and
-//! continues to ask servers. The address is lost when a server refuses it, or when the lease's own
-//! server offers another address. Invariant: if two hosts have the address, it is lost after two
-//! consecutive questions that both hosts answer.
+//! continues to ask servers for it. The address is lost when a server refuses it, or when the
+//! lease's own server offers another address. Invariant: if a host that is not a known announcer
+//! also has the address, the address is lost after two consecutive ARP questions that both hosts
+//! answer.
 
 use super::super::{ClientTrouble, LossCause, Mac};
 use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
-/// Number of consecutive questions with two answers after which the address counts as taken by
-/// another host. An announcer that moves to another node causes only one question with two answers.
+/// Number of consecutive ARP questions, each answered by two stations, after which the address
+/// counts as taken by another host. If an announcer moves to another node, two stations answer only
+/// one question.
 const MOST_DOUBLE: u32 = 2;
 
 impl DhcpClient {
@@ -29,9 +31,9 @@ impl DhcpClient {
         self.record(Some(ClientTrouble::Kept));
     }
 
-    /// Decides whether another host has the kept address. `stations` are the stations that answered
-    /// for the address. A single station does not count, because it may be the announcer on another
-    /// node.
+    /// Decides whether another host also has the kept address. `stations` are the stations that
+    /// answered the last ARP question about the address. A single station does not count, because
+    /// it may be the announcer on another node.
     pub(super) fn kept_answered(&mut self, mut inquiry: AddressInquiry, stations: &[Mac]) {
         let is_strange = |station: &&Mac| !inquiry.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();

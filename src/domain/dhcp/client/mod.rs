@@ -4,8 +4,8 @@
 //! * The client sends only while its link is up.
 //! * The client sends only messages that were due, so that a flood of received frames causes no
 //!   flood of sent frames.
-//! * Before an input is handled, a lease that is over is given up, or its address is kept.
-//! * A fresh address may be used only after its record was written ([`DhcpClient::recorded`]).
+//! * Before the client handles an input, it gives up an expired lease, or keeps its address.
+//! * A new address may be used only after its record was written ([`DhcpClient::recorded`]).
 //!
 //! Times are offsets on one clock that cannot be set and runs on while the host sleeps
 //! (`CLOCK_BOOTTIME`); if the clock seems to run backwards, it counts as stopped.
@@ -59,7 +59,7 @@ enum ClientPhase {
     /// Idle until T1.
     Bound,
     Confirming(Confirming),
-    /// The address is to be given back, unless a station has it.
+    /// The client asks by ARP whether a station has the address. If not, it releases the address.
     Parting(PendingRelease),
     /// The address was given back. `Some`: the RELEASE is sent again at this time.
     Released(Option<(Duration, GrantedLease)>),
@@ -79,18 +79,18 @@ pub struct DhcpClient {
     awaits: Option<u64>,
     serial: u64,
     former: Option<FormerAddress>,
-    /// Stations that answered for the address that is held, or was held last.
+    /// Address that is held, or was held last, and the stations that answered ARP for it.
     announced: Option<AnnouncedAddress>,
     inquiry: Option<AddressInquiry>,
-    /// Whether the held lease has ended, and its address is kept.
+    /// Whether the held lease has expired, and the client keeps its address.
     kept: bool,
     /// Lost address that is still announced, and the station that announces it.
     still: Option<(Ipv4Addr, Mac)>,
     /// Time since which the client has been without an address.
     began: Duration,
-    /// Number of refusals since an address was last held. `conflicts` is the number of declined
-    /// addresses since then.
+    /// Number of NAKs and of unusable grants since an address was last held.
     naks: u32,
+    /// Number of declined addresses since an address was last held.
     conflicts: u32,
     trouble: Option<ClientTrouble>,
     /// The xid of the last message that the client sent.
@@ -126,9 +126,9 @@ impl DhcpClient {
         }
     }
 
-    /// A client whose address is in its record. The address may be used at once, and is confirmed
-    /// soon. An address whose lease is over is kept if the options say so. Otherwise, the client
-    /// removes it from the record, and asks for it again.
+    /// Client that held the lease `held` before its restart. It may use the address at once, and
+    /// soon asks a server to confirm it. After the expiry, the client keeps the address if the
+    /// options say so. Otherwise, it removes the address from the record, and asks for it again.
     pub fn resume(
         identity: ClientIdentity,
         options: ClientOptions,
@@ -226,7 +226,7 @@ impl DhcpClient {
         self.held.as_ref().filter(|_| self.awaits.is_none())
     }
 
-    /// Whether the client only extends the lease of an address that it may use.
+    /// Whether the client asks servers to confirm or extend a lease whose address may be used.
     pub fn renews(&self) -> bool {
         self.lease().is_some() && matches!(self.phase, ClientPhase::Confirming(_))
     }
@@ -281,9 +281,9 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Handles a change of the link: it came up or went down. A client that may no longer send
-    /// counts as a client whose link is down. While the link is down, the lease runs on. A client
-    /// begins with its link up.
+    /// Handles a change of the link. `up`: whether the link is up. The caller also reports a link
+    /// as down if the client may no longer send. While the link is down, the lease runs on. A
+    /// client begins with its link up.
     pub fn link(&mut self, up: bool, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let changed = up != self.up;
@@ -357,7 +357,7 @@ impl DhcpClient {
         self.event(ClientEvent::Lost { address: lease.address, how });
     }
 
-    /// Holds the lease. `fresh`: its address is not in the record yet.
+    /// Holds the lease from now on. `fresh`: whether its address is not in the record yet.
     fn hold(&mut self, lease: GrantedLease, fresh: bool) {
         let announced = self.announced.take().filter(|known| known.address == lease.address);
         self.announced = Some(announced.unwrap_or_else(|| AnnouncedAddress::new(lease.address)));

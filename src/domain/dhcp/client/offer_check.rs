@@ -1,7 +1,7 @@
-//! Check of offers and grants. An unusable offer or grant is refused, whichever server sends it.
+//! Check of offers and grants. The client refuses an unusable offer or grant of any server.
 //!
-//! Invariant: an address that could take over a host's own traffic, such as a loopback or multicast
-//! address, is refused. The controller checks for other conflicts (ranges of pools, other
+//! Invariant: the client refuses an address that could take over a host's own traffic, such as a
+//! loopback or multicast address. The controller checks for other conflicts (ranges of pools, other
 //! LoadBalancers).
 
 use std::net::Ipv4Addr;
@@ -81,8 +81,8 @@ pub fn judge(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault>
     found.or(gateway).or(server).or(foreign).or(time).map_or(Ok(()), Err)
 }
 
-/// Checks whether the address is the first or the last address of its subnet. If the prefix length
-/// is 30 or less, no host may have these two addresses.
+/// Fault of an address that is the first or the last address of its subnet. If the prefix length is
+/// 30 or less, no host may have these two addresses.
 fn edge(address: Ipv4Addr, prefix: u8) -> Option<OfferFault> {
     if prefix > 30 {
         return None;

@@ -11,12 +11,12 @@ use super::super::Mac;
 /// Options of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientOptions {
-    /// ARP probe of a fresh address.
+    /// Timing of the ARP probe of a newly granted address.
     pub probe: ProbeTiming,
     /// Time over which clients that begin together spread their first message.
     pub start_within: Duration,
-    /// Longest time over which clients that were resumed together spread their first message. The
-    /// time of a client is at most a quarter of the rest of its lease.
+    /// Longest time over which clients that were resumed together spread their first message. A
+    /// client spreads its first message over at most a quarter of the rest of its lease.
     pub resume_within: Duration,
     /// Phase of this client: see [`super::super::phase`]. Different phases spread the first
     /// messages and the renewals of many clients.
@@ -29,8 +29,8 @@ pub struct ClientOptions {
     pub broadcast: bool,
     /// Subnets whose addresses may be leased. Empty: any address.
     pub subnets: Arc<[Ipv4Net]>,
-    /// Whether an address is kept after its lease has ended without an answer: see
-    /// `kept_address.rs`.
+    /// Whether the client keeps an address after its lease has expired without an answer from a
+    /// server: see `kept_address.rs`.
     pub keep: bool,
     /// Address that the client asks for, unless it asks for its former address.
     pub wish: Option<Ipv4Addr>,
@@ -54,7 +54,7 @@ impl Default for ClientOptions {
     }
 }
 
-/// ARP probe of a fresh address: RFC 5227.
+/// Timing of the ARP probe of a newly granted address: RFC 5227.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeTiming {
     /// Number of ARP questions about the address. Zero: no probe.
@@ -70,7 +70,7 @@ pub struct ProbeTiming {
 }
 
 impl ProbeTiming {
-    /// Times of RFC 5227: four to seven seconds.
+    /// Timing of RFC 5227: the probe takes four to seven seconds.
     pub const RFC_5227: Self = Self {
         count: 3,
         first_within: Duration::from_secs(1),
@@ -87,7 +87,7 @@ impl ProbeTiming {
         longest_gap: Duration::from_millis(160),
         wait: Duration::from_millis(150),
     };
-    /// Disabled: a fresh address is not probed.
+    /// Disabled: a newly granted address is not probed.
     pub const OFF: Self = Self { count: 0, ..Self::QUICK };
 }
 

@@ -25,20 +25,20 @@ pub enum ClientAction {
     Done,
 }
 
-/// Content of the durable record.
+/// Content of a client's durable record. The caller writes it to the DHCPLease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRecord {
     /// Serial number. A later record has a greater number.
     pub serial: u64,
     /// State of the client.
     pub state: ClientState,
-    /// Lease, while its address may be used.
+    /// Held lease. Its address may be used once this record is written.
     pub lease: Option<GrantedLease>,
     /// Trouble of the client, if any.
     pub trouble: Option<ClientTrouble>,
-    /// Whether the address is kept after its lease has ended without an answer.
+    /// Whether the client keeps the address after its lease has expired without an answer.
     pub keeps: bool,
-    /// Address of the client, or its last address, and the stations that answered for it.
+    /// Address that the client has or had last, and the stations that answered ARP for it.
     pub announced: Option<AnnouncedAddress>,
     /// Lost address that is still announced, and the station that announces it.
     pub still_announced: Option<(Ipv4Addr, Mac)>,
@@ -58,7 +58,7 @@ impl AnnouncedAddress {
         Self { address, by: Vec::new() }
     }
 
-    /// Stores a station. Returns whether it is new.
+    /// Stores a station. Returns whether the station was not stored before.
     pub(super) fn note(&mut self, station: Mac) -> bool {
         if self.by.contains(&station) {
             return false;
@@ -83,7 +83,8 @@ pub enum ClientState {
     Bound,
     /// The client has an address, and asks its server for more time.
     Renewing,
-    /// The client has an address, and asks all servers, because its own server is silent.
+    /// The client has an address, and asks all servers to extend the lease, because the lease's own
+    /// server is silent.
     Rebinding,
     /// The client has an address, and confirms it after a restart.
     Rebooting,
@@ -96,7 +97,7 @@ pub enum ClientState {
 /// Reason why a client has no address, or may soon have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ClientTrouble {
-    /// No server has answered for a while.
+    /// No server has sent an offer in answer to several DISCOVERs.
     NoOffer,
     /// A server refused the offered or leased address.
     Refused,
@@ -119,13 +120,13 @@ pub enum ClientTrouble {
     AnswersForAll(Mac),
     /// The lease's server has not answered from T1 to T2.
     ServerSilent,
-    /// The lease ended without an answer.
+    /// The lease expired, because no server answered.
     Expired,
-    /// The lease ended without an answer, and the address is kept.
+    /// The lease expired, because no server answered, and the address is kept.
     Kept,
     /// The kept address also belongs to another host: this station.
     Taken(Mac),
-    /// The server granted or offered another address instead.
+    /// A server granted or offered an address other than the client's.
     Changed,
 }
 
@@ -162,13 +163,13 @@ impl fmt::Display for ClientTrouble {
 /// Cause of the loss of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LossCause {
-    /// The lease ended.
+    /// The lease expired.
     Expired,
     /// A server refused the address.
     Nak,
-    /// The address was kept after its lease had ended, and another host has it.
+    /// The address was kept after the expiry of its lease, and another host has it.
     Taken,
-    /// The server granted or offered another address.
+    /// A server granted or offered an address other than the client's.
     Changed,
 }
 
@@ -177,7 +178,7 @@ pub enum LossCause {
 pub enum ClientEvent {
     /// A server made an offer that can be used.
     Offered {
-        /// Server that sent the message.
+        /// Server that sent the offer.
         server: Ipv4Addr,
         /// Offered address.
         address: Ipv4Addr,
@@ -193,18 +194,18 @@ pub enum ClientEvent {
     },
     /// An address was granted, and its probe, if there was one, found no other host.
     Acquired {
-        /// Address concerned.
+        /// Granted address.
         address: Ipv4Addr,
-        /// Server that sent the message.
+        /// Server that granted the address.
         server: Ipv4Addr,
-        /// Time since the client began to ask.
+        /// Time since the client began to ask for an address.
         took: Duration,
     },
     /// The lease was renewed.
     Renewed {
         /// Server that granted the renewal.
         server: Ipv4Addr,
-        /// Time since the client began to ask.
+        /// Time since the client began to ask for the renewal.
         took: Duration,
     },
     /// The lease was renewed by a server other than the one that granted it.
@@ -216,22 +217,22 @@ pub enum ClientEvent {
     },
     /// The client lost its address.
     Lost {
-        /// Address concerned.
+        /// Lost address.
         address: Ipv4Addr,
         /// Cause of the loss.
         how: LossCause,
     },
-    /// A server refused the address.
+    /// A server refused the leased or requested address.
     Nak {
-        /// Server that sent the message.
+        /// Server that sent the NAK.
         server: Ipv4Addr,
         /// Whether the client followed the refusal. At first, the client does not follow a refusal
         /// by a server other than the lease's own server.
         heeded: bool,
     },
-    /// The address was declined, because another station has it.
+    /// The client declined the granted address, because another station has it.
     Declined {
-        /// Address concerned.
+        /// Declined address.
         address: Ipv4Addr,
         /// Station that has the address.
         by: Mac,
@@ -242,23 +243,23 @@ pub enum ClientEvent {
     Undisputed,
     /// A lost address is still announced by a station that announced it before the loss.
     StillAnnounced {
-        /// Address concerned.
+        /// Lost address that is still announced.
         address: Ipv4Addr,
-        /// Station that has the address.
+        /// Station that announces the address.
         by: Mac,
     },
     /// The address was not given back to the server, because a station has it.
     NotReleased {
-        /// Address concerned.
+        /// Address that was not given back.
         address: Ipv4Addr,
         /// Station that has the address.
         by: Mac,
     },
-    /// A message was sent again.
+    /// A message was sent again, because no server answered it.
     Retry,
     /// The address was given back.
     Released {
-        /// Address concerned.
+        /// Address that was given back.
         address: Ipv4Addr,
     },
     /// A message of another client with this client's hardware address was received.
@@ -277,8 +278,8 @@ pub enum IgnoreReason {
     Malformed,
     /// The frame is for another client.
     NotOurs,
-    /// The frame answers no open question.
+    /// The frame is not the answer that the client waits for, or the answer is of no use.
     Unasked,
-    /// The frame is from a server whose answer does not count.
+    /// The frame is from a server that the client did not ask, or whose answer does not count yet.
     OtherServer,
 }

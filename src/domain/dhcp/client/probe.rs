@@ -1,5 +1,5 @@
-//! ARP probe: checks whether another host has a fresh address, and sends a DECLINE if so (RFC
-//! 5227).
+//! ARP probe (RFC 5227): checks whether another host has a newly granted address, and sends a
+//! DECLINE if so.
 //!
 //! Invariant: an address is probed only after its grant and before its publication. After the
 //! publication, our own announcer would answer the probe.
@@ -16,11 +16,11 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// Number of consecutive declined addresses that causes the long pause: RFC 5227, `MAX_CONFLICTS`.
 const MOST_CONFLICTS: u32 = 10;
 /// Pause after `MOST_CONFLICTS` conflicts. RFC 5227 allows one new address a minute. At that rate,
-/// the client would use up all addresses of the server, because a server holds back a declined
-/// address for a day or so.
+/// the client would use up all addresses of the server, because a server does not grant a declined
+/// address again for a day or so.
 const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
-/// Pause if a station answers for every address. No DECLINE is sent in this case, so the server
-/// offers the same address again.
+/// Pause before the next DISCOVER if a station answers ARP for every address. No DECLINE is sent in
+/// this case, so the server offers the same address again.
 const PROXY_PAUSE: Duration = Duration::from_mins(1);
 
 /// State while a granted address is probed.

@@ -19,11 +19,11 @@ pub struct RecordedLease {
     pub name_servers: Vec<Ipv4Addr>,
     /// Server that granted the lease.
     pub server: Ipv4Addr,
-    /// Station that the server's answer came from.
+    /// Station that the server's answer came from. `None`: the record does not contain it.
     pub server_mac: Option<Mac>,
     /// Stations that answered ARP for the address.
     pub announcers: Vec<Mac>,
-    /// Lease time, in seconds. `None`: without end.
+    /// Lease time, in seconds. `None`: the lease never expires.
     pub seconds: Option<u32>,
     /// Time for which the address has been held, by the wall clock.
     pub age: Duration,
@@ -34,7 +34,7 @@ pub struct RecordedLease {
 
 impl RecordedLease {
     /// Converts the recorded lease to a lease on the client's clock. `left` is the rest of the
-    /// lease time; `None`: without end.
+    /// lease time; `None`: the lease never expires.
     pub(super) fn lease(self, now: Duration, left: Option<Duration>) -> GrantedLease {
         let times = LeaseTimes::of(self.seconds.unwrap_or(u32::MAX), None, None);
         let expires = left.map(|left| now + left);
@@ -61,7 +61,7 @@ impl RecordedLease {
     }
 }
 
-/// Address that was held before.
+/// Address that the client held before it lost the lease.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FormerAddress {
     pub(super) address: Ipv4Addr,

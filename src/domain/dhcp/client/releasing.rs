@@ -1,8 +1,8 @@
 //! Giving an address back to its server.
 //!
-//! Invariant: no RELEASE is sent for an address that a station has. After a RELEASE, the server
-//! would grant the address to another host. At that time, a guest may still announce the address,
-//! because it has not observed the end of its load balancer.
+//! Invariant: no RELEASE is sent for an address for which a station still answers ARP. After a
+//! RELEASE, the server would grant the address to another host. At that time, a guest may still
+//! announce the address, because it has not observed the deletion of its load balancer.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{ClientPhase, DhcpClient};
 /// server that was too busy for the first may be ready for the second.
 const RELEASE_AGAIN: Duration = Duration::from_secs(1);
 
-/// State of an address that is to be given back, unless a station has it.
+/// State while the client asks by ARP whether a station still has the address to release.
 #[derive(Clone, Debug)]
 pub struct PendingRelease {
     pub lease: GrantedLease,
@@ -23,9 +23,9 @@ pub struct PendingRelease {
 }
 
 impl DhcpClient {
-    /// Gives back the address, which is no longer needed. The RELEASE is sent twice, then the
-    /// client has finished. No RELEASE is sent if a station has the address, because the server
-    /// would grant the address to another host.
+    /// Gives back the address, which is no longer needed. The RELEASE is sent twice, and then the
+    /// client has finished. No RELEASE is sent if a station still answers ARP for the address,
+    /// because the server would grant the address to another host.
     pub fn release(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let (granted, held) = match (&self.phase, self.held.take()) {
@@ -64,7 +64,7 @@ impl DhcpClient {
         self.out.push(ClientAction::Done);
     }
 
-    /// Gives back a published address, unless a station has it.
+    /// Gives back a published address, unless a station still answers ARP for it.
     pub(super) fn part_with(&mut self, lease: GrantedLease) {
         self.phase = if self.asks_by_arp() && self.options.proxy.is_none() {
             ClientPhase::Parting(PendingRelease { lease, sent: 0, next: self.now })

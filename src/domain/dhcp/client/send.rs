@@ -9,9 +9,9 @@ use super::super::wire::message::{ClientMessage, MessageKind};
 use super::super::{ClientAction, ClientEvent, GrantedLease};
 use super::DhcpClient;
 
-/// First wait for an answer. The wait doubles with each try.
+/// First wait for a server's answer to a message. The wait doubles with each try.
 const FIRST_WAIT: Duration = Duration::from_secs(4);
-/// Longest wait for an answer.
+/// Longest wait for a server's answer to a message.
 const LONGEST_WAIT: Duration = Duration::from_secs(64);
 /// Longest random time that is added to a wait or taken from it.
 const JITTER: Duration = Duration::from_secs(1);
@@ -25,30 +25,30 @@ pub struct MessageExchange {
     pub tries: u32,
     /// Time at which the message is sent again.
     pub next: Duration,
-    /// Field `secs` of the message: seconds since the client began to try.
+    /// Field `secs` of the message: seconds since the client began to ask for an address.
     pub secs: u16,
 }
 
 impl DhcpClient {
-    /// Time to wait for an answer to the nth try of a message: RFC 2131, 4.1.
+    /// Time to wait for an answer after a message was sent for the nth time: RFC 2131, 4.1.
     pub(super) fn patience(&mut self, tries: u32) -> Duration {
         let doubled = FIRST_WAIT * 1_u32.checked_shl(tries.saturating_sub(1).min(8)).unwrap_or(1);
         doubled.min(LONGEST_WAIT).saturating_sub(JITTER) + self.dice.below(JITTER * 2)
     }
 
-    /// Seconds since the client began to try, at most `u16::MAX`.
+    /// Seconds since the client began to ask for an address, at most `u16::MAX`.
     pub(super) fn secs(&self) -> u16 {
         u16::try_from(self.now.saturating_sub(self.began).as_secs()).unwrap_or(u16::MAX)
     }
 
-    /// Begins an exchange now.
+    /// Begins an exchange: its message is to be sent now for the first time.
     pub(super) fn exchange(&mut self) -> MessageExchange {
         let next = self.now + self.patience(1);
         let secs = self.secs();
         MessageExchange { xid: self.dice.word(), first: self.now, tries: 1, next, secs }
     }
 
-    /// Counts the next try of an exchange, and sets its deadline.
+    /// Counts the next try of an exchange, and sets the time of the try after it.
     pub(super) fn again(&mut self, exchange: &mut MessageExchange) {
         exchange.tries += 1;
         exchange.next = self.now + self.patience(exchange.tries);
@@ -68,8 +68,8 @@ impl DhcpClient {
     }
 
     /// Addresses of a message to the server of a lease. The IP address of the sender is the leased
-    /// address, because two of the four tested servers use plain sockets, and answer no other
-    /// address.
+    /// address, because two of the four tested servers use plain sockets, and answer only messages
+    /// from this address.
     pub(super) fn way_to_server(&self, lease: &GrantedLease) -> FrameAddresses {
         FrameAddresses {
             source: self.identity.mac,

@@ -1,21 +1,21 @@
-//! Stations that answer ARP for addresses of a network: a host that has an address, or a router
-//! that answers for all addresses.
+//! Disputes of granted addresses. A station disputes an address if it answers the client's ARP
+//! probe for the address: a host that has the address, or a router that answers for all addresses.
 //!
 //! A router with proxy ARP (`proxy_arp_pvlan`, `ip local-proxy-arp`, private VLANs) disputes every
-//! address that its DHCP server grants. Each DECLINE takes one address from the server for a day or
-//! for a lease time, until no address is left. Therefore, the client observes the station that
-//! sends the grants: the DHCP server, or the router to the server. If this station has disputed two
-//! addresses, the client sends no DECLINE when the station disputes another address. The client
-//! does not use the disputed address either.
+//! address that its DHCP server grants. If the client declined each of these addresses, the server
+//! would not grant them again for a day or for a lease time. Soon, no address would be left.
+//! Therefore, the client observes the station that sends the grants: the DHCP server, or the router
+//! to the server. If this station has disputed two addresses, the client sends no DECLINE when the
+//! station disputes another address. The client does not use the disputed address either.
 
 use std::net::Ipv4Addr;
 
 use super::Mac;
 
-/// Disputes of addresses by the stations of a network.
+/// Disputes of addresses by the stations of one network, to recognize proxy ARP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressDisputes {
-    /// Station of the server, and the address that this station disputed last.
+    /// Station that sends the grants, and the address that this station disputed last.
     last: Option<(Mac, Ipv4Addr)>,
     proxy: Option<Mac>,
 }
@@ -33,12 +33,13 @@ impl AddressDisputes {
         }
     }
 
-    /// Notes that no station disputed a granted address. So no station answers for every address.
+    /// Notes that no station disputed a granted address, so no station answers ARP for every
+    /// address.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Station that answers for every address, if there is one.
+    /// Station that answers ARP for every address, if there is one.
     pub fn proxy(&self) -> Option<Mac> {
         self.proxy
     }

@@ -1,9 +1,9 @@
-//! A granted lease, and the times at which it is renewed, is rebound, and ends.
+//! A granted lease, the times of its renewal (T1) and of its rebinding (T2), and its expiry.
 //!
 //! Times are offsets on one clock that cannot be set and runs on while the host sleeps. The lease
-//! time begins with the request, not with the answer. Invariants:
+//! time is counted from the client's request, not from the server's answer. Invariants:
 //!
-//! * granted < T1 < T2 < end
+//! * granted < T1 < T2 < expiry
 //! * T1 and T2 are at least a second after `granted`, so that they cause no busy loop.
 
 use std::net::Ipv4Addr;
@@ -12,13 +12,15 @@ use std::time::Duration;
 use super::Mac;
 use super::wire::message::ServerReply;
 
-/// Lease time of a lease that never ends, in seconds.
+/// Lease time, in seconds, by which a server grants a lease that never expires.
 const FOR_EVER: u32 = u32::MAX;
-/// Interval at which a lease that never ends is confirmed, in case the server forgot it.
+/// Interval at which the client asks the server to confirm a lease that never expires. The server
+/// may have lost its data about the lease.
 const DAILY: Duration = Duration::from_hours(24);
 /// Longest time over which renewals of many leases are spread.
 const WIDEST_SPREAD: Duration = Duration::from_mins(10);
-/// Earliest T1 that is accepted from a server, unless the lease is short.
+/// Earliest T1 that is accepted from a server. If the lease is shorter than two minutes, a quarter
+/// of the lease time is accepted.
 const EARLIEST_T1: Duration = Duration::from_secs(30);
 
 /// A granted address.
@@ -36,23 +38,23 @@ pub struct GrantedLease {
     pub server: Ipv4Addr,
     /// Station that the server's answer came from: the server, or the router on the way to it.
     pub server_mac: Mac,
-    /// Lease time, in seconds. `None`: without end.
+    /// Lease time, in seconds. `None`: the lease never expires.
     pub seconds: Option<u32>,
-    /// Time since which this address has been held.
+    /// Time of the request by which the client first got this address. Renewals do not change it.
     pub obtained: Duration,
     /// Start of the lease time: the time at which the lease was last requested.
     pub granted: Duration,
-    /// T1: time at which the lease's server is asked for more time.
+    /// T1: time at which the client asks the lease's server to extend the lease.
     pub renew: Duration,
-    /// T2: time from which any server is asked. `None`: never.
+    /// T2: time from which the client asks any server to extend the lease. `None`: never.
     pub rebind: Option<Duration>,
-    /// End of the lease. `None`: never.
+    /// Expiry of the lease. `None`: the lease never expires.
     pub expires: Option<Duration>,
 }
 
 impl GrantedLease {
-    /// Lease that a reply grants. `granted` is the time of the request. `phase` spreads the
-    /// renewals of many leases.
+    /// Lease that a reply grants. `mac` is the station that sent the reply, and `granted` is the
+    /// time of the client's request. `phase` spreads the renewals of many leases.
     pub(super) fn from_reply(reply: &ServerReply, mac: Mac, granted: Duration, phase: u32) -> Self {
         let seconds = reply.seconds.unwrap_or(0);
         let times = LeaseTimes::of(seconds, reply.t1, reply.t2);
@@ -73,7 +75,7 @@ impl GrantedLease {
         }
     }
 
-    /// Whether the lease is over at `now`.
+    /// Whether the lease has expired at `now`.
     pub fn is_over(&self, now: Duration) -> bool {
         self.expires.is_some_and(|end| now >= end)
     }
@@ -83,7 +85,8 @@ impl GrantedLease {
         self.rebind.is_some_and(|rebind| now >= rebind)
     }
 
-    /// Whether the lease's server can be reached without a router.
+    /// Whether the lease's server is in the subnet of the leased address, so that no router is
+    /// necessary. `false` if the subnet is not known.
     pub(super) fn is_server_near(&self) -> bool {
         let Some(prefix) = self.prefix else { return false };
         let host = u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0);
@@ -96,12 +99,13 @@ impl GrantedLease {
         Duration::from_secs(u64::from((seconds / 20).clamp(1, 60)))
     }
 
-    /// Time of the next question if no server answers the question at `now`. The wait is:
+    /// Time of the next request if no server answers the request that is sent at `now`. The wait is
+    /// at least [`Self::shortest_wait`], but does not exceed T2 or the expiry:
     ///
     /// * before T2: half of the time until T2
-    /// * after T2: half of the time until the end of the lease
-    /// * after the end of the lease, if the address is kept: [`Self::shortest_wait`]
-    /// * for a lease that never ends: one hour
+    /// * after T2: half of the time until the expiry
+    /// * after the expiry, if the address is kept: [`Self::shortest_wait`]
+    /// * for a lease that never expires: one hour
     pub(super) fn ask_again(&self, now: Duration) -> Duration {
         let rebind = self.rebind.filter(|rebind| now < *rebind);
         match rebind.or(self.expires) {
@@ -115,7 +119,7 @@ impl GrantedLease {
     }
 }
 
-/// T1, T2 and the end, counted from the start of the lease.
+/// T1, T2 and the expiry, counted from the start of the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LeaseTimes {
     pub t1: Duration,

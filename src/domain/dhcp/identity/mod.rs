@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::Mac;
 
-/// Purpose of the hash, as a part of its input. Another purpose gives another result.
+/// First text of the hash's input. With another text, the same names would give another identity.
 const PURPOSE: &str = "harvester-guest-operator dhcp identity 1";
 /// Type of a client identifier that contains an IAID and a DUID: RFC 4361.
 const TYPE_DUID: u8 = 255;
@@ -36,7 +36,7 @@ const TYPE_ETHERNET: u8 = 1;
 pub struct ClientId(Vec<u8>);
 
 impl ClientId {
-    /// Octets of the option, with the type first.
+    /// Value of option 61: the type octet, then the other octets of the identifier.
     pub fn octets(&self) -> &[u8] {
         &self.0
     }
@@ -77,7 +77,7 @@ impl FromStr for ClientId {
     }
 }
 
-/// Form of the client identifier.
+/// Form of the client identifier that a client sends to DHCP servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientIdForm {
     /// A DUID (RFC 4361) that is different for each client.
@@ -108,7 +108,7 @@ impl FromStr for ClientIdForm {
     }
 }
 
-/// Identity of a lease's holder.
+/// Identity of a DHCP client. Servers identify the holder of a lease by this identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientIdentity {
     /// Hardware address: source of the client's frames, and `chaddr`.

@@ -1,12 +1,13 @@
-//! ARP as far as a probe (RFC 5227) needs it: the question for the station that has an address, and
-//! the answer.
+//! ARP as far as a probe (RFC 5227) needs it: the question which station has an address, and the
+//! answer to this question.
 
 use std::net::Ipv4Addr;
 
 use super::super::Mac;
 use super::header::{ETHERTYPE_ARP, ethernet_header, octets};
 
-/// Header of ARP: Ethernet, IPv4, and the lengths of their addresses.
+/// First octets of each ARP packet: the types Ethernet and IPv4, and the lengths of their
+/// addresses.
 const KIND: [u8; 6] = [0, 1, 0x08, 0, 6, 4];
 /// Length of a packet, in octets.
 const LENGTH: usize = 28;
@@ -16,7 +17,7 @@ const REPLY: [u8; 2] = [0, 2];
 /// Content of an ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArpPacket {
-    /// Whether the packet is a request.
+    /// Whether the packet is a request, not a reply.
     pub request: bool,
     /// Hardware address of the sender, from the packet.
     pub sender: Mac,
@@ -45,8 +46,8 @@ impl ArpPacket {
         })
     }
 
-    /// Whether the packet shows that another station has the address, or is about to take it: RFC
-    /// 5227, 2.1.1.
+    /// Whether the packet shows that another station has `address`, or is about to take it: RFC
+    /// 5227, 2.1.1. `ours` is the client's own hardware address.
     pub fn disputes(&self, address: Ipv4Addr, ours: Mac) -> bool {
         let has = self.sender_ip == address;
         let probes = self.request && self.sender_ip.is_unspecified() && self.target_ip == address;
@@ -54,7 +55,8 @@ impl ArpPacket {
     }
 }
 
-/// Frame that asks which station has the address. The sender's IP address in it is unspecified.
+/// Frame that asks which station has `address`. The sender's hardware address is `ours`, and the
+/// sender's IP address is unspecified.
 pub fn probe(ours: Mac, address: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet_header(ours, Mac::BROADCAST, ETHERTYPE_ARP, LENGTH);
     frame.extend(KIND);

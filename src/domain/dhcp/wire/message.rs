@@ -1,6 +1,6 @@
 //! DHCP messages that a client sends or reads.
 //!
-//! Invariant: a message that was read has a cookie, a type, a valid server address, and the
+//! Invariant: a message that [`read`] accepts has a cookie, a type, a valid server address, and the
 //! lengths that the protocol fixes. The caller checks everything else.
 
 use std::net::Ipv4Addr;
@@ -76,16 +76,16 @@ impl MessageKind {
     }
 }
 
-/// Client's message that is to be written.
+/// Message that a client is to send.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientMessage<'a> {
     /// Kind of message, with its addresses.
     pub say: MessageKind,
     /// Client that sends the message.
     pub identity: &'a ClientIdentity,
-    /// Transaction ID, which answers repeat.
+    /// Transaction ID. The server's answers repeat it.
     pub xid: u32,
-    /// Seconds for which the client has been trying.
+    /// Seconds since the client began to ask for an address, or to extend its lease.
     pub secs: u16,
     /// Whether servers are asked to broadcast their answers.
     pub broadcast: bool,
@@ -156,13 +156,14 @@ pub struct ServerReply {
     pub address: Ipv4Addr,
     /// Server's address, option 54.
     pub server: Ipv4Addr,
-    /// Lease time in seconds, option 51; `u32::MAX`: without end.
+    /// Lease time in seconds, option 51; `u32::MAX`: the lease never expires.
     pub seconds: Option<u32>,
     /// T1 in seconds, option 58.
     pub t1: Option<u32>,
     /// T2 in seconds, option 59.
     pub t2: Option<u32>,
-    /// Length of the prefix, from option 1, if the option contains a valid mask.
+    /// Prefix length of the subnet, from option 1. `None`: the option is missing, or contains no
+    /// valid mask.
     pub prefix: Option<u8>,
     /// First router of option 3.
     pub gateway: Option<Ipv4Addr>,
@@ -170,7 +171,8 @@ pub struct ServerReply {
     pub name_servers: Vec<Ipv4Addr>,
 }
 
-/// Hardware address of the client that sends or receives a message.
+/// Hardware address of the client that sends or receives a message. `None`: the octets are not a
+/// DHCP message on Ethernet.
 pub fn holder(message: &[u8]) -> Option<Mac> {
     let ethernet = octets(message, 1)? == ETHERNET;
     let cookie = octets(message, OPTIONS - 4)? == COOKIE;
@@ -185,7 +187,7 @@ pub fn client_xid(message: &[u8]) -> Option<u32> {
     (message.first() == Some(&REQUEST)).then(|| u32::from_be_bytes(xid))
 }
 
-/// Reason why a message was rejected.
+/// Reason why [`read`] rejected a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageFault {
     /// The message violates the protocol.
@@ -194,7 +196,7 @@ pub enum MessageFault {
     NotOurs,
 }
 
-/// Reads a server's message to this client.
+/// Reads a server's message to the client with the identity `identity`.
 pub fn read(message: &[u8], identity: &ClientIdentity) -> Result<ServerReply, MessageFault> {
     if message.first() != Some(&REPLY) {
         return Err(MessageFault::Malformed);
@@ -244,8 +246,8 @@ fn reply(message: &[u8], options: &OptionReader<'_>) -> Option<ServerReply> {
     is_host(server).then_some(reply)
 }
 
-/// First [`MOST_NAME_SERVERS`] addresses of a list. Addresses that no host can have do not count.
-/// An incomplete address at the end of the list is ignored.
+/// First [`MOST_NAME_SERVERS`] addresses of a list. Addresses that no host can have are skipped. An
+/// incomplete address at the end of the list is ignored.
 fn hosts(list: &[u8]) -> Vec<Ipv4Addr> {
     let (addresses, _) = list.as_chunks::<4>();
     let hosts = addresses.iter().copied().map(Ipv4Addr::from).filter(|host| is_host(*host));

@@ -24,7 +24,7 @@ pub const CLIENT_ID: u8 = 61;
 const PAD: u8 = 0;
 const END: u8 = 255;
 
-/// Options that are being written.
+/// Options of a message that is being written, as octets.
 #[derive(Debug, Default)]
 pub struct OptionWriter(Vec<u8>);
 
@@ -44,7 +44,7 @@ impl OptionWriter {
     }
 }
 
-/// Options that were received, in the order in which their areas are read.
+/// Options of a received message. The areas are in the order in which they are read.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionReader<'a> {
     areas: [&'a [u8]; 3],

@@ -7,8 +7,9 @@
 //!
 //! Two networks are the same if they have the same bridge and the same VLAN, as for pools. A
 //! published address stays published even if a pool's ranges now contain it, or if the description
-//! of its network changed. It is withdrawn if a pool allocated it to another LoadBalancer, or if
-//! the cluster itself has it.
+//! of its network changed. It is withdrawn if a pool allocated it to another LoadBalancer, if an
+//! older LoadBalancer also publishes it, if the cluster itself has it, or if its lease names it as
+//! the gateway.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -20,21 +21,21 @@ use crate::pools::conflict::PoolFacts;
 use crate::pools::ranges::PoolRanges;
 use crate::vm_backends::backend_address::NetworkRange;
 
-/// IPPool with the segment of its addresses.
+/// IPPool with the segment on which its addresses are announced.
 #[derive(Clone, Debug)]
 pub struct PoolSegment {
     /// Facts about the IPPool, with its ranges.
     pub facts: Arc<PoolFacts>,
-    /// Segment on which its addresses are announced.
+    /// Segment on which the addresses of the IPPool are announced.
     pub segment: Segment,
 }
 
-/// LoadBalancer that also has the address, on any network.
+/// Another LoadBalancer that has the leased address, on any network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherHolder {
     /// Segment on which that LoadBalancer's address is announced. `None`: any segment.
     pub segment: Option<Segment>,
-    /// Whether a pool allocated the address.
+    /// Whether a pool allocated the address to that LoadBalancer.
     pub by_pool: bool,
     /// Whether that LoadBalancer publishes the address. If not, the address is only recorded for
     /// it.
@@ -54,13 +55,14 @@ pub struct AddressUses {
     pub others: Vec<OtherHolder>,
     /// Objects of the cluster that have the address.
     pub reserved: Vec<Reserved>,
-    /// Addresses of the network on which the address was leased; `None`: unknown.
+    /// CIDR and gateway of the network on which the address was leased; `None`: unknown.
     pub range: Option<NetworkRange>,
     /// Whether our LoadBalancer publishes the address already.
     pub published: bool,
 }
 
-/// Reason not to publish the address. The text contains no names of other tenants' objects.
+/// Reason not to publish the leased address; `None`: it may be published. The text contains no
+/// names of other tenants' objects.
 pub fn obstacle(lease: &LeasedAddress, world: &AddressUses) -> Option<String> {
     let ip: Ipv4Addr = lease.ip;
     let held = |other: &&OtherHolder| {
@@ -110,6 +112,7 @@ fn use_of(reserved: &Reserved) -> Option<&'static str> {
 }
 
 /// Reason not to publish an address that is the network's gateway, or outside the network's CIDR.
+/// `None`: the address is neither.
 fn outside(ip: Ipv4Addr, network: &str, range: &NetworkRange) -> Option<String> {
     let NetworkRange { cidr, gateway } = range;
     let ip = IpAddr::V4(ip);

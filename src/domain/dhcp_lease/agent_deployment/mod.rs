@@ -20,7 +20,8 @@ const KEEPER: (&str, &str) = ("app.kubernetes.io/managed-by", "harvester-guest-o
 const LABEL_AGENT: &str = "loadbalancer.harvesterhci.io/agent";
 /// Annotation on an agent's Deployment: `namespace/name` of its network.
 const ANNOTATION_AGENT_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
-/// Annotation on an agent's Deployment: SHA-256 of the Deployment that the operator wants.
+/// Annotation on an agent's Deployment: first octets of the SHA-256 of the Deployment that the
+/// operator wants, in hexadecimal.
 const ANNOTATION_WANTED: &str = "loadbalancer.harvesterhci.io/wanted";
 /// Annotation on a pod: the networks to which Multus attaches the pod.
 const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
@@ -39,21 +40,21 @@ pub struct StoredDeployment {
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// Whether the operator created the Deployment, which then has the operator's label.
+    /// Whether the Deployment has the operator's label, because the operator created it.
     pub ours: bool,
     /// Whether the Deployment is being deleted.
     pub leaving: bool,
-    /// Digest of the Deployment that the operator wrote last.
+    /// Digest of the Deployment that the operator wrote last; empty if there is none.
     pub wanted: String,
     /// Stored `spec`.
     pub spec: Value,
-    /// Reason why no pod is created, if the Deployment controller reports one.
+    /// Reason why the Deployment's pod cannot be created, if the Deployment controller reports one.
     pub failure: Option<String>,
 }
 
 impl StoredDeployment {
-    /// Options of the agent of `network`. `None`: the Deployment is not the operator's, or is for
-    /// another network.
+    /// Options that the stored Deployment passes to the agent of `network`. `None`: the Deployment
+    /// is not the operator's, or is for another network.
     pub fn options(&self, network: &str) -> Option<Vec<String>> {
         let args = self.spec["template"]["spec"]["containers"][0]["args"].as_array()?;
         let args: Vec<&str> = args.iter().map(Value::as_str).collect::<Option<_>>()?;
@@ -61,7 +62,7 @@ impl StoredDeployment {
         Some(options.iter().map(|option| (*option).to_owned()).collect())
     }
 
-    /// Reads a Deployment.
+    /// Reads a Deployment from its JSON.
     pub fn read(object: &Value) -> Self {
         let meta = &object["metadata"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -118,8 +119,8 @@ pub fn plan(wanted: Option<Value>, stored: Option<&StoredDeployment>) -> Deploym
     }
 }
 
-/// Whether the stored value has all wanted fields. Fields that the API server adds do not count,
-/// nor do quantities, which the API server normalizes.
+/// Whether the stored value has all wanted fields. Fields that the API server adds do not count.
+/// `resources` do not count either, because the API server normalizes quantities.
 fn covers(stored: &Value, wanted: &Value) -> bool {
     match (stored, wanted) {
         (_, Value::Null) => true,
@@ -136,7 +137,7 @@ fn covers(stored: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// Options of a network's agent, from the network's annotations.
+/// Options to pass to a network's agent, from the network's annotations.
 pub fn options(declaration: &DhcpDeclaration) -> Vec<String> {
     let mut options = Vec::new();
     let subnets = declaration.subnets().unwrap_or_default();
@@ -153,12 +154,13 @@ pub fn options(declaration: &DhcpDeclaration) -> Vec<String> {
     options
 }
 
-/// Arguments of the network's agent before its options.
+/// Arguments that come before the options on the command line of the network's agent.
 fn arguments(network: &str) -> [&str; 4] {
     ["--network", network, "--interface", INTERFACE]
 }
 
-/// Deployment of a network's agent with these options. `owner` is the owner reference to set.
+/// Deployment of a network's agent with these options, made from the chart's `template`. `owner` is
+/// the owner reference to set, if any.
 pub fn deployment(
     template: &Value,
     network: &str,

@@ -1,11 +1,11 @@
 //! Takeover of kube-vip's lease by the host, with the same address.
 //!
 //! A takeover is possible only for a VM load balancer, whose Service is in this cluster, and only
-//! if its annotation requests the takeover. First, the identity of kube-vip's client is written on
-//! the LoadBalancer. Then the Service is deleted, so that kube-vip gives the address back
-//! (`deleteService` in pkg/services/services.go stops its client, which sends a RELEASE). After
-//! that, the host asks for the same address, as the same client. In any other order, kube-vip would
-//! release the address at the server after the host has leased it.
+//! if its annotation says that the host leases the address. First, the identity of kube-vip's
+//! client is written on the LoadBalancer. Then the Service is deleted, so that kube-vip gives the
+//! address back (`deleteService` in pkg/services/services.go stops its client, which sends a
+//! RELEASE). After that, the host asks for the same address, as the same client. In any other
+//! order, kube-vip would release the address at the server after the host has leased it.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use api::{Condition, LoadBalancer, READY};
 
 /// Time after the deletion of a Service within which kube-vip may still send the RELEASE.
 const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
-/// Interval at which a takeover is checked.
+/// Interval at which the operator checks whether a takeover can continue.
 pub const AGAIN: Duration = Duration::from_secs(1);
 
 /// Whether the host may take over an announcer's lease for this LoadBalancer.
@@ -33,7 +33,7 @@ pub fn needs_service(lb: &LoadBalancer) -> bool {
     is_possible(lb) && (is_guests(lb) || noted(lb).is_some())
 }
 
-/// Condition of the LoadBalancer that reports a takeover, if a takeover has begun.
+/// Ready condition of the LoadBalancer, if it reports that a takeover has begun.
 fn noted(lb: &LoadBalancer) -> Option<&Condition> {
     let mut conditions = lb.status.iter().flat_map(|status| &status.conditions);
     let ready = conditions.find(|condition| condition.type_ == READY);
@@ -67,7 +67,8 @@ pub(super) fn begin(seen: &LeasingFacts<'_>) -> LeasingStep {
     }
 }
 
-/// Reason why the host does not lease yet, during a takeover.
+/// Reason why the host does not lease the address yet, during a takeover. `None`: no takeover has
+/// begun, or kube-vip has had the time to give the address back.
 pub(super) fn waits(seen: &LeasingFacts<'_>) -> Option<NoLease> {
     let LeasingFacts { lb, network, service, now, .. } = *seen;
     let since = noted(lb)?.last_update_time.as_deref().and_then(rfc3339::parse);

@@ -1,7 +1,7 @@
 //! Status of the host's leases on a network, in an annotation on the network. The status names the
 //! agent that serves the network, and the time since which the agent serves it. If no agent serves
-//! the network, the status names the reason. If the agent does not follow the annotations, the
-//! status names the faulty annotation.
+//! the network, the status says why. If an agent serves the network with its former options, the
+//! status names the annotation that is not valid.
 //!
 //! The status is JSON in an annotation, because a NetworkAttachmentDefinition has no status. It is
 //! written only when its content changes.
@@ -27,9 +27,9 @@ pub struct AgentFacts<'a> {
     /// Pod that holds the Lease of the network's agent, and the time since which it holds the
     /// Lease. `None`: no pod holds the Lease.
     pub served_by: Option<(String, Option<DateTime<FixedOffset>>)>,
-    /// Cluster network of the network.
+    /// Name of the cluster network that the network belongs to.
     pub cluster_network: &'a str,
-    /// Whether a node has the cluster network.
+    /// Whether at least one node belongs to this cluster network.
     pub has_node: bool,
     /// Deployment of the agent, if it is known.
     pub deployment: Option<&'a StoredDeployment>,
@@ -40,17 +40,19 @@ struct NetworkStatus {
     /// Name of the pod that serves the network; empty for none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     agent: String,
-    /// Time since which the pod and the reason are the same.
+    /// Time at which the agent got its Lease. If this time is not known, or no agent holds the
+    /// Lease: time at which `agent` or `reason` last changed.
     since: String,
-    /// Reason why no agent serves the network, or why the agent does not follow the annotations.
+    /// Reason why no agent serves the network, or why the agent does not follow the network's
+    /// annotations; empty for none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     reason: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     message: String,
 }
 
-/// New value of the annotation. `Some(None)`: the annotation is to be removed. `None`: nothing is
-/// to be written, because `stored` is already the right value.
+/// New value of the annotation that contains the network's status. `Some(None)`: the annotation is
+/// to be removed. `None`: nothing is to be written, because `stored` is already the right value.
 pub fn change(
     facts: &AgentFacts<'_>,
     stored: &str,
@@ -73,8 +75,7 @@ pub fn change(
     serde_json::to_string(&status).ok().map(Some)
 }
 
-/// Status to write. An empty `since` stands for the time at which the agent or the reason last
-/// changed.
+/// Status to write. `None`: the network is to have no status. [`change`] fills an empty `since`.
 fn status(facts: &AgentFacts<'_>) -> Option<NetworkStatus> {
     let AgentFacts { network, namespace, agent, cluster_network, .. } = facts;
     let why = |reason: &str, message: String| {

@@ -1,9 +1,8 @@
-//! Networks on which the host leases, as an admin declared them, and the party that creates their
-//! agents.
+//! Networks on which the host leases addresses, as an admin declared them, and the party that
+//! creates their agents.
 //!
-//! A declaration is durable: it does not depend on whether an agent is active now. A fault in
-//! another annotation of the network does not end the declaration. The fault only delays new
-//! leases.
+//! A declaration is durable: it does not depend on whether an agent is active now. If another
+//! annotation of the network is not valid, the declaration still counts, and only new leases wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,63 +16,67 @@ use api::{
     ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_SUBNETS, LoadBalancer,
 };
 
-/// Value of the declaring annotation on a NetworkAttachmentDefinition. With this value, the host
-/// leases on that network.
+/// Value of the annotation [`ANNOTATION_DHCP`] that declares a network: the host leases addresses
+/// on it.
 const HOST: &str = "host";
 
-/// Operator options for the networks on which the host leases.
+/// Operator options for the networks on which the host leases addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DhcpNetworks {
-    /// Networks that are declared whatever their NetworkAttachmentDefinition says. Key:
-    /// `namespace/name`; value: the network's form of client identifiers. The operator does not
-    /// create the agents of these networks.
+    /// Networks that count as declared, even without a declaration in their
+    /// NetworkAttachmentDefinition. Key: `namespace/name`; value: the network's form of client
+    /// identifiers. The operator does not create the agents of these networks.
     pub listed: BTreeMap<String, ClientIdForm>,
     /// Namespaces in which a NetworkAttachmentDefinition may declare its network. The namespaces
     /// are limited because a tenant may be able to write a NetworkAttachmentDefinition in its own
     /// namespace, and an agent has Linux capabilities.
     pub namespaces: BTreeSet<String>,
-    /// Network on which the host leases for VM load balancers that name no network:
+    /// Network on which the host leases addresses for VM load balancers that name no network:
     /// `namespace/name`, empty for none. This network must be declared as well.
     pub default: String,
 }
 
-/// Form of a network, which decides whether an agent can be attached to it.
+/// Form of a network. An agent can be attached only to the form [`NetworkForm::Bridge`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NetworkForm {
-    /// A bridge, untagged or to one VLAN.
+    /// A bridge whose frames are untagged, or in one VLAN.
     Bridge,
-    /// A bridge to many VLANs.
+    /// A bridge whose frames are in many VLANs.
     Trunk,
     /// Any other network, or a network whose configuration cannot be read.
     #[default]
     Other,
 }
 
-/// Declaration of DHCP in a NetworkAttachmentDefinition.
+/// Annotations for DHCP on a NetworkAttachmentDefinition, and facts about its network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DhcpDeclaration {
-    /// Value of the annotation that declares the network; empty for none.
+    /// Value of the annotation [`ANNOTATION_DHCP`], which declares the network; empty if it is
+    /// missing.
     pub annotation: String,
     /// Form of the network.
     pub form: NetworkForm,
-    /// Annotation for the subnets whose addresses may be leased; empty for any.
+    /// Value of the annotation [`ANNOTATION_DHCP_SUBNETS`]: the subnets whose addresses may be
+    /// leased. Empty: any address may be leased.
     pub subnets: String,
-    /// Annotation that says whether an address is kept if its lease ends without an answer; empty
-    /// for `Withdraw`.
+    /// Value of the annotation [`ANNOTATION_DHCP_ON_LEASE_LOSS`]: whether an address is kept if its
+    /// lease expires without an answer. Empty: `Withdraw`.
     pub on_lease_loss: String,
-    /// Annotation for the form of client identifiers; empty for the default.
+    /// Value of the annotation [`ANNOTATION_DHCP_CLIENT_ID`]: the form of client identifiers.
+    /// Empty: the default form.
     pub client_id: String,
-    /// Annotation that says whether servers are asked to broadcast their answers; empty for no.
+    /// Value of the annotation [`ANNOTATION_DHCP_BROADCAST`]: whether servers are asked to
+    /// broadcast their answers. Empty: no.
     pub broadcast: String,
-    /// Cluster network of the network. The nodes of a cluster network have its label. Empty: each
-    /// node has the network.
+    /// Name of the Harvester cluster network that the network belongs to. Only nodes with the label
+    /// of this cluster network have the network. Empty: each node has the network.
     pub cluster_network: String,
 }
 
 /// Agent that a network is to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WantedAgent {
-    /// The network has no agent: the host does not lease on it.
+    /// The network has no agent: the host leases no addresses on it.
     None,
     /// The network has an agent that the operator does not create: the chart creates it, for
     /// example.
@@ -99,7 +102,7 @@ impl WantedAgent {
 }
 
 impl DhcpDeclaration {
-    /// Subnets whose addresses may be leased; empty: any.
+    /// Subnets whose addresses may be leased. Empty: any address may be leased.
     ///
     /// # Errors
     /// The first part of the annotation that is no IPv4 subnet.
@@ -108,7 +111,7 @@ impl DhcpDeclaration {
         parts.map(|part| part.parse().map_err(|_| part)).collect()
     }
 
-    /// Whether an address whose lease ends without an answer is kept.
+    /// Whether an address is kept if its lease expires without an answer from a server.
     ///
     /// # Errors
     /// The annotation is neither `Withdraw` nor `Keep`.
@@ -120,7 +123,8 @@ impl DhcpDeclaration {
         }
     }
 
-    /// Form of client identifiers.
+    /// Form of client identifiers that the annotation requests. An empty annotation requests the
+    /// default.
     ///
     /// # Errors
     /// The annotation is no form of a client identifier.
@@ -129,7 +133,7 @@ impl DhcpDeclaration {
         if text.is_empty() { Ok(ClientIdForm::default()) } else { text.parse() }
     }
 
-    /// Whether servers are asked to broadcast their answers.
+    /// Whether DHCP servers are asked to broadcast their answers.
     ///
     /// # Errors
     /// The annotation is neither `true` nor `false`.
@@ -138,8 +142,8 @@ impl DhcpDeclaration {
         if text.is_empty() { Ok(false) } else { flag(text) }
     }
 
-    /// Key of the first annotation that is not valid, and the reason. The declaring annotation is
-    /// not checked.
+    /// Key of the first annotation that is not valid, and the reason. The annotation
+    /// [`ANNOTATION_DHCP`] is not checked. `None`: the other annotations are valid.
     fn fault(&self) -> Option<(&str, String)> {
         let subnets = self
             .subnets()
@@ -163,14 +167,16 @@ impl DhcpNetworks {
         if network.is_empty() && !facts::is_guest(lb) { self.default.clone() } else { network }
     }
 
-    /// Whether the host leases on a network, by its NetworkAttachmentDefinition and the options.
+    /// Whether a network is declared, by its NetworkAttachmentDefinition or by the operator
+    /// options: the host leases addresses on it.
     pub fn declare(&self, network: &str, declaration: Option<&DhcpDeclaration>) -> bool {
         let asks =
             |said| matches!(self.agent(network, said), WantedAgent::Ours | WantedAgent::Faulty(_));
         self.listed.contains_key(network) || declaration.is_some_and(asks)
     }
 
-    /// Reason why no new lease starts on a declared network, if an annotation is not valid.
+    /// Reason why no new lease starts on a declared network: an annotation of the network is not
+    /// valid. `None`: new leases may start, as far as the annotations say.
     pub fn fault(&self, network: &str, declaration: Option<&DhcpDeclaration>) -> Option<String> {
         match self.agent(network, declaration?) {
             WantedAgent::Faulty(fault) => Some(fault),
@@ -217,7 +223,8 @@ impl DhcpNetworks {
         WantedAgent::Refused(format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}"))
     }
 
-    /// Form of client identifiers on a network on which the host leases.
+    /// Form of client identifiers on a declared network. The operator options have precedence over
+    /// the annotation. An annotation that is not valid counts as missing.
     pub fn client_id_form(
         &self,
         network: &str,
@@ -227,15 +234,15 @@ impl DhcpNetworks {
         self.listed.get(network).copied().or_else(said).unwrap_or_default()
     }
 
-    /// Whether a network is in a namespace in which the annotation counts.
+    /// Whether a network is in a namespace in which the annotation [`ANNOTATION_DHCP`] counts.
     pub fn may_declare(&self, network: &str) -> bool {
         let namespace = network.split_once('/').map(|(namespace, _)| namespace);
         namespace.is_some_and(|namespace| self.namespaces.contains(namespace))
     }
 }
 
-/// Whether the text is `namespace/name` with names that the API server accepts. A name that the API
-/// server does not accept comes from an unknown source.
+/// Whether the text is `namespace/name` with names that the API server accepts. Other names come
+/// from an unknown source, so no Deployment is created for them.
 fn is_name(network: &str) -> bool {
     let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let fits = |part: &str| {

@@ -54,7 +54,7 @@ pub struct RequestedIdentity {
 
 /// Requested client identifier.
 enum AskedId {
-    /// No request: the network's form applies.
+    /// Nothing is requested: the network's form applies.
     Any,
     /// A requested form.
     Form(ClientIdForm),
@@ -65,9 +65,9 @@ enum AskedId {
 /// Annotation that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnnotationFault {
-    /// Path of the field.
+    /// Path of the annotation, from the root of the LoadBalancer.
     pub field: String,
-    /// Fault, and a valid value.
+    /// Fault of the annotation's value, and a description of a valid value.
     pub message: String,
 }
 
@@ -146,7 +146,7 @@ pub(super) fn flag(text: &str) -> Result<bool, String> {
 }
 
 impl RequestedIdentity {
-    /// Identity to present to the DHCP server. `derived` is the identity of a LoadBalancer whose user
+    /// Identity to present to the DHCP server. `derived` is the identity that applies if the user
     /// requests none. `form` is the form of client identifiers on this network.
     pub fn identity(&self, derived: ClientIdentity, form: ClientIdForm) -> ClientIdentity {
         let mut identity = derived;
@@ -193,12 +193,12 @@ impl RequestedIdentity {
             && self.address.is_none_or(|address| addresses.contains(&Some(&address.to_string())))
     }
 
-    /// Requested address: the client asks for it first.
+    /// IPv4 address that the user requests. A client without a former address asks for it.
     pub const fn address(&self) -> Option<Ipv4Addr> {
         self.address
     }
 
-    /// Whether the server is asked to broadcast its answers.
+    /// Whether the server is to be asked to broadcast its answers.
     pub const fn broadcast(&self) -> bool {
         self.broadcast
     }

@@ -36,7 +36,8 @@ impl Moment {
     }
 }
 
-/// Status to write for a client's record.
+/// Status to write for the record of a client. `agent` is the identity of the writing agent, and
+/// `former` is the stored status.
 pub fn report(
     record: &LeaseRecord,
     at: Moment,
@@ -95,7 +96,8 @@ pub fn report(
     status
 }
 
-/// Status of a record if no network link could be created for its client.
+/// Status to write for a record if no network link could be created for its client. `why` is the
+/// reason, and `former` is the stored status.
 pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLeaseStatus {
     let ready = if former.address.is_some() {
         let message = format!("the address is leased, and cannot be renewed: {why}");
@@ -110,7 +112,8 @@ pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLease
 const BOUND: &str = "Bound";
 const LINK_FAILED: &str = "LinkFailed";
 
-/// Stable reason in the condition, for a trouble of the client.
+/// Reason in the Ready condition and in Events for a trouble of the client. Reasons are stable:
+/// alerts and scripts may depend on them.
 pub fn reason(trouble: ClientTrouble) -> &'static str {
     match trouble {
         ClientTrouble::NoOffer => "NoOffer",
@@ -150,7 +153,8 @@ pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
     Value::Object(patch)
 }
 
-/// Lease that an earlier process held, from the record. `None`: the record has no lease.
+/// Lease that an earlier process of the agent held, from the status of the record. `wall` is the
+/// current time. `None`: the status contains no lease.
 pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<RecordedLease> {
     let time = |text: &Option<String>| rfc3339::parse(text.as_deref()?);
     let until = |end: DateTime<FixedOffset>| (end - wall).to_std().unwrap_or_default();
@@ -171,8 +175,8 @@ pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<Rec
     })
 }
 
-/// Address that an earlier process had and lost, from the record. `None`: the record has no such
-/// address.
+/// Address that an earlier process of the agent had and lost, from the status of the record.
+/// `None`: the status contains no such address.
 pub fn former(status: &DHCPLeaseStatus) -> Option<AnnouncedAddress> {
     let address = status.former_address.as_deref()?.parse().ok()?;
     Some(AnnouncedAddress { address, by: announcers(status) })
@@ -182,7 +186,7 @@ fn announcers(status: &DHCPLeaseStatus) -> Vec<Mac> {
     status.announcers.iter().filter_map(|mac| mac.parse().ok()).collect()
 }
 
-/// State of the record for a state of the client.
+/// State in the record that reports this state of the client.
 pub fn state(state: ClientState) -> LeaseState {
     match state {
         ClientState::Selecting => LeaseState::Selecting,

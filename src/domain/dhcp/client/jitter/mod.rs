@@ -25,7 +25,7 @@ pub const fn phase(n: u32) -> u32 {
     n.wrapping_mul(GOLDEN)
 }
 
-/// Time over which a number of clients send their first message:
+/// Time over which `clients` clients that begin together spread their first messages. It becomes
 /// [`super::super::ClientOptions::start_within`].
 pub fn start_within(clients: usize) -> Duration {
     EACH.saturating_mul(u32::try_from(clients).unwrap_or(u32::MAX)).min(LONGEST)

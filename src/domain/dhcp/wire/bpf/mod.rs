@@ -1,7 +1,7 @@
 //! Filter of a packet socket, as a program of the classic Berkeley packet filter.
 //!
-//! Invariant: a filter passes every frame that the client may need. It passes as few other frames
-//! as a check of fixed positions allows. The client checks each frame again.
+//! Invariant: a filter passes every frame that the client may need. A filter checks only fixed
+//! positions of a frame, so it also passes some other frames. The client checks each frame again.
 
 use super::super::Mac;
 
@@ -85,8 +85,8 @@ pub fn nothing() -> Vec<BpfInstruction> {
 
 /// Program for the client with the hardware address `mac`. It passes unfragmented DHCP datagrams
 /// for this hardware address: all datagrams to a client's port, and the datagrams to a server's
-/// port that a client sent. Without `mac`, it passes these datagrams for all clients. With `arp`,
-/// it also passes ARP. It drops frames of a VLAN.
+/// port that a client sent. `None` as `mac`: the program passes these datagrams for all clients.
+/// `arp`: whether the program also passes ARP. The program drops frames of a VLAN.
 pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<BpfInstruction> {
     let mut program = BpfProgram(Vec::new());
     let no_ip = if arp { JumpTarget::Arp } else { JumpTarget::Drop };

@@ -75,7 +75,7 @@ fn datagram(source: Mac, packet: &[u8]) -> Option<UdpDatagram<'_>> {
 
 /// Hardware address of the client that sends or receives the DHCP message in a frame. If one socket
 /// serves many clients, the agent forwards the frame to this client. `None`: the frame contains no
-/// DHCP message. An ARP frame is for every client that probes.
+/// DHCP message. The agent forwards an ARP frame to every client that probes.
 pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     match read(frame)? {
         FrameContent::Udp(datagram) => message::holder(datagram.payload),
