@@ -45,10 +45,9 @@ impl ApiServer {
         &self.0
     }
 
-    /// Repeats the review until the server authenticates the token as that user. An unknown token
-    /// and a denied review are retried. After two other faults, or at the deadline, the last fault
-    /// is returned as the error. A server that accepts the token but cannot name its user is a
-    /// success.
+    /// Asks for the token's user until the server names `user`. An unknown token and a denied
+    /// review are retried. After two other faults, or at the deadline, the last fault is returned
+    /// as the error. A server that accepts the token but cannot name its user is a success.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
         let mut why =
             RancherError::Silent(format!("not within {} s", within.as_secs())).to_string();

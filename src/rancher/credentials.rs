@@ -1,8 +1,8 @@
 //! Cloud credentials in Rancher's API, and the Secrets that store them.
 //!
-//! Invariant: a write patches only the content of a Secret, and the annotation with the end of the
-//! Secret's token. The patch names the version that was read. A Secret without annotations is never
-//! written: Rancher's server crashes on such a Secret, and crashes again at each start.
+//! Invariant: a write patches only the content of a Secret, and the annotation with the expiry of
+//! the Secret's token. The patch names the version that was read. A Secret without annotations is
+//! never written: Rancher's server crashes on such a Secret, and crashes again at each start.
 
 use std::collections::BTreeMap;
 
@@ -24,8 +24,8 @@ const SECRETS: &str = "/k8s/clusters/local/api/v1/namespaces/cattle-global-data/
 const LIST: &str = "/v3/cloudCredentials?limit=3000";
 const CONTENT: &str = "harvestercredentialConfig-kubeconfigContent";
 const NAMESPACE: &str = "cattle-global-data:";
-/// Annotation of Rancher 2.9.3 to 2.11: end of the token, in milliseconds since the epoch.
-/// Rancher's UI shows the end of the token and warns of it.
+/// Annotation of Rancher 2.9.3 to 2.11: expiry of the token, in milliseconds since the epoch.
+/// Rancher's UI shows this expiry and warns of it.
 const EXPIRATION: &str = "rancher.io/expiration-timestamp";
 
 /// The Secret of a cloud credential.
@@ -42,14 +42,14 @@ pub struct StoredCredential {
     pub content: Option<SecretText>,
 }
 
-/// End of a token, in seconds since the epoch. `None`: the token does not end.
+/// Expiry of a token, in seconds since the epoch. `None`: the token does not expire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenEnd(pub Option<Seconds>);
 
 /// A cloud credential for Harvester, as Rancher lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedCredential {
-    /// The name of its Secret.
+    /// Name of the cloud credential's Secret.
     pub name: String,
     /// Display name in Rancher's UI. Empty if Rancher has none.
     pub title: String,
@@ -114,7 +114,7 @@ impl RancherClient {
     }
 
     /// Writes a content into a Secret, if the Secret has not changed since `was` was read. `ends`:
-    /// end of the new token, if the content has a new token. `None`: the token in use stays.
+    /// expiry of the new token. `None`: the content has no new token.
     pub async fn write(
         &self,
         key: &SecretText,

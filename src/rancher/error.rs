@@ -1,4 +1,4 @@
-//! Errors of a call, with texts that hold no secret.
+//! Errors of a call to a server, with texts that hold no secret.
 //!
 //! Invariant: every text of the server or of a library passes through [`safe`].
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, CertificateError};
 
-/// Longest text of a server that is passed on, in bytes. A longer text is cut.
+/// Maximum length of a server's text in an error, in bytes. A longer text is cut.
 const LONGEST: usize = 200;
-/// Longest run of token characters that is passed on. A longer run may be a secret, because names
-/// are shorter.
+/// Longest run of token characters that an error repeats. A longer run may be a secret, because
+/// names are shorter.
 const LONGEST_WORD: usize = 40;
 
 /// Reason why a call failed.
@@ -54,7 +54,7 @@ impl RancherError {
         }
     }
 
-    /// The error that an unsuccessful answer means.
+    /// Error for an answer with an unsuccessful HTTP status.
     pub(super) fn of(status: u16, body: &[u8]) -> Self {
         let read: Option<Value> = serde_json::from_slice(body).ok().filter(Value::is_object);
         // If Rancher is missing, a proxy may answer for it, such as an ingress. A 404 of the proxy

@@ -32,10 +32,10 @@ pub struct IssuedTokens {
     pub now: Option<Seconds>,
 }
 
-/// Fault of a new token.
+/// Reason why a new token cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenFault {
-    /// The fault, in words.
+    /// The reason, as text for a message.
     pub why: String,
     /// Whether another try may succeed: a replica of Rancher may not know the token yet.
     pub may_pass: bool,
@@ -66,8 +66,8 @@ pub struct TokenLife {
 }
 
 impl TokenLife {
-    /// Describes the credential in a target. `token`: the token of this credential. `self`: the
-    /// state of this token.
+    /// Describes the credential in a target. `self`: state of the credential's token. `token`: that
+    /// token. `in_cloud_credential`: whether the target is a cloud credential.
     pub fn held(self, token: &Value, in_cloud_credential: bool) -> TargetCredential {
         let report = IssuerReport::of(token, &self.claims, in_cloud_credential);
         TargetCredential {
@@ -126,7 +126,8 @@ impl RancherIssuer {
         Ok(self.rancher.credentials(&self.key).await?.value)
     }
 
-    /// Makes a token with this name as its description.
+    /// Makes a token with the description `name`, and returns it with its hash and times.
+    /// `lifetime`: requested lifetime. `cluster`: the only cluster that shall accept the token.
     pub async fn mint(
         &self,
         issued: &IssuedTokens,
@@ -216,7 +217,7 @@ impl RancherIssuer {
             }
         }
         if issued.api == TokenApi::V3 && issued.is_own(&claims.name) {
-            // The token ended at or before now; the exact time is not known.
+            // The token expired at or before now; the exact time is not known.
             let claims = TokenClaims { issued: now.map(|now| now - 1), expires: now, ..claims };
             return Ok(TokenLife { claims, alive: Some(false), is_missing: false });
         }
@@ -233,8 +234,8 @@ impl RancherIssuer {
         Ok(())
     }
 
-    /// The server that a kubeconfig points to. Its certificate authorities are the kubeconfig's
-    /// own, or else those of the spec.
+    /// The server that a kubeconfig points to. The trusted certificate authorities are those of the
+    /// kubeconfig, or else those of the spec.
     pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<RancherClient, String> {
         let authority = match &reach.authority {
             None => self.authority.clone(),

@@ -40,8 +40,8 @@ pub use tokens::{ListedToken, MintedToken, TokenApi, TokenList, TokenOrder};
 use transport::{ServerTarget, WireAnswer, WireRequest};
 pub use trusted_roots::TrustedRoots;
 
-/// Path of an access review, which every account may request everywhere. The request succeeds with
-/// an accepted token, and fails with any other.
+/// Path of an access review, which every account may request everywhere. The request succeeds if
+/// the server accepts the token, and fails otherwise.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// Reads the text that the Rancher at a URL serves at a path without authentication. The server's
@@ -128,9 +128,8 @@ impl RancherClient {
         Self(self.0.below(&format!("/k8s/clusters/{id}")))
     }
 
-    /// Asks for the user of a token. Success proves that the token is accepted on this path. A
-    /// request for the server's version would prove nothing, since servers answer it without
-    /// authentication.
+    /// Asks for the user of a token. Success proves that the server accepts the token. A request
+    /// for the server's version would prove nothing: servers answer it without authentication.
     pub async fn bearer(
         &self,
         token: &SecretText,

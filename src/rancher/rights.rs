@@ -25,7 +25,7 @@ const ASKED_WITHIN: Duration = Duration::from_secs(10);
 /// of the machines' namespace.
 const NAMESPACES: &str = "/v1/namespaces";
 
-/// Rights of a token.
+/// Result of a review of the rights that Rancher's node driver needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenRights {
     /// All rights that are needed, cluster-wide or in one namespace.
@@ -87,7 +87,8 @@ impl ApiServer {
     }
 }
 
-/// The first right of the node driver that a token's bearer lacks.
+/// The first right of the node driver that a token's bearer lacks, if there is one. `namespace`:
+/// namespace of the right. `None`: all namespaces.
 async fn lacks(
     server: &ServerTarget,
     token: &str,

@@ -29,7 +29,7 @@ struct ExistingCredential {
 pub struct ReplacementToken<'a> {
     /// The token.
     pub token: &'a Value,
-    /// End of the token, in seconds since the epoch. `None`: the token does not end.
+    /// Expiry of the token, in seconds since the epoch. `None`: the token does not expire.
     pub ends: Option<Seconds>,
     /// Whether the present token stays beside the new one.
     pub keep: bool,
@@ -91,7 +91,8 @@ impl RancherIssuer {
         Ok(CloudCredentialView { target, now, there })
     }
 
-    /// Writes a token into a credential, if the credential has not changed since it was read.
+    /// Writes a token into a cloud credential, if the cloud credential has not changed since it was
+    /// read (`sight`).
     pub async fn publish(
         &self,
         name: &str,
@@ -103,7 +104,8 @@ impl RancherIssuer {
         self.store(name, &there.stored, content, Some(TokenEnd(new.ends))).await
     }
 
-    /// Removes the kept old token.
+    /// Removes the kept old token from a cloud credential, if the cloud credential has not changed
+    /// since it was read (`sight`).
     pub async fn drop_old(
         &self,
         name: &str,

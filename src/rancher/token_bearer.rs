@@ -1,6 +1,6 @@
 //! User of a token, as a server authenticates it.
 //!
-//! Invariant: only a token that the server accepts on this path gets an answer.
+//! Invariant: a request for the user succeeds only if the server accepts the token.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ pub(super) async fn bearer(
     Ok(DatedAnswer { value: TokenBearer { user: Some(username), token: named }, date: answer.date })
 }
 
-/// Asks only whether the token is accepted.
+/// Asks only whether the server accepts the token, because the server cannot name its user.
 async fn accepted(
     there: &ServerTarget,
     token: &str,

@@ -42,7 +42,7 @@ impl TokenApi {
     }
 }
 
-/// Tokens of the API key's user.
+/// Tokens that Rancher lists to an API key: see [`RancherClient::tokens`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenList {
     /// The API that lists the tokens, and makes new ones.
@@ -231,8 +231,8 @@ impl RancherClient {
         Ok(DatedAnswer { value: TokenList { api: TokenApi::Ext, tokens }, date: answer.date })
     }
 
-    /// The token with this name, if the key's user may see it. A token may always read itself,
-    /// unless it is limited to a cluster.
+    /// The token with this name. `None`: no such token is visible to the key's user. A token may
+    /// always read itself, unless it is limited to a cluster.
     pub async fn token(
         &self,
         key: &SecretText,

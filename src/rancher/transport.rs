@@ -6,8 +6,8 @@
 //! * At most [`LONGEST_BODY`] of an answer is read.
 //! * Connecting and the whole call have deadlines.
 //! * A call is sent once and never repeated.
-//! * Data that may hold a token is in no error. It is wiped from memory where the libraries leave
-//!   that to their caller.
+//! * Data that may hold a token is in no error. The data is wiped from memory where the libraries
+//!   leave that to their caller.
 //!
 //! This module uses hyper and not `kube::Client`, because `kube::Client` keeps connections, repeats
 //! calls by default (a token would be made twice) and reads an answer of any length into buffers of

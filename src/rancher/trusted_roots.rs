@@ -1,4 +1,4 @@
-//! Certificate authorities that a server's certificate may come from.
+//! Certificate authorities that may have signed a server's certificate.
 //!
 //! Invariant: either exactly the given authorities or exactly the system's are trusted. Where a
 //! token is sent, a certificate is always verified.
@@ -7,7 +7,7 @@ use tokio_rustls::rustls::ClientConfig;
 
 use crate::tls;
 
-/// Certificate authorities that a server's certificate may come from.
+/// Certificate authorities that may have signed a server's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrustedRoots<'a> {
     /// The given authorities, in PEM.
@@ -16,7 +16,7 @@ pub enum TrustedRoots<'a> {
     System,
 }
 
-/// TLS settings for the given trust. The error says why the authorities cannot be used.
+/// TLS settings that trust these authorities. The error says why they cannot be used.
 pub(super) fn settings(trust: TrustedRoots<'_>) -> Result<ClientConfig, String> {
     match trust {
         TrustedRoots::Pem(pem) => tls::trusting(pem),

@@ -38,13 +38,13 @@ pub struct ChildCandidate {
 pub struct ObservedRancher<'a> {
     /// URL of the Rancher.
     pub url: &'a str,
-    /// User of the API key.
+    /// ID of the user to whom the API key belongs.
     pub user: &'a str,
     /// All cloud credentials that the user of the API key may read.
     pub listed: &'a [ChildCandidate],
-    /// Whether the API key has an end. `None`: not known.
+    /// Whether the API key expires. `None`: not known.
     pub key_ends: Option<bool>,
-    /// Other TokenRotations that the operator may carry out.
+    /// TokenRotations in all namespaces where the operator has rights, including the children.
     pub others: &'a [&'a TokenRotation],
 }
 
@@ -83,7 +83,7 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
     let mut wanted = BTreeMap::new();
     let mut want = |child: TokenRotation| -> Option<String> {
         let name = child.metadata.name.clone().unwrap_or_default();
-        // If the child exists, its creation time decides which TokenRotation goes first.
+        // If the child exists, its creation time decides which TokenRotation has precedence.
         let there = mine.iter().find(|one| one.metadata.name == child.metadata.name);
         let first = first_rival(there.copied().unwrap_or(&child), others.iter().copied());
         if let Some(first) = first {
@@ -239,7 +239,8 @@ fn full_name(rotation: &TokenRotation) -> String {
     format!("{namespace}/{}", rotation.metadata.name.as_deref().unwrap_or_default())
 }
 
-/// Message of a TokenRotation that does nothing, because another one goes first.
+/// Message of a TokenRotation that does nothing, because `first` has precedence for the same
+/// credential.
 pub fn second_message(first: &TokenRotation) -> String {
     format!(
         "TokenRotation {} replaces this credential already, and goes first: of two the one that was made by hand, \

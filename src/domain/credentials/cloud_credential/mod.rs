@@ -33,8 +33,8 @@ impl std::fmt::Debug for CloudCredential {
 }
 
 impl CloudCredential {
-    /// Reads a Secret. The error is the reason why the Secret cannot be used. `going`: the Secret
-    /// is being deleted.
+    /// Reads a Secret. The error is the reason why the Secret cannot be used. `going`: whether the
+    /// Secret is being deleted.
     pub fn read(
         annotations: &BTreeMap<String, String>,
         going: bool,
@@ -64,7 +64,7 @@ impl CloudCredential {
         self.config.token_of(&self.user)
     }
 
-    /// Old token that is kept beside the one in use.
+    /// Old token that is kept beside the one in use. `None`: no token is kept.
     pub fn kept_token(&self) -> Option<TokenText> {
         self.config.kept_token(&self.user)
     }
@@ -75,8 +75,8 @@ impl CloudCredential {
         others.map(|(_, token)| token.hash()).collect()
     }
 
-    /// Content with another token. `keep`: the old token stays beside the new token. `to`: the new
-    /// server of the token, if the server changes. In this case, a new kubeconfig is made.
+    /// Content with another token. `keep`: whether the old token stays beside the new token. `to`:
+    /// the new server of the token, if the server changes. In this case, a new kubeconfig is made.
     pub fn with_token(
         &self,
         token: &TokenText,

@@ -76,7 +76,7 @@ pub struct GuestCredential {
     /// Number of the guest's VMs. `None`: not known.
     pub machines: Option<usize>,
     /// Name of the TokenRotation that makes tokens of the guest's account. The use of those tokens
-    /// is not recorded.
+    /// is not recorded. `None`: no TokenRotation makes such tokens.
     pub rotation: Option<String>,
 }
 
@@ -106,7 +106,7 @@ impl GuestObjects {
         self.rotations.iter().find(is_of).map(|rotation| rotation.name.clone())
     }
 
-    /// Number of VMs that are nodes of the guest.
+    /// Number of VMs that are nodes of the guest. `None`: the VMs could not be listed.
     fn machines(&self, guest: &GuestCluster) -> Option<usize> {
         let machines = self.machines.as_ref()?;
         Some(machines.iter().filter(|machine| machine.is_node_of(guest)).count())
@@ -160,7 +160,7 @@ fn day(text: &str) -> Option<i64> {
     Some(date.and_hms_opt(0, 0, 0)?.and_utc().timestamp().div_euclid(DAY))
 }
 
-/// Table of `--list`.
+/// Table that `--list` prints. `unused_days`: see [`GuestCredential::reason_to_keep`].
 pub fn table(credentials: &[GuestCredential], now: i64, unused_days: i64) -> String {
     let head = ["NAMESPACE", "CLUSTER", "TOKEN", "AGE", "LAST USED", "GUEST", "NOTES"];
     let mut rows = vec![head.map(str::to_owned)];

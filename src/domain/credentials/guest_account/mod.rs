@@ -62,7 +62,7 @@ pub struct GuestCluster {
 }
 
 impl GuestCluster {
-    /// Checks both names.
+    /// Guest cluster with these names. The error lists the reasons why a name is invalid.
     pub fn new(cluster: &str, namespace: &str) -> Result<Self, RefusalReasons> {
         let mut faults: Vec<String> = namespace_fault(namespace).into_iter().collect();
         if !is_object_name(cluster) {
@@ -238,9 +238,9 @@ pub struct TokenSecret {
     pub version: String,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// Day of the last use, as the API server recorded it.
+    /// Day of the token's last use, as the API server recorded it. `None`: no use is recorded.
     pub last_used: Option<String>,
-    /// Day since which the API server refuses the token.
+    /// Day since which the API server refuses the token. `None`: it accepts the token.
     pub invalid_since: Option<String>,
 }
 
@@ -258,17 +258,19 @@ pub struct ForeignSecret {
 /// Existing objects of a guest's credential.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExistingObjects {
-    /// Rules of the relevant ClusterRoles that exist, by name.
+    /// Rules of the existing ClusterRoles among those that guests get, by the ClusterRole's name.
     pub roles: BTreeMap<String, Value>,
     /// Existing namespaces of [`SHARED_NAMESPACES`].
     pub shared: BTreeSet<String>,
     /// Account of the guest.
     pub account: Option<StoredAccount>,
-    /// Bindings whose role, name or subjects make them relevant.
+    /// Bindings that name the guest's account, or whose name begins with the name of the guest's
+    /// bindings.
     pub bindings: Vec<StoredBinding>,
     /// Token Secrets of all accounts in the namespace.
     pub tokens: Vec<TokenSecret>,
-    /// Secrets of another type in the namespace, by name. Only requested names were looked up.
+    /// Secrets of another type in the namespace, by name. Only the names that the caller requested
+    /// were looked up.
     pub taken: BTreeMap<String, ForeignSecret>,
 }
 
@@ -302,7 +304,8 @@ pub struct CreationStep {
 }
 
 /// Name of the Secret whose token is handed out: the newest Secret with a valid token, or a new
-/// Secret. `stamp`: suffix by which a new name differs from all earlier names.
+/// Secret. `stamp`: suffix by which a new name differs from all earlier names. `rotate`: whether
+/// the Secret must be new.
 pub fn wanted_token(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -322,8 +325,10 @@ pub fn wanted_token(
     if was_used { fresh() } else { plain }
 }
 
-/// Missing objects, in the order in which they must be created. While the account is missing, only
-/// the names of the other objects are valid, because their content needs the account's UID.
+/// Missing objects, in the order in which they must be created. `token`: name of the token Secret.
+/// While the account is missing, only the names of the other objects are valid, because their
+/// content needs the account's UID. The error lists why they cannot be created, such as a foreign
+/// object with the same name.
 pub fn plan(
     guest: &GuestCluster,
     csi: CsiAccess,

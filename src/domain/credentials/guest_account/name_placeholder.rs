@@ -25,8 +25,9 @@ pub struct NamePlaceholder {
     pub object: KindAndName,
 }
 
-/// Necessary change of the placeholder. `None`: no change. `make`: a missing placeholder is made,
-/// because a token Secret with the same name existed and is gone.
+/// Necessary change of the placeholder. `None`: no change. `kept`: name of the Secret with the
+/// valid token, if there is one. `make`: whether a missing placeholder is made, because a token
+/// Secret with the same name existed and is gone.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,

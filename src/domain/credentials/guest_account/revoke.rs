@@ -53,8 +53,8 @@ pub struct Revocation {
     pub left: Vec<String>,
 }
 
-/// Objects to delete for a request. `kept`: the token that has just been handed out and was not
-/// used yet. If `kept` is not given, the newest token stays. In this case, `--revoke old` is
+/// Objects to delete for the request `what`. `kept`: Secret of the token that has just been handed
+/// out, and that the guest has not used yet. `None`: the newest token stays, and `--revoke old` is
 /// refused if another token was used and the newest token was not.
 pub fn revoke(
     guest: &GuestCluster,
@@ -181,7 +181,8 @@ fn remove_subject(
 }
 
 impl GuestCredential {
-    /// Reason why the guest does not count as gone. `None`: it counts as gone.
+    /// Reason why the guest does not count as gone. `None`: it counts as gone. `unused_days`: days
+    /// that must have passed since the guest's credential was made or used.
     pub fn reason_to_keep(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {
             Some(0) => {}

@@ -34,9 +34,9 @@ pub enum CsiAccess {
     None,
 }
 
-/// Rights of the guest's CSI driver: the requested rights, else the existing rights. A guest
-/// without existing rights gets narrow rights if it never had a token. The token is made last, so
-/// such a guest is new, or its creation was interrupted.
+/// Rights of the guest's CSI driver: the requested rights (`asked`), or else the existing rights. A
+/// guest without existing rights gets narrow rights if it never had a token, and otherwise none.
+/// The token is made last, so a guest that never had one is new, or its creation was interrupted.
 pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();
     let has = |role: &str, in_namespace: bool| {
@@ -66,7 +66,8 @@ struct WantedBinding {
     namespace: Option<String>,
     name: String,
     role: &'static str,
-    /// Wider role. An existing binding may have this role instead of `role`.
+    /// Wider role that an existing binding may have instead of `role`. `None`: there is no such
+    /// role.
     or: Option<&'static str>,
     /// Whether the account owns the binding. No account can own a binding in another namespace.
     owned: bool,

@@ -25,10 +25,11 @@ const OTHER_AUTH_FIELDS: [&str; 8] = [
     "client-certificate-data",
     "client-key",
 ];
-/// Fields of a user entry. Each stands for a method of authentication whose end is not in the file.
+/// Fields of a user entry. Each stands for a method of authentication whose expiry is not in the
+/// file.
 const UNKNOWN_END_FIELDS: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
-/// Suffix of the user's name, for the entry that keeps an old token for a while.
+/// Suffix for the name of the entry that keeps a user's old token for a while.
 const PREVIOUS: &str = "-previous";
 /// Name of the cluster, the context and the user of a new kubeconfig.
 const MADE: &str = "harvester";
@@ -45,7 +46,7 @@ pub enum AuthMethod {
     Token(TokenText),
     /// A certificate in the file. The claims are its name and times.
     Certificate(TokenClaims),
-    /// A method for which no end is known. The text is the reason.
+    /// A method whose expiry is not known. The text is the reason.
     Unknown(String),
 }
 
@@ -132,20 +133,21 @@ impl Kubeconfig {
             .ok_or_else(|| "it has no current context, or that no user".to_owned())
     }
 
-    /// Old token that is kept beside the user's own.
+    /// Old token that is kept beside the user's own. `None`: no token is kept.
     pub fn kept_token(&self, user: &str) -> Option<TokenText> {
         let name = format!("{user}{PREVIOUS}");
         self.tokens().into_iter().find(|(user, _)| *user == name).map(|(_, token)| token)
     }
 
-    /// Token of a user. `None`: the user has no token yet, and may get one.
+    /// Token of a user. `None`: the user has no token yet, and may get one. The error says why the
+    /// user may not get a token.
     pub fn token_of(&self, user: &str) -> Result<Option<TokenText>, CredentialFault> {
         let entry = self.entry(user)?;
         let token = entry["user"]["token"].as_str().filter(|token| !token.trim().is_empty());
         Ok(token.map(|token| TokenText::new(token.to_owned())))
     }
 
-    /// The same kubeconfig with another token for the user. `kept`: old token that stays in an
+    /// Text of this kubeconfig with another token for the user. `kept`: old token that stays in an
     /// entry of its own, because some issuers delete a token that the target no longer names.
     pub fn with_token(
         &self,
@@ -170,8 +172,8 @@ impl Kubeconfig {
         to_yaml(&config)
     }
 
-    /// New kubeconfig for another server, with one context, and one user with this token. `kept`:
-    /// old token that stays in an entry of its own.
+    /// Text of a new kubeconfig for another server, with one context, and one user with this token.
+    /// `kept`: old token that stays in an entry of its own.
     pub fn for_server(
         to: &ServerEndpoint,
         token: &TokenText,
@@ -193,8 +195,8 @@ impl Kubeconfig {
         }))
     }
 
-    /// The same kubeconfig without the entry that keeps the user's old token. `None`: there is no
-    /// such entry.
+    /// Text of this kubeconfig without the entry that keeps the user's old token. `None`: there is
+    /// no such entry.
     pub fn without_kept(&self, user: &str) -> Result<Option<String>, CredentialFault> {
         self.entry(user)?;
         let name = format!("{user}{PREVIOUS}");

@@ -50,7 +50,7 @@ pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, CredentialFau
     })
 }
 
-/// ID of a cluster, from the cluster's URL at a Rancher.
+/// ID of a cluster, from the cluster's URL at a Rancher. `None`: the URL has another form.
 fn cluster(server: &str) -> Option<&str> {
     let (_, path) = server.split_once("://")?.1.split_once('/')?;
     let id = path.strip_prefix("k8s/clusters/")?;
@@ -59,16 +59,17 @@ fn cluster(server: &str) -> Option<&str> {
     (!id.is_empty() && id.chars().all(fits)).then_some(id)
 }
 
-/// Secret with an API key, and the URLs that limit its use.
+/// Secret with an API key, and the URLs that limit where the key may be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct MinterSecret<'a> {
     /// Name of the Secret.
     pub secret: &'a str,
-    /// URL in the Secret's annotation.
+    /// URL in the Secret's annotation. `None`: the Secret has no such annotation.
     pub named: Option<&'a str>,
     /// URL in the spec.
     pub wanted: Option<&'a str>,
-    /// First URL that was recorded from the Secret, if the spec names no URL.
+    /// URL that the Secret named first, from the TokenRotation's status. Used only if the spec
+    /// names no URL.
     pub first: Option<&'a str>,
 }
 

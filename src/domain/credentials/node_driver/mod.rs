@@ -38,9 +38,9 @@ pub const RIGHTS: [DriverRight; 10] = [
     of("list", "", "persistentvolumeclaims"),
 ];
 
-/// Rights to get the objects that a machine's configuration can name, in any namespace. One more
-/// right is to get Harvester's version. The driver needs only the rights that the configuration
-/// uses.
+/// Rights to get the objects that a machine's configuration can name, and Harvester's version. The
+/// objects may be in any namespace. For one machine, the driver needs only the rights for the
+/// objects that its configuration names.
 pub const READS: [DriverRight; 5] = [
     of("get", "harvesterhci.io", "virtualmachineimages"),
     of("get", "harvesterhci.io", "keypairs"),

@@ -18,21 +18,23 @@ use api::{
     Source, Target, TokenRotation, TokenRotationSpec,
 };
 
-/// ClusterRole with the rights in the namespace of the virtual machines.
+/// ClusterRole that lets the account manage virtual machines in one namespace: [`RIGHTS`].
 const DRIVER: &str = "harvester-guest-operator:node-driver";
-/// ClusterRole with the rights in all namespaces.
+/// ClusterRole that lets the account get, in all namespaces, the objects that a machine's
+/// configuration can name: [`READS`].
 const READER: &str = "harvester-guest-operator:node-driver-reader";
 /// Longest name of a cloud credential, in bytes.
 const LONGEST: usize = 63;
 
-/// Options for a ServiceAccount whose token a cloud credential gets.
+/// Options of `rancher-secret` for a ServiceAccount whose token is put into a cloud credential.
 #[derive(Clone, Copy, Debug)]
 pub struct AccountOptions<'a> {
     /// Name of the cloud credential's Secret in Rancher.
     pub credential: &'a str,
-    /// URL at which Rancher reaches this cluster.
+    /// URL at which Rancher reaches this cluster. `None` is an error.
     pub server: Option<&'a str>,
-    /// Namespace of the virtual machines, for a new account.
+    /// Namespace of the virtual machines, where a new account gets its rights. `None`: `account`
+    /// names an existing account.
     pub vm_namespace: Option<&'a str>,
     /// Existing account in `namespace`. `None`: a new account with the cloud credential's name.
     pub account: Option<&'a str>,
@@ -87,8 +89,8 @@ impl AccountOptions<'_> {
         self.account.unwrap_or(self.credential)
     }
 
-    /// Text of the account, its rights and the TokenRotations. `renews`: the API key has an end, so
-    /// a TokenRotation for the key is printed, too.
+    /// Text in YAML of the account, its rights and the TokenRotations. `renews`: whether the API
+    /// key expires, so that a TokenRotation for the key is printed, too.
     pub fn text(&self, renews: bool) -> String {
         let mut all = self.vm_namespace.map(|machines| self.rights(machines)).unwrap_or_default();
         all.push(self.rotation(self.credential, self.spec()));
@@ -166,7 +168,7 @@ impl AccountOptions<'_> {
         RancherServer { minter, ..RancherServer::default() }
     }
 
-    /// Report about the printed objects and the next steps.
+    /// Report about the printed objects, and about the steps that the user must take next.
     pub fn report(&self) -> String {
         let Self { credential, namespace, secret, .. } = *self;
         let account = self.account();

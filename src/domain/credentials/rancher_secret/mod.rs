@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //!
-//! * An authority from Rancher itself is used only if it has the given checksum.
+//! * A certificate authority that Rancher itself shows is used only if it has the given checksum.
 //! * The Secret names the only URL to which its key may be sent.
 
 mod account;
@@ -66,7 +66,8 @@ impl RancherSecretOptions<'_> {
         faults
     }
 
-    /// Text of the Secret, wiped from memory when it is dropped.
+    /// Text of the Secret in YAML, wiped from memory when it is dropped. `authority`: certificate
+    /// authority that the Secret gets, in PEM, if it gets one.
     pub fn text(&self, authority: Option<&str>) -> Zeroizing<String> {
         let encoded = |text: &str| Zeroizing::new(STANDARD.encode(text));
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
@@ -125,8 +126,8 @@ pub fn unknown_authority(shown: &str) -> CredentialFault {
     )
 }
 
-/// Report about the API key: its user, its end (`ends`, if it has one), and the cloud credentials
-/// that the user may read (`listed`).
+/// Report about the API key: its user, its expiry (`ends`, `None`: it does not expire), and the
+/// cloud credentials that the user may read (`listed`).
 pub fn report(user: &str, ends: Option<Seconds>, listed: &[ChildCandidate]) -> String {
     let own = listed.iter().filter(|one| one.owner == user).count();
     let others = listed.len() - own;

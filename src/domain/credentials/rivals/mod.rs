@@ -1,10 +1,12 @@
-//! Two TokenRotations for one credential: one goes first, the other does nothing.
+//! Precedence between two TokenRotations for the same credential. The one without precedence does
+//! nothing.
 //!
 //! Invariant: two TokenRotations never stop each other, whatever their states are. The order is
-//! fixed: a TokenRotation that was made by hand goes before a child. Otherwise the older one goes
-//! first. If both have the same age, their names decide. A TokenRotation in another namespace goes
-//! first only after it has read the credential. Without this rule, a user with the right to make
-//! TokenRotations in one namespace could stop a TokenRotation in another namespace.
+//! fixed: a TokenRotation that was made by hand has precedence over a child. Otherwise the older
+//! one has precedence. If both have the same age, their names decide. A TokenRotation in another
+//! namespace has precedence only after it has read the credential. Without this rule, a user with
+//! the right to make TokenRotations in one namespace could stop a TokenRotation in another
+//! namespace.
 
 use super::minter::is_same_url;
 use api::TokenRotation;
@@ -55,8 +57,8 @@ pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
     }
 }
 
-/// Returns the TokenRotation for the same credential that goes before `one`. If there are several,
-/// the first of them is returned.
+/// Returns the TokenRotation for the same credential that has precedence over `one`. If there are
+/// several, the one with the highest precedence is returned. `None`: there is none.
 pub fn first_rival<'a>(
     one: &TokenRotation,
     others: impl IntoIterator<Item = &'a TokenRotation>,
@@ -80,7 +82,7 @@ fn has_seen(rotation: &TokenRotation) -> bool {
     rotation.status.as_ref().is_some_and(|status| status.current.is_some())
 }
 
-/// Sort key: the smallest goes first. A TokenRotation that is not created yet counts as the
+/// Sort key: the smallest has precedence. A TokenRotation that is not created yet counts as the
 /// youngest.
 fn rank(rotation: &TokenRotation) -> (bool, i64, Option<&str>, Option<&str>) {
     let metadata = &rotation.metadata;

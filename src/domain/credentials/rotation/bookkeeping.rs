@@ -9,14 +9,15 @@ use super::{
     TargetState, issuer_report,
 };
 
-/// First and longest pause after a failure.
+/// First pause after a failure. Each further failure doubles the pause, up to [`LAST_RETRY`], or
+/// [`LAST_REVOKE`] for a revocation.
 const FIRST_RETRY: Seconds = 5;
 const LAST_RETRY: Seconds = 600;
 /// Longest pause after a failed revocation. The pause is short, because the credential may have
 /// leaked. Also, no event reports that a missing right was granted.
 const LAST_REVOKE: Seconds = 120;
 
-/// Earliest of several times.
+/// Earliest of the times that were passed to `or`. `None`: no time yet.
 #[derive(Default)]
 pub(super) struct EarliestTime(pub(super) Option<Seconds>);
 
@@ -26,7 +27,8 @@ impl EarliestTime {
     }
 }
 
-/// Updates the record if it differs from the target's content or from the existing credentials.
+/// Action that updates the record. `None`: the record agrees with the target's content and with the
+/// existing credentials.
 pub(super) fn update_record(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -204,7 +206,7 @@ fn retry_pause(failures: u32) -> Seconds {
     FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
 
-/// Revokes the credential, or records that it no longer exists.
+/// Action that revokes the old credential, or records that it no longer exists.
 pub(super) fn revoke_or_forget(
     record: &RotationRecord,
     old: &RetiredCredential,

@@ -43,7 +43,8 @@ pub fn decide(
         .unwrap_or(RotationAction::Wait(until.0))
 }
 
-/// Makes and publishes another credential, if a replacement is due or requested.
+/// Next step of a replacement that is due or requested. `None`: no step is possible now. Then
+/// `until` gets the time of the next try, if that time is known.
 fn replace(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -114,8 +115,8 @@ fn replace(
     }
 }
 
-/// Whether the first replacement is due at once, because the target holds a credential of a kind
-/// other than the source's.
+/// Whether the first replacement is due at once, because the target holds a credential of another
+/// kind than the source makes.
 fn takes_over(plan: &RotationPlan, record: &RotationRecord) -> bool {
     plan.is_apart()
         && record.last_rotation.is_none()
@@ -128,7 +129,8 @@ fn abandon_pending(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -
     RotationAction::write(RecordChange::Abandoned, next)
 }
 
-/// Next step of the pending credential.
+/// Next step that makes, verifies or publishes the pending credential. `version`: present version
+/// of the target, empty if the target does not exist.
 fn continue_pending(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -183,7 +185,9 @@ fn continue_pending(
     RotationAction::write(RecordChange::Publishing, next)
 }
 
-/// Restarts workloads if that is not done yet, and begins the overlap of old credentials.
+/// Restarts the workloads if they were not restarted for the credential in the target. Otherwise
+/// begins the overlap of the old credentials. `None`: neither is necessary, or a failure delays the
+/// restart.
 fn restart(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -256,9 +260,10 @@ fn revoke(
     None
 }
 
-/// Record without the late writes that the server now refuses, because the target has another
-/// version. A write may have arrived before that version, and a client may have read its
-/// credential. Therefore the overlap of that credential begins now.
+/// Record without the late writes of old credentials that the server now refuses, because the
+/// target has another version. Such a write may have arrived before that version, and a client may
+/// have read the old credential. Therefore the overlap of that credential begins now. `None`: no
+/// such write is recorded.
 fn without_late_writes(
     plan: &RotationPlan,
     record: &RotationRecord,

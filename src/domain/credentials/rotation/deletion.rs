@@ -14,9 +14,9 @@ use super::{
 /// that is started again or upgraded answers within that time.
 const PATIENCE: Seconds = 15 * 60;
 
-/// Latest time at which a deletion completes, whatever is missing. It is [`PATIENCE`] after the end
-/// of the running overlaps. If no overlap runs, or if the deletion revokes everything at once, it
-/// is [`PATIENCE`] after the request to delete.
+/// Latest time at which a deletion completes, even if a credential could not be revoked. It is
+/// [`PATIENCE`] after the end of the running overlaps. If no overlap runs, or if the deletion
+/// revokes everything at once, it is [`PATIENCE`] after the request to delete.
 pub(super) fn deadline(plan: &RotationPlan, record: &RotationRecord) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
     // The pause after a failed revocation is no overlap.
@@ -126,7 +126,7 @@ fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {
 }
 
 /// Whether a deletion may revoke the credential now. `replaces` does not count, because every write
-/// of the credential has been answered at the recorded time of the revocation.
+/// of the credential has been answered at the recorded time of the revocation (`after`).
 fn may_be_revoked_by_deletion(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let answered = RetiredCredential { replaces: None, ..old.clone() };
     matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)

@@ -13,7 +13,8 @@ use super::{
 /// with such names could use up all numbers.
 const FURTHEST_AHEAD: u64 = 1_000;
 
-/// Records an existing credential that the record does not name.
+/// Action that records an existing credential of this plan that the record does not contain.
+/// `None`: the record contains all of them.
 pub(super) fn record_found(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -45,9 +46,9 @@ pub(super) fn serial_of(plan: &RotationPlan, record: &RotationRecord, name: &str
     (1..=record.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)
 }
 
-/// Whether only the name of a foreign credential in the target is known. Such a credential may end
-/// at any time. The result is false for a separate issuer (`is_apart`), because a credential that a
-/// person has put into the target stays until it is due.
+/// Whether only the name of a foreign credential in the target is known. Such a credential may
+/// expire at any time. The result is false for a separate issuer (`is_apart`), because a credential
+/// that a person has put into the target stays until its replacement is due.
 pub(super) fn is_unseen(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -11,7 +11,7 @@ use super::{
 use api::{READY, ROTATION_FINALIZER, TokenRotation};
 
 /// Next step if nothing has changed since the last reconcile. `None`: the target must be read.
-/// `unpublished`: the credential in memory.
+/// `unpublished`: credential that only this process has, in memory.
 pub fn step_if_unchanged(
     rotation: &TokenRotation,
     unpublished: Option<UnpublishedCredential>,
@@ -69,8 +69,9 @@ pub(super) fn step_as_recorded(
     ))
 }
 
-/// First time after `now` at which a rotation that waits must be reconciled. The reason is its next
-/// step (`until`), or a change of the condition Expiring. `ends`: end of the target's credentials.
+/// First time after `now` at which a rotation that waits must be reconciled, for its next step
+/// (`until`) or for a change of the condition Expiring. `ends`: earliest expiry of the target's
+/// credentials. `None`: no time is known, so only an event causes a reconcile.
 pub fn next_reconcile(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -5,7 +5,8 @@
 //!
 //! 1. Record a name.
 //! 2. Make a credential with that name, and verify it where it will be used.
-//! 3. Record the coming publication, with the version of the target that it replaces.
+//! 3. Record that the credential will be published, and which version of the target it will
+//!    replace.
 //! 4. Publish by one write, which the server refuses if the target has another version.
 //! 5. Observe the new credential in the target.
 //! 6. Restart the workloads.
@@ -17,8 +18,8 @@
 //! * A credential is not revoked while the target holds it, or may still get it by a write whose
 //!   outcome is not known. Only a deletion may revoke it earlier.
 //! * A credential is made only after its name was recorded.
-//! * A credential that another party has put into the target is adopted, and not overwritten before
-//!   it is due.
+//! * A credential that another party has put into the target is adopted. The operator overwrites
+//!   this credential only when its replacement is due.
 
 mod bookkeeping;
 mod decide;
@@ -72,7 +73,8 @@ pub struct RotationPlan {
     pub restarts: bool,
     /// Whether a deletion of the TokenRotation revokes the published credential.
     pub revokes: bool,
-    /// Whether another TokenRotation for the same credential goes first, and this one does nothing.
+    /// Whether another TokenRotation has precedence for the same credential, so that this one does
+    /// nothing.
     pub is_second: bool,
     /// Time of the request to delete the TokenRotation, if there is one.
     pub deleting: Option<Seconds>,
@@ -80,7 +82,7 @@ pub struct RotationPlan {
     pub requests: RotationRequests,
 }
 
-/// Properties of the source and the target that change the steps.
+/// Properties of the source and the target on which the steps of a rotation depend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IssuerTraits {
     /// Whether a credential can be read again after it was made.
@@ -88,16 +90,18 @@ pub struct IssuerTraits {
     /// Whether the issuer deletes a credential that the target no longer names. If so, the target
     /// keeps the old credential beside the new one for the overlap.
     pub prunes: bool,
-    /// Whether the issuer is a server other than the target's. Such an issuer lists and revokes
-    /// credentials even if the target's server does not answer. The first credential is made at
-    /// once, because the credential in the target is of another kind. A credential that another
-    /// party puts into the target later is adopted.
+    /// Whether the issuer is separate from the target: this cluster's API server is the issuer, and
+    /// a Rancher holds the target. Such an issuer lists and revokes credentials even if the Rancher
+    /// does not answer. The operator makes the first credential at once, because the credential in
+    /// the target is of another kind. A credential that another party puts into the target later is
+    /// adopted.
     pub is_apart: bool,
 }
 
 impl RotationPlan {
-    /// Plan of a rotation whose credential another TokenRotation replaces. A deletion does not
-    /// revoke the published credential, because the other TokenRotation may have adopted it.
+    /// This plan, changed because another TokenRotation has precedence for the same credential. A
+    /// deletion does not revoke the published credential, because the other TokenRotation may have
+    /// adopted it.
     #[must_use]
     pub fn second(self) -> Self {
         Self { is_second: true, revokes: false, ..self }
@@ -108,18 +112,18 @@ impl RotationPlan {
     }
 }
 
-/// Requests by annotation. Each new value is a new request.
+/// Requests by annotations. Each new value of an annotation is a new request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RotationRequests {
-    /// Value of the request to replace the credential now.
+    /// Value of the annotation that requests a replacement of the credential now.
     pub rotate: Option<String>,
-    /// Value of a report of a leak: replace the credential now, and revoke the old one as soon as
-    /// the new one is published.
+    /// Value of the annotation that reports a leak. The credential is replaced now, and the old one
+    /// is revoked as soon as the new one is published.
     pub leaked: Option<String>,
 }
 
 impl RotationRequests {
-    /// Requests that are not carried out yet.
+    /// Requests in `self` that are not carried out yet. `done`: requests that were carried out.
     fn beyond(&self, done: &Self) -> Self {
         let new = |asked: &Option<String>, done: &Option<String>| {
             asked.clone().filter(|asked| !asked.is_empty() && Some(asked) != done.as_ref())
@@ -135,7 +139,7 @@ impl RotationRequests {
 /// Record of a rotation, as its status stores it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RotationRecord {
-    /// Number of the last credential that was named.
+    /// Number in the last name that was given to a credential. Each new name has the next number.
     pub serial: u64,
     /// Credential that the target was last observed to hold.
     pub current: Option<CurrentEntry>,
@@ -147,9 +151,9 @@ pub struct RotationRecord {
     pub restarted_for: Option<String>,
     /// Requests that were carried out.
     pub done: RotationRequests,
-    /// Number of consecutive failures.
+    /// Number of consecutive failures of a step other than a revocation.
     pub failures: u32,
-    /// Time of the next try after a failure.
+    /// Earliest time of the next try after such a failure. `None`: no failed step waits.
     pub retry_after: Option<Seconds>,
     /// Time of the last publication.
     pub last_rotation: Option<Seconds>,
@@ -157,7 +161,7 @@ pub struct RotationRecord {
     pub last_result: Option<String>,
 }
 
-/// Recorded entry of the credential in the target.
+/// Recorded state of the credential that the target holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CurrentEntry {
     /// Name of the credential. May be empty if another party made it.
@@ -182,7 +186,7 @@ pub struct PendingEntry {
     pub name: String,
     /// Time at which the name was recorded.
     pub since: Seconds,
-    /// Requests that the credential fulfils. Empty: the replacement was due.
+    /// Requests that the credential fulfils. Empty: the replacement was not requested.
     pub requests: RotationRequests,
     /// Publication that may be under way. It is recorded before each attempt.
     pub publishing: Option<PendingPublication>,
@@ -204,7 +208,7 @@ pub struct MintedCredential {
     pub hash: String,
     /// Time since which it is valid, by the issuer's clock.
     pub issued: Seconds,
-    /// Expiry, if it has one.
+    /// Expiry. `None`: the credential does not expire.
     pub expires: Option<Seconds>,
 }
 
@@ -219,14 +223,14 @@ pub struct RetiredCredential {
     /// Earliest time of the revocation. `None`: not set yet, because the overlap begins only after
     /// the workloads were restarted for the new credential.
     pub after: Option<Seconds>,
-    /// Version of the target that a write of this credential may still replace. The outcome of that
-    /// write is not known.
+    /// Version of the target that a write of this credential may still replace, because the outcome
+    /// of the write is not known. `None`: no such write can arrive.
     pub replaces: Option<String>,
-    /// Number of failed revocations.
+    /// Number of failed revocations of this credential.
     pub failures: u32,
 }
 
-/// State that is observed now.
+/// State of the target, the issuer and this process, as it is observed now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedState {
     /// Current time, by the clock of the issuer.
@@ -235,13 +239,13 @@ pub struct ObservedState {
     pub target: TargetState,
     /// Names of the credentials that the operator made and that still exist. `None`: not known.
     pub existing: Option<Vec<String>>,
-    /// Credential that this process has in memory.
+    /// New credential that only this process has, in memory. `None`: this process has none.
     pub unpublished: Option<UnpublishedCredential>,
-    /// Reason why the target is unknown.
+    /// Reason why the state of the target is unknown. It counts only if `target` is unknown.
     pub unknown: UnknownReason,
 }
 
-/// Reason why a target is unknown.
+/// Reason why the state of a target is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownReason {
     /// The target's server has not answered. An answer may come later.
@@ -272,11 +276,13 @@ pub enum TargetState {
     There {
         /// Version of the target (resourceVersion).
         version: String,
-        /// Credential that the consumer would use.
+        /// Credential that a client of the target would use. `None`: the target holds no
+        /// credential.
         holds: Option<TargetCredential>,
-        /// Hashes of all other credentials in the target.
+        /// Hashes of all credentials in the target except the one in `holds`.
         other_tokens: Vec<String>,
-        /// Hash of the replaced credential that the target keeps beside the one in use.
+        /// Hash of the replaced credential that the target keeps beside the one in `holds`. `None`:
+        /// the target keeps none.
         kept: Option<String>,
     },
 }
@@ -339,7 +345,7 @@ pub enum RotationAction {
 }
 
 impl RotationAction {
-    /// Action that writes the record with a change.
+    /// Action that writes a record. `change`: difference from the record before it.
     fn write(change: RecordChange, record: RotationRecord) -> Self {
         Self::Write(change, Box::new(record))
     }
@@ -358,9 +364,9 @@ pub enum RecordChange {
     Adopted,
     /// The issuer has changed the expiry of the credential in the target.
     Retimed,
-    /// A credential is not wanted any more.
+    /// A credential is given up, and is to be revoked.
     Abandoned,
-    /// A credential was found that no record named.
+    /// A credential was found at the issuer that the record did not contain.
     Found,
     /// Workloads were restarted.
     Restarted,
@@ -406,7 +412,8 @@ impl RotationRecord {
         self.last_result.as_ref().is_some_and(|result| result.starts_with("Failed"))
     }
 
-    /// Whether the pending credential was requested, and not only due.
+    /// Whether an annotation requested the pending credential. False: the credential is made for
+    /// another reason, or none is pending.
     pub fn is_asked(&self) -> bool {
         self.pending.as_ref().is_some_and(|pending| !pending.requests.is_none())
     }

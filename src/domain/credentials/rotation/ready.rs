@@ -16,16 +16,17 @@ pub const UNREADABLE: &str = "TargetUnreadable";
 /// Observed facts, beside the target's state, on which Ready depends.
 #[derive(Clone, Debug, Default)]
 pub struct ReadyFacts<'a> {
-    /// Message about the TokenRotation that goes first, if there is one.
+    /// Message about the TokenRotation that has precedence. `None`: no other one has precedence.
     pub second: Option<String>,
-    /// Reason why the target is unknown, and the state that Ready reports.
+    /// Reason why the target's state is unknown, and what Ready reports then. `None`: the state is
+    /// known.
     pub unknown: Option<(&'a str, ReadyReason)>,
     /// Credentials in a target that is only watched.
     pub watched: Option<&'a WatchedCredentials>,
     /// Number of cloud credentials that were not read yet.
     pub unread: usize,
     /// Whether all cloud credentials that must be replaced are replaced, and a message about them.
-    /// `None`: they are only watched.
+    /// `None`: the cloud credentials are only watched.
     pub children: Option<(bool, String)>,
 }
 
@@ -42,31 +43,32 @@ pub enum ReadyReason {
     Paused,
     /// The operator has no rights in the namespace.
     NotAllowed,
-    /// The target cannot be read.
+    /// The target cannot be read, as the text says.
     Unreadable(String),
-    /// The API key may not be used for this target or server.
+    /// The API key may not be used for this target or server, as the text says.
     MinterRefused(String),
-    /// The target does not hold what the spec names, or a write would do harm.
+    /// The target does not hold what the spec names, or a write would do harm. The text says why.
     Unfit(String),
-    /// The credentials exist and are only watched. Some were not read yet or have no known end. The
-    /// text says how many.
+    /// The credentials exist and are only watched. Some were not read yet, or their expiry is not
+    /// known. The text says how many.
     WatchedInPart(String),
     /// All cloud credentials of the API key's user are replaced, each by its own TokenRotation.
     Renewed(String),
     /// Some of the cloud credentials are not replaced, as the text says.
     RenewedInPart(String),
-    /// Another TokenRotation for the same credential goes first, as the text says.
+    /// Another TokenRotation has precedence for the same credential, as the text says.
     Second(String),
     /// No credential exists that could be watched, as the text says.
     Missing(String),
     /// A step has failed, and will be tried again.
     Failed(RotationStep, String),
-    /// More old credentials than allowed could not be revoked.
+    /// Too many old credentials could not be revoked, so no new credential is made.
     NotRevoked,
     /// The target holds no credential that works, and the next credential is not published yet. The
     /// text says why no credential works.
     NotPublished(String),
-    /// A deletion waits. The text, if any, is the obstacle.
+    /// The TokenRotation is being deleted. The text, if any, says why the deletion does not
+    /// continue.
     Deleting(Option<String>),
 }
 

@@ -1,4 +1,4 @@
-//! A token, and the claims in it, read without a request.
+//! A token, and the claims in its text, which are read without a request to a server.
 //!
 //! Invariants:
 //!
@@ -61,9 +61,9 @@ impl fmt::Debug for TokenText {
 pub struct TokenClaims {
     /// Name of the token. Empty: the token has no name that may be reported.
     pub name: String,
-    /// Time since which the token is valid.
+    /// Time since which the token is valid. `None`: not known.
     pub issued: Option<Seconds>,
-    /// Expiry of the token.
+    /// Expiry of the token. `None`: the token does not expire, or its expiry is not known.
     pub expires: Option<Seconds>,
 }
 
@@ -75,7 +75,7 @@ pub fn hash(bytes: &[u8]) -> String {
     })
 }
 
-/// Claims of a JSON Web Token.
+/// Claims of a JSON Web Token. `None`: the token has another form.
 fn json_claims(token: &str) -> Option<Value> {
     let mut parts = token.split('.');
     let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);

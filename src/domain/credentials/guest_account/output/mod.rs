@@ -30,7 +30,7 @@ const CHART_VALUES: &str = "\
 #                           --set cloudConfig.secretKey=cloud-provider-config
 # harvester-csi-driver: --set cloudConfig.secretName=harvester-csi-config
 ";
-/// Secret for the guest, without its value.
+/// Beginning of the Secret for the guest. The value of its key follows.
 const SECRET: &str = "\
 apiVersion: v1
 kind: Secret
@@ -40,10 +40,10 @@ metadata:
 type: Opaque
 data:
   cloud-provider-config: ";
-/// Chart of the cloud provider, without the guest cluster's name. Because `cloudConfigPath` is
-/// empty, a chart version that takes no Secret fails with an error that names this value.
-/// `bootstrap` installs the chart before a node is ready, because the cloud provider makes nodes
-/// ready.
+/// Beginning of the HelmChart of the cloud provider. The guest cluster's name follows. Because
+/// `cloudConfigPath` is empty, a chart version that takes no Secret fails with an error that names
+/// this value. `bootstrap` installs the chart before a node is ready, because the cloud provider
+/// makes nodes ready.
 const CLOUD_PROVIDER: &str = "
 ---
 apiVersion: helm.cattle.io/v1
@@ -79,7 +79,7 @@ spec:
     cloudConfig:
       secretName: harvester-csi-config";
 
-/// Form of the output.
+/// Format in which `cloud-config` prints the kubeconfig of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputForm {
     /// Kubeconfig alone.
@@ -104,8 +104,8 @@ pub struct TokenMaterial {
     pub authority: Vec<u8>,
 }
 
-/// Text in the given form, wiped from memory when it is dropped. `driver`: the guest has a CSI
-/// driver.
+/// Output of `cloud-config` in the format `form`, wiped from memory when it is dropped. `server`:
+/// URL of Harvester's API server. `driver`: whether the guest has a CSI driver.
 pub fn text(
     form: OutputForm,
     guest: &GuestCluster,
@@ -180,7 +180,8 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }
 
-/// Checks the URL of `--server`.
+/// Checks the URL of `--server`, and returns it without a slash at its end. The error says why the
+/// URL is refused.
 pub fn server(url: &str) -> Result<String, String> {
     let refuse = |why: &str| {
         Err(format!(
@@ -222,6 +223,7 @@ pub fn server(url: &str) -> Result<String, String> {
 }
 
 /// URL of the API server, as in Harvester's own cloud configs. `vip`: the address in [`VIP`].
+/// `None`: the ConfigMap does not exist.
 pub fn default_server(vip: Option<&str>) -> Result<String, String> {
     let (namespace, name, key) = VIP;
     let give = "give --server https://HOST:PORT, as the guest's nodes reach Harvester";

@@ -1,4 +1,4 @@
-//! Conditions about the end of a target's credentials and of the API key.
+//! Conditions about the expiry of a target's credentials and of the API key.
 
 use super::super::timestamp::{parse_rfc3339, rfc3339};
 use super::watched::WatchedCredentials;
@@ -6,15 +6,16 @@ use super::{RotationPlan, RotationRecord, Seconds, due};
 use api::ApiKey;
 use api::ConditionStatus::{self, False, True};
 
-/// Type of the condition that a credential ends soon.
+/// Type of the condition that a credential expires soon.
 pub const EXPIRING: &str = "Expiring";
-/// Type of the condition that the API key ends soon.
+/// Type of the condition that the API key expires soon.
 pub const MINTER_EXPIRING: &str = "MinterExpiring";
 
 /// Status, reason and message of a condition.
 pub(super) type ConditionText = (ConditionStatus, &'static str, String);
 
-/// Time from which the condition Expiring is True. `None`: no credential ends.
+/// Time from which the condition Expiring is True. `ends`: earliest expiry of the target's
+/// credentials. `None`: no credential is known to expire.
 pub fn alarm(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -26,7 +27,7 @@ pub fn alarm(
     }
 }
 
-/// Condition Expiring of the target's credentials. `ends`: the earliest end of these credentials.
+/// Condition Expiring of the target's credentials. `ends`: earliest expiry of these credentials.
 pub(super) fn expiring_condition(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -55,9 +56,9 @@ pub(super) fn expiring_condition(
     }
 }
 
-/// Time from which the end of an API key is reported as near: the schedule's `minimum_left` before
-/// the end, but at most half of the key's lifetime. If a TokenRotation renews the key, only the end
-/// itself is reported. `None`: the key has no end.
+/// Time from which the expiry of an API key is reported as near. That is `minimum_left` of the
+/// schedule before the expiry, but at most half of the key's lifetime before it. If a TokenRotation
+/// renews the key, only the expiry itself is reported. `None`: the key does not expire.
 pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     let end = parse_rfc3339(key.expires_at.as_deref()?)?;
     if key.renewed {
@@ -68,8 +69,8 @@ pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     Some(end - plan.schedule.minimum_left.min(half).max(0))
 }
 
-/// Condition of an API key. `refused`: the Rancher does not accept the key, even if it has not
-/// ended.
+/// Condition MinterExpiring of an API key. `refused`: whether the Rancher does not accept the key,
+/// even if it has not expired.
 pub(super) fn minter_condition(
     plan: &RotationPlan,
     key: &ApiKey,

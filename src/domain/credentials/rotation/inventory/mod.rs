@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //!
-//! * A few credentials are read at a time, so that more credentials do not cost more calls. The
-//!   credentials that were not read for the longest time come first.
+//! * Only a few credentials are read each time, so that the number of calls does not grow with the
+//!   number of credentials. Those that were not read for the longest time come first.
 //! * A credential that is no longer listed is removed.
 //! * The entry of a credential stays until the credential is read again, even if an earlier leader
 //!   recorded the entry.
@@ -25,11 +25,11 @@ pub enum CredentialReadResult {
     Unknown(String),
 }
 
-/// Entries of all cloud credentials, by the name of their Secret.
+/// Known state of all cloud credentials, by the name of their Secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CredentialInventory {
     known: BTreeMap<String, InventoryEntry>,
-    /// Number of reads so far.
+    /// Number of reads of cloud credentials since this inventory was made.
     reads: u64,
 }
 
@@ -39,13 +39,14 @@ struct InventoryEntry {
     name: String,
     ends: Option<Seconds>,
     unknown: Option<String>,
-    /// Value of the inventory's `reads` after the entry's last read. `None`: not read yet.
+    /// Value of the inventory's `reads` after the last read of this cloud credential. `None`: the
+    /// cloud credential was not read since the inventory was made.
     read: Option<u64>,
 }
 
 impl CredentialInventory {
-    /// Inventory with the entries of a status, which another process may have written. All entries
-    /// count as not read.
+    /// Inventory with the entries of a status, which an earlier leader may have written. All of
+    /// these entries count as not read.
     pub fn from_status(before: &[WatchedCredential]) -> Self {
         let entry = |one: &WatchedCredential| {
             let entry = InventoryEntry {
@@ -60,8 +61,8 @@ impl CredentialInventory {
         Self { known: before.iter().filter_map(entry).collect(), reads: 0 }
     }
 
-    /// Sets the listed credentials, as pairs of name and title. A listed credential keeps its
-    /// entry.
+    /// Replaces the set of credentials by those that Rancher lists, as pairs of name and title. A
+    /// credential that was known before keeps its entry.
     pub fn set_list(&mut self, all: impl IntoIterator<Item = (String, String)>) {
         let mut before = std::mem::take(&mut self.known);
         for (name, title) in all {
@@ -77,8 +78,8 @@ impl CredentialInventory {
         all.into_iter().take(most).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Stores the result of a read. The exact end of a dead credential is not known, so the end
-    /// that was stored first stays.
+    /// Stores the result of reading the credential `name`. The exact expiry of a dead credential is
+    /// not known, so the expiry that was stored first stays.
     pub fn store_read(&mut self, name: &str, found: CredentialReadResult, now: Seconds) {
         let Some(entry) = self.known.get_mut(name) else { return };
         self.reads += 1;
@@ -103,7 +104,8 @@ impl CredentialInventory {
         self.known.values().filter(|entry| entry.read.is_none()).count()
     }
 
-    /// Credentials as a status lists them.
+    /// Credentials as a status lists them. `is_rotated`: whether a TokenRotation replaces the
+    /// credential of that name.
     pub fn watched(&self, is_rotated: impl Fn(&str) -> bool) -> WatchedCredentials {
         let watched = |(name, entry): (&String, &InventoryEntry)| WatchedCredential {
             user: String::new(),

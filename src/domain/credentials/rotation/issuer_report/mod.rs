@@ -1,14 +1,14 @@
-//! State of the credential in use, as its issuer gives it at each read. The expiry may change
+//! State of the credential in use, as its issuer reports it at each read. The expiry may change
 //! although the credential stays the same.
 
 use super::super::token::{TokenClaims, TokenText};
 use super::{RotationRecord, Seconds, TargetCredential};
 
-/// Prefixes of tokens' names. Rancher 2.12 and later gives a token with such a name no end, as long
-/// as a cloud credential names the token.
+/// Prefixes of the names of tokens that Rancher 2.12 and later keeps alive: such a token has no
+/// expiry as long as a cloud credential names the token.
 const EXTENDED: [&str; 2] = ["kubeconfig-u-", "kubeconfig-user-"];
 
-/// State of a credential, as its issuer gives it.
+/// State of a credential, as its issuer reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IssuerReport {
     /// Name of the credential at the issuer.
@@ -22,7 +22,7 @@ pub struct IssuerReport {
 impl IssuerReport {
     /// State of a token, from a Rancher's answer `word`. `None`: the answer does not contain the
     /// token, or the token states its own times. A token counts as kept alive if Rancher itself
-    /// made it, a cloud credential holds it, and it has no end. This rule is the same for all
+    /// made it, a cloud credential holds it, and it has no expiry. This rule is the same for all
     /// versions of Rancher.
     pub fn of(token: &TokenText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
         let own = token.claims();
@@ -42,7 +42,8 @@ impl TargetCredential {
     }
 }
 
-/// Record with the present state of the credential in use. `None`: nothing has changed.
+/// Record with the expiry that the issuer now reports for the credential in use. `None`: the record
+/// already has that expiry.
 pub(super) fn with_reported_end(
     record: &RotationRecord,
     held: &TargetCredential,
@@ -59,7 +60,7 @@ pub(super) fn with_reported_end(
         kept_alive: false,
     });
     let report = held.report.as_ref().or(gone.as_ref())?;
-    // The exact end of a dead credential is not known, so the end that was recorded first stays.
+    // The exact expiry of a dead credential is not known, so the recorded expiry stays.
     let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
     let is_same = current.expires == report.expires && current.kept_alive == report.kept_alive;
     if is_same || is_over(current.expires) && is_over(report.expires) {

@@ -4,7 +4,7 @@
 //!
 //! * A credential is not replaced before a hundredth of its lifetime is over, so that wrong times
 //!   do not cause a loop.
-//! * The replacement is due before the credential ends, whatever the maintenance window is.
+//! * The replacement is due before the credential expires, whatever the maintenance window is.
 //! * The same credential has the same time of replacement in each call.
 
 use sha2::{Digest as _, Sha256};
@@ -16,7 +16,7 @@ const DAY: Seconds = 86_400;
 /// Weekday of the epoch, a Thursday, counted from Monday as 0.
 const EPOCH_DAY: Seconds = 3;
 
-/// Schedule of a spec.
+/// Rules of a spec for the time of a replacement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplacementSchedule {
     /// Share of the lifetime that is left at the replacement, in percent.
@@ -86,7 +86,7 @@ fn index(day: Seconds) -> usize {
     usize::try_from((day + EPOCH_DAY).rem_euclid(7)).unwrap_or_default()
 }
 
-/// Part of `whole`. The same seed always gives the same part.
+/// Part of `whole`, from 0 to less than `whole`. The same seed always gives the same part.
 fn share(whole: Seconds, seed: &str) -> Seconds {
     let hash = Sha256::digest(seed.as_bytes());
     let number = hash.iter().take(4).fold(0, |number: i64, byte| number << 8 | i64::from(*byte));

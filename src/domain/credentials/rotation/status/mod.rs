@@ -30,7 +30,7 @@ const OVERLAP: Seconds = 3_600;
 /// machines, and each retry of that job, use the credential with which the job began.
 const OVERLAP_CLOUD_CREDENTIAL: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
-/// Default for the remaining time from which a credential counts as ending soon: a week, in
+/// Default for the remaining time from which a credential counts as expiring soon: a week, in
 /// seconds. A TokenRotation may set another time.
 pub const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
@@ -110,8 +110,8 @@ fn window(wants: &api::Window) -> Option<MaintenanceWindow> {
     Some(MaintenanceWindow { start, minutes: wants.duration_minutes, days })
 }
 
-/// Record that a status holds. A time that cannot be read becomes the epoch, so a step that depends
-/// on that time is due now.
+/// Record that a status holds. A time that cannot be parsed becomes the epoch, so a step that waits
+/// for that time is due now.
 pub fn record(status: Option<&TokenRotationStatus>) -> RotationRecord {
     let Some(status) = status else { return RotationRecord::default() };
     let at = |text: &String| parse_rfc3339(text).unwrap_or_default();
@@ -165,21 +165,21 @@ pub fn record(status: Option<&TokenRotationStatus>) -> RotationRecord {
     }
 }
 
-/// Observations outside the record. `None` in a field: the value is not observed now, and the
-/// status keeps its earlier value.
+/// Observations that the record does not contain. `None` in a field: the value is not observed now,
+/// and the status keeps its earlier value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusObservations {
     /// Credentials in a target that is only watched.
     pub watched: Option<WatchedCredentials>,
     /// API key for the Rancher.
     pub key: Option<ApiKey>,
-    /// URL of the Rancher, if the spec does not set it.
+    /// URL of the Rancher from the API key's Secret, if the spec does not set a URL.
     pub rancher_url: Option<String>,
     /// Whether the Rancher refuses the API key.
     pub refused: bool,
 }
 
-/// Earliest end of the target's credentials, as a status states it.
+/// Earliest expiry of the target's credentials, as a status states it. `None`: no expiry is known.
 pub fn ends(status: &TokenRotationStatus) -> Option<Seconds> {
     status.expires_at.as_deref().and_then(parse_rfc3339)
 }
@@ -190,7 +190,7 @@ pub fn watched(status: &TokenRotationStatus) -> WatchedCredentials {
     WatchedCredentials { listed: status.watched.clone(), beyond }
 }
 
-/// Status of a rotation. `ready`: the reason of Ready. `None`: that condition stays as it is.
+/// New status of a rotation. `ready`: reason of Ready. `None`: Ready stays as it is.
 pub fn status(
     rotation: &TokenRotation,
     record: &RotationRecord,

@@ -9,12 +9,12 @@ use super::watched::{self, WatchedCredentials};
 use super::{TargetCredential, TargetState};
 use api::{SecretTarget, WatchedCredential};
 
-/// Fields of a Secret that matter here.
+/// Fields of a Secret that a rotation reads.
 #[derive(Clone, Debug, Default)]
 pub struct SecretContent {
     /// Version of the Secret (resourceVersion).
     pub version: String,
-    /// Value of the key.
+    /// Value under the key that the spec names. `None`: the Secret does not have the key.
     pub value: Option<TokenText>,
     /// Whether the Secret is immutable.
     pub immutable: bool,
@@ -28,7 +28,7 @@ pub struct TargetRead {
     pub target: TargetState,
     /// Credentials in the target, if it is only watched.
     pub watched: WatchedCredentials,
-    /// Kubeconfig to write back with another token.
+    /// Kubeconfig in the target. `None`: the target holds no kubeconfig, or cannot be used.
     kubeconfig: Option<Kubeconfig>,
     /// Server where the token is used. `None`: the operator's own API server.
     pub reach: Option<ServerEndpoint>,
@@ -42,7 +42,8 @@ impl TargetRead {
     }
 }
 
-/// Reads a target. `rotated`: the operator will write the target.
+/// State of a target Secret. `rotated`: whether the operator will write the Secret. `secret`:
+/// `None` if the Secret does not exist.
 pub fn read(wants: &SecretTarget, rotated: bool, secret: Option<&SecretContent>) -> TargetRead {
     let none = |target| TargetRead::of(target, WatchedCredentials::default());
     let Some(secret) = secret else {
@@ -136,7 +137,8 @@ fn watched_entry(user: &str, method: &AuthMethod) -> WatchedCredential {
 }
 
 impl TargetRead {
-    /// Token that the named user uses, or the whole value if the spec names no user.
+    /// Token of the kubeconfig's user that the spec names, or the whole value if the spec names no
+    /// user. `None`: the target holds no such token.
     pub fn token(&self, wants: &SecretTarget, secret: Option<&SecretContent>) -> Option<TokenText> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
             (Some(user), Some(config)) => config.token_of(user).ok().flatten(),
@@ -145,7 +147,7 @@ impl TargetRead {
         }
     }
 
-    /// Value with another token in it.
+    /// Value of the target with `token` in place of the present token.
     pub fn value_with(
         &self,
         wants: &SecretTarget,

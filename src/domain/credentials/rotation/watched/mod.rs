@@ -1,10 +1,10 @@
 //! Credentials that are only watched. A status lists them in a fixed order, and a message names the
-//! credentials that end soon.
+//! credentials that expire soon.
 //!
 //! Invariants:
 //!
-//! * Credentials that end and are not replaced come first, with the soonest end at the top. So a
-//!   full status omits the credentials that matter least.
+//! * Credentials that expire and are not replaced come first, with the earliest expiry at the top.
+//!   So a full status omits the credentials that matter least.
 //! * The number of omitted credentials is reported.
 
 use super::super::timestamp;
@@ -22,9 +22,9 @@ const LONGEST_REASON: usize = 400;
 /// Watched credentials of a target, as a status lists them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchedCredentials {
-    /// Credentials that matter most, in their order.
+    /// Listed credentials, the most urgent first.
     pub listed: Vec<WatchedCredential>,
-    /// Number of credentials that are not listed.
+    /// Number of credentials that are not listed, because the status is full.
     pub beyond: usize,
 }
 
@@ -37,17 +37,18 @@ impl WatchedCredentials {
         Self { listed: all, beyond }
     }
 
-    /// Earliest end of a listed credential that is not replaced.
+    /// Earliest expiry of a listed credential that is not replaced. `None`: no such credential has
+    /// a known expiry.
     pub fn first_end(&self) -> Option<Seconds> {
         self.listed.iter().filter(|one| !one.rotated).filter_map(end).min()
     }
 
-    /// Number of listed credentials without a known end.
+    /// Number of listed credentials whose expiry could not be read.
     pub fn unknown_count(&self) -> usize {
         self.listed.iter().filter(|one| one.unknown.is_some()).count()
     }
 
-    /// Text that names the listed credentials that end by a given time and are not replaced.
+    /// Text that names the listed credentials that expire by `at` and are not replaced.
     pub fn ending_by(&self, at: Seconds, now: Seconds) -> String {
         let near: Vec<&WatchedCredential> =
             self.listed.iter().filter(|one| is_near(one, at)).collect();
@@ -60,18 +61,18 @@ impl WatchedCredentials {
     }
 }
 
-/// Whether a credential ends by a given time and is not replaced.
+/// Whether a credential expires by `at` and is not replaced.
 pub fn is_near(one: &WatchedCredential, at: Seconds) -> bool {
     !one.rotated && end(one).is_some_and(|end| end <= at)
 }
 
-/// End of a credential, if it is known.
+/// Expiry of a credential. `None`: the credential does not expire, or its expiry is not known.
 pub fn end(one: &WatchedCredential) -> Option<Seconds> {
     one.expires_at.as_deref().and_then(timestamp::parse_rfc3339)
 }
 
-/// Sort key. The order: credentials that end and are not replaced, credentials with an unknown end,
-/// credentials that end and are replaced, credentials without an end.
+/// Sort key. The order: credentials that expire and are not replaced, credentials with an unknown
+/// expiry, credentials that expire and are replaced, credentials without an expiry.
 fn rank(one: &WatchedCredential) -> (u8, Seconds) {
     match (end(one), one.rotated) {
         (Some(end), false) => (0, end),
@@ -92,8 +93,8 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
     }
 }
 
-/// Restores the ends of dead credentials from an earlier status. The exact end is not known, so the
-/// end that was reported first stays.
+/// Restores the expiry of dead credentials from an earlier status (`before`). The exact expiry of a
+/// dead credential is not known, so the expiry that was reported first stays.
 pub fn keep_first_ends(
     watched: &mut WatchedCredentials,
     before: &[WatchedCredential],
@@ -110,7 +111,7 @@ pub fn keep_first_ends(
     }
 }
 
-/// Entry of a token.
+/// Entry for a token. `user`: the kubeconfig's user who has the token, or empty.
 pub fn token_entry(user: &str, claims: &TokenClaims) -> WatchedCredential {
     WatchedCredential {
         user: cut_name(user),
@@ -120,7 +121,7 @@ pub fn token_entry(user: &str, claims: &TokenClaims) -> WatchedCredential {
     }
 }
 
-/// Entry of a user whose credential does not state its end, with the reason.
+/// Entry for a user whose credential does not state its expiry. `why`: the reason.
 pub fn unknown_entry(user: &str, why: &str) -> WatchedCredential {
     WatchedCredential {
         user: cut_name(user),
