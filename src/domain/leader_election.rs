@@ -1,7 +1,7 @@
 //! Leader election: the next action on the Lease, and how long this process may trust that it holds
 //! the Lease. The rule is client-go's, so that the Go controller and this operator exclude each
-//! other. A Lease is expired when it has not changed for its own duration, *as observed here*. The
-//! holder's clock is never compared with ours.
+//! other. A process counts a Lease as expired if *that process* has seen no change of the Lease for
+//! the duration that the Lease states. The clocks of two machines are never compared.
 //!
 //! Times are offsets on one process's monotonic clock.
 
@@ -19,8 +19,8 @@ pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
 pub const DEFAULT_LEASE_SECONDS: u8 = 3;
 /// Interval at which a replica that does not lead reads the Lease.
 pub const RETRY: Duration = Duration::from_millis(400);
-/// Safety margin of the holder. The holder stops trusting its Lease this much earlier than others
-/// may take the Lease.
+/// Safety margin of the Lease's holder. The holder stops acting as the leader this much earlier
+/// than other replicas may take the Lease.
 pub const SAFETY_MARGIN: Duration = Duration::from_millis(500);
 
 /// Lease duration of the Go controller, in seconds (wrangler, `pkg/leader/leader.go`).
@@ -34,15 +34,14 @@ pub struct ElectionPace {
 }
 
 impl ElectionPace {
-    /// Pace for a lease duration in seconds, which must be in [`LEASE_SECONDS`].
+    /// Pace that follows from a lease duration in seconds, which must be in [`LEASE_SECONDS`].
     pub const fn new(seconds: u8) -> Self {
         Self { seconds, others: seconds }
     }
 
-    /// Pace for a Lease for which the Go controller also competes. Other programs must wait at
-    /// least the Go controller's own lease duration for the Lease. So the Go controller does not
-    /// get the Lease from living replicas of this operator when an API server stalls for some
-    /// seconds.
+    /// Pace for a Lease for which the Go controller also competes. The Go controller must then wait
+    /// at least its own lease duration before it takes the Lease. So it does not get the Lease from
+    /// living replicas of this operator when an API server stalls for some seconds.
     pub const fn beside_go(seconds: u8) -> Self {
         let others = if seconds > GO_LEASE_SECONDS { seconds } else { GO_LEASE_SECONDS };
         Self { seconds, others }
@@ -54,8 +53,8 @@ impl ElectionPace {
         self.seconds
     }
 
-    /// Time without a renewal after which other programs may take the Lease, in whole seconds, as
-    /// in `spec.leaseDurationSeconds`.
+    /// Time without a renewal after which programs other than this operator may take the Lease, in
+    /// whole seconds, as in `spec.leaseDurationSeconds`.
     pub const fn others(self) -> u8 {
         self.others
     }
@@ -65,13 +64,14 @@ impl ElectionPace {
         self.duration() * 4 / 15
     }
 
-    /// Deadline of a request about the Lease: 1.2 s for a duration of 3 s. A request that misses
-    /// the deadline is retried.
+    /// Time limit of one request that reads or writes the Lease: 1.2 s for a duration of 3 s. A
+    /// request that takes longer is given up and sent again.
     pub fn deadline(self) -> Duration {
         self.duration() * 2 / 5
     }
 
-    /// Time until which the holder may trust a renewal that was sent at `sent` and accepted.
+    /// Time until which the holder may act as the leader, if the API server has accepted the
+    /// renewal that the holder sent at `sent`.
     pub fn trusted_until(self, sent: Duration) -> Duration {
         sent + self.duration().saturating_sub(SAFETY_MARGIN)
     }
@@ -89,16 +89,17 @@ pub struct LeaseSeen {
     /// Lease duration. If a replica of this operator holds the Lease, the duration is from the
     /// replica's annotation. For another controller, it is `spec.leaseDurationSeconds`.
     pub duration: Duration,
-    /// `metadata.resourceVersion`: any change shows that the holder is alive.
+    /// `metadata.resourceVersion`. Any change of the version shows that the holder is alive.
     pub version: String,
-    /// Identity of the replica of this operator that acquired the Lease last. The identity is from
-    /// an annotation that the Go controller leaves as it is. Empty: no replica has acquired the
+    /// Identity of the last replica of this operator that acquired the Lease. The identity is in an
+    /// annotation, which the Go controller leaves unchanged. Empty: no replica has acquired the
     /// Lease.
     pub operator: String,
 }
 
 impl LeaseSeen {
-    /// Holder, if it is a controller other than this operator.
+    /// Identity of the holder, if the holder is a controller other than this operator. `None`: a
+    /// replica of this operator holds the Lease, or no process holds it.
     pub fn other_controller(&self) -> Option<&str> {
         Some(self.holder.as_str()).filter(|holder| !holder.is_empty() && *holder != self.operator)
     }
@@ -120,16 +121,16 @@ pub enum LeaseAction {
     StartAnew(StoreWentBack),
 }
 
-/// Sign that the API server's etcd was restored from a backup: a resourceVersion is smaller than a
-/// resourceVersion that was read before. A Lease is read with a quorum. After such a restore, this
-/// process's caches contain objects with old versions. The API server will assign these versions
-/// again, to other content. A watch from such a version stays silent until the API server has
-/// reached the version.
+/// Sign that the API server's etcd was restored from a backup: the Lease has a smaller
+/// resourceVersion than at an earlier read. An outdated read is not the cause, because the API
+/// server reads a Lease with a quorum of etcd. After such a restore, this process's caches contain
+/// objects with old versions. The API server will assign these versions again, to other content. A
+/// watch from such a version stays silent until the API server has reached the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreWentBack {
-    /// The greatest version read.
+    /// Greatest resourceVersion of the Lease that this process has read.
     pub from: u128,
-    /// The version read now.
+    /// resourceVersion of the Lease that was read now.
     pub to: u128,
 }
 
@@ -144,22 +145,23 @@ impl fmt::Display for StoreWentBack {
     }
 }
 
-/// Record of when this process last observed a change of the Lease.
+/// Record of the last change of the Lease that this process has observed, with its time.
 #[derive(Clone, Debug, Default)]
 pub struct LeaseObserver {
     seen: Option<(LeaseSeen, Duration)>,
-    /// The greatest version read.
+    /// Greatest resourceVersion of the Lease that this process has read.
     newest: u128,
 }
 
 impl LeaseObserver {
-    /// Decides the next action on the Lease that was read at `now`. `None`: there is no Lease.
+    /// Decides the next action on the Lease that was read at `now`. `lease`: `None` if there is no
+    /// Lease. `me`: identity of this process as a holder.
     pub fn decide(&mut self, lease: Option<LeaseSeen>, me: &str, now: Duration) -> LeaseAction {
         let Some(lease) = lease else {
             self.seen = None;
             return LeaseAction::Create;
         };
-        // A version that is not a number shows no restore.
+        // A resourceVersion that is not a number cannot show a restore of etcd.
         let version = number(&lease.version).unwrap_or(self.newest);
         if version < self.newest {
             return LeaseAction::StartAnew(StoreWentBack { from: self.newest, to: version });

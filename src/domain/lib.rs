@@ -23,7 +23,8 @@ pub mod vm_backends;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Facts about a LoadBalancer for decisions. Cheap to clone into a message.
+/// Facts about a LoadBalancer from which its address is chosen. They are cheap to clone, because
+/// the task that keeps the ledgers receives them in messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbFacts {
     /// Identity of the LoadBalancer.
@@ -31,7 +32,7 @@ pub struct LbFacts {
     /// Creation time, in seconds since the epoch, so that the LoadBalancer that waits longest is
     /// served first.
     pub created: i64,
-    /// Requirement that the address must meet.
+    /// Requirement that a pool must meet to give the LoadBalancer an address.
     pub requirement: pools::selection::PoolRequirement,
     /// Segment of the network that the LoadBalancer names, or that the VMs of its guest cluster
     /// name. `None`: they name no network.
@@ -63,8 +64,9 @@ impl LbFacts {
     }
 }
 
-/// A LoadBalancer's identity. The UID decides who owns an address. The name is for people, for
-/// former addresses and for ledgers that older software wrote.
+/// Identity of a LoadBalancer. The UID decides who owns an address. The name is for messages, for
+/// the search for a former address, and for ledger entries without a UID, which older software
+/// wrote.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     /// `namespace/name`.
@@ -73,7 +75,7 @@ pub struct Owner {
     pub uid: String,
 }
 
-/// An address in a pool's ledger.
+/// Claim: an address that the ledger of a pool records for an owner.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
     /// Name of the IPPool.
@@ -82,14 +84,14 @@ pub struct Claim {
     pub ip: IpAddr,
 }
 
-/// Leased address, with its subnet and network.
+/// Address that a DHCP server leased to the host, with its subnet and network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeasedAddress {
-    /// Leased IP address.
+    /// IP address that the DHCP server leased.
     pub ip: Ipv4Addr,
-    /// Mask of the subnet, if the server sent one.
+    /// Mask of the subnet, if the DHCP server sent one.
     pub mask: Option<Ipv4Addr>,
-    /// Router of the subnet, if the server sent one.
+    /// Router of the subnet, if the DHCP server sent one.
     pub gateway: Option<Ipv4Addr>,
     /// Network on which the address was leased, `namespace/name`.
     pub network: String,

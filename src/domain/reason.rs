@@ -7,17 +7,17 @@ use api::ANNOTATION_DHCP;
 /// asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoAddressReason {
-    /// No pool matches network and scope.
+    /// No pool has the LoadBalancer's network and a scope that admits the LoadBalancer.
     NoMatch {
         /// Requirement of the LoadBalancer, as text.
         requirement: String,
     },
-    /// Every matching pool is full.
+    /// Every pool that matches the LoadBalancer is full.
     Full {
-        /// Names of the pools that were tried, in order.
+        /// Names of these pools, in the order in which they were tried.
         pools: Vec<String>,
     },
-    /// A matching pool's ledger has reached the maximum size of an object.
+    /// The ledger of a matching pool has reached the maximum size of an object.
     LedgerFull {
         /// Name of the pool.
         pool: String,
@@ -52,20 +52,20 @@ pub enum NoAddressReason {
     NotReady {
         /// Name of the pool.
         pool: String,
-        /// Reason, as text.
+        /// Text with the reason why the pool gives out no addresses.
         why: String,
     },
     /// The LoadBalancer's guest cluster is being removed.
     ClusterRemoved {
         /// Name of the guest cluster.
         cluster: String,
-        /// VM that shows the removal, `namespace/name`.
+        /// VM of the guest cluster from which the removal was observed, `namespace/name`.
         vm: String,
     },
 }
 
 impl NoAddressReason {
-    /// Reason of the condition.
+    /// Reason of the LoadBalancer's condition `Ready`.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NoMatch { .. } => "NoMatchedIPPool",
@@ -79,7 +79,7 @@ impl NoAddressReason {
         }
     }
 
-    /// Whether the reason concerns the pool with this name.
+    /// Whether this reason is about the pool with the given name.
     pub fn names(&self, name: &str) -> bool {
         match self {
             Self::NoMatch { .. } | Self::ClusterRemoved { .. } => false,
@@ -93,7 +93,8 @@ impl NoAddressReason {
         }
     }
 
-    /// Message of the condition. UIs match on "no matched IPPool" and "no available IP".
+    /// Message of the LoadBalancer's condition `Ready`. UIs match on "no matched IPPool" and "no
+    /// available IP".
     pub fn message(&self) -> String {
         match self {
             Self::NoMatch { requirement } => format!(
@@ -136,66 +137,69 @@ impl NoAddressReason {
     }
 }
 
-/// Reason why a LoadBalancer whose address the host leases has no address.
+/// Reason why a LoadBalancer has no address, although the host is to lease one for it by DHCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoLease {
-    /// The agent requests an address.
+    /// The network's DHCP agent requests an address from the DHCP server.
     Pending {
         /// Network.
         network: String,
-        /// Report of the agent. `None`: there is no report.
+        /// Message of the agent in the status of the DHCPLease. `None`: there is no message.
         said: Option<String>,
     },
-    /// The former lease has ended.
+    /// The lease of the LoadBalancer's address has ended, and another address is needed.
     Lost {
         /// Network.
         network: String,
-        /// Report of the agent. `None`: there is no report.
+        /// Message of the agent in the status of the DHCPLease. `None`: there is no message.
         said: Option<String>,
-        /// Whether the agent is running.
+        /// Whether the network's DHCP agent is running.
         agent: bool,
     },
-    /// No agent is running for the network.
+    /// No DHCP agent is running for the network.
     NoAgent {
         /// Name of the network; empty if the LoadBalancer names no network.
         network: String,
-        /// Whether the host leases on the network. If so, the cause is only that the network's
-        /// agent is not running.
+        /// Whether an annotation of the network lets the host lease addresses there. If so, the
+        /// only cause is that the network's agent is not running.
         declared: bool,
     },
-    /// An annotation of the network is not valid.
+    /// An annotation of the NetworkAttachmentDefinition is not valid.
     NetworkFault {
         /// Network.
         network: String,
-        /// Annotation, fault and remedy.
+        /// Text that names the annotation, its fault and the remedy.
         fault: String,
     },
     /// The leased address must not be published, for the reason in the text.
     Unusable(String),
-    /// The former record is being deleted.
+    /// The LoadBalancer's former DHCPLease is being deleted. The next one is created after that.
     Returning,
-    /// The former record is for another network, and must be deleted first.
+    /// The LoadBalancer's former DHCPLease is for another network, and must be deleted first.
     OtherNetwork {
-        /// Network of the former record.
+        /// Network of the former DHCPLease.
         network: String,
     },
-    /// The former record is for another client, and must be deleted first.
+    /// The LoadBalancer's former DHCPLease has another client identity, and must be deleted first.
     OtherIdentity,
-    /// The host takes over the lease of kube-vip. First, kube-vip must release this lease.
+    /// The host takes over the address that kube-vip leased. Before that, kube-vip must release its
+    /// lease.
     TakingOver {
         /// Network.
         network: String,
     },
-    /// The DHCP client already belongs to another LoadBalancer. The text names it.
+    /// Another LoadBalancer already has the requested DHCP client identity. The text names this
+    /// LoadBalancer.
     IdentityTaken(String),
-    /// An annotation about DHCP is not valid. The text says which, and why.
+    /// An annotation of the LoadBalancer about DHCP is not valid. The text names the annotation and
+    /// the fault.
     Annotation(String),
-    /// The API server refuses the record. The text is its error message.
+    /// The API server refuses the DHCPLease. The text is its error message.
     Refused(String),
 }
 
 impl NoLease {
-    /// Reason of the condition.
+    /// Reason of the LoadBalancer's condition `Ready`.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Pending { .. } => "DHCPPending",
@@ -211,7 +215,7 @@ impl NoLease {
         }
     }
 
-    /// Message of the condition.
+    /// Message of the LoadBalancer's condition `Ready`.
     pub fn message(&self) -> String {
         let more = |said: &Option<String>| {
             said.as_ref().map(|said| format!(": {said}")).unwrap_or_default()
@@ -257,11 +261,11 @@ impl NoLease {
     }
 }
 
-/// An address that the host leases is published.
+/// The host has leased an address by DHCP, and the address is published.
 pub const LEASED: &str = "Leased";
-/// The host takes over the lease of an announcer.
+/// The host takes over the address that an announcer leased by DHCP.
 pub const TAKEOVER: &str = "DHCPTakeover";
-/// The host's lease has ended, and the address is withdrawn.
+/// The lease that the host held has ended, and the address is withdrawn.
 pub const LEASE_LOST: &str = "DHCPLeaseLost";
 /// An address is claimed and published.
 pub const ALLOCATED: &str = "Allocated";
@@ -293,13 +297,13 @@ pub const BACKEND_ADDRESS_REFUSED: &str = "BackendAddressRefused";
 pub const BACKENDS_UNHEALTHY: &str = "BackendsUnhealthy";
 /// Running VMs, or their pods, are not ready.
 pub const BACKENDS_NOT_READY: &str = "BackendsNotReady";
-/// A Service or EndpointSlice of this name belongs to another owner.
+/// The LoadBalancer needs a Service or EndpointSlice of a name that an object of another owner has.
 pub const SERVICE_CONFLICT: &str = "ServiceConflict";
 /// The API server refuses the Service or an EndpointSlice.
 pub const SERVICE_REFUSED: &str = "ServiceRefused";
 /// The LoadBalancer's name or listeners are not valid for a Service.
 pub const INVALID_SPEC: &str = "InvalidSpec";
-/// Virtual machines cannot be listed.
+/// The operator cannot list virtual machines, so it leaves the endpoints as they are.
 pub const VMS_UNKNOWN: &str = "VMsUnknown";
 /// A controller other than this operator holds the Lease.
 pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
@@ -307,37 +311,40 @@ pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
 pub const POOL_READY: &str = "Ready";
 /// A range of the pool is invalid.
 pub const INVALID_RANGE: &str = "InvalidRange";
-/// Some of the pool's addresses are also in the ranges of another pool of the network.
+/// Some of the pool's addresses are also in the ranges of another pool of the same network.
 pub const RANGE_CONFLICT: &str = "RangeConflict";
 /// The cluster has another global pool.
 pub const SECOND_GLOBAL_POOL: &str = "SecondGlobalPool";
-/// Another pool of the network has the same priority.
+/// Another pool of the same network has the same priority.
 pub const PRIORITY_CONFLICT: &str = "PriorityConflict";
-/// The scope overlaps with the scope of another pool of the network, and both have priority 0.
+/// The scope of the pool overlaps with the scope of another pool of the same network, and both
+/// pools have priority 0.
 pub const SCOPE_CONFLICT: &str = "ScopeConflict";
 /// The pool is being deleted, and waits for the release of its addresses.
 pub const DELETING: &str = "Deleting";
 
-/// Suffix of the text about another controller, if IPPool still has the status subresource. The
-/// other controller writes the status of an IPPool by plain updates, not through the subresource.
+/// Suffix of [`other_controller`]'s text, if IPPool still has the status subresource. The other
+/// controller writes the status of an IPPool by plain updates, and not through the subresource.
 pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource here, which silently drops that controller's records, so that it may allocate one address twice: restore Harvester's CRD, or stop that controller";
 
-/// Suffix of the text about another controller, if the operator has removed the status subresource
-/// of IPPool.
+/// Suffix of [`other_controller`]'s text, if the operator has removed the status subresource of
+/// IPPool.
 pub const STATUS_KEPT: &str = ". IPPool was served with a status subresource here, which silently drops that controller's records: the operator has removed it from the CRD, so that no address is allocated twice";
 
-/// Text of the condition and the Event that say that the operator's CRD was replaced.
+/// Text of the condition and the Event which say that another form has replaced the operator's form
+/// of the CRD.
 pub const FORM_REPLACED: &str = "an upgrade of Harvester, or a person, has put another form in the place of the operator's CRD: addresses go on, and nothing is lost, but fields of the operator's form are dropped at each write; `harvester-guest-operator takeover --apply` puts the operator's back";
 
-/// Text that says that the operator has put its replaced CRD back.
+/// Text of the Event that reports that the operator has put its own form of the CRD back.
 pub const FORM_REPAIRED: &str =
     "another form was in the place of the operator's CRD, which the operator has put back";
 
-/// Text about a CRD that has its status subresource again.
+/// Text of the Event that reports that the operator has put a CRD's status subresource back.
 pub const STATUS_BACK: &str =
     "the status subresource, which was removed while another controller led, is back";
 
-/// Text of the condition and the Event about another controller that leads.
+/// Text of the condition and the Event about another controller that leads. `holder`: identity of
+/// that controller in the Lease.
 pub fn other_controller(holder: &str) -> String {
     format!(
         "{holder} holds the Lease of the leader, and is not a replica of harvester-guest-operator: only that controller allocates addresses; to let this operator lead, scale that controller's Deployment to 0"

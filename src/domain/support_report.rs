@@ -1,4 +1,4 @@
-//! Support report: the facts that a maintainer asks for first, from stored objects.
+//! Support report: the facts that a maintainer asks for first, taken from stored objects.
 //!
 //! Invariant: the report contains only fields that are named here. A Secret is never read. Of a
 //! certificate, the report says only whether it exists. Of a credential, the report says the name
@@ -13,8 +13,8 @@ use api::{
     ANNOTATION_NETWORK, Condition, ConditionStatus, IPPool, LoadBalancer, READY, TokenRotation,
 };
 
-/// Maximum number of decisions in a report, and also of objects that wait. The limit keeps the
-/// report of a large site small enough to send.
+/// Maximum length of each list of decisions, of LoadBalancers that wait, and of TokenRotations that
+/// are not ready. The limit keeps the report of a large site small enough to send.
 const MOST: usize = 200;
 /// Maximum number of credentials whose expiry is in a report.
 const MOST_ENDS: usize = 50;
@@ -35,7 +35,7 @@ pub fn pool(pool: &IPPool) -> Value {
     })
 }
 
-/// Number of LoadBalancers for each status and reason of `Ready`.
+/// Number of LoadBalancers for each status and reason of their condition `Ready`.
 pub fn counts(lbs: &[LoadBalancer]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for lb in lbs {
@@ -98,7 +98,7 @@ pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
 }
 
 /// Facts about TokenRotations: their number for each status and reason of `Ready`, the credentials
-/// that expire first, and the conditions of the TokenRotations that are not ready.
+/// that expire first, and the conditions `Ready` that are not true.
 pub fn credentials(rotations: &[TokenRotation]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut ends = Vec::new();
@@ -144,11 +144,12 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
     })
 }
 
-/// Annotation with the configuration that kubectl applied last, certificates included.
+/// Annotation in which kubectl repeats the object that it applied last, certificates included.
 const APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Registration of admission or conversion with the API server, with every field except the
-/// certificates. A certificate field says only whether there is a certificate.
+/// Copy of a webhook configuration, or of parts of a CRD, for the report. In place of a
+/// certificate, the copy says whether there is one. `managedFields` and kubectl's last applied
+/// object are left out.
 pub fn registration(configuration: &Value) -> Value {
     match configuration {
         Value::Object(fields) => {

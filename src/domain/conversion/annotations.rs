@@ -2,11 +2,12 @@
 //!
 //! The annotation is compact JSON, such as
 //! `{"spec":{"workloadType":"cluster"},"unset":["spec.ipam"]}`. It is absent when there is nothing
-//! to carry. `unset` names fields that are not set, but that the translation fills in.
+//! to carry. `unset` names fields that are not set in the object's other version, but that the
+//! translation back would fill in.
 //!
 //! Text that is not of this form was written by another program, so the conversion ignores this
-//! text and leaves it in place. If the conversion must write the annotation itself, the earlier
-//! text travels in `kept`.
+//! text and leaves it in place. If the conversion must write the annotation itself, it puts the
+//! other program's text into `kept`.
 //!
 //! All annotations of an object together may have 256 KiB. If one object exceeded this limit, the
 //! API server would refuse a whole list. Fields that do not fit are therefore left out and named in
@@ -51,7 +52,7 @@ pub(super) struct CarriedFields {
 
 impl CarriedFields {
     /// Notes the fields of a section that a translation to the other version and back loses or
-    /// changes. `source`: the section before the translation. `back`: the section after it.
+    /// changes. `source`: the section before both translations. `back`: the section after them.
     pub(super) fn note(
         &mut self,
         section: &str,
@@ -69,7 +70,8 @@ impl CarriedFields {
         fields.extend(source.into_iter().filter(|(key, value)| back.get(key) != Some(value)));
     }
 
-    /// Fields of a section that travelled. `None`: the field was not set.
+    /// Names and values of a section's fields that travelled in the annotation. `None` as the
+    /// value: the field was not set.
     pub(super) fn of<'a>(
         &'a self,
         section: &'a str,
@@ -81,7 +83,7 @@ impl CarriedFields {
         unset.chain(fields.iter().map(|(key, value)| (key.as_str(), Some(value))))
     }
 
-    /// Whether the object did not have the section.
+    /// Whether the object that was converted did not have the section at all.
     pub(super) fn section_is_unset(&self, section: &str) -> bool {
         self.unset.iter().any(|path| path == section)
     }
@@ -105,7 +107,8 @@ impl CarriedFields {
         if *self == Self::default() { None } else { serde_json::to_string(self).ok() }
     }
 
-    /// Text of at most `room` bytes. Fields that do not fit are left out. `None`: nothing is left.
+    /// Text of the annotation, of at most `room` bytes. Fields that do not fit are left out.
+    /// `None`: nothing is left.
     fn text_within(mut self, room: usize) -> Option<String> {
         let text = self.text()?;
         if text.len() <= room {
@@ -142,14 +145,14 @@ impl CarriedFields {
 }
 
 /// Names of the fields that the spec of `object` has lost, because they did not fit into the
-/// annotation. `object`: the object that is to be stored.
+/// annotation. Empty: no field is lost. `object`: the object that is to be stored.
 pub fn lost(object: &Value, annotation: &str) -> Vec<String> {
     let text = object["metadata"]["annotations"][annotation].as_str().unwrap_or_default();
     let carry = CarriedFields::parse(text).unwrap_or_default();
     if carry.is_only_cut() { carry.cut } else { Vec::new() }
 }
 
-/// Removes the fields that travelled in this annotation, and returns them.
+/// Removes from the object the fields that travelled in this annotation, and returns them.
 pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> CarriedFields {
     let Some(annotations) = annotations(object) else { return CarriedFields::default() };
     let text = annotations.get(annotation).and_then(Value::as_str).unwrap_or_default();
@@ -168,7 +171,7 @@ pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> Carried
     carry
 }
 
-/// Adds the fields that are to travel in this annotation.
+/// Writes `carry`, the fields that are to travel, into this annotation of the object.
 pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: CarriedFields) {
     let there = annotations(object)
         .and_then(|annotations| annotations.get(annotation)?.as_str().map(str::to_owned));
@@ -209,8 +212,8 @@ fn annotations(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value
     object.get_mut("metadata")?.get_mut("annotations")?.as_object_mut()
 }
 
-/// Removes empty annotations. The API server stores no empty maps, so an object without annotations
-/// must not return with an empty map.
+/// Removes the map of annotations if it is empty. The API server stores no empty maps, so an object
+/// without annotations must not return with an empty map.
 fn drop_if_empty(object: &mut Map<String, Value>) {
     if annotations(object).is_some_and(|annotations| annotations.is_empty())
         && let Some(Value::Object(metadata)) = object.get_mut("metadata")

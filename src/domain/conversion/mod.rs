@@ -10,9 +10,9 @@
 //!
 //! Fields that one version has and the other lacks travel in an annotation (see [`annotations`]).
 //! The annotation is named after the version whose fields it holds. The conversion back removes
-//! these fields from the annotation. Edits win over the annotation. So a value that travelled is
-//! restored only if its counterpart in the other version still has the value that the translation
-//! gave it.
+//! these fields from the annotation. An edit has precedence over the annotation. So a value that
+//! travelled is restored only if its counterpart in the other version still has the value that the
+//! translation gave it.
 //!
 //! | v1beta1 | v1alpha1 | rule |
 //! |---|---|---|
@@ -43,7 +43,8 @@ use serde_json::{Map, Value, json};
 use annotations::CarriedFields;
 use api::{self, ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS, LABEL_VM_NAME, v1alpha1};
 
-/// Numbers of a health check: name in v1beta1, name in v1alpha1, and default when unset.
+/// Fields of a health check that are numbers: name in v1beta1, name in v1alpha1, and default when
+/// unset.
 const HEALTH: [(&str, &str, i32); 5] = [
     ("port", "port", 0),
     ("successThreshold", "successThreshold", 1),
@@ -64,14 +65,14 @@ pub enum Version {
     V1beta1,
 }
 
-/// A part of an object: its spec or its status.
+/// A part of a LoadBalancer: its spec or its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Section {
     Spec,
     Status,
 }
 
-/// The `apiVersion` is none of `LoadBalancer`'s versions.
+/// Error: the `apiVersion` is none of `LoadBalancer`'s versions. The text is the `apiVersion`, cut.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a version of LoadBalancer: the versions are {V1ALPHA1} and {V1BETA1}")]
 pub struct NoVersion(pub String);
@@ -89,7 +90,8 @@ impl Version {
         }
     }
 
-    /// Annotation in which an object of the other version carries the fields of this version.
+    /// Annotation in which an object of the other version carries the fields that only this version
+    /// has.
     fn annotation(self) -> &'static str {
         match self {
             Self::V1alpha1 => ANNOTATION_V1ALPHA1_FIELDS,
@@ -116,7 +118,8 @@ impl Section {
     }
 }
 
-/// Converts the object to a version. An object that already has that version is returned unchanged.
+/// Converts a LoadBalancer to the version `to`. An object that already has that version is returned
+/// unchanged.
 pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
     let from = Version::parse(object["apiVersion"].as_str().unwrap_or_default())?;
     let Some(fields) = object.as_object_mut().filter(|_| from != to) else { return Ok(object) };
@@ -144,7 +147,8 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
     Ok(object)
 }
 
-/// Converts a section to the other version, and restores travelled fields that are still valid.
+/// Converts a section to the version `to`, and restores the fields from the annotation,
+/// `travelled`, that are still valid.
 fn recall(
     section: Section,
     to: Version,
@@ -184,7 +188,8 @@ fn recall(
     is_set.then_some(target)
 }
 
-/// Converts a section to the other version, without the fields that travelled.
+/// Converts a section from the version `from` to the other version, without the annotation's
+/// fields.
 fn translate(
     section: Section,
     from: Version,
@@ -205,7 +210,7 @@ fn translate(
     (source.is_some() || required).then_some(target)
 }
 
-/// Name of a field in the other version. `None`: the other version lacks it.
+/// Name in the other version of the field `key`. `None`: the other version lacks the field.
 fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     match (section, from, key) {
         (Section::Spec, Version::V1beta1, "backendServerSelector") => Some("backendServers"),
@@ -233,7 +238,7 @@ fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     }
 }
 
-/// Value of a field in the other version. `None`: unset.
+/// Value in the other version of the field `key`. `None`: the field is unset there.
 fn field(section: Section, from: Version, key: &str, value: Option<&Value>) -> Option<Value> {
     if section == Section::Status {
         return value.cloned();
@@ -295,7 +300,7 @@ fn show_health(value: &Value) -> Option<Value> {
     Some(Value::Object(shown))
 }
 
-/// Number that v1alpha1's schema accepts: the value, or else the default.
+/// Number that v1alpha1's schema accepts: `value`, or `default` if `value` is no such number.
 fn number(value: Option<&Value>, default: i32) -> i32 {
     let number = value.and_then(Value::as_i64).and_then(|number| i32::try_from(number).ok());
     number.filter(|number| *number >= 0).unwrap_or(default)
@@ -322,7 +327,8 @@ fn read_health(value: &Value) -> Option<Value> {
     Some(Value::Object(read))
 }
 
-/// Merges later edits in v1alpha1 into the health check that travelled.
+/// Merges `now`, a health check in v1alpha1 that a client may have edited, into the health check
+/// that travelled in the annotation.
 fn merge_health(travelled: &Value, now: &Value) -> Value {
     let read = read_health(now).unwrap_or(Value::Null);
     let (Value::Object(travelled), Value::Object(mut merged)) = (travelled, read.clone()) else {
@@ -345,8 +351,8 @@ fn merge_health(travelled: &Value, now: &Value) -> Value {
     Value::Object(merged)
 }
 
-/// Whether a value that travelled has the type of its field. Any user may have written the value,
-/// and a value that no client can read would make every list with this object unreadable.
+/// Whether a value from the annotation has the type of its field. Any user may have written the
+/// value, and a value that no client can read would make every list with this object unreadable.
 fn fits(section: Section, version: Version, key: &str, value: &Value) -> bool {
     let mut alone = Map::from_iter([(key.to_owned(), value.clone())]);
     match (section, version) {

@@ -1,5 +1,5 @@
-//! Connections of a listener. If there is no room for a new connection, the module chooses the
-//! connection to close.
+//! Connections that a listener has accepted. If there is no room for a new connection,
+//! [`ConnectionTable`] chooses the connection to close.
 //!
 //! Invariants: a request that has arrived is never cut off. If there is no room, the source with
 //! the most connections loses the connection whose phase began first. So a source that opens many
@@ -31,7 +31,7 @@ impl std::fmt::Display for ConnectionSource {
     }
 }
 
-/// Phase of a connection.
+/// Phase of a connection, from the handshake through each request and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionPhase {
     /// The TLS handshake is under way.
@@ -56,7 +56,7 @@ impl ConnectionPhase {
     }
 }
 
-/// Connections, each with a handle that closes it.
+/// Open connections, each with its phase and a handle that closes it.
 #[derive(Debug)]
 pub struct ConnectionTable<T> {
     most: usize,
@@ -86,7 +86,7 @@ pub struct EvictedConnection<T> {
     pub ends: T,
     /// Source of the connection.
     pub source: ConnectionSource,
-    /// Number of connections that the source had.
+    /// Number of connections that the source had, this one included.
     pub had: usize,
 }
 
@@ -96,8 +96,8 @@ impl<T> ConnectionTable<T> {
         Self { most, next: 0, seats: BTreeMap::new() }
     }
 
-    /// Removes a connection if there is no room for a new one. `Ok(None)`: there is room already.
-    /// `Err`: there is no room, and no connection may be closed.
+    /// Removes and returns a connection if there is no room for a new one. `Ok(None)`: there is
+    /// room already. `Err`: there is no room, and no connection may be closed.
     pub fn make_room(&mut self) -> Result<Option<EvictedConnection<T>>, NoRoom> {
         if self.len() < self.most {
             return Ok(None);
@@ -120,7 +120,8 @@ impl<T> ConnectionTable<T> {
         ConnectionKey { source, number: self.next }
     }
 
-    /// Sets the phase of a connection from `now` on. A connection that was removed is ignored.
+    /// Sets the phase that a connection has from `now` on. A connection that was removed is
+    /// ignored.
     pub fn note(&mut self, place: ConnectionKey, phase: ConnectionPhase, now: Duration) {
         let seats = self.seats.get_mut(&place.source);
         if let Some(seat) = seats.and_then(|seats| seats.get_mut(&place.number)) {

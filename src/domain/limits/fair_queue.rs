@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! * namespaces take turns, one entry each;
-//! * a full namespace loses only its own entries;
+//! * a namespace with [`OF_ONE`] entries loses only its own entries;
 //! * memory is bounded by [`IN_ALL`] entries.
 
 use std::collections::{HashMap, VecDeque};
@@ -12,7 +12,7 @@ pub const OF_ONE: usize = 16;
 /// Maximum number of entries of all namespaces together.
 pub const IN_ALL: usize = 512;
 
-/// Entries that wait, each for its namespace's turn.
+/// Queue of entries, each of which waits for the turn of its namespace.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     waiting: HashMap<String, VecDeque<T>>,
@@ -28,9 +28,10 @@ impl<T> Default for FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// Adds an entry behind the other entries of its namespace. If the namespace is full, returns
-    /// the new entry. If the whole queue is full, returns the newest entry of the namespace with
-    /// the most entries.
+    /// Adds an entry behind the other entries of its namespace. Returns the entry that is dropped
+    /// for lack of room, if any. If the namespace is full, the new entry is dropped. If the whole
+    /// queue is full, the newest entry of the namespace with the most entries is dropped, or the
+    /// new entry, if no namespace has at least two entries more than its own.
     pub fn push(&mut self, namespace: &str, entry: T) -> Option<T> {
         let own = self.waiting.get(namespace).map_or(0, VecDeque::len);
         if own >= OF_ONE {
@@ -54,7 +55,8 @@ impl<T> FairQueue<T> {
         lost
     }
 
-    /// Removes and returns the oldest entry of the namespace whose turn it is.
+    /// Removes and returns the oldest entry of the namespace whose turn it is. `None`: the queue is
+    /// empty.
     pub fn pop(&mut self) -> Option<T> {
         let namespace = self.turns.pop_front()?;
         let list = self.waiting.get_mut(&namespace)?;

@@ -3,9 +3,9 @@
 //! A value takes as little as two bytes of text, but 24 or more bytes of memory. So a bound on
 //! bytes of text alone bounds neither memory nor time.
 
-/// Upper bound of the number of values that a parser makes of a text. Keys are not counted. The
-/// count takes one pass and no allocation. If the text is not JSON, the bound holds for the values
-/// before the first error.
+/// Upper bound of the number of values in a JSON text, as a parser would make them. Keys are not
+/// counted. The count takes one pass and no allocation. If the text is not JSON, the bound holds
+/// for the values before the first error.
 pub fn most_values(json: &str) -> usize {
     1 + count(json, |byte| matches!(byte, b',' | b'[' | b'{'))
 }

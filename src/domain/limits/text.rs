@@ -1,4 +1,4 @@
-//! Lengths of the texts that are stored and reported, and the cut of longer texts.
+//! Maximum lengths of texts that are stored and reported, and the cut of longer texts.
 
 /// Longest text in a condition, an Event or an annotation, in bytes.
 pub const LONGEST_TEXT: usize = 1024;

@@ -13,13 +13,13 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// A full bucket.
+    /// A full bucket: see [`TokenBucket`] for `most` and `every`.
     pub const fn new(most: u32, every: Duration) -> Self {
         Self { most, every, full: Duration::ZERO }
     }
 
-    /// Takes a token. `Err`: no token is left; the value is the time at which the next token is
-    /// available.
+    /// Takes a token at the time `now`. `Err`: no token is left; the value is the time at which the
+    /// next token is available.
     pub fn take(&mut self, now: Duration) -> Result<(), Duration> {
         let full = self.full.max(now) + self.every;
         let fits = now + self.every * self.most;

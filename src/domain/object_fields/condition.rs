@@ -14,9 +14,9 @@ pub(crate) fn condition(status: ConditionStatus, reason: &str, message: String) 
     }
 }
 
-/// Returns the list with the condition `new`, set at `now` (RFC 3339). `None`: the list already has
-/// the condition with the same status, reason and message. The transition time changes only with
-/// the status.
+/// Returns `list` with the condition `new`, set at `now` (RFC 3339). `None`: the list already has
+/// the condition with the same status, reason and message. The transition time changes only when
+/// the status changes.
 pub(crate) fn with_condition(
     list: &[Condition],
     new: Condition,

@@ -1,4 +1,4 @@
-//! Credentials of TokenRotations and in Secrets. Only credentials whose end is known are listed.
+//! Credentials of TokenRotations and in Secrets. Only credentials with a known expiry are listed.
 
 use crate::credentials::rotation::status::{self, MINIMUM_LEFT};
 use crate::credentials::rotation::target_secret::{self, SecretContent};
@@ -6,16 +6,17 @@ use crate::credentials::rotation::{due, expiry, watched};
 use crate::credentials::timestamp::{self, Seconds};
 use api::{SecretTarget, TokenRotation, WatchedCredential};
 
-/// A credential that ends.
+/// Credential with a known expiry.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EndingCredential {
-    /// End, in seconds since the epoch.
+    /// Expiry, in seconds since the epoch.
     pub end: Seconds,
     /// Kind and name of the object that has the credential, with the key and the user.
     pub place: String,
-    /// Whether the credential ends soon and is not replaced in time.
+    /// Whether the credential expires soon, and no TokenRotation replaces it in time.
     pub is_soon: bool,
-    /// TokenRotation that replaces the credential before its end, `namespace/name`.
+    /// TokenRotation that replaces the credential before its expiry, `namespace/name`. `None`: no
+    /// TokenRotation replaces it.
     pub renewed_by: Option<String>,
 }
 
@@ -78,7 +79,7 @@ pub fn of_secret(
     listed.iter().filter_map(one).collect()
 }
 
-/// Credentials of both lists, in the order of their ends. A credential that is in both lists is
+/// Credentials of both lists, in the order of their expiry. A credential that is in both lists is
 /// returned once.
 pub fn merged(
     rotations: Vec<EndingCredential>,

@@ -1,5 +1,5 @@
 //! Plan of what the operator would do if it led now: addresses that it would allocate, objects that
-//! it would write. The plan also names credentials that end soon.
+//! it would write. The plan also lists credentials with their expiry.
 //!
 //! Invariant: this module has no rules of its own. Addresses, and the status of a LoadBalancer, a
 //! pool and a Service, come from the code that a leader runs. The plan says how these results
@@ -23,7 +23,7 @@ use crate::takeover::steps::{Leader, WebhookContent};
 use crate::vm_backends::listeners::ServingStatus;
 use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 
-/// The plan.
+/// Plan of what the operator would do if it led now.
 #[derive(Clone, Debug, Default)]
 pub struct Preview {
     /// Holder of the Lease. `None`: not known.
@@ -36,15 +36,15 @@ pub struct Preview {
     pub pools: Vec<PoolLine>,
     /// Objects that would be written.
     pub changes: Vec<PlannedWrite>,
-    /// Findings of the forecast that no line contains.
+    /// Findings of the forecast that no line of `load_balancers` or `pools` shows.
     pub findings: Vec<forecast::ForecastFinding>,
-    /// Credentials whose end is known, in the order of their ends.
+    /// Credentials whose expiry is known, in the order of their expiry.
     pub credentials: Vec<EndingCredential>,
-    /// Facts that are not known, and why.
+    /// Sentences about the facts that could not be read, and why.
     pub unknown: Vec<String>,
 }
 
-/// Content of a condition.
+/// Content of the condition `Ready` that the operator would write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConditionContent {
     /// Status of the condition `Ready`. `None`: not known, or there would be no such condition.
@@ -60,11 +60,11 @@ pub struct ConditionContent {
 pub struct LoadBalancerLine {
     /// `namespace/name`.
     pub name: String,
-    /// Address that the LoadBalancer has; empty if it has none.
+    /// Address that the LoadBalancer has now; empty if it has none.
     pub has: String,
     /// Address that the LoadBalancer would have; empty if it would have none.
     pub gets: String,
-    /// Expected condition.
+    /// Condition `Ready` that the object would have.
     pub said: ConditionContent,
 }
 
@@ -73,9 +73,9 @@ pub struct LoadBalancerLine {
 pub struct PoolLine {
     /// Name of the pool.
     pub name: String,
-    /// Number of addresses that the pool could still allocate.
+    /// Number of addresses that the pool could still allocate after the plan.
     pub available: i64,
-    /// Expected condition.
+    /// Condition `Ready` that the object would have.
     pub said: ConditionContent,
 }
 
@@ -89,12 +89,12 @@ pub struct PlannedWrite {
 }
 
 impl PlannedWrite {
-    /// A write of an object.
+    /// A write of the named object. `what`: fields that would be written.
     pub fn new(kind: &str, name: &str, what: impl Into<String>) -> Self {
         Self { object: format!("{kind} {name}"), what: what.into() }
     }
 
-    /// A merge patch of an object. The fields that the patch sets describe the write.
+    /// A write of the named object by a merge patch. Its text lists the fields that the patch sets.
     pub fn patch(kind: &str, name: &str, patch: &Value) -> Self {
         Self::new(kind, name, fields(patch).join(", "))
     }
@@ -113,8 +113,8 @@ fn fields(patch: &Value) -> Vec<String> {
     fields
 }
 
-/// Line and write of a LoadBalancer. `report`: state of a vm load balancer's Service. `now`: an RFC
-/// 3339 time.
+/// Line of the plan about a LoadBalancer, and the write that it needs, if any. `finding`: decision
+/// about its address. `report`: state of a vm load balancer's Service. `now`: an RFC 3339 time.
 pub fn load_balancer(
     lb: &LoadBalancer,
     finding: &AddressOutcome,
@@ -137,7 +137,8 @@ pub fn load_balancer(
     (line, change)
 }
 
-/// Line and write of a LoadBalancer that is being deleted.
+/// Line of the plan about a LoadBalancer that is being deleted, and the write that it needs, if
+/// any.
 pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
     let message = "is being deleted: its address is released, and it is gone".to_owned();
     let said = ConditionContent { message, ..ConditionContent::default() };
@@ -148,8 +149,8 @@ pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
     (line, change)
 }
 
-/// Line of a LoadBalancer about which too little is known. The line shows its present address as
-/// the address that it would have.
+/// Line of the plan about a LoadBalancer for which too little is known. The line shows its present
+/// address as the address that it would have.
 pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
     let message = "not known: see below".to_owned();
     let said = ConditionContent { message, ..ConditionContent::default() };
@@ -161,8 +162,9 @@ fn has(lb: &LoadBalancer) -> String {
     allocated.and_then(|allocated| allocated.ip.clone()).unwrap_or_default()
 }
 
-/// Line and write of a pool. `pool`: the pool after the forecast. `touched`: whether the ledger of
-/// that pool differs from the stored ledger.
+/// Line of the plan about a pool, and the write that it needs, if any. `seen`: the stored pool.
+/// `pool`: the pool after the forecast. `touched`: whether the ledger of `pool` differs from the
+/// stored ledger. `now`: an RFC 3339 time.
 pub fn pool(
     seen: &PoolSeen,
     finalizers: &[String],

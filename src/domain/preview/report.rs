@@ -1,4 +1,4 @@
-//! The plan as text, for a terminal.
+//! Text of the [`Preview`], for a terminal.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -117,7 +117,8 @@ fn ends(credential: &EndingCredential, now: Seconds) -> String {
     format!("{}  {place}: {when}{}{soon}", rfc3339(*end), renewed.unwrap_or_default())
 }
 
-/// Appends a table. Each column is as wide as its widest cell; the last column is not padded.
+/// Appends a table with a title to `text`. Each column is as wide as its widest cell; the last
+/// column is not padded.
 fn table(text: &mut String, title: &str, head: &[&str], rows: &[Vec<String>]) {
     let _ = writeln!(text, "\n{title} ({}):", rows.len());
     let head: Vec<String> = head.iter().map(ToString::to_string).collect();

@@ -1,9 +1,9 @@
-//! Reads that were refused, and the facts that are not known without them.
+//! Reads of objects that failed, and the facts that the plan lacks because of them.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-/// A read, in the terms of a Role.
+/// A read of objects, in the terms of an RBAC Role.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RoleRead {
     /// `get` or `list`.
@@ -44,7 +44,7 @@ pub enum ReadFailure {
     NotServed,
 }
 
-/// Facts that are not known if the objects of a kind cannot be read. `None`: the plan does not
+/// Facts that the plan lacks if the objects of a kind cannot be read. `None`: the plan does not
 /// depend on the kind.
 fn facts(resource: &str) -> Option<&'static str> {
     Some(match resource {
@@ -73,8 +73,8 @@ fn facts(resource: &str) -> Option<&'static str> {
     })
 }
 
-/// Sentences about facts that are not known. There is one sentence for each read that returned
-/// nothing, and for each resource that was not listed in time.
+/// Sentences about facts that the plan lacks. There is one sentence for each read that returned
+/// nothing, and for each resource in `late`, which was not listed in time.
 pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<String> {
     let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
     let late = late.iter().map(|resource| {
@@ -85,7 +85,7 @@ pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<
     all
 }
 
-/// The sentences under a title. Empty if there are no sentences.
+/// Section of the report with these sentences. Empty if there are no sentences.
 pub fn section(sentences: &[String]) -> String {
     let mut text = String::new();
     if !sentences.is_empty() {

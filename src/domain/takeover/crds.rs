@@ -1,8 +1,8 @@
 //! Replacement of Harvester's form of a CRD by the operator's form, and the way back. The form of a
 //! CRD is its `spec.versions`.
 //!
-//! Invariant: a patch that replaces a form records the replaced form on the same object. A form of
-//! the operator itself need not be recorded.
+//! Invariant: a patch that replaces a form records the replaced form on the same CRD. A form of the
+//! operator itself need not be recorded.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Annotations with the name and the namespace of the Helm release to which an object belongs.
 const RELEASE: [&str; 2] = ["meta.helm.sh/release-name", "meta.helm.sh/release-namespace"];
 
-/// Form of a stored CRD, as the operator finds it.
+/// Comparison of a stored CRD's form with the form that the operator expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrdForm {
     /// The form of any version of the operator, or Harvester's form if the operator's form has
@@ -25,11 +25,11 @@ pub enum CrdForm {
     Expected,
     /// The operator's form, from which a replica has removed the status subresource.
     StatusRemoved,
-    /// Another form in the place of the operator's form, such as from an upgrade of Harvester.
+    /// Another form, which has replaced the operator's form, such as from an upgrade of Harvester.
     Replaced,
 }
 
-/// Form of a stored CRD.
+/// Compares the form of a stored CRD with the form that the operator expects.
 pub fn form(stored: &Value) -> CrdForm {
     let annotations = &stored["metadata"]["annotations"];
     match is_operators(stored) {
@@ -72,9 +72,9 @@ pub fn with_status(stored: &Value) -> Value {
     })
 }
 
-/// Merge patch that puts the versions `ours` into the stored CRD. If the operator has a Helm
-/// release, the release then owns the CRD, and a later `helm upgrade` of the operator upgrades the
-/// CRD.
+/// Merge patch that puts the versions `ours` into the stored CRD, and records the former ones. If
+/// `operator`, the operator's Deployment, belongs to a Helm release, the release then owns the CRD,
+/// and a later `helm upgrade` of the operator upgrades the CRD.
 pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let release = RELEASE.map(|key| &operator["metadata"]["annotations"][key]);
@@ -114,8 +114,8 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
 }
 
 /// Merge patch that puts back the versions and Helm's marks that [`adopted`] recorded. If
-/// Harvester's chart has already put a form back, this form stays. It may be newer than the
-/// recorded form. `None`: there is no record.
+/// Harvester's chart has already put a form of its own back, the CRD keeps that form, which may be
+/// newer than the recorded one. `None`: there is no record.
 pub fn restored(stored: &Value) -> Option<Value> {
     let metadata = &stored["metadata"];
     let record = metadata["annotations"][ANNOTATION_FORM].as_str()?;
@@ -136,9 +136,9 @@ pub fn restored(stored: &Value) -> Option<Value> {
     Some(patch)
 }
 
-/// Merge patch that removes the status subresource from every version, and marks the CRD. With the
-/// subresource, the status that the Go controller writes by plain updates is dropped. `None`: no
-/// version has the subresource.
+/// Merge patch that removes the status subresource from every version, and marks the CRD with
+/// [`ANNOTATION_STATUS_REMOVED`]. With the subresource, the status that the Go controller writes by
+/// plain updates is dropped. `None`: no version has the subresource.
 pub fn without_status(stored: &Value) -> Option<Value> {
     let mut versions = stored["spec"]["versions"].clone();
     let mut had = false;

@@ -1,4 +1,4 @@
-//! Take-over from Harvester's Go controller, and the way back.
+//! Take-over of load balancers from Harvester's Go controller, and the way back to that controller.
 //!
 //! Invariants:
 //!

@@ -1,4 +1,4 @@
-//! A plan as text, for a terminal.
+//! Text of a take-over's plan, for a terminal.
 
 use std::fmt::Write as _;
 
@@ -54,7 +54,7 @@ pub fn sentence(step: &TakeoverStep, state: &TakeoverState) -> String {
     }
 }
 
-/// Describes the observed state in a few lines.
+/// Describes the observed state in a few lines: programs, leader and ManagedChart.
 pub fn situation(state: &TakeoverState) -> String {
     let mut text = String::new();
     for program in
@@ -94,7 +94,7 @@ fn replicas(state: &TakeoverState, program: TakeoverProgram) -> String {
         .map_or_else(String::new, |d| format!(", {} of {} replicas ready", d.ready, d.wanted))
 }
 
-/// Numbered list of the steps that are left, or the obstacle to the plan.
+/// Numbered list of the steps that are left, or the obstacle that stops the plan.
 pub fn plan(direction: Direction, state: &TakeoverState) -> String {
     match direction.plan(state) {
         Ok(steps) if steps.is_empty() => "nothing is left to do\n".to_owned(),
@@ -109,7 +109,7 @@ pub fn plan(direction: Direction, state: &TakeoverState) -> String {
     }
 }
 
-/// Describes the forecast: counts of addresses, and the findings.
+/// Describes the forecast: how many LoadBalancers keep, get or lease an address, and the findings.
 pub fn forecast(forecast: &Forecast) -> String {
     let mut text = format!(
         "{} LoadBalancers keep their address, {} get their first one, {} lease theirs\n",

@@ -10,13 +10,13 @@ pub struct ListenerPort {
     pub name: String,
     /// Protocol: TCP or UDP.
     pub protocol: String,
-    /// Port of the address.
+    /// Port of the LoadBalancer's address.
     pub port: u16,
     /// Port of the VMs.
     pub backend_port: u16,
 }
 
-/// Port of every endpoint in a slice.
+/// Port that every endpoint in an EndpointSlice serves.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EndpointPort {
     /// Name of the listener.

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use super::vm::{Topology, Vm};
 use api::kubevirt::{TOPOLOGY_REGION, TOPOLOGY_ZONE};
 
-/// Merge patch that sets a VM's topology annotations to the labels of its `node`. `None`: the
-/// annotations are right already, or must not be changed.
+/// Merge patch that sets a VM's topology annotations to the region and zone of `node`, on which the
+/// VM runs. `None`: the annotations are right already, or must not be changed.
 ///
 /// A node that has neither label changes nothing, so annotations that a user set by hand stay.
 pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {

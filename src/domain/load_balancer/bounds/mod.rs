@@ -1,11 +1,12 @@
-//! Limits on the data that is held in memory, written and reported about a LoadBalancer, whatever
-//! the stored object contains.
+//! Limits on the data about a LoadBalancer that this process holds in memory, writes and reports,
+//! however large the stored object is.
 //!
 //! The schema and admission refuse larger objects. But they have not checked objects that were
 //! stored before these limits existed, or objects under Harvester's own CRD, which has no limits.
 //! So every object is trimmed here first. Invariants of a trimmed object:
-//! * its size is at most [`MOST_KEPT`] bytes;
-//! * decisions from it are the same as from the whole object, except for numbers in messages.
+//! * its size is at most [`MOST_KEPT`] bytes, apart from what is named there;
+//! * decisions from the trimmed object are the same as from the whole object, except for numbers in
+//!   messages.
 
 use std::collections::BTreeMap;
 
@@ -22,14 +23,15 @@ use api::{
     LB_FINALIZER, LoadBalancer, LoadBalancerSpec, READY,
 };
 
-/// Longest name, in characters. Cloud providers of guest clusters cut names to this length, and the
-/// name of a Service cannot be longer.
+/// Longest name of a LoadBalancer, in characters. Cloud providers of guest clusters cut names to
+/// this length, and the name of a Service cannot be longer.
 pub const LONGEST_NAME: usize = 63;
-/// Maximum size of other clients' entries in a list, in bytes. The lists are finalizers and
-/// conditions, which this operator writes as a whole. An object beyond this limit is read again
-/// before a write.
+/// Maximum size in bytes of the finalizers, and of the conditions, that other clients have added to
+/// an object. The operator writes each of these two lists as a whole. If a list is larger, the
+/// other clients' entries are not kept in memory, and the object is read again before a write.
 const MOST_FOREIGN: usize = 1024;
-/// Longest list of addresses that is stored in the view. A longer list is replaced by its digest.
+/// Largest number of addresses in a list that the view holds. A longer list is replaced by its
+/// digest.
 const LONGEST_LIST: usize = 16;
 /// Maximum number of bytes of a trimmed object, not counting the names of listeners and a bundle of
 /// certificates.
@@ -49,17 +51,18 @@ const ANNOTATIONS: [&str; 10] = [
     KUBE_VIP_REQUESTED_IP,
 ];
 
-/// Fault of a name that is too long. `None`: no fault. The length is limited because each claim
-/// stores the name in the pool's object, and all claims share the size limit of this object.
+/// Text with the fault of a LoadBalancer's name that is too long. `None`: no fault. The length is
+/// limited because each claim stores the name in the pool's object, and all claims share the size
+/// limit of this object.
 pub fn name_fault(name: &str) -> Option<String> {
     (name.len() > LONGEST_NAME).then(|| {
         format!("metadata.name: is longer than {LONGEST_NAME} characters: choose a shorter one")
     })
 }
 
-/// Removes fields that decisions do not use, and cuts values beyond their limits. Returns whether a
-/// list lost entries that a write of the list must contain. If so, the object must be read again
-/// before a write.
+/// Removes the fields of a LoadBalancer that decisions do not use, and cuts values beyond their
+/// limits. Returns whether the finalizers or the conditions lost entries that a write of the list
+/// must contain. If so, the object must be read again before a write.
 pub fn trim(lb: &mut LoadBalancer) -> bool {
     let meta = &mut lb.metadata;
     meta.managed_fields = None;
@@ -90,7 +93,7 @@ pub fn trim(lb: &mut LoadBalancer) -> bool {
     partial
 }
 
-/// Substitute for a list of addresses that is too long to be stored.
+/// Digest that stands for a list of addresses which is too long for the view.
 pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
     let mut hash = Sha256::new();
     for text in list {
@@ -100,7 +103,7 @@ pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
     hash.finalize().iter().fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// Whether a stored list of addresses, or its digest, is equal to `list`.
+/// Whether `stored`, a list of addresses or its digest, stands for `list`.
 pub fn is_list(stored: &[String], list: &[String]) -> bool {
     if list.len() > LONGEST_LIST && stored.len() == 1 {
         return stored[0] == digest(list.iter().map(String::as_str));

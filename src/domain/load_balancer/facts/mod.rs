@@ -1,4 +1,4 @@
-//! Facts of a LoadBalancer that decisions use.
+//! Facts that decisions use about a LoadBalancer, read from its stored object.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,14 +19,14 @@ pub enum Project {
     /// The Namespace is not in the view yet.
     #[default]
     Unknown,
-    /// Namespace without a project.
+    /// The namespace belongs to no project.
     Outside,
-    /// Project of the namespace, `cluster/project`.
+    /// The namespace belongs to this project, `cluster/project`.
     In(String),
 }
 
-/// Facts from objects other than the LoadBalancer. Authors of LoadBalancers do not write these
-/// objects.
+/// Facts about a LoadBalancer that come from other objects. Authors of LoadBalancers do not write
+/// those objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbSurroundings {
     /// Project of the LoadBalancer's namespace.
@@ -35,8 +35,8 @@ pub struct LbSurroundings {
     pub vm_network: Option<String>,
 }
 
-/// Facts for the ledger. `segment` returns the segment of a network; `fresh` says whether the
-/// object was just read from the API server.
+/// Facts by which an address is allocated to the LoadBalancer. `segment` returns the segment of a
+/// network; `fresh`: whether `lb` was just read from the API server.
 pub fn facts(
     lb: &LoadBalancer,
     around: &LbSurroundings,
@@ -63,20 +63,22 @@ pub fn named_pool(lb: &LoadBalancer) -> Option<String> {
     lb.spec.ip_pool.clone().filter(|pool| !pool.is_empty())
 }
 
-/// Present or former claim from the annotation, which contains `POOL/ADDRESS`. A tenant may have
-/// written the annotation. So it is only a request, and the rules of the pool decide.
+/// Present or former claim from the annotation, which contains `POOL/ADDRESS`. `None`: there is no
+/// valid annotation. A tenant may have written the annotation. So it is only a request, and the
+/// rules of the pool decide.
 pub fn former(lb: &LoadBalancer) -> Option<Claim> {
     let text = given(lb.metadata.annotations.as_ref(), ANNOTATION_ALLOCATED)?;
     let (pool, ip) = text.split_once('/')?;
     Some(Claim { pool: pool.to_owned(), ip: ip.parse().ok()? })
 }
 
-/// Text of a claim, as the annotation contains it.
+/// Text of a claim for the annotation from which [`former`] reads it.
 pub fn written(claim: &Claim) -> String {
     format!("{}/{}", claim.pool, claim.ip)
 }
 
-/// Facts for the rebuilding of a ledger. `None`: the LoadBalancer takes no address from pools.
+/// Facts about the LoadBalancer from which a pool's ledger is checked and rebuilt. `None`: the
+/// LoadBalancer takes no address from pools.
 pub fn world_entry(lb: &LoadBalancer) -> Option<WorldEntry> {
     wants_pool(lb).then(|| WorldEntry {
         owner: owner(lb),
@@ -105,8 +107,9 @@ pub fn addresses<'a>(
     lbs.into_iter().map(|lb| (name(lb), address(lb))).collect()
 }
 
-/// Requirement that a pool must meet. The namespace is the LoadBalancer's own, and the project
-/// comes from the Namespace object. So an annotation can set neither of them.
+/// Requirement that a pool must meet to give the LoadBalancer an address. The namespace is the
+/// LoadBalancer's own, and the project comes from the Namespace object. So an annotation can set
+/// neither of them.
 pub fn requirement(lb: &LoadBalancer, around: &LbSurroundings) -> PoolRequirement {
     let annotation = |key: &str| given(lb.metadata.annotations.as_ref(), key);
     let management = || annotation(ANNOTATION_MANAGEMENT_NETWORK).filter(|_| is_guest(lb));
@@ -125,8 +128,9 @@ pub fn requirement(lb: &LoadBalancer, around: &LbSurroundings) -> PoolRequiremen
     }
 }
 
-/// Guest cluster whose VMs determine the LoadBalancer's network. `None`: the network is set
-/// otherwise. The cluster is named by an annotation, as in Harvester's webhook, or else by a label.
+/// Guest cluster whose VMs determine the LoadBalancer's network. `None`: the LoadBalancer is of
+/// type vm, an annotation names the network, or no guest cluster is named. The cluster is named by
+/// an annotation, as in Harvester's webhook, or else by a label.
 pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     let annotations = lb.metadata.annotations.as_ref();
     let says = |key: &str| given(annotations, key).is_some();
@@ -137,8 +141,9 @@ pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     annotated.or_else(|| guest_cluster(lb))
 }
 
-/// Guest cluster that the cloud provider names. A cloud provider without a configured name uses
-/// `kubernetes`, which gives `None`.
+/// Guest cluster that the guest's cloud provider names in a label of the LoadBalancer. `None`:
+/// there is no name. A cloud provider without a configured name writes `kubernetes`, which counts
+/// as no name.
 pub fn guest_cluster(lb: &LoadBalancer) -> Option<String> {
     let named = given(lb.metadata.labels.as_ref(), LABEL_CLUSTER)?;
     Some(named).filter(|name| is_guest(lb) && name != NAMELESS_CLUSTER)
@@ -148,12 +153,13 @@ fn given(map: Option<&BTreeMap<String, String>>, key: &str) -> Option<String> {
     map?.get(key).filter(|value| !value.is_empty()).cloned()
 }
 
-/// Whether the LoadBalancer belongs to a guest cluster.
+/// Whether the LoadBalancer is of type cluster, that is, of a guest cluster.
 pub fn is_guest(lb: &LoadBalancer) -> bool {
     lb.spec.workload_type.unwrap_or_default() == WorkloadType::Cluster
 }
 
-/// Claim in the object's status. `None`: there is no address, or it is leased.
+/// Claim that the LoadBalancer's status publishes. `None`: the status has no address, or a leased
+/// one.
 pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     let pool = allocated.ip_pool.clone().filter(|pool| !pool.is_empty())?;
@@ -161,8 +167,8 @@ pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     Some(Claim { pool, ip })
 }
 
-/// Address that the host leased for the LoadBalancer, as the status has it. `None`: the status has
-/// no address, the address is from a pool, or the announcer leases it.
+/// Address in the status that the host leased for the LoadBalancer. `None`: the status has no
+/// address, the address is from a pool, or the announcer leases it.
 pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     if wants_pool(lb) || allocated.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {
@@ -171,7 +177,7 @@ pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     allocated.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()
 }
 
-/// Whether the status publishes this address as announced.
+/// Whether `status.address` of the LoadBalancer is this address.
 pub fn is_announced_at(lb: &LoadBalancer, address: IpAddr) -> bool {
     let published = lb.status.as_ref().and_then(|status| status.address.as_deref());
     published.is_some_and(|published| published.parse() == Ok(address))

@@ -21,13 +21,13 @@ use api::{
 };
 pub use moving::{keep_old_address, may_lead_to, moves_from};
 
-/// Result of a reconcile of a LoadBalancer that is not being deleted.
+/// Decision about the address of a LoadBalancer that is not being deleted: the `finding` of a
+/// reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressOutcome {
-    /// The address comes from pools. The value is the ledger's answer.
+    /// The address comes from a pool. The value is the answer of the pools' ledgers.
     Pool(ClaimResult),
-    /// The announcer leases the address. The text is the reason, if this reconcile has decided that
-    /// the announcer leases it.
+    /// The announcer leases the address. The text says why, if this reconcile has decided so.
     Guest(Option<String>),
     /// The host leases the address. The value is the address that may be published, or the reason
     /// why there is none.
@@ -35,12 +35,13 @@ pub enum AddressOutcome {
 }
 
 impl AddressOutcome {
-    /// Whether there is an address, or the announcer leases one.
+    /// Whether the LoadBalancer has an address, or the announcer leases one.
     pub fn is_allocated(&self) -> bool {
         !matches!(self, Self::Pool(ClaimResult::Waiting(_)) | Self::Host(Err(_)))
     }
 
-    /// Address that a Service asks for. `None`: there is no address, or the announcer leases it.
+    /// Address that the LoadBalancer's Service must ask for. `None`: there is no address, or the
+    /// announcer leases it.
     pub fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Pool(ClaimResult::Held { claim, .. }) => Some(claim.ip),
@@ -50,8 +51,9 @@ impl AddressOutcome {
     }
 }
 
-/// The merge patch that writes the finding into the object. `None`: nothing changes. `report`:
-/// result for a vm LoadBalancer's Service, once the Service exists. `now`: an RFC 3339 time.
+/// Merge patch that writes the `finding` into the LoadBalancer. `None`: nothing changes. `report`:
+/// state of a vm LoadBalancer's Service and VMs; `None` before the Service exists. `now`: an RFC
+/// 3339 time.
 pub fn patch(
     lb: &LoadBalancer,
     finding: &AddressOutcome,
@@ -110,7 +112,7 @@ pub fn patch(
     Some(Value::Object(patch))
 }
 
-/// Address and `Ready` condition of the finding, without times.
+/// Address and `Ready` condition that `finding` and `report` lead to. The condition has no times.
 pub fn outcome(
     lb: &LoadBalancer,
     finding: &AddressOutcome,
@@ -125,15 +127,16 @@ pub fn outcome(
 }
 
 /// The annotation by which a LoadBalancer requests its former address after it was restored without
-/// its status. A LoadBalancer that waits for an address retains its present annotation. `None`: no
-/// change.
+/// its status. `None`: the annotation stays as it is, such as while the LoadBalancer waits for an
+/// address.
 fn allocated_annotation(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<String> {
     let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
     (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
 }
 
-/// Whether a patch changes more than the counts of VMs: the address, or the condition's status or
-/// reason. Patches of counts alone may be delayed, and merged.
+/// Whether a patch changes more than the counts and addresses of VMs and the condition's message:
+/// for example the address, or the condition's status or reason. Other patches may be delayed, and
+/// merged.
 pub fn is_urgent(lb: &LoadBalancer, patch: &Value) -> bool {
     let Some(status) = patch["status"].as_object() else { return true };
     let count = |key: &String| matches!(key.as_str(), "endpoints" | "backendServers");
@@ -165,8 +168,8 @@ pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
     removal_patch(&lb.metadata, &[LB_FINALIZER])
 }
 
-/// The desired `allocatedAddress`. Fields that this operator does not use are copied, because
-/// without them the object would always differ and need a patch.
+/// The desired `allocatedAddress`. Fields that this operator does not use are copied from `old`,
+/// because without them the object would always differ and need a patch.
 fn allocated(old: &AllocatedAddress, finding: &AddressOutcome) -> AllocatedAddress {
     match finding {
         AddressOutcome::Guest(_) => AllocatedAddress {
@@ -205,7 +208,8 @@ fn allocated(old: &AllocatedAddress, finding: &AddressOutcome) -> AllocatedAddre
     }
 }
 
-/// The patch of the fields that this operator uses; `null` removes the present value.
+/// The patch of the fields of `allocatedAddress` that this operator uses; `null` removes the
+/// present value.
 fn allocated_patch(new: &AllocatedAddress) -> Value {
     if new.ip.is_none() {
         return Value::Null;
@@ -318,8 +322,9 @@ fn ready(
     }
 }
 
-/// Patch with the condition that another controller, `holder`, leads. `None`: the LoadBalancer has
-/// an address, its condition has another reason, it is being deleted, or nothing changes.
+/// Merge patch with the condition which says that another controller, `holder`, leads. `None`: the
+/// LoadBalancer has an address, its condition has another reason, it is being deleted, or nothing
+/// changes.
 pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
     if facts::has_address(lb) || lb.metadata.deletion_timestamp.is_some() {
         return None;

@@ -9,13 +9,14 @@ use crate::pools::allocator::ClaimResult;
 use crate::vm_backends::service::StoredService;
 use api::LoadBalancer;
 
-/// The published claim, if the ledger has a different claim by now.
+/// The claim that the status publishes, if the ledger has a different claim by now. `None`: the two
+/// are the same, or one is missing.
 pub fn moves_from(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<Claim> {
     let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
     facts::published(lb).filter(|old| old != claim)
 }
 
-/// Whether traffic to the address may still arrive at the LoadBalancer's own Service. Cases:
+/// Whether traffic to the address may still arrive at the LoadBalancer's own Service, `own`. Cases:
 /// * the Service is announced at the address;
 /// * the Service requests the address;
 /// * the Service is not announced at any address yet, and the status still publishes the address.

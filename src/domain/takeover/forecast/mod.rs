@@ -15,7 +15,7 @@ use crate::pools::ranges;
 use crate::{Claim, LbFacts};
 use api::{LB_FINALIZER, LoadBalancer};
 
-/// Stored objects that a forecast rests on.
+/// Stored objects from which a forecast is made.
 #[derive(Clone, Debug, Default)]
 pub struct StoredObjects {
     /// Every IPPool.
@@ -26,11 +26,11 @@ pub struct StoredObjects {
     pub facts: Vec<LbFacts>,
     /// Networks whose addresses no pool gives out.
     pub held_back: HeldBack,
-    /// Objects that cannot be parsed into their type, and the reasons.
+    /// Objects that cannot be parsed into their type: kind and name of each, and the reason.
     pub unreadable: Vec<(String, String)>,
 }
 
-/// Effect of a fault or of a stricter rule.
+/// Effect that the operator's start has on a faulty object, or on one that meets a stricter rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
     /// The address of a LoadBalancer changes or is lost.
@@ -41,10 +41,10 @@ pub enum Effect {
     Repairs,
 }
 
-/// A fault, or an object that the operator treats differently from the Go controller.
+/// A fault of an object, or a difference between the operator and the Go controller for it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForecastFinding {
-    /// Consequence for the object.
+    /// Effect that the operator's start has on the object.
     pub effect: Effect,
     /// Kind and name of the object.
     pub object: String,
@@ -58,9 +58,9 @@ pub struct Forecast {
     /// Answer of the allocator for each LoadBalancer that asks for an address. The key is the
     /// LoadBalancer's `namespace/name`.
     pub verdicts: BTreeMap<String, ClaimResult>,
-    /// Pools and claims after these answers.
+    /// Pools and claims after the answers in `verdicts`.
     pub book: PoolAllocator,
-    /// Names of the pools whose stored ledger these answers change.
+    /// Names of the pools whose stored ledgers change by the answers or by repairs.
     pub touched: BTreeSet<String>,
     /// Number of LoadBalancers that keep the address that they publish.
     pub keep: usize,

@@ -1,10 +1,10 @@
-//! Order of the steps, in both directions.
+//! Order of the steps of a take-over, and of the way back to the Go controller.
 //!
 //! Taking over:
 //!
 //! * The CRDs are protected from Helm before any step by which Helm could delete them.
 //! * Before the Go controller is stopped, Fleet is kept from starting it again.
-//! * Before the Go webhook ends, the operator has registered its admission.
+//! * Before the Go webhook ends, the operator has registered its own admission webhook.
 //! * The operator's form of the CRDs is put in place after the Go controller has ended, because the
 //!   form would drop the status that the Go controller writes.
 //! * Finalizers are removed last, because the Go controller adds them again for as long as it runs.
@@ -21,8 +21,8 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-/// Annotation of a Deployment: its number of replicas before a take-over, or before the way back.
-/// Both set this number to 0.
+/// Annotation of a Deployment: the number of replicas that it had before a take-over, or the way
+/// back, set the number to 0.
 pub const ANNOTATION_REPLICAS: &str = "loadbalancer.harvesterhci.io/replicas-before-takeover";
 /// Annotation of the ManagedChart: the values of its sub-chart before a take-over, as JSON.
 pub const ANNOTATION_VALUES: &str = "loadbalancer.harvesterhci.io/values-before-takeover";
@@ -114,20 +114,21 @@ impl ManagedChart {
     }
 }
 
-/// A CRD of the group, as stored.
+/// A stored CRD of LoadBalancer or IPPool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Crd {
     /// `metadata.name`.
     pub name: String,
-    /// Whether Helm keeps the CRD if Helm's chart lacks it: `helm.sh/resource-policy: keep`.
+    /// Whether the annotation `helm.sh/resource-policy` makes Helm keep the CRD after its chart no
+    /// longer has it.
     pub is_kept: bool,
-    /// Whether the CRD's versions are those of this operator.
+    /// Whether the CRD's `spec.versions` are those of this operator's release.
     pub is_current: bool,
-    /// Whether the Go controller can work with the CRD.
+    /// Whether the Go controller can work with the CRD's stored form, or with the recorded one.
     pub way_back: WayBack,
 }
 
-/// Whether the Go controller can work with a CRD.
+/// Whether the Go controller can work with the CRD's stored form, or with the recorded one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WayBack {
     /// No version has the status subresource: the Go controller can work with the CRD.
@@ -178,7 +179,7 @@ pub struct TakeoverState {
     pub crds: Vec<Crd>,
     /// Holder of the Lease.
     pub leader: Leader,
-    /// Webhook that the API server calls.
+    /// Content of the webhook configuration, which names the webhook that the API server calls.
     pub admission: WebhookContent,
     /// Number of VirtualMachines and VirtualMachineInstances with one of [`VM_FINALIZERS`].
     pub finalizers: usize,
@@ -191,7 +192,7 @@ pub enum TakeoverStep {
     KeepCrd(String),
     /// Set the replicas in the values of the ManagedChart to 0, and record the former values.
     StopChart,
-    /// Wait until the operator has registered its admission.
+    /// Wait until the operator has registered its admission webhook.
     AwaitAdmission,
     /// Set the replicas of the program to 0, and record their former number.
     Stop(TakeoverProgram),
@@ -208,7 +209,7 @@ pub enum TakeoverStep {
     RestoreCrd(String),
     /// Remove the Go controller's finalizers from VMs.
     RemoveFinalizers(usize),
-    /// Let writes pass even if the operator's admission does not answer.
+    /// Let the API server accept writes even if the operator's admission does not answer.
     OpenAdmission,
     /// Set the values of the ManagedChart back to the recorded values.
     RestoreChart,
@@ -246,7 +247,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The next step; `None` when nothing is left to do. The error names the obstacle.
+    /// The next step from this state. `None`: nothing is left to do. The error names the obstacle.
     pub fn next(self, state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
         match self {
             Self::TakeOver { crds } => take_over(state, crds),
@@ -254,7 +255,8 @@ impl Direction {
         }
     }
 
-    /// All steps that are left, if each step succeeds.
+    /// All steps that are left from this state, if each step succeeds. The error names the
+    /// obstacle.
     pub fn plan(self, state: &TakeoverState) -> Result<Vec<TakeoverStep>, String> {
         let mut state = state.clone();
         let mut steps = Vec::new();
@@ -320,8 +322,8 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
     if let Some(TakeoverStep::Stop(_)) = end {
         return Ok(end);
     }
-    // This step comes while the operator's replicas still answer, because each write of a guest
-    // would fail if the replicas ended before this step.
+    // This step comes while the operator's replicas still answer. If the replicas ended before it,
+    // each write of a guest would fail.
     if state.admission == WebhookContent::Operator {
         return Ok(Some(TakeoverStep::OpenAdmission));
     }

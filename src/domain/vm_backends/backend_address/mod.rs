@@ -1,4 +1,4 @@
-//! Check of the addresses that a VM reports.
+//! Check whether a VM may have the addresses that it reports.
 //!
 //! On a VM network only the guest agent reports a VM's addresses, and root in the guest controls
 //! the guest agent. The cluster's nodes send traffic and probes to an endpoint at such an address.
@@ -22,7 +22,7 @@ pub struct NetworkRange {
     pub gateway: Option<IpAddr>,
 }
 
-/// Facts with which the addresses that a VM reports are compared.
+/// Facts that decide whether a VM may have an address that it reports.
 #[derive(Clone, Copy)]
 pub struct AddressRules<'a> {
     /// Address of the load balancer itself; `None` if it is not known.
@@ -63,8 +63,8 @@ impl fmt::Display for AddressFault {
 
 /// Returns the reason why a VM may not have an address on a network. `None`: the VM may have it.
 /// `network` is `namespace/name`, or empty for the pod network; `pods` are the VM's pods. `had`
-/// returns whether the VM already had the address. If a load balancer later gets an address that
-/// the VM already had, the VM keeps the address.
+/// returns whether the VM already had the address. A VM keeps an address that it already had, even
+/// if a load balancer later gets the same address.
 pub fn fault(
     address: IpAddr,
     network: &str,

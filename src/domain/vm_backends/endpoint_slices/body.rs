@@ -1,7 +1,7 @@
 //! Bodies of requests that write EndpointSlices: whole objects, or merge patches.
 //!
-//! Endpoints are serialized directly, without a tree of JSON values. When one VM of a hundred in a
-//! slice changed, a third of the work was for that tree.
+//! Endpoints are serialized directly, and not through a tree of JSON values. For a change of one VM
+//! in a slice of a hundred, building that tree was a third of the work.
 
 use std::net::IpAddr;
 
@@ -78,7 +78,8 @@ pub fn create<'a>(
     body(lb, head, endpoints)
 }
 
-/// Merge patch that gives a stored slice these ports and endpoints.
+/// Merge patch that gives a stored slice these ports and endpoints. `version`: resourceVersion that
+/// the stored slice must have. `triggered`: as for [`create`].
 pub fn patch<'a>(
     lb: LbIdentity<'a>,
     version: &str,

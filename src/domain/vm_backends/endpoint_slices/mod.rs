@@ -4,8 +4,8 @@
 //!
 //! * An endpoint stays in the slice that has it, so that a change of one VM writes one slice.
 //! * A slice has at most [`MOST`] endpoints.
-//! * At least one endpoint takes traffic at every moment, also between writes. If no VM can take
-//!   traffic, the [`sink`] takes it.
+//! * At least one endpoint of the Service takes traffic at every moment, also between two writes.
+//!   If no VM can take traffic, the [`sink`] takes it.
 //!
 //! A slice with the sink has [`SINK_PORT`] in place of the VMs' ports. The sink and the ports
 //! change in the same write.
@@ -54,8 +54,8 @@ pub struct StoredSlice {
     pub ports: Vec<EndpointPort>,
     /// Endpoints of the slice.
     pub endpoints: Vec<VmEndpoint>,
-    /// Whether labels, owner and fields are as this operator writes them, and the slice has no
-    /// other fields.
+    /// Whether the slice has this operator's labels, and endpoints with only the fields and values
+    /// that this operator writes.
     pub sound: bool,
     /// Whether the slice carries the settings of a deleted Service, and so must stay until the next
     /// Service has the settings.
@@ -70,7 +70,7 @@ impl StoredSlice {
     }
 }
 
-/// Write of one slice.
+/// Planned write of one EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SliceWrite {
     /// Create the slice, because no slice has this name.
@@ -80,20 +80,21 @@ pub enum SliceWrite {
         /// Endpoints of the slice.
         endpoints: Vec<VmEndpoint>,
     },
-    /// Replace endpoints, ports and labels, so that the slice is sound.
+    /// Replace the slice's endpoints, ports and labels, which makes the slice
+    /// [`StoredSlice::sound`].
     Update {
         /// Name of the slice.
         name: String,
-        /// `resourceVersion` that the write requires.
+        /// `resourceVersion` that the stored slice must have; otherwise, the write fails.
         version: String,
         /// Endpoints of the slice.
         endpoints: Vec<VmEndpoint>,
     },
-    /// Delete the slice, because it is empty, or its family is not the Service's.
+    /// Delete the slice, because it is empty, or its address family is not the Service's.
     Delete {
         /// Name of the slice.
         name: String,
-        /// `resourceVersion` that the write requires.
+        /// `resourceVersion` that the stored slice must have; otherwise, the write fails.
         version: String,
     },
 }
@@ -183,7 +184,7 @@ pub fn remembered<S: Borrow<StoredSlice>>(slices: &[S]) -> HashMap<&str, &VmEndp
     endpoints.map(|endpoint| (&*endpoint.uid, endpoint)).collect()
 }
 
-/// Writes that are due.
+/// Writes of EndpointSlices that lead to the desired endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicePlan {
     /// Writes, in the order in which they must be done.
@@ -193,8 +194,9 @@ pub struct SlicePlan {
     pub complete: bool,
 }
 
-/// Plans the next writes. `service` is the Service's name, from which slices get their names.
-/// `announcing` is the node that announces the Service, if known.
+/// Plans the next writes of a Service's slices. `service` is the Service's name, from which slices
+/// get their names. `ports` are the ports of the VMs, `stored` the present slices, and `desired`
+/// the VMs that must be in them. `announcing` is the node that announces the Service, if known.
 pub fn plan<S: Borrow<StoredSlice>>(
     service: &str,
     family: AddressFamily,
@@ -291,8 +293,8 @@ fn delete(slice: &StoredSlice) -> SliceWrite {
 }
 
 /// Assigns endpoints to slices. An endpoint stays in its slice; a new endpoint goes into the first
-/// slice that has room. The slices in `odd` get no endpoints, and their names are not given to
-/// new slices.
+/// slice that has room. The slices in `odd` are of another address family. They get no endpoints,
+/// and their names are not given to new slices.
 fn pack<'a>(
     service: &str,
     family: AddressFamily,
@@ -343,9 +345,9 @@ fn pack<'a>(
     packed
 }
 
-/// Name of a slice. The first IPv4 slice has the Service's name, as it always had. Every other name
-/// contains a dot, which the name of a Service cannot contain. So such a name is never the name of
-/// another Service's first slice.
+/// Name of the slice with this number. The first IPv4 slice has the Service's name, as it always
+/// had. Every other name contains a dot, which the name of a Service cannot contain. So such a name
+/// is never the name of another Service's first slice.
 fn slice_name(service: &str, family: AddressFamily, number: usize) -> String {
     match (family, number) {
         (AddressFamily::V4, 1) => service.to_owned(),

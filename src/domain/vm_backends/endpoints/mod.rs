@@ -44,7 +44,7 @@ pub struct VmEndpoint {
     pub uid: Arc<str>,
     /// Node that the VM runs on; empty if not known.
     pub node: Arc<str>,
-    /// Whether the VM answers.
+    /// Whether the VM can serve clients: it runs, is ready and passes its health check.
     pub serving: bool,
     /// Whether the VM, or its pod, is being deleted.
     pub terminating: bool,
@@ -85,18 +85,18 @@ pub enum VmBackend {
 /// Name that stands for an unknown network. No network has this name.
 const ANY_NETWORK: &str = "?";
 
-/// Addresses of VMs that a LoadBalancer accepts.
+/// Condition that the address of a VM must meet to be an endpoint of the LoadBalancer.
 #[derive(Clone, Debug)]
 pub struct WantedAddresses<'a> {
-    /// Network that the LoadBalancer names; empty for any network.
+    /// Network that the LoadBalancer names; empty if the address may be on any network.
     pub network: &'a str,
     /// Address family of the Service.
     pub family: AddressFamily,
 }
 
 /// Decides whether a VM is a backend, with which address and in which state. `pods` are the VM's
-/// pods. `last` returns the address that the VM's endpoint has had so far. `rules` are the facts
-/// that decide which addresses the VM may not have.
+/// pods. `last` returns the address that the VM has in the stored EndpointSlices. `rules` are the
+/// facts that decide which addresses the VM may not have.
 pub fn backend(
     name: impl Into<Arc<str>>,
     vm: &Vm,

@@ -1,8 +1,8 @@
-//! Health checks: their probes, and the verdicts from the results.
+//! Health checks: the probes of backends, and the verdicts that follow from the results.
 //!
 //! Invariants:
 //!
-//! * A verdict changes only after as many consecutive results as the check demands, so a backend
+//! * A verdict changes only after as many consecutive results as the check demands. So a backend
 //!   that fails now and then is not removed and added all the time.
 //! * The probe is read from the spec in one place ([`check`]). That place does not rely on a
 //!   schema, because the API server may serve Harvester's own CRD, which does not have our rules.
@@ -101,7 +101,7 @@ pub struct ProbeTarget {
     pub id: String,
     /// Address of the backend.
     pub address: IpAddr,
-    /// Verdict to assume for a new address until its probes give a verdict.
+    /// Whether to assume that a new address is healthy until its probes give a verdict.
     pub assume_healthy: bool,
 }
 
@@ -129,11 +129,11 @@ pub fn may_be_backend(address: IpAddr) -> bool {
     }
 }
 
-/// Verdict on a backend, and the results that contradict it. Times are offsets on one monotonic
-/// clock.
+/// Verdict on a backend, and the results of probes that contradict it. Times are offsets on one
+/// monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendHealth {
-    /// Verdict of the probes, even if it is doubted.
+    /// Whether the verdict of the probes is healthy. A doubt does not change this field.
     passes: bool,
     /// Number of consecutive results that contradict the verdict.
     against: u32,
@@ -143,15 +143,15 @@ pub struct BackendHealth {
     /// Time of the first failure after `passed`. `None`: there is no such failure, or the backend
     /// was never healthy.
     failing: Option<Duration>,
-    /// Whether the backend's failures are doubted.
+    /// Whether the backend's failures are doubted, so that the backend still counts as healthy.
     held: bool,
-    /// Whether the backend's failures were doubted, and are believed now.
+    /// Whether the backend's failures were doubted before, and now count as real.
     settled: bool,
 }
 
 impl BackendHealth {
-    /// Verdict that no probe of this process has confirmed. `healthy` is the verdict that an
-    /// earlier leader published. For an unknown backend, it is `false`.
+    /// Verdict that no probe of this process has confirmed. `healthy`: whether an earlier leader
+    /// published the backend as healthy; `false` for an unknown backend.
     pub const fn assumed(healthy: bool) -> Self {
         let passed = Duration::ZERO;
         Self { passes: healthy, against: 0, passed, failing: None, held: false, settled: false }
@@ -167,7 +167,8 @@ impl BackendHealth {
         self.held
     }
 
-    /// Adds a result. Returns whether the verdict of the probes changed.
+    /// Adds the result of a probe at the time `now`; `passed`: whether the probe passed. Returns
+    /// whether the verdict of the probes changed.
     pub fn observe(&mut self, passed: bool, check: &CheckSettings, now: Duration) -> bool {
         if self.passes && passed {
             self.passed = now;
@@ -192,16 +193,17 @@ impl BackendHealth {
         true
     }
 
-    /// Probe results of the target at this address. `None`: the target was never healthy, or its
-    /// failures were doubted and are believed now.
+    /// Times of the last results of this backend, which is behind `lb` and has this address.
+    /// `None`: the backend was never healthy, or its failures were doubted before and now count as
+    /// real.
     pub fn sight(self, lb: &str, address: IpAddr) -> Option<ProbeHistory<'_>> {
         let Self { passed, failing, .. } = self;
         let counts = self.passes || (failing.is_some() && !self.settled);
         counts.then_some(ProbeHistory { lb, address, passed, failing })
     }
 
-    /// Times of the last pass and of the first failure after it. `None`: the backend does not fail,
-    /// or its failures were doubted and are believed now.
+    /// Times of the last probe that passed and of the first failure after it. `None`: the backend
+    /// does not fail, or its failures were doubted before and now count as real.
     pub fn silence(self) -> Option<(Duration, Duration)> {
         self.failing.filter(|_| !self.settled).map(|since| (self.passed, since))
     }

@@ -1,5 +1,5 @@
-//! A LoadBalancer of type vm: the listeners and VMs that its spec requests, and the status with the
-//! VMs behind it.
+//! LoadBalancer of type vm: the listeners and VMs that its spec requests, and the facts and the
+//! condition about its VMs and its Service.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -17,9 +17,9 @@ use api::{ConditionStatus, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, Worklo
 
 /// Maximum number of labels in a selector.
 pub const MOST_LABELS: usize = 16;
-/// Maximum number of values in a selector, of all labels together.
+/// Maximum number of values in a selector, counted over all labels together.
 pub const MOST_VALUES: usize = 64;
-/// Longest label in characters, its prefix and the slash included (Kubernetes' own limit).
+/// Longest name of a label in characters, with its prefix and the slash (Kubernetes' own limit).
 pub const LONGEST_LABEL: usize = 317;
 /// Longest value of a label, in characters (Kubernetes' own limit).
 pub const LONGEST_VALUE: usize = 63;
@@ -36,8 +36,8 @@ pub fn selector(lb: &LoadBalancer) -> Option<&Selector> {
     Some(selector).filter(|all| !all.is_empty() && selector_fault(&lb.spec).is_none())
 }
 
-/// Fault of a selector: field, fault and remedy. `None`: no fault. A selector with a fault selects
-/// no VM.
+/// Text with the field, the fault and the remedy, if the selector has a fault. `None`: no fault. A
+/// selector with a fault selects no VM.
 pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
     const FIELD: &str = "spec.backendServerSelector";
     let selector = spec.backend_server_selector.as_ref()?;
@@ -62,8 +62,8 @@ pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
     Some(format!("{FIELD}: {shown:?} is longer than {longest} characters: no VM can have it"))
 }
 
-/// Text with the reason why the selector selects fewer VMs than expected, if there is such a
-/// reason.
+/// Text with the reason why the selector selects fewer VMs than its author may expect. `None`: no
+/// such reason is known.
 pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     let address = || {
         let address = address_for_name(spec)?;
@@ -72,8 +72,9 @@ pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     selector_fault(spec).or_else(address)
 }
 
-/// Address in the selector in place of a VM's name, if there is one. An address selects no VM. Some
-/// selectors contain addresses, because `backendServers` of v1alpha1 once contained them.
+/// Address that the selector has in place of a VM's name. `None`: there is none. An address selects
+/// no VM. Some selectors contain addresses, because `backendServers` of v1alpha1 once contained
+/// them.
 pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
     let names = spec.backend_server_selector.as_ref()?.get(LABEL_VM_NAME)?;
     names.iter().map(String::as_str).find(|name| name.parse::<IpAddr>().is_ok())
@@ -140,8 +141,8 @@ fn is_port_name(name: &str, listeners: usize) -> bool {
     fits || (name.is_empty() && listeners == 1)
 }
 
-/// Fault of the LoadBalancer's name, if a Service cannot have that name (it must be an RFC 1035
-/// label).
+/// Text with the fault of the LoadBalancer's name, if a Service cannot have that name (it must be
+/// an RFC 1035 label). `None`: no fault.
 pub fn name_fault(name: &str) -> Option<String> {
     let fits = is_port_name(name, 0) && name.starts_with(|c: char| c.is_ascii_lowercase());
     (!fits).then(|| {
@@ -151,7 +152,7 @@ pub fn name_fault(name: &str) -> Option<String> {
     })
 }
 
-/// Ports of the endpoints, sorted.
+/// Ports of the endpoints behind these listeners, sorted.
 pub fn ports(listeners: &[ListenerPort]) -> Vec<EndpointPort> {
     let mut ports: Vec<EndpointPort> = listeners
         .iter()
@@ -168,12 +169,13 @@ pub fn ports(listeners: &[ListenerPort]) -> Vec<EndpointPort> {
 /// State of the VMs behind a LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackendCounts {
-    /// Endpoints, in a state that includes the result of the health check.
+    /// VMs that are endpoints. A VM that fails its health check is in the list too, with `serving`
+    /// false.
     pub endpoints: Vec<VmEndpoint>,
     /// Number of running VMs without a suitable address, refused VMs included.
     pub without_address: usize,
-    /// Running VMs that report only addresses that they may not have. The list has the first such
-    /// address of each VM, and is sorted by the name of the VM.
+    /// Running VMs that report only addresses that they may not have: the name of each VM, its
+    /// first such address, and the reason. The list is sorted by name.
     pub refused: Vec<(Arc<str>, IpAddr, AddressFault)>,
     /// Number of VMs that would be ready if they passed their health check.
     pub unhealthy: usize,
@@ -182,7 +184,7 @@ pub struct BackendCounts {
 }
 
 impl BackendCounts {
-    /// Collects the states of the VMs. `healthy` returns whether an endpoint passes its health
+    /// Counts the VMs by their states. `healthy` returns whether an endpoint passes its health
     /// check.
     pub fn new(
         backends: impl IntoIterator<Item = VmBackend>,
@@ -226,7 +228,8 @@ impl BackendCounts {
             + self.without_address
     }
 
-    /// Text with the first VMs that are refused, each with its address and the reason.
+    /// Text with the first refused VMs, each with its address and the reason. `None`: no VM is
+    /// refused.
     fn refusal(&self) -> Option<String> {
         let say = |(name, address, fault): &(Arc<str>, IpAddr, AddressFault)| -> Arc<str> {
             format!("{name} reports {address}, which is {fault}").into()
@@ -255,7 +258,7 @@ pub enum ServiceState {
     Refused(String),
     /// An earlier Service must be deleted first.
     Waiting,
-    /// The Service is held back from the announcer, for this time.
+    /// kube-vip must ignore the new Service for this time, until kube-proxy has rules for it.
     Held(Duration),
 }
 
@@ -271,20 +274,21 @@ pub struct ServingStatus {
     /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, so no VM is reported and no
     /// endpoint is changed.
     pub backends: Option<BackendCounts>,
-    /// Reason why the selector selects fewer VMs than expected, if there is such a reason.
+    /// Text from [`selector_hint`].
     pub selector_hint: Option<String>,
-    /// Fault of the health check. If there is a fault, health is not checked.
+    /// Text with the fault of the health check. If there is a fault, the health of VMs is not
+    /// checked.
     pub health_fault: Option<String>,
-    /// Text about VMs that fail their health check but stay endpoints. Their failures are doubted,
-    /// because most VMs fail at once.
+    /// Text about VMs that fail their health check and still are endpoints, because most VMs failed
+    /// at once, so that the failures are doubted.
     pub doubted: Option<String>,
     /// Reason why the address is announced on the announcer's default interface, not on the
     /// LoadBalancer's network.
     pub default_interface: Option<String>,
     /// Setting of the Service that does not have its documented effect.
     pub misfit: Option<SettingMisfit>,
-    /// Address at which the LoadBalancer was last announced. It is set while the Service asks for
-    /// another address that is not announced yet.
+    /// Address at which the LoadBalancer was last announced. `None`, except while the Service asks
+    /// for another address that is not announced yet.
     pub moving_from: Option<IpAddr>,
 }
 
@@ -310,11 +314,12 @@ impl ServingStatus {
     }
 }
 
-/// Text with the reason why failures are doubted.
+/// Text that says why the failures of health checks are doubted.
 pub const DOUBTED: &str =
     "most VMs of many load balancers fell silent at once, so the fault may be the prober's";
 
 /// Status, reason and message of the `Ready` condition of a LoadBalancer that has an address.
+/// `asked`: address for which the Service asks.
 pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static str, String) {
     let not = |reason, message: &str| (ConditionStatus::False, reason, message.to_owned());
     match &report.service {
@@ -399,7 +404,7 @@ pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static 
     (ConditionStatus::True, reason::ANNOUNCED, message)
 }
 
-/// Text with the first five names, and the number of others.
+/// Text with the first five of `names`, and the number of the others.
 fn some_of(names: &[Arc<str>]) -> String {
     const SHOWN: usize = 5;
     let shown = names.iter().take(SHOWN).map(|name| &**name).collect::<Vec<_>>().join(", ");

@@ -1,15 +1,15 @@
 //! Index from a VM to the LoadBalancers that select it by its labels, and from a LoadBalancer to
-//! its VMs. A change scans neither all VMs nor all LoadBalancers.
+//! its VMs. A change of one object scans neither all VMs nor all LoadBalancers.
 //!
 //! The index owns the facts about VMs and their pods. Invariants:
 //!
 //! * A VM is a member of exactly the LoadBalancers of its namespace whose selector it matches.
 //! * A change of a VM or a pod returns exactly the LoadBalancers whose endpoints it can affect.
 //!
-//! Each pair of label and value is interned. A clause of a selector is the list of its pairs of one
-//! label. A LoadBalancer is filed under the pairs of one of its clauses. So a VM is compared only
-//! with the LoadBalancers that are filed under the VM's own pairs. Informers write the index, and
-//! reconciles read it.
+//! Each pair of label and value is stored once, under a number. A clause of a selector is the list
+//! of the selector's pairs of one label. A LoadBalancer is listed at the pairs of one of its
+//! clauses. So a VM is compared only with the LoadBalancers that are listed at the VM's own pairs.
+//! Informers write the index, and reconciles read it.
 
 mod slots;
 
@@ -28,7 +28,7 @@ use slots::{Id, Slots};
 pub type LbKey = Box<str>;
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
-/// Key of a label with its value in a namespace: see [`pair_key`].
+/// Key of a pair of label and value in a namespace, from [`pair_key`].
 type PairKey = [u8; 16];
 /// Selector: for each label, the VM must have one of the listed values. An empty selector selects
 /// nothing.
@@ -58,10 +58,9 @@ pub struct LabelIndex {
 struct LabelPair {
     key: PairKey,
     vms: Vec<Id>,
-    /// LoadBalancers that are filed under this pair.
+    /// LoadBalancers that are listed at this pair.
     lbs: Vec<Id>,
-    /// Number of clauses that contain the pair. A clause counts even if its LoadBalancer is not
-    /// filed under the pair.
+    /// Number of clauses that contain the pair, also of LoadBalancers that are not listed at it.
     uses: u32,
 }
 
@@ -69,7 +68,7 @@ struct LabelPair {
 struct IndexedVm {
     name: Arc<str>,
     vm: Vm,
-    /// Pairs of the VM, sorted.
+    /// Pairs of label and value that the VM has, sorted.
     labels: Box<[Id]>,
     lbs: Vec<Id>,
 }
@@ -82,7 +81,7 @@ struct FiledSelector {
     /// Clauses of the selector, each a sorted list of pairs. A VM matches if it has at least one
     /// pair of each clause.
     clauses: Vec<Vec<Id>>,
-    /// Index of the clause under whose pairs the LoadBalancer is filed.
+    /// Index of the clause at whose pairs the LoadBalancer is listed.
     anchor: usize,
     vms: BTreeSet<Id>,
 }
@@ -135,8 +134,8 @@ impl LabelIndex {
         affected
     }
 
-    /// Stores a new or changed pod. `None`: the pod runs no VM any more, and is removed. Returns
-    /// the LoadBalancers to reconcile.
+    /// Stores a new or changed pod. Returns the LoadBalancers to reconcile. `pod`: `None` if the
+    /// pod no longer runs a VM, so that it is removed.
     pub fn set_pod(&mut self, namespace: &str, name: &str, pod: Option<VmPod>) -> Vec<LbKey> {
         let key = qualified(namespace, name);
         let Some(pod) = pod else { return self.drop_pod(&key) };
@@ -186,13 +185,13 @@ impl LabelIndex {
                 ids
             })
             .collect();
-        // The LoadBalancer is filed under its clause with the fewest other LoadBalancers, so that a
+        // The LoadBalancer is listed at the clause with the fewest other LoadBalancers, so that a
         // VM is compared with few LoadBalancers that do not select it.
         let crowd = |clause: &Vec<Id>| -> usize {
             clause.iter().map(|pair| self.pairs.get(*pair).lbs.len()).sum()
         };
         let anchor = (0..clauses.len()).min_by_key(|i| crowd(&clauses[*i])).unwrap_or_default();
-        // The candidates are the VMs of the clause that has the fewest VMs.
+        // Only the VMs of the clause that has the fewest VMs can be members.
         let candidates = clauses
             .iter()
             .min_by_key(|clause| {
@@ -248,8 +247,8 @@ impl LabelIndex {
         })
     }
 
-    /// VMs in a namespace that have the label with that value, each with its name, in no particular
-    /// order.
+    /// VMs of a namespace that have this label with this value, each with its name, in no
+    /// particular order.
     pub fn labelled<'a>(
         &'a self,
         namespace: &str,
@@ -263,7 +262,7 @@ impl LabelIndex {
         })
     }
 
-    /// LoadBalancers that select a VM which reports an address in one of the networks.
+    /// LoadBalancers that select a VM which reports an address in one of these networks.
     pub fn reporting(&self, networks: &[IpNet]) -> Vec<LbKey> {
         let (single, wide): (Vec<IpNet>, Vec<IpNet>) =
             networks.iter().partition(|network| network.prefix_len() == network.max_prefix_len());
@@ -331,8 +330,9 @@ impl LabelIndex {
         self.lbs_of(&vm)
     }
 
-    /// Sets the labels of a VM. Returns the LoadBalancers that begin or cease to select the VM. If
-    /// the VM itself has `changed`, the result includes the LoadBalancers that still select the VM.
+    /// Sets the labels of a VM. Returns the LoadBalancers that begin or cease to select the VM.
+    /// `changed`: whether the VM itself has changed; if so, the LoadBalancers that still select the
+    /// VM are returned as well.
     fn relabel(&mut self, id: Id, labels: Box<[Id]>, changed: bool) -> Vec<LbKey> {
         let old = mem::replace(&mut self.vms.get_mut(id).labels, labels);
         let labels = self.vms.get(id).labels.clone();
@@ -402,8 +402,8 @@ fn addresses(vm: &Vm) -> impl Iterator<Item = IpAddr> {
     vm.nics.iter().flat_map(|nic| nic.addresses.iter().copied())
 }
 
-/// Whether the sorted labels contain a pair of every clause. An empty list of clauses matches no
-/// labels.
+/// Whether the sorted `labels` contain at least one pair of every clause. `false` if there are no
+/// clauses.
 fn matches(clauses: &[Vec<Id>], labels: &[Id]) -> bool {
     let has_one = |clause: &Vec<Id>| {
         if clause.len() < labels.len() {
@@ -419,9 +419,9 @@ fn qualified(namespace: &str, name: &str) -> Box<str> {
     format!("{namespace}/{name}").into()
 }
 
-/// Key of a label and its value in a namespace. Tenants choose labels, so it must be infeasible to
-/// find two pairs with the same key. Therefore the key is a cryptographic digest. The digest takes
-/// half the memory of the text.
+/// Key of a pair of label and value in a namespace. Tenants choose labels, so it must be infeasible
+/// to find two pairs with the same key. Therefore the key is a cryptographic digest. The digest
+/// takes half the memory of the text.
 fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
     // A namespace contains no slash, and a label's value no `=`, so two pairs never have the same
     // text.

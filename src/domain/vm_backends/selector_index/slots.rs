@@ -1,4 +1,4 @@
-//! List in which entries keep their index.
+//! List whose entries keep their index when other entries are removed.
 //!
 //! An index of this list has four bytes; an index of the crate `slab` has eight. The size matters,
 //! because with 20,000 VMs, indexes take most of the memory of the label index.
@@ -8,8 +8,8 @@ use std::mem;
 /// Index of an entry in a list.
 pub(super) type Id = u32;
 
-/// List in which an index identifies an entry until the entry is taken. Free indexes are used
-/// again.
+/// List in which an index identifies an entry until [`Slots::take`] removes it. A free index is
+/// given to a later entry.
 #[derive(Debug)]
 pub(super) struct Slots<T> {
     list: Vec<T>,

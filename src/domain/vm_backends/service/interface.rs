@@ -23,7 +23,7 @@ impl NetworkAttachment {
 }
 
 impl WantedService<'_> {
-    /// Interface to ask for. `None`: the announcer's default interface.
+    /// Interface on which kube-vip is asked to announce. `None`: the announcer's default interface.
     fn interface(&self) -> Option<String> {
         let attachment = self.attachment.filter(|_| !self.network.is_empty())?;
         (self.link == NetworkReach::Ready).then(|| attachment.interface())
@@ -60,8 +60,8 @@ impl WantedService<'_> {
     }
 }
 
-/// Hints: annotations with the interface on which kube-vip should announce, and with the network
-/// that the interface comes from.
+/// Hints, that is, annotations for kube-vip: the interface on which kube-vip is asked to announce,
+/// and the network that the interface comes from. Empty for the default interface.
 pub(super) fn hints(wanted: &WantedService<'_>) -> Map<String, Value> {
     let Some(interface) = wanted.interface() else { return Map::new() };
     Map::from_iter([
@@ -70,13 +70,13 @@ pub(super) fn hints(wanted: &WantedService<'_>) -> Map<String, Value> {
     ])
 }
 
-/// Whether the Service must ask for another interface, and still may, because the Service is not
-/// announced yet.
+/// Whether the Service must ask kube-vip for another interface than now, and still may, because the
+/// Service is not announced yet.
 pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     changed_hints(stored, wanted).contains_key(ASKED_INTERFACE)
 }
 
-/// Returns the changes of the hints, by these rules:
+/// Returns the changes of the Service's [`hints`], by these rules:
 ///
 /// * An announced address stays on its interface.
 /// * Hints of a user stay. Hints that come from a network are removed when the LoadBalancer no

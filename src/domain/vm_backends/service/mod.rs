@@ -1,9 +1,10 @@
-//! The Service that asks for an address: its required content, and the writes that produce it.
+//! Service of a VM load balancer, by which kube-vip is asked to announce an address: its required
+//! content, and the writes that produce it.
 //!
 //! Invariants:
 //!
 //! * Only objects that name the LoadBalancer as their owner, by UID, are written or deleted.
-//! * Additions of other writers stay.
+//! * Fields and annotations that other writers add to these objects stay.
 //!
 //! Of a Service, the operator owns the type, the ports, the families, the requested address, the
 //! absence of a selector, its own label and the owner. Everything else (policies, more labels and
@@ -30,10 +31,10 @@ pub use held_back::{HELD_UNTIL, HeldServiceStep, IGNORED, NOT_ANNOUNCED, held, h
 pub use ineffective_settings::{SettingMisfit, misfit};
 use interface::{changed_hints, hints, is_elsewhere};
 
-/// Annotation with the address that kube-vip is asked for. It has precedence over
+/// Annotation with the address that kube-vip is asked to announce. It has precedence over
 /// `spec.loadBalancerIP`.
 pub const ASKED_ADDRESS: &str = "kube-vip.io/loadbalancerIPs";
-/// Annotation with the interface that kube-vip is asked to use.
+/// Annotation with the interface on which kube-vip is asked to announce the address.
 pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
 /// Annotation with `parent.tag`: the VLAN interface that kube-vip is asked to create and use. The
 /// operator never sets it, because kube-vip 1.2.0 to 1.2.3 panics if that interface exists
@@ -50,7 +51,7 @@ pub const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
 /// External traffic policy of a Service that names no policy.
 const DEFAULT_POLICY: &str = "Cluster";
 
-/// Reference to an owner.
+/// Reference to an object's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerRef {
     /// Kind of the owner.
@@ -74,7 +75,8 @@ pub struct StoredService {
     pub deleting: bool,
     /// Whether the Service has the label that marks Services of load balancers.
     pub labelled: bool,
-    /// Annotations that decisions use: for kube-vip, from kube-vip, and the operator's own.
+    /// Annotations that decisions use. Some are for kube-vip, some are written by kube-vip, and
+    /// some are the operator's own.
     pub annotations: BTreeMap<String, String>,
     /// `spec.type`.
     pub type_: String,
@@ -101,20 +103,20 @@ pub struct StoredPort {
     pub name: String,
     /// Protocol: TCP or UDP.
     pub protocol: String,
-    /// Port of the address.
+    /// Port at the address of the LoadBalancer.
     pub port: i32,
-    /// Port of the endpoints; 0 if the port is a name.
+    /// Port of the endpoints, `targetPort`; 0 if it is a name.
     pub target: i32,
     /// Port of every node, chosen by the API server; 0 if there is no such port.
     pub node_port: i32,
 }
 
-/// Required content of the Service.
+/// Content that the LoadBalancer's Service must have.
 #[derive(Clone, Debug)]
 pub struct WantedService<'a> {
     /// Identity of the LoadBalancer.
     pub lb: LbIdentity<'a>,
-    /// Address to ask for. `None`: kube-vip leases an address.
+    /// Address that kube-vip is asked to announce. `None`: kube-vip leases an address.
     pub address: Option<IpAddr>,
     /// Listeners, at least one.
     pub listeners: &'a [ListenerPort],
@@ -122,11 +124,12 @@ pub struct WantedService<'a> {
     pub network: &'a str,
     /// Bridge and VLAN of the network, if known.
     pub attachment: Option<&'a NetworkAttachment>,
-    /// Whether announcers reach the network by the bridge and VLAN of `attachment`.
+    /// State of the links by which announcers reach the network, with the bridge and VLAN of
+    /// `attachment`.
     pub link: NetworkReach,
 }
 
-/// Next action on the Service.
+/// Next action on the LoadBalancer's Service.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ServicePlan {
     /// Change nothing: the Service is as required.
@@ -137,7 +140,7 @@ pub enum ServicePlan {
     Change(Value),
     /// Apply this merge patch to the status of a Service that is [`held`].
     ChangeStatus(Value),
-    /// Change nothing, because another owner has the Service, as the text describes.
+    /// Change nothing, because the Service belongs to another owner, as the text describes.
     Foreign(String),
     /// Wait, because an earlier Service is being deleted.
     Leaving,
@@ -157,8 +160,8 @@ pub enum ServicePlan {
 }
 
 impl StoredService {
-    /// Addresses that the Service asks kube-vip for (`FetchServiceAddresses`); empty if the Service
-    /// asks for no address.
+    /// Addresses that the Service asks kube-vip to announce, read as kube-vip reads them
+    /// (`FetchServiceAddresses`). Empty if the Service asks for no address.
     fn asked(&self) -> &str {
         self.annotations.get(ASKED_ADDRESS).unwrap_or(&self.load_balancer_ip).trim()
     }
@@ -198,18 +201,18 @@ impl StoredService {
 }
 
 impl WantedService<'_> {
-    /// Address that the Service asks for, as text.
+    /// Address that the Service must ask for, as text. `0.0.0.0`: kube-vip leases an address.
     pub fn asked(&self) -> String {
         self.address.map_or_else(|| DHCP_ADDRESS.to_owned(), |ip| ip.to_string())
     }
 
-    /// Address family of the Service.
+    /// Address family that the Service must have.
     pub fn family(&self) -> AddressFamily {
         self.address.map_or(AddressFamily::V4, AddressFamily::of)
     }
 }
 
-/// Plans the next action on the Service.
+/// Plans the next action on the Service. `stored`: `None` if there is no Service of this name.
 pub fn plan(stored: Option<&StoredService>, wanted: &WantedService<'_>) -> ServicePlan {
     let Some(stored) = stored else { return ServicePlan::Create(create(wanted)) };
     if let Some(whose) = foreign(&stored.owners, wanted.lb) {
@@ -240,7 +243,7 @@ fn asks_for_another(stored: &StoredService, wanted: &WantedService<'_>) -> bool 
     !asked.is_empty() && asked.parse::<IpAddr>().ok() != wanted.parse().ok()
 }
 
-/// Text of ports, as `port/protocol` with commas.
+/// Text that lists ports as `port/protocol`, separated by commas.
 fn ports_text(ports: impl Iterator<Item = (i32, String)>) -> String {
     ports.map(|(port, protocol)| format!("{port}/{protocol}")).collect::<Vec<_>>().join(",")
 }
@@ -252,7 +255,7 @@ fn made_with_ports(stored: &StoredService) -> String {
     stored.annotations.get(MADE_WITH_PORTS).cloned().unwrap_or_else(now)
 }
 
-/// Ports that are wanted, as text.
+/// Ports that the Service must have, as text.
 fn wanted_ports(wanted: &WantedService<'_>) -> String {
     ports_text(wanted.listeners.iter().map(|l| (i32::from(l.port), l.protocol.clone())))
 }
@@ -264,15 +267,15 @@ fn loses_a_port(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     before.split(',').any(|port| !port.is_empty() && !after.contains(port))
 }
 
-/// Text about another owner's Service that has the LoadBalancer's name. `lb` is `namespace/name`,
-/// and `whose` the text from [`foreign`].
+/// Text of the condition about another owner's Service that has the LoadBalancer's name. `lb` is
+/// `namespace/name`, and `whose` the text from [`foreign`].
 pub fn conflict(lb: &str, whose: &str) -> String {
     format!(
         "a Service {lb} exists: {whose}; it is left as it is: rename one of the two, or remove it"
     )
 }
 
-/// Text about the owner of an object, if the owner is not the LoadBalancer.
+/// Text that says to whom an object belongs, if not to the LoadBalancer `lb`. `None`: `lb` owns it.
 pub fn foreign(owners: &[OwnerRef], lb: LbIdentity<'_>) -> Option<String> {
     if owners.iter().any(|owner| owner.uid == lb.uid) {
         return None;

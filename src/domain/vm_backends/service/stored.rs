@@ -44,7 +44,7 @@ const MOST_INGRESS: usize = 16;
 const MOST_OWNERS: usize = 4;
 
 /// Returns the `namespace/name` of the LoadBalancer that owns an object, and the object's reference
-/// to this LoadBalancer.
+/// to this LoadBalancer. `None`: no LoadBalancer owns the object.
 pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
     let owned_by = meta.owner_references.as_deref().unwrap_or_default();
     let owner =
@@ -52,7 +52,7 @@ pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
     Some((qualified(meta, &owner.name), owner))
 }
 
-/// `namespace/name` of another object in the same namespace as this object.
+/// `namespace/name` of the object `name` in the namespace of the object that has `meta`.
 pub fn qualified(meta: &ObjectMeta, name: &str) -> String {
     format!("{}/{name}", meta.namespace.as_deref().unwrap_or_default())
 }
@@ -65,8 +65,8 @@ pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
         name: o.name.clone(),
         uid: o.uid.clone(),
     };
-    // Decisions depend on the references to a LoadBalancer. Of the other references, only the first
-    // is stored.
+    // Decisions depend only on the references to a LoadBalancer. Of the other references, the first
+    // is kept for messages.
     let lbs = list.iter().filter(|o| o.kind == "LoadBalancer").take(MOST_OWNERS);
     let others = list.iter().filter(|o| o.kind != "LoadBalancer").take(1);
     lbs.chain(others).map(read).collect()
@@ -119,7 +119,7 @@ pub fn read_service(service: &Service) -> StoredService {
     }
 }
 
-/// Whether an announcer wrote the address, and not this operator.
+/// Whether an announcer wrote this entry of the status, and not this operator.
 fn is_announced(ingress: &LoadBalancerIngress) -> bool {
     let mut ports = ingress.ports.iter().flatten();
     !ports.any(|port| port.error.as_deref() == Some(NOT_ANNOUNCED))

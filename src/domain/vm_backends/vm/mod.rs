@@ -1,6 +1,6 @@
 //! Facts about one run of a VM for decisions: its state, its pods and its addresses.
 //!
-//! Facts about twenty thousand VMs are in memory, so they contain no more than decisions use.
+//! A cluster may have twenty thousand VMs, so the facts contain no more than decisions use.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct Vm {
     /// Node that the VM runs on; empty before the VM has a node. During a live migration it is the
     /// source node until the guest has moved.
     pub node: Arc<str>,
-    /// Phase of the VM's life.
+    /// Phase of the VM's life, from `status.phase`.
     pub phase: VmPhase,
     /// State of the VM's `Ready` condition.
     pub ready: VmReadiness,
@@ -117,7 +117,7 @@ const MOST_ADDRESSES: usize = 16;
 const MOST_NICS: usize = 32;
 
 impl Vm {
-    /// Whether both VMs are equal for decisions about endpoints.
+    /// Whether both runs of a VM have the same facts for decisions about endpoints.
     pub fn serves_like(&self, other: &Self) -> bool {
         let without = |vm: &Self| {
             (vm.uid.clone(), vm.node.clone(), vm.phase, vm.ready, vm.paused, vm.deleting)
@@ -125,8 +125,9 @@ impl Vm {
         without(self) == without(other) && self.nics == other.nics
     }
 
-    /// Pod that the guest runs in: by KubeVirt's rule, the newest pod on the VM's node. During a
-    /// migration, the target's pod is on another node until the guest has moved.
+    /// Pod in which the guest runs: by KubeVirt's rule, the newest pod on the VM's node. During a
+    /// migration, the target's pod is on another node until the guest has moved. `None`: no pod is
+    /// on the VM's node.
     pub fn current_pod<'a>(&self, pods: &'a [VmPod]) -> Option<&'a VmPod> {
         pods.iter()
             .filter(|pod| self.node.is_empty() || pod.node == self.node)

@@ -2,14 +2,14 @@
 //!
 //! A prober that loses its own path to the VMs observes that most VMs fail at once. So failures are
 //! doubted when most VMs fell silent at one moment. A VM fell silent if each of its targets passed
-//! before that moment, and has only failed since. Doubted targets stay endpoints. If their VMs are
-//! well, this protects the users. If the VMs have failed, the users lose nothing more, because a
-//! failed VM does not serve them anyway.
+//! before that moment, and has only failed since. Doubted targets stay endpoints. If the VMs in
+//! fact work, their users notice nothing. If the VMs have failed, their users lose nothing more,
+//! because a failed VM does not serve them anyway.
 //!
 //! Invariants:
 //!
-//! * The failures of a target that passed after the moment count as usual.
-//! * A doubt ends when it no longer holds any target to be healthy.
+//! * The failures of a target that has passed after that moment count as usual.
+//! * A doubt ends when no target counts as healthy because of the doubt.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use super::{BackendHealth, CheckSettings};
 
-/// Smallest number of VMs, and of load balancers, for a doubt. Fewer VMs may well fail together
-/// because of a real fault. Three is the smallest number that is more than a pair.
+/// Smallest number of VMs, and of load balancers, that must fail for a doubt. Fewer VMs may well
+/// fail together because of a real fault. Three is the smallest number that is more than a pair.
 pub const MANY: usize = 3;
 
 /// Largest number of moments that a doubt stores. A fault that spreads causes a few moments.
@@ -31,9 +31,9 @@ pub struct ProbeHistory<'a> {
     pub lb: &'a str,
     /// Address of the VM.
     pub address: IpAddr,
-    /// Time of the last pass. Zero: no probe of this process has passed.
+    /// Time of the last probe that passed. Zero: no probe of this process has passed.
     pub passed: Duration,
-    /// Time of the first failure after the last pass, if there was one.
+    /// Time of the first failure after `passed`. `None`: there is no such failure.
     pub failing: Option<Duration>,
 }
 
@@ -78,21 +78,22 @@ pub fn moment<'a>(
     (count >= MANY && lbs.len() >= MANY && 2 * count > answered).then_some(at)
 }
 
-/// Failures that are not believed for now, and the state of their targets.
+/// Doubt about failures, which do not count for now, with the numbers of the failing targets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Doubt {
-    /// Moments that explain the failures, as [`moment`] found them.
+    /// Moments at which most VMs fell silent, as [`moment`] found them. They explain the failures.
     moments: Vec<Duration>,
-    /// Number of targets that fail and are held to be healthy.
+    /// Number of doubted targets: they fail, and still count as healthy.
     held: usize,
-    /// Number of targets that were held, and answer again.
+    /// Number of once doubted targets that are healthy again, counted since the last moment was
+    /// added.
     answered: usize,
-    /// Time since which most of the targets that were held answer again.
+    /// Time since which more targets are in `answered` than in `held`. `None`: not yet.
     mending: Option<Duration>,
 }
 
 impl Doubt {
-    /// Adds a moment at which most of the VMs that still answered fell silent.
+    /// Adds a moment at which most VMs fell silent, of those that still answered then.
     pub fn grow(&mut self, moment: Duration) {
         if self.moments.len() == MOST_MOMENTS {
             self.moments.remove(0);
@@ -101,18 +102,19 @@ impl Doubt {
         (self.answered, self.mending) = (0, None);
     }
 
-    /// Whether a moment of the doubt explains why the target fails.
+    /// Whether the target fell silent at a moment of this doubt, so that its failures are doubted.
     pub fn explains(&self, health: BackendHealth) -> bool {
         self.moments.iter().any(|moment| health.fell_silent_at(*moment))
     }
 
-    /// Holds the target to be healthy.
+    /// Doubts the target's failures, so that the target still counts as healthy.
     pub fn hold(&mut self, health: &mut BackendHealth) {
         health.held = true;
         self.held += 1;
     }
 
-    /// Counts a held target that answers again.
+    /// Counts a doubted target that is healthy again at `now`, so that the target is no longer
+    /// doubted.
     pub fn answers(&mut self, now: Duration) {
         self.gone();
         self.answered += 1;
@@ -121,26 +123,26 @@ impl Doubt {
         }
     }
 
-    /// Removes a held target that no longer exists.
+    /// Counts one doubted target less, because a target no longer exists.
     pub fn gone(&mut self) {
         self.held = self.held.saturating_sub(1);
     }
 
-    /// Believes the failures of a held target.
+    /// Ends the doubt about one target, so that its failures count as real.
     pub fn believe(&mut self, health: &mut BackendHealth) {
         health.held = false;
         health.settled = true;
         self.gone();
     }
 
-    /// Whether the failure of a held target must now be believed, because most of the other held
-    /// targets answer again, and this target has had the time to answer as well.
+    /// Whether the failures of a doubted target must now count as real, because most of the other
+    /// doubted targets pass again, and this target has had the time to pass as well.
     pub fn is_over_for(&self, check: &CheckSettings, now: Duration) -> bool {
         let time = check.period * check.success_threshold + check.timeout;
         self.mending.is_some_and(|since| now >= since + time)
     }
 
-    /// Number of targets that the doubt holds to be healthy.
+    /// Number of targets that count as healthy only because of this doubt.
     pub fn held(&self) -> usize {
         self.held
     }

@@ -14,13 +14,13 @@ use sha2::{Digest as _, Sha256};
 /// Time over which the first probes of targets without a verdict are spread.
 const FIRST_WITHIN: Duration = Duration::from_millis(200);
 
-/// Position of a target within its period, as a fraction of the period.
+/// Position of a target's probes within each period, as a fraction of the period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProbePhase(u64);
 
 impl ProbePhase {
-    /// Phase of an identity. The boundaries between its parts matter. For example, `ab` and `c`
-    /// differ from `a` and `bc`.
+    /// Phase of the target with this identity. The boundaries between the parts of the identity
+    /// matter. For example, `ab` and `c` differ from `a` and `bc`.
     pub fn of(identity: &[&str]) -> Self {
         let mut hash = Sha256::new();
         for part in identity {

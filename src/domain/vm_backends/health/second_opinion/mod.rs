@@ -1,10 +1,10 @@
-//! Second opinion: the leader asks the other replicas about targets that the leader does not reach.
-//! This module has the question, the answer and the meaning of the answer.
+//! Second opinion: the leader asks the other replicas whether they reach the targets that the
+//! leader does not reach. This module has the question, the answer and the meaning of the answer.
 //!
-//! Question and answer are annotations of the Lease, which all replicas read anyway. They give no
-//! account new power, because an account that may write them could also become the leader. A
-//! question names each target only by its LoadBalancer and address. The answering replica reads
-//! from the cluster whether there is such a target, and which probe the target has.
+//! Question and answer are annotations of the Lease, which all replicas read anyway. The
+//! annotations give no account new power, because an account that may write them could also become
+//! the leader. A question names each target only by its LoadBalancer and address. The answering
+//! replica reads from the cluster whether there is such a target, and which probe the target has.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use super::ProbePhase;
 /// Largest number of targets in a question: enough to show whether most or few of the targets fail,
 /// and few enough to be probed quickly.
 pub const MOST_ASKED: usize = 32;
-/// Text about a doubt before there is an answer.
+/// Text about doubted failures, as long as no replica has answered the question.
 pub const ASKED: &str = "another replica is asked whether it reaches them";
 /// Maximum length of a question or answer that is read, in bytes. Every valid question or answer is
 /// shorter.
@@ -32,7 +32,7 @@ pub struct ReplicaPlace {
 }
 
 impl ReplicaPlace {
-    /// Text with the replica and its node.
+    /// Text that names the replica and its node.
     fn words(&self) -> String {
         match self.node.as_str() {
             "" => self.replica.clone(),
@@ -65,7 +65,7 @@ pub struct OpinionQuestion {
     pub targets: Vec<AskedTarget>,
 }
 
-/// Answer of another replica.
+/// Answer of another replica to an [`OpinionQuestion`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpinionAnswer {
     /// Replica that asked.
@@ -74,34 +74,34 @@ pub struct OpinionAnswer {
     pub at: String,
     /// Answering replica.
     pub by: ReplicaPlace,
-    /// Number of targets that passed.
+    /// Number of the question's targets whose probe by the answering replica passed.
     pub passed: usize,
-    /// Number of targets that failed.
+    /// Number of the question's targets whose probe by the answering replica failed.
     pub failed: usize,
 }
 
-/// Meaning of an answer to a question.
+/// Conclusion that the leader draws from an answer to its question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opinion {
     /// No opinion: there is no answer, or the answer is to another question.
     None,
-    /// Half of the targets or more fail for the other replica, too. But that replica is on the same
-    /// node as the leader, and the node may be at fault.
+    /// Half of the probed targets or more fail for the other replica, too. But that replica is on
+    /// the same node as the leader, and the node may be at fault.
     SameNode,
-    /// Most targets pass for the other replica.
+    /// Most of the probed targets pass for the other replica.
     Well,
-    /// Half of the targets or more fail for the other replica, too.
+    /// Half of the probed targets or more fail for the other replica, too.
     Dead,
 }
 
 impl OpinionQuestion {
-    /// Parses the text of an annotation.
+    /// Parses the text of the Lease's annotation. `None`: the text is not valid, or too long.
     pub fn read(text: &str) -> Option<Self> {
         let question: Self = read(text)?;
         (question.targets.len() <= MOST_ASKED).then_some(question)
     }
 
-    /// Meaning of the answer.
+    /// Conclusion from the answer to this question. An answer to another question counts as none.
     pub fn opinion(&self, answer: Option<&OpinionAnswer>) -> Opinion {
         match answer.filter(|answer| answer.to == self.by && answer.at == self.at) {
             Some(answer) if answer.passed > answer.failed => Opinion::Well,
@@ -111,7 +111,7 @@ impl OpinionQuestion {
         }
     }
 
-    /// Whether the replica at this place must answer the question, given the answer so far.
+    /// Whether the replica `place` must answer the question. `given`: answer that is stored so far.
     pub fn wants_answer_of(&self, place: &ReplicaPlace, given: Option<&OpinionAnswer>) -> bool {
         self.by.replica != place.replica
             && match self.opinion(given) {
@@ -121,8 +121,9 @@ impl OpinionQuestion {
             }
     }
 
-    /// Answer of the replica `by`, for which `passed` targets passed and `failed` targets failed.
-    /// `None`: the replica could probe fewer than half of the targets, which is too few.
+    /// Answer of the replica `by` to this question. `passed` and `failed`: numbers of targets whose
+    /// probe by that replica passed or failed. `None`: the replica could probe fewer than half of
+    /// the targets, which is too few.
     pub fn answer(&self, by: &ReplicaPlace, passed: usize, failed: usize) -> Option<OpinionAnswer> {
         let enough = passed + failed > 0 && 2 * (passed + failed) >= self.targets.len();
         let (to, at, by) = (self.by.clone(), self.at.clone(), by.clone());
@@ -131,15 +132,14 @@ impl OpinionQuestion {
 }
 
 impl OpinionAnswer {
-    /// Parses the text of an annotation.
+    /// Parses the text of the Lease's annotation. `None`: the text is not valid, or too long.
     pub fn read(text: &str) -> Option<Self> {
         read(text)
     }
 }
 
 impl Opinion {
-    /// Text of the opinion, for conditions and Events. It says whether another replica reaches the
-    /// targets.
+    /// Text for conditions and Events. It says whether another replica reaches the targets.
     pub fn words(&self, question: &OpinionQuestion, answer: Option<&OpinionAnswer>) -> String {
         let leader = question.by.words();
         let other = answer.map(|answer| answer.by.words()).unwrap_or_default();
@@ -158,8 +158,9 @@ impl Opinion {
     }
 }
 
-/// Picks the targets to ask about, at random with the text `at` as the seed. All picked targets are
-/// of different load balancers and of different VMs.
+/// Picks targets for a question from `held`, the targets that the leader does not reach. The choice
+/// is random, with the text `at` as the seed. All picked targets are of different load balancers
+/// and of different VMs.
 pub fn sample(held: impl IntoIterator<Item = AskedTarget>, at: &str) -> Vec<AskedTarget> {
     let chance = |asked: &AskedTarget| ProbePhase::of(&[at, &asked.lb, &asked.address.to_string()]);
     let mut of_lbs = BTreeMap::<String, Vec<AskedTarget>>::new();

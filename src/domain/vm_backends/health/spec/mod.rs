@@ -1,17 +1,21 @@
-//! Reading of a LoadBalancer's health check: defaults, bounds, and faults.
+//! Reading of `spec.healthCheck` of a LoadBalancer: its defaults, bounds and faults.
 
 use std::time::Duration;
 
 use super::{BackendProbe, CheckSettings, ProbeRequest};
 use api::{HealthCheck, LoadBalancerSpec, WorkloadType};
 
-/// Largest threshold, in consecutive results; a larger threshold is reduced to it.
+/// Largest threshold of successes or failures, in consecutive results. A larger threshold is
+/// reduced to this one.
 pub const MOST_IN_A_ROW: u32 = 1_000;
-/// Longest period; a longer period is reduced to it, because a rarer check is of no use.
+/// Longest time between two probes of a backend. A longer period is reduced to this one, because a
+/// rarer check is of no use.
 pub const LONGEST_PERIOD: Duration = Duration::from_hours(1);
-/// Longest timeout; a longer timeout is reduced to it, because each open probe holds a socket.
+/// Longest timeout of a probe. A longer timeout is reduced to this one, because each open probe
+/// holds a socket.
 pub const LONGEST_TIMEOUT: Duration = Duration::from_mins(1);
-/// Largest number of expected statuses; more are refused, here and by the schema.
+/// Largest number of HTTP statuses in `expectedStatuses`. A longer list is refused, here and by the
+/// schema.
 pub const MOST_STATUSES: usize = 32;
 /// Longest path, in bytes; a longer path is refused, here and by the schema.
 pub const LONGEST_PATH: usize = 1024;
@@ -19,7 +23,7 @@ pub const LONGEST_PATH: usize = 1024;
 /// the schema.
 pub const LONGEST_BUNDLE: usize = 8 * 1024;
 
-/// Fault in the spec. Because of the fault, backends cannot be probed.
+/// Fault in `spec.healthCheck` because of which the backends cannot be probed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("spec.healthCheck.{field}: {wrong}: {right}")]
 pub struct HealthSpecFault {
@@ -32,7 +36,7 @@ pub struct HealthSpecFault {
 }
 
 impl HealthSpecFault {
-    /// A fault of a field.
+    /// Fault of the field `field`: `wrong` describes the fault, and `right` a valid value.
     pub fn new(field: &'static str, wrong: impl Into<String>, right: &'static str) -> Self {
         Self { field, wrong: wrong.into(), right }
     }
@@ -65,8 +69,8 @@ pub fn check(spec: &LoadBalancerSpec) -> Result<Option<CheckSettings>, HealthSpe
     read(asked, port).map(Some)
 }
 
-/// Checks the fields of a health check, whether or not the health check is used. The CRD has these
-/// rules for v1beta1 only, so a health check from v1alpha1 has not passed them.
+/// Checks the fields of a health check, also if no probe uses them. The CRD has these rules only in
+/// v1beta1, so they did not apply to a health check that was written in v1alpha1.
 pub fn form(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let number = asked.port.unwrap_or(0);
     let port = u16::try_from(number).map_err(|_| {
@@ -136,7 +140,7 @@ fn probe(asked: &HealthCheck) -> Result<BackendProbe, HealthSpecFault> {
     }
 }
 
-/// Refuses fields that are for HTTP alone, because they would have no effect without HTTP.
+/// Refuses fields that only a probe by HTTP or HTTPS uses, because they would have no effect.
 fn no_request(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let statuses = asked.expected_statuses.as_ref().is_some_and(|list| !list.is_empty());
     let present = [
@@ -197,8 +201,8 @@ fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// Whether the text contains a certificate, judged by its outer form. The content of the
-/// certificate is checked when it is used.
+/// Whether the text contains a certificate, judged by its PEM markers and base64 characters. The
+/// content of the certificate is checked when a probe uses it.
 fn has_certificate(pem: &str) -> bool {
     pem.split("-----BEGIN CERTIFICATE-----").skip(1).any(|rest| {
         rest.split_once("-----END CERTIFICATE-----").is_some_and(|(body, _)| {

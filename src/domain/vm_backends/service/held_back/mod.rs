@@ -1,5 +1,5 @@
-//! Delay of a new Service. The Service is held back from kube-vip until kube-proxy has rules for
-//! it.
+//! Delay of a new Service's announcement: kube-vip must ignore the Service until kube-proxy has
+//! rules for it. Until then, the Service is held back.
 //!
 //! kube-proxy redirects an address as soon as the Service's status contains it. But kube-vip first
 //! binds the address, and then writes the status. Between these two steps the address is the node's
@@ -20,8 +20,8 @@ use api::DHCP_ADDRESS;
 
 /// Annotation that makes kube-vip ignore the Service.
 pub const IGNORED: &str = "kube-vip.io/ignore";
-/// Annotation with the time until which the Service is held back. Empty while the Service's status
-/// does not yet contain the address.
+/// Annotation with the time until which kube-vip must ignore the Service. Empty while the Service's
+/// status does not yet contain the address.
 pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
 /// Error in the Service's status, on the ports of an address that is not announced yet.
 pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
@@ -35,9 +35,9 @@ const HOLD: TimeDelta = TimeDelta::seconds(2);
 pub enum HeldServiceStep {
     /// Write the address into the Service's status, with this patch.
     Unnamed(Value),
-    /// Wait for this time.
+    /// Wait for this time, so that every kube-proxy can write its rules.
     For(TimeDelta),
-    /// Release the Service to kube-vip, with this patch.
+    /// Let kube-vip announce the Service, with this patch.
     Over(Value),
 }
 
@@ -63,8 +63,9 @@ pub fn held(
     Some(if is_held { HeldServiceStep::For(left) } else { HeldServiceStep::Over(released(stored)) })
 }
 
-/// Holds a new Service back. There are two exceptions: the user wants kube-vip to ignore the
-/// Service, or kube-vip leases the address. A leased address is not known before it is announced.
+/// Adds the annotations that hold a new Service back from kube-vip. Two Services stay unchanged:
+/// one that the user wants kube-vip to ignore, and one whose address kube-vip leases. A leased
+/// address is not known before it is announced.
 pub fn hold_back(mut service: Value) -> Value {
     let annotations = &mut service["metadata"]["annotations"];
     if annotations[ASKED_ADDRESS] != DHCP_ADDRESS && annotations[IGNORED].is_null() {
@@ -81,7 +82,8 @@ fn released(stored: &StoredService) -> Value {
     }})
 }
 
-/// Patch of the subresource status, which accepts annotations in the same write.
+/// Patch that writes the address and the end of the delay. It is for the subresource status, which
+/// accepts annotations in the same write.
 fn named(stored: &StoredService, address: &str, until: DateTime<FixedOffset>) -> Value {
     let port = |port: &StoredPort| json!({"port": port.port, "protocol": port.protocol, "error": NOT_ANNOUNCED});
     let ports: Vec<Value> = stored.ports.iter().map(port).collect();

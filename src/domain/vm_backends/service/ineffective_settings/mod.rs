@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use super::super::endpoints::VmEndpoint;
 use super::StoredService;
 
-/// Setting that does not have its documented effect, and the remedy.
+/// Setting of a Service that does not have its documented effect. The text has the fault and the
+/// remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingMisfit {
     /// `externalTrafficPolicy` is Local, and no VM on the announcing node serves, so the address is
@@ -17,8 +18,8 @@ pub enum SettingMisfit {
     SourceRanges(String),
 }
 
-/// Finds a setting that does not have its documented effect. `endpoints` are the VMs behind the
-/// Service.
+/// Finds a setting of the Service that does not have its documented effect. `endpoints` are the VMs
+/// behind the Service. `None`: every setting has its effect.
 pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<SettingMisfit> {
     let bypassed = stored.source_range.is_some();
     no_local_backend(stored, endpoints)
@@ -26,13 +27,13 @@ pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<Settin
         .or_else(|| bypassed.then(|| SettingMisfit::SourceRanges(source_ranges(stored))))
 }
 
-/// Text for an address that is not announced. With the policy Local, kube-vip 1.2 withdraws the
-/// address if no VM on the node of kube-vip's leader serves (`getAllEndpoints`,
+/// Text that says why the address is not announced. With the policy Local, kube-vip 1.2 withdraws
+/// the address if no VM on the node of kube-vip's leader serves (`getAllEndpoints`,
 /// pkg/endpoints/endpoints_generic.go). kube-vip then leaves status and annotation of the Service
 /// unchanged.
 fn no_local_backend(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<String> {
     let node = stored.announcing_node();
-    // If no node is known for an announced address, another announcer may announce it.
+    // If an address is announced and its node is not known, another announcer may announce it.
     let is_known = node.is_some() || stored.ingress.is_empty();
     let is_local = |endpoint: &VmEndpoint| Some(&*endpoint.node) == node && endpoint.serving;
     if stored.policy != "Local" || !is_known || endpoints.iter().any(is_local) {

@@ -1,5 +1,5 @@
-//! Settings of users on a Service. They are carried from a deleted Service to the Service that
-//! replaces it.
+//! Settings that users made on a Service. They are carried from a deleted Service to the Service
+//! that replaces it.
 //!
 //! Invariants:
 //!
@@ -21,7 +21,7 @@ pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
 /// Longest text of settings, in bytes. An API server accepts 256 KiB of annotations.
 const LONGEST: usize = 128 * 1024;
-/// Fields of the spec that users own.
+/// Fields of a Service's spec that belong to users.
 const FIELDS: [&str; 9] = [
     "allocateLoadBalancerNodePorts",
     "externalTrafficPolicy",
@@ -33,10 +33,11 @@ const FIELDS: [&str; 9] = [
     "sessionAffinityConfig",
     "trafficDistribution",
 ];
-/// Fields of the spec that the API server assigns. The next Service gets the same values if they
-/// are still free. `ipFamilies` shows whether the cluster IPs still fit.
+/// Fields of a Service's spec that the API server assigns. The next Service gets the same values if
+/// they are still free. `ipFamilies` is only compared: it shows whether the stored cluster IPs have
+/// the address family of the next Service.
 const ALLOTTED: [&str; 4] = ["clusterIP", "clusterIPs", "healthCheckNodePort", "ipFamilies"];
-/// Fields of a port that users own.
+/// Fields of a Service's port that belong to users.
 const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 
 /// Settings that are carried from one Service to the next.
@@ -48,11 +49,12 @@ pub struct CarriedSettings {
     pub is_whole: bool,
 }
 
-/// Reads the settings of a stored Service.
+/// Reads the settings to carry from a stored Service.
 pub fn of(service: &Value) -> CarriedSettings {
     let metadata = &service["metadata"];
     let mut annotations = object(&metadata["annotations"]);
-    // Hints from a network are not carried, because the next Service may have another network.
+    // The interface that the operator chose for a network is not carried, because the next Service
+    // may have another network.
     if annotations.contains_key(ANNOTATION_NETWORK) {
         for hint in [ANNOTATION_NETWORK, ASKED_INTERFACE, ASKED_VLAN] {
             annotations.remove(hint);
@@ -87,7 +89,7 @@ pub fn applied(mut service: Value, settings: &str) -> Value {
     let has_hints = [ASKED_INTERFACE, ASKED_VLAN].iter().any(|key| annotations.contains_key(*key));
     let mut made = object(&service["metadata"]["annotations"]);
     if has_hints {
-        // If a user set hints, the operator sets no hints.
+        // A user chose the interface, so the operator chooses none.
         made.remove(ASKED_INTERFACE);
         made.remove(ANNOTATION_NETWORK);
     }
@@ -120,8 +122,8 @@ pub fn applied(mut service: Value, settings: &str) -> Value {
     service
 }
 
-/// Removes fields whose values another Service may have by now, so that the API server assigns new
-/// values.
+/// Removes the fields whose values another Service may have by now, so that the API server assigns
+/// new values.
 pub fn without_allotted(mut service: Value) -> Value {
     if let Some(spec) = service["spec"].as_object_mut() {
         for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {
