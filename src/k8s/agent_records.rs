@@ -1,5 +1,5 @@
-//! Reads the records of one network, for the network's agent. A single watch reports all events of
-//! these records, in order.
+//! Reads the records (DHCPLeases) of one network, for the network's agent. A single watch reports
+//! all events of these records, in order.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -18,12 +18,12 @@ use crate::metrics::Metrics;
 /// Number of objects in one page of a list.
 const PAGE: u32 = 100;
 
-/// An event of the watch.
+/// An event of the watch of a network's records.
 #[derive(Clone, Debug)]
 pub enum RecordEvent {
     /// The present state of a record of the network.
     Is(Box<DHCPLease>),
-    /// A deleted record: `namespace/name`.
+    /// `namespace/name` of a record that was deleted, or that names another network now.
     Gone(String),
     /// A list of the records is complete.
     Complete,

@@ -12,17 +12,17 @@ use serde::de::DeserializeOwned;
 
 use super::{CALL_DEADLINE, CallError};
 
-/// Name of a call for errors: the HTTP method and the path of its request.
+/// Name of a call in errors: for most calls, the HTTP method and the path of the request.
 #[derive(Debug)]
 pub struct ApiCall(Box<str>);
 
 impl ApiCall {
-    /// Name with this text.
+    /// A name that consists of this text.
     pub fn new(text: impl Into<Box<str>>) -> Self {
         Self(text.into())
     }
 
-    /// Name of a call with this request.
+    /// Name of the call with this HTTP method and this URI.
     pub(super) fn of(method: &http::Method, uri: &http::Uri) -> Self {
         Self::new(format!("{method} {}", uri.path()))
     }
@@ -55,8 +55,8 @@ impl fmt::Display for FailedCall {
 }
 
 impl Error for FailedCall {
-    /// Cause of the error that the text does not contain. The text of `kube::Error` contains that of
-    /// its own source.
+    /// First cause that the text of this error does not contain. The text of `kube::Error` already
+    /// contains the text of its direct source.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.error.source()?.source()
     }
@@ -75,15 +75,15 @@ pub(crate) async fn run_call<T>(
     }
 }
 
-/// Reads of one kind. Each read is one call.
+/// Reads of the objects of one kind. Each method sends one call.
 pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
-    /// Interface of the kind.
+    /// Client for the objects of the kind.
     fn api(&self) -> &Api<K>;
 
     /// Deadline of each call.
     fn deadline(&self) -> Duration;
 
-    /// The same interface with another deadline.
+    /// The same client with another deadline.
     fn within(&self, deadline: Duration) -> TimedApi<'_, K> {
         TimedApi { api: self.api(), deadline }
     }
@@ -120,7 +120,7 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     }
 }
 
-/// Writes of one kind. Each write is one call. Patches are merge patches.
+/// Writes of the objects of one kind. Each method sends one call. Patches are merge patches.
 pub(super) trait ApiWrites<K: Resource + Clone + DeserializeOwned + fmt::Debug>:
     ApiCalls<K>
 {
@@ -192,7 +192,7 @@ impl<K: Resource + Clone + DeserializeOwned + fmt::Debug> ApiCalls<K> for Api<K>
     }
 }
 
-/// Interface of a kind with a deadline of its own.
+/// Client for the objects of a kind, with a deadline other than [`CALL_DEADLINE`].
 pub(crate) struct TimedApi<'a, K> {
     api: &'a Api<K>,
     deadline: Duration,

@@ -31,8 +31,8 @@ const KEEPALIVE: Duration = Duration::from_secs(3);
 /// Number of unanswered probes after which a connection counts as dead.
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// Connects with the file `kubeconfig`. If it is `None`, uses the file in `KUBECONFIG` or the
-/// default file. If there is no such file, uses the configuration of the pod.
+/// Connects with the file `kubeconfig`. `None`: uses the file in `KUBECONFIG` or the default file,
+/// or the configuration of the pod if there is no such file.
 ///
 /// The client's own retries are off, because they also repeat POSTs. Each caller decides when a
 /// retry is safe.

@@ -1,9 +1,11 @@
-//! Reads and writes of the `cloud-config` command: accounts, rights and tokens of guest clusters.
+//! Reads and writes of the `cloud-config` command: ServiceAccounts, RBAC objects and token Secrets
+//! of guest clusters.
 //!
 //! Invariants:
 //! * Objects are created or deleted, but never changed.
 //! * An object is deleted only in the version that was read.
-//! * The content of a Secret is read only if that Secret is requested, one Secret at a time.
+//! * Lists of Secrets have only metadata. The content of a Secret is read by name, one Secret at a
+//!   time.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -44,7 +46,7 @@ pub const PATIENCE: Duration = Duration::from_mins(1);
 /// Pause between two tries to list a kind that is not yet served.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// Client for accounts, rights and tokens of guest clusters.
+/// Client for the ServiceAccounts, RBAC objects and token Secrets of guest clusters.
 pub struct GuestCredentials {
     client: Client,
 }
@@ -123,8 +125,8 @@ impl GuestCredentials {
         Ok(all.into_iter().map(machine).collect())
     }
 
-    /// Existing objects of one guest's credential, and Secrets of another type that have one of the
-    /// `names`.
+    /// Existing objects of the credential of one guest cluster. Includes Secrets that have one of
+    /// the `names`, but are no token Secrets.
     pub async fn found(
         &self,
         guest: &GuestCluster,
@@ -157,7 +159,8 @@ impl GuestCredentials {
         Ok(found)
     }
 
-    /// Metadata of a kind's objects that match the field selector.
+    /// Metadata of the objects of a kind that match the field selector `fields`, in one namespace
+    /// or in all.
     async fn metadata<K>(
         &self,
         namespace: Option<&str>,
@@ -195,7 +198,7 @@ impl GuestCredentials {
         Ok(bindings)
     }
 
-    /// Creates an object.
+    /// Creates `object` with the content `body`.
     pub async fn create(&self, object: &KindAndName, body: &Value) -> Result<(), CallError> {
         let bytes = named(object, body).to_string().into_bytes();
         let request = Request::new(place(object).0).create(&PostParams::default(), bytes);
@@ -210,7 +213,8 @@ impl GuestCredentials {
         Ok(answer.granted::<SecretFields>()?.data.unwrap_or_default())
     }
 
-    /// Creates a Secret with the content of the Secret `from` in the same namespace.
+    /// Creates the Secret `object` with the fields in `body`, and with the values of the Secret
+    /// `from` in the same namespace.
     pub async fn copy(
         &self,
         object: &KindAndName,
@@ -244,9 +248,10 @@ impl GuestCredentials {
         raw_within(PATIENCE, &self.client, request).await?.accepted().map(drop)
     }
 
-    /// A new token of the guest's account. The token is valid for ten minutes, and only while the
-    /// Secret with this name and UID exists. The token in the Secret is not used, because the API
-    /// server would record this use on the Secret, as if the guest had used the token.
+    /// A new token of the guest's account, to check the account. The token is valid for ten
+    /// minutes, and only while the Secret with this name and UID exists. The check does not use the
+    /// token in the Secret, because the API server would record this use on the Secret, as if the
+    /// guest had used the token.
     pub async fn passing(
         &self,
         guest: &GuestCluster,

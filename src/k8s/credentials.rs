@@ -37,7 +37,7 @@ use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::credentials::token::TokenText;
 use crate::metrics::Metrics;
 
-/// Clock of a server, set by its last answer.
+/// Clock of a server: the time in its last answer, and the time that has passed since then.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerClock {
     said: Seconds,
@@ -62,7 +62,7 @@ impl ServerClock {
     }
 }
 
-/// An answer before it is parsed.
+/// Answer of the API server with an unparsed body. The body is wiped from memory when dropped.
 pub(super) struct RawAnswer {
     method: Method,
     uri: Uri,
@@ -104,7 +104,7 @@ impl RawAnswer {
     }
 }
 
-/// Sends one call and returns its answer, whatever the status.
+/// Sends one call with the deadline [`CALL_DEADLINE`]. Returns the answer with any HTTP status.
 pub(super) async fn raw(
     client: &Client,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
@@ -112,7 +112,7 @@ pub(super) async fn raw(
     raw_within(CALL_DEADLINE, client, request).await
 }
 
-/// Sends one call under the given deadline.
+/// Sends one call as [`raw`] does, but with the given deadline.
 pub(super) async fn raw_within(
     deadline: Duration,
     client: &Client,
@@ -148,8 +148,8 @@ impl CredentialReader {
         Self { client, config, metrics }
     }
 
-    /// Watches TokenRotations in all namespaces until dropped. `known` returns the keys of the
-    /// TokenRotations that the caller has.
+    /// Watches TokenRotations in all namespaces until this future is dropped. `known` returns the
+    /// keys of the TokenRotations that the caller has.
     pub async fn watch(
         &self,
         known: impl Fn() -> HashSet<String>,
@@ -161,7 +161,7 @@ impl CredentialReader {
     }
 
     /// Watches the metadata of all Secrets in a namespace, or of the Secret with the given name,
-    /// until dropped. Contents are not read.
+    /// until this future is dropped. Contents are not read.
     pub async fn watch_secrets(
         &self,
         namespace: &str,
@@ -176,7 +176,7 @@ impl CredentialReader {
         informer::watch(api, config, &self.metrics, HashSet::new, on_event).await;
     }
 
-    /// The TokenRotation as the API server has it now. `None`: it does not exist.
+    /// The TokenRotation as the API server has it now. `None`: the TokenRotation does not exist.
     pub async fn rotation(
         &self,
         namespace: &str,
@@ -209,7 +209,7 @@ impl CredentialReader {
     }
 
     /// UID of the Secret that a credential is bound to. Fails if the Secret was not created for the
-    /// rotation.
+    /// TokenRotation with the UID `rotation`.
     pub async fn bound_secret_uid(
         &self,
         namespace: &str,
@@ -232,7 +232,8 @@ impl CredentialReader {
         Ok(secret.uid().unwrap_or_default())
     }
 
-    /// Names of the existing Secrets that were created for a rotation.
+    /// Names of the existing Secrets that were created for the TokenRotation with the UID
+    /// `rotation`.
     pub async fn made_by(&self, namespace: &str, rotation: &str) -> Result<Vec<String>, CallError> {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
         let labelled = ListParams::default().labels(&format!("{LABEL_ROTATION}={rotation}"));

@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 
 /// Maximum length of a note in bytes. The API server refuses an Event with a longer note.
 const LONGEST_NOTE: usize = 1024;
-/// Budget of Events: 20 without delay, after a time without Events, then one every half second.
+/// Budget of Events: one every half second, and 20 without delay after a time without Events.
 const BUDGET: TokenBucket = TokenBucket::new(20, Duration::from_millis(500));
 
 /// Sender of Events. Does not wait for the API server.

@@ -38,15 +38,15 @@ pub enum ObjectEvent<K> {
     Gone(String, Option<ObjectMeta>),
     /// A list is complete. Known objects that the list did not contain have been reported gone.
     Complete,
-    /// A list was refused.
+    /// The API server refused a list, with this status.
     Refused(Box<Status>),
 }
 
 /// Key of an object: `namespace/name`, or the name of a cluster-scoped object.
 ///
 /// The key is text and not a type, because text is stored: the ledger in an IPPool's status names
-/// the owner of each address by `namespace/name`. So a key is compared with the ledger as it is, and
-/// reads the same in logs and messages. kube's `ObjectRef` is a type for one kind only, and
+/// the owner of each address by `namespace/name`. So a key is compared with the ledger as it is,
+/// and reads the same in logs and messages. kube's `ObjectRef` is a type for one kind only, and
 /// `ObjectRef::from_obj` copies the resourceVersion and the UID as well.
 pub fn key(meta: &ObjectMeta) -> String {
     let name = meta.name.as_deref().unwrap_or_default();
@@ -122,7 +122,7 @@ async fn run<T, K>(
 {
     let kind = &*T::kind(&());
     // The registration is created before the watch, so that it is dropped after the watch. A watch
-    // that ends, for example with its term, must not count as overdue.
+    // that ends, for example with the leader's term, must not count as overdue.
     let watched =
         WatchRegistration { metrics, resource: resource_at(api.resource_url()).to_owned() };
     let events = watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff());
@@ -157,7 +157,8 @@ async fn run<T, K>(
     }
 }
 
-/// Keys that were known when a list began, and that the list has not contained so far.
+/// Keys that were known when a list began, and that the list has not contained so far. When the
+/// list is complete, they are reported as gone.
 #[derive(Default)]
 struct UnlistedKeys(HashSet<String>);
 
@@ -209,7 +210,8 @@ impl Drop for WatchRegistration<'_> {
     }
 }
 
-/// Delays between tries that fail. A delay is at most [`LAST_DELAY`] plus jitter.
+/// Delays before a failed list or watch is tried again. A delay is at most [`LAST_DELAY`] plus
+/// jitter.
 ///
 /// The library's own delays begin at 800 ms. That is too long where a guest waits: for example, an
 /// API server that has just received a CRD refuses the first watch, and accepts the next watch a
@@ -218,7 +220,7 @@ struct RetryDelays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
 /// Longest delay between two tries to list a kind, without jitter.
 const LAST_DELAY: Duration = Duration::from_secs(3);
-/// Time without a failure after which the next failure counts as the first one.
+/// Time without a failure after which the delays begin again with the shortest one.
 const FORGIVEN: Duration = Duration::from_secs(30);
 
 impl Iterator for RetryDelays {

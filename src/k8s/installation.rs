@@ -38,7 +38,7 @@ use crate::domain::admission::webhook_configuration::{
 };
 use crate::metrics::Metrics;
 
-/// Name of the Secret that the replicas share.
+/// Name of the Secret with admission's certificates, which all replicas share.
 pub const SECRET: &str = "harvester-guest-operator-admission";
 
 /// Content and version of the Secret.
@@ -108,14 +108,15 @@ impl Installation {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The Secret as the API server has it now.
+    /// The Secret as the API server has it now. `None`: the Secret does not exist.
     pub async fn secret(&self) -> Result<Option<VersionedSecret>, CallError> {
         Ok(self.secrets().call_get_opt(SECRET).await?.map(sealed))
     }
 
-    /// Replaces the Secret's content, if the Secret still has the version that was read. The Secret
-    /// is not created here, because that would need the right to create any Secret, even a Secret
-    /// that holds the token of another account.
+    /// Replaces the Secret's content, if the Secret still has the version in `seen`. Fails if
+    /// `seen` is `None`, because the Secret does not exist then. The Secret is not created here,
+    /// because that would need the right to create any Secret, even a Secret that holds the token
+    /// of another account.
     pub async fn write_secret(
         &self,
         seen: Option<&VersionedSecret>,
@@ -131,7 +132,8 @@ impl Installation {
         Ok(sealed(count_write(&self.metrics, "Secret", written)?))
     }
 
-    /// Applies `content` to the stored configuration, as a merge patch.
+    /// Applies `content` to the stored configuration, as a merge patch. Returns the new
+    /// configuration, reduced to the fields that decisions use.
     pub async fn write(&self, part: WebhookObject, content: &Value) -> Result<Value, CallError> {
         match part {
             WebhookObject::Validating => {
@@ -194,7 +196,7 @@ impl Installation {
             .any(|endpoint| endpoint.conditions.is_some_and(|is| is.ready.unwrap_or(true))))
     }
 
-    /// User name of this operator in the API server. `None`: the server does not report it.
+    /// User name of this operator in the API server. `None`: the server does not report the name.
     pub async fn me(&self) -> Result<Option<String>, CallError> {
         let api = Api::<SelfSubjectReview>::all(self.client.clone());
         let asked = SelfSubjectReview::default();
@@ -203,7 +205,7 @@ impl Installation {
     }
 }
 
-/// A cluster-scoped kind.
+/// A cluster-scoped kind of a [`WebhookObject`].
 trait Named:
     Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope>
     + Clone

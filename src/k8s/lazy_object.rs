@@ -1,7 +1,7 @@
 //! Objects of which only the metadata has been parsed.
 //!
-//! A process also gets watch events for its own writes, and repeated events. For such an event the
-//! version is enough, so the rest of the text is dropped unparsed.
+//! A process also gets watch events for its own writes, and repeated events. The version is enough
+//! to recognize such an event, so the rest of the object is dropped unparsed.
 
 use std::marker::PhantomData;
 

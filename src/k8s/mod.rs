@@ -4,11 +4,11 @@
 //! Invariants:
 //! * Every call has a deadline, and its error names the call ([`calls`]).
 //! * Every write is refused when this process does not lead. Exceptions:
-//!   * the writes of the Lease, of Events, of admission, and of the `cloud-config` and `takeover`
-//!     commands;
+//!   * the writes of the Lease and of Events, the writes for admission, and the writes of the
+//!     `cloud-config` and `takeover` commands;
 //!   * the condition that names another controller as the leader, and the removal of IPPool's
 //!     status subresource for that controller;
-//!   * the claims that are kept when etcd was restored from a backup.
+//!   * the claims that are added to pools after etcd was restored from a backup.
 //! * [`write::ApiWriter::check_leadership`] refuses writes to a Rancher in the same way.
 //! * Each change carries the resourceVersion of the object that the decision was based on. Each
 //!   deletion carries that version or the UID. So the server refuses a decision from a stale view.
@@ -106,11 +106,11 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// All values of [`Self::kind`] that count as failures: `not_leader` does not.
+    /// All values of [`Self::kind`] except `not_leader`, which does not count as a failure.
     pub const KINDS: [&'static str; 6] =
         ["conflict", "not_found", "missing", "refused", "no_answer", "failed"];
 
-    /// Kind of the error: label of metrics. A refusal is that of [`Self::refusal`].
+    /// Kind of the error, for a label of metrics. `refused`: [`Self::refusal`] gives the reason.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Conflict(_) => "conflict",

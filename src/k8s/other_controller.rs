@@ -1,5 +1,5 @@
 //! Reports when a controller other than this operator holds the Lease: by log, Event, metric, and a
-//! condition on each LoadBalancer that the other controller does not answer.
+//! condition on each LoadBalancer without an answer, which is an address or another condition.
 //!
 //! Also removes the status subresource of IPPool. With this subresource, the API server would drop
 //! the claims that the other controller writes into the status of pools.

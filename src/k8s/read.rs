@@ -37,7 +37,7 @@ impl ApiReader {
         }
     }
 
-    /// The LoadBalancer with this name. `None`: it does not exist.
+    /// The LoadBalancer with this name. `None`: the LoadBalancer does not exist.
     pub async fn load_balancer(
         &self,
         namespace: &str,

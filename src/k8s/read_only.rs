@@ -4,7 +4,7 @@
 //! * Only GETs are sent.
 //! * A request for a watch is not sent, and never gets an answer. So a command that reads the
 //!   cluster once needs no right to watch, and sees one state.
-//! * Each GET that the API server refuses is noted.
+//! * Each GET that the API server refuses is noted in [`RefusedReads`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,7 @@ use tower::{BoxError, Service};
 use super::request_path::watched;
 use crate::domain::preview::unread::{ReadFailure, RoleRead};
 
-/// A write that was not sent.
+/// A write that was not sent. The fields are the HTTP method and the path.
 #[derive(Debug, thiserror::Error)]
 #[error("this connection only reads: {0} {1} was not sent")]
 pub struct WithheldWrite(Method, String);
@@ -48,7 +48,7 @@ impl RefusedReads {
     }
 }
 
-/// Service that passes GETs on.
+/// HTTP service that sends only GETs, but no watches, and notes the GETs that were refused.
 #[derive(Clone)]
 pub(super) struct ReadOnly<S> {
     inner: S,

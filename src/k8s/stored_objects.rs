@@ -1,4 +1,5 @@
-//! Reads the stored objects for a forecast, as the operator reads them when it starts.
+//! Reads the stored objects for the forecast of the `takeover` and `preview` commands, as the
+//! operator reads them when it starts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,12 +31,12 @@ const LISTED: Duration = Duration::from_mins(1);
 /// Number of pools in one page of a list.
 const PAGE: u32 = 100;
 
-/// Result of a read.
+/// Result of [`read`].
 pub struct ReadResult {
     /// Pools and LoadBalancers, and the facts that their addresses depend on.
     pub stored: StoredObjects,
-    /// Pools of `stored`, with their metadata. Pools that [`Self::imported`] names do not exist
-    /// yet.
+    /// Pools of `stored`, with their metadata. The pools whose names are in [`Self::imported`] do
+    /// not exist yet.
     pub pools: Vec<IPPool>,
     /// Names of the pools that the operator would make from kube-vip's ConfigMap.
     pub imported: Vec<String>,
@@ -44,7 +45,7 @@ pub struct ReadResult {
     pub removals: BTreeMap<String, NoAddressReason>,
     /// Views of all other objects.
     pub views: Views,
-    /// Resources that were not listed in time.
+    /// Resources that were not listed in time, so that their objects may be missing in `views`.
     pub late: Vec<&'static str>,
 }
 
@@ -108,7 +109,8 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
     let new = import.pools.into_iter().filter(|pool| !pool.there);
     new.map(|new| {
         let mut pool = IPPool::new(&new.name, new.spec);
-        // Of two conflicting pools, the older pool stays in use. A new pool counts as the youngest.
+        // Of two conflicting pools, the older one has precedence. A new pool counts as the
+        // youngest.
         pool.metadata.creation_timestamp = Some(Time(Timestamp::now()));
         pool.status.get_or_insert_default().allocated_history = new.history;
         pool
@@ -126,7 +128,7 @@ pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, Strin
     Ok(lbs.iter().filter_map(|lb| Some((facts::name(&lb.lb), address(&lb.lb)?))).collect())
 }
 
-/// Error for a failed list that the forecast needs.
+/// Error for the failed list of a resource without which there is no forecast.
 fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::Error {
     let refused = refusals.all();
     let unserved =
@@ -138,7 +140,8 @@ fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::
     }
 }
 
-/// Every object of a kind. Adds each object that does not fit its type to `unreadable`.
+/// Every object of a kind. Adds each object that does not fit its type to `unreadable`, with the
+/// reason. `page` is the number of objects in one page of the list.
 pub async fn list<K>(
     client: &Client,
     page: u32,

@@ -16,8 +16,8 @@ pub const PAGE: u32 = 50;
 pub struct TrimmedLb {
     /// The trimmed object.
     pub lb: LoadBalancer,
-    /// Whether trimming removed entries from the list of finalizers or conditions. A write of such
-    /// a list must contain all its entries.
+    /// Whether trimming removed entries from the list of finalizers or of conditions. A write of
+    /// that list must contain all entries, so the object must be read again before the write.
     pub partial: bool,
 }
 

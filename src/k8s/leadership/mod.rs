@@ -7,9 +7,9 @@
 //! goes on during suspension, because other processes do not wait for a suspended machine.
 //!
 //! All replicas read the Lease anyway, so the Lease also carries a question of the leader to the
-//! other replicas, and an answer ([`ReplicaNotes`]). The leader sends a question with a renewal.
-//! Another replica writes the answer separately, and replicas mistake this write for a renewal. So
-//! if the leader dies at that moment, they notice its death one lease duration later.
+//! other replicas, and the answer of one of them ([`ReplicaNotes`]). The leader sends the question
+//! with a renewal. The answer is a separate write, which replicas mistake for a renewal. So if the
+//! leader dies at that moment, they notice its death up to one lease duration later.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,9 +53,9 @@ pub enum LeadershipClaim {
 /// Messages between replicas, as annotations of the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaNotes {
-    /// Question of the leader. `None`: no question.
+    /// Question of the leader to the other replicas. `None`: no question.
     pub question: Option<String>,
-    /// Answer of another replica. `None`: no answer.
+    /// Answer to `question`, from a replica that does not lead. `None`: no answer yet.
     pub answer: Option<String>,
 }
 
@@ -63,7 +63,7 @@ pub struct ReplicaNotes {
 #[derive(Debug)]
 pub struct Leadership {
     started: Duration,
-    /// End of the claim, in milliseconds since `started`; 0 if there is no claim.
+    /// Expiry of the claim, in milliseconds since `started`; 0 if there is no claim.
     until: AtomicU64,
     leading: watch::Sender<bool>,
     claim: watch::Sender<LeadershipClaim>,
@@ -71,9 +71,9 @@ pub struct Leadership {
     other: watch::Sender<Option<String>>,
     /// End of the elector's last round, in milliseconds since `started`.
     last_round: AtomicU64,
-    /// Notes as last read from the Lease.
+    /// Messages in the Lease, as last read.
     read: watch::Sender<ReplicaNotes>,
-    /// Messages of this process: the question while it leads, the answer while it does not.
+    /// Messages to write: a question while this process leads, an answer while it does not.
     said: Mutex<ReplicaNotes>,
     /// Wakes the elector when there is a message to send.
     news: Notify,
@@ -101,7 +101,7 @@ impl Leadership {
         self.now() < Duration::from_millis(self.until.load(Ordering::Acquire))
     }
 
-    /// Reports every change of leadership.
+    /// Reports every change of whether this process leads.
     pub fn subscribe(&self) -> watch::Receiver<bool> {
         self.leading.subscribe()
     }
@@ -117,19 +117,19 @@ impl Leadership {
         self.other.subscribe()
     }
 
-    /// Reports the replicas' messages to each other.
+    /// Reports the replicas' messages to each other, as read from the Lease.
     pub fn notes(&self) -> watch::Receiver<ReplicaNotes> {
         self.read.subscribe()
     }
 
-    /// Sets the question. While this process leads, the next renewal sends the question. `None`
-    /// removes the question.
+    /// Sets the question to the other replicas. While this process leads, the next renewal sends
+    /// the question. `None` removes the question.
     pub fn ask(&self, question: Option<String>) {
         self.said().question = question;
         self.news.notify_one();
     }
 
-    /// Writes this answer to the Lease once, unless this process leads.
+    /// Writes this answer to the leader's question into the Lease once, unless this process leads.
     pub fn answer(&self, answer: String) {
         self.said().answer = Some(answer);
         self.news.notify_one();
@@ -152,7 +152,7 @@ impl Leadership {
         notes
     }
 
-    /// Time since the elector's last round, successful or not.
+    /// Time since the end of the elector's last round, successful or not.
     pub fn silence(&self) -> Duration {
         self.now().saturating_sub(Duration::from_millis(self.last_round.load(Ordering::Relaxed)))
     }
@@ -200,7 +200,7 @@ impl Leadership {
 enum RoundResult {
     /// The next round starts after this pause.
     Pause(Duration),
-    /// The process must end.
+    /// The process must end, because the API server's store went back in time.
     End(StoreWentBack),
 }
 
@@ -214,7 +214,7 @@ pub struct LeaderElector {
 }
 
 impl LeaderElector {
-    /// An elector for the Lease. `me` must be unique to this process.
+    /// An elector for the Lease. `me` is the holder identity, which must be unique to this process.
     pub fn new(
         client: Client,
         (namespace, name): (&str, &str),
@@ -307,9 +307,9 @@ impl LeaderElector {
         }
         match action {
             LeaseAction::StartAnew(back) => {
-                // This process does not release the Lease, because each write gives it a greater
-                // version. Other replicas compare the version with the version that they read
-                // before, and could then miss the restore.
+                // This process does not release the Lease, because that write would give the Lease
+                // a greater version. Other replicas compare this version with the version that they
+                // read before, and could then miss the restore.
                 leadership.give_up();
                 return Ok(RoundResult::End(back));
             }
@@ -340,8 +340,8 @@ impl LeaderElector {
             }
         }
         if *leadership.leading.borrow() && !leadership.is_current() {
-            // The claim expired before the renewal. Writes that were refused since are left to the
-            // next term, so this term ends, and the next round begins another term.
+            // The claim expired before the renewal. Writes that were refused since then are left to
+            // the next term, so this term ends, and the next round begins another term.
             self.lapse(leadership);
             return Ok(RoundResult::Pause(Duration::ZERO));
         }

@@ -14,7 +14,7 @@ use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 
 /// Annotation that makes Helm keep an object that its chart no longer has.
 const KEEP: &str = "helm.sh/resource-policy";
-/// CRDs that Harvester's chart installs.
+/// Names of the CRDs of Harvester's chart that a take-over changes.
 const CRDS: [&str; 2] =
     ["ippools.loadbalancer.harvesterhci.io", "loadbalancers.loadbalancer.harvesterhci.io"];
 

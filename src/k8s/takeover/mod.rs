@@ -5,7 +5,7 @@
 //! * Each change is one write. The write carries the resourceVersion of the object that it was
 //!   decided from. Exception: the annotation that keeps a CRD.
 //! * A write also records the state before the change, if a later step can restore that state.
-//! * A conflict is no fault, because the caller decides again.
+//! * A conflict counts as success, because the caller reads the state again and decides again.
 
 mod crds;
 pub mod finalizers;
@@ -37,7 +37,7 @@ const OPERATOR: &str =
     "app.kubernetes.io/name=harvester-guest-operator,app.kubernetes.io/component=controller";
 /// Deadline of one call.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Seconds for which a Lease still counts as held after its end, because clocks differ.
+/// Seconds for which a Lease still counts as held after its expiry, because clocks differ.
 const LEEWAY: i64 = 5;
 
 /// Namespace and name of an object.
@@ -52,13 +52,13 @@ pub struct TakeoverClient {
     pub controller: Place,
     /// Harvester's ManagedChart.
     pub chart: Place,
-    /// The Lease.
+    /// The Lease that the Go controller and the operator compete for.
     pub lease: Place,
 }
 
 impl TakeoverClient {
-    /// Facts that a step is decided from, except the number of finalizers, which
-    /// [`Self::finalizers`] counts.
+    /// Facts that a step is decided from. The number of finalizers is 0 here, because only
+    /// [`Self::finalizers`] counts them.
     pub async fn state(&self) -> anyhow::Result<TakeoverState> {
         let (namespace, name) = &self.controller;
         Ok(TakeoverState {
@@ -134,7 +134,7 @@ impl TakeoverClient {
         }
     }
 
-    /// Holder of the Lease.
+    /// Holder of the Lease. [`Leader::None`]: the Lease is free, has expired or does not exist.
     pub async fn leader(&self) -> anyhow::Result<Leader> {
         let (namespace, name) = &self.lease;
         let api = Api::<Lease>::namespaced(self.client.clone(), namespace);
@@ -149,8 +149,8 @@ impl TakeoverClient {
         Ok(found.map_or(WebhookContent::Other, |found| registered(&found)))
     }
 
-    /// Carries out a step that writes. If another client has changed the object meanwhile, the
-    /// object is left as it is, for the next decision.
+    /// Carries out a step that writes. Other steps have no effect. If another client has changed
+    /// the object meanwhile, the object is left as it is, for the next decision.
     pub async fn carry_out(&self, step: &TakeoverStep) -> anyhow::Result<()> {
         let result = match step {
             TakeoverStep::KeepCrd(name) => self.keep(name).await,
@@ -206,9 +206,9 @@ impl TakeoverClient {
         Ok(())
     }
 
-    /// Starts a program with `start` replicas, and removes the annotation that records its
-    /// replicas. If `start` is `None`, stops the program, and records its number of replicas in
-    /// this annotation.
+    /// Starts a program with `start` replicas, and removes the annotation that records the number
+    /// of replicas before the stop. `None`: stops the program, and records its number of replicas
+    /// in this annotation.
     async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
         let (namespace, name) = &self.controller;
         let stored = match program {
@@ -245,7 +245,8 @@ fn name(meta: &ObjectMeta) -> String {
     format!("{}/{}", part(&meta.namespace), part(&meta.name))
 }
 
-/// Numbers of replicas that a Deployment itself states: wanted, ready, and wanted before the stop.
+/// Numbers of replicas that the Deployment shows: wanted, ready, and wanted before the stop.
+/// `running` is 0, because only the pods show that number.
 fn replicas(deployment: &Deployment) -> Replicas {
     let status = deployment.status.clone().unwrap_or_default();
     let before = deployment.annotations().get(ANNOTATION_REPLICAS);

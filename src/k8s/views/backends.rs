@@ -23,9 +23,10 @@ pub struct AnnouncePlace {
 }
 
 impl Views {
-    /// Network on which an address is announced: the network of its pool or of its lease. If there
-    /// is neither, it is `named`, the network that the LoadBalancer names. A global pool has no
-    /// network, so `named` also applies to its addresses, which are unique on all networks.
+    /// Network on which the address in `finding` is announced: the network of its pool or of its
+    /// lease. Without such a network, it is `named`, the network that the LoadBalancer names. A
+    /// global pool has no network, so `named` also applies to its addresses, which are unique on
+    /// all networks.
     pub fn place(&self, named: &str, finding: &AddressOutcome) -> AnnouncePlace {
         let network = match finding {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,
@@ -37,8 +38,8 @@ impl Views {
         AnnouncePlace { network: network.to_owned(), attachment, link }
     }
 
-    /// VMs that a LoadBalancer selects. `own` is the LoadBalancer's address. `last` returns the
-    /// last known address of a VM by its UID.
+    /// VMs that a LoadBalancer selects, each with its address and state as a backend. `own` is the
+    /// LoadBalancer's address. `last` returns the last known address of a VM by its UID.
     pub fn backends(
         &self,
         (namespace, name): (&str, &str),

@@ -29,8 +29,8 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Unreadable(meta) => set(&key(&meta), None),
         ObjectEvent::Gone(name, _) => set(&name, None),
         ObjectEvent::Complete => at.done(ViewPart::HostLinks),
-        // A refused list counts as complete, because the kind may be unreadable: Harvester before
-        // 1.8 does not serve it, and a role that is older than this program lacks the right.
+        // A list that is refused with 404 or 403 counts as complete: Harvester before 1.8 does not
+        // serve the kind, and a role that is older than this program has no right to list it.
         ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::HostLinks),
         ObjectEvent::Refused(_) => {}
     };
@@ -39,8 +39,9 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 impl Views {
-    /// Enqueues all vm LoadBalancers if `is_news`, because their addresses may be announced on
-    /// other links. Such a change is rare.
+    /// Enqueues all vm LoadBalancers if `is_news`: whether the nodes' links, or the nodes that may
+    /// announce, have changed. Both changes are rare. Has no effect until the kinds that endpoints
+    /// depend on are listed, because the leader then handles all vm LoadBalancers anyway.
     pub(super) fn enqueue_vm_lbs_if(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
             let vms = self.load_balancers.state_filter(listeners::is_vm);

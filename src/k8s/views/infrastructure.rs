@@ -30,12 +30,13 @@ const MANAGEMENT_KEYS: [&str; 2] = ["ip", "loadBalancerIP"];
 pub struct InfrastructureAddresses(Arc<Mutex<Infrastructure>>);
 
 impl InfrastructureAddresses {
-    /// The object that has an address. `None`: no object in the view has it.
+    /// Object that reserves an address: the first of [`Self::reservations`]. `None`: no object in
+    /// the view reserves the address.
     pub fn why_reserved(&self, address: IpAddr) -> Option<Reserved> {
         lock(&self.0).why_reserved(address).cloned()
     }
 
-    /// All objects that have an address.
+    /// All objects that reserve an address, those with the smallest network first.
     pub fn reservations(&self, address: IpAddr) -> Vec<Reserved> {
         lock(&self.0).reservations(address).cloned().collect()
     }
@@ -45,8 +46,8 @@ impl InfrastructureAddresses {
         lock(&self.0).is_node(address)
     }
 
-    /// A copy of the state: objects and their networks. Single addresses are networks with one
-    /// address.
+    /// A copy of the state: objects, and the networks that they reserve. A single address is a
+    /// network of one address.
     pub fn snapshot(&self) -> Infrastructure {
         lock(&self.0).clone()
     }
@@ -56,7 +57,8 @@ impl InfrastructureAddresses {
         lock(&self.0).held_back()
     }
 
-    /// Replaces the networks of an object. Returns the networks that were added or removed.
+    /// Replaces the networks that an object reserves. Returns the networks that were added or
+    /// removed.
     pub(super) fn set(&self, object: &Reserved, networks: Vec<IpNet>) -> Vec<IpNet> {
         lock(&self.0).set(object, networks)
     }
@@ -69,8 +71,8 @@ impl InfrastructureAddresses {
 }
 
 impl Views {
-    /// Replaces the networks of an object, and enqueues the LoadBalancers that depend on a changed
-    /// network.
+    /// Replaces the networks that an object reserves, and enqueues the LoadBalancers that depend on
+    /// a changed network.
     pub(super) fn reserve(&self, object: &Reserved, networks: Vec<IpNet>) {
         let changed = self.infrastructure.set(object, networks);
         if changed.is_empty() {
@@ -94,7 +96,7 @@ impl Views {
     }
 }
 
-/// Parts of the views that reserve addresses.
+/// Parts of the views whose objects reserve addresses.
 pub(super) const INFRASTRUCTURE: u32 = ViewPart::Nodes as u32
     | ViewPart::Addresses as u32
     | ViewPart::ServiceNetworks as u32

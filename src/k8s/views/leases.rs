@@ -70,8 +70,8 @@ impl Views {
         *self.synced.borrow() & LEASING == LEASING
     }
 
-    /// Whether [`Self::leasing_synced`] is true. If VMs determine the LoadBalancer's network, the
-    /// VMs must also be listed, or the cluster must not serve them.
+    /// Whether [`Self::leasing_synced`] is true for this LoadBalancer. If VMs determine its
+    /// network, the VMs must be listed too, unless the cluster does not serve them.
     pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
         let vms = || self.is_listed(ViewPart::Vms) || self.has_no_vms();
         self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
@@ -82,28 +82,29 @@ impl Views {
         self.index.no_vms.load(Ordering::Relaxed)
     }
 
-    /// Whether the host leases addresses on a network.
+    /// Whether a network is declared for DHCP, by an option of the operator or by an annotation of
+    /// the network. Addresses are leased only on such networks.
     pub fn declares(&self, network: &str) -> bool {
         let networks = lock(&self.index.networks);
         self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
     }
 
-    /// Fault in an annotation of a declared network. As long as there is a fault, no new address is
-    /// leased on the network. `None`: no fault.
+    /// Fault in an annotation of a network that is declared for DHCP. As long as there is a fault,
+    /// no new address is leased on the network. `None`: no fault.
     pub fn network_fault(&self, network: &str) -> Option<String> {
         let networks = lock(&self.index.networks);
         self.dhcp.fault(network, networks.get(network).map(|known| &known.declaration))
     }
 
-    /// Form of client identifiers on a network.
+    /// Form of the DHCP client identifiers on a network.
     pub fn client_id_form(&self, network: &str) -> ClientIdForm {
         let networks = lock(&self.index.networks);
         let known = networks.get(network).map(|known| &known.declaration);
         self.dhcp.client_id_form(network, known)
     }
 
-    /// `namespace/name` of another record that, for a DHCP server, has the same client as `of`.
-    /// `None`: there is no such record.
+    /// `namespace/name` of another record that a DHCP server would take for the same client as the
+    /// record `of`. `None`: there is no such record.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of.meta());
         let same = |record: &DHCPLease| {
@@ -142,7 +143,8 @@ impl Views {
         lock(&self.index.nodes).values().any(|node| node.cluster_networks.contains(label))
     }
 
-    /// Record of the LoadBalancer with this `namespace/name`.
+    /// Record of the LoadBalancer with this `namespace/name`. `None`: no such record is in the
+    /// view.
     pub fn record(&self, lb: &str) -> Option<Arc<DHCPLease>> {
         let (namespace, name) = lb.split_once('/')?;
         self.records.get(&ObjectRef::new(name).within(namespace))
@@ -157,7 +159,7 @@ impl Views {
             .is_some_and(|agent| agent.serves(Instant::now()))
     }
 
-    /// UID of the namespace kube-system, which identifies this cluster.
+    /// UID of the namespace kube-system, which identifies this cluster. `None`: not known yet.
     pub fn cluster_id(&self) -> Option<String> {
         lock(&self.index.cluster).clone()
     }
@@ -189,7 +191,7 @@ impl Views {
 
     /// Enqueues the LoadBalancers whose leased address is in one of the networks.
     pub(super) fn enqueue_lbs_leased_in(&self, networks: &[IpNet]) {
-        // Until every kind is listed, no decision depends on these networks.
+        // No lease is decided before `leasing_synced`, so no decision can be outdated.
         if !self.leasing_synced() {
             return;
         }
@@ -211,8 +213,9 @@ impl Views {
         }
     }
 
-    /// Enqueues the LoadBalancers on the network of an agent that came or went. The periodic check
-    /// may miss an agent's absence of less than a second, but this view shows it.
+    /// Enqueues the LoadBalancers on the network of an agent whose Lease has another holder now.
+    /// `name` is the Lease's name. The leader's periodic check of agents may miss an absence of
+    /// less than a second, but this view shows it.
     fn enqueue_lbs_of_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();

@@ -7,7 +7,7 @@ use super::{ENDPOINTS, ViewPart, Views};
 /// Interval between two checks whether every list is complete or refused.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Parts of the views, each with the verb and resource of the read that it waits for.
+/// Parts of the views, each with the verb and the resource of the read that fills the part.
 const READS: [(ViewPart, &str, &str); 17] = [
     (ViewPart::LoadBalancers, "list", "loadbalancers"),
     (ViewPart::Pools, "list", "ippools"),
@@ -29,7 +29,7 @@ const READS: [(ViewPart, &str, &str); 17] = [
 ];
 
 impl Views {
-    /// Waits until networks were listed, at most for `patience`.
+    /// Waits until NetworkAttachmentDefinitions were listed, at most for `patience`.
     pub async fn networks_listed(&self, patience: Duration) {
         let _ = tokio::time::timeout(patience, self.wait_for(ViewPart::Networks as u32)).await;
     }
@@ -56,7 +56,7 @@ impl Views {
         let late = || -> Vec<&'static str> {
             let waits = |(part, verb, resource): &&(ViewPart, &str, &str)| {
                 let is_refused = is_out_of_reach(verb, resource)
-                    // If a kind cannot be listed, its objects are not read one by one.
+                    // Objects of a kind that cannot be listed are not read one by one either.
                     || is_out_of_reach("list", resource);
                 !self.is_listed(*part) && !is_refused
             };

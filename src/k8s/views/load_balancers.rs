@@ -90,7 +90,8 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
     informer::watch_guarded(api, config, &metrics, known, on_event).await;
 }
 
-/// Stores a LoadBalancer as it is now.
+/// Stores the present state of a LoadBalancer. Before that, removes a former LoadBalancer of the
+/// same name.
 pub(super) fn set(
     views: &Views,
     metrics: &Metrics,
@@ -106,8 +107,8 @@ pub(super) fn set(
     writer.set(lb);
 }
 
-/// LoadBalancer in the view that has the name in `meta`, but another UID. It no longer exists, but
-/// a list does not report its deletion.
+/// LoadBalancer in the view with the name in `meta`, but another UID. That LoadBalancer no longer
+/// exists, but a list does not report its deletion.
 fn former(views: &Views, meta: &ObjectMeta) -> Option<Arc<LoadBalancer>> {
     let (name, namespace) = (meta.name.as_deref()?, meta.namespace.as_deref()?);
     let seen = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

@@ -50,7 +50,8 @@ pub use leases::{AgentNetwork, lb_of};
 pub use notifier::{ChangeEvent, ChangeSubscription};
 pub use serving::{OwnedObjects, OwnedSlice};
 
-/// A part of the views that is listed and watched. Its value is a bit in a set of parts.
+/// A part of the views that is listed and watched by itself. The value is one bit, so that a `u32`
+/// can hold a set of parts.
 #[derive(Clone, Copy, Debug)]
 enum ViewPart {
     LoadBalancers = 1,
@@ -64,11 +65,13 @@ enum ViewPart {
     Networks = 256,
     Records = 512,
     Agents = 1024,
-    /// Addresses of all Services.
+    /// Addresses of all Services. [`Self::Services`] is only about the Services of vm
+    /// LoadBalancers.
     Addresses = 2048,
     ServiceNetworks = 4096,
     Management = 8192,
-    /// Specs of the pools in the first list.
+    /// Specs of the pools in the first list of IPPools. The list has only metadata, and the specs
+    /// are read one pool at a time.
     PoolSpecs = 16384,
     HostLinks = 32768,
     /// VirtualMachines that show the removal of a guest cluster.
@@ -86,7 +89,8 @@ const ENDPOINTS: u32 = infrastructure::INFRASTRUCTURE
     | ViewPart::Slices as u32
     | ViewPart::Networks as u32
     | ViewPart::HostLinks as u32;
-/// Kinds that leased addresses depend on, including the kinds that may conflict with an address.
+/// Kinds that decisions about leased addresses depend on. The kinds of `INFRASTRUCTURE` are
+/// included, because their objects may have the leased address.
 const LEASING: u32 = infrastructure::INFRASTRUCTURE
     | ViewPart::Records as u32
     | ViewPart::Agents as u32
@@ -139,7 +143,7 @@ struct ViewIndexes {
     unconverted: AtomicBool,
 }
 
-/// Writers of the state that the views only read.
+/// Writers of the two stores and of the listed parts. [`Views`] only reads them.
 struct ViewWriters {
     load_balancers: StoreWriter<LoadBalancer>,
     records: StoreWriter<DHCPLease>,
@@ -157,7 +161,8 @@ struct InformerContext {
 }
 
 impl InformerContext {
-    /// Marks the first list of the kind as complete.
+    /// Records that the first list of `part` is complete. If leased addresses depend on the part,
+    /// enqueues the LoadBalancers that may have one.
     fn done(&self, part: ViewPart) {
         let is_news = self.synced.send_if_modified(|parts| {
             let before = *parts;
@@ -224,13 +229,13 @@ impl Views {
         views
     }
 
-    /// Whether every kind that addresses depend on was listed at least once.
+    /// Whether every kind that the allocation of addresses depends on was listed at least once.
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow() & ADDRESSES == ADDRESSES
     }
 
-    /// Whether the specs of all pools in the first list were read. Before that, admission could
-    /// accept a pool that conflicts with another pool.
+    /// Whether the specs of all pools in the first list of pools were read. Before that, admission
+    /// could accept a pool that conflicts with another pool.
     pub fn pools_are_read(&self) -> bool {
         *self.synced.borrow() & ViewPart::PoolSpecs as u32 != 0
     }
@@ -241,7 +246,7 @@ impl Views {
         !self.is_synced() && self.index.unconverted.load(Ordering::Relaxed)
     }
 
-    /// Waits until every kind that addresses depend on was listed at least once.
+    /// Waits until every kind that the allocation of addresses depends on was listed at least once.
     pub async fn synced(&self) {
         self.wait_for(ADDRESSES).await;
     }
@@ -252,7 +257,7 @@ impl Views {
         let _ = synced.wait_for(|parts| parts & all == all).await;
     }
 
-    /// Rancher project of a namespace.
+    /// Rancher project of a namespace. [`Project::Unknown`]: the namespace is not in the view.
     pub fn project_of(&self, namespace: &str) -> Project {
         lock(&self.index.projects).get(namespace).cloned().unwrap_or_default()
     }
@@ -299,12 +304,14 @@ impl Views {
     }
 
     /// Bridge and VLAN by which nodes reach a network. `network` is the `namespace/name` of its
-    /// NetworkAttachmentDefinition.
+    /// NetworkAttachmentDefinition. `None`: the network uses no bridge of the nodes, or is not in
+    /// the view.
     pub fn attachment(&self, network: &str) -> Option<NetworkAttachment> {
         lock(&self.index.networks).get(network)?.attachment.clone()
     }
 
-    /// Reachability of a network for announcers on the nodes. `attachment` is its bridge and VLAN.
+    /// State of the nodes' links by which announcers reach a network. `attachment` is the network's
+    /// bridge and VLAN.
     pub fn link(&self, attachment: &NetworkAttachment) -> NetworkReach {
         lock(&self.index.host_links).link(attachment)
     }
@@ -336,7 +343,8 @@ impl Views {
         *self.synced.borrow() & part as u32 != 0
     }
 
-    /// A VM, and the topology of its node. `None`: one of the two is not in the view.
+    /// A VM, and the topology of its node. `key` is the VM's `namespace/name`. `None`: the VM or
+    /// its node is not in the view.
     pub fn whereabouts(&self, key: &str) -> Option<(Vm, Topology)> {
         let vm = lock(&self.index.vms).vm(key).cloned()?;
         let topology = lock(&self.index.nodes).get(&*vm.node)?.topology.clone();

@@ -40,8 +40,8 @@ struct BridgePlugin {
     vlan_trunk: Vec<serde::de::IgnoredAny>,
 }
 
-/// The fields of Harvester's annotation that contain a network's addresses. A field has a value
-/// only if the value was entered or detected.
+/// The fields of the annotation [`ANNOTATION_ROUTE`] that contain a network's addresses. A field
+/// has a value only if a user entered the value or Harvester detected it.
 #[derive(Deserialize)]
 struct NetworkRoute {
     #[serde(default)]
@@ -127,7 +127,7 @@ impl NetworkIndex {
         self.0.get(network)
     }
 
-    /// Networks by `namespace/name`.
+    /// All networks, by `namespace/name`, with their facts.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &NetworkFacts)> {
         self.0.iter()
     }
@@ -204,7 +204,7 @@ fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     NetworkFacts { vlan, attachment, range: range(network), declaration, status, reference }
 }
 
-/// Form of a network's configuration, for an agent that attaches to the network.
+/// Form of a network's configuration, which decides whether an agent can attach to the network.
 fn form(network: &NetworkAttachmentDefinition) -> NetworkForm {
     match serde_json::from_str::<BridgePlugin>(&network.spec.config) {
         Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => NetworkForm::Other,
@@ -221,7 +221,7 @@ fn attachment(network: &NetworkAttachmentDefinition) -> Option<NetworkAttachment
     (type_ == "bridge" && !bridge.is_empty()).then_some(NetworkAttachment { bridge, vlan })
 }
 
-/// Address range of a network. `None`: unknown.
+/// Address range of a network, from Harvester's annotation. `None`: unknown or outdated.
 fn range(network: &NetworkAttachmentDefinition) -> Option<NetworkRange> {
     let route = network.annotations().get(ANNOTATION_ROUTE)?;
     let NetworkRoute { cidr, gateway, outdated } = serde_json::from_str(route).ok()?;

@@ -40,7 +40,7 @@ pub enum ChangeEvent {
 /// so the function only puts the change into a queue.
 type ChangeHandler = Arc<dyn Fn(ChangeEvent) + Send + Sync>;
 
-/// Handler of the leader. `None`: this process does not lead.
+/// The leader's handler of changes. `None`: this process does not lead.
 #[derive(Clone, Default)]
 pub(super) struct ChangeNotifier(Arc<Mutex<Option<ChangeHandler>>>);
 
@@ -78,7 +78,8 @@ impl Views {
         }
     }
 
-    /// Enqueues LoadBalancers by `namespace/name`.
+    /// Reports LoadBalancers, by `namespace/name`, to the leader as [`ChangeEvent::LoadBalancer`].
+    /// Has no effect if this process does not lead.
     pub fn enqueue_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
         for lb in lbs {
             if let Some((namespace, name)) = lb.as_ref().split_once('/') {
@@ -89,7 +90,7 @@ impl Views {
 
     /// Enqueues LoadBalancers whose VMs report an address in one of these networks.
     pub(super) fn enqueue_lbs_reporting(&self, networks: &[IpNet]) {
-        // Until every kind is listed, no decision depends on these networks.
+        // No endpoints are decided before `endpoints_synced`, so no decision can be outdated.
         if self.endpoints_synced() {
             let affected = lock(&self.index.vms).reporting(networks);
             self.enqueue_lbs_of_changed_vms(affected);
@@ -102,7 +103,8 @@ impl Views {
         self.enqueue_lbs_of_changed_vms(affected);
     }
 
-    /// Enqueues LoadBalancers whose VMs have changed, and records the time.
+    /// Enqueues LoadBalancers whose VMs have changed. Records that their EndpointSlices may be out
+    /// of date from now on.
     pub(super) fn enqueue_lbs_of_changed_vms(&self, lbs: Vec<LbKey>) {
         let now = Instant::now();
         let mut touched = lock(&self.index.touched);

@@ -11,7 +11,8 @@ use crate::domain::reason::NoLease;
 use crate::k8s::informer::key;
 
 impl Views {
-    /// The leased address. `Err`: reason why the address must not be published.
+    /// Returns `lease`, if its address may be published. `Err`: reason why the address must not be
+    /// published.
     pub fn unless_in_the_way(
         &self,
         lb: &LoadBalancer,
@@ -24,7 +25,7 @@ impl Views {
     }
 }
 
-/// Observed objects that can conflict with a leased address.
+/// Objects in the views that can conflict with the leased address of `lb`.
 fn world(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> AddressUses {
     let address = lease.ip.to_string();
     let age = |meta: &kube::core::ObjectMeta| {

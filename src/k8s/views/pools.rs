@@ -27,7 +27,8 @@ use crate::k8s::informer::{self, ObjectEvent};
 
 /// Shortest pause between two reads of one pool.
 const SOON: Duration = Duration::from_millis(200);
-/// Shortest pause between two reads of one pool, if the last read has shown no change.
+/// Shortest pause between two reads of one pool, if the last read failed or showed no changed
+/// facts.
 const LATER: Duration = Duration::from_secs(5);
 
 /// A pool without its ledger.
@@ -99,8 +100,8 @@ impl PoolIndex {
         }
     }
 
-    /// Stores the result of a read that ended at `now`. `None`: the pool does not fit its type.
-    /// Such a pool gives out no address, and the leader reports the fault.
+    /// Stores the result of a read that ended at `now`. `known` is `None` if the pool does not fit
+    /// its type. Such a pool gives out no address, and the leader reports the fault.
     fn read(&mut self, name: &str, known: Option<KnownPool>, now: Instant) {
         let Some(entry) = self.0.get_mut(name) else { return };
         let facts = |known: &Option<KnownPool>| known.as_ref().map(|known| known.facts.clone());
@@ -144,8 +145,8 @@ pub(super) async fn watch(at: InformerContext) {
     );
 }
 
-/// Reads the specs of changed pools, one after the other. Between two reads of the same pool, there
-/// is a pause of at least [`SOON`] or [`LATER`].
+/// Reads the specs of changed pools, one after the other. The pause between two reads of the same
+/// pool is at least [`SOON`], or at least [`LATER`] if the first read failed or showed no change.
 async fn read(at: &InformerContext, changed: &Notify) {
     let views = &at.views;
     let resource = ApiResource::erase::<IPPool>(&());
@@ -168,7 +169,7 @@ async fn read(at: &InformerContext, changed: &Notify) {
     }
 }
 
-/// Reads a pool.
+/// Reads the pool `name`, and stores its facts in the view.
 async fn take(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
     lock(&views.index.pools).begin(name);
     let read = api.call_get(name).await;
@@ -205,8 +206,8 @@ impl Views {
         pools.0.values().filter_map(|pool| Some(pool.known.as_ref()?.facts.clone())).collect()
     }
 
-    /// Facts of a pool, if they were read after the last change of its spec. `pool` is its metadata
-    /// as the API server has it now.
+    /// Facts of a pool. `pool` is the pool's metadata as the API server has it now. `None`: the
+    /// view has no facts of this generation of the pool.
     pub fn pool_as_of(&self, pool: &Seen) -> Option<Arc<PoolFacts>> {
         let pools = lock(&self.index.pools);
         let known = pools.0.get(&pool.name_any())?.known.as_ref()?;

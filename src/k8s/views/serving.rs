@@ -56,7 +56,8 @@ impl<T> OwnedIndex<T> {
         self.by_lb.get(self.lb_of.get(key)?)?.iter().find(|entry| entry.name == name)
     }
 
-    /// Removes an object. Returns the LoadBalancer that it served.
+    /// Removes an object, and returns the LoadBalancer that the object served. `None`: there is no
+    /// such object.
     fn remove(&mut self, key: &str) -> Option<String> {
         let (_, name) = key.split_once('/')?;
         let lb = self.lb_of.remove(key)?;
@@ -73,7 +74,7 @@ impl<T> OwnedIndex<T> {
 /// An EndpointSlice, and the UID of the LoadBalancer that owns it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnedSlice {
-    /// UID of the owner.
+    /// UID of the LoadBalancer that owns the slice.
     pub owner: String,
     /// Content of the slice.
     pub slice: Arc<StoredSlice>,
@@ -101,7 +102,7 @@ impl<T> Clone for OwnedObjects<T> {
 }
 
 impl<T: Clone> OwnedObjects<T> {
-    /// The objects that serve a LoadBalancer.
+    /// The objects that serve the LoadBalancer `lb`, which is a `namespace/name`.
     pub fn of(&self, lb: &str) -> impl Iterator<Item = T> + use<T> {
         let list: Vec<T> = lock(&self.0)
             .by_lb
@@ -116,8 +117,8 @@ impl<T: Clone> OwnedObjects<T> {
         lock(&self.0).lb_of.get(key).cloned()
     }
 
-    /// Records this version of an object, from an event or a write. Returns whether this version is
-    /// newer than the version in the view.
+    /// Records a version of an object, from a watch event or from the answer to a write. Returns
+    /// `false`, and changes nothing, if the view has the same version or a newer one.
     pub fn note(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
         let key = beside(lb, name);
         let mut all = lock(&self.0);

@@ -36,7 +36,7 @@ pub(super) async fn watch_vms(at: InformerContext) {
         ObjectEvent::Listed(vmi) | ObjectEvent::Changed(vmi) => views.set_vm(&vmi),
         ObjectEvent::Gone(key, _) => views.remove_vm(&key),
         ObjectEvent::Complete => at.done(ViewPart::Vms),
-        // Without KubeVirt no VM determines the network of a guest.
+        // Without KubeVirt, no VM determines the network of a guest, so leases do not wait for VMs.
         ObjectEvent::Refused(status) if is_unserved(&status) => {
             if !views.index.no_vms.swap(true, Ordering::Relaxed) {
                 views.enqueue_leased_lbs();

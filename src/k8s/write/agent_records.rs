@@ -1,4 +1,5 @@
-//! Guarded writes by a network's agent: the status and the finalizers of the network's records.
+//! Guarded writes by a network's agent: the status and the finalizers of the network's records
+//! (DHCPLeases).
 
 use kube::Resource as _;
 use serde_json::{Value, json};

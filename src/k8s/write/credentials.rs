@@ -101,9 +101,10 @@ impl ApiWriter {
         self.count(ROTATION, answer)
     }
 
-    /// Creates the Secret that a credential is bound to. With an account, the API server puts a
-    /// token of that account into the Secret. The owner, if there is one, becomes the Secret's
-    /// owner reference. Fails with a conflict if a Secret with that name exists.
+    /// Creates the Secret that a credential of the TokenRotation with the UID `rotation` is bound
+    /// to, and returns the Secret's UID. With an account, the API server puts a token of that
+    /// account into the Secret. The owner, if there is one, becomes the Secret's owner reference.
+    /// Fails with a conflict if a Secret with that name exists.
     pub async fn create_bound_secret(
         &self,
         (namespace, name): (&str, &str),
@@ -135,7 +136,8 @@ impl ApiWriter {
         Ok(meta.uid.unwrap_or_default())
     }
 
-    /// Requests a token that is valid only while the given Secret exists.
+    /// Requests a token of a ServiceAccount. The token is valid for `seconds`, and only while the
+    /// Secret with this name and UID exists.
     pub async fn request_token(
         &self,
         (namespace, account): (&str, &str),
@@ -201,9 +203,9 @@ impl ApiWriter {
         }
     }
 
-    /// Restarts a workload's pods by a new value of an annotation. The same value again has no
-    /// effect. The patch needs no resourceVersion, because it sets only this annotation, and so
-    /// overwrites no other client's change.
+    /// Restarts a workload's pods: sets an annotation of the pod template to a new value. The same
+    /// value again has no effect. The patch needs no resourceVersion, because it sets only this
+    /// annotation, and so overwrites no other client's change.
     pub async fn restart(
         &self,
         namespace: &str,

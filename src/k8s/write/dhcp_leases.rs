@@ -1,4 +1,4 @@
-//! Guarded writes of DHCPLeases: metadata and spec. The agents write the status.
+//! Guarded writes of DHCPLeases (records): metadata and spec. The agents write the status.
 
 use kube::Api;
 use kube::ResourceExt;

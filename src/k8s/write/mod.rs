@@ -74,9 +74,9 @@ impl ApiWriter {
         self.count("LoadBalancer", written).map(drop)
     }
 
-    /// Writes a pool's status and sets [`ANNOTATION_KEEP_ORPHANS`], also when this process does not
-    /// lead. The new status has additional claims, so that no leader allocates their addresses.
-    /// Each of the two patches has the resourceVersion that it was computed from.
+    /// Writes a pool's status and sets [`ANNOTATION_KEEP_ORPHANS`] to `why`, also when this process
+    /// does not lead. The new status has additional claims, so that no leader allocates their
+    /// addresses. Each of the two patches has the resourceVersion that it was computed from.
     pub async fn keep_claims(
         &self,
         stored: &IPPool,
@@ -113,7 +113,8 @@ impl ApiWriter {
         self.patch::<IPPool>("IPPool", &list, name, patch, None).await
     }
 
-    /// Changes a pool's status from `stored` to `desired`. Returns the object's metadata.
+    /// Changes a pool's status from `stored` to `desired`. `version` is the resourceVersion of the
+    /// pool with the status `stored`. Returns the pool's new metadata.
     ///
     /// The CRD may have the status subresource or not, and this may change. A write to a missing
     /// subresource fails with 404, and is repeated as a plain write. If the CRD has the
@@ -209,14 +210,15 @@ impl ApiWriter {
     }
 }
 
-/// Object of a type, from its value.
+/// Object of type `K`, parsed from JSON. `kind` is for the error.
 fn typed<K: DeserializeOwned>(kind: &str, object: &Value) -> Result<K, CallError> {
     K::deserialize(object)
         .map_err(|error| CallError::not_sent(kind, kube::Error::SerdeError(error)))
 }
 
-/// Whether a write would change anything. With `plain`, the fields that this operator adds to the
-/// status are not compared, because a server whose schema lacks these fields drops them.
+/// Whether a write of `desired` would change the status `stored`. With `plain`, the fields that
+/// this operator adds to the status are not compared, because a server whose schema lacks these
+/// fields drops them.
 pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bool {
     if !plain {
         return stored != desired;

@@ -44,7 +44,7 @@ impl ApiWriter {
         self.count(SERVICE, api.call_patch(name, patch).await)
     }
 
-    /// Patches the status of a Service, with its annotations. Returns the stored object.
+    /// Patches the status and the annotations of a Service. Returns the stored object.
     pub async fn patch_service_status(
         &self,
         namespace: &str,
@@ -56,7 +56,8 @@ impl ApiWriter {
         self.count(SERVICE, api.call_patch_status(name, patch).await)
     }
 
-    /// Deletes a Service. Returns the Service if a finalizer still keeps it.
+    /// Deletes a Service, if it has this UID and version. Returns the Service if a finalizer still
+    /// keeps it.
     pub async fn delete_service(
         &self,
         namespace: &str,
@@ -78,7 +79,8 @@ impl ApiWriter {
         }))
     }
 
-    /// Creates an EndpointSlice. Fails with a conflict if an EndpointSlice with that name exists.
+    /// Creates an EndpointSlice, and returns its metadata. Fails with a conflict if an
+    /// EndpointSlice with that name exists.
     pub async fn create_slice(
         &self,
         namespace: &str,
@@ -91,7 +93,7 @@ impl ApiWriter {
         self.send::<EndpointSlice>(SLICE, request).await
     }
 
-    /// Patches an EndpointSlice.
+    /// Patches an EndpointSlice. Returns its new metadata.
     pub async fn patch_slice(
         &self,
         namespace: &str,
