@@ -1,4 +1,4 @@
-//! The operator.
+//! Entry point of the operator.
 
 use clap::Parser;
 use harvester_guest_operator::cli;

@@ -1,4 +1,5 @@
-//! Places for work, shared by several sources that do not cooperate.
+//! Limit of the work that runs at the same time, shared fairly by several sources, such as
+//! namespaces. Each piece of work takes a place, or waits for one.
 //!
 //! Invariants: sources take turns, so a source that waits for many places delays another source by
 //! only one piece of work. A place is taken until its guard is dropped, whichever task holds the
@@ -42,7 +43,7 @@ impl<S: Clone + Eq + Hash> Turns<S> {
         Self(Arc::new(Mutex::new(TurnQueue { free: places, waiting, order })))
     }
 
-    /// Waits for a place.
+    /// Waits until it is the turn of this source, and takes a place.
     pub async fn take(&self, source: S) -> CallerTurn<S> {
         loop {
             let turn = {

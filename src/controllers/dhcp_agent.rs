@@ -29,9 +29,9 @@ use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::informer::{self, ObjectEvent};
 use crate::k8s::views::AgentNetwork;
 
-/// Interval of the checks.
+/// Interval at which all networks are checked.
 const EVERY: Duration = Duration::from_secs(1);
-/// First delay and longest delay after a failure, per network.
+/// First delay and longest delay before a failed write is repeated, per network.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
 /// Settings for the agents' Deployments.
@@ -41,7 +41,7 @@ pub struct AgentOptions {
     pub namespace: String,
     /// Template of all agents' Deployments.
     pub template: Value,
-    /// ClusterRole that owns the Deployments.
+    /// Name of the ClusterRole that owns the Deployments. `None`: they have no owner.
     pub owner: Option<String>,
 }
 
@@ -166,7 +166,7 @@ impl DeploymentKeeper<'_> {
         }
     }
 
-    /// Current options of a network's agent.
+    /// Options in the stored Deployment of a network's agent. `None`: they are unknown.
     fn options(&self, network: &str) -> Option<Vec<String>> {
         self.seen().deployments.get(&agent_name(network))?.options(network)
     }
@@ -265,7 +265,8 @@ impl DeploymentKeeper<'_> {
         Ok(())
     }
 
-    /// Owner reference to the ClusterRole: agents are deleted together with it.
+    /// Owner reference to the ClusterRole, with which the agents' Deployments are deleted. `None`:
+    /// no such ClusterRole is named, or it does not exist.
     async fn owner(&self) -> Option<Value> {
         let name = self.agents.owner.as_deref()?;
         let roles = Api::<ClusterRole>::all(self.ctx.client.clone());
@@ -287,7 +288,7 @@ impl DeploymentKeeper<'_> {
     }
 }
 
-/// Parses a Deployment that has the name of an agent.
+/// Name and content of a Deployment, if it has the name of an agent.
 fn read(deployment: &Deployment) -> Option<(String, StoredDeployment)> {
     let name = deployment.name_any();
     let object = serde_json::to_value(deployment).ok()?;

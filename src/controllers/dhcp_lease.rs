@@ -1,10 +1,10 @@
 //! Handles DHCPLeases whose LoadBalancer is gone, and reports the state of the networks' DHCP
 //! agents.
 //!
-//! Owns the deletion of DHCPLeases. A record first gets its release time, and later it is deleted.
-//! Before each of these steps, the API server itself must answer that no LoadBalancer needs the
-//! record. The view is not enough, because it may not yet contain a LoadBalancer that was created
-//! again.
+//! Only this module deletes DHCPLeases. A record first gets its release time, and later it is
+//! deleted. Before each of these steps, the API server itself must answer that no LoadBalancer
+//! needs the record. The view is not enough, because it may not yet contain a LoadBalancer that was
+//! created again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// Interval at which agents are checked, because a silent agent produces no event.
 const AGENTS_EVERY: Duration = Duration::from_secs(1);
 
-/// Handle that enqueues records.
+/// Handle that enqueues DHCPLeases to be reconciled.
 pub(super) struct RecordQueue {
     views: Views,
     wake: UnboundedSender<ObjectRef<DHCPLease>>,
@@ -51,7 +51,7 @@ struct DhcpLeaseContext {
     failures: FailedReconciles<DHCPLease>,
 }
 
-/// Reconciles records until dropped.
+/// Makes the queue of DHCPLeases, and the future that reconciles them until dropped.
 pub(super) fn keeper(ctx: Context) -> (RecordQueue, impl Future<Output = ()>) {
     let (wake, woken) = unbounded();
     let records = RecordQueue { views: ctx.views.clone(), wake: wake.clone() };
@@ -116,7 +116,7 @@ fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Reten
     )
 }
 
-/// Reads the LoadBalancer from the API server.
+/// Reads the LoadBalancer of the record from the API server. `None`: it does not exist.
 async fn current(record: &DHCPLease, ctx: &Context) -> Result<Option<LoadBalancer>, CallError> {
     let namespace = record.namespace().unwrap_or_default();
     let api: Api<LoadBalancer> = Api::namespaced(ctx.client.clone(), &namespace);
@@ -181,15 +181,16 @@ fn retry(record: Arc<DHCPLease>, error: &CallError, keeper: Arc<DhcpLeaseContext
     again
 }
 
-/// Last observed state of a network.
+/// Last observed state of a network: whether it has an active agent, and its number of overdue
+/// leases.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct NetworkState {
     serves: bool,
     overdue: i64,
 }
 
-/// Counts records. When the agent of a network appears or disappears, enqueues all LoadBalancers
-/// and records of that network.
+/// Counts records for the metrics. When the agent of a network appears or disappears, enqueues all
+/// LoadBalancers and records of that network.
 pub(super) async fn agents(ctx: Context) {
     // The series are removed at the end of the term.
     let _series = LeasingSeries(&ctx);

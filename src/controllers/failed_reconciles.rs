@@ -33,14 +33,14 @@ impl<K: Resource<DynamicType = ()>> FailedReconciles<K> {
         Self { controller, first, metrics: metrics.clone(), failures: Mutex::default() }
     }
 
-    /// Counts a failure of the object in the metric, with this kind of error. Returns the number
-    /// of failures before it, and the next attempt.
+    /// Counts a failure of the object, also in the metric, under this kind of error. Returns the
+    /// number of consecutive failures before this one, and the delay of the next attempt.
     pub(super) fn count(&self, object: &K, error_kind: &str) -> (u32, Action) {
         self.metrics.reconcile_errors.with_label_values(&[self.controller, error_kind]).inc();
         self.try_again(object)
     }
 
-    /// Counts a failure of the object, but not in the metric.
+    /// Counts a failure of the object as [`Self::count`] does, but not in the metric.
     pub(super) fn try_again(&self, object: &K) -> (u32, Action) {
         let name = ObjectRef::from_obj(object);
         let mut hasher = DefaultHasher::new();

@@ -7,8 +7,8 @@
 //! Invariants:
 //!
 //! * The form of a CRD is replaced only if a take-over installed the operator's form before.
-//! * A form is replaced at most once per period [`AGAIN`]. This limits the writes if the chart puts its own
-//!   form back again and again.
+//! * The form of a CRD is replaced at most once in the time [`AGAIN`], however often the chart puts
+//!   its own form back.
 //! * The status subresource is put back only where a replica of the operator removed it.
 
 use std::collections::BTreeMap;
@@ -32,19 +32,19 @@ use crate::metrics::Metrics;
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 /// CRDs that Harvester's chart contains too.
 const CRDS: [&str; 2] = [IP_POOLS, "loadbalancers.loadbalancer.harvesterhci.io"];
-/// Interval between two checks, which read only the metadata of an unchanged CRD.
+/// Interval between two checks of a CRD. A check reads only the metadata of an unchanged CRD.
 const LOOK: Duration = Duration::from_secs(5);
 /// Shortest time between two writes of one CRD.
 const AGAIN: Duration = Duration::from_mins(10);
 
-/// Interval between two counts of finalizers. The first value is used while there are finalizers,
-/// and the second value while there are none.
+/// Interval between two counts of the Go controller's finalizers: first while VMs have some, second
+/// while no VM has any.
 const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
 /// Time from the start of a term to the first count. The count reads every VM, so LoadBalancers
 /// that wait for an address come first.
 const FIRST_COUNT: Duration = Duration::from_secs(5);
 
-/// A CRD as last read.
+/// CRD as last read, and the time of the operator's last write of the CRD.
 #[derive(Default)]
 struct KnownCrd {
     version: String,
@@ -62,7 +62,7 @@ impl Drop for CrdGauges {
     }
 }
 
-/// Watches until dropped.
+/// Watches the CRDs and counts the finalizers, until dropped.
 pub(super) async fn run(ctx: Context, pools: LedgerHandle) {
     let _gauges = CrdGauges(ctx.metrics.clone());
     tokio::join!(count(&ctx), watch(&ctx, pools));

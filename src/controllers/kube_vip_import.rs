@@ -29,7 +29,7 @@ const FIRST_RUN: Duration = Duration::from_secs(10);
 /// Pause before the import is tried again. It grows from the first value to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
-/// Runs the import for the first time in a term. Returns whether nothing is left to do.
+/// Runs the import for the first time in a term. Returns whether the import is finished.
 pub(super) async fn first(ctx: &Context) -> bool {
     tokio::time::timeout(FIRST_RUN, run(ctx)).await.unwrap_or(false)
 }

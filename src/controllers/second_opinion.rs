@@ -1,5 +1,5 @@
-//! A second opinion about VMs that the leader's probes do not reach: the leader asks, another
-//! replica answers, both by annotations on the Lease.
+//! Second opinion about VMs that fail the leader's health checks. The leader asks another replica
+//! to probe them too. The question and the answer are annotations on the Lease.
 //!
 //! Invariants: only an answer from another node makes the leader accept doubted failures as real.
 //! The replica that answers probes only targets in EndpointSlices of the operator, with the
@@ -29,8 +29,8 @@ use crate::k8s::leadership::{Leadership, ReplicaNotes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};
 
-/// Interval of questions while the doubt lasts. A repeated question is about other targets, and
-/// results may change.
+/// Interval at which the leader asks again while it doubts failures. Each question picks VMs at
+/// random, and a VM's state may change.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// Reason of the Event that says that VMs with doubted failures answer again, or are gone.
@@ -118,8 +118,8 @@ impl OpinionTerm {
         OpinionQuestion { by: self.ctx.replica.place.clone(), at, targets }
     }
 
-    /// Asks one question, and handles its answers until [`AGAIN`] has passed. `None`: the doubt is
-    /// over.
+    /// Asks one question, and handles its answers until [`AGAIN`] has passed. `None`: no failure is
+    /// doubted any more. `known`: the last opinion that was reported.
     async fn consult(&mut self, known: &mut Opinion) -> Option<()> {
         let question = self.question();
         let leadership = self.ctx.replica.leadership.clone();

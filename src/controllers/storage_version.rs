@@ -28,8 +28,9 @@ const STORED: &str = "v1beta1";
 const PAGE: u32 = 200;
 /// Pause between two writes.
 const PACE: Duration = Duration::from_millis(10);
-/// Time after which every API server has applied a change of the CRD. The API server itself waits
-/// 5 s for the others before it establishes a CRD (apiextensions-apiserver, `EstablishingController`).
+/// Time after which every API server has applied a change of the CRD. An API server itself waits
+/// 5 s for the others before it establishes a CRD (apiextensions-apiserver,
+/// `EstablishingController`).
 const SETTLED: Duration = Duration::from_secs(10);
 /// Pause before another attempt. It grows from the first value to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));

@@ -4,18 +4,18 @@ use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::MetricMaker;
 
-/// Requests of the API server, and the certificates for them.
+/// Metrics of the webhooks that the API server calls, and of their certificates.
 #[derive(Clone)]
 pub struct AdmissionMetrics {
-    /// Requests by call, kind of object and verdict.
+    /// Requests of the API server to the webhooks, by call, kind of object and verdict.
     pub requests: IntCounterVec,
-    /// Seconds that the rules took, by call.
+    /// Seconds that an answer took, without the time to read the request, by call.
     pub seconds: HistogramVec,
     /// TLS handshakes that failed.
     pub handshakes_failed: IntCounter,
     /// End of validity of each certificate, in seconds since the epoch.
     pub certificate_end: IntGaugeVec,
-    /// Configurations that another client changed and that were corrected, by kind.
+    /// Corrections of webhook registrations that another client had changed, by kind of object.
     pub repairs: IntCounterVec,
 }
 

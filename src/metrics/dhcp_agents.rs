@@ -7,7 +7,7 @@ use super::MetricMaker;
 /// Metrics of an agent.
 #[derive(Clone)]
 pub struct DhcpMetrics {
-    /// 1 on the agent that holds the network's Lease.
+    /// 1 on the agent that holds the network's Lease, 0 on the others.
     pub speaks: IntGauge,
     /// Leases by state.
     pub leases: IntGaugeVec,
@@ -17,17 +17,17 @@ pub struct DhcpMetrics {
     pub acquire_seconds: Histogram,
     /// Seconds from the first request to renew a lease until its answer.
     pub renew_seconds: Histogram,
-    /// DHCPNAKs of servers.
+    /// DHCPNAKs that DHCP servers sent.
     pub naks: IntCounter,
     /// Addresses that were declined because another host uses them.
     pub declines: IntCounter,
-    /// Requests that were repeated.
+    /// DHCP requests that were repeated.
     pub retries: IntCounter,
     /// Frames that passed the kernel's filter but answer no client of the agent.
     pub frames_dropped: IntCounter,
-    /// Servers that granted the current leases.
+    /// Number of DHCP servers that granted the current leases.
     pub servers: IntGauge,
-    /// Addresses that were lost, but that a station still announces.
+    /// Addresses that are no longer leased, but that a host on the network still announces.
     pub still_announced: IntGauge,
 }
 

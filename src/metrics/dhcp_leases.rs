@@ -13,7 +13,7 @@ pub struct LeasingMetrics {
     pub agents: IntGaugeVec,
     /// Leased addresses with less than an eighth of their lease time left, by network.
     pub overdue: IntGaugeVec,
-    /// Addresses published, moved and withdrawn.
+    /// Leased addresses that were published, moved or withdrawn, by this change.
     pub changes: IntCounterVec,
 }
 

@@ -54,7 +54,7 @@ impl ProbeMetrics {
         })
     }
 
-    /// Counts verdicts that flipped.
+    /// Counts `count` verdicts that flipped. `healthy`: whether the new verdict is healthy.
     pub fn flipped(&self, healthy: bool, count: usize) {
         let verdict = if healthy { "healthy" } else { "unhealthy" };
         let count = u64::try_from(count).unwrap_or(u64::MAX);

@@ -4,7 +4,7 @@ use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::MetricMaker;
 
-/// Holder of the Lease, as this process observes it.
+/// Metrics of the Lease, and of objects that other controllers have changed.
 #[derive(Clone)]
 pub struct LeadershipMetrics {
     /// 1 on the leader.
@@ -17,7 +17,8 @@ pub struct LeadershipMetrics {
     /// VirtualMachines and VirtualMachineInstances with a finalizer of the Go controller. Only the
     /// leader sets this gauge.
     pub go_finalizers: IntGauge,
-    /// Repairs of CRDs. A repair restores the operator's form of a CRD, or the status subresource.
+    /// Repairs of CRDs, by CRD. A repair restores the operator's form of a CRD, or the status
+    /// subresource.
     pub crd_repairs: IntCounterVec,
 }
 

@@ -46,7 +46,7 @@ pub struct Metrics {
     pub endpoints: IntGaugeVec,
     /// Seconds from the observation of a change of a VM or pod to the write of the EndpointSlice.
     pub endpoint_latency: Histogram,
-    /// Writes by kind of object and outcome.
+    /// Writes to the API server, by kind of object and outcome.
     pub api_writes: IntCounterVec,
     /// Ledger writes that were repeated because another client wrote the pool.
     pub ledger_retries: IntCounter,
@@ -56,17 +56,17 @@ pub struct Metrics {
     pub repairs: IntCounterVec,
     /// Watches of the process.
     pub watches: WatchMetrics,
-    /// Objects that do not fit their type.
+    /// Objects that cannot be parsed as the type of their kind, by kind.
     pub unreadable: IntCounterVec,
-    /// Calls of the API server by method and status.
+    /// Calls to the API server, by method and status.
     pub api_requests: IntCounterVec,
     /// Reconciles that failed and will be repeated, by controller and kind of error.
     pub reconcile_errors: IntCounterVec,
     reconciles: IntGauge,
     reconcile_seconds: Histogram,
-    /// Events that were not written.
+    /// Events about objects that were not written to the API server.
     pub events_dropped: IntCounter,
-    /// Connections that were closed because there were too many, by port.
+    /// Incoming connections that were closed because there were too many, by port.
     pub evicted: IntCounterVec,
     /// Probes and verdicts of health checks.
     pub probes: ProbeMetrics,
@@ -249,7 +249,7 @@ impl Metrics {
         }
     }
 
-    /// Starts to measure how long a LoadBalancer without an address waits for its address.
+    /// Starts to measure how long a LoadBalancer waits, if it has no address yet.
     pub fn saw(&self, lb: &LoadBalancer) {
         let has_address = lb.status.as_ref().is_some_and(|s| s.allocated_address.is_some());
         if has_address || lb.metadata.deletion_timestamp.is_some() {
@@ -271,8 +271,8 @@ impl Metrics {
         });
     }
 
-    /// Ends the measurement, because the address is published. Later publications for the same
-    /// object do not count.
+    /// Ends the measurement that [`Self::saw`] started, because the address is published. Later
+    /// publications for the same object do not count.
     pub fn addressed(&self, uid: &str) {
         let began = self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
         if let Some(began) = began {
@@ -280,14 +280,14 @@ impl Metrics {
         }
     }
 
-    /// Ends the measurement without a result, because the object is gone.
+    /// Ends the measurement that [`Self::saw`] started, without a result: the object is gone.
     pub fn forget(&self, uid: &str) {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }
 }
 
-/// Registers the counter of failed reconciles with all its series, so that `rate` includes the first
-/// failure of each.
+/// Registers the counter of failed reconciles with all its series, so that `rate` includes the
+/// first failure of each.
 fn reconcile_errors(make: &MetricMaker<'_>) -> Result<IntCounterVec, prometheus::Error> {
     let errors = make.counters(
         "hgo_reconcile_errors_total",

@@ -11,7 +11,7 @@ use super::MetricMaker;
 /// Watches of the process.
 #[derive(Clone)]
 pub struct WatchMetrics {
-    /// Interrupted watches, by kind.
+    /// Interrupted watches, by kind of object.
     pub errors: IntCounterVec,
     /// Seconds since the API server last accepted a watch, by resource.
     pub(super) staleness: IntGaugeVec,

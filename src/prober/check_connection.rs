@@ -23,7 +23,7 @@ pub(super) struct DialSettings {
 pub(super) struct ProbeGet {
     pub(super) path: Uri,
     pub(super) request: ProbeRequest,
-    /// Host header, if it does not depend on the address.
+    /// Host header. `None`: the header is made from each backend's address.
     host: Option<HeaderValue>,
     port_suffix: String,
     pub(super) tls: Option<ProbeTls>,
@@ -32,7 +32,7 @@ pub(super) struct ProbeGet {
 /// TLS settings of a probe.
 pub(super) struct ProbeTls {
     pub(super) config: Arc<ClientConfig>,
-    /// Server name. `None`: the address.
+    /// Name that the certificate must have. `None`: the backend's address is used.
     name: Option<ServerName<'static>>,
 }
 

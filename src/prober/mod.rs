@@ -144,7 +144,8 @@ impl Prober {
         self.0.held.subscribe()
     }
 
-    /// Some of the doubted targets, as [`second_opinion::sample`] picks them.
+    /// Some of the doubted targets, as [`second_opinion::sample`] picks them. `at`: seed of the
+    /// choice.
     pub fn sample(&self, at: &str) -> Vec<AskedTarget> {
         second_opinion::sample(self.0.lock().schedule.held(), at)
     }

@@ -16,7 +16,8 @@ use super::probe::{ProbeOutcome, ask};
 use super::target_schedule::{Key, ProbeStart};
 use super::{DialSettings, ProberShared, sockets};
 
-/// Divisor of a period. A probe that starts later than a tenth of its period counts as late.
+/// Divisor of a check's period. A probe counts as late if it starts more than a tenth of the period
+/// after it was due.
 const LATE_SHARE: u32 = 10;
 
 /// Maximum number of probes that are started in one batch. Probes under way are polled before the
@@ -94,7 +95,9 @@ async fn schedule(shared: Arc<ProberShared>, most: usize) {
 
 /// Share of the due probes that were started.
 enum Begun {
+    /// No probe is due any more.
     All,
+    /// A full batch of [`AT_ONCE`] probes was started, and more may be due.
     Some,
     /// Some probes have to wait until other probes end.
     NoRoom,

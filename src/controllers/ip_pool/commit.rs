@@ -21,15 +21,16 @@ use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::{ApiWriter, differs};
 
-/// First delay before the write of a pool is retried, doubling up to [`LAST_RETRY`].
+/// First delay before a batch with a failed write is tried again, doubling up to [`BATCH_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(10);
+/// Longest delay before a pool that has failed [`PATIENCE`] times is tried again.
 const LAST_RETRY: Duration = Duration::from_secs(5);
-/// Longest delay of a batch between two tries.
+/// Longest delay before a batch with a failed write is tried again.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
 /// Consecutive failures after which a pool no longer delays the others. Conflicts do not count: a
 /// conflict means that another client's write was accepted.
 const PATIENCE: u32 = 3;
-/// Consecutive conflicts after which an Event is written.
+/// Consecutive conflicts of one pool after which an Event reports them.
 const CONTENDED: u32 = 5;
 
 /// Outcome of a commit.
@@ -119,7 +120,7 @@ impl LedgerTask {
         Ok(CommitOutcome::Replay)
     }
 
-    /// Counts a failed write. Returns whether to try again at once.
+    /// Counts a failed write of a pool. Returns whether the pool is tried again in the same batch.
     fn note_trouble(&mut self, name: &str, error: &CallError) -> bool {
         let trouble = self.trouble.entry(name.to_owned()).or_default();
         if matches!(error, CallError::Conflict(_) | CallError::NotFound(_)) {

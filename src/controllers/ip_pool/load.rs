@@ -51,8 +51,8 @@ impl LedgerTask {
         (task, handle)
     }
 
-    /// Reads the ledgers from consistent lists: first restores the claims of existing owners, then
-    /// allocates for waiters, oldest first.
+    /// Reads the ledgers from consistent lists. Restores the claims of existing LoadBalancers, then
+    /// allocates for LoadBalancers without an address, oldest first.
     pub async fn load(&mut self) -> anyhow::Result<()> {
         self.started = Instant::now();
         // Pools are listed before LoadBalancers, so the later list contains the owner of each claim
@@ -166,7 +166,8 @@ impl LedgerTask {
         Ok(())
     }
 
-    /// Calls `show` with the book for each LoadBalancer that takes its address from pools.
+    /// Calls `show` with the book and the facts of each LoadBalancer that takes its address from
+    /// pools.
     fn each_facts<'a>(
         &mut self,
         lbs: impl Iterator<Item = &'a LoadBalancer>,

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::domain::pools::allocator::{ClaimResult, ConfirmedClaims};
 use crate::domain::{Claim, LbFacts, Owner};
 
-/// Reason why the ledger gave no answer.
+/// Reason why the ledger task did not carry out a request.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LedgerError {
     /// The pool could not be written. No address was allocated or released.
@@ -53,7 +53,8 @@ pub(super) struct RequestBatch {
     /// Releases, each with the pools whose addresses it released.
     pub(super) releases: Vec<(Owner, Option<Reply<()>>, BTreeSet<String>)>,
     pub(super) pools: BTreeSet<String>,
-    /// Whether a network has moved to another segment.
+    /// Whether a network has moved to another segment or is gone, or reserved addresses have
+    /// changed.
     pub(super) networks: bool,
     /// Whether the conditions of all pools may have changed.
     pub(super) conditions: bool,
@@ -67,8 +68,8 @@ impl RequestBatch {
         self.claims.len() + self.releases.len() + self.pools.len()
     }
 
-    /// Whether the batch has more than releases: a LoadBalancer may get an address from it, even
-    /// if none waits now.
+    /// Whether a LoadBalancer may get an address by this batch, even if no LoadBalancer waits now:
+    /// the batch contains more than releases.
     pub(super) fn may_give_an_address(&self) -> bool {
         !self.claims.is_empty() || !self.pools.is_empty() || self.networks || self.conditions
     }
@@ -96,7 +97,8 @@ impl LedgerHandle {
         (Self { mailbox, confirmed: Arc::default() }, receiver)
     }
 
-    /// Answers that need no request to the task.
+    /// Confirmed answers to claims. A claim with such an answer needs no request to the ledger
+    /// task.
     pub(super) fn confirmed(&self) -> MutexGuard<'_, ConfirmedClaims> {
         self.confirmed.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,13 +128,14 @@ impl LedgerHandle {
         let _ = self.send(LedgerMessage::Release(owner, None));
     }
 
-    /// Enqueues a pool that changed or is gone. `version`: its resourceVersion; `None`: read the
-    /// pool in any case.
+    /// Enqueues a pool that changed or is gone. `version`: resourceVersion of the changed pool.
+    /// `None`: the pool is read in any case.
     pub fn pool_changed(&self, name: String, version: Option<String>) {
         let _ = self.send(LedgerMessage::PoolChanged(name, version));
     }
 
-    /// Enqueues an update of the networks: a network has moved to another segment, or is gone.
+    /// Enqueues an update of the networks and of the reserved addresses, because a network has
+    /// moved to another segment or is gone, or an object that reserves addresses has changed.
     pub fn networks_changed(&self) {
         let _ = self.send(LedgerMessage::NetworksChanged);
     }

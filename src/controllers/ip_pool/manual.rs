@@ -1,4 +1,5 @@
-//! Annotation with which an administrator releases a leaked address.
+//! Handles the annotation with which an administrator releases an address whose LoadBalancer is
+//! gone.
 
 use std::time::Duration;
 
@@ -21,8 +22,9 @@ const UNKNOWN: &str = "Unknown";
 const STILL_IN_USE: &str = "StillInUse";
 
 impl LedgerTask {
-    /// Carries out the manual release in the book, or records why it is refused. The next commit
-    /// writes the result, and removes the annotation unless the release was refused.
+    /// Carries out, in the book, the release that the pool's annotation requests, or records why
+    /// the release is refused. The next commit writes the result, and removes the annotation unless
+    /// the release was refused.
     pub(super) async fn consider_manual_release(&mut self, pool: &str) {
         let Some(text) = self.stored.get(pool).and_then(|stored| stored.manual.clone()) else {
             return;

@@ -1,7 +1,8 @@
 //! The ledger task: the only owner of all pools while this process leads.
 //!
-//! Requests queue in its mailbox. [`PoolAllocator`], the book of all ledgers in memory, decides a
-//! batch, and each touched pool is written once. A request is answered when its write was accepted.
+//! Requests wait in its mailbox. [`PoolAllocator`], the book of all ledgers in memory, decides a
+//! batch of requests, and each pool that the batch changes is written once. A request is answered
+//! when the API server has accepted the write.
 //!
 //! The LoadBalancer controller sends its requests through [`LedgerHandle`]. The ledger task makes
 //! every write of a stored ledger, with two exceptions: [`super::kube_vip_import`] creates pools
@@ -36,7 +37,7 @@ use crate::domain::{Claim, Owner};
 /// Interval at which claims are compared with the LoadBalancers that exist.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
-/// State of one term of leadership.
+/// Ledger task of one term of leadership.
 pub struct LedgerTask {
     ctx: Context,
     mailbox: mpsc::UnboundedReceiver<LedgerMessage>,
@@ -53,9 +54,9 @@ pub struct LedgerTask {
     measured: BTreeSet<String>,
     /// Whether another form of the CRD has replaced the operator's. `None`: not checked yet.
     crd_is_replaced: Option<bool>,
-    /// Task that looks up claims that may have no owner.
+    /// Task that looks up, at the API server, the LoadBalancers of claims that may be orphans.
     sweeper: Option<AbortOnDropHandle<()>>,
-    /// Kept claims without a LoadBalancer, by the name of their pool, as last reported.
+    /// Claims that pools keep although the LoadBalancer is gone, by pool, as last reported.
     kept: BTreeMap<String, BTreeSet<Claim>>,
 }
 
@@ -170,7 +171,7 @@ impl LedgerTask {
         self.stored.get(&claim.pool).is_some_and(|pool| pool.names(claim.ip, owner))
     }
 
-    /// Decides a batch, writes the pools that it touched, and answers.
+    /// Decides a batch, writes the pools that the batch changed, and answers its requests.
     async fn serve(&mut self, mut batch: RequestBatch) -> anyhow::Result<()> {
         let began = self.started.elapsed();
         self.forget_confirmed(&batch);
@@ -221,7 +222,7 @@ impl LedgerTask {
         Ok(())
     }
 
-    /// Removes the confirmed answers for the owners in the batch.
+    /// Removes the confirmed answers for the owners in the batch, because their claims may change.
     fn forget_confirmed(&self, batch: &RequestBatch) {
         let claims = batch.claims.iter().map(|(facts, _)| &facts.owner);
         let releases = batch.releases.iter().map(|(owner, ..)| owner);

@@ -15,10 +15,10 @@ use crate::domain::pools::restored_store::{RestoreOutcome, changes, with_kept};
 use crate::k8s::CallError;
 use crate::k8s::trimmed::{self, TrimmedLb};
 
-/// Longest time for all tries. The first tries may fail, because an API server refuses calls at its
-/// start until it has read the roles.
+/// Time after which no further attempt to record the addresses is made. The first attempts may
+/// fail, because an API server refuses calls at its start until it has read the roles.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Pause after a failure.
+/// Pause between two attempts.
 const AGAIN: Duration = Duration::from_millis(250);
 /// Value of the annotation that makes a pool keep claims without a LoadBalancer.
 const WHY: &str = "etcd was restored from a backup";

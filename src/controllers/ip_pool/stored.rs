@@ -52,7 +52,7 @@ impl StoredPool {
         self.finalizers = meta.finalizers.clone().unwrap_or_default();
     }
 
-    /// Whether the ledger names this owner of the address, by name and UID.
+    /// Whether the stored ledger records the address for this owner, by name and UID.
     pub(super) fn names(&self, ip: IpAddr, owner: &Owner) -> bool {
         let ip = ip.to_string();
         self.status.allocated.get(&ip) == Some(&owner.name)

@@ -24,15 +24,16 @@ use crate::domain::{Claim, Owner};
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 
-/// Maximum number of concurrent lookups of suspects. More lookups would delay the requests of
-/// LoadBalancers that wait for an address.
+/// Maximum number of concurrent lookups of LoadBalancers that may be gone. More lookups would delay
+/// the requests of LoadBalancers that wait for an address.
 const LOOKUPS: usize = 8;
 /// Maximum number of claims of one pool that get an Event each when they are freed together. If
 /// there are more, a single Event counts them.
 const MOST_EVENTS: usize = 5;
 
 impl LedgerTask {
-    /// Starts to look up claims without an owner, unless a lookup is under way.
+    /// Starts to look up the owners of claims whose LoadBalancer is missing in the view, unless
+    /// lookups are under way.
     pub(super) fn sweep(&mut self) {
         for lb in self.ctx.views.load_balancers.state() {
             if self.book.claims_of(lb.uid().as_deref().unwrap_or_default()).len() > 1 {
@@ -51,7 +52,8 @@ impl LedgerTask {
         self.sweeper = Some(AbortOnDropHandle::new(tokio::spawn(look)));
     }
 
-    /// Frees a claim in the book, if it still is an orphan. The caller writes the pool.
+    /// Frees a claim in the book, if the claim still is an orphan. Returns whether it was freed.
+    /// The caller writes the pool.
     pub(super) fn free(&mut self, orphan: &OrphanClaim) -> bool {
         let OrphanClaim { claim, owner, namesake } = orphan;
         let is_orphan =
@@ -88,8 +90,8 @@ impl LedgerTask {
     }
 }
 
-/// Reads the LoadBalancer of each suspect from the API server, because the view that raised the
-/// suspicion may be older than the claim. Without a clear answer, the claim waits for the next
+/// Reads the LoadBalancer of each suspect claim from the API server, because the view that raised
+/// the suspicion may be older than the claim. Without a clear answer, the claim waits for the next
 /// sweep.
 async fn look_up(client: Client, ledger: LedgerHandle, suspects: Vec<(Claim, Owner)>) {
     let asked = stream::iter(suspects).map(|(claim, owner)| confirm(&client, claim, owner));
@@ -116,7 +118,7 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
 }
 
 /// Whether a Service still requests the address. A Service can do so after its owner is gone, until
-/// the Service is garbage collected. `None`: unknown.
+/// the Service is garbage collected. `None`: the API server gave no answer.
 async fn is_served(client: &Client, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), namespace);
     match api.call_get(name).await {

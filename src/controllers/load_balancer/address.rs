@@ -42,9 +42,9 @@ pub(super) async fn allocate(
     Ok(Some(AddressOutcome::Pool(verdict)))
 }
 
-/// Refuses an address to a LoadBalancer without an address, and releases its claim in the ledger.
-/// The object must be from the API server, because a view may not contain an address yet. An
-/// existing address must stay.
+/// Refuses an address to a LoadBalancer that has none, because its guest cluster is being removed,
+/// and releases its claim in the ledger. The object must be from the API server: an address that a
+/// view does not show yet must stay. `why`: the reported reason.
 async fn refuse(
     observed: &ObservedLb,
     why: NoAddressReason,

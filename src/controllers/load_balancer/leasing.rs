@@ -1,5 +1,5 @@
-//! Addresses that the host leases. This module creates and maintains the record for the agent, a
-//! DHCPLease, and reads it again before a new address is published.
+//! Leases addresses on the host. This module creates and maintains a DHCPLease, the record that the
+//! agent of a network serves, and reads the record again before a new address is published.
 //!
 //! The record exists before the agent asks the DHCP server, and contains an address before the
 //! address is published here. After the deletion of the LoadBalancer and its Service,
@@ -20,13 +20,13 @@ use crate::domain::reason::{self, NoLease};
 use crate::k8s::CallError;
 use crate::k8s::calls::{ApiCall, ApiCalls as _};
 
-/// Time after the start of a term. Until this time is over, no published address expires by the
-/// clock. While the API server was unavailable, no operator led, but agents continued to renew.
-/// Once the API server is available again, an agent needs one call for its Lease and one write to
-/// record its renewals.
+/// Time after the start of a term in which no published address is withdrawn because the recorded
+/// expiry of its lease has passed. While the API server was unavailable, no operator led, but
+/// agents continued to renew leases. Once the API server is available again, an agent needs one
+/// call for its Lease and one write to record its renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
-/// Interval at which the operator checks whether another LoadBalancer still has the same client
-/// identity.
+/// Interval at which the operator checks whether another LoadBalancer still has the DHCP client
+/// identity that a LoadBalancer requests.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
 /// Time within which a created record appears in the view.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
@@ -133,7 +133,8 @@ pub(super) async fn allocate(
 }
 
 /// Creates a record, if a DHCP server can distinguish its client from the clients of all other
-/// records. If two records are created at the same time, the second is checked against the first.
+/// records. The outer error: the server cannot distinguish them. If two records are created at the
+/// same time, the second is checked against the first.
 async fn create(new: &DHCPLease, ctx: &LbContext) -> Result<Result<DHCPLease, CallError>, NoLease> {
     let mut made = ctx.made.lock().await;
     let views = &ctx.shared.views;
@@ -153,7 +154,7 @@ async fn create(new: &DHCPLease, ctx: &LbContext) -> Result<Result<DHCPLease, Ca
     Ok(Box::pin(ctx.shared.writer.create_record(new)).await)
 }
 
-/// Reads the record from the API server.
+/// Reads the record of the LoadBalancer from the API server. `None`: it does not exist.
 async fn current(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<DHCPLease>, CallError> {
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<DHCPLease> = Api::namespaced(ctx.shared.client.clone(), &namespace);
@@ -168,8 +169,9 @@ fn record_name(record: &DHCPLease) -> String {
     format!("{}/{}", record.namespace().unwrap_or_default(), record.name_any())
 }
 
-/// Time until the published address expires unless its lease is renewed. Without a renewal from the
-/// agent, the address expires by the clock.
+/// Time until the lease of the published address expires, unless the agent renews the lease. No
+/// event reports the expiry, so a reconcile must follow then. `None`: no lease ends, or its expiry
+/// was handled.
 pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
     if facts::wants_pool(lb) {
         return None;
@@ -181,7 +183,8 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
     left.ok().map(|left| left + Duration::from_millis(10))
 }
 
-/// Time until an obstacle is checked again, if the end of the obstacle produces no event.
+/// Time until the obstacle to a leased address is checked again. `None`: there is no obstacle, or
+/// an event reports its end.
 pub(super) fn again(finding: &AddressOutcome) -> Option<Duration> {
     match finding {
         AddressOutcome::Host(Err(NoLease::TakingOver { .. })) => Some(dhcp_lease::TAKEOVER_AGAIN),
@@ -195,7 +198,7 @@ fn early(ctx: &LbContext) -> Duration {
     AGENTS_RETURN.saturating_sub(ctx.shared.began.elapsed())
 }
 
-/// Reports a leased address, or its absence, after the write was accepted. `before`: the address
+/// Reports a leased address, or its absence, after the status was written. `before`: the address
 /// published before.
 pub(super) fn published(
     lb: &LoadBalancer,

@@ -4,8 +4,8 @@
 //! object changes meanwhile, the reconcile begins again with the current object.
 //!
 //! This module makes every write of a LoadBalancer, of its Service and of its EndpointSlices. The
-//! exceptions are the rewrite without a change by [`super::storage_version`], and the condition that
-//! [`crate::k8s::other_controller`] writes while the Go controller holds the Lease.
+//! exceptions are the rewrite without a change by [`super::storage_version`], and the condition
+//! that [`crate::k8s::other_controller`] writes while the Go controller holds the Lease.
 //! [`super::ip_pool`] writes the ledgers. An address is published only after the ledger has
 //! answered. A claim is released only when no Service requests its address any more. The finalizer
 //! is removed only after the ledger has released the claim. An address that the host leases by DHCP
@@ -53,7 +53,7 @@ const AWAITED_WRITES_AT_ONCE: usize = 24;
 const WHOLE_AT_ONCE: usize = 8;
 /// Maximum number of passes of one reconcile, if the object changes during each pass.
 const REPETITIONS: usize = 5;
-/// First delay and longest delay after a failure, per object.
+/// First delay before a failed reconcile is repeated, per LoadBalancer.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// Time in which VMs should be listed. After this time the operator reports that the list is
 /// missing, because KubeVirt may not be installed.
@@ -103,13 +103,13 @@ impl LbContext {
     }
 }
 
-/// Queue of counts of VMs that wait to be written.
+/// Queue of counts of VMs that wait to be written into the status of their LoadBalancers.
 pub struct DueCounts(counts::Due);
 
 /// Reason why a reconcile must be repeated.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
-    /// The ledger gave no answer.
+    /// The ledger task did not carry out the request.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
     /// An object could not be read or written.

@@ -1,7 +1,8 @@
-//! Children of a TokenRotation for all cloud credentials of an API key's user.
+//! Maintains the children of a TokenRotation whose target is all cloud credentials of an API key's
+//! user.
 //!
 //! Invariants: no child is created or deleted before Rancher has listed the cloud credentials. A
-//! child is deleted only with the UID that was observed.
+//! deletion names the observed UID of the child, so no newer object of that name is deleted.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use crate::domain::credentials::rotation::status;
 use crate::k8s::CallError;
 
 impl RotationRun<'_> {
-    /// Creates, changes and deletes the children of a TokenRotation for all cloud credentials.
+    /// Creates, changes and deletes children, if the target is all cloud credentials.
     pub(super) async fn apply_children(&mut self) -> Result<(), CallError> {
         let (spec, namespace) = (&self.rotation.spec, self.namespace());
         let is_one = spec.target.all_cloud_credentials.is_some() && self.plan.deleting.is_none();
@@ -75,7 +76,8 @@ impl RotationRun<'_> {
         Ok(())
     }
 
-    /// Creates a child. Returns the reason if it cannot be created.
+    /// Creates a child. Returns the reason if the child cannot be created. `None`: the child
+    /// exists.
     async fn create_child(
         &self,
         namespace: &str,

@@ -62,8 +62,8 @@ impl RotationRun<'_> {
         Ok(())
     }
 
-    /// Reports missing rights in the namespace; for a deleted TokenRotation, also removes the
-    /// finalizer.
+    /// Reports that the operator has no rights in the namespace. If the TokenRotation is being
+    /// deleted, reports the credentials that are not revoked, and removes the finalizer.
     pub(super) async fn report_missing_rights(&mut self) -> Result<Duration, CallError> {
         if self.plan.deleting.is_some() {
             self.report_left_behind();

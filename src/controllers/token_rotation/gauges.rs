@@ -13,10 +13,11 @@ use crate::domain::credentials::rotation::{due, expiry, status, watched};
 use crate::domain::credentials::timestamp::{self, Seconds};
 use crate::k8s::credentials::ServerClock;
 
-/// Interval of updates, which are needed because the passage of time produces no event.
+/// Interval at which the gauges are set again. A credential becomes overdue by the passage of time
+/// alone, without any event.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Values of a gauge, by its labels.
+/// Values of one gauge, by the values of its labels.
 type Rows = BTreeMap<Vec<String>, i64>;
 
 /// Values of all gauges.
@@ -33,7 +34,7 @@ struct GaugeValues {
 
 /// Updates the gauges until dropped.
 pub(super) async fn report(context: &RotationContext) {
-    // Removes the series at the end of the term.
+    // Dropped at the end of the term, which removes the series.
     let _series = RotationSeries(&context.ctx);
     let gauges = &context.ctx.metrics.rotation;
     let mut known = GaugeValues::default();
@@ -41,7 +42,8 @@ pub(super) async fn report(context: &RotationContext) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        // The time is the API server's. Until a response has contained it, the local clock is used.
+        // The API server's clock is used, or the local clock until a response has contained the
+        // server's time.
         let now = lock(&context.clock).unwrap_or_else(ServerClock::local).now();
         let mut values = GaugeValues::default();
         context.store.state().iter().for_each(|rotation| add_rotation(&mut values, rotation, now));
@@ -73,7 +75,7 @@ fn texts(labels: &[String]) -> Vec<&str> {
     labels.iter().map(String::as_str).collect()
 }
 
-/// Adds the values of one TokenRotation.
+/// Adds the values of one TokenRotation to the values of the gauges.
 fn add_rotation(values: &mut GaugeValues, rotation: &TokenRotation, now: Seconds) {
     let plan = status::plan(rotation);
     let said = rotation.status.clone().unwrap_or_default();

@@ -28,8 +28,8 @@ impl CredentialIssuer {
 }
 
 impl RotationRun<'_> {
-    /// Names of the existing credentials. For a Rancher, the last read of the Rancher gave the
-    /// names.
+    /// Names of the credentials that were made for this TokenRotation and still exist. A Rancher is
+    /// not called for this: its names are from the last read.
     pub(super) async fn list_credentials(&self) -> Result<Vec<String>, CallError> {
         match CredentialIssuer::of(&self.rotation) {
             CredentialIssuer::ServiceAccount => {
@@ -39,7 +39,8 @@ impl RotationRun<'_> {
         }
     }
 
-    /// Makes a credential with this name, or reads it again where that is possible.
+    /// Makes a credential with this name, and keeps it in memory. A credential that was made before
+    /// is read again, if its issuer can return it.
     pub(super) async fn mint(&mut self, name: &str) -> Result<(), StepFault> {
         let (token, made) = match CredentialIssuer::of(&self.rotation) {
             CredentialIssuer::ServiceAccount => self.mint_account_token(name).await?,

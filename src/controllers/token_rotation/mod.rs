@@ -1,8 +1,9 @@
-//! Queue of TokenRotations: which ones must be reconciled, and when.
+//! Reconciles TokenRotations, and decides which of them must be reconciled, and when.
 //!
-//! The record in the status is evaluated first. The API server is asked only if the record requires
-//! a step, or if an object that the rotation depends on has changed. Invariants: few rotations are
-//! reconciled at the same time, and few begin per second, however many are due.
+//! The record in the status of a rotation is evaluated first. The rotation and its target are read
+//! from their servers only if the record requires a step, or if an object that the rotation depends
+//! on has changed. Invariants: few rotations are reconciled at the same time, and few begin per
+//! second, however many are due.
 
 mod children;
 mod deletion;
@@ -53,19 +54,20 @@ use issuer::CredentialIssuer;
 
 /// Maximum number of concurrent reconciles.
 const MOST_CONCURRENT: u16 = 4;
-/// Shortest time between two rotations that begin without a request. So 2,000 due rotations take a
-/// quarter of an hour.
+/// Shortest time between the starts of two due rotations that no annotation requests. So 2,000 due
+/// rotations start within a quarter of an hour.
 const TURN_INTERVAL: Duration = Duration::from_millis(400);
 /// Deadline of one reconcile.
 const RECONCILE_DEADLINE: Duration = Duration::from_mins(2);
-/// First pause after a call that failed, per object.
+/// First pause before a TokenRotation is reconciled again after a failure.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 /// Longest requeue interval, so that time-based conditions stay current.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 type Name = ObjectRef<TokenRotation>;
 
-/// Credential that only this process has. It is wiped from memory when it is dropped.
+/// New credential that is not published yet. Its text is wiped from memory when the text is
+/// dropped. `text: None`: the credential has a name, but is not made yet.
 #[derive(Clone, Default)]
 struct UnpublishedToken {
     credential: UnpublishedCredential,
@@ -77,7 +79,7 @@ struct RotationContext {
     store: Store<TokenRotation>,
     /// Queue of the TokenRotations to reconcile.
     queue: mpsc::UnboundedSender<Name>,
-    /// Credentials in memory, by the rotation's UID.
+    /// Unpublished credential of each rotation, by the rotation's UID.
     unpublished: Mutex<HashMap<String, UnpublishedToken>>,
     /// Known state of all cloud credentials, by the UID of the rotation that watches them.
     inventories: Mutex<HashMap<String, CredentialInventory>>,
@@ -85,8 +87,8 @@ struct RotationContext {
     /// because one of their Secrets has changed.
     touched: Mutex<HashSet<Name>>,
     clock: Mutex<Option<ServerClock>>,
-    /// Time of the turn of each waiting rotation. The second value is the earliest time for the
-    /// next new turn.
+    /// Time at which each waiting rotation may begin, and the earliest such time for a rotation
+    /// that is added next.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: FailedReconciles<TokenRotation>,
     /// Probes of the tokens in use in Ranchers.
@@ -271,8 +273,9 @@ impl RotationContext {
         lock(&self.resting).insert(name, (version, Instant::now() + pause));
     }
 
-    /// Remaining pause of a rotation that has not changed since its reconcile. During the pause,
-    /// events of this process's own writes trigger nothing.
+    /// Remaining pause of a rotation that has not changed since its reconcile. `None`: the rotation
+    /// has changed, or the pause is over. During the pause, events of this process's own writes
+    /// trigger nothing.
     fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let version = rotation.metadata.resource_version.as_deref().unwrap_or_default();
         let resting = lock(&self.resting);

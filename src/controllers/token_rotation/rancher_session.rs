@@ -167,7 +167,8 @@ pub(super) fn wanted_cluster(rotation: &TokenRotation) -> Option<&str> {
 }
 
 impl RancherSession {
-    /// Converts an observed cloud credential into a read target.
+    /// Converts a cloud credential, as read from Rancher, into the content of the target. An error:
+    /// tokens of the API key's user may not be put into it.
     pub(super) fn cloud_credential_read(
         &mut self,
         rotation: &TokenRotation,
@@ -205,8 +206,8 @@ impl RancherSession {
         Ok(read)
     }
 
-    /// Adds to a read Secret the facts from Rancher that its tokens do not contain: expiry and
-    /// validity.
+    /// Adds to the content of a target Secret the expiry and validity of its tokens. Only Rancher
+    /// knows these, because the tokens do not contain them. `token`: the token in the target.
     pub(super) async fn add_rancher_facts(
         &self,
         rotation: &TokenRotation,

@@ -1,4 +1,4 @@
-//! Tokens of a Rancher's user, made with the API key that the spec names.
+//! Mints, verifies and revokes tokens of a Rancher's user, with the API key that the spec names.
 //!
 //! Invariant: only the leader writes to a Rancher.
 
@@ -24,8 +24,9 @@ const TEST_PAUSES: [Duration; 5] = [
     Duration::from_secs(4),
 ];
 
-/// Number of failed tests after which no further test follows. Failures that a replica's delay
-/// explains do not count. One failure is tolerated, because a proxy may break one call.
+/// Number of failed tests after which the token is not tested again. A failure does not count if
+/// another replica's delay explains the failure. One failure is tolerated, because a proxy may
+/// break one call.
 const MOST_FAULTS: u8 = 2;
 
 impl RotationRun<'_> {
@@ -92,7 +93,8 @@ impl RotationRun<'_> {
         Err(StepFault::Step(why))
     }
 
-    /// Rights that Rancher's node driver needs and the token lacks.
+    /// Rights that Rancher's node driver needs and the token lacks, in words. `None`: no right is
+    /// needed, none is missing, or the rights are unknown.
     async fn rancher_token_lacks(&self, token: &TokenText) -> Result<Option<String>, TokenFault> {
         let (Some(session), Some(reach)) = (&self.session, &self.read.reach) else {
             return Ok(None);

@@ -55,7 +55,7 @@ impl UnknownTarget {
         (self.ready)(self.why.clone())
     }
 
-    /// Reason that concerns the target alone: it cannot be read or written.
+    /// Reason that concerns the target alone: the target cannot be read or written.
     pub(super) fn target_barred(why: String) -> Self {
         Self { reason: UnknownReason::TargetBarred, ..Self::barred(why) }
     }

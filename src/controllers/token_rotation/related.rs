@@ -1,5 +1,6 @@
 //! Relations between TokenRotations: which credentials the others replace, which TokenRotations
-//! have a status that depends on another one, and which of two for the same credential goes first.
+//! have a status that depends on another one, and which of two TokenRotations for the same
+//! credential has precedence.
 //!
 //! Invariant: a credential counts as replaced only if a TokenRotation replaces the credential and
 //! has observed it. The reason is that such a TokenRotation reports its own failures.
@@ -47,8 +48,8 @@ pub(super) fn is_key_renewed(
     renews(rotation) || context.store.state().iter().any(|other| renews(other))
 }
 
-/// TokenRotations whose status depends on whether `other` replaces its credential. There are three
-/// kinds:
+/// TokenRotations whose status depends on whether the TokenRotation `other` replaces a credential.
+/// There are three kinds:
 ///
 /// * TokenRotations that watch all cloud credentials of the Rancher of `other`.
 /// * TokenRotations that use the API key that is the target of `other`.
@@ -104,7 +105,7 @@ pub(super) fn parent(
 }
 
 impl RotationRun<'_> {
-    /// Plan of the rotation.
+    /// Plan of the rotation. It takes into account whether another TokenRotation has precedence.
     pub(super) fn current_plan(&self) -> RotationPlan {
         let plan = status::plan(&self.rotation);
         if self.second.is_some() { plan.second() } else { plan }
@@ -124,7 +125,8 @@ impl RotationRun<'_> {
         context.store.state_filter(may)
     }
 
-    /// Looks for another TokenRotation that is for the same credential and goes first.
+    /// Looks for another TokenRotation that has precedence for the same credential. Records it in
+    /// the run, and adapts the plan.
     pub(super) async fn find_first_rival(&mut self) -> Result<(), CallError> {
         if self.named_url().is_some() {
             // The URL in the status shows which TokenRotations have the same credential.

@@ -19,8 +19,8 @@ use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIss
 
 /// Longest interval between two reads of a Rancher.
 pub(super) const RANCHER_INTERVAL: Duration = Duration::from_mins(5);
-/// Deadline for the test of a new credential at its server, which may not answer. There is a
-/// deadline because the test keeps one of the few workers busy.
+/// Deadline for the test of a new credential at a server that may not answer. It is short, because
+/// the test keeps one of the few concurrent reconciles busy.
 pub(super) const TEST_DEADLINE: Duration = Duration::from_secs(10);
 
 /// State of one reconcile of a TokenRotation.
@@ -32,12 +32,12 @@ pub(super) struct RotationRun<'a> {
     pub(super) read: TargetRead,
     pub(super) existing: Vec<String>,
     pub(super) clock: ServerClock,
-    /// Reason why the target is not known.
+    /// Reason why the content of the target is unknown. `None`: it was read.
     pub(super) unknown: Option<UnknownTarget>,
     /// State read from the Rancher, if the spec names one.
     pub(super) session: Option<RancherSession>,
-    /// Message about another TokenRotation for the same credential, if that TokenRotation goes
-    /// first.
+    /// Message about another TokenRotation that has precedence for the same credential. `None`:
+    /// there is no such TokenRotation.
     pub(super) second: Option<String>,
     /// Children of a TokenRotation for all cloud credentials.
     pub(super) children: Option<AppliedChildren>,
@@ -111,7 +111,7 @@ pub(super) struct RancherSession {
     pub(super) url: String,
     /// Number of cloud credentials that were not read yet.
     pub(super) unread: usize,
-    /// All cloud credentials, if the target is all of them.
+    /// Cloud credentials that Rancher lists. Empty unless the target is all cloud credentials.
     pub(super) listed: Vec<ChildCandidate>,
 }
 

@@ -1,7 +1,8 @@
-//! Tokens of a ServiceAccount of this cluster, also those in a cloud credential of a Rancher.
+//! Mints and verifies tokens of a ServiceAccount of this cluster. The target of such a token is a
+//! Secret, or a cloud credential of a Rancher.
 //!
-//! Invariant: a token is tested at the server that its users call. If the spec names that server,
-//! its certificate must be from this cluster's own authority.
+//! Invariant: a token is verified at the API server address that the token's users call. If the
+//! spec names that address, the server's certificate must be signed by this cluster's own CA.
 
 use std::time::Duration;
 
@@ -17,12 +18,13 @@ use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 use crate::rancher::{ApiServer, TokenRights};
 
-/// Maximum number of reads of an account's Secret until it contains the token, and the pause
-/// between two reads.
+/// Maximum number of reads of a ServiceAccount's new Secret, while the Secret contains no token
+/// yet.
 const TOKEN_READS: u32 = 20;
+/// Pause between two of these reads.
 const TOKEN_READ_INTERVAL: Duration = Duration::from_millis(500);
 
-/// ServiceAccount whose tokens the spec asks for.
+/// ServiceAccount whose tokens the spec requests. `None`: the spec requests none.
 pub(super) fn of(rotation: &TokenRotation) -> Option<&ServiceAccountToken> {
     let source = rotation.spec.source.as_ref()?;
     source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())
@@ -33,8 +35,8 @@ impl RotationRun<'_> {
         of(&self.rotation).cloned().unwrap_or_default().service_account_name
     }
 
-    /// Server of this cluster that a cloud credential is to lead to. `None`: the target keeps its
-    /// own server.
+    /// Address of this cluster's API server that the spec requests for the kubeconfig in the cloud
+    /// credential. `None`: the spec requests no address, so the target keeps its present one.
     pub(super) fn own_server(&self) -> Option<ServerEndpoint> {
         let target = self.rotation.spec.target.cloud_credential.as_ref()?;
         let server = target.server.as_ref()?.trim_end_matches('/').to_owned();
@@ -47,7 +49,7 @@ impl RotationRun<'_> {
         })
     }
 
-    /// Makes a token with this name, or reads it again where that is possible.
+    /// Makes a token with this name. If a Secret already stores the token, reads it from there.
     pub(super) async fn mint_account_token(
         &self,
         name: &str,
@@ -100,8 +102,8 @@ impl RotationRun<'_> {
         writer.request_token(who, until, (name, &secret_uid)).await
     }
 
-    /// Reads the token that the cluster writes into an account's new Secret a moment after its
-    /// creation.
+    /// Reads the token from a ServiceAccount's new Secret. The cluster writes the token a moment
+    /// after the Secret was created, so the read is repeated until then.
     async fn read_stored_token(&self, name: &str) -> Result<TokenText, CallError> {
         for _ in 0..TOKEN_READS {
             let namespace = self.namespace();
@@ -116,7 +118,8 @@ impl RotationRun<'_> {
         Err(CallError::Timeout { call, within: TOKEN_READ_INTERVAL * TOKEN_READS })
     }
 
-    /// Tests a token where it will be used.
+    /// Tests a token at the server where it will be used. For a cloud credential, also tests the
+    /// rights of the token.
     pub(super) async fn verify_account_token(&self, token: &TokenText) -> Result<(), StepFault> {
         let account = format!("{}:{}", self.namespace(), self.account());
         let there = self.own_server().or_else(|| self.read.reach.clone());
@@ -128,7 +131,7 @@ impl RotationRun<'_> {
         if self.rotation.spec.target.cloud_credential.is_none() {
             return Ok(());
         }
-        // Rights that Rancher's node driver needs.
+        // Rancher's node driver uses the token of a cloud credential, and needs certain rights.
         let namespaces = self.context.ctx.credentials.namespaces().await;
         let namespaces = namespaces.map_err(StepFault::Call)?;
         match there.rights(token.reveal(), &account.replace(':', "/"), &namespaces).await {
@@ -141,7 +144,7 @@ impl RotationRun<'_> {
         }
     }
 
-    /// Logs that the rights of a token are not known.
+    /// Logs that the rights of the new token could not be determined. `why`: the reason.
     pub(super) fn log_unknown_rights(&self, why: &str) {
         let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
         let said = "the rights of the new token are unknown: it is published nevertheless";

@@ -19,8 +19,8 @@ pub(super) struct TargetSnapshot {
 }
 
 impl TargetSnapshot {
-    /// Makes the result for a namespace without rights: nothing is read, so the time is the local
-    /// clock's.
+    /// Makes the result for a namespace in which the operator has no rights. Nothing is read, so
+    /// the time is that of the local clock.
     pub(super) fn without_rights() -> Self {
         let why = "the operator has no rights in this namespace";
         let unknown = UnknownTarget::barred(why.to_owned());
@@ -33,7 +33,7 @@ impl TargetSnapshot {
     }
 }
 
-/// Reads the target that the spec names, and its Rancher, if it has one.
+/// Reads the target that the spec names, and the Rancher, if the spec names one.
 pub(super) async fn read(
     context: &RotationContext,
     rotation: &TokenRotation,

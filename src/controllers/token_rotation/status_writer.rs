@@ -15,14 +15,16 @@ use crate::domain::credentials::rotation::{
 use crate::domain::credentials::timestamp::Seconds;
 use crate::k8s::CallError;
 
-/// Pause before the next check whether a right has been granted.
+/// Pause before another attempt to write the children that the API server refused, for example
+/// because the operator lacked a right.
 const CHECK_RIGHTS_AFTER: Duration = Duration::from_secs(30);
 
 /// Pause before the next reconcile while some cloud credentials were not read yet.
 const READ_MORE_AFTER: Duration = Duration::from_secs(5);
 
 impl RotationRun<'_> {
-    /// Writes the status, if it differs from the stored one.
+    /// Writes the status, if it differs from the stored one. `ready`: reason of the condition
+    /// Ready; `None` leaves that condition as it is.
     pub(super) async fn write_status(
         &mut self,
         next: RotationRecord,
@@ -50,7 +52,7 @@ impl RotationRun<'_> {
         Ok(())
     }
 
-    /// Writes a record, and reports the change in it.
+    /// Writes the record `next`, and reports `change`: its difference from the record before.
     pub(super) async fn record_change(
         &mut self,
         change: RecordChange,
@@ -151,7 +153,7 @@ impl RotationRun<'_> {
         let now = self.clock.now();
         let ends = self.rotation.status.as_ref().and_then(status::ends);
         let pause = pause(idle::next_reconcile(&self.plan, &self.record, until, ends, now), now);
-        // A change in a Rancher produces no event.
+        // A change in a Rancher produces no event, so Rancher is read again after a while.
         let most = match &self.session {
             Some(session) if session.unread > 0 => READ_MORE_AFTER,
             _ if self.children.as_ref().is_some_and(|all| !all.failures.is_empty()) => {

@@ -22,7 +22,7 @@ use crate::domain::credentials::rotation::{
 };
 use crate::k8s::CallError;
 
-/// Maximum number of consecutive steps. More steps are a fault.
+/// Maximum number of steps of one reconcile. More steps are a fault of the operator.
 const MOST_STEPS: usize = 64;
 /// Pause before an unfinished rotation is reconciled again.
 const CONTINUE_AFTER: Duration = Duration::from_millis(500);
@@ -88,7 +88,8 @@ pub(super) async fn run_steps(
 }
 
 impl RotationRun<'_> {
-    /// Runs one step. Returns the pause if the next step is to wait.
+    /// Runs one step. Returns the pause until the next reconcile. `None`: the next step can run at
+    /// once.
     async fn step(&mut self) -> Result<Option<Duration>, CallError> {
         let pending = self.record.pending.clone().unwrap_or_default().name;
         let (step, name, done) = match decide(&self.plan, &self.record, &self.observed()) {
@@ -130,7 +131,8 @@ impl RotationRun<'_> {
         Ok(None)
     }
 
-    /// Time until a rotation that is due without a request may begin. `None`: it may begin.
+    /// Time until this rotation may begin. `None`: it may begin now, or the change begins no
+    /// rotation, or an annotation requests the rotation.
     fn time_until_turn(&self, change: RecordChange, next: &RotationRecord) -> Option<Duration> {
         if change != RecordChange::Named || next.is_asked() {
             return None;
@@ -141,12 +143,12 @@ impl RotationRun<'_> {
             self.context.end_turn(&name);
             return None;
         }
-        // The rotation must be reconciled at its turn, even if its record does not show why.
+        // The rotation must be reconciled at its turn, even if its record alone requires no step.
         lock(&self.context.touched).insert(name);
         Some(turn)
     }
 
-    /// Restarts every workload of `spec.restartWorkloads`, so that it reads the target again.
+    /// Restarts every workload of `spec.restartWorkloads`, so that its pods read the target again.
     pub(super) async fn restart_workloads(&mut self) -> Result<(), StepFault> {
         let current = self.record.current.clone().unwrap_or_default();
         let part = self.plan.prefix.rsplit('-').next().unwrap_or_default();

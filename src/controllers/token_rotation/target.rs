@@ -104,8 +104,9 @@ pub(super) async fn read(
 }
 
 impl RotationRun<'_> {
-    /// Publishes the credential in memory. The write is refused if the target's version is not the
-    /// recorded one. `keep`: in a cloud credential, the old credential stays beside the new one.
+    /// Writes the unpublished credential into the target. The write is refused if the target's
+    /// version is not the recorded one. `keep`: whether a cloud credential keeps the old credential
+    /// beside the new one.
     pub(super) async fn publish(&mut self, keep: bool) -> Result<(), StepFault> {
         let Some(UnpublishedToken { credential, text: Some(token) }) = self.unpublished() else {
             self.keep_unpublished(None);
@@ -154,7 +155,7 @@ impl RotationRun<'_> {
         let namespace = &self.namespace();
         let at = SecretKeyRef { namespace, name: &wants.name, key: &wants.key, version };
         match self.context.ctx.writer.write_target(at, value).await {
-            // Another party has changed the target: the next read shows it.
+            // Another party has changed the target: the next read shows the change.
             Ok(()) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }

@@ -25,7 +25,7 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 pub(super) struct TokenProbe {
     report: IssuerReport,
     at: Instant,
-    /// Whether the last probe found another state.
+    /// Whether the last probe found a state other than `report`.
     differs: bool,
 }
 
@@ -55,8 +55,8 @@ impl RotationRun<'_> {
     }
 }
 
-/// Probes the token in use, if that is due. Returns the time until the next probe. `None`: the
-/// state of the token has changed.
+/// Probes the token in use, if a probe is due. Returns the time until the next probe: the maximum
+/// if none is scheduled. `None`: the state of the token has changed, so a reconcile is required.
 pub(super) async fn probe_if_due(
     context: &RotationContext,
     rotation: &TokenRotation,

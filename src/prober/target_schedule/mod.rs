@@ -19,7 +19,7 @@ use crate::domain::vm_backends::health::{
     next,
 };
 
-/// Key of a target; a new request or address makes a new key.
+/// Key of a target. The target gets a new key when its address or the request of its check changes.
 pub(super) type Key = u64;
 
 /// All targets. `D` holds the connection settings of a check, made once for each check.
@@ -56,7 +56,7 @@ struct ScheduledTarget {
 pub(super) struct TargetChange {
     /// Targets that were removed.
     pub(super) dropped: Vec<Key>,
-    /// New targets that will not be probed.
+    /// New targets that will not be probed, because their address cannot be a backend's.
     pub(super) refused: Vec<ProbeTarget>,
 }
 
@@ -181,9 +181,9 @@ impl<D> TargetSchedule<D> {
     }
 
     /// Records the result of a probe, and sets the time of the target's next probe. `passed` is
-    /// `None` if the probe gave no information about the target. Regular times during the probe are
-    /// skipped. Returns the LoadBalancer and the new verdict if the verdict flipped. Doubted
-    /// failures flip no verdict.
+    /// `None` if the probe gave no information about the target. Regular times that passed while
+    /// the probe was under way are skipped. Returns the LoadBalancer and the new verdict if the
+    /// verdict flipped. Doubted failures flip no verdict.
     pub(super) fn end(
         &mut self,
         key: Key,

@@ -192,7 +192,7 @@ fn into_error(obstacle: WriteObstacle) -> ReconcileError {
     }
 }
 
-/// LoadBalancer by name and UID, with the context for its objects.
+/// Name and UID of a LoadBalancer, with the context to read and write its Service and slices.
 struct ServiceTarget<'a> {
     ctx: &'a LbContext,
     namespace: String,
@@ -239,7 +239,8 @@ impl<'a> ServiceTarget<'a> {
     }
 
     /// VMs behind the LoadBalancer, with their addresses on the network `named` and their health.
-    /// An error: the health check is not possible, so all VMs count as healthy.
+    /// An error: the health check is not possible, for the returned reason, so all VMs count as
+    /// healthy.
     fn backends(
         &self,
         wanted: &WantedService<'_>,

@@ -101,8 +101,8 @@ impl ServiceTarget<'_> {
         Ok(())
     }
 
-    /// Writes the annotation to the first slice for which `is_so` holds. Returns whether there is
-    /// such a slice.
+    /// Writes the annotation to the first slice that `is_so` selects. `is_so` receives whether a
+    /// slice holds settings. Returns whether there is such a slice.
     async fn annotate_slice(
         &self,
         is_so: impl Fn(bool) -> bool,

@@ -76,8 +76,8 @@ impl ServiceTarget<'_> {
         Some(AnnouncingNode { name: name.into(), addresses })
     }
 
-    /// Updates the endpoints while the Service is not changed, because the spec is not valid. The
-    /// endpoints still follow the VMs.
+    /// Updates the endpoints, so that they follow the VMs, while an invalid spec prevents changes
+    /// of the Service.
     pub(super) async fn keep_endpoints(
         &self,
         family: AddressFamily,
@@ -141,7 +141,7 @@ impl ServiceTarget<'_> {
         self.ctx.shared.views.slices.note(&self.key, &name, &version, owned);
     }
 
-    /// Reads a slice that differs from the view.
+    /// Reads into the view a slice that the API server has in another version, or no longer has.
     pub(super) async fn read_slice(&self, name: &str) -> Result<(), WriteObstacle> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         let slices = &self.ctx.shared.views.slices;
