@@ -10,14 +10,15 @@ use crate::http::health_endpoints::Process;
 use crate::k8s::leadership::Leadership;
 use crate::metrics::{DhcpMetrics, Metrics};
 
-/// Inputs of the health and metrics answers.
+/// Sources of the agent's answers to health and metrics requests.
 #[derive(Clone)]
 pub struct AgentHealth {
     /// The process's metrics.
     pub metrics: Metrics,
     /// Metrics of the process's DHCP leases.
     pub dhcp: DhcpMetrics,
-    /// Earliest expiry of a lease. Each request for metrics computes the remaining time from it.
+    /// Earliest expiry of the leases that this agent holds. Each request for metrics computes the
+    /// remaining time from this expiry.
     pub expiry: Arc<ExpiryGauge>,
     /// Leadership: whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,

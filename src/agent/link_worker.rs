@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::links::{KernelLinks, name};
 use crate::domain::dhcp::Mac;
 
-/// Job for the task.
+/// Job for the task that makes and removes links.
 #[derive(Clone, Debug)]
 pub(super) enum LinkJob {
     /// Make a lease's link on the interface with the index `parent`.
@@ -24,7 +24,7 @@ pub(super) enum LinkJob {
     ClearAllBut(HashSet<String>),
 }
 
-/// Outcome of a job.
+/// Outcome of a [`LinkJob`].
 #[derive(Clone, Debug)]
 pub(super) enum JobOutcome {
     Made(Mac),
@@ -104,8 +104,8 @@ async fn work(
     }
 }
 
-/// Removes the links of an earlier agent. A link that cannot be removed disappears with the network
-/// namespace, or the next agent removes it.
+/// Removes links that an earlier agent left behind, except the links named in `needed`. A link that
+/// cannot be removed disappears with the network namespace, or the next agent removes it.
 async fn clear(links: &KernelLinks, needed: &HashSet<String>) {
     match links.remove_all_but(needed).await {
         Ok(removed) if removed.is_empty() => {}

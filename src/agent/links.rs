@@ -1,5 +1,5 @@
-//! Owns the leases' interfaces. Each lease has one macvlan in mode `source`, without source
-//! addresses and without an IP address.
+//! Owns the leases' network interfaces, the links. Each lease has one macvlan in mode `source`. Its
+//! list of allowed source addresses is empty, and it has no IP address.
 //!
 //! Each link makes its parent interface accept frames to the link's hardware address. The link
 //! itself receives no frame. In other modes the kernel would copy each broadcast of the network to
@@ -11,9 +11,10 @@
 //! * An agent changes or removes only two kinds of links: links with the alias of its own network,
 //!   and links without an alias whose name and mode show that an agent made them. Links that a
 //!   crash left behind are recognised in the same way and removed.
-//! * The name of a link contains its hardware address, so a lease finds its earlier link.
-//! * Notifications of the kernel have a socket of their own. The kernel drops notifications that it
-//!   cannot deliver. On a shared socket, it would drop answers to requests too.
+//! * The name of a link contains its hardware address, so an agent finds the link that an earlier
+//!   agent made for the same lease.
+//! * The kernel's notifications arrive on a socket of their own. The kernel drops messages when a
+//!   socket's buffer is full. On a shared socket, it would drop answers to requests too.
 
 use std::collections::HashSet;
 use std::io;
@@ -36,7 +37,7 @@ use rtnetlink::{
 use crate::domain::dhcp::Mac;
 use crate::domain::dhcp_lease::agent_name;
 
-/// Errors of the kernel, as negative errno.
+/// Error codes of the kernel, as negative errno.
 const EXISTS: i32 = -17;
 const NO_SUCH_DEVICE: i32 = -19;
 /// Lowest interface group that may be used to remove several links together. The first free group
@@ -45,7 +46,7 @@ const FIRST_GROUP: u32 = 0x6c62_0000;
 
 type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
-/// Access to the kernel's links, by netlink.
+/// Access to the kernel's network links, by netlink.
 #[derive(Clone, Debug)]
 pub(super) struct KernelLinks {
     handle: Handle,
@@ -53,13 +54,13 @@ pub(super) struct KernelLinks {
     mark: String,
 }
 
-/// Link notifications of the kernel.
+/// Receiver of the kernel's notifications about links.
 pub(super) struct LinkChanges {
     messages: Messages,
     links: KernelLinks,
-    /// Running request for a list of all links. It was started after the kernel dropped a
-    /// notification for want of buffer space. The request survives when the future of
-    /// [`LinkChanges::next`] is dropped, because a request for many links takes long.
+    /// Running request for a list of all links. It is made after the kernel dropped notifications
+    /// for lack of buffer space. The request survives when the future of [`LinkChanges::next`] is
+    /// dropped, because a request for many links takes long.
     listing: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
 }
 
@@ -75,16 +76,16 @@ pub(super) struct KernelLink {
     pub(super) carries: bool,
     /// Interface group of the link.
     pub(super) group: u32,
-    /// The mode of a macvlan.
+    /// Mode of the macvlan. `None`: the link is not a macvlan.
     pub(super) mode: Option<MacVlanMode>,
     /// Whether the link is a macvlan in mode `source`, up, with ARP off.
     pub(super) ready: bool,
 }
 
-/// Change of a link.
+/// Change of the kernel's links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LinkChange {
-    /// The link is new or has changed.
+    /// The link is new, or has changed to this state.
     Is(KernelLink),
     /// The link was removed.
     Gone(KernelLink),
@@ -103,7 +104,7 @@ impl KernelLinks {
         Ok((links.clone(), LinkChanges { messages, links, listing: None }))
     }
 
-    /// Lists all links.
+    /// Lists all links of the network namespace.
     pub(super) async fn all(&self) -> Result<Vec<KernelLink>, Error> {
         self.handle.link().get().execute().map_ok(read).try_collect().await
     }
@@ -139,8 +140,9 @@ impl KernelLinks {
         self.add(parent, mac, &name, &alias).await
     }
 
-    /// Adds a link. ARP and IPv6 addresses are off before the link comes up, so that it never sends
-    /// a frame by itself. With ARP, the link would also answer for the machine's own addresses.
+    /// Adds a link. ARP and IPv6 addresses are turned off before the link comes up, so that the
+    /// link never sends a frame by itself. With ARP on, the link would also answer for the
+    /// machine's own addresses.
     async fn add(&self, parent: u32, mac: Mac, name: &str, alias: &str) -> Result<(), Error> {
         let link =
             LinkMacVlan::new(name, parent, MacVlanMode::Source).address(mac.0.to_vec()).arp(false);
@@ -163,7 +165,8 @@ impl KernelLinks {
         done
     }
 
-    /// Removes a link of this network. The kernel takes some 20 ms.
+    /// Removes the link with this name, if an agent of this network made the link. The kernel takes
+    /// some 20 ms.
     pub(super) async fn remove(&self, name: &str) -> Result<(), Error> {
         let Some(link) = self.by_name(name).await? else { return Ok(()) };
         if !self.is_ours(&link) {
@@ -172,9 +175,9 @@ impl KernelLinks {
         gone_or(self.handle.link().del(link.index).execute().await)
     }
 
-    /// Removes all links of the network except the correctly configured links with these names.
-    /// Returns the names of the removed links. The kernel removes them as one group, in hardly more
-    /// time than it takes for one link.
+    /// Removes all links of the network, except correctly configured links whose names are in
+    /// `needed`. Returns the names of the removed links. The kernel removes them as one group, in
+    /// hardly more time than it takes for one link.
     pub(super) async fn remove_all_but(
         &self,
         needed: &HashSet<String>,
@@ -197,7 +200,7 @@ impl KernelLinks {
         Ok(left.into_iter().map(|link| link.name).collect())
     }
 
-    /// Reads the link with this name.
+    /// Reads the link with this name. `None`: no link has the name.
     pub(super) async fn by_name(&self, name: &str) -> Result<Option<KernelLink>, Error> {
         let mut found = self.handle.link().get().match_name(name.to_owned()).execute();
         match found.try_next().await {
@@ -217,7 +220,8 @@ impl KernelLinks {
 }
 
 impl LinkChanges {
-    /// Next change, or `None` when the kernel sends no more notifications. Cancel-safe.
+    /// Next change. `None`: the kernel sends no more notifications, or the links cannot be listed.
+    /// Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<LinkChange> {
         loop {
             if let Some(listing) = &mut self.listing {
@@ -297,7 +301,7 @@ fn read(message: LinkMessage) -> KernelLink {
     link
 }
 
-/// Mode of a macvlan.
+/// Mode in a macvlan's link information. `None`: other link information.
 fn mode(info: LinkInfo) -> Option<MacVlanMode> {
     let LinkInfo::Data(InfoData::MacVlan(data)) = info else { return None };
     data.into_iter().find_map(|one| match one {

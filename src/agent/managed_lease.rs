@@ -39,30 +39,31 @@ pub(super) struct ManagedLease {
     finalizers: Vec<String>,
     /// Whether the record is being deleted, so that the address must be released.
     pub(super) leaving: bool,
-    /// Whether the record is gone, for whatever reason.
+    /// Whether the record no longer exists, or another record of the same name has replaced it.
     pub(super) gone: bool,
     pub(super) identity: ClientIdentity,
-    /// Address that the client requests first, before it has leased any address.
+    /// Address in `spec.requestedAddress`. The client requests it if it has held no address before.
     wish: Option<Ipv4Addr>,
     /// Whether the client always asks servers to broadcast their answers.
     broadcast: bool,
-    /// DHCP client; set once the link exists.
+    /// DHCP client. `None` until the link exists, or until a held address must be released.
     pub(super) client: Option<DhcpClient>,
     pub(super) link: LinkState,
     /// Number of failed attempts to make the link.
     pub(super) failures: u32,
     /// Status as stored in the record.
     pub(super) stored: DHCPLeaseStatus,
-    /// Next write of the record; taken when the write starts.
+    /// Next write of the record. `None`: nothing is to be written, or the write has started.
     pub(super) pending: Option<PendingWrite>,
     pub(super) writing: bool,
-    /// Time of the next try after a failure.
+    /// Time of the next attempt to make the link, to write the record or to release the address.
+    /// `None`: none of these waits.
     pub(super) retry: Option<Duration>,
     /// Whether the client was asked to release the address.
     pub(super) released: bool,
     /// Time at which the lease is handled next: the client's deadline, or `retry` if it is earlier.
     pub(super) deadline: Option<Duration>,
-    /// Whether the client has finished.
+    /// Whether the client has finished, so that the link and the finalizer can be removed.
     pub(super) done: bool,
     /// Client state under which the metrics count the lease.
     pub(super) counted: Option<ClientState>,
@@ -72,7 +73,7 @@ pub(super) struct ManagedLease {
 /// Pending write of a record.
 #[derive(Clone, Debug)]
 pub(super) enum PendingWrite {
-    /// Record that the client asked to store.
+    /// State of the lease that the client asked to store.
     Record(LeaseRecord),
     /// Report that the link could not be made.
     LinkFailed(String),
@@ -135,7 +136,7 @@ impl ManagedLease {
         }
     }
 
-    /// Creates the client, which resumes the lease in the record, if there is one.
+    /// Creates the DHCP client. If the record holds a lease, the client resumes this lease.
     pub(super) fn begin(
         &mut self,
         mut options: ClientOptions,
@@ -162,7 +163,8 @@ impl ManagedLease {
         self.stored.address.is_some()
     }
 
-    /// Finalizers of the record that are not the agent's. `None`: the agent's is not set.
+    /// Finalizers of the record that are not the agent's. `None`: the record does not have the
+    /// agent's finalizer.
     pub(super) fn other_finalizers(&self) -> Option<Vec<String>> {
         without_finalizers(&self.finalizers, &[DHCP_FINALIZER])
     }
@@ -185,7 +187,7 @@ impl ManagedLease {
     }
 }
 
-/// Current time on both clocks.
+/// Current time on both clocks: time since the machine started, and time of day.
 pub(super) fn moment() -> Moment {
     Moment { now: clock::now(), wall: clock::wall() }
 }

@@ -2,8 +2,8 @@
 //!
 //! This is the only part of the operator with privileges. A term begins when the agent acquires the
 //! network's Lease. The agent then reads the records, corrects the links, and resumes each client
-//! from its record. The term ends at once when another process holds the Lease. No state survives
-//! the end of a term: only the records count.
+//! from its record. The term ends at once when another process holds the Lease. No state in memory
+//! survives the end of a term: the next term starts from the records.
 //!
 //! Invariants:
 //!
@@ -50,7 +50,7 @@ pub struct AgentSettings {
     pub interface: String,
     /// Name of this agent in records.
     pub me: String,
-    /// ARP probe of a newly granted address.
+    /// Timing of the ARP probe, which checks whether another host uses a newly granted address.
     pub probe: ProbeTiming,
     /// Subnets whose addresses may be leased. Empty: any address.
     pub subnets: Arc<[Ipv4Net]>,
@@ -75,11 +75,13 @@ pub struct DhcpAgent {
     pub events: EventRecorder,
     /// Metrics of the leases.
     pub dhcp: DhcpMetrics,
-    /// Earliest expiry of a lease. Each request for metrics computes the remaining time from it.
+    /// Earliest expiry of the leases that this agent holds. Each request for metrics computes the
+    /// remaining time from this expiry.
     pub expiry: Arc<ExpiryGauge>,
 }
 
-/// Earliest expiry of a lease. Each request for metrics computes the remaining time from it.
+/// Earliest expiry of the leases that this agent holds. Each request for metrics computes the
+/// remaining time from this expiry.
 #[derive(Debug, Default)]
 pub struct ExpiryGauge {
     /// Earliest expiry of a lease, in milliseconds on the agent's clock. 0: no lease expires.
@@ -87,7 +89,7 @@ pub struct ExpiryGauge {
 }
 
 impl ExpiryGauge {
-    /// Updates the metrics.
+    /// Updates the agent's metrics. `speaks`: whether this process holds the network's Lease.
     pub fn show(&self, dhcp: &DhcpMetrics, speaks: bool) {
         let end = Duration::from_millis(self.first_expiry.load(Ordering::Relaxed));
         let left = end.saturating_sub(clock::now()).as_secs();
@@ -101,7 +103,7 @@ impl ExpiryGauge {
     }
 }
 
-/// Drops all capabilities but two. Must run before a second thread starts.
+/// Drops all capabilities except `NET_ADMIN` and `NET_RAW`. Must run before a second thread starts.
 pub fn drop_privileges() -> anyhow::Result<()> {
     privileges::keep_two()
 }
@@ -120,7 +122,8 @@ impl DhcpAgent {
         result
     }
 
-    /// Removes the links that this agent made for the network. Called before the agent exits.
+    /// Removes all links that this agent, or an earlier agent, made for the network. Called before
+    /// the agent exits.
     pub async fn clear(&self) -> anyhow::Result<()> {
         let (links, _changes) = KernelLinks::connect(&self.settings.network)?;
         links.remove_all_but(&HashSet::new()).await?;

@@ -5,8 +5,8 @@
 //!
 //! Invariants:
 //!
-//! * The socket is open only while a client waits for an answer, and for a short time after that or
-//!   after a send.
+//! * The socket is open only while a client waits for an answer, and for a short time after the
+//!   wait or after a frame was sent.
 //! * The socket sends on that interface and on no other.
 //! * The kernel accepts two kinds of frames: DHCP to or from clients, and ARP while a client
 //!   probes. It drops all other frames before it wakes this process.
@@ -25,10 +25,11 @@ use crate::domain::dhcp;
 /// `ETH_P_ALL` in network byte order. Only a socket of this protocol receives frames before the
 /// kernel hands them to the link that they are for.
 const EVERYTHING: i32 = 0x0300;
-/// Opcode that ends a filter and says how many octets of the frame to accept.
+/// Opcode of the instruction that ends a BPF filter. Its operand is the number of octets of the
+/// frame to accept.
 const RETURN: u16 = 0x06;
-/// Size of the receive buffer in octets, for a burst of answers. The kernel has a limit for every
-/// process, and reduces a greater size to that limit.
+/// Requested size of the receive buffer in octets, so that a burst of answers fits. The kernel
+/// reduces a size above its limit `net.core.rmem_max` to that limit.
 const QUEUE: usize = 1 << 20;
 
 /// Frames that the filter accepts.
@@ -62,8 +63,8 @@ impl PacketSocket {
         self.accepted
     }
 
-    /// Accepts these frames from now on. If this call opens the socket, the socket receives no
-    /// earlier frame.
+    /// Accepts these frames from now on. [`FrameFilter::Nothing`] closes the socket. If this call
+    /// opens the socket, the socket receives no earlier frame.
     pub(super) fn set_filter(&mut self, accepted: FrameFilter) -> io::Result<()> {
         if accepted == self.accepted {
             return Ok(());
@@ -86,8 +87,8 @@ impl PacketSocket {
     /// Sends a whole frame, or fails at once.
     pub(super) fn send(&self, frame: &[u8]) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
-        // Bypasses the runtime, which treats a socket that was just opened as not ready. If the
-        // interface's queue is full, the frame counts as lost on the way.
+        // Bypasses the tokio runtime, because it treats a socket that was just opened as not ready.
+        // If the interface's queue is full, the frame is treated as lost in the network.
         match SockRef::from(socket).send(frame) {
             Ok(sent) if sent < frame.len() => Err(ErrorKind::WriteZero.into()),
             Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
@@ -103,7 +104,7 @@ impl PacketSocket {
         }
     }
 
-    /// Next received frame, if any.
+    /// Next received frame. `None`: no frame is waiting, or the socket is closed.
     pub(super) fn take<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
         let Some(socket) = &self.socket else { return Ok(None) };
         match socket.try_recv(buffer) {

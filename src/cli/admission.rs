@@ -28,12 +28,12 @@ use crate::k8s::read::ApiReader;
 use crate::k8s::views::Views;
 use crate::metrics::Metrics;
 
-/// Name of the Service in `config/manager`.
+/// Name of admission's Service, as in `config/manager`.
 const SERVICE: &str = "harvester-guest-operator-admission";
 /// Longest difference between the times at which replicas replace certificates.
 const SPREAD: Duration = Duration::from_hours(6);
-/// Time between the start of the shutdown and the end of the listener. In this time, routes to this
-/// replica are removed.
+/// Time between the start of the shutdown and the end of the listener. In this time, Kubernetes
+/// removes the routes to this replica.
 const LINGER: Duration = Duration::from_secs(4);
 
 /// Way by which the API server reaches admission.
@@ -69,9 +69,9 @@ pub(super) struct AdmissionArgs {
     /// the ClusterRole.
     #[arg(long, env = "HGO_ADMISSION_OWNER")]
     pub(super) admission_owner: Option<String>,
-    /// File in PEM with the certificate authorities of callers. Admission and mutation requests are
-    /// then accepted only from callers with a certificate that one of these authorities signed. By
-    /// default an API server has no such certificate.
+    /// File in PEM with the certificate authorities of callers. Validation and mutation requests
+    /// are then accepted only from callers with a certificate that one of these authorities signed.
+    /// By default an API server has no such certificate.
     #[arg(long, env = "HGO_ADMISSION_CLIENT_CA")]
     admission_client_ca: Option<PathBuf>,
 }
@@ -86,7 +86,7 @@ pub(super) struct RunningAdmission {
 }
 
 impl RunningAdmission {
-    /// Returns if the listener ends without a shutdown.
+    /// Waits until the listener ends without a shutdown. Never returns if admission is off.
     pub(super) async fn ended(&mut self) {
         match &mut self.server {
             Some(server) => drop(server.await),
@@ -167,6 +167,7 @@ pub(super) async fn start(
 }
 
 /// Endpoint at which the API server reaches admission, and the names in admission's certificate.
+/// `bound`: address on which admission listens.
 fn place(
     args: &AdmissionArgs,
     bound: SocketAddr,
@@ -206,8 +207,8 @@ fn place(
     Ok((place, names))
 }
 
-/// Empties the operator's webhook configurations. Without a listener, each request would be
-/// refused.
+/// Empties the operator's webhook configurations. Without a listener, the API server would refuse
+/// each request.
 async fn unregister(installation: &Installation) {
     for part in [WebhookObject::Mutating, WebhookObject::Validating] {
         let removed = match installation.read(part).await {

@@ -28,10 +28,10 @@ pub(super) struct DhcpArgs {
     agent: Option<String>,
 }
 
-/// Options that say on which networks the host leases.
+/// Options for the networks on which the host cluster leases addresses.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct NetworkArgs {
-    /// Networks on which the host leases, separated by commas: namespace/name of each
+    /// Networks on which the host leases addresses, separated by commas: namespace/name of each
     /// NetworkAttachmentDefinition. Their agents are deployed by others, such as the chart. A name
     /// may end in =mac or =none, the form of the client identifiers on that network.
     #[arg(long = "dhcp-networks", env = "HGO_DHCP_NETWORKS", value_delimiter = ',', value_parser = listed)]
@@ -45,8 +45,9 @@ pub(super) struct NetworkArgs {
         default_value = "default"
     )]
     namespaces: Vec<String>,
-    /// Network on which the host leases for LoadBalancers of VMs that name no network:
-    /// namespace/name of its NetworkAttachmentDefinition. The host must lease on this network.
+    /// Network on which the host leases addresses for LoadBalancers of VMs that name no network:
+    /// namespace/name of its NetworkAttachmentDefinition. The host must lease addresses on this
+    /// network.
     #[arg(
         long = "dhcp-default-network",
         env = "HGO_DHCP_DEFAULT_NETWORK",
@@ -82,14 +83,14 @@ impl DhcpArgs {
         }))
     }
 
-    /// Networks on which the host leases.
+    /// Networks on which the host cluster leases addresses from DHCP servers.
     pub(super) fn networks(&self) -> DhcpNetworks {
         self.networks.networks()
     }
 }
 
 impl NetworkArgs {
-    /// Networks on which the host leases.
+    /// Networks on which the host cluster leases addresses from DHCP servers.
     pub(super) fn networks(&self) -> DhcpNetworks {
         let is_given = |name: &&String| !name.is_empty();
         let listed = self.networks.iter().filter(|(name, _)| is_given(&name)).cloned();

@@ -26,8 +26,8 @@ use crate::k8s::leadership::{LeaderElector, Leadership, LeadershipClaim};
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
-/// Duration of the agent's Lease for leader election. It is long enough that a stalled agent on a
-/// busy machine remains leader. DHCP leases last longer.
+/// Duration of the agent's Lease for leader election, in seconds. It is long enough that a stalled
+/// agent on a busy machine remains leader. DHCP leases last longer.
 const CLAIM_SECONDS: u8 = 10;
 /// Time limit for the removal of links when the agent ends. The removal of a thousand links takes a
 /// second.

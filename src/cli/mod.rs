@@ -43,7 +43,8 @@ enum Command {
     /// its cloud provider and CSI driver.
     CloudConfig(Box<cloud_config::CloudConfigArgs>),
     /// Says what the operator would do in this cluster: addresses, objects that it would write,
-    /// credentials that end soon. The command only reads, and the operator need not be installed.
+    /// credentials that expire soon. The command only reads, and the operator need not be
+    /// installed.
     Preview(Box<preview::PreviewArgs>),
     /// Takes over from Harvester's Go controller, or goes back to it. Prints the plan; --apply
     /// carries the plan out.

@@ -23,7 +23,7 @@ use crate::k8s::leadership::Leadership;
 use crate::metrics::Metrics;
 
 /// Longest time without an attempt to read the Lease. Failed attempts count, so a silent API server
-/// does not restart pods. After a longer time the process is stuck.
+/// does not restart pods. After a longer time the process counts as stuck.
 const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 /// Maximum number of connections at the same time: of the kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;
@@ -35,10 +35,10 @@ pub trait Process: Clone + Send + Sync + 'static {
     /// Metrics of the process. Metrics that are computed on each request are updated first.
     fn metrics(&self) -> &Metrics;
 
-    /// Leadership of the process.
+    /// Leadership: whether the process holds its Lease.
     fn leadership(&self) -> &Leadership;
 
-    /// Checks that the process could take over. `Err`: the reason why it could not.
+    /// Checks that the process could take over from a leader. `Err`: the reason why it could not.
     fn readiness(&self) -> Result<(), &'static str>;
 }
 
@@ -50,7 +50,7 @@ struct EndpointState<P> {
     gathered: Arc<Mutex<(TokenBucket, String)>>,
 }
 
-/// Binds the address, then serves until dropped. Returns the bound address.
+/// Binds the address. Returns the bound address, and a future that serves until it is dropped.
 pub async fn serve(
     address: SocketAddr,
     process: impl Process,

@@ -13,7 +13,7 @@ use crate::k8s::leadership::Leadership;
 use crate::k8s::views::Views;
 use crate::metrics::Metrics;
 
-/// Inputs of the health and metrics answers.
+/// Sources of the operator's answers to health and metrics requests.
 #[derive(Clone)]
 pub struct OperatorHealth {
     /// The process's metrics.
@@ -22,7 +22,7 @@ pub struct OperatorHealth {
     pub leadership: Arc<Leadership>,
     /// Views of the cluster.
     pub views: Views,
-    /// Whether admission can answer, or is off.
+    /// Whether admission can answer. Also true if admission is off.
     pub admission: watch::Receiver<bool>,
     /// Whether the process is shutting down.
     pub ending: CancellationToken,
@@ -92,8 +92,8 @@ fn endpoint_state(endpoint: &VmEndpoint) -> &'static str {
     }
 }
 
-/// Status and reason of the condition Ready. Reasons of other software count as one reason, so that
-/// the label has a closed set of values.
+/// Status and reason of a LoadBalancer's condition Ready. Reasons of other software count as one
+/// reason, so that the label has a closed set of values.
 fn state(lb: &LoadBalancer) -> (String, String) {
     let ready = lb.status.as_ref().and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
     let reason = ready.and_then(|c| c.reason.clone()).unwrap_or_default();

@@ -19,7 +19,7 @@ use rustls::server::{
 use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig};
 
-/// Current certificate. Without a certificate, handshakes fail.
+/// Certificate that TLS handshakes use now. Without a certificate, handshakes fail.
 #[derive(Debug, Default)]
 pub struct InUse(RwLock<Option<Arc<CertifiedKey>>>);
 
@@ -37,9 +37,9 @@ impl ResolvesServerCert for InUse {
 }
 
 /// TLS settings that serve the current certificate. `client_ca`: a PEM file with the authorities of
-/// callers' certificates. With this file, callers are asked for a certificate, and it is verified.
-/// A caller without a certificate is accepted but marked unknown, because the API server cannot
-/// show a certificate when it requests a conversion.
+/// callers' certificates. With this file, callers are asked for a certificate, and the certificate
+/// is verified. A caller without a certificate is accepted but marked unknown, because the API
+/// server cannot show a certificate when it requests a conversion.
 pub fn settings(in_use: Arc<InUse>, client_ca: Option<&Path>) -> anyhow::Result<ServerConfig> {
     // Names the provider, so that the default that another crate sets does not matter.
     let provider = Arc::new(aws_lc_rs::default_provider());

@@ -149,7 +149,7 @@ impl Webhooks {
     }
 }
 
-/// Complete body. A large body holds a turn until its answer is sent.
+/// Complete body of a request. A large body holds its turn in the queue until its answer is sent.
 struct CompleteBody {
     bytes: Vec<u8>,
     turn: Option<CallerTurn<ConnectionSource>>,
@@ -157,7 +157,7 @@ struct CompleteBody {
 
 /// Reads a body of at most `most` bytes, which must arrive within `patience`. A large body must
 /// declare its length, as the API server does. A declared length above `most` is refused before the
-/// body arrives. For another declared length, the memory is allocated once.
+/// body arrives. Memory for the declared length is allocated once.
 async fn read(
     mut body: Body,
     turns: &Turns<ConnectionSource>,
@@ -196,8 +196,8 @@ async fn read_until(
     Ok(false)
 }
 
-/// Runs the work on another thread. The turn lasts until the work has ended and its answer is sent,
-/// even if the caller no longer waits.
+/// Runs the work for a large body on another thread. The turn lasts until the work has ended and
+/// its answer is sent, even if the caller no longer waits.
 async fn beside(
     sent: CompleteBody,
     work: impl FnOnce(&[u8]) -> Result<Vec<u8>, RequestRefusal> + Send + 'static,

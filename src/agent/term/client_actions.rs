@@ -1,4 +1,5 @@
-//! Executes the outputs of a client, and updates the socket, the timers and the metrics.
+//! Executes the actions that a DHCP client requests, and updates the socket, the timers and the
+//! metrics.
 
 use std::time::Duration;
 
@@ -10,12 +11,13 @@ use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSocket
 use crate::domain::dhcp_lease::status::state;
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Time for which the socket stays open, or accepts ARP, after the last client needed the socket or
-/// ARP. The next exchange often follows soon.
+/// Delay before the socket is closed or stops accepting ARP, after the last client needed the
+/// socket or ARP. The next exchange often follows soon. A socket that failed is opened again after
+/// the same delay.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl AgentTerm<'_> {
-    /// Executes the outputs of a client.
+    /// Executes the actions of a lease's client: queues writes, reports events, sends frames.
     pub(super) fn act(&mut self, mac: Mac, said: Vec<ClientAction>) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let mut frames = Vec::new();
@@ -104,8 +106,9 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Adjusts the frames that the socket accepts. A change to more frames takes effect at once. A
-    /// change to fewer frames takes effect after [`EASE`], or at once if `less` is set.
+    /// Adjusts the frames that the socket accepts to the clients' needs. A change to more frames
+    /// takes effect at once. `less`: whether a change to fewer frames takes effect at once too,
+    /// instead of after [`EASE`].
     pub(super) fn adjust_filter(&mut self, less: bool) {
         let needed = match (self.asking, self.probing.is_empty()) {
             (_, false) => FrameFilter::DhcpAndArp,
@@ -124,8 +127,8 @@ impl AgentTerm<'_> {
     }
 
     /// Sends a lease's frames if this agent may send. While the API server is silent, the leader is
-    /// not known. Then this agent only extends held leases. It stops as soon as it observes that
-    /// another agent extends them, because one agent is enough.
+    /// not known. Then this agent only extends held leases. It stops this as soon as it observes
+    /// that another agent extends them, because one agent is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
         let leads = self.agent.leadership.is_current();
         self.yields &= !leads;

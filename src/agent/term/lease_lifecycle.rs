@@ -14,11 +14,12 @@ use crate::domain::dhcp::{ClientOptions, Mac, phase, start_within};
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::informer::key;
 
-/// Time over which the clients spread their first requests after a restart. It is [`RESUME_EACH`]
-/// for each lease, up to [`RESUME_LONGEST`] in total.
+/// Time over which the clients spread their first requests after a restart. The time is
+/// [`RESUME_EACH`] for each lease, up to [`RESUME_LONGEST`] in total.
 const RESUME_EACH: Duration = Duration::from_millis(60);
 const RESUME_LONGEST: Duration = Duration::from_secs(30);
-/// Number of clients without an address that may start at the same time.
+/// Number of clients without an address that may start at the same time. If there are more, the
+/// clients spread their first messages over time.
 const A_FEW: usize = 10;
 /// First and longest pause before another attempt to make a link.
 const LINK_PAUSE: Duration = Duration::from_millis(500);
@@ -39,7 +40,7 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Starts to serve all leases once the first list is complete.
+    /// Starts to serve all leases, after the first list of DHCPLeases is complete.
     fn take_up_all(&mut self) {
         self.complete = true;
         tracing::info!(leases = self.leases.len(), "records loaded");
@@ -120,7 +121,8 @@ impl AgentTerm<'_> {
         self.reschedule(mac);
     }
 
-    /// Starts or resumes the client, whose link exists now.
+    /// Starts the lease's client, whose link exists now. A client that runs already is only
+    /// notified whether the carrier is up.
     pub(super) fn start(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();
@@ -182,7 +184,8 @@ impl AgentTerm<'_> {
         self.leave(mac);
     }
 
-    /// Releases the address, if there is one.
+    /// Releases the lease's address, if it has one. Tries again later while this agent does not
+    /// lead, or while too many addresses are released at once.
     pub(super) fn leave(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();
@@ -239,7 +242,8 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Drops the remaining state of the lease, and starts its successor if there is one.
+    /// Drops the remaining state of the lease, and serves the record that replaced its record, if
+    /// there is one.
     pub(super) fn forget(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.client = None;

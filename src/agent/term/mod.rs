@@ -31,8 +31,8 @@ use crate::domain::limits::token_bucket::TokenBucket;
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Longest sleep. A limit is needed because the clock counts the time for which the machine is
-/// suspended, but a sleep does not.
+/// Longest sleep of the loop. A limit is needed because the clock counts the time for which the
+/// machine is suspended, but a sleep does not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 /// Maximum number of frames that are read before other events are handled.
 const MOST_FRAMES: usize = 256;
@@ -49,35 +49,38 @@ pub(super) struct AgentTerm<'a> {
     /// lease. The earlier lease has not ended yet.
     successors: HashMap<Mac, Box<DHCPLease>>,
     timers: BTreeSet<(Duration, Mac)>,
-    /// Whether the first list of records is complete.
+    /// Whether the first list of DHCPLeases is complete.
     complete: bool,
     records: UnboundedReceiver<RecordEvent>,
     socket: PacketSocket,
-    /// Leases whose client waits for ARP.
+    /// Leases whose client waits for ARP frames.
     probing: BTreeSet<Mac>,
-    /// Number of clients that wait for DHCP or ARP.
+    /// Number of clients that wait for DHCP or ARP frames.
     asking: usize,
-    /// Time from which the socket may accept fewer frames.
+    /// Time at which the socket is closed, accepts fewer frames, or is opened again after a
+    /// failure. `None`: no such change is due.
     ease: Option<Duration>,
     changes: LinkChanges,
     link_worker: LinkWorker,
-    /// The network's interface.
+    /// Interface on the network, which carries the leases' links. `None`: it does not exist.
     parent: Option<KernelLink>,
     /// Leases whose record is to be written.
     queue: VecDeque<Mac>,
     writes: JoinSet<WriteOutcome>,
     releases: TokenBucket,
-    /// Stations that dispute addresses that the servers granted.
+    /// Stations that answer ARP for addresses that the DHCP servers granted.
     disputes: AddressDisputes,
-    /// Number of clients started so far.
+    /// Number of client options made so far. It gives each client its own phase, so that clients
+    /// spread their messages over time.
     begun: u32,
     seeds: RandomState,
     claim: watch::Receiver<LeadershipClaim>,
-    /// Whether another agent was seen active on this network while the leader is not known.
+    /// Whether another agent was seen active on this network while the leader is not known. This
+    /// agent then renews no lease.
     yields: bool,
     /// Whether the metrics that cover all leases are out of date.
     stale: bool,
-    /// Task of the watch; it ends with the term.
+    /// Task that watches DHCPLeases. It ends with the term.
     _watch: JoinSet<()>,
 }
 

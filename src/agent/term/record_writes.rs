@@ -1,4 +1,5 @@
-//! Writes records: one write at a time for each lease, a few in parallel for all.
+//! Writes records to the API server: one write at a time for each lease, and a few at a time in
+//! total.
 
 use std::time::Duration;
 
@@ -10,12 +11,13 @@ use crate::domain::dhcp::Mac;
 use crate::domain::dhcp_lease::status::{link_failed, report, status_patch};
 use crate::k8s::CallError;
 
-/// Maximum number of writes at the same time. More writes do not make an API server faster.
+/// Maximum number of writes at the same time, for all leases together. More parallel writes do not
+/// make an API server faster.
 const MOST: usize = 8;
 /// Pause before a failed write is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Outcome of a write.
+/// Outcome of a write of a record.
 pub(super) struct WriteOutcome {
     mac: Mac,
     uid: String,
@@ -27,8 +29,8 @@ pub(super) struct WriteOutcome {
     fresh: RereadRecord,
 }
 
-/// Record that was read after a write failed with 409 or 404. A 404 may concern the record, or only
-/// its status if the CRD has no status subresource.
+/// Record as read again after a write failed with 409 or 404. A 404 means that the record does not
+/// exist, or that its CRD has no status subresource.
 enum RereadRecord {
     /// The record was not read, or could not be read.
     Unread,
@@ -37,7 +39,7 @@ enum RereadRecord {
 }
 
 impl AgentTerm<'_> {
-    /// Starts writes, up to the limit.
+    /// Starts queued writes until [`MOST`] writes are running.
     pub(super) fn write_some(&mut self) {
         while self.writes.len() < MOST {
             let Some(mac) = self.queue.pop_front() else { break };
@@ -136,7 +138,8 @@ impl AgentTerm<'_> {
         self.reschedule(mac);
     }
 
-    /// Queues the lease's next write if a write is pending by now.
+    /// Queues the lease's next write if one became pending during the last write. Then takes the
+    /// next step to end the lease, if the lease is ending.
     fn again(&mut self, mac: Mac) {
         if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
             self.queue.push_back(mac);

@@ -1,4 +1,5 @@
-//! File of `--out`. At any time only the file's owner can read it, and it is never incomplete.
+//! File that `--out` names. At any time only the file's owner can read it, and it is never
+//! incomplete.
 
 use std::fs;
 use std::io::Write as _;

@@ -206,7 +206,7 @@ impl CredentialCommands {
         }
     }
 
-    /// Creates missing objects, and returns the resulting state.
+    /// Creates the missing objects of the guest's access. Returns the objects that exist then.
     async fn complete(
         &self,
         guest: &GuestCluster,

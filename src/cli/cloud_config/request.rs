@@ -9,7 +9,7 @@ use super::{CloudConfigArgs, CsiAccess, GuestCluster, RefusalReasons, RevokeScop
 use crate::domain::credentials::guest_account::output::OutputForm;
 use crate::domain::credentials::guest_account::{namespace_fault, output};
 
-/// Request of the user.
+/// Request that the options of `cloud-config` express.
 pub(super) struct CloudConfigRequest {
     /// Namespace of the guests. `None`: all namespaces.
     pub(super) namespace: Option<String>,
@@ -24,17 +24,18 @@ pub(super) enum RequestedWork {
     List,
     Make(GuestCluster, Box<MakeRequest>),
     Revoke(GuestCluster, RevokeScope),
-    /// Revokes the credentials of one guest, or of all guests that are gone.
+    /// Revokes the credentials of this guest, if it is gone. `None`: of all requested guests that
+    /// are gone.
     RevokeGone(Option<GuestCluster>),
 }
 
 pub(super) struct MakeRequest {
-    /// Rights of the CSI driver, if requested.
+    /// Rights of the CSI driver. `None`: `--csi` was not given.
     pub(super) csi: Option<CsiAccess>,
     pub(super) form: OutputForm,
     pub(super) out: Option<PathBuf>,
     pub(super) server: Option<String>,
-    /// Certificate authorities in PEM.
+    /// Certificate authorities of the server, in PEM. `None`: the cluster's own authorities.
     pub(super) authority: Option<Vec<u8>>,
     pub(super) rotate: bool,
     /// Whether the cloud config is tested before it is printed.
@@ -126,7 +127,7 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<CloudConfigRequest>
     })
 }
 
-/// Parses the guest, if the options name one.
+/// Parses the guest, if the options name one. `many`: whether the request may be for many guests.
 fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option<GuestCluster> {
     match (&args.namespace, args.all_namespaces) {
         (Some(_), true) => faults.push("--all-namespaces: --namespace is given as well".to_owned()),

@@ -11,8 +11,8 @@ use crate::domain::preview::PlannedWrite;
 use crate::domain::reason::NoLease;
 use crate::k8s::views::Views;
 
-/// Returns the outcome for the address, and the write that the operator would make. `None`: too
-/// little is known.
+/// Returns the outcome for the address, and the write that the operator would make, if any. `None`:
+/// too little is known for a plan.
 pub(super) fn decide(
     views: &Views,
     lb: &LoadBalancer,

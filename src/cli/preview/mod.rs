@@ -44,8 +44,8 @@ pub(super) struct PreviewArgs {
     namespace: String,
     #[command(flatten)]
     dhcp: NetworkArgs,
-    /// Namespaces, separated by commas, whose Secrets are read for credentials that end. Default:
-    /// none. NAMESPACE/SECRET+SECRET: only these Secrets of this namespace.
+    /// Namespaces, separated by commas, whose Secrets are read for credentials that expire.
+    /// Default: none. NAMESPACE/SECRET+SECRET: only these Secrets of this namespace.
     #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]
     credential_namespaces: Vec<String>,
 }

@@ -28,11 +28,12 @@ use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::views::Views;
 
-/// Result of a plan.
+/// Plan for a LoadBalancer: its address, its status, and the writes that would be made.
 pub(super) struct ServingPreview {
     /// Address that would be published.
     pub(super) finding: AddressOutcome,
-    /// State of the Service, as the LoadBalancer's status would report it.
+    /// State of the Service, as the LoadBalancer's status would report it. `None`: no Service is
+    /// wanted.
     pub(super) report: Option<ServingStatus>,
     /// Writes of Service and EndpointSlices.
     pub(super) changes: Vec<PlannedWrite>,
@@ -50,7 +51,8 @@ struct PreviewTarget<'a> {
     stored: Option<StoredService>,
 }
 
-/// Plans the Service and the EndpointSlices of a LoadBalancer. `None`: too little is known.
+/// Plans the Service and the EndpointSlices of a LoadBalancer. `None`: too little is known for a
+/// plan.
 pub(super) async fn serve(
     views: &Views,
     client: &Client,
@@ -92,7 +94,7 @@ pub(super) async fn serve(
     Some(ServingPreview { finding, report: Some(report), changes, unchecked })
 }
 
-/// Writes for a LoadBalancer that is being deleted.
+/// Deletions of the Service and the EndpointSlices of a LoadBalancer that is being deleted.
 pub(super) fn withdrawn(views: &Views, lb: &LoadBalancer) -> Vec<PlannedWrite> {
     let key = facts::name(lb);
     let gone = |kind: &str, name: &str| PlannedWrite::new(kind, name, "deleted");

@@ -51,10 +51,11 @@ pub struct AdmissionRequest<'a> {
 /// Maximum number of refusals, and of warnings, in an answer. More would not be shown.
 const MOST: usize = 100;
 
-/// Reason of a refusal.
+/// Refusal of a field: the field, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Path of the field: `spec.ranges[0].rangeEnd`. Empty for the object as a whole.
+    /// Path of the refused field, such as `spec.ranges[0].rangeEnd`. Empty for the object as a
+    /// whole.
     pub field: String,
     /// Fault and remedy: one sentence, without the path.
     pub message: String,

@@ -1,8 +1,8 @@
 //! Facts for the rules of LoadBalancers.
 //!
-//! Facts come from the views. Only a named pool that is not in the view yet is read from the API
-//! server. All LoadBalancers are scanned only in two cases: a guest reports a leased address, or an
-//! object newly names a pool.
+//! Facts come from the watches' views. Only a named pool that is not in the view yet is read from
+//! the API server. All LoadBalancers are scanned only in two cases: a guest reports a leased
+//! address, or an object newly names a pool.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -75,10 +75,10 @@ fn mismatch(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoA
 }
 
 /// Description of the present use of an address that a guest reports as leased. `None`: the address
-/// is free, or belongs to this LoadBalancer. An address that a pool or the host gave out on another
-/// segment does not count as used. Reports of other guests do not count, because otherwise a guest
-/// could block other tenants. The owner is not named, because otherwise tenants could search for
-/// each other's LoadBalancers.
+/// is free, or belongs to this LoadBalancer. An address that a pool or a DHCP server gave out on
+/// another segment does not count as used. Reports of other guests do not count, because otherwise
+/// a guest could block other tenants. The owner is not named, because otherwise tenants could
+/// search for each other's LoadBalancers.
 fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
     if views.infrastructure.is_node(address) {

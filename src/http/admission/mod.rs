@@ -1,8 +1,8 @@
 //! Admission: gathers the facts that a rule needs, and applies the rules.
 //! [`crate::domain::admission`] decides what may be stored.
 //!
-//! Invariants: this module never writes. A request passes although a fact is not available in time,
-//! if the reconciler alone reaches the same verdict later.
+//! Invariants: this module never writes. A request for which a fact is not available in time still
+//! passes, provided that the reconciler later reaches the same verdict without admission.
 
 mod load_balancers;
 mod pools;
@@ -16,7 +16,7 @@ use crate::k8s::leadership::Leadership;
 use crate::k8s::read::ApiReader;
 use crate::k8s::views::Views;
 
-/// Calls of the API server for one request: mutation first, then validation.
+/// Stage of an admission request. The API server calls mutation first, then validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionStage {
     /// Mutation: the object may still be changed.
@@ -47,9 +47,10 @@ pub struct RuleSources {
 }
 
 impl RuleSources {
-    /// Whether a user may write as a leader. This operator may always do so. The Go controller may
-    /// do so while a controller other than this operator holds the Lease. The Lease is read several
-    /// times a second.
+    /// Whether `user` may write what only the leader writes. `me`: username of this operator, empty
+    /// if it is not known. This operator may always do so. The Go controller may do so while a
+    /// controller other than this operator holds the Lease. The Lease is read several times a
+    /// second.
     pub fn is_leader(&self, user: &str, me: &str) -> bool {
         (!me.is_empty() && user == me)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())

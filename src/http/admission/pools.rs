@@ -23,7 +23,8 @@ use crate::k8s::CallError;
 
 /// Maximum number of LoadBalancers that are read from the API server for one request.
 const READS: usize = 16;
-/// Time limit for all of these reads together, and also for each other read.
+/// Time limit for all of these reads together. The list of pools, and the read for a manual
+/// release, each have the same limit.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn decide(
@@ -65,7 +66,7 @@ async fn known(at: &RuleSources, question: &PoolQuestion) -> PoolRuleFacts {
     }
 }
 
-/// Addresses that the host leases now, according to the DHCPLeases.
+/// Addresses that the host cluster leases now, according to the DHCPLeases.
 fn leased(at: &RuleSources) -> Vec<Leased> {
     let views = &at.views;
     let now = Utc::now().fixed_offset();
@@ -80,8 +81,8 @@ fn leased(at: &RuleSources) -> Vec<Leased> {
 }
 
 /// Claims whose LoadBalancer exists. If the view has none of these LoadBalancers, the API server is
-/// asked, because they may be newer than the view. A claim whose LoadBalancer is gone waits for the
-/// sweep, and blocks nothing.
+/// asked, because they may be newer than the view. A claim whose LoadBalancer no longer exists
+/// blocks nothing: the ledger task releases it later.
 async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder> {
     let is = |holder: &ClaimHolder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
     let seen = |holder: &ClaimHolder| {
@@ -102,7 +103,7 @@ async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder>
     found.into_iter().cloned().collect()
 }
 
-/// Whether a LoadBalancer exists. `None`: the API server did not answer.
+/// Whether a LoadBalancer with this `namespace/name` exists. `None`: the API server did not answer.
 async fn exists(at: &RuleSources, name: &str) -> Option<bool> {
     let (namespace, name) = name.split_once('/')?;
     let answer = tokio::time::timeout(PATIENCE, at.reader.uid_of(namespace, name)).await.ok()?;

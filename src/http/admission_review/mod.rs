@@ -36,7 +36,7 @@ enum ReviewedKind {
     IPPool,
 }
 
-/// Parsed review.
+/// Parsed AdmissionReview.
 #[derive(Debug)]
 pub struct ParsedReview {
     uid: String,
@@ -48,7 +48,8 @@ pub struct ParsedReview {
     user: String,
     object: Option<Value>,
     old: Option<Value>,
-    /// Field of the request that has too many values, and was not parsed.
+    /// Field of the request that was not parsed, because it has too many values or maps. `None`:
+    /// every field was parsed.
     too_large: Option<&'static str>,
 }
 
@@ -189,7 +190,7 @@ pub enum ReviewOutcome {
     Unknown(CallError),
 }
 
-/// Applies the rules.
+/// Applies the rules of admission to a review. `me`: username of this operator.
 pub async fn judge(
     rules: &RuleSources,
     stage: AdmissionStage,
@@ -234,7 +235,7 @@ impl ReviewOutcome {
     /// Verdict on a conversion, for metrics.
     pub const CONVERTED: &'static str = "allowed";
 
-    /// Verdict for metrics.
+    /// Verdict of the review, for metrics.
     pub fn verdict(&self) -> &'static str {
         match self {
             Self::Unknown(_) => "failed",
@@ -244,7 +245,7 @@ impl ReviewOutcome {
         }
     }
 
-    /// Serialized answer.
+    /// Answer to the review, as JSON.
     pub fn render(&self, review: &ParsedReview, stage: AdmissionStage) -> Vec<u8> {
         let mut response = json!({"uid": review.uid, "allowed": true});
         match self {

@@ -51,7 +51,7 @@ struct ParsedCertificate {
     pem: String,
     der: CertificateDer<'static>,
     not_after: Duration,
-    /// Subject, if it has exactly one part.
+    /// Value of the only attribute of the subject. `None`: it has another number of attributes.
     name: Option<String>,
     names: BTreeSet<String>,
     key: Vec<u8>,
@@ -106,7 +106,8 @@ impl CertificateMaterial {
         Ok(Self { ca, next: None, serving, previous })
     }
 
-    /// Adds authorities, in PEM, that other replicas may still use.
+    /// Adds the authorities in `pem` to the trusted ones, because other replicas may still use
+    /// them.
     #[must_use]
     pub fn trusting(mut self, now: Duration, pem: &str) -> Self {
         let bundle = self.bundle();
@@ -116,7 +117,7 @@ impl CertificateMaterial {
         self
     }
 
-    /// Reads the content of the Secret.
+    /// Reads the content of the Secret. `Err`: the authority is missing or invalid.
     pub fn read(data: &Data) -> Result<Self, CertificateError> {
         let ca = pair(data, CA)?.ok_or_else(|| CertificateError::new(CA.0, "missing"))?;
         // A fault in any entry except the authority is ignored, because the entry can be made
@@ -145,7 +146,8 @@ impl CertificateMaterial {
         data
     }
 
-    /// Facts for decisions. `ours` is the authority of the certificate that this replica serves.
+    /// Facts for the choice of the next step. `ours`: authority of the certificate that this
+    /// replica serves.
     pub fn facts(&self, ours: Option<&TrustedAuthority>) -> CertificateSecret {
         let authority = |pair: &CertificatePair| StoredAuthority {
             not_after: pair.certificate.not_after,
@@ -191,7 +193,8 @@ impl CertificateMaterial {
         (self.ca.certificate.not_after, serving)
     }
 
-    /// Serving certificate with its key, if it is valid.
+    /// Serving certificate with its key. `None`: it is missing, its key does not match, or the
+    /// current authority did not sign it.
     pub fn identity(&self) -> Option<ServingIdentity> {
         let serving = self.serving.as_ref()?;
         let ca = &self.ca.certificate;
@@ -233,7 +236,8 @@ impl CertificateMaterial {
         Ok(self)
     }
 
-    /// Makes the next authority the current one.
+    /// Makes the next authority the current one, and signs a serving certificate with it. The
+    /// former authority stays trusted.
     pub fn switched(
         mut self,
         now: Duration,
@@ -354,7 +358,7 @@ fn certificates(pem: &str) -> Vec<ParsedCertificate> {
     found.filter_map(|der| parsed(der).ok()).collect()
 }
 
-/// First certificate in a text.
+/// Parses the first certificate in a text.
 fn certificate(pem: &str) -> Result<ParsedCertificate, CertificateError> {
     let der = CertificateDer::from_pem_slice(pem.as_bytes())
         .map_err(|e| CertificateError::new("certificate", e))?;

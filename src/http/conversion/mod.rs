@@ -105,7 +105,7 @@ pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
     Ok(answer)
 }
 
-/// Writes the converted objects, separated by commas.
+/// Converts all objects, and appends them to the answer, separated by commas.
 fn convert_all(
     request: &ConversionRequest<'_>,
     mut budget: ReviewBudget,
@@ -166,8 +166,8 @@ impl<'de> Visitor<'de> for EachOf<'_> {
     }
 }
 
-/// Remaining budget: values of the review and of the current object, maps of the object, and bytes
-/// of the answer.
+/// Remaining budget of a review: number of values in the review and in the current object, and
+/// number of maps in this object. Maximum size of the answer, in bytes.
 struct ReviewBudget {
     review: usize,
     object: usize,
@@ -202,10 +202,10 @@ impl ReviewBudget {
     }
 }
 
-/// Fields of an object, as text.
+/// Fields of an object, as unparsed JSON.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
-/// Converts an object and writes it.
+/// Converts the object in `text`, and appends it to the answer.
 fn convert_one(
     text: &str,
     to: Version,

@@ -52,8 +52,8 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// Time limit for the caller to read an answer.
 const SENDING: Duration = Duration::from_secs(5);
 /// Time that a new connection gets for its first request while the process ends. The caller may
-/// stall between the handshake and the request. It does not repeat a request that it could not
-/// write to an unused connection (`shouldRetryRequest` in Go's net/http).
+/// stall between the handshake and the request. The caller does not repeat a request that it could
+/// not write to an unused connection (`shouldRetryRequest` in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
 /// Time limit for sending the final answer.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -74,13 +74,14 @@ pub(super) struct Conversation {
     pub(super) gone: CancellationToken,
 }
 
-/// End of a conversation.
+/// Reason for the end of a conversation.
 enum ConversationEnd {
     /// The last answer has left, or the caller has closed the connection.
     Over,
-    /// No complete request has arrived.
+    /// No complete request waits for an answer. The connection gets the final answer.
     Unasked,
-    /// The caller did not read the answer in time, or the answer was late.
+    /// The caller did not read the answer in time, or the answer was late. The connection gets no
+    /// final answer.
     Cut,
 }
 
@@ -200,7 +201,8 @@ fn shorten_and_poll(
     deadline.poll(cx).map(|()| ConversationEnd::Unasked)
 }
 
-/// Sends the final answer, and reads data that the caller sent before it read the answer.
+/// Sends `words`: the final answer, or nothing. Then reads and drops data that the caller sent
+/// before it read the answer. `places`: limits the connections that read such data.
 async fn take_leave<IO>(
     mut line: RecordedStream<IO>,
     words: &[u8],
@@ -238,7 +240,7 @@ struct Answering {
     caller: Caller,
     progress: Arc<RequestProgress>,
     soon: CancellationToken,
-    /// Time from which the next answer is the last.
+    /// Time from which the next answer is the last of the connection.
     last_from: Instant,
 }
 

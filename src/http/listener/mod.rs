@@ -35,10 +35,10 @@ use crate::metrics::Metrics;
 use crate::turns::Turns;
 use connection::Conversation;
 
-/// Time limit for each half of the TLS handshake. The first half ends when the connection has had
-/// its turn. The limit is longer than a machine on either side stalls. The second half has its own
-/// limit, because a caller that has read the server's part considers the handshake complete and
-/// sends its request. If the connection were cut then, the request would be refused.
+/// Time limit for each half of the TLS handshake. The first half includes the wait for the
+/// connection's turn. A machine on either side stalls for less time than the limit. The second half
+/// has its own limit, because a caller that has read the server's part considers the handshake
+/// complete and sends its request. If the connection were closed then, the request would be lost.
 const HANDSHAKE: Duration = Duration::from_secs(8);
 /// Time limit for requests under way when the listener ends. It is longer than the time that a new
 /// connection gets for its first request.
@@ -51,7 +51,7 @@ const LINGERING: usize = 128;
 /// First and longest pause after a failed accept. Lack of file descriptors is one possible cause of
 /// the failure.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
-/// Shortest time between two log lines about evicted connections.
+/// Shortest time between two log lines about connections that were closed to make room.
 const REPORT_EVERY: Duration = Duration::from_mins(1);
 
 /// Sender of a request.
@@ -66,15 +66,16 @@ pub struct Caller {
 /// Shutdown of a server, in two steps.
 #[derive(Clone, Debug, Default)]
 pub struct ServerShutdown {
-    /// Every answer from now on is the last of its connection. New connections are still accepted,
-    /// because routes to this process may not have changed yet.
+    /// Cancelled first. Every answer from then on is the last of its connection. New connections
+    /// are still accepted, because routes to this process may not have changed yet.
     pub soon: CancellationToken,
-    /// No new connections are accepted, except connections that the kernel has accepted already.
-    /// Idle connections are closed, and requests under way are finished.
+    /// Cancelled second. No new connections are accepted from then on, except connections that the
+    /// kernel has accepted already. Idle connections are closed, and requests under way are
+    /// finished.
     pub now: CancellationToken,
 }
 
-/// Age after which the next answer of a connection is its last. The caller then connects again, so
+/// Age of a connection after which its next answer is its last. The caller then connects again, so
 /// that calls spread over the replicas again.
 pub const AGE: Duration = Duration::from_mins(15);
 
@@ -88,7 +89,7 @@ pub struct Server {
     pub app: Router,
     /// Maximum number of connections at the same time.
     pub connections: usize,
-    /// Age at which a connection's next answer is its last.
+    /// Age of a connection after which its next answer is its last.
     pub age: Duration,
     /// Tokens that end the server.
     pub ending: ServerShutdown,
@@ -96,7 +97,7 @@ pub struct Server {
     pub metrics: Metrics,
 }
 
-/// State that connections share.
+/// State that the connections of a server share.
 struct ListenerState {
     server: Server,
     connections: Mutex<ConnectionTable<CancellationToken>>,
@@ -109,7 +110,7 @@ struct ListenerState {
 }
 
 impl Server {
-    /// Serves until the shutdown, then until the last connection ends.
+    /// Serves until the shutdown, then until the last connection ends or `WIND_DOWN` has passed.
     pub async fn serve(self, listener: TcpListener) {
         let ending = self.ending.clone();
         let shared = Arc::new(ListenerState {
@@ -259,7 +260,8 @@ impl ListenerState {
     }
 }
 
-/// Place of a connection. Dropping the place makes room for another connection.
+/// Place of a connection in the table of connections. Dropping the place makes room for another
+/// connection.
 struct ListenerSeat {
     shared: Arc<ListenerState>,
     source: ConnectionSource,

@@ -12,18 +12,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::domain::limits::connections::ConnectionPhase;
 
-/// Progress of the current request and answer. Only one task writes it.
+/// Progress of the current request and answer on one connection. Only one task writes it.
 #[derive(Debug, Default)]
 pub(super) struct RequestProgress {
-    /// Data has arrived since the last answer.
+    /// Whether data has arrived since the last answer.
     has_heard: AtomicBool,
-    /// A request is being answered.
+    /// Whether a request is being answered.
     is_asked: AtomicBool,
-    /// The request's body is complete.
+    /// Whether the request's body is complete.
     is_whole: AtomicBool,
-    /// Part of an answer is not sent yet.
+    /// Whether part of an answer is not sent yet.
     is_unsent: AtomicBool,
-    /// The next answer is the last of the connection.
+    /// Whether the next answer is the last of the connection.
     is_last: AtomicBool,
     answers: AtomicU64,
 }
@@ -41,12 +41,12 @@ impl RequestProgress {
         }
     }
 
-    /// Number of answers so far.
+    /// Number of answers on this connection so far.
     pub(super) fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Records a request. `is_whole`: the request has no body.
+    /// Records a request. `is_whole`: whether the request is complete, because it has no body.
     pub(super) fn asked(&self, is_whole: bool) {
         self.is_whole.store(is_whole, Ordering::Relaxed);
         self.is_asked.store(true, Ordering::Relaxed);
@@ -60,18 +60,18 @@ impl RequestProgress {
         self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Marks the next answer as the last.
+    /// Marks the next answer as the last of the connection.
     pub(super) fn end(&self) {
         self.is_last.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the next answer is the last.
+    /// Whether the next answer is the last of the connection, because [`Self::end`] was called.
     pub(super) fn is_last(&self) -> bool {
         self.is_last.load(Ordering::Relaxed)
     }
 }
 
-/// Stream that records reads and writes.
+/// Stream of a connection, which records in `progress` what was read and what is not sent yet.
 pub(super) struct RecordedStream<IO> {
     pub(super) io: IO,
     pub(super) progress: Arc<RequestProgress>,

@@ -28,7 +28,7 @@ use crate::k8s::CallError;
 const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// Time without a repair after which the next repair counts as the first again.
 const QUIET: Duration = Duration::from_mins(10);
-/// Interval at which the Service is checked for ready endpoints.
+/// Interval at which admission's Service is checked for ready endpoints.
 const SERVICE_LOOK: Duration = Duration::from_secs(1);
 
 /// Registrations that were written, and repairs after changes by other clients.
@@ -49,7 +49,8 @@ pub(super) struct Repairs {
 }
 
 impl RegistrationKeeper {
-    /// Writes the configurations that differ from the wanted ones.
+    /// Writes the configurations that differ from their desired content. Returns the pause until
+    /// the next round.
     pub(super) async fn register(&self, state: &mut KeeperState) -> Result<Duration, RoundStop> {
         if !state.owner_was_asked {
             state.owner = self.find_owner().await?;
@@ -160,8 +161,8 @@ impl RegistrationKeeper {
         Ok(self.installation.owner(name).await?)
     }
 
-    /// Whether the address of admission has a ready endpoint. A Service without a ready endpoint
-    /// must not be registered, because every request would fail.
+    /// Whether the address of admission has a ready endpoint. Always true for a URL. A Service
+    /// without a ready endpoint must not be registered, because every request would fail.
     async fn is_reachable(&self, state: &mut KeeperState) -> Result<bool, RoundStop> {
         let AdmissionEndpoint::Service(namespace, name) = &self.place else { return Ok(true) };
         if !state.repairs.reachable {
@@ -186,7 +187,7 @@ impl Repairs {
         }
     }
 
-    /// Time that the next repair of a configuration has to wait.
+    /// Time that the next repair of a configuration has to wait. `None`: it need not wait.
     fn wait(&self, part: WebhookObject) -> Option<Duration> {
         let (times, last) = self.done.get(&part)?;
         let pause = backoff(times.saturating_sub(1), REPAIR.0, REPAIR.1, 0.0);
@@ -204,7 +205,7 @@ impl Repairs {
     }
 }
 
-/// Whether every configuration that calls this operator trusts an authority.
+/// Whether every configuration that calls this operator trusts the authority `ca`.
 pub(super) fn is_trusted(state: &KeeperState, ca: &TrustedAuthority) -> bool {
     WebhookObject::ALL.iter().all(|part| {
         // A missing configuration trusts no authority and calls no server.

@@ -34,19 +34,20 @@ use crate::k8s::installation::{Installation, ObservedObject, VersionedSecret};
 use crate::metrics::Metrics;
 use configurations::Repairs;
 
-/// Longest pause between two rounds. It is limited because clocks may be set while a process
-/// sleeps.
+/// Longest pause between two rounds. It is limited, because a clock may be set to another time
+/// during the pause.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// First and longest pause after a failed call. Each further failure doubles the pause.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// Maximum number of consecutive steps. A start takes one step, a repair two or three.
+/// Maximum number of consecutive rounds without a pause, each with one step. A start takes one
+/// step, a repair two or three.
 const MOST_STEPS: usize = 8;
 
 /// Keeper of admission's registration, and its settings.
 pub struct RegistrationKeeper {
     /// Access to the Secret and the configurations.
     pub installation: Installation,
-    /// Certificate for handshakes.
+    /// Certificate that TLS handshakes use.
     pub in_use: Arc<InUse>,
     /// Names by which the API server may call this replica.
     pub names: BTreeSet<String>,
@@ -60,13 +61,13 @@ pub struct RegistrationKeeper {
     pub me: watch::Receiver<String>,
     /// Set to true once requests can be answered.
     pub ready: watch::Sender<bool>,
-    /// Time by which this replica makes replacements earlier than they are due.
+    /// Time by which this replica replaces certificates before their replacement is due.
     pub early: Duration,
     /// The process's metrics.
     pub metrics: Metrics,
 }
 
-/// State that was read, and the certificate that is served.
+/// State that was read from the API server, and the certificate that is served.
 #[derive(Default)]
 struct KeeperState {
     /// Whether the Secret has been read.
@@ -79,7 +80,7 @@ struct KeeperState {
     /// Map from a configuration to its content as last read; `None` if the configuration is
     /// missing.
     parts: BTreeMap<WebhookObject, Option<Value>>,
-    /// Owner of the configurations, once it was read.
+    /// Owner of the configurations. `None`: it was not read yet, or there is none.
     owner: Option<OwnerRole>,
     owner_was_asked: bool,
     /// Authorities that every configuration trusts, each with the time at which this trust was
@@ -167,7 +168,8 @@ impl RegistrationKeeper {
         Ok(pause.min(adopting).min(registering))
     }
 
-    /// Takes the next step for the certificates if a step is due. Then the round starts again.
+    /// Takes the next step for the certificates. Then ends the round with [`RoundStop::Again`]. If
+    /// no step is due, returns the time until the next step.
     async fn certificates(&self, state: &mut KeeperState) -> Result<Duration, RoundStop> {
         let now = now();
         let ours = state.serving.as_ref().filter(|ours| ours.not_after > now);
@@ -218,7 +220,7 @@ impl RegistrationKeeper {
 
     /// Serves the stored certificate once its authority has been trusted for [`SETTLING`]. If the
     /// served certificate has expired or is not trusted, serves the stored certificate at once.
-    /// Then decides whether this replica is ready.
+    /// Then decides whether this replica is ready. Returns the time after which to decide again.
     fn adopt(&self, state: &mut KeeperState) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
         let (ca, serving) = material.ends();
@@ -336,7 +338,8 @@ fn step_name(step: &CertificateStep) -> &'static str {
     }
 }
 
-/// Finds out the username of this operator; retries without limit.
+/// Reads the username of this operator from the API server, and sends it to `me`. Retries without
+/// limit.
 pub async fn find_me(installation: Installation, me: watch::Sender<String>) {
     let mut failures = 0;
     loop {

@@ -1,5 +1,5 @@
-//! Life cycle of admission's certificates: when each certificate is made, trusted, used and
-//! removed.
+//! Life cycle of admission's serving certificates and of the certificate authorities that sign
+//! them: when each is made, trusted, used and removed.
 //!
 //! Invariants:
 //! * A replica serves a certificate only if the webhook configurations make the API server trust
@@ -21,15 +21,16 @@ const DAY: Duration = Duration::from_hours(24);
 pub const AUTHORITY_LIFE: Duration = DAY.saturating_mul(365);
 /// Lifetime of a serving certificate.
 pub const SERVING_LIFE: Duration = DAY.saturating_mul(90);
-/// Time by which a certificate's validity starts before the certificate is made. The time is this
-/// long because clocks differ, and a clock may be a year off.
+/// Time by which a certificate is backdated: its validity starts this long before it is made. The
+/// time is long, because clocks differ, and a clock may be a year off.
 pub const BACKDATED: Duration = DAY.saturating_mul(730);
 /// Divisor of a lifetime: a replacement is due when a third of the lifetime is left.
 const DUE_PART: u32 = 3;
-/// Shortest time that API servers get to learn of an authority. The time begins when every
-/// configuration was observed to trust the authority.
+/// Shortest time that API servers get to learn of a new authority. The time begins when every
+/// webhook configuration was observed to trust the authority.
 pub const SETTLING: Duration = Duration::from_secs(2);
-/// Longest time that API servers get to learn of an authority, if nothing is urgent.
+/// Longest time that API servers get to learn of a new authority. They get less time if a
+/// certificate expires soon.
 const LONGEST_SETTLING: Duration = Duration::from_mins(10);
 /// Minimum gain in lifetime for which a new certificate is signed.
 const LEAST_GAIN: Duration = Duration::from_mins(1);
@@ -52,7 +53,8 @@ pub struct StoredCertificate {
     pub not_after: Duration,
     /// DNS names and IP addresses that the certificate is valid for.
     pub names: BTreeSet<String>,
-    /// Whether the private key fits the certificate, and the present authority has signed it.
+    /// Whether the private key matches the certificate, and the present authority has signed the
+    /// certificate.
     pub fits: bool,
 }
 
@@ -67,7 +69,8 @@ pub struct CertificateSecret {
     pub serving: Option<StoredCertificate>,
     /// End of validity of each authority that signed before.
     pub previous: Vec<Duration>,
-    /// Whether the Secret has the authority of the certificate that this replica serves now.
+    /// Whether the Secret has the authority of the certificate that this replica serves now. Also
+    /// true if this replica serves none.
     pub knows_ours: bool,
 }
 
@@ -90,7 +93,7 @@ pub struct StepInput<'a> {
 /// replica was faster. Actions are taken one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateStep {
-    /// Write the whole content of the Secret, because no usable certificate is stored.
+    /// Write the whole content of the Secret, because it holds no usable authority.
     Start,
     /// Add the authority of this replica's certificate to the previous authorities.
     Remember,
@@ -106,7 +109,7 @@ pub enum CertificateStep {
     Wait(Duration),
 }
 
-/// Decides the next step.
+/// Decides the next step. `stored`: content of the Secret. `None`: it has no usable content.
 pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> CertificateStep {
     let Some(stored) = stored else { return CertificateStep::Start };
     if !stored.knows_ours {
@@ -148,15 +151,17 @@ pub fn serving_end(now: Duration, ca: Duration) -> Duration {
 }
 
 /// Whether this replica starts to serve the stored certificate. `ours`: whether the certificate
-/// that this replica serves now is valid and trusted. `trusted_for`: how long the authority of the
-/// stored certificate has been trusted.
+/// that this replica serves now is valid and trusted. `trusted_for`: how long every configuration
+/// has trusted the authority of the stored certificate. `None`: some configuration does not trust
+/// it.
 pub fn adopt(ours: bool, trusted_for: Option<Duration>) -> bool {
     !ours || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
-/// Whether a replica that has just started may receive calls. `trusted_for`: how long the authority
-/// of its certificate has been trusted. Without a registration every replica is ready, because no
-/// calls come yet and the registration needs a ready replica.
+/// Whether a replica that has just started may receive calls. `trusted_for`: how long every
+/// configuration has trusted the authority of its certificate. `None`: some configuration does not
+/// trust the authority. Without a registration every replica is ready, because no calls come yet
+/// and the registration needs a ready replica.
 pub fn ready(registered: bool, trusted_for: Option<Duration>) -> bool {
     !registered || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }

@@ -33,11 +33,12 @@ const LONGEST_WARNING: usize = 120;
 pub struct FactRequests {
     /// The object as it would be stored.
     pub lb: LoadBalancer,
-    /// Pool that the object newly names.
+    /// Pool that the object newly names, to be looked up. `None`: no pool is looked up.
     pub pool: Option<String>,
     /// Whether to look up the selectors of all pools, to see if any pool may serve the object.
     pub pools: bool,
-    /// Address that the object newly publishes as leased. Its present use must be looked up.
+    /// Address that the object newly publishes as leased from a DHCP server. Its present use must
+    /// be looked up.
     pub address: Option<IpAddr>,
 }
 
@@ -70,7 +71,8 @@ pub enum NamedPool {
 /// request because of other objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbRuleFacts {
-    /// Project and network, from objects that the requesting user does not write.
+    /// Project and network of the LoadBalancer, from objects that the requesting user does not
+    /// write.
     pub around: LbSurroundings,
     /// Reason why the LoadBalancer would get no address: its guest cluster is being removed.
     /// `None`: the guest cluster is not being removed.
@@ -84,7 +86,8 @@ pub struct LbRuleFacts {
     pub taken_by: Option<String>,
 }
 
-/// Facts to look up. `None`: no fact is needed, or the object does not fit its type.
+/// Facts to look up before the request can be answered. `None`: no fact is needed, or the object
+/// does not fit its type.
 pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
     if request.operation == Operation::Delete || request.by_operator {
         return None;

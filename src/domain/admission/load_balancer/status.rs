@@ -200,7 +200,8 @@ fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), S
     }
 }
 
-/// The address that a guest newly publishes as leased.
+/// Address that a guest newly publishes as leased from a DHCP server. `None`: it publishes no such
+/// address.
 pub(super) fn new_lease(new: &Value, old: &Value) -> Option<IpAddr> {
     let leased = old.pointer("/status/allocatedAddress/ip").is_some_and(|ip| ip == DHCP_ADDRESS);
     let published = address(new)

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! * admission judges a conflict in the same way as the ledger task ([`conflict`]), or more
-//!   strictly, so that no pool puts another pool out of use;
+//!   strictly, so that an admitted pool never makes another pool stop giving out addresses;
 //! * only changes are judged, so that an object that was stored before a rule existed can still be
 //!   labelled, annotated, finalized and corrected;
 //! * no rule about the spec refuses a request of the operator, or a request that completes a
@@ -35,7 +35,7 @@ use api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 
 /// Maximum number of owners that a refusal names. The other owners are only counted.
 const NAMED: usize = 3;
-/// Maximum number of refused conflicts in an answer, and of conflicts with only a warning.
+/// Maximum number of conflicts that an answer refuses, and of conflicts that it only warns of.
 const CONFLICTS: usize = 5;
 /// Maximum number of entries in a scope. This operator's schema has the same limit; Harvester's
 /// schema has none.
@@ -52,7 +52,7 @@ pub struct ClaimHolder {
     pub uid: String,
 }
 
-/// A request that needs facts from other objects.
+/// Request about a pool that needs facts from other objects for its answer.
 #[derive(Clone, Debug)]
 pub struct PoolQuestion {
     operation: Operation,
@@ -62,7 +62,7 @@ pub struct PoolQuestion {
     /// Whether the pool's ranges or selector are new or changed.
     changed: bool,
     ranges_changed: bool,
-    /// Fault of a new range with reversed bounds.
+    /// Fault of a new range whose start lies after its end. `None`: there is no such range.
     reversed: Option<RangeError>,
     release: Option<Result<ManualRelease, String>>,
     allocated: BTreeMap<String, String>,
@@ -70,7 +70,7 @@ pub struct PoolQuestion {
     pub at_stake: Vec<ClaimHolder>,
 }
 
-/// First result of a request: its answer, or the facts that the answer needs.
+/// First result for a request: its answer, or the question for which other objects are needed.
 #[derive(Clone, Debug)]
 pub enum AnswerOrQuestion {
     /// The request can be answered.
@@ -79,7 +79,7 @@ pub enum AnswerOrQuestion {
     Ask(Box<PoolQuestion>),
 }
 
-/// Facts from other objects.
+/// Facts from other objects that the rules of pools use.
 #[derive(Clone, Debug, Default)]
 pub struct PoolRuleFacts {
     /// All pools, each with the segment of its network.
@@ -88,7 +88,7 @@ pub struct PoolRuleFacts {
     pub segment: Segment,
     /// Whether the pool's network exists. `None`: not known.
     pub has_network: Option<bool>,
-    /// Claims of `at_stake` whose LoadBalancer exists.
+    /// Claims in [`PoolQuestion::at_stake`] whose LoadBalancer exists.
     pub holders: Vec<ClaimHolder>,
     /// Whether the LoadBalancer of a manual release exists. `None`: not known.
     pub exists: Option<bool>,
@@ -190,7 +190,7 @@ impl PoolQuestion {
         (*owner == asked.name).then_some(owner)
     }
 
-    /// Namespaces that the scope names.
+    /// Namespaces that the pool's scope names, without the wildcard `*`.
     pub fn namespaces(&self) -> impl Iterator<Item = &str> {
         let scope = self.spec.selector.as_ref().and_then(|selector| selector.scope.as_deref());
         let names = scope.unwrap_or_default().iter().filter_map(|s| s.namespace.as_deref());
@@ -266,9 +266,9 @@ impl PoolQuestion {
         })
     }
 
-    /// Warns of a manual release that will not be carried out. Such a request is not refused. The
-    /// reason is that where pools are applied from Git, the annotation is sent again after the
-    /// address has another owner. A malformed annotation is refused.
+    /// Refuses a malformed manual release, and warns of one that will not be carried out. The
+    /// latter is not refused, because a tool that applies pools from Git sends the annotation again
+    /// after the address has another owner.
     fn judge_release(&self, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
@@ -292,7 +292,8 @@ impl PoolQuestion {
     }
 }
 
-/// Fault of the first range with reversed bounds. Ranges that are already stored do not count.
+/// Fault of the first range whose start lies after its end. Ranges that are already stored do not
+/// count.
 fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeError> {
     let stored: Vec<Range> = old_spec
         .and_then(|old| serde_json::from_value(old["ranges"].clone()).ok())
@@ -315,9 +316,9 @@ fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     })
 }
 
-/// Refuses changes of the status by clients other than the operator. If the status is a
-/// subresource, an update of the object itself arrives with the stored status, whatever the client
-/// sent.
+/// Refuses changes of the status by clients other than the operator. `None`: nothing is refused. If
+/// the status is a subresource, an update of the object itself arrives with the stored status,
+/// whatever the client sent.
 fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     let (Operation::Update, Some(object), Some(old)) =
         (request.operation, request.object, request.old)

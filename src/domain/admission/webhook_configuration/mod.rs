@@ -24,9 +24,9 @@ pub const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
 pub const MANAGER: &str = "harvester-guest-operator";
 /// Field with the owners of an object.
 const OWNERS: &str = "ownerReferences";
-/// Time limit of the API server for an answer, in seconds. The API server calls two webhooks in
-/// turn. If the node of the called replica has just lost power, a user waits this long for each
-/// webhook.
+/// Time limit of the API server for the answer of one webhook, in seconds. The API server calls two
+/// webhooks in turn. If the node of the called replica has just lost power, a user waits this long
+/// for each webhook.
 const TIMEOUT: i64 = 5;
 
 /// CEL condition. False for an update of an object that is being deleted, if the update leaves the
@@ -39,7 +39,7 @@ const NOT_ONLY_LEAVING: &str = "request.operation != 'UPDATE' || \
 const NOT_AN_EMPTY_LEDGER: &str = "request.operation != 'DELETE' || (has(oldObject.status) && \
     has(oldObject.status.allocated) && size(oldObject.status.allocated) > 0)";
 
-/// A configuration object.
+/// Object that makes the API server call admission or conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WebhookObject {
     /// The ValidatingWebhookConfiguration.
@@ -78,11 +78,11 @@ pub enum AdmissionEndpoint {
 pub struct Registration {
     /// Namespace in the webhooks' names, which users see in refusals.
     pub namespace: String,
-    /// Address of admission.
+    /// Address at which the API server calls admission.
     pub place: AdmissionEndpoint,
     /// User name of this operator. The operator's own requests are not sent to admission.
     pub me: String,
-    /// Trusted authorities, in base64 of PEM.
+    /// Certificate authorities that the API server trusts for admission, in base64 of PEM.
     pub bundle: String,
     /// Paths of validation, mutation and conversion.
     pub paths: [&'static str; 3],
@@ -100,7 +100,8 @@ pub struct OwnerRole {
 }
 
 impl Registration {
-    /// Desired content of the object. `None`: the object must not be changed.
+    /// Desired content of an object. `stored`: the object as it is stored now. `None`: the object
+    /// must not be changed.
     pub fn wanted(&self, part: WebhookObject, stored: Option<&Value>) -> Option<Value> {
         match part {
             WebhookObject::Validating => Some(self.configuration(&self.validating())),
@@ -219,7 +220,7 @@ pub fn says(stored: &Value, wanted: &Value) -> bool {
     !others && covers(stored, wanted)
 }
 
-/// Whether everything in `wanted` is present. A stored list must not have further items.
+/// Whether `stored` contains everything in `wanted`. A stored list must not have further items.
 fn covers(stored: &Value, wanted: &Value) -> bool {
     match wanted {
         // An empty selector selects everything, so the stored selector must be empty too.

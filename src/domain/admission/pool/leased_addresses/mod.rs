@@ -1,4 +1,4 @@
-//! Addresses that the host leased by DHCP and that a pool's ranges include.
+//! Addresses that the host cluster leased by DHCP, and that a pool's ranges include.
 //!
 //! No ledger contains a leased address. So a pool would allocate the address to a second
 //! LoadBalancer, and the first LoadBalancer would lose it. Only addresses that a change newly
@@ -15,7 +15,7 @@ use crate::network::Segment;
 pub struct Leased {
     /// The address.
     pub ip: Ipv4Addr,
-    /// `namespace/name` of the LoadBalancer that it was leased for.
+    /// `namespace/name` of the LoadBalancer that the address was leased for.
     pub name: String,
     /// Segment where the address is announced.
     pub segment: Segment,

@@ -1,4 +1,4 @@
-//! Mutation of IPPools, and refusals that are possible only at that stage.
+//! Mutation of IPPools, and refusals that would come too late in the validation stage.
 //!
 //! The API server checks the schema between mutation and validation. The schema refuses a value of
 //! the wrong type with a text that does not help a user who copied an example. So mutation refuses
