@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The condition type that UIs and scripts read.
+/// Type of the condition that shows whether an object works. UIs and scripts read this condition.
 pub const READY: &str = "Ready";
 
 /// Condition of an object.

@@ -51,12 +51,12 @@ pub struct ServiceAccountToken {
         "spec.target: exactly one of secret, cloudCredential and allCloudCredentials"),
 )]
 pub struct Target {
-    /// Key of a Secret in the same namespace.
+    /// Secret in the TokenRotation's namespace, and its key that holds the credential.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<SecretTarget>,
-    /// Cloud credential of the Rancher in spec.rancher. A token of that Rancher is given to the
-    /// current user of the cloud credential's kubeconfig. For a ServiceAccount's token, the whole
-    /// kubeconfig is replaced.
+    /// Cloud credential, which holds a kubeconfig, in the Rancher of spec.rancher. A token of that
+    /// Rancher replaces only the token of the kubeconfig's current user. A ServiceAccount's token
+    /// replaces the whole kubeconfig.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_credential: Option<CloudCredentialTarget>,
     /// All cloud credentials for Harvester that the API key's user may see in the Rancher in
@@ -88,7 +88,7 @@ pub struct SecretTarget {
     /// Key of the credential in the Secret.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
-    /// Name of the user in the kubeconfig that gets the token. Clusters, contexts and other users
+    /// Name of the kubeconfig's user whose token is replaced. Clusters, contexts and other users
     /// stay as they are. Unset: the value of the key is only the token, not a kubeconfig. Unset for
     /// a target that is only watched: the value is a token or a kubeconfig, and every token of a
     /// kubeconfig is watched.
@@ -107,9 +107,9 @@ pub struct SecretTarget {
 pub struct RancherToken {
     /// Lifetime of a token in seconds. The maximum is Rancher's setting auth-token-max-ttl-minutes,
     /// ninety days by default. Rancher does not report when it grants less than requested. Unset
-    /// means as long as Rancher grants, a year at most. A foreign token without a known expiry
-    /// counts as expired after this time. If this field is unset, such a token counts as expired
-    /// after thirty days.
+    /// means as long as Rancher grants, a year at most. A token of another party whose expiry is
+    /// not known counts as expired after this lifetime, or after thirty days if this field is
+    /// unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,
@@ -119,9 +119,9 @@ pub struct RancherToken {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub cluster: Option<String>,
-    /// Whether a cloud credential may get the token of a user other than its creator. The creator
-    /// can read that token, and so gets all rights of its user. Unset means false: the API key must
-    /// belong to the creator.
+    /// Whether a cloud credential may get the token of a user other than the cloud credential's
+    /// creator. The creator can read that token, and so gets all rights of the token's user. Unset
+    /// means false: the API key must belong to the creator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_other_user: Option<bool>,
 }
@@ -176,7 +176,7 @@ pub struct RancherServer {
     /// certificates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_authority_secret: Option<AuthoritySecret>,
-    /// API key that makes and revokes the tokens.
+    /// API key with which the operator makes and revokes tokens in the Rancher.
     pub minter: Minter,
 }
 
@@ -198,7 +198,8 @@ pub struct AuthoritySecret {
     pub key: String,
 }
 
-/// API key of a Rancher. Its user makes and revokes the tokens.
+/// API key with which the operator makes and revokes tokens in a Rancher. The tokens belong to the
+/// user of the API key.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(

@@ -86,9 +86,9 @@ pub struct DHCPLeaseSpec {
     /// the address.
     #[schemars(length(min = 3, max = 317))]
     pub network: String,
-    /// Hardware address of the DHCP client. The LoadBalancer may request a hardware address.
-    /// Otherwise it is derived from the cluster, the network and the LoadBalancer's name.
-    /// Immutable.
+    /// Hardware address of the DHCP client. The LoadBalancer may request one by its annotation
+    /// kube-vip.io/hwaddr. Otherwise the operator derives one from the cluster, the network and the
+    /// LoadBalancer's name. Immutable.
     #[schemars(length(min = 17, max = 17))]
     pub mac_address: String,
     /// Client identifier (option 61) in hexadecimal, with its type octet. Empty: no client
@@ -161,9 +161,10 @@ pub struct DHCPLeaseStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// Use of the address after its lease expires. `Keep`: the address may be used after
-    /// `expiresAt`, until a server refuses it or another host uses it. Unset: the address may not
-    /// be used after `expiresAt`.
+    /// Use of the address when its lease expires because no DHCP server answers. `Keep`: the
+    /// address may be used after `expiresAt`, until a server refuses it, the server of the lease
+    /// offers another address, or another host uses it. Unset: the address may not be used after
+    /// `expiresAt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_lease_loss: Option<OnLeaseLoss>,
     /// Time since which this address has been leased without interruption.
@@ -193,7 +194,8 @@ pub struct DHCPLeaseStatus {
 /// Use of an address whose lease expires because no DHCP server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnLeaseLoss {
-    /// The address stays in use until a server refuses it or another host uses it.
+    /// The address stays in use until a server refuses it, the server of the lease offers another
+    /// address, or another host uses it.
     Keep,
 }
 

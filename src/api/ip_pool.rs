@@ -75,11 +75,12 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub description: Option<String>,
-    /// Address ranges of the pool. They do not overlap.
+    /// Address ranges of the pool. They must not overlap.
     #[schemars(length(min = 1, max = 256))]
     pub ranges: Vec<Range>,
-    /// Selector of the LoadBalancers that may have an address of the pool, whether they name the
-    /// pool or not.
+    /// Selector of the LoadBalancers that may have an address of the pool. A LoadBalancer that
+    /// names the pool in its spec.ipPool must match too. Unset: only LoadBalancers that name the
+    /// pool may have an address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<Selector>,
     /// State of the pool: Active, Draining or Disabled. Only Active is supported by this version.
@@ -104,9 +105,10 @@ pub enum PoolState {
     /// The pool allocates addresses.
     #[default]
     Active,
-    /// The pool allocates no new addresses; existing claims stay. Reserved.
+    /// The pool allocates no new addresses; existing claims stay. Reserved: not supported by this
+    /// version.
     Draining,
-    /// The pool allocates no new addresses. Reserved.
+    /// The pool allocates no new addresses. Reserved: not supported by this version.
     Disabled,
 }
 
@@ -131,16 +133,16 @@ pub struct Range {
     /// Subnet of the addresses, in CIDR form.
     #[schemars(length(min = 1, max = 49))]
     pub subnet: String,
-    /// First address, inclusive. Default: the subnet's first host.
+    /// First address of the range, inclusive. Unset: the first host address of the subnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 45))]
     pub range_start: Option<String>,
-    /// Last address, inclusive. Default: the subnet's last host.
+    /// Last address of the range, inclusive. Unset: the last host address of the subnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 45))]
     pub range_end: Option<String>,
-    /// Router of the subnet, never allocated. Default: the address after the subnet's own address.
-    /// A subnet of a single address has no router.
+    /// Router of the subnet. Its address is never allocated. Unset: the second address of the
+    /// subnet, such as 192.168.1.1 in 192.168.1.0/24. A subnet of a single address has no router.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 45))]
     pub gateway: Option<String>,
@@ -154,35 +156,42 @@ pub struct Range {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Selector {
-    /// Priority among matching pools. The highest wins.
+    /// Priority among the pools that match a LoadBalancer equally well. The pool with the highest
+    /// number is tried first. Unset means 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4_294_967_295_i64))]
     pub priority: Option<i64>,
-    /// Network, as `namespace/name` of a NetworkAttachmentDefinition. A LoadBalancer matches if it
-    /// has the same network. Empty: only LoadBalancers without a network match.
+    /// Network of the pool's addresses, as `namespace/name` of a NetworkAttachmentDefinition. A
+    /// LoadBalancer matches if it has the same network. Unset or empty: only LoadBalancers without
+    /// a network match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     pub network: Option<String>,
-    /// Projects, namespaces and guest clusters that the pool serves. A single entry with `*` in all
-    /// fields makes the pool the global pool, which is used when no other pool matches.
+    /// Projects, namespaces and guest clusters that the pool serves. Unset or empty: the pool
+    /// serves only LoadBalancers that name it. A single entry with `*` in all fields makes the pool
+    /// the global pool, which is used when no other pool matches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub scope: Option<Vec<Scope>>,
 }
 
-/// Project, namespace and guest cluster; `*` stands for any.
+/// Entry of a pool's scope. A LoadBalancer matches if all three fields match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Scope {
-    /// Rancher project, as `cluster/project`.
+    /// Rancher project of the LoadBalancer's namespace, as `cluster/project`. `*` matches any.
+    /// Unset or empty: matches a namespace without a project, and with lower precedence any
+    /// project.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub project: Option<String>,
-    /// Namespace of the LoadBalancer.
+    /// Namespace of the LoadBalancer. `*` matches any namespace. Unset or empty: the entry matches
+    /// no LoadBalancer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub namespace: Option<String>,
-    /// Guest cluster of the LoadBalancer.
+    /// Name of the LoadBalancer's guest cluster. `*` matches any. Unset or empty: matches a
+    /// LoadBalancer without a guest cluster, and with lower precedence any guest cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub guest_cluster: Option<String>,
@@ -195,13 +204,14 @@ pub struct IPPoolStatus {
     /// Number of addresses in the ranges, without gateways and exclusions. Capped at 2^63-1.
     #[serde(default)]
     pub total: i64,
-    /// Number of addresses that can be allocated.
+    /// Number of free addresses that the pool can allocate now.
     #[serde(default)]
     pub available: i64,
     /// Percentage of the addresses that is in use, rounded up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_percent: Option<i64>,
-    /// Address after which the search for a free address continues.
+    /// Address that the last search for a free address found. The next search starts after this
+    /// address. Empty: the next search starts at the pool's first address.
     #[serde(default)]
     pub last_allocated: String,
     /// Claims of the ledger: a map from each address to `namespace/name` of its LoadBalancer.

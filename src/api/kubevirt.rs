@@ -130,7 +130,7 @@ pub struct LauncherPod {
     pub status: PodStatus,
 }
 
-/// Spec of a pod.
+/// Part of a pod's spec that this operator reads.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSpec {
@@ -139,7 +139,7 @@ pub struct PodSpec {
     pub node_name: String,
 }
 
-/// Status of a pod.
+/// Part of a pod's status that this operator reads.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodStatus {
@@ -196,7 +196,7 @@ pub struct ServiceAddressesStatus {
 /// Announced addresses of a Service.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Announced {
-    /// Addresses and names, one entry each.
+    /// Addresses and host names at which the Service is announced, one entry each.
     #[serde(default)]
     pub ingress: Option<Vec<AnnouncedAt>>,
 }
@@ -204,12 +204,12 @@ pub struct Announced {
 /// Announced address or name of a Service.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct AnnouncedAt {
-    /// Address. Unset: the entry is a name.
+    /// Announced address. Unset: the Service is announced at a host name.
     #[serde(default)]
     pub ip: Option<String>,
 }
 
-/// Node, with the fields that VMs and networks need.
+/// Node, with the fields that decisions about VMs and networks use.
 #[derive(Resource, Clone, Debug, Default, Deserialize, Serialize)]
 #[resource(inherit = "FullNode")]
 pub struct Node {
@@ -226,7 +226,7 @@ pub struct Node {
 /// Part of the pod network that belongs to a node.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct NodeSpec {
-    /// Networks in CIDR form, at most one of each family.
+    /// Networks of the node's pods in CIDR form, at most one of each address family.
     #[serde(default, rename = "podCIDRs")]
     pub pod_cidrs: Vec<String>,
 }

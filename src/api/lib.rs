@@ -1,5 +1,6 @@
-//! Kubernetes types that this operator owns, and the names that guests, UIs and stored objects
-//! already rely on. The rules for them are in the crate `domain`.
+//! Kubernetes types that this operator owns, and names of annotations, labels and finalizers on
+//! which guests, UIs and stored objects already rely. The rules for the types are in the crate
+//! `domain`.
 //!
 //! Invariant: every field that Harvester serves today retains its name, type and meaning; new
 //! fields are optional.
@@ -46,47 +47,53 @@ pub const ANNOTATION_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 /// `POOL/ADDRESS`. The operator writes the annotation. A restore from a backup without status still
 /// restores the annotation. The operator then claims the address again if it is free.
 pub const ANNOTATION_ALLOCATED: &str = "loadbalancer.harvesterhci.io/allocated-address";
-/// Annotation of a LoadBalancer: its namespace.
+/// Annotation of a LoadBalancer: its namespace. The operator writes the value only for people.
 pub const ANNOTATION_NAMESPACE: &str = "loadbalancer.harvesterhci.io/namespace";
-/// Annotation of a LoadBalancer: its Rancher project, as `cluster/project`. The value is only for
-/// people. The operator itself reads [`ANNOTATION_NAMESPACE_PROJECT`].
+/// Annotation of a LoadBalancer: its Rancher project, as `cluster/project`. The operator writes the
+/// value only for people, and itself reads [`ANNOTATION_NAMESPACE_PROJECT`].
 pub const ANNOTATION_PROJECT: &str = "loadbalancer.harvesterhci.io/project";
-/// Annotation of a LoadBalancer: its guest cluster.
+/// Annotation of a LoadBalancer: name of its guest cluster. It has precedence over
+/// [`LABEL_CLUSTER`].
 pub const ANNOTATION_CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
-/// Annotation that newer guest cloud providers set: the guest's management network.
+/// Annotation of a LoadBalancer: management network of its guest cluster. Newer guest cloud
+/// providers set the annotation. It counts only if [`ANNOTATION_NETWORK`] is not set.
 pub const ANNOTATION_MANAGEMENT_NETWORK: &str = "cloudprovider.harvesterhci.io/managementNetwork";
-/// Label that guest cloud providers set: the guest cluster's name.
+/// Label of a LoadBalancer: name of its guest cluster. Guest cloud providers set the label.
 pub const LABEL_CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
-/// Value of the cluster label that a guest cloud provider writes if no cluster name is configured.
+/// Value of [`LABEL_CLUSTER`] that a guest cloud provider without a configured cluster name writes.
 pub const NAMELESS_CLUSTER: &str = "kubernetes";
 /// Annotation of a Namespace: its Rancher project, as `cluster:project`.
 pub const ANNOTATION_NAMESPACE_PROJECT: &str = "field.cattle.io/projectId";
 /// Label of the global IPPool, which serves the LoadBalancers that match no other pool.
 pub const LABEL_GLOBAL_POOL: &str = "loadbalancer.harvesterhci.io/global-ip-pool";
-/// Label of an IPPool: the VLAN of its network; 0 for none.
+/// Label of an IPPool: VLAN ID of the pool's network; `0` for no VLAN, and for a pool without a
+/// network.
 pub const LABEL_VID: &str = "loadbalancer.harvesterhci.io/vid";
-/// Label that Harvester puts on a NetworkAttachmentDefinition: its VLAN.
+/// Label that Harvester puts on a NetworkAttachmentDefinition: VLAN ID of the network.
 pub const LABEL_VLAN: &str = "network.harvesterhci.io/vlan-id";
-/// Label that Harvester puts on a NetworkAttachmentDefinition: its cluster network.
+/// Label that Harvester puts on a NetworkAttachmentDefinition: name of its cluster network.
 pub const LABEL_CLUSTER_NETWORK: &str = "network.harvesterhci.io/clusternetwork";
-/// Annotation that Harvester puts on a NetworkAttachmentDefinition: its addresses and router, as
-/// JSON (`Layer3NetworkConf` of harvester/network-controller-harvester).
+/// Annotation that Harvester puts on a NetworkAttachmentDefinition: subnet and router of the
+/// network, as JSON (`Layer3NetworkConf` of harvester/network-controller-harvester).
 pub const ANNOTATION_ROUTE: &str = "network.harvesterhci.io/route";
 /// Annotation of an IPPool that releases the address of a LoadBalancer that no longer exists. Its
 /// value is `<ip>: <namespace>/<name>`.
 pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
-/// Annotation of an IPPool that keeps the claims of LoadBalancers that do not exist. The operator
-/// sets the annotation after a restore of etcd from a backup. An administrator removes it. The
-/// value is for people.
+/// Annotation of an IPPool. While it is present, the pool keeps the claims of LoadBalancers that do
+/// not exist. The operator sets the annotation after a restore of etcd from a backup, with the
+/// reason as its value. Only its presence counts, whatever the value. An administrator removes it.
 pub const ANNOTATION_KEEP_ORPHANS: &str = "loadbalancer.harvesterhci.io/keep-orphans";
 
-/// Annotation of a LoadBalancer in v1alpha1: the fields that only v1beta1 has.
+/// Annotation of a LoadBalancer in v1alpha1: the fields that only v1beta1 has, as JSON. The
+/// conversion to v1beta1 restores them.
 pub const ANNOTATION_V1BETA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1beta1-fields";
-/// Annotation of a LoadBalancer in v1beta1: the fields that only v1alpha1 has.
+/// Annotation of a LoadBalancer in v1beta1: the fields that only v1alpha1 has, as JSON. The
+/// conversion to v1alpha1 restores them.
 pub const ANNOTATION_V1ALPHA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1alpha1-fields";
 
-/// Annotation of kube-vip's ConfigMap. Value `true`: the addresses in the ConfigMap were imported.
-/// The Go controller uses the same name, so that neither program repeats an import of the other.
+/// Annotation of kube-vip's ConfigMap. Value `true`: IPPools were made from the addresses in the
+/// ConfigMap. The Go controller uses the same name, so that neither program repeats an import of
+/// the other.
 pub const ANNOTATION_IMPORTED: &str = "loadbalancer.harvesterhci.io/after-conversion";
 /// Annotation of kube-vip's ConfigMap: the outcome of the import for each address in the ConfigMap.
 pub const ANNOTATION_IMPORT_REPORT: &str = "loadbalancer.harvesterhci.io/conversion-report";
@@ -94,13 +101,15 @@ pub const ANNOTATION_IMPORT_REPORT: &str = "loadbalancer.harvesterhci.io/convers
 /// Label that Harvester puts on a VM's instances: the VM's name.
 pub const LABEL_VM_NAME: &str = "harvesterhci.io/vmName";
 
-/// Label of the Services and EndpointSlices of vm load balancers.
+/// Label of the Services and EndpointSlices that the operator writes for vm load balancers. The
+/// value is `true`.
 pub const LABEL_SERVICE_LB: &str = "loadbalancer.harvesterhci.io/servicelb";
 /// Label of an EndpointSlice: the Service that the EndpointSlice belongs to.
 pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Label of an EndpointSlice: its manager, so that other controllers do not change it.
+/// Label of an EndpointSlice: name of the controller that writes the EndpointSlice. Other
+/// controllers do not change it.
 pub const LABEL_SLICE_MANAGER: &str = "endpointslice.kubernetes.io/managed-by";
-/// Value of the manager label for slices of this operator.
+/// Value of [`LABEL_SLICE_MANAGER`] on the EndpointSlices of this operator.
 pub const SLICE_MANAGER: &str = "harvester-guest-operator";
 
 /// Finalizer of a LoadBalancer that holds an address. The Go controller uses the same name, so that
@@ -112,68 +121,78 @@ pub const POOL_FINALIZER: &str = "wrangler.cattle.io/harvester-ipam-controller";
 
 /// Finalizer of a DHCPLease: a deleted record remains until its address is released.
 pub const DHCP_FINALIZER: &str = "loadbalancer.harvesterhci.io/dhcp-release";
-/// Annotation of the Lease: identity of the replica of this operator that acquired the Lease last.
-/// If the holder has another identity, the holder is another controller.
+/// Annotation of the Lease for leader election: identity of the replica of this operator that last
+/// acquired the Lease. If `spec.holderIdentity` is another identity, another controller holds the
+/// Lease.
 pub const ANNOTATION_LEASE_OPERATOR: &str = "loadbalancer.harvesterhci.io/operator";
-/// Annotation of the Lease: seconds without renewal after which another replica of this operator
-/// takes the Lease. Other controllers wait for `spec.leaseDurationSeconds`.
+/// Annotation of the Lease for leader election: seconds without renewal after which another replica
+/// of this operator takes the Lease. Other controllers wait for `spec.leaseDurationSeconds`.
 pub const ANNOTATION_LEASE_SECONDS: &str = "loadbalancer.harvesterhci.io/operator-lease-seconds";
-/// Annotation of the Lease: VMs that the leader cannot reach. The leader asks the other replicas to
-/// probe these VMs.
+/// Annotation of the Lease for leader election: VMs that the leader cannot reach. The leader asks
+/// the other replicas to probe these VMs.
 pub const ANNOTATION_LEASE_QUESTION: &str = "loadbalancer.harvesterhci.io/probe-question";
-/// Annotation of the Lease: result of the probes of another replica.
+/// Annotation of the Lease for leader election: answer of another replica to
+/// [`ANNOTATION_LEASE_QUESTION`], with the results of its probes.
 pub const ANNOTATION_LEASE_ANSWER: &str = "loadbalancer.harvesterhci.io/probe-answer";
-/// User name of the Go controller's ServiceAccount. The account is `harvester-load-balancer.name`
-/// of the Go controller's chart (`rbac.yaml`), in Harvester's namespace.
+/// User name, in API requests, of the ServiceAccount of Harvester's Go controller. The account's
+/// name is the template `harvester-load-balancer.name` of the Go controller's chart (`rbac.yaml`).
 pub const GO_CONTROLLER: &str = "system:serviceaccount:harvester-system:harvester-load-balancer";
-/// Annotation of a LoadBalancer with `ipam: dhcp`: the party that leases the address, `host` or
-/// `guest`. On a NetworkAttachmentDefinition, the value `host` means that the host leases addresses
-/// on this network.
+/// Annotation for the party that leases addresses by DHCP. On a LoadBalancer with `ipam: dhcp`, the
+/// value is `host` (an agent of this operator) or `guest` (the announcer, kube-vip). On a
+/// NetworkAttachmentDefinition, the value `host` declares the network: the host leases the
+/// addresses of LoadBalancers with `ipam: dhcp` on this network.
 pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
-/// Annotation of a NetworkAttachmentDefinition on which the host leases: IPv4 subnets whose
-/// addresses may be leased, separated by commas. Without the annotation, any address may be leased.
+/// Annotation of a network that [`ANNOTATION_DHCP`] declares: IPv4 subnets whose addresses may be
+/// leased, separated by commas. Without the annotation, any address may be leased.
 pub const ANNOTATION_DHCP_SUBNETS: &str = "loadbalancer.harvesterhci.io/dhcp-subnets";
-/// Annotation of a NetworkAttachmentDefinition on which the host leases: what happens to an address
-/// whose lease expires because no server answers. `Keep`, or `Withdraw`, which is the default.
+/// Annotation of a network that [`ANNOTATION_DHCP`] declares: whether an address stays in use when
+/// its lease expires because no server answers. `Keep`, or `Withdraw`, which is the default.
 pub const ANNOTATION_DHCP_ON_LEASE_LOSS: &str = "loadbalancer.harvesterhci.io/dhcp-on-lease-loss";
-/// Annotation with the form of the client identifier: `duid`, `mac` or `none`. It may be set on a
-/// LoadBalancer whose address the host leases, and on a NetworkAttachmentDefinition on which the
-/// host leases.
+/// Annotation of a network that [`ANNOTATION_DHCP`] declares, or of a LoadBalancer whose address
+/// the host leases: form of the client identifier (option 61), which is `duid` (the default), `mac`
+/// or `none`. The annotation of the LoadBalancer has precedence.
 pub const ANNOTATION_DHCP_CLIENT_ID: &str = "loadbalancer.harvesterhci.io/dhcp-client-id";
-/// Annotation of a NetworkAttachmentDefinition on which the host leases. With the value `true`, the
-/// agent asks servers to broadcast their answers.
+/// Annotation of a network that [`ANNOTATION_DHCP`] declares. With the value `true`, the agent asks
+/// servers to broadcast their answers.
 pub const ANNOTATION_DHCP_BROADCAST: &str = "loadbalancer.harvesterhci.io/dhcp-broadcast";
-/// Annotation with the hardware address of a DHCP client. On a Service, kube-vip stores the address
-/// with which kube-vip leases. On a LoadBalancer, it is the address with which the host leases.
-/// Source of this and the next three annotations: kube-vip 1.2.3, pkg/kubevip/annotations.go.
+/// Annotation with the hardware address of a DHCP client. On a Service, kube-vip writes the one
+/// with which it leases the Service's address. On a LoadBalancer, the annotation requests the one
+/// with which the host is to lease the LoadBalancer's address. Source of the names of this and the
+/// next three annotations: kube-vip 1.2.3, pkg/kubevip/annotations.go.
 pub const KUBE_VIP_HWADDR: &str = "kube-vip.io/hwaddr";
-/// Annotation of a Service or LoadBalancer: the address that kube-vip or the host requests.
+/// Annotation with the address to request from the DHCP server. On a Service, kube-vip requests it;
+/// on a LoadBalancer, the host.
 pub const KUBE_VIP_REQUESTED_IP: &str = "kube-vip.io/requestedIP";
-/// Annotation of a Service or LoadBalancer: the host name that kube-vip or the host sends to the
-/// DHCP server.
+/// Annotation with the host name (option 12) to send to the DHCP server. On a Service, kube-vip
+/// sends it; on a LoadBalancer, the host.
 pub const KUBE_VIP_HOSTNAME: &str = "kube-vip.io/loadbalancerHostname";
-/// Annotation of a Service or LoadBalancer. Value `true`: kube-vip or the host asks the DHCP server
-/// to broadcast its answers.
+/// Annotation that asks the DHCP server to broadcast its answers, with the value `true`. On a
+/// Service, kube-vip asks; on a LoadBalancer, the host.
 pub const KUBE_VIP_BROADCAST: &str = "kube-vip.io/dhcp-broadcast";
-/// Annotation of a NetworkAttachmentDefinition on which the host leases, as JSON: the agent that
-/// serves the network and the start of its service, or the reason why no agent serves the network.
+/// Annotation that the operator writes on a network that [`ANNOTATION_DHCP`] declares: state of the
+/// network's agent, as JSON. The state has the pod that serves the network, and since when. If no
+/// pod does, or if the pod does not follow the annotations, the state has the reason.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";
 
-/// Finalizer of a TokenRotation: a deleted TokenRotation remains until its credentials are revoked.
+/// Finalizer of a TokenRotation: a deleted TokenRotation remains until its credentials are revoked,
+/// except a published one that `spec.onDelete` keeps, but not longer than until a deadline.
 pub const ROTATION_FINALIZER: &str = "credentials.harvesterhci.io/rotation";
 /// Annotation of a TokenRotation: each new value requests a new credential now.
 pub const ANNOTATION_ROTATE: &str = "credentials.harvesterhci.io/rotate";
 /// Annotation of a TokenRotation: each new value requests a new credential now, and the old one is
 /// revoked as soon as the new one is published.
 pub const ANNOTATION_LEAKED: &str = "credentials.harvesterhci.io/leaked";
-/// Annotation of a target, and of pods that were restarted for a new credential: SHA-256 of the
-/// credential.
+/// Annotation that changes with a credential. On a Secret that is a target: SHA-256 of the value
+/// that was written. On pods that were restarted for a new credential: SHA-256 of the credential;
+/// there the annotation's name has a suffix for the TokenRotation.
 pub const ANNOTATION_HASH: &str = "credentials.harvesterhci.io/hash";
 /// Annotation of the Secret of an API key: URL of the Rancher that issued the key. The key is sent
 /// to no other URL.
 pub const ANNOTATION_RANCHER_URL: &str = "credentials.harvesterhci.io/rancher-url";
-/// Label of the Secrets whose deletion revokes a credential: UID of the TokenRotation.
+/// Label of the Secrets whose deletion revokes a credential, and of the TokenRotations that another
+/// TokenRotation has made: UID of the TokenRotation that made the object.
 pub const LABEL_ROTATION: &str = "credentials.harvesterhci.io/rotation";
 
-/// Placeholder that is recorded while the guest's announcer leases the address by DHCP.
+/// Placeholder for an address that the announcer (kube-vip) leases by DHCP. It stands in
+/// `status.allocatedAddress.ip`, and in a Service it asks kube-vip to lease an address.
 pub const DHCP_ADDRESS: &str = "0.0.0.0";

@@ -107,12 +107,13 @@ pub struct LoadBalancerSpec {
     /// Source of the address: an IPPool or a DHCP server. Unset means pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<Ipam>,
-    /// IPPool that allocates the address. Unset: the best match by network, scope and priority.
+    /// IPPool that allocates the address. Unset: the pool that best matches the LoadBalancer by
+    /// network, scope and priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub ip_pool: Option<String>,
-    /// Ports of a vm load balancer, at least one. The ports of a guest cluster are in its own
-    /// Services.
+    /// Ports of a vm load balancer, at least one. A load balancer for a guest cluster needs none:
+    /// the Services in the guest cluster define the ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub listeners: Vec<Listener>,
@@ -124,7 +125,8 @@ pub struct LoadBalancerSpec {
         "type": "array", "maxItems": 64, "items": {"type": "string", "maxLength": 63}
     }))]
     pub backend_server_selector: Option<BTreeMap<String, Vec<String>>>,
-    /// Health check of the VMs behind the address. Unset: VMs are not probed.
+    /// Health check of the VMs behind the address, which are the backends. Unset: VMs are not
+    /// probed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check: Option<HealthCheck>,
     /// Addresses to request, one per family. Reserved: not supported by this version.
@@ -211,42 +213,43 @@ pub struct HealthCheck {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 65535))]
     pub port: Option<i32>,
-    /// Number of consecutive successes that make a backend healthy. Zero or unset means 1.
+    /// Number of consecutive successful probes that make a backend healthy. Zero or unset means 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub success_threshold: Option<i32>,
-    /// Number of consecutive failures that make a backend unhealthy. Zero or unset means 3.
+    /// Number of consecutive failed probes that make a backend unhealthy. Zero or unset means 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub failure_threshold: Option<i32>,
-    /// Seconds between probes. Zero or unset means 5.
+    /// Seconds between two probes of a backend. Zero or unset means 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub period_seconds: Option<i32>,
-    /// Seconds until a probe counts as failed. Zero or unset means 3.
+    /// Seconds without an answer after which a probe counts as failed. Zero or unset means 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub timeout_seconds: Option<i32>,
-    /// Protocol of the probe: `tcp` (a connection is accepted), `http` or `https` (a GET is
-    /// answered as expected). Unset means tcp.
+    /// Protocol of the probe. `tcp`: the backend must accept a connection. `http` or `https`: the
+    /// backend must answer a GET with an expected status. Unset means tcp.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8))]
     pub protocol: Option<String>,
-    /// Path and query of the GET. Unset means `/`.
+    /// Path and query of the GET that an http or https probe sends. Unset means `/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub path: Option<String>,
-    /// HTTP statuses that count as success. Unset or empty means 200 to 399. Redirects are not
-    /// followed.
+    /// HTTP statuses of the answer that count as success. Unset or empty means 200 to 399.
+    /// Redirects are not followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), inner(range(min = 100, max = 599)))]
     pub expected_statuses: Option<Vec<i32>>,
-    /// Host name of the probe, in the Host header and in TLS. Unset: the backend's address.
+    /// Host name that an http or https probe uses in the Host header and in TLS. Unset: the
+    /// backend's address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub server_name: Option<String>,
-    /// CA certificates in PEM. One of them must have signed the backend's certificate. Unset: the
-    /// backend's certificate is not verified.
+    /// CA certificates in PEM for an https probe. One of them must have signed the backend's
+    /// certificate. Unset: the backend's certificate is not verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8192))]
     pub ca_bundle: Option<String>,
@@ -256,44 +259,46 @@ pub struct HealthCheck {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerStatus {
-    /// Address at which the LoadBalancer is reached. For a guest cluster: the claimed address,
-    /// until the guest writes its own address.
+    /// Address at which clients reach the LoadBalancer. For a vm load balancer: the address that
+    /// kube-vip announces. For a guest cluster: the address in `allocatedAddress.ip`, until the
+    /// guest's cloud provider writes another address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// Addresses of the LoadBalancer, one per family. Reserved: not supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2))]
     pub addresses: Option<Vec<String>>,
-    /// Address claimed in the pool's ledger.
+    /// Address that an IPPool allocated, or that was leased by DHCP, for the LoadBalancer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_address: Option<AllocatedAddress>,
     /// Addresses of the VMs behind a vm load balancer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend_servers: Option<Vec<String>>,
-    /// Number of VMs behind a vm load balancer.
+    /// Number of VMs behind a vm load balancer: in total, and ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoints: Option<EndpointCounts>,
     /// Generation of the spec that the status describes. Reserved: not written, because each write
     /// of the status raises the generation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Conditions of the LoadBalancer. `Ready` shows whether the address serves, and if not, why.
+    /// Conditions of the LoadBalancer. `Ready` shows whether the address can be used, and if not,
+    /// why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,
 }
 
-/// Address, and the pool whose ledger records it.
+/// Address of a LoadBalancer, its subnet, and the pool that allocated the address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocatedAddress {
     /// IPPool that allocated the address. Unset for `ipam: dhcp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip_pool: Option<String>,
-    /// Allocated address, or `0.0.0.0` while the announcer leases an address by DHCP.
+    /// Allocated or leased address. `0.0.0.0`: kube-vip itself leases an address by DHCP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<String>,
-    /// Mask of the subnet, as an address: `255.255.255.0`.
+    /// Mask of the address's subnet, such as `255.255.255.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,
     /// Gateway of the address's subnet.
@@ -313,11 +318,12 @@ pub struct AllocatedAddress {
     pub ipv6_gateway: Option<String>,
 }
 
-/// Number of VMs behind an address.
+/// Number of VMs behind an address, in total and ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct EndpointCounts {
-    /// Number of selected VMs that run.
+    /// Number of selected VMs that run and are not being deleted.
     pub total: i32,
-    /// Number of selected VMs that can answer.
+    /// Number of selected VMs that are ready for connections: they run, have an address, are not
+    /// being deleted, and pass the health check, if there is one.
     pub ready: i32,
 }

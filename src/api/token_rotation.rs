@@ -1,12 +1,13 @@
-//! `TokenRotation`: a credential that is replaced in time, or only watched.
+//! `TokenRotation`: a credential that is replaced before it expires, or is only watched.
 //!
 //! The user who creates a TokenRotation writes its metadata and spec. The operator writes the
 //! status.
 //!
 //! Invariants:
 //!
-//! * The status names credentials, and never contains a credential.
-//! * The status names the result of a step before the step is taken.
+//! * The status contains names and hashes of credentials, and never a credential.
+//! * The status has a credential's name before the credential is made, and its hash before it is
+//!   published.
 //! * Target and ServiceAccount never change, because the operator revokes an old credential only
 //!   after it has observed the new credential in the same target.
 
@@ -117,7 +118,7 @@ pub struct TokenRotationSpec {
     /// credentials is reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
-    /// Target from which clients read the credential.
+    /// Secret or cloud credential from which clients read the credential.
     pub target: Target,
     /// Rancher server and its API key. Required for tokens and cloud credentials of Rancher.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -137,7 +138,8 @@ pub struct TokenRotationSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16))]
     pub restart_workloads: Option<Vec<Workload>>,
-    /// Fate of the published credential when the TokenRotation is deleted. Unset means Keep.
+    /// Action on the published credential when the TokenRotation is deleted. Keep: it stays valid
+    /// until it expires. Revoke: it is revoked. Unset means Keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_delete: Option<OnDelete>,
 }
@@ -151,15 +153,15 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub renew_when_left_percent: Option<i64>,
-    /// Minimum remaining lifetime at the replacement, in seconds. At most half of the whole
-    /// lifetime counts. For a credential that is only watched, the expiry is reported as near from
-    /// this remaining lifetime on. Unset means 604800, seven days.
+    /// Remaining lifetime in seconds at which the credential is replaced at the latest, but at most
+    /// half of its whole lifetime. A credential that is only watched is reported as near its expiry
+    /// from this remaining lifetime on. Unset means 604800, seven days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub minimum_left_seconds: Option<i64>,
-    /// Maximum time by which the credential is replaced earlier, in percent of its lifetime. The
-    /// time differs between credentials, so that they are not all replaced at the same time. Unset
-    /// means 5.
+    /// Maximum time by which the credential is replaced earlier than `renewWhenLeftPercent` and
+    /// `minimumLeftSeconds` require, in percent of its lifetime. The time differs between
+    /// credentials, so that they are not all replaced at the same time. Unset means 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 50))]
     pub jitter_percent: Option<i64>,
@@ -230,7 +232,7 @@ pub enum WorkloadKind {
     DaemonSet,
 }
 
-/// Fate of the published credential when the TokenRotation is deleted.
+/// Action on the published credential when the TokenRotation is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnDelete {
     /// The credential stays valid until it expires by itself.
@@ -248,22 +250,22 @@ pub struct TokenRotationStatus {
     /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Kind and name of the target, in one word. With all cloud credentials as the target, this is
-    /// `cloudcredential/*`.
+    /// Kind and name of the target: `secret/NAME` or `cloudcredential/NAME`. All cloud credentials
+    /// as the target are shown as `cloudcredential/*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 270))]
     pub target: Option<String>,
-    /// Number of the last credential that was named. No number is used twice.
+    /// Number at the end of the newest credential's name. No number is used twice.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub serial: i64,
     /// Credential that the target was last observed to hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current: Option<CurrentCredential>,
-    /// Credential that is being made or published.
+    /// New credential that is being made or published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<PendingCredential>,
-    /// Credentials that are to be revoked.
+    /// Replaced or abandoned credentials that are to be revoked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub previous: Vec<PreviousCredential>,
@@ -289,7 +291,7 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// Time when the credential is replaced.
+    /// Time when the credential is to be replaced. Unset: no replacement is planned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub next_rotation: Option<String>,
@@ -297,11 +299,13 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub last_rotation: Option<String>,
-    /// Result of the last step: `Published`, `Adopted`, `Revoked`, or `Failed` and the step.
+    /// Result of the last step. `Published`: a new credential is in the target. `Adopted`: another
+    /// party has put a credential into the target. `Failed` and the name of a step, such as `Failed
+    /// Mint`: the step failed. `Revoked`: a credential is revoked after `Failed Revoke`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub last_result: Option<String>,
-    /// Number of consecutive failed steps.
+    /// Number of consecutive failed steps. Failed revocations are counted in `previous`.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub failures: i64,
@@ -313,17 +317,20 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub restarted_for: Option<String>,
-    /// Value of the last request to rotate that was carried out.
+    /// Last value of the annotation credentials.harvesterhci.io/rotate for which the credential was
+    /// replaced. A value of more than 64 bytes is shown as its SHA-256.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub rotate_request: Option<String>,
-    /// Value of the last leak report that was handled.
+    /// Last value of the annotation credentials.harvesterhci.io/leaked for which the credential was
+    /// replaced. A value of more than 64 bytes is shown as its SHA-256.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub leak_report: Option<String>,
     /// Conditions of the rotation. `Ready`: the credential is there and is managed. `Expiring`: the
     /// credential expires soon, and either it is only watched or its replacement is late.
-    /// `MinterExpiring`: the API key expires soon and is not renewed.
+    /// `MinterExpiring`: the API key expires soon and is not renewed, has expired, or is refused by
+    /// Rancher.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,
@@ -334,15 +341,15 @@ pub struct TokenRotationStatus {
 #[serde(rename_all = "camelCase")]
 pub struct CurrentCredential {
     /// Name of the credential. For a ServiceAccount's token: name of the Secret that the token is
-    /// bound to or stored in.
+    /// bound to or stored in. May be empty for a credential of another party.
     #[schemars(length(max = 253))]
     pub name: String,
     /// SHA-256 of the credential, which identifies it. Unset if the credential is only watched.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub hash: String,
-    /// Whether the operator made the credential. A credential of another party is replaced in
-    /// time, but not revoked.
+    /// Whether the operator made the credential. A credential of another party is replaced before
+    /// it expires, but not revoked.
     #[serde(default)]
     pub ours: bool,
     /// Time when the credential became valid, or was first observed.
@@ -358,14 +365,14 @@ pub struct CurrentCredential {
     pub kept_by_rancher: bool,
 }
 
-/// Credential that is being made or published.
+/// New credential that is being made or published.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingCredential {
     /// Name of the credential, recorded before it is made.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// Step that is under way.
+    /// Present step for the credential: Minting or Publishing.
     pub step: PendingStep,
     /// Time since which the credential is pending.
     #[schemars(extend("format" = "date-time"))]
@@ -382,16 +389,16 @@ pub struct PendingCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// resourceVersion of the target that the credential is written into. The write replaces only
-    /// this version. Empty: there is no target yet.
+    /// resourceVersion of the target before the credential is published. The write fails if the
+    /// target has another resourceVersion. Empty: there is no target yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,
-    /// Value of the request to rotate for which this credential is made.
+    /// Value of the annotation credentials.harvesterhci.io/rotate for which the credential is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub rotate_request: Option<String>,
-    /// Value of the leak report for which this credential is made.
+    /// Value of the annotation credentials.harvesterhci.io/leaked for which the credential is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub leak_report: Option<String>,
@@ -418,13 +425,13 @@ pub struct PreviousCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub hash: Option<String>,
-    /// Time when the credential is revoked. Unset: the workloads must first be restarted for the
-    /// new credential.
+    /// Earliest time when the credential is revoked. Unset: the workloads must first be restarted
+    /// for the new credential.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub revoke_after: Option<String>,
-    /// resourceVersion of the target that a late write of this credential may still replace. Set
-    /// while the outcome of this write is not known.
+    /// resourceVersion of the target before an attempt to publish this credential. Set while it is
+    /// not known whether the attempt will still succeed. Until then the credential is not revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,

@@ -93,17 +93,18 @@ pub struct HealthCheck {
     /// Backend port to probe. Zero: backends are not probed.
     #[schemars(range(min = 0, max = 65535))]
     pub port: i32,
-    /// Number of consecutive successes that make a backend healthy.
+    /// Number of consecutive successful probes that make a backend healthy.
     #[schemars(range(min = 0))]
     pub success_threshold: i32,
-    /// Number of consecutive failures that make a backend unhealthy.
+    /// Number of consecutive failed probes that make a backend unhealthy.
     #[schemars(range(min = 0))]
     pub failure_threshold: i32,
-    /// Seconds between probes. The field's name begins with a capital letter in Harvester too.
+    /// Seconds between two probes of a backend. The field's name begins with a capital letter in
+    /// Harvester too.
     #[serde(rename = "PeriodSeconds")]
     #[schemars(range(min = 0))]
     pub period_seconds: i32,
-    /// Seconds until a probe counts as failed.
+    /// Seconds without an answer after which a probe counts as failed.
     #[schemars(range(min = 0))]
     pub timeout_seconds: i32,
 }
@@ -112,10 +113,11 @@ pub struct HealthCheck {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerStatus {
-    /// Address at which the LoadBalancer is reached.
+    /// Address at which clients reach the LoadBalancer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Conditions of the LoadBalancer. `Ready` shows whether the address serves, and if not, why.
+    /// Conditions of the LoadBalancer. `Ready` shows whether the address can be used, and if not,
+    /// why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Credential in a target that is only watched.
+/// Credential in a target that the operator only watches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchedCredential {
@@ -11,14 +11,15 @@ pub struct WatchedCredential {
     /// token, and for cloud credentials.
     #[schemars(length(max = 253))]
     pub user: String,
-    /// Name in the credential itself. For a certificate, this is its subject. May be empty.
+    /// Name that the credential itself contains, such as the subject of a certificate. May be
+    /// empty.
     #[schemars(length(max = 253))]
     pub name: String,
     /// Name of the cloud credential's Secret in Rancher, such as `cc-abcde`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub credential: Option<String>,
-    /// Display name of the cloud credential.
+    /// Display name of the cloud credential in Rancher.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub title: Option<String>,
@@ -30,7 +31,7 @@ pub struct WatchedCredential {
     /// Whether another TokenRotation replaces the credential.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rotated: bool,
-    /// Reason why the expiry cannot be known.
+    /// Reason why the expiry of the credential is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub unknown: Option<String>,
