@@ -139,9 +139,9 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let rotations = token_rotation::run(ctx.clone());
     let asked = second_opinion::ask(ctx.clone(), prober.clone());
     let harvester = harvester_leftovers::run(ctx.clone(), handle.clone());
-    let (context, due) = load_balancer::LbContext::new(ctx, handle, prober);
+    let context = load_balancer::LbContext::new(ctx, handle, prober);
     // A separate task, because its wake-ups would otherwise poll all the other tasks here.
-    let serving = load_balancer::run(Arc::new(context), woken, due);
+    let serving = load_balancer::run(Arc::new(context), woken);
     let serving = AbortOnDropHandle::new(tokio::spawn(serving));
     // Handles the VMs that exist when the term begins; later changes are signalled.
     let catch_up = async {

@@ -12,7 +12,6 @@
 //! is published from its DHCPLease.
 
 mod address;
-mod counts;
 mod leasing;
 mod publish;
 mod report;
@@ -72,17 +71,15 @@ pub struct LbContext {
     whole: Turns<String>,
     began: Instant,
     failures: FailedReconciles<LoadBalancer>,
-    counts: counts::DeferredCounts,
     /// Recently created DHCPLeases, each with the time of its creation.
     made: tokio::sync::Mutex<Vec<(Instant, DHCPLease)>>,
 }
 
 impl LbContext {
-    /// Makes the context of one term of leadership, and the queue of counts. [`run`] takes both.
-    pub fn new(shared: super::Context, ledger: LedgerHandle, prober: Prober) -> (Self, DueCounts) {
-        let (counts, due) = counts::DeferredCounts::new();
+    /// Makes the context of one term of leadership.
+    pub fn new(shared: super::Context, ledger: LedgerHandle, prober: Prober) -> Self {
         let failures = FailedReconciles::new("load_balancer", FIRST_RETRY, &shared.metrics);
-        let context = Self {
+        Self {
             shared,
             ledger,
             prober,
@@ -91,10 +88,8 @@ impl LbContext {
             awaited_writes: Turns::new(AWAITED_WRITES_AT_ONCE),
             whole: Turns::new(WHOLE_AT_ONCE),
             failures,
-            counts,
             made: tokio::sync::Mutex::default(),
-        };
-        (context, DueCounts(due))
+        }
     }
 
     /// Whether VMs should have been listed by now.
@@ -102,9 +97,6 @@ impl LbContext {
         self.began.elapsed() >= VMS_WITHIN
     }
 }
-
-/// Queue of counts of VMs that wait to be written into the status of their LoadBalancers.
-pub struct DueCounts(counts::Due);
 
 /// Reason why a reconcile must be repeated.
 #[derive(Debug, thiserror::Error)]
@@ -136,17 +128,12 @@ impl ReconcileError {
     }
 }
 
-/// Reconciles each LoadBalancer received on `woken`, and writes the counts that are due, until
-/// dropped.
-pub async fn run(
-    ctx: Arc<LbContext>,
-    woken: UnboundedReceiver<ObjectRef<LoadBalancer>>,
-    DueCounts(due): DueCounts,
-) {
+/// Reconciles each LoadBalancer received on `woken`, until dropped.
+pub async fn run(ctx: Arc<LbContext>, woken: UnboundedReceiver<ObjectRef<LoadBalancer>>) {
     let store = ctx.shared.views.load_balancers.clone();
     // All triggers come through one stream that cannot fail, so a failing watch does not delay the
     // reconciles. Concurrency is bounded only at the writes, where it has a cost.
-    let reconciles = Controller::for_stream(futures::stream::pending(), store)
+    Controller::for_stream(futures::stream::pending(), store)
         .reconcile_on(woken)
         .run(reconcile_until_settled, retry, ctx.clone())
         .for_each(|result| async {
@@ -156,11 +143,8 @@ pub async fn run(
                 Err(ControllerError::ObjectNotFound(name)) => ctx.failures.forget_missing(&name),
                 Err(error) => tracing::warn!(%error, "reconcile not run"),
             }
-        });
-    tokio::select! {
-        () = reconciles => {}
-        () = counts::run(due, &ctx) => {}
-    }
+        })
+        .await;
 }
 
 /// LoadBalancer as observed by a reconcile.
@@ -242,7 +226,6 @@ async fn reconcile(
 /// deletion event triggers the next reconcile.
 async fn withdraw(observed: ObservedLb, ctx: &LbContext) -> Result<(), ReconcileError> {
     let lb = &observed.lb;
-    ctx.counts.settle(lb);
     if listeners::is_vm(lb) && !Box::pin(serve::withdraw(lb, ctx)).await? {
         return Ok(());
     }

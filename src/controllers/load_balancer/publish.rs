@@ -7,13 +7,12 @@ use serde_json::Value;
 
 use super::{LbContext, ObservedLb, ReconcileError, ServingOutcome};
 use crate::api::LoadBalancer;
-use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status;
+use crate::domain::load_balancer::{facts, status};
 use crate::domain::object_fields::rfc3339;
 use crate::k8s::CallError;
 
-/// Publishes the address, and the state of the Service of a vm load balancer. A change of only the
-/// counts of VMs may be written later. Returns whether the object was written.
+/// Publishes the address, and the state of the Service of a vm load balancer. Returns whether the
+/// object was written.
 pub(super) async fn publish(
     observed: &ObservedLb,
     served: &ServingOutcome,
@@ -23,17 +22,12 @@ pub(super) async fn publish(
         (observed, served);
     let now = rfc3339::to_second(Utc::now());
     let Some(patch) = status::patch(lb, finding, report.as_ref(), &now) else {
-        ctx.counts.settle(lb);
         return Ok(false);
     };
     if *partial {
         return Err(ReconcileError::Outdated);
     }
-    if !status::is_urgent(lb, &patch) && ctx.counts.defer(lb, patch.clone()) {
-        return Ok(false);
-    }
     write(lb, &patch, ctx).await.map_err(unless_outdated)?;
-    ctx.counts.settle(lb);
     Ok(true)
 }
 

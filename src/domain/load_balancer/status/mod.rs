@@ -134,26 +134,6 @@ fn allocated_annotation(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<S
     (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
 }
 
-/// Whether a patch changes more than the counts and addresses of VMs and the condition's message:
-/// for example the address, or the condition's status or reason. Other patches may be delayed, and
-/// merged.
-pub fn is_urgent(lb: &LoadBalancer, patch: &Value) -> bool {
-    let Some(status) = patch["status"].as_object() else { return true };
-    let count = |key: &String| matches!(key.as_str(), "endpoints" | "backendServers");
-    let same_ready = || {
-        let ready = |list: &[Condition]| {
-            let ready = list.iter().find(|c| c.type_ == READY);
-            ready.map(|c| (c.status, c.reason.clone()))
-        };
-        let new: Vec<Condition> =
-            serde_json::from_value(status["conditions"].clone()).unwrap_or_default();
-        lb.status.as_ref().is_some_and(|old| ready(&old.conditions) == ready(&new))
-    };
-    let metadata = ["finalizers", "annotations"];
-    metadata.iter().any(|field| patch["metadata"].get(field).is_some())
-        || !status.keys().all(|key| count(key) || (key == "conditions" && same_ready()))
-}
-
 /// Whether a Service may be created. It may if an address is published, and if the finalizer delays
 /// the deletion of the LoadBalancer until the Service is gone.
 pub fn may_serve(lb: &LoadBalancer) -> bool {

@@ -209,25 +209,3 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     assert_eq!(address(&moved), Some("10.1.0.6"));
     assert_eq!(moves_from(&moved, &new), None);
 }
-
-/// A write of counts alone may be delayed. A write of an address, of another reason or of a first
-/// condition may not be delayed.
-#[test]
-fn counts_are_not_urgent() {
-    let holds = holds("a", 5, None);
-    let urgent = |lb: &LoadBalancer, report: &ServingStatus| {
-        is_urgent(lb, &patch(lb, &holds, Some(report), NOW).unwrap())
-    };
-    let two = report(ours(&["10.0.0.5"]), &[backend(7, true, false), backend(8, true, false)]);
-    assert!(urgent(&holding(), &two), "the first word");
-    let lb = reported(&holding(), &holds, &two);
-    let one = report(ours(&["10.0.0.5"]), &[backend(7, true, false), backend(8, false, false)]);
-    assert!(!urgent(&lb, &one), "one of two");
-    let none = report(ours(&["10.0.0.5"]), &[backend(7, false, false), backend(8, false, false)]);
-    assert!(urgent(&lb, &none), "none left");
-    let moved = report(ours(&["10.0.0.6"]), &[backend(7, true, false)]);
-    assert!(urgent(&lb, &moved), "another address");
-    let mut bare = lb.clone();
-    bare.metadata.finalizers = None;
-    assert!(urgent(&bare, &two), "a finalizer");
-}
