@@ -106,10 +106,6 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// All values of [`Self::kind`] except `not_leader`, which does not count as a failure.
-    pub const KINDS: [&'static str; 6] =
-        ["conflict", "not_found", "missing", "refused", "no_answer", "failed"];
-
     /// Kind of the error, for a label of metrics. `refused`: [`Self::refusal`] gives the reason.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -226,8 +222,9 @@ mod tests {
             (taken, "POST /api/v1/namespaces/ns/services"),
             (changed, "PATCH /api/v1/namespaces/ns/services/web/status"),
         ] {
-            let wanted = format!("{call}: the object was changed by another client");
-            assert_eq!(error.unwrap_err().to_string(), wanted);
+            let (error, wanted) = (error.unwrap_err(), "the object was changed by another client");
+            assert_eq!(error.to_string(), format!("{call}: {wanted}"));
+            assert_eq!(error.kind(), "conflict");
         }
         let all = Api::<Namespace>::all(client(403, "Forbidden"));
         let refused = all.call_list(&ListParams::default()).await.unwrap_err();
@@ -246,6 +243,25 @@ mod tests {
         let late = silent.within(Duration::from_millis(5)).call_get_opt("web").await.unwrap_err();
         let wanted = "GET /api/v1/namespaces/ns/services/web: no answer within 5ms";
         assert_eq!(late.to_string(), wanted);
+    }
+
+    #[test]
+    fn every_kind_of_error_has_a_series() {
+        let call = || ApiCall::new("GET /");
+        let failed = |(code, reason)| {
+            let status = Status::failure("no", reason).with_code(code);
+            CallError::new(call(), kube::Error::Api(status.boxed()))
+        };
+        let codes =
+            [(409, "Conflict"), (404, "NotFound"), (403, "Forbidden"), (500, "InternalError")];
+        let errors = codes.map(failed);
+        let late = CallError::Timeout { call: call(), within: CALL_DEADLINE };
+        let kinds = errors.into_iter().chain([CallError::Missing("Secret", "s"), late]);
+        let mut kinds: Vec<_> = kinds.map(|error| error.kind()).collect();
+        // A pool that cannot be written is the seventh kind, of the ledger.
+        kinds.push("ledger");
+        kinds.sort_unstable();
+        assert_eq!(kinds, crate::metrics::ERROR_KINDS);
     }
 
     #[tokio::test]

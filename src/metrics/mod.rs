@@ -26,7 +26,6 @@ pub use self::{
     watches::WatchMetrics,
 };
 use crate::api::LoadBalancer;
-use crate::k8s::CallError;
 
 /// The metrics and their registry. Clones share both.
 #[derive(Clone)]
@@ -286,6 +285,10 @@ impl Metrics {
     }
 }
 
+/// Kinds of the errors of reconciles: the values of the label `error`.
+pub const ERROR_KINDS: [&str; 7] =
+    ["conflict", "failed", "ledger", "missing", "no_answer", "not_found", "refused"];
+
 /// Registers the counter of failed reconciles with all its series, so that `rate` includes the
 /// first failure of each.
 fn reconcile_errors(make: &MetricMaker<'_>) -> Result<IntCounterVec, prometheus::Error> {
@@ -295,8 +298,8 @@ fn reconcile_errors(make: &MetricMaker<'_>) -> Result<IntCounterVec, prometheus:
         &["controller", "error"],
     )?;
     for controller in ["dhcp_agent", "dhcp_lease", "load_balancer", "token_rotation"] {
-        for kind in CallError::KINDS.into_iter().chain(["ledger"]) {
-            errors.with_label_values(&[controller, kind]);
+        for error in ERROR_KINDS {
+            errors.with_label_values(&[controller, error]);
         }
     }
     Ok(errors)

@@ -79,7 +79,7 @@ async fn a_restore_in_any_order_gives_each_name_its_address() -> Result<()> {
     restores_in_any_order(&cluster, false).await
 }
 
-/// In this form of the CRD, a pool is created with the status of the backup.
+/// A pool of this form is created with the status that the backup has.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restore_on_harvesters_form_gives_each_name_its_address() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -93,10 +93,10 @@ async fn a_restore_on_harvesters_form_gives_each_name_its_address() -> Result<()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restore_through_admission_gives_each_name_its_address() -> Result<()> {
     let cluster = Cluster::start().await?;
-    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let operator = cluster.standby(itself()).await?;
     operator.leads().await?;
     cluster.registered().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     restores_in_any_order(&cluster, true).await
 }
 

@@ -99,7 +99,7 @@ pub struct IssuerTraits {
 }
 
 impl RotationPlan {
-    /// This plan, changed because another TokenRotation has precedence for the same credential. A
+    /// Changes the plan, because another TokenRotation has precedence for the same credential. A
     /// deletion does not revoke the published credential, because the other TokenRotation may have
     /// adopted it.
     #[must_use]
