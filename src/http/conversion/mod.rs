@@ -11,6 +11,7 @@
 //! * the answer has the same objects as the request, in the same order.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write as _};
 
 use serde::de::{DeserializeSeed, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -83,17 +84,17 @@ pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
     if request.uid.len() > LONGEST_UID {
         return Err(format!("request.uid: longer than {LONGEST_UID} bytes"));
     }
-    // Most objects grow by less than a quarter. Reserved memory costs nothing until it is written.
-    let mut answer = Vec::with_capacity((body.len() / 4 * 5 + 1024).min(LARGEST_ANSWER));
+    let mut answer = AnswerText::new(body.len(), LARGEST_ANSWER);
     let uid = Value::from(request.uid.as_str());
-    answer.extend_from_slice(
+    answer.text.extend_from_slice(
         format!(
             r#"{{"apiVersion":"{API_VERSION}","kind":"{KIND}","response":{{"uid":{uid},"convertedObjects":["#
         )
         .as_bytes(),
     );
-    let before = answer.len();
+    let before = answer.text.len();
     let failure = convert_all(&request, ReviewBudget::FULL, &mut answer).err();
+    let mut answer = answer.text;
     if let Some(message) = &failure {
         tracing::warn!(message, "objects cannot be converted");
         answer.truncate(before);
@@ -109,23 +110,19 @@ pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
 fn convert_all(
     request: &ConversionRequest<'_>,
     mut budget: ReviewBudget,
-    answer: &mut Vec<u8>,
+    answer: &mut AnswerText,
 ) -> Result<(), String> {
     let to = Version::parse(&request.desired_api_version).map_err(|error| error.to_string())?;
     let Some(objects) = request.objects else { return Ok(()) };
     let mut failure = None;
     let mut index = 0;
     let mut one = |object: &RawValue| {
-        if index > 0 {
-            answer.push(b',');
-        }
-        let converted = convert_one(object.get(), to, &mut budget, answer);
-        let larger = "the answer would be too large: list fewer objects at a time";
-        let error = match converted {
-            Ok(()) => (answer.len() > budget.answer).then(|| larger.to_owned()),
-            Err(error) => Some(error),
-        };
-        failure = error.map(|error| format!("objects[{index}]: {error}"));
+        let comma = if index > 0 { "," } else { "" };
+        let converted = answer
+            .append(comma)
+            .map_err(|error| error.to_string())
+            .and_then(|()| convert_one(object.get(), to, &mut budget, answer));
+        failure = converted.err().map(|error| format!("objects[{index}]: {error}"));
         index += 1;
         failure.is_none()
     };
@@ -167,16 +164,15 @@ impl<'de> Visitor<'de> for EachOf<'_> {
 }
 
 /// Remaining budget of a review: number of values in the review and in the current object, and
-/// number of maps in this object. Maximum size of the answer, in bytes.
+/// number of maps in this object.
 struct ReviewBudget {
     review: usize,
     object: usize,
     maps: usize,
-    answer: usize,
 }
 
 impl ReviewBudget {
-    const FULL: Self = Self { review: MOST_VALUES, object: 0, maps: 0, answer: LARGEST_ANSWER };
+    const FULL: Self = Self { review: MOST_VALUES, object: 0, maps: 0 };
 
     fn take(&mut self, values: usize) -> Result<(), String> {
         self.object = self.object.checked_sub(values).ok_or_else(|| {
@@ -210,7 +206,7 @@ fn convert_one(
     text: &str,
     to: Version,
     budget: &mut ReviewBudget,
-    answer: &mut Vec<u8>,
+    answer: &mut AnswerText,
 ) -> Result<(), String> {
     if text.len() > LARGEST_OBJECT {
         return Err(format!("has {} bytes, more than {LARGEST_OBJECT}", text.len()));
@@ -221,8 +217,7 @@ fn convert_one(
     if let Some(version) = rest.get("apiVersion") {
         let version = budget.read(version)?;
         if Version::parse(version.as_str().unwrap_or_default()) == Ok(to) {
-            answer.extend_from_slice(text.as_bytes());
-            return Ok(());
+            return answer.append(text).map_err(|error| error.to_string());
         }
         read.insert("apiVersion".to_owned(), version);
     }
@@ -262,7 +257,7 @@ fn write(
     converted: &Value,
     rest: &Fields<'_>,
     metadata: Option<&Fields<'_>>,
-    answer: &mut Vec<u8>,
+    answer: &mut AnswerText,
 ) -> serde_json::Result<()> {
     let sections = converted.as_object().into_iter().flatten();
     let sections = sections.filter(|(key, _)| key.as_str() != "metadata");
@@ -282,31 +277,72 @@ fn write(
         if let Some(annotations) = converted["metadata"].get("annotations") {
             inner.member("annotations", annotations)?;
         }
-        inner.end();
+        inner.end()?;
     }
-    object.end();
-    Ok(())
+    object.end()
 }
 
 /// Fields that the conversion replaces. All other fields except the metadata are written as they
 /// were read.
 const SECTIONS: [&str; 3] = ["apiVersion", "spec", "status"];
 
+/// Text of an answer, with a limit.
+struct AnswerText {
+    text: Vec<u8>,
+    /// Maximum size in bytes.
+    most: usize,
+}
+
+impl AnswerText {
+    /// Size of the memory that is reserved for what follows the objects, in bytes.
+    const END: usize = 4096;
+    /// Size of a request whose answer may grow step by step, in bytes.
+    const SMALL: usize = 1 << 20;
+
+    /// Starts an answer to a request of this size. For a large request, all memory is reserved at
+    /// once, because an allocator that copies a growing text holds it twice. Reserved memory costs
+    /// nothing until it is written.
+    fn new(request: usize, most: usize) -> Self {
+        let reserved = if request > Self::SMALL { most } else { request / 4 * 5 };
+        Self { text: Vec::with_capacity(reserved + Self::END), most }
+    }
+
+    fn append(&mut self, text: &str) -> io::Result<()> {
+        self.write_all(text.as_bytes())
+    }
+}
+
+impl io::Write for AnswerText {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        if self.text.len() + text.len() > self.most {
+            let why = "the answer would be too large: list fewer objects at a time";
+            return Err(io::Error::other(why));
+        }
+        self.text.extend_from_slice(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Writer of an object, field by field.
 struct ObjectWriter<'a> {
-    to: &'a mut Vec<u8>,
+    to: &'a mut AnswerText,
     before: &'static str,
 }
 
 impl<'a> ObjectWriter<'a> {
-    fn begin(to: &'a mut Vec<u8>) -> Self {
+    fn begin(to: &'a mut AnswerText) -> Self {
         Self { to, before: "{" }
     }
 
-    fn key(&mut self, key: &str) -> serde_json::Result<&mut Vec<u8>> {
-        self.to.extend_from_slice(std::mem::replace(&mut self.before, ",").as_bytes());
+    fn key(&mut self, key: &str) -> serde_json::Result<&mut AnswerText> {
+        let before = std::mem::replace(&mut self.before, ",");
+        self.to.append(before).map_err(serde_json::Error::io)?;
         serde_json::to_writer(&mut *self.to, key)?;
-        self.to.push(b':');
+        self.to.append(":").map_err(serde_json::Error::io)?;
         Ok(self.to)
     }
 
@@ -314,9 +350,9 @@ impl<'a> ObjectWriter<'a> {
         serde_json::to_writer(self.key(key)?, value)
     }
 
-    fn end(self) {
+    fn end(self) -> serde_json::Result<()> {
         let brackets = if self.before == "{" { "{}" } else { "}" };
-        self.to.extend_from_slice(brackets.as_bytes());
+        self.to.append(brackets).map_err(serde_json::Error::io)
     }
 }
 

@@ -123,9 +123,22 @@ fn what_is_too_large_or_no_object_is_named() {
         desired_api_version: ALPHA.to_owned(),
         objects: Some(text),
     };
-    let budget = ReviewBudget { answer: objects.len() / 2, ..ReviewBudget::FULL };
-    let message = convert_all(&request, budget, &mut Vec::new()).unwrap_err();
+    let mut answer = AnswerText::new(0, objects.len() / 2);
+    let message = convert_all(&request, ReviewBudget::FULL, &mut answer).unwrap_err();
     assert_eq!(message, "objects[1]: the answer would be too large: list fewer objects at a time");
+}
+
+/// Memory of a growing text would be copied, and the copy is in memory beside the text.
+#[test]
+fn the_memory_of_a_large_answer_is_reserved_once() {
+    let most = AnswerText::SMALL * 4;
+    let mut answer = AnswerText::new(AnswerText::SMALL + 1, most);
+    let reserved = answer.text.capacity();
+    let kib = "x".repeat(1024);
+    while answer.append(&kib).is_ok() {}
+    assert_eq!(answer.text.len(), most);
+    answer.text.extend_from_slice(&[b' '; AnswerText::END]);
+    assert_eq!(answer.text.capacity(), reserved);
 }
 
 /// Fields that neither version knows may have any content.
@@ -143,9 +156,9 @@ fn text_that_is_not_read_passes_as_it_is() {
         let object = format!(
             r#"{{"apiVersion":"{ALPHA}","metadata":{metadata},"spec":{{"ipam":"dhcp"}},"\u00e9":[ 1 ]}}"#
         );
-        let (mut budget, mut answer) = (ReviewBudget::FULL, Vec::new());
-        convert_one(&object, Version::V1beta1, &mut budget, &mut answer).unwrap();
-        let answer = String::from_utf8(answer).unwrap();
+        let mut answer = AnswerText::new(0, LARGEST_ANSWER);
+        convert_one(&object, Version::V1beta1, &mut ReviewBudget::FULL, &mut answer).unwrap();
+        let answer = String::from_utf8(answer.text).unwrap();
         let read = format!(r#"{{"apiVersion":"{BETA}","spec":{{"ipam":"dhcp"}},"#);
         assert!(answer.starts_with(&read), "{answer}");
         for part in [r#""é":[ 1 ]"#, &format!(r#""metadata":{expected}"#)] {
