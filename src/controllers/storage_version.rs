@@ -104,7 +104,7 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
         match ctx.writer.patch_lb(namespace, name, &patch).await {
             // Another client has changed or removed the object, so it is not stored in the old
             // version any more.
-            Ok(_) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
+            Ok(()) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
             Err(CallError::NotLeader) => return Err(CallError::NotLeader),
             Err(error) => {
                 return Ok(StorageOutcome::Waits(format!(

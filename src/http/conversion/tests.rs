@@ -157,7 +157,8 @@ fn text_that_is_not_read_passes_as_it_is() {
             r#"{{"apiVersion":"{ALPHA}","metadata":{metadata},"spec":{{"ipam":"dhcp"}},"\u00e9":[ 1 ]}}"#
         );
         let mut answer = AnswerText::new(0, LARGEST_ANSWER);
-        convert_one(&object, Version::V1beta1, &mut ReviewBudget::FULL, &mut answer).unwrap();
+        let mut budget = ReviewBudget::FULL;
+        convert_one(&object, Version::V1beta1, &mut budget, &mut answer).unwrap();
         let answer = String::from_utf8(answer.text).unwrap();
         let read = format!(r#"{{"apiVersion":"{BETA}","spec":{{"ipam":"dhcp"}},"#);
         assert!(answer.starts_with(&read), "{answer}");

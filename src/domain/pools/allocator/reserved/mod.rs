@@ -182,7 +182,7 @@ impl PoolAllocator {
             // An address that is neither claimed nor of a deleted pool is another LoadBalancer's,
             // or is not in the ledger yet.
             Some(claim) if self.claim_of_deleted_pool(facts).is_some() => {
-                self.reserve(facts, claim)
+                self.reserve(facts, claim);
             }
             None if claims.is_empty() => self.reserved.expect(uid, facts.former.as_ref()),
             _ => {}

@@ -64,7 +64,7 @@ impl PoolAllocator {
             .iter()
             .filter(|(_, (facts, wait))| self.may_change(facts, wait, &changes))
             .map(|(age, _)| age.clone());
-        let mut changed = Vec::new();
+        let mut answered_anew = Vec::new();
         for age in concerned.collect::<Vec<Age>>() {
             let Some((facts, before)) = self.waiters.get(&age) else { continue };
             // An earlier waiter may have taken the free address.
@@ -75,10 +75,10 @@ impl PoolAllocator {
             self.claim(&facts);
             let now = self.ages.get(&facts.owner.uid).and_then(|age| self.waiters.get(age));
             if now.is_none_or(|(_, wait)| *wait != before) {
-                changed.push(facts.owner);
+                answered_anew.push(facts.owner);
             }
         }
-        changed
+        answered_anew
     }
 
     /// Whether the waiter may get another answer after the changes.
