@@ -226,8 +226,11 @@ async fn thousands_of_leaked_claims_are_freed_without_delay_for_others() -> Resu
         cluster.address(name).await?;
         let took = stalls.elapsed(asked);
         println!("{name} has its address {took:?} after it was created");
-        ensure!(took < Duration::from_secs(3), "{name}: {took:?}");
+        // Beside the other tests; alone it takes less than half a second.
+        ensure!(took < Duration::from_secs(10), "{name}: {took:?}");
     }
+    let left = cluster.allocated("leaky").await?.len();
+    ensure!(left > 0, "the leaked claims were freed before the three had their addresses");
     eventually(LATER, "release of the leaked claims", async || {
         let left = cluster.allocated("leaky").await?.len();
         anyhow::Ok(left == 0)
