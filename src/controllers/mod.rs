@@ -110,8 +110,8 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let ctx = Context { began: Instant::now(), ..ctx };
     let views = ctx.views.clone();
     let (mut ledger, handle) = ip_pool::LedgerTask::new(ctx.clone());
-    let (flips, mut flipped) = mpsc::unbounded_channel::<String>();
-    let (prober, scheduler) = Prober::new(ctx.metrics.clone(), flips);
+    let flipped = views.clone();
+    let (prober, scheduler) = Prober::new(ctx.metrics.clone(), move |lb| flipped.enqueue_lbs([lb]));
     let (records, keeper) = dhcp_lease::keeper(ctx.clone());
     let (load_balancers, woken) = unbounded();
     let (moved, vms) = mpsc::unbounded_channel();
@@ -150,11 +150,6 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         views.notify_of_all();
         std::future::pending::<()>().await;
     };
-    let verdicts = async {
-        while let Some(lb) = flipped.recv().await {
-            views.enqueue_lbs([lb]);
-        }
-    };
     tokio::select! {
         result = ledger.run() => result,
         () = scheduler.run() => anyhow::bail!("the prober task exited"),
@@ -168,7 +163,6 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = stored => anyhow::bail!("storage migration task exited"),
         () = annotated => anyhow::bail!("topology task exited"),
         () = catch_up => anyhow::bail!("endpoint catch-up task exited"),
-        () = verdicts => anyhow::bail!("verdict task exited"),
         ended = serving => anyhow::bail!("the LoadBalancer controller ended: {ended:?}"),
     }
 }

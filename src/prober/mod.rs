@@ -19,7 +19,7 @@ mod unscheduled_probes;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -41,7 +41,8 @@ struct ProberShared {
     /// Notified when a target may be due earlier than the scheduler expects.
     wake: Notify,
     metrics: Metrics,
-    changed: mpsc::UnboundedSender<String>,
+    /// Function that is called with the key of a LoadBalancer whose verdicts have flipped.
+    flipped: Box<dyn Fn(&str) + Send + Sync>,
     /// Number of targets that are healthy only because their failures are doubted.
     held: watch::Sender<usize>,
     /// Start of this term. All times are offsets from it.
@@ -60,15 +61,18 @@ struct ProberState {
 impl Prober {
     /// Creates a prober without targets, and the scheduler that probes while it runs.
     ///
-    /// When a verdict flips, the LoadBalancer's key, as given to [`Self::set`], is sent to
-    /// `changed`. Several flips of one LoadBalancer at the same time are sent as one message.
-    pub fn new(metrics: Metrics, changed: mpsc::UnboundedSender<String>) -> (Self, Scheduler) {
+    /// When a verdict flips, `flipped` is called with the LoadBalancer's key, as given to
+    /// [`Self::set`]. Several flips of one LoadBalancer at the same time are one call.
+    pub fn new(
+        metrics: Metrics,
+        flipped: impl Fn(&str) + Send + Sync + 'static,
+    ) -> (Self, Scheduler) {
         metrics.probes.targets.set(0);
         let shared = Arc::new(ProberShared {
             state: Mutex::default(),
             wake: Notify::new(),
             metrics,
-            changed,
+            flipped: Box::new(flipped),
             held: watch::Sender::new(0),
             epoch: Instant::now(),
         });
@@ -209,8 +213,7 @@ impl ProberShared {
         self.held.send_if_modified(|known| std::mem::replace(known, held) != held);
         drop(state);
         for lb in lbs {
-            // There is no receiver when the term is ending.
-            let _ = self.changed.send(lb.to_string());
+            (self.flipped)(&lb);
         }
     }
 }

@@ -209,7 +209,9 @@ async fn prober(case: &str) -> Result<Value> {
     };
     let metrics = Metrics::new()?;
     let (sender, mut changed) = mpsc::unbounded_channel();
-    let (prober, scheduler) = Prober::new(metrics.clone(), sender);
+    let (prober, scheduler) = Prober::new(metrics.clone(), move |lb| {
+        let _ = sender.send(lb.to_owned());
+    });
     for lb in 0..TARGETS / PER_LB {
         let targets: Vec<ProbeTarget> = (lb * PER_LB..(lb + 1) * PER_LB)
             .map(|n| ProbeTarget {

@@ -85,11 +85,6 @@ impl Views {
         }
     }
 
-    /// Whether every kind in [`Self::infrastructure`] was listed at least once.
-    pub fn infrastructure_listed(&self) -> bool {
-        *self.synced.borrow() & INFRASTRUCTURE == INFRASTRUCTURE
-    }
-
     /// Waits until every kind in [`Self::infrastructure`] was listed at least once.
     pub async fn wait_for_infrastructure(&self) {
         self.wait_for(INFRASTRUCTURE).await;

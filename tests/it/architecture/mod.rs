@@ -1,17 +1,20 @@
 //! The rules that separate the rooms of `src/`, checked on the tokens of the sources.
 //!
-//! The compiler checks the rest: `api` and `domain` are crates that depend on no other room,
-//! `domain` on no client and no runtime either, and `src/domain/clippy.toml` forbids the clock, the
-//! system and randomness in decisions. Every check is a function from a file to its faults, so that
-//! the last tests can show that each check can fail.
+//! The compiler checks the rest: `api` and `domain` are crates that depend on no other room, and
+//! `src/domain/clippy.toml` forbids the clock, the system and randomness in decisions. That no
+//! dependency of a dependency brings a client or a runtime into `domain` is checked here. Every
+//! check is a function from a text to its faults, so that the last tests can show that each check
+//! can fail.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod rust_source;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+
+use crate::hygiene::{cargo, run};
 
 use self::rust_source::{code, has_word, heads, is_name_char, modules, sources, trees};
 
@@ -19,6 +22,10 @@ const LONGEST_FILE: usize = 450;
 /// Folder of the decisions, and the most entries at its top, `lib.rs` among them.
 const DECISIONS: &str = "src/domain";
 const MOST_SUBJECTS: usize = 17;
+/// Crates that connect, wait or encrypt connections. The decisions and their unit tests are built
+/// without them.
+const IO_CRATES: [&str; 8] =
+    ["kube-client", "kube-runtime", "tokio", "hyper", "tower", "rustls", "axum", "rtnetlink"];
 
 /// Rooms of the operator, and the rooms that each may use, as in DESIGN.md.
 const ROOMS: [(&str, &[&str]); 10] = [
@@ -85,12 +92,24 @@ fn every_file_says_what_it_owns_and_is_short() {
 }
 
 #[test]
+fn public_items_are_used() {
+    let faults = unused_items(&sources("src"));
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
 fn decisions_are_found_by_their_subject() {
     let sources = sources(DECISIONS);
     let paths = sources.iter().filter_map(|(path, _)| path.strip_prefix("src/domain/"));
     let entries: BTreeSet<&str> = paths.filter_map(|path| path.split('/').next()).collect();
     let design = Path::new(env!("CARGO_MANIFEST_DIR")).join("DESIGN.md");
     let faults = subject_faults(&entries, &fs::read_to_string(design).unwrap());
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn decisions_are_built_without_a_client_and_a_runtime() {
+    let faults = dependency_faults("domain");
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }
 
@@ -202,6 +221,42 @@ fn shape_faults(path: &str, source: &str) -> Vec<String> {
     faults
 }
 
+/// Public functions, constants, statics and traits whose name occurs at their definitions only. The
+/// compiler does not warn of them, because another crate could use them.
+fn unused_items(sources: &[(String, String)]) -> Vec<String> {
+    let is_test = |path: &str| path.ends_with("/tests.rs") || path.contains("/tests/");
+    let sources: Vec<(&str, String)> = sources
+        .iter()
+        .filter(|(path, _)| !is_test(path))
+        .map(|(path, source)| (path.as_str(), code(source)))
+        .collect();
+    let mut uses: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut public: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (path, code) in &sources {
+        let words: Vec<&str> =
+            code.split(|c| !is_name_char(c)).filter(|word| !word.is_empty()).collect();
+        for word in &words {
+            *uses.entry(*word).or_default() += 1;
+        }
+        for (at, _) in words.iter().enumerate().filter(|(_, word)| **word == "pub") {
+            let mut item =
+                words[at + 1..].iter().skip_while(|word| ["async", "const"].contains(*word));
+            let kind = item.next().copied().unwrap_or_default();
+            let name = match (kind, item.next()) {
+                ("fn" | "static" | "trait", Some(name)) => name,
+                _ if words.get(at + 1) == Some(&"const") => &kind,
+                _ => continue,
+            };
+            public.entry(*name).or_default().push(path);
+        }
+    }
+    public
+        .into_iter()
+        .filter(|(name, paths)| uses[name] == paths.len())
+        .map(|(name, paths)| format!("{}: `{name}` is used by no code but tests", paths.join(", ")))
+        .collect()
+}
+
 /// The table of subjects in DESIGN.md has a row for each entry, and none for an entry that is gone.
 fn subject_faults(entries: &BTreeSet<&str>, design: &str) -> Vec<String> {
     let after = design.split("Within `src/domain`").nth(1).unwrap_or_default();
@@ -225,6 +280,20 @@ fn subject_faults(entries: &BTreeSet<&str>, design: &str) -> Vec<String> {
     faults
 }
 
+/// Crates of `IO_CRATES` that `package` is linked with. Features count as they are when the package
+/// is built alone.
+fn dependency_faults(package: &str) -> Vec<String> {
+    let args = ["tree", "--locked", "--offline", "-e", "normal", "--prefix", "none", "-p", package];
+    let tree = run(cargo().args(args));
+    let crates: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(crates.contains(package), "no tree of {package}: {tree}");
+    IO_CRATES
+        .into_iter()
+        .filter(|name| crates.contains(name))
+        .map(|name| format!("{package} is linked with {name}: decisions do no I/O"))
+        .collect()
+}
+
 fn assert_none(files: &[(String, String)], check: fn(&str, &str) -> Vec<String>) {
     assert!(!files.is_empty(), "no sources found");
     let faults: Vec<String> = files.iter().flat_map(|(path, source)| check(path, source)).collect();
@@ -232,6 +301,11 @@ fn assert_none(files: &[(String, String)], check: fn(&str, &str) -> Vec<String>)
 }
 
 // ---- the rules can fail ------------------------------------------------------------------
+
+#[test]
+fn clients_and_runtimes_are_found() {
+    assert_eq!(dependency_faults("harvester-guest-operator").len(), IO_CRATES.len());
+}
 
 #[test]
 fn rooms_in_the_wrong_order_are_found() {
@@ -316,6 +390,23 @@ fn privileges_elsewhere_are_found() {
     ] {
         assert!(!privilege_faults("src/k8s/client.rs", bad).is_empty(), "{bad}");
         assert!(privilege_faults("src/agent/packet_socket.rs", bad).is_empty(), "{bad}");
+    }
+}
+
+#[test]
+fn unused_public_items_are_found() {
+    let sources = |code: &str| vec![("src/k8s/calls.rs".to_owned(), code.to_owned())];
+    for bad in [
+        "pub fn f() {}",
+        "pub async fn f() {}",
+        "pub const fn f() {}",
+        "pub const F: u8 = 1;",
+        "pub fn f() {} #[cfg(test)] mod tests { fn g() { f() } }",
+    ] {
+        assert_eq!(unused_items(&sources(bad)).len(), 1, "{bad}");
+    }
+    for good in ["pub fn f() {} fn g() { f() }", "fn f() {}", "pub(crate) const F: u8 = 1;"] {
+        assert_eq!(unused_items(&sources(good)), Vec::<String>::new(), "{good}");
     }
 }
 

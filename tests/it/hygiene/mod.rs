@@ -252,7 +252,7 @@ fn metadata() -> Value {
 }
 
 /// The cargo that runs this test, else the one on PATH.
-fn cargo() -> Command {
+pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 

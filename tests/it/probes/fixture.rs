@@ -33,7 +33,9 @@ impl Bed {
     pub(super) fn start() -> Result<Self> {
         let metrics = Metrics::new()?;
         let (sender, changed) = mpsc::unbounded_channel();
-        let (prober, scheduler) = Prober::new(metrics.clone(), sender);
+        let (prober, scheduler) = Prober::new(metrics.clone(), move |lb| {
+            let _ = sender.send(lb.to_owned());
+        });
         let run = AbortOnDropHandle::new(tokio::spawn(scheduler.run()));
         Ok(Self { prober, changed, metrics, run })
     }

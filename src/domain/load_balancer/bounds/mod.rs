@@ -4,7 +4,7 @@
 //! The schema and admission refuse larger objects. But they have not checked objects that were
 //! stored before these limits existed, or objects under Harvester's own CRD, which has no limits.
 //! So every object is trimmed here first. Invariants of a trimmed object:
-//! * its size is at most [`MOST_KEPT`] bytes, apart from what is named there;
+//! * its size is at most 20 KiB, not counting the names of listeners and a bundle of certificates;
 //! * decisions from the trimmed object are the same as from the whole object, except for numbers in
 //!   messages.
 
@@ -33,9 +33,6 @@ const MOST_FOREIGN: usize = 1024;
 /// Largest number of addresses in a list that the view holds. A longer list is replaced by its
 /// digest.
 const LONGEST_LIST: usize = 16;
-/// Maximum number of bytes of a trimmed object, not counting the names of listeners and a bundle of
-/// certificates.
-pub const MOST_KEPT: usize = 20 * 1024;
 
 /// Annotations that decisions use.
 const ANNOTATIONS: [&str; 10] = [

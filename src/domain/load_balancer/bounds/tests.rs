@@ -5,6 +5,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::vm_backends::listeners::selector_fault;
 
+/// Maximum number of bytes of a trimmed object, not counting the names of listeners and a bundle of
+/// certificates.
+const MOST_KEPT: usize = 20 * 1024;
+
 fn lb(object: &Value) -> LoadBalancer {
     serde_json::from_value(object.clone()).unwrap()
 }
