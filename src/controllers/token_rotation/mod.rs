@@ -27,13 +27,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
+use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::Secret;
 use kube::core::{ObjectMeta, PartialObjectMeta};
 use kube::{Resource as _, ResourceExt as _};
 use kube_runtime::controller::{Action, Config, Controller};
 use kube_runtime::reflector::{ObjectRef, Store};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
 use super::Context;
 use super::failed_reconciles::FailedReconciles;
@@ -78,7 +79,7 @@ struct RotationContext {
     ctx: Context,
     store: Store<TokenRotation>,
     /// Queue of the TokenRotations to reconcile.
-    queue: mpsc::UnboundedSender<Name>,
+    queue: UnboundedSender<Name>,
     /// Unpublished credential of each rotation, by the rotation's UID.
     unpublished: Mutex<HashMap<String, UnpublishedToken>>,
     /// Known state of all cloud credentials, by the UID of the rotation that watches them.
@@ -106,7 +107,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) async fn run(ctx: Context) {
     let writer = StoreWriter::<TokenRotation>::default();
     let store = writer.reader();
-    let (queue, queued) = mpsc::unbounded_channel::<Name>();
+    let (queue, queued) = unbounded::<Name>();
     let context = Arc::new(RotationContext {
         ctx: ctx.clone(),
         store: store.clone(),
@@ -119,9 +120,6 @@ pub(super) async fn run(ctx: Context) {
         failures: FailedReconciles::new("token_rotation", FIRST_RETRY, &ctx.metrics),
         probes: Mutex::default(),
         resting: Mutex::default(),
-    });
-    let queued = futures::stream::unfold(queued, |mut queued| async move {
-        queued.recv().await.map(|name| (name, queued))
     });
     let listed = Notify::new();
     let control = async {
@@ -172,7 +170,7 @@ async fn watch(context: &RotationContext, mut writer: StoreWriter<TokenRotation>
                 others.extend(related::parent(context, &rotation));
             }
             writer.set(rotation);
-            let _ = context.queue.send(name);
+            let _ = context.queue.unbounded_send(name);
             context.touch(others);
         }
         ObjectEvent::Gone(key, _) => {
@@ -242,7 +240,7 @@ impl RotationContext {
             let name = ObjectRef::from_obj(rotation.as_ref());
             lock(&self.touched).insert(name.clone());
             // There is no receiver when the term is ending.
-            let _ = self.queue.send(name);
+            let _ = self.queue.unbounded_send(name);
         }
     }
 
