@@ -14,13 +14,13 @@ use super::{ClientPhase, DhcpClient};
 const OFFER_WAIT: Duration = Duration::from_millis(250);
 /// Largest number of offers that are compared.
 const MOST_OFFERS: usize = 8;
-/// Number of the DISCOVER with which [`ClientTrouble::NoOffer`] is reported, because the DISCOVERs
-/// before it brought no offer.
+/// Count of DISCOVERs at which [`ClientTrouble::NoOffer`] is recorded. When the third DISCOVER is
+/// sent, the first two have brought no offer.
 const SILENT_TRIES: u32 = 3;
-/// Largest number of REQUESTs for one offer. They take about a minute.
+/// Largest number of REQUESTs for one offer. The client waits about a minute for answers to them.
 const MOST_REQUESTS: u32 = 4;
-/// Number of refusals after which the client asks neither for its former address nor for the
-/// address from its options.
+/// Number of refusals after which the client stops asking for a preferred address: its former
+/// address, or the address `wish` from its options.
 const MOST_WISHES: u32 = 2;
 /// Pause after the first refusal. The pause is short, because the refusal may be normal. For
 /// example, a server that offered the same address to two clients refuses one of them.
@@ -28,7 +28,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause after a refusal.
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 
-/// State after DISCOVER was sent.
+/// State of a client that has sent a DISCOVER and waits for offers.
 #[derive(Clone, Debug)]
 pub struct Selecting {
     pub exchange: MessageExchange,
@@ -52,7 +52,7 @@ pub struct Offer {
     server: Ipv4Addr,
 }
 
-/// State after REQUEST was sent.
+/// State of a client that has sent a REQUEST for an offer and waits for the answer.
 #[derive(Clone, Debug)]
 pub struct Requesting {
     pub exchange: MessageExchange,
@@ -60,8 +60,8 @@ pub struct Requesting {
 }
 
 impl DhcpClient {
-    /// Preferred offer: the former address from its server, otherwise the address from the options.
-    /// `None`: the client prefers no address.
+    /// Preferred offer: the former address, from the server that granted it. If the client has no
+    /// former address: the address `wish` from the options. `None`: the client prefers no address.
     fn wish(&self) -> Option<Offer> {
         let former = self.former.filter(|former| former.wanted);
         let former = former.map(|of| Offer { address: of.address, server: of.server });
@@ -200,7 +200,8 @@ impl DhcpClient {
         }
     }
 
-    /// Holds the granted address, because its probe found no other host or was not necessary.
+    /// Stores the granted lease as held, because its probe found no other host or was not
+    /// necessary.
     pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);
@@ -208,7 +209,7 @@ impl DhcpClient {
         self.event(ClientEvent::Acquired { address, server, took });
     }
 
-    /// Checks whether the offer or grant can be used.
+    /// Checks whether the offer or grant can be used. If not, an event reports the fault.
     pub(super) fn judge(&mut self, reply: &ServerReply) -> Result<(), OfferFault> {
         offer_check::judge(reply, &self.options.subnets).inspect_err(|why| {
             let (server, address, why) = (reply.server, reply.address, *why);
@@ -233,9 +234,10 @@ impl DhcpClient {
         }
     }
 
-    /// Counts a refusal, and returns the time to wait after it. The longest wait doubles with each
-    /// refusal. The returned time is random, between half of the longest wait and the longest wait.
-    /// So two clients that asked at the same moment do not ask at the same moment again.
+    /// Counts a refusal, and returns the pause after it. The upper limit of the pause doubles with
+    /// each refusal, from `FIRST_PAUSE` to `LONGEST_PAUSE`. The pause is a random time between half
+    /// of the limit and the limit, so that two clients with simultaneous requests ask at different
+    /// times next.
     pub(super) fn pause_after_refusal(&mut self) -> Duration {
         self.naks = self.naks.saturating_add(1);
         let doubled = FIRST_PAUSE * 1_u32.checked_shl((self.naks - 1).min(8)).unwrap_or(1);

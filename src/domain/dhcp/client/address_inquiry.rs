@@ -28,8 +28,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Interval of the ARP questions about a lost or kept address. The first question about a lost
 /// address is asked one interval after the loss.
 const INQUIRY_INTERVAL: Duration = Duration::from_secs(30);
-/// Number of consecutive ARP questions that no known announcer of a lost address answers. After
-/// this number, the address counts as no longer announced.
+/// Number of consecutive ARP questions about a lost address after which the address counts as not
+/// announced, if no known announcer answers them.
 const MOST_SILENT: u32 = 3;
 
 /// Subject of the questions about an address.
@@ -83,8 +83,9 @@ impl DhcpClient {
         self.options.probe.count > 0
     }
 
-    /// Schedules the ARP question about the announcer of the address. `pause` is the shortest time
-    /// from now to the question.
+    /// Schedules the ARP question about the announcer of the address. The question is sent after
+    /// `pause` and a random time of at most one second. Questions about a lost address have
+    /// precedence.
     pub(super) fn ask_for_announcer_after(&mut self, pause: Duration) {
         let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
         if self.inquiry.as_ref().is_none_or(|open| !matches!(open.subject, InquirySubject::Lost)) {
@@ -98,7 +99,8 @@ impl DhcpClient {
         self.ask_for_announcer_after(FIRST_INQUIRY);
     }
 
-    /// Schedules ARP questions about a lost address. They end when no known announcer answers them.
+    /// Schedules ARP questions about a lost address, if its announcers are known. The questions end
+    /// when the announcers have left `MOST_SILENT` consecutive questions unanswered.
     pub(super) fn ask_after_loss(&mut self) {
         self.still = None;
         let announced = self.announced.clone().filter(|announced| !announced.by.is_empty());

@@ -18,22 +18,22 @@ use super::super::wire::message::{MessageKind, ReplyKind, ServerReply};
 use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason, LossCause, Mac};
 use super::{ClientPhase, DhcpClient};
 
-/// Number of questions to the lease's server alone before all servers are asked.
+/// Number of REQUESTs that are sent to the lease's server alone. Later REQUESTs go to all servers.
 const ALONE: u32 = 2;
-/// Number of questions to all servers after which a grant by a server other than the lease's counts
-/// even before T2. By then, the lease's server has left the earlier questions unanswered.
+/// Number of REQUESTs to all servers after which the client accepts a grant of another server
+/// before T2. By then, the server that granted the lease has left the earlier REQUESTs unanswered.
 const BEFORE_OTHERS_GRANT: u32 = 2;
-/// Number of questions to all servers after which a refusal by a server other than the lease's
-/// counts. If the lease has an expiry, T2 must also have passed.
+/// Number of REQUESTs to all servers after which the client accepts a refusal (NAK) by a server
+/// that did not grant the lease. If the lease has an expiry, T2 must also have passed.
 const BEFORE_OTHERS_REFUSE: u32 = 3;
-/// Largest number of questions after a restart. They take about a minute. If no server answers
-/// them, the lease continues with its old times.
+/// Largest number of REQUESTs after a restart. The client waits about a minute for answers to them.
+/// If no server answers, the lease continues with its old T1, T2 and expiry.
 const AFTER_RESTART: u32 = 4;
-/// Number of recent questions whose answers are still accepted, because an answer may arrive after
-/// the next question was sent.
+/// Number of recent REQUESTs whose answers are still accepted, because an answer may arrive after
+/// the next REQUEST was sent.
 const REMEMBERED: usize = 4;
 
-/// REQUEST that was sent. It is stored to recognize the answer to it.
+/// REQUEST that was sent. The client stores its xid to recognize the answer.
 #[derive(Clone, Copy, Debug)]
 struct ConfirmAttempt {
     xid: u32,
@@ -50,10 +50,11 @@ pub struct Confirming {
     pub restart: bool,
     began: Duration,
     tries: u32,
-    /// Number of questions that were sent to all servers.
+    /// Number of REQUESTs that were sent to all servers.
     broadcasts: u32,
     asked: Vec<ConfirmAttempt>,
-    /// The xid of the DISCOVER that was sent in addition to the last question.
+    /// The xid of the DISCOVER that was sent in addition to the last REQUEST. `None`: there was no
+    /// such DISCOVER, or its offer was accepted.
     search: Option<u32>,
     pub next: Duration,
 }
@@ -122,8 +123,8 @@ impl DhcpClient {
             self.event(ClientEvent::Retry);
         }
         if !alone && rebinding && confirming.broadcasts > 0 {
-            // A server without the lease does not answer the question, but may offer the same
-            // address in answer to a DISCOVER.
+            // A server that has no data about the lease does not answer the REQUEST, but may offer
+            // the same address in answer to a DISCOVER.
             let search = self.dice.word();
             self.say(MessageKind::Discover(Some(lease.address)), search, secs, all);
             confirming.search = Some(search);
@@ -208,9 +209,10 @@ impl DhcpClient {
         }
     }
 
-    /// Handles an offer that answers the additional DISCOVER. The offer is of use only if it is for
-    /// the address that the client has. A kept address counts as lost if the lease's own server
-    /// offers another address, because this server may grant the kept address to another client.
+    /// Handles an offer that answers the additional DISCOVER. The offer is accepted only if it is
+    /// for the address that the client holds. A kept address counts as lost if the lease's own
+    /// server offers another address, because this server may grant the kept address to another
+    /// client.
     fn offered_besides(
         &mut self,
         reply: &ServerReply,

@@ -20,7 +20,8 @@ use super::{DhcpClient, part};
 const MOST_DOUBLE: u32 = 2;
 
 impl DhcpClient {
-    /// Keeps the address of a lease that has ended.
+    /// Keeps the address of an expired lease. The client records this, and asks by ARP whether
+    /// another host also has the address.
     pub(super) fn keep(&mut self) {
         let Some(lease) = &self.held else { return };
         self.kept = true;

@@ -48,7 +48,7 @@ use releasing::PendingRelease;
 /// address is granted again within this time, it is not probed, because our announcer would answer.
 const STILL_OURS: Duration = Duration::from_mins(5);
 
-/// Phase of the protocol. Whether a lease is held is recorded separately, in [`DhcpClient::held`].
+/// Phase of the protocol. The held lease is stored separately, in [`DhcpClient::held`].
 #[derive(Clone, Debug)]
 enum ClientPhase {
     /// Idle until this time. Then the client sends a DISCOVER.
@@ -59,7 +59,7 @@ enum ClientPhase {
     /// Idle until T1.
     Bound,
     Confirming(Confirming),
-    /// The client asks by ARP whether a station has the address. If not, it releases the address.
+    /// The client asks by ARP whether a station has the address. If none has, a RELEASE is sent.
     Parting(PendingRelease),
     /// The address was given back. `Some`: the RELEASE is sent again at this time.
     Released(Option<(Duration, GrantedLease)>),
@@ -86,7 +86,7 @@ pub struct DhcpClient {
     kept: bool,
     /// Lost address that is still announced, and the station that announces it.
     still: Option<(Ipv4Addr, Mac)>,
-    /// Time since which the client has been without an address.
+    /// Start of the search for an address: the loss of the last address, or the first DISCOVER.
     began: Duration,
     /// Number of NAKs and of unusable grants since an address was last held.
     naks: u32,
@@ -99,7 +99,7 @@ pub struct DhcpClient {
 }
 
 impl DhcpClient {
-    /// A client that has no address.
+    /// New client without an address. Its first DISCOVER is due within `options.start_within`.
     pub fn new(identity: ClientIdentity, options: ClientOptions, seed: u64, now: Duration) -> Self {
         let start = now + part(options.phase, options.start_within);
         Self {
@@ -126,9 +126,9 @@ impl DhcpClient {
         }
     }
 
-    /// Client that held the lease `held` before its restart. It may use the address at once, and
-    /// soon asks a server to confirm it. After the expiry, the client keeps the address if the
-    /// options say so. Otherwise, it removes the address from the record, and asks for it again.
+    /// Client that held the lease `held` before its restart. The address may be used at once, and
+    /// the client asks a server to confirm it within `options.resume_within`. An expired lease is
+    /// handled by `options.keep`: the address is kept, or is lost and requested again.
     pub fn resume(
         identity: ClientIdentity,
         options: ClientOptions,
@@ -281,9 +281,9 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Handles a change of the link. `up`: whether the link is up. The caller also reports a link
-    /// as down if the client may no longer send. While the link is down, the lease runs on. A
-    /// client begins with its link up.
+    /// Handles a change of the link. `up`: whether the link is up. The caller also passes `false`
+    /// while the client must not send. The lease time continues while the link is down. A new
+    /// client assumes that its link is up.
     pub fn link(&mut self, up: bool, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let changed = up != self.up;
@@ -291,7 +291,7 @@ impl DhcpClient {
         if changed && !matches!(self.phase, ClientPhase::Released(_) | ClientPhase::Parting(_)) {
             let start = self.now + part(self.options.phase, self.options.start_within);
             if self.held.is_some() {
-                // The cable may now lead to another network, without the former server.
+                // The link may now lead to another network, without the lease's server.
                 self.phase = ClientPhase::Confirming(Confirming::of_restart(start));
             } else {
                 self.began = start;
@@ -301,7 +301,7 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Handles the notice that the record `serial`, or a later one, has been written.
+    /// Handles the notice that the record with this serial, or a later record, was written.
     pub fn recorded(&mut self, serial: u64, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         if self.awaits.is_some_and(|awaited| serial >= awaited) {
@@ -316,8 +316,8 @@ impl DhcpClient {
         self.options.proxy = proxy;
     }
 
-    /// Begins the handling of every input: sets the clock, which only goes forward, and gives up a
-    /// lease that is over, or keeps its address.
+    /// First step for every input. Moves the client's clock forward to `now`. If the lease has
+    /// expired, the client loses its address, or keeps the address if the options say so.
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
@@ -357,7 +357,7 @@ impl DhcpClient {
         self.event(ClientEvent::Lost { address: lease.address, how });
     }
 
-    /// Holds the lease from now on. `fresh`: whether its address is not in the record yet.
+    /// Stores `lease` as the held lease. `fresh`: whether its address is not in the record yet.
     fn hold(&mut self, lease: GrantedLease, fresh: bool) {
         let announced = self.announced.take().filter(|known| known.address == lease.address);
         self.announced = Some(announced.unwrap_or_else(|| AnnouncedAddress::new(lease.address)));
@@ -382,7 +382,7 @@ impl DhcpClient {
         self.serial += 1;
         self.trouble = trouble;
         let state = match &self.phase {
-            // Once this record is written, the address may be used.
+            // Bound, not Probing: once this record is written, the address may be used.
             ClientPhase::Bound => ClientState::Bound,
             _ => self.state(),
         };
@@ -398,7 +398,7 @@ impl DhcpClient {
         self.out.push(ClientAction::Record(record));
     }
 
-    /// Records a trouble, unless the last record already contains it.
+    /// Outputs a record with this trouble. Does nothing if the last record already contains it.
     fn record_trouble(&mut self, trouble: ClientTrouble) {
         if self.trouble != Some(trouble) {
             self.record(Some(trouble));
@@ -413,9 +413,9 @@ impl DhcpClient {
         self.event(ClientEvent::Ignored(why));
     }
 
-    /// Handles a message that a client sent to a server. If the message has our hardware address,
-    /// it is our own message that a loop in the network returned, or it is from a duplicate of this
-    /// client.
+    /// Handles a message from a client to a server. If the message has our hardware address, a loop
+    /// in the network returned our own message, or another client uses our address. The xid shows
+    /// which.
     fn receive_client_message(&mut self, datagram: ethernet::UdpDatagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);

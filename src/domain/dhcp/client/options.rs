@@ -15,26 +15,27 @@ pub struct ClientOptions {
     pub probe: ProbeTiming,
     /// Time over which clients that begin together spread their first message.
     pub start_within: Duration,
-    /// Longest time over which clients that were resumed together spread their first message. A
-    /// client spreads its first message over at most a quarter of the rest of its lease.
+    /// Longest time over which clients that are resumed together spread their first messages. If a
+    /// lease ends soon, the limit is a quarter of its remaining time.
     pub resume_within: Duration,
-    /// Phase of this client: see [`super::super::phase`]. Different phases spread the first
-    /// messages and the renewals of many clients.
+    /// Position of this client's messages in a time range: see [`super::super::phase`]. Different
+    /// phases spread the first messages and the renewals of many clients.
     pub phase: u32,
-    /// Whether servers are always asked to broadcast their answers. Otherwise, they are asked to do
-    /// so only while the client's address may be in use. The reason is dnsmasq on a router. If
+    /// Whether every message asks servers to broadcast their answers. Otherwise, a message asks for
+    /// this only while the client's address may be in use. The reason is dnsmasq on a router. If
     /// dnsmasq grants an address by unicast, it writes an ARP entry for the address (SIOCSARP,
     /// src/dhcp.c). The router would then send the traffic of the address to this client, which
-    /// answers for no address.
+    /// does not serve the address.
     pub broadcast: bool,
     /// Subnets whose addresses may be leased. Empty: any address.
     pub subnets: Arc<[Ipv4Net]>,
     /// Whether the client keeps an address after its lease has expired without an answer from a
     /// server: see `kept_address.rs`.
     pub keep: bool,
-    /// Address that the client asks for, unless it asks for its former address.
+    /// Address that a client without a former address asks for. `None`: any address.
     pub wish: Option<Ipv4Addr>,
-    /// Station that answers ARP for every address: see [`super::super::AddressDisputes`].
+    /// Station that answers ARP for every address: see [`super::super::AddressDisputes`]. `None`:
+    /// no such station is known.
     pub proxy: Option<Mac>,
 }
 

@@ -10,11 +10,11 @@ use super::super::{GrantedLease, Mac, OfferFault};
 /// because an announcer moves between nodes.
 pub(super) const MOST_STATIONS: usize = 4;
 
-/// Action that the caller carries out. The order of the actions matters.
+/// Action that the caller carries out. The caller must keep the order of the actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientAction {
-    /// Send this whole Ethernet frame. Before that, the sockets that
-    /// [`super::super::DhcpClient::listening`] now returns must be open.
+    /// Send this whole Ethernet frame. Before that, open the sockets that
+    /// [`super::super::DhcpClient::listening`] returns after the call that returned this action.
     Send(Vec<u8>),
     /// Write this record, then call [`super::super::DhcpClient::recorded`]. A later record replaces
     /// all earlier records that have not been written yet.
@@ -58,7 +58,7 @@ impl AnnouncedAddress {
         Self { address, by: Vec::new() }
     }
 
-    /// Stores a station. Returns whether the station was not stored before.
+    /// Stores a station. Returns `true` if the station was not stored before.
     pub(super) fn note(&mut self, station: Mac) -> bool {
         if self.by.contains(&station) {
             return false;
@@ -94,7 +94,7 @@ pub enum ClientState {
     Released,
 }
 
-/// Reason why a client has no address, or may soon have none.
+/// Reason why a client has no address, or may soon lose its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ClientTrouble {
     /// No server has sent an offer in answer to several DISCOVERs.
@@ -118,7 +118,7 @@ pub enum ClientTrouble {
     /// A station answers ARP for every address, so the client cannot check whether an address is
     /// free.
     AnswersForAll(Mac),
-    /// The lease's server has not answered from T1 to T2.
+    /// The server that granted the lease has not answered from T1 to T2.
     ServerSilent,
     /// The lease expired, because no server answered.
     Expired,
@@ -226,8 +226,8 @@ pub enum ClientEvent {
     Nak {
         /// Server that sent the NAK.
         server: Ipv4Addr,
-        /// Whether the client followed the refusal. At first, the client does not follow a refusal
-        /// by a server other than the lease's own server.
+        /// Whether the client accepted the refusal. A refusal by a server that did not grant the
+        /// lease is accepted only after several REQUESTs without an answer.
         heeded: bool,
     },
     /// The client declined the granted address, because another station has it.
@@ -239,7 +239,7 @@ pub enum ClientEvent {
         /// Station that sent the grant.
         server: Mac,
     },
-    /// No station disputed an address that was granted.
+    /// The ARP probe of a granted address has ended, and no station disputed the address.
     Undisputed,
     /// A lost address is still announced by a station that announced it before the loss.
     StillAnnounced {
@@ -248,7 +248,7 @@ pub enum ClientEvent {
         /// Station that announces the address.
         by: Mac,
     },
-    /// The address was not given back to the server, because a station has it.
+    /// No RELEASE was sent for the address, because a station still answers ARP for it.
     NotReleased {
         /// Address that was not given back.
         address: Ipv4Addr,

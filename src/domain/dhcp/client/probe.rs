@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 const MOST_CONFLICTS: u32 = 10;
 /// Pause after `MOST_CONFLICTS` conflicts. RFC 5227 allows one new address a minute. At that rate,
 /// the client would use up all addresses of the server, because a server does not grant a declined
-/// address again for a day or so.
+/// address again for about a day.
 const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
 /// Pause before the next DISCOVER if a station answers ARP for every address. No DECLINE is sent in
 /// this case, so the server offers the same address again.

@@ -38,7 +38,8 @@ impl RecordedLease {
     pub(super) fn lease(self, now: Duration, left: Option<Duration>) -> GrantedLease {
         let times = LeaseTimes::of(self.seconds.unwrap_or(u32::MAX), None, None);
         let expires = left.map(|left| now + left);
-        // A time before the clock's start becomes zero, so that it is already due.
+        // If T1 or T2 was before the start of the client's clock, it becomes zero: it is already
+        // due.
         let since = |time: Duration| match (expires, times.end) {
             (Some(expires), Some(end)) => (expires + time).saturating_sub(end),
             _ => now + time,

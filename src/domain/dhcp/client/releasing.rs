@@ -23,9 +23,9 @@ pub struct PendingRelease {
 }
 
 impl DhcpClient {
-    /// Gives back the address, which is no longer needed. The RELEASE is sent twice, and then the
-    /// client has finished. No RELEASE is sent if a station still answers ARP for the address,
-    /// because the server would grant the address to another host.
+    /// Gives the address back to the server, and ends the client. The RELEASE is sent twice. No
+    /// RELEASE is sent if a station still answers ARP for the address, because the server would
+    /// grant the address to another host.
     pub fn release(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let (granted, held) = match (&self.phase, self.held.take()) {
@@ -90,7 +90,8 @@ impl DhcpClient {
         self.phase = ClientPhase::Parting(parting);
     }
 
-    /// Handles an ARP frame while the address is to be given back.
+    /// Handles an ARP frame that arrives before the RELEASE. If a station still has the address,
+    /// the client ends without a RELEASE.
     pub(super) fn receive_while_parting(&mut self, arp: ArpPacket) {
         let ClientPhase::Parting(parting) = &self.phase else { return };
         let address = parting.lease.address;

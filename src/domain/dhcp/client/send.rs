@@ -13,10 +13,10 @@ use super::DhcpClient;
 const FIRST_WAIT: Duration = Duration::from_secs(4);
 /// Longest wait for a server's answer to a message.
 const LONGEST_WAIT: Duration = Duration::from_secs(64);
-/// Longest random time that is added to a wait or taken from it.
+/// Largest random time by which a wait becomes longer or shorter.
 const JITTER: Duration = Duration::from_secs(1);
 
-/// Message that is sent again until it is answered.
+/// State of a message that the client sends again until a server answers.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageExchange {
     pub xid: u32,
@@ -41,14 +41,14 @@ impl DhcpClient {
         u16::try_from(self.now.saturating_sub(self.began).as_secs()).unwrap_or(u16::MAX)
     }
 
-    /// Begins an exchange: its message is to be sent now for the first time.
+    /// Begins an exchange. The caller sends its message for the first time.
     pub(super) fn exchange(&mut self) -> MessageExchange {
         let next = self.now + self.patience(1);
         let secs = self.secs();
         MessageExchange { xid: self.dice.word(), first: self.now, tries: 1, next, secs }
     }
 
-    /// Counts the next try of an exchange, and sets the time of the try after it.
+    /// Counts a repetition of an exchange's message, and sets the time of the next repetition.
     pub(super) fn again(&mut self, exchange: &mut MessageExchange) {
         exchange.tries += 1;
         exchange.next = self.now + self.patience(exchange.tries);

@@ -12,7 +12,8 @@ use std::net::Ipv4Addr;
 
 use super::Mac;
 
-/// Disputes of addresses by the stations of one network, to recognize proxy ARP.
+/// Disputes of granted addresses on one network. They show whether a station answers ARP for every
+/// address (proxy ARP).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressDisputes {
     /// Station that sends the grants, and the address that this station disputed last.
@@ -22,7 +23,7 @@ pub struct AddressDisputes {
 
 impl AddressDisputes {
     /// Notes that station `by` disputed a granted address. `server` is the station that sent the
-    /// grant.
+    /// grant. The dispute counts only if `by` is `server`.
     pub fn note(&mut self, address: Ipv4Addr, by: Mac, server: Mac) {
         if by != server {
             return;
@@ -33,13 +34,13 @@ impl AddressDisputes {
         }
     }
 
-    /// Notes that no station disputed a granted address, so no station answers ARP for every
-    /// address.
+    /// Forgets all disputes, because no station disputed a granted address. This shows that no
+    /// station answers ARP for every address.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Station that answers ARP for every address, if there is one.
+    /// Station that answers ARP for every address. `None`: no such station is known.
     pub fn proxy(&self) -> Option<Mac> {
         self.proxy
     }

@@ -12,15 +12,15 @@ use std::time::Duration;
 use super::Mac;
 use super::wire::message::ServerReply;
 
-/// Lease time, in seconds, by which a server grants a lease that never expires.
+/// Lease time, in seconds, of a lease that never expires.
 const FOR_EVER: u32 = u32::MAX;
-/// Interval at which the client asks the server to confirm a lease that never expires. The server
-/// may have lost its data about the lease.
+/// Interval at which the client asks the server to confirm a lease that never expires. The request
+/// is needed because the server may have lost its data about the lease.
 const DAILY: Duration = Duration::from_hours(24);
 /// Longest time over which renewals of many leases are spread.
 const WIDEST_SPREAD: Duration = Duration::from_mins(10);
-/// Earliest T1 that is accepted from a server. If the lease is shorter than two minutes, a quarter
-/// of the lease time is accepted.
+/// Shortest T1 that is accepted from a server. If the lease is shorter than two minutes, the limit
+/// is a quarter of the lease time.
 const EARLIEST_T1: Duration = Duration::from_secs(30);
 
 /// A granted address.
@@ -93,7 +93,8 @@ impl GrantedLease {
         (self.address.to_bits() ^ self.server.to_bits()) & !host == 0
     }
 
-    /// Shortest time between two attempts to renew: a minute, less for short leases.
+    /// Shortest time between two attempts to renew: a twentieth of the lease time, but at least a
+    /// second and at most a minute.
     fn shortest_wait(&self) -> Duration {
         let seconds = self.seconds.unwrap_or(u32::MAX);
         Duration::from_secs(u64::from((seconds / 20).clamp(1, 60)))

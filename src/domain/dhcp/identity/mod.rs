@@ -16,13 +16,13 @@ use sha2::{Digest, Sha256};
 
 use super::Mac;
 
-/// First text of the hash's input. With another text, the same names would give another identity.
+/// First text of the hash's input. A different text would change every derived identity.
 const PURPOSE: &str = "harvester-guest-operator dhcp identity 1";
 /// Type of a client identifier that contains an IAID and a DUID: RFC 4361.
 const TYPE_DUID: u8 = 255;
 /// Type of a DUID that is a UUID: RFC 6355.
 const DUID_UUID: [u8; 2] = [0, 4];
-/// Length of option 61, in octets, its type included.
+/// Permitted lengths of a client identifier, in octets. The type octet is included.
 const CLIENT_ID: std::ops::RangeInclusive<usize> = 2..=255;
 /// Longest label of a DNS name, in characters.
 const LABEL: usize = 63;
@@ -133,7 +133,7 @@ impl ClientIdentity {
         let hash = hash.finalize();
         let mut mac = [0; 6];
         mac.copy_from_slice(&hash[..6]);
-        // Locally administered, unicast.
+        // Marks the address as locally administered and unicast.
         mac[0] = (mac[0] & 0xfc) | 0x02;
         let mut client_id = vec![TYPE_DUID];
         client_id.extend(&hash[6..10]);

@@ -21,7 +21,7 @@ pub struct ArpPacket {
     pub request: bool,
     /// Hardware address of the sender, from the packet.
     pub sender: Mac,
-    /// IP address of the sender; unspecified in a probe.
+    /// IP address of the sender; `0.0.0.0` in a probe.
     pub sender_ip: Ipv4Addr,
     /// IP address that is asked for.
     pub target_ip: Ipv4Addr,

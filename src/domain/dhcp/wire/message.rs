@@ -41,7 +41,7 @@ const PARAMETERS: [u8; 7] = [
 pub enum MessageKind {
     /// DISCOVER: asks all servers for an address. The value is the preferred address.
     Discover(Option<Ipv4Addr>),
-    /// REQUEST for the first address. The server at the second address offered it.
+    /// REQUEST for the first address, which the server at the second address offered.
     Select(Ipv4Addr, Ipv4Addr),
     /// REQUEST in the form of a client that has restarted: asks any server to confirm this address.
     Confirm(Ipv4Addr),
@@ -210,8 +210,8 @@ pub fn read(message: &[u8], identity: &ClientIdentity) -> Result<ServerReply, Me
     let field = message.get(OPTIONS..).unwrap_or_default();
     let options =
         OptionReader::new(field, area(108, 236), area(44, 108)).ok_or(MessageFault::Malformed)?;
-    // RFC 6842: a server may omit the client identifier. If the server sends a client identifier,
-    // it must be the client's. A server that received no client identifier may send an identifier
+    // RFC 6842: a server may omit the client identifier. If the server sends one, it must be the
+    // identifier of this client. A server that received no client identifier may send an identifier
     // of its own for the hardware address.
     let meant = options.get(options::CLIENT_ID);
     let other = |id: &[u8]| identity.client_id.as_ref().is_some_and(|own| own.octets() != id);

@@ -44,7 +44,8 @@ impl OptionWriter {
     }
 }
 
-/// Options of a received message. The areas are in the order in which they are read.
+/// Options of a received message. Each area is a part of the message that contains options. The
+/// areas are in the order in which they are read.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionReader<'a> {
     areas: [&'a [u8]; 3],

@@ -9,24 +9,24 @@ use std::time::Duration;
 use crate::limits::token_bucket::TokenBucket;
 
 /// Rate limit of RELEASEs: 10 at once, then one every 20 ms. RELEASEs have no answer and are not
-/// urgent. At this rate, a server that stops for a second has room for all RELEASEs of that second.
+/// urgent. A server that stops for a second can still buffer the 50 RELEASEs of that second.
 pub const RELEASES: TokenBucket = TokenBucket::new(10, Duration::from_millis(20));
-/// Time that a server may need for the exchange with one client.
+/// Assumed time that a server needs for the exchange of messages with one client.
 const EACH: Duration = Duration::from_millis(8);
-/// Longest time over which the first messages are spread.
+/// Longest time over which clients that begin together spread their first messages.
 const LONGEST: Duration = Duration::from_secs(4);
 /// 2^32 divided by the golden ratio. Consecutive multiples of this number, modulo 2^32, are spread
 /// evenly.
 const GOLDEN: u32 = 0x9e37_79b9;
 
-/// Phase of the nth client, in units of 1/2^32. Consecutive values of `n` give phases that are
-/// spread evenly.
+/// Phase of client number `n`: its position in a time range, in units of 1/2^32 of the range.
+/// Consecutive values of `n` give phases that are spread evenly.
 pub const fn phase(n: u32) -> u32 {
     n.wrapping_mul(GOLDEN)
 }
 
-/// Time over which `clients` clients that begin together spread their first messages. It becomes
-/// [`super::super::ClientOptions::start_within`].
+/// Time over which `clients` clients that begin together spread their first messages. The caller
+/// stores it as [`super::super::ClientOptions::start_within`].
 pub fn start_within(clients: usize) -> Duration {
     EACH.saturating_mul(u32::try_from(clients).unwrap_or(u32::MAX)).min(LONGEST)
 }
@@ -37,7 +37,7 @@ pub(super) fn part(phase: u32, whole: Duration) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-/// Unpredictable numbers from a seed: SplitMix64. The crate `rand` would bring more code into the
+/// Pseudorandom numbers from a seed: SplitMix64. The crate `rand` would add more code to the
 /// privileged agent than these ten lines.
 #[derive(Clone, Debug)]
 pub(super) struct JitterRng(u64);

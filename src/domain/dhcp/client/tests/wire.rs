@@ -178,7 +178,8 @@ fn never_without(seconds: u32, count: usize, seed: u64) {
     assert!(world.servers[0].granted >= u64::try_from(count).unwrap());
 }
 
-/// kube-vip lost its addresses weekly. Here about one renewal in ten loses one of its two frames.
+/// About one renewal in ten loses one of its two frames. The test exists because kube-vip lost an
+/// address about once a week.
 #[test]
 pub fn ten_thousand_renewals_over_a_bad_link_lose_no_address() {
     never_without(120, 5_000, 1);

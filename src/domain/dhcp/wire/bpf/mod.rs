@@ -29,7 +29,8 @@ const LDX_HEADER: u16 = 0xb1;
 const JUMP_EQUAL: u16 = 0x15;
 const JUMP_ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
-/// Offset at which Linux gives the VLAN tag that a network card removed from a frame.
+/// Special offset of Linux (`SKF_AD_OFF + SKF_AD_VLAN_TAG`): a load from it gives the VLAN tag that
+/// the network card removed from the frame.
 const VLAN_TAG: u32 = 0xffff_f000 + 44;
 const VLAN_ID: u32 = 0x0fff;
 const WHOLE_FRAME: u32 = 0x0004_0000;

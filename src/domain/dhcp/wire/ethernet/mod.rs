@@ -45,7 +45,8 @@ pub struct UdpDatagram<'a> {
     pub payload: &'a [u8],
 }
 
-/// Reads a whole frame. `None`: the frame is neither ARP nor a whole, valid datagram for DHCP.
+/// Reads a whole frame. `None`: the frame contains no ARP packet, and no complete, valid datagram
+/// to a DHCP port.
 pub fn read(frame: &[u8]) -> Option<FrameContent<'_>> {
     let source = Mac(octets(frame, 6)?);
     let payload = frame.get(ETHERNET..)?;
