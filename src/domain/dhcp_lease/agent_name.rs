@@ -7,16 +7,16 @@ use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-/// Longest readable part of a name, in characters. With the digest, the name still fits into a DNS
-/// label.
+/// Longest readable part of a name, in characters. With the digest, the name fits into a DNS label
+/// of 63 characters.
 const READABLE: usize = 45;
 
 /// Prefix of each agent's name.
 pub const AGENT_PREFIX: &str = "hgo-lease-agent-";
 
 /// Name of a network's agent. `network` is `namespace/name` of the NetworkAttachmentDefinition. The
-/// agent's Deployment and the agent's Lease have this name. The one pod of the agent holds this
-/// Lease in the operator's namespace. The name ends in a part of the SHA-256 of the whole network
+/// agent's Deployment and the agent's Lease have this name. The agent's active pod holds this
+/// Lease, in the operator's namespace. The name ends in a part of the SHA-256 of the whole network
 /// name, so that two networks do not share a name.
 pub fn agent_name(network: &str) -> String {
     let plain = format!("{AGENT_PREFIX}{}", network.replace('/', "-"));

@@ -74,11 +74,12 @@ pub enum LeasingStep {
     /// Take over the announcer's lease. This merge patch stores the identity of the announcer's
     /// DHCP client on the LoadBalancer.
     Adopt(Value),
-    /// Cancel the planned release of the record, because the LoadBalancer wants the record again.
+    /// Cancel the planned release of the record, because the LoadBalancer needs the record's
+    /// address.
     Keep,
     /// Wait, because there is no address that may be published.
     Wait(NoLease),
-    /// Publish this address, unless it conflicts with another object.
+    /// Publish this address, if [`obstacle`] finds no conflict with another object.
     Take(LeasedAddress),
 }
 
@@ -120,7 +121,7 @@ pub struct AgentLease {
     pub acquired: Option<DateTime<FixedOffset>>,
     /// Time of the last renewal, on the holder's clock.
     pub renewed: Option<DateTime<FixedOffset>>,
-    /// `metadata.resourceVersion`. Any change of it shows that the holder is alive.
+    /// `metadata.resourceVersion`. Each renewal by the holder changes this value.
     pub version: String,
 }
 
@@ -131,8 +132,9 @@ pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
 }
 
 /// Whether a Lease that is observed for the first time has surely expired, because its holder died.
-/// The times in the Lease are compared with `now`, with a margin for clocks that differ. `false`:
-/// the Lease counts as abandoned only if it does not change for its whole duration.
+/// The last renewal must have expired before `now`, with a margin of `CLOCKS_APART` for clocks that
+/// differ. `false`: the Lease counts as abandoned only if it does not change for its whole
+/// duration.
 pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = TimeDelta::from_std(holding.duration).unwrap_or(TimeDelta::MAX);
     let end = |renewed: DateTime<FixedOffset>| {
@@ -247,7 +249,7 @@ fn has_moved(record: &DHCPLease, lb: &LoadBalancer, network: &str) -> bool {
     !network.is_empty() && record.spec.network != network && facts::leased(lb).is_none()
 }
 
-/// Whether the announcer leases the LoadBalancer's address.
+/// Whether the announcer leases the LoadBalancer's address: the published address is `0.0.0.0`.
 fn is_guests(lb: &LoadBalancer) -> bool {
     facts::has_address(lb) && facts::leased(lb).is_none()
 }
@@ -258,8 +260,8 @@ fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }
 
-/// Whether the LoadBalancer had an address before: its missing address is then lost, and not just
-/// late.
+/// Whether the LoadBalancer had an address before. If so, the missing address is reported as lost.
+/// Otherwise, the address is reported as pending.
 fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     let status = lb.status.as_ref();
     let ready = status.and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
@@ -317,7 +319,8 @@ pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
 }
 
 /// Record to create for a LoadBalancer. `cluster` is the UID of the Namespace kube-system. `form`
-/// is the network's form of client identifiers.
+/// is the network's form of client identifiers. `Err`: an annotation that requests an identity is
+/// not valid.
 pub fn record(
     lb: &LoadBalancer,
     cluster: &str,

@@ -19,20 +19,19 @@ pub enum RetentionStep {
     Nothing,
     /// Decide again after this time.
     Later(Duration),
-    /// Set `spec.releaseAfter` to this time. The record is deleted then, unless a LoadBalancer
+    /// Set `spec.releaseAfter` to this time. At this time, the record is deleted if no LoadBalancer
     /// wants it.
     Leave(DateTime<FixedOffset>),
     /// Delete the record: its agent then gives the address back.
     Delete,
-    /// Remove the finalizer of a deleted record although no agent gave its address back. No agent
-    /// is active in this case. In addition, the lease has expired by the wall clock, or the record
-    /// has no address.
+    /// Remove the finalizer of a deleted record, although no agent gave its address back. No agent
+    /// is active, and the lease has expired by the wall clock or the record has no address.
     Forget,
 }
 
 /// Decides the next action on a record. `lb` is the LoadBalancer of the same name, and `network` is
 /// the network of this LoadBalancer. `agent`: whether the agent of the record's network is active.
-/// An address is kept for `grace` after its LoadBalancer is gone.
+/// An address is kept for `grace` after its LoadBalancer was deleted.
 pub fn keep(
     record: &DHCPLease,
     lb: Option<&LoadBalancer>,
@@ -45,7 +44,7 @@ pub fn keep(
         return match ends(record) {
             _ if agent || without_finalizer(record).is_none() => RetentionStep::Nothing,
             Some(end) if end > now => later(end, now),
-            // Only an agent can give back a lease that has no end.
+            // Only an agent can give back a lease that never expires.
             None if has_address(record) => RetentionStep::Nothing,
             _ => RetentionStep::Forget,
         };

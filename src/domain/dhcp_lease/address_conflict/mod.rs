@@ -33,14 +33,15 @@ pub struct PoolSegment {
 /// Another LoadBalancer that has the leased address, on any network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherHolder {
-    /// Segment on which that LoadBalancer's address is announced. `None`: any segment.
+    /// Segment on which that LoadBalancer's address is announced. `None`: the address counts on
+    /// every segment.
     pub segment: Option<Segment>,
     /// Whether a pool allocated the address to that LoadBalancer.
     pub by_pool: bool,
     /// Whether that LoadBalancer publishes the address. If not, the address is only recorded for
     /// it.
     pub publishes: bool,
-    /// Whether that LoadBalancer is older than ours.
+    /// Whether that LoadBalancer is older than the LoadBalancer that is to publish the address.
     pub older: bool,
 }
 
@@ -57,7 +58,7 @@ pub struct AddressUses {
     pub reserved: Vec<Reserved>,
     /// CIDR and gateway of the network on which the address was leased; `None`: unknown.
     pub range: Option<NetworkRange>,
-    /// Whether our LoadBalancer publishes the address already.
+    /// Whether the LoadBalancer that is to publish the address publishes it already.
     pub published: bool,
 }
 
@@ -112,7 +113,7 @@ fn use_of(reserved: &Reserved) -> Option<&'static str> {
 }
 
 /// Reason not to publish an address that is the network's gateway, or outside the network's CIDR.
-/// `None`: the address is neither.
+/// `None`: the address is inside the CIDR and is not the gateway, or the CIDR is IPv6.
 fn outside(ip: Ipv4Addr, network: &str, range: &NetworkRange) -> Option<String> {
     let NetworkRange { cidr, gateway } = range;
     let ip = IpAddr::V4(ip);

@@ -13,8 +13,8 @@ use sha2::{Digest as _, Sha256};
 use super::agent_name::agent_name;
 use super::networks::DhcpDeclaration;
 
-/// Label that names the manager of an object, with this operator as the value. On the chart's own
-/// objects, the value is Helm.
+/// Label of each object that this operator manages: key and value. On the chart's own objects, the
+/// value is `Helm`.
 const KEEPER: (&str, &str) = ("app.kubernetes.io/managed-by", "harvester-guest-operator");
 /// Label on an agent's pod, and on its Deployment: the agent's name.
 const LABEL_AGENT: &str = "loadbalancer.harvesterhci.io/agent";
@@ -105,7 +105,7 @@ pub fn plan(wanted: Option<Value>, stored: Option<&StoredDeployment>) -> Deploym
         (None, _) => DeploymentChange::Nothing,
         (Some(wanted), None) => DeploymentChange::Create(wanted),
         (Some(_), Some(stored)) if !stored.ours => DeploymentChange::Foreign,
-        // The new Deployment is created when the old one is gone.
+        // The new Deployment is created after the old one is deleted.
         (Some(_), Some(stored)) if stored.leaving => DeploymentChange::Nothing,
         (Some(mut wanted), Some(stored)) => {
             let same = wanted["metadata"]["annotations"][ANNOTATION_WANTED] == stored.wanted

@@ -23,12 +23,13 @@ const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
 /// Interval at which the operator checks whether a takeover can continue.
 pub const AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether the host may take over an announcer's lease for this LoadBalancer.
+/// Whether the host may take over the announcer's lease: the LoadBalancer is a VM load balancer,
+/// and its annotation chooses the host.
 pub fn is_possible(lb: &LoadBalancer) -> bool {
     listeners::is_vm(lb) && choice(lb) == Ok(Some(LeasingParty::Host))
 }
 
-/// Whether the next step for a LoadBalancer depends on its Service.
+/// Whether the next step for a LoadBalancer depends on its Service, because of a takeover.
 pub fn needs_service(lb: &LoadBalancer) -> bool {
     is_possible(lb) && (is_guests(lb) || noted(lb).is_some())
 }

@@ -75,7 +75,8 @@ pub fn change(
     serde_json::to_string(&status).ok().map(Some)
 }
 
-/// Status to write. `None`: the network is to have no status. [`change`] fills an empty `since`.
+/// Status to write. `None`: the network is to have no status. If `since` is empty, [`change`] sets
+/// the time.
 fn status(facts: &AgentFacts<'_>) -> Option<NetworkStatus> {
     let AgentFacts { network, namespace, agent, cluster_network, .. } = facts;
     let why = |reason: &str, message: String| {

@@ -83,11 +83,11 @@ pub enum WantedAgent {
     Others,
     /// The operator creates the agent.
     Ours,
-    /// An annotation other than the declaring annotation is not valid, for the reason in the text.
-    /// The operator creates no new agent, and does not change the options of an existing agent.
+    /// An annotation other than [`ANNOTATION_DHCP`] is not valid, for the reason in the text. The
+    /// operator creates no new agent, and does not change the options of an existing agent.
     Faulty(String),
-    /// The declaring annotation asks for an agent that the operator does not create, for the reason
-    /// in the text.
+    /// The annotation [`ANNOTATION_DHCP`] asks for an agent that the operator does not create, for
+    /// the reason in the text.
     Refused(String),
 }
 
@@ -176,7 +176,7 @@ impl DhcpNetworks {
     }
 
     /// Reason why no new lease starts on a declared network: an annotation of the network is not
-    /// valid. `None`: new leases may start, as far as the annotations say.
+    /// valid. `None`: no annotation prevents new leases.
     pub fn fault(&self, network: &str, declaration: Option<&DhcpDeclaration>) -> Option<String> {
         match self.agent(network, declaration?) {
             WantedAgent::Faulty(fault) => Some(fault),
@@ -187,7 +187,7 @@ impl DhcpNetworks {
         }
     }
 
-    /// Agent that a network is to have.
+    /// Agent that a network is to have, by its annotations and the operator options.
     pub fn agent(&self, network: &str, declaration: &DhcpDeclaration) -> WantedAgent {
         let DhcpDeclaration { annotation, form, .. } = declaration;
         let listed = self.listed.contains_key(network);
