@@ -58,9 +58,9 @@ pub(super) struct KernelLinks {
 pub(super) struct LinkChanges {
     messages: Messages,
     links: KernelLinks,
-    /// Running request for a list of all links. It is made after the kernel dropped notifications
-    /// for lack of buffer space. The request survives when the future of [`LinkChanges::next`] is
-    /// dropped, because a request for many links takes long.
+    /// Running request for a list of all links. The request starts after the kernel dropped
+    /// notifications for lack of buffer space. Because a list of many links takes long, the request
+    /// continues when the future of [`LinkChanges::next`] is dropped.
     listing: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
 }
 
@@ -166,7 +166,7 @@ impl KernelLinks {
     }
 
     /// Removes the link with this name, if an agent of this network made the link. The kernel takes
-    /// some 20 ms.
+    /// about 20 ms.
     pub(super) async fn remove(&self, name: &str) -> Result<(), Error> {
         let Some(link) = self.by_name(name).await? else { return Ok(()) };
         if !self.is_ours(&link) {
@@ -176,8 +176,8 @@ impl KernelLinks {
     }
 
     /// Removes all links of the network, except correctly configured links whose names are in
-    /// `needed`. Returns the names of the removed links. The kernel removes them as one group, in
-    /// hardly more time than it takes for one link.
+    /// `needed`. Returns the names of the removed links. The kernel removes the links as one group,
+    /// which takes little longer than the removal of one link.
     pub(super) async fn remove_all_but(
         &self,
         needed: &HashSet<String>,
@@ -210,8 +210,8 @@ impl KernelLinks {
         }
     }
 
-    /// Alias of a lease's link. The kernel accepts 255 octets at most, so the end of the alias is
-    /// cut. That end is part of the lease's name, which is only for people.
+    /// Alias of a lease's link. The kernel accepts 255 octets at most, so the alias is cut. The cut
+    /// part is the end of the lease's name, which only people read.
     fn alias(&self, lease: &str) -> String {
         let mut alias = format!("{} {lease}", self.mark);
         alias.truncate(250);

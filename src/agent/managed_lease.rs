@@ -42,7 +42,8 @@ pub(super) struct ManagedLease {
     /// Whether the record no longer exists, or another record of the same name has replaced it.
     pub(super) gone: bool,
     pub(super) identity: ClientIdentity,
-    /// Address in `spec.requestedAddress`. The client requests it if it has held no address before.
+    /// Address in `spec.requestedAddress`. A client that has held no address before requests this
+    /// address.
     wish: Option<Ipv4Addr>,
     /// Whether the client always asks servers to broadcast their answers.
     broadcast: bool,
@@ -57,7 +58,7 @@ pub(super) struct ManagedLease {
     pub(super) pending: Option<PendingWrite>,
     pub(super) writing: bool,
     /// Time of the next attempt to make the link, to write the record or to release the address.
-    /// `None`: none of these waits.
+    /// `None`: no attempt is waiting.
     pub(super) retry: Option<Duration>,
     /// Whether the client was asked to release the address.
     pub(super) released: bool,
@@ -65,7 +66,8 @@ pub(super) struct ManagedLease {
     pub(super) deadline: Option<Duration>,
     /// Whether the client has finished, so that the link and the finalizer can be removed.
     pub(super) done: bool,
-    /// Client state under which the metrics count the lease.
+    /// Client state under which the metrics count the lease. `None`: the metrics do not count the
+    /// lease.
     pub(super) counted: Option<ClientState>,
     pub(super) listening: OpenSockets,
 }

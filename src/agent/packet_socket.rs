@@ -78,7 +78,7 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Closes the socket, for example because its interface was replaced or is gone.
+    /// Closes the socket, for example because its interface was replaced or removed.
     pub(super) fn close(&mut self) {
         self.socket = None;
         self.accepted = FrameFilter::Nothing;
@@ -87,8 +87,8 @@ impl PacketSocket {
     /// Sends a whole frame, or fails at once.
     pub(super) fn send(&self, frame: &[u8]) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
-        // Bypasses the tokio runtime, because it treats a socket that was just opened as not ready.
-        // If the interface's queue is full, the frame is treated as lost in the network.
+        // Bypasses tokio, because tokio treats a socket that was just opened as not ready. If the
+        // interface's queue is full, the frame is treated as lost in the network.
         match SockRef::from(socket).send(frame) {
             Ok(sent) if sent < frame.len() => Err(ErrorKind::WriteZero.into()),
             Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
@@ -132,11 +132,12 @@ fn open(interface: &str, accepted: FrameFilter) -> io::Result<UnixDatagram> {
     let address = found.ok_or_else(|| {
         io::Error::new(ErrorKind::NotFound, format!("there is no interface {interface}"))
     })?;
-    // If the address names no protocol, the socket keeps the protocol that it was created with.
+    // The address names no protocol, so the socket keeps the protocol that it was created with.
     nix::sys::socket::bind(socket.as_raw_fd(), &address)?;
-    // Another CPU may still be delivering a frame that it took before there was a filter. Once
-    // every CPU has passed a barrier, that frame is in the queue. If the barrier is not permitted,
-    // such a frame may be received later, but its content still shows which client it is for.
+    // Another CPU may still be delivering a frame that arrived before the filter was attached.
+    // After every CPU has passed a barrier, that frame is in the queue, and is discarded below. If
+    // the barrier is not permitted, the frame may be received later. Its content still names its
+    // client.
     let _ = membarrier(MembarrierCommand::Global);
     socket.set_nonblocking(true)?;
     let _ = socket.set_recv_buffer_size(QUEUE);

@@ -78,8 +78,7 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
     }
 }
 
-/// Reports, as a warning, the problem that prevents the use of an address, unless [`event`] reports
-/// it already.
+/// Reports the trouble in a record as a warning. Skips the troubles that [`event`] reports.
 pub(super) fn trouble(agent: &DhcpAgent, lease: &ManagedLease, record: &LeaseRecord) {
     let is_event = |trouble: &ClientTrouble| {
         matches!(

@@ -127,8 +127,8 @@ impl AgentTerm<'_> {
     }
 
     /// Sends a lease's frames if this agent may send. While the API server is silent, the leader is
-    /// not known. Then this agent only extends held leases. It stops this as soon as it observes
-    /// that another agent extends them, because one agent is enough.
+    /// not known. Then this agent only extends held leases. This agent stops extending leases when
+    /// it observes another active agent, because one agent is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
         let leads = self.agent.leadership.is_current();
         self.yields &= !leads;

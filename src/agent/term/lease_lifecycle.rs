@@ -175,7 +175,7 @@ impl AgentTerm<'_> {
         self.act(mac, said.unwrap_or_default());
     }
 
-    /// Ends a lease whose record is gone.
+    /// Ends a lease whose record was deleted or replaced.
     pub(super) fn end_without_record(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.gone = true;
@@ -184,8 +184,8 @@ impl AgentTerm<'_> {
         self.leave(mac);
     }
 
-    /// Releases the lease's address, if it has one. Tries again later while this agent does not
-    /// lead, or while too many addresses are released at once.
+    /// Releases the lease's address, if it has one. If this agent does not lead, or if the rate
+    /// limit of releases is reached, a timer is set to try again.
     pub(super) fn leave(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();

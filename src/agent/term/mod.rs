@@ -217,8 +217,8 @@ impl<'a> AgentTerm<'a> {
             }
         }
         if let Some(error) = problem {
-            // The interface went down or was removed. A notification of the kernel will show which;
-            // until then a new socket would fail in the same way.
+            // The interface went down or was removed. A notification of the kernel reports which of
+            // the two happened. Until then, a new socket would fail, too.
             tracing::debug!(%error, "the packet socket failed");
             self.socket.close();
             self.ease = Some(clock::now() + EASE);
@@ -275,7 +275,7 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Handles the loss of the interface.
+    /// Handles the removal of the interface. Each client is notified that its carrier is down.
     fn orphaned(&mut self) {
         let interface = &self.agent.settings.interface;
         tracing::warn!(interface, "the interface is gone, and all links with it");
