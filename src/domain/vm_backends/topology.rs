@@ -13,7 +13,8 @@ use api::kubevirt::{TOPOLOGY_REGION, TOPOLOGY_ZONE};
 /// Merge patch that sets a VM's topology annotations to the region and zone of `node`, on which the
 /// VM runs. `None`: the annotations are right already, or must not be changed.
 ///
-/// A node that has neither label changes nothing, so annotations that a user set by hand stay.
+/// If the node has no region and no zone, nothing is changed, so annotations that a user set by
+/// hand stay.
 pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {
     let silent = node.region.is_none() && node.zone.is_none();
     if silent || vm.annotated_by_harvester || vm.deleting || vm.topology == *node {

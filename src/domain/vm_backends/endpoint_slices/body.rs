@@ -30,7 +30,7 @@ pub struct SliceBody<'a> {
 struct EndpointBody<'a> {
     addresses: [IpAddr; 1],
     conditions: EndpointConditions,
-    /// Reference to the VM. The Go controller expects a reference in every endpoint.
+    /// Reference to the VM. Harvester's Go controller expects a reference in every endpoint.
     target_ref: TargetRef<'a>,
     #[serde(skip_serializing_if = "str::is_empty")]
     node_name: &'a str,

@@ -24,8 +24,8 @@ pub use body::{SliceBody, create, patch};
 /// Largest number of endpoints in a slice, as in Kubernetes' own controller.
 pub const MOST: usize = 100;
 
-/// UID of the sink. The Go controller's own sink has the same UID. So if the Go controller leads
-/// again, it removes this sink.
+/// UID of the sink. The sink of Harvester's Go controller has the same UID, so that the Go
+/// controller removes this sink if it becomes the leader.
 pub const SINK_UID: &str = "dummy347-546a-4642-9da6-5608endpoint";
 
 /// Port of the sink: discard (RFC 863). No program on a node listens on this port, and even a
@@ -57,8 +57,8 @@ pub struct StoredSlice {
     /// Whether the slice has this operator's labels, and endpoints with only the fields and values
     /// that this operator writes.
     pub sound: bool,
-    /// Whether the slice carries the settings of a deleted Service, and so must stay until the next
-    /// Service has the settings.
+    /// Whether an annotation of the slice stores the settings of a deleted Service. The slice must
+    /// then stay until the next Service has these settings.
     pub holds_settings: bool,
 }
 
@@ -241,7 +241,7 @@ fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
 /// Orders the writes so that at least one endpoint takes traffic at every moment. First come the
 /// writes that add endpoints which take traffic. Then come the deletions, and then the other
 /// writes. Of the other writes, the writes that remove the sink come last. A deletion is never the
-/// last write, because kube-vip up to 1.2.3 takes the last event about any slice for the state of
+/// last write, because kube-vip up to 1.2.3 treats the last event about any slice as the state of
 /// all slices.
 fn in_order(
     stored: &[&StoredSlice],
@@ -345,9 +345,9 @@ fn pack<'a>(
     packed
 }
 
-/// Name of the slice with this number. The first IPv4 slice has the Service's name, as it always
-/// had. Every other name contains a dot, which the name of a Service cannot contain. So such a name
-/// is never the name of another Service's first slice.
+/// Name of the slice with this number. The first IPv4 slice has the Service's name. Every other
+/// name contains a dot, which the name of a Service cannot contain. So a slice of another Service
+/// never has the same name.
 fn slice_name(service: &str, family: AddressFamily, number: usize) -> String {
     match (family, number) {
         (AddressFamily::V4, 1) => service.to_owned(),

@@ -62,7 +62,7 @@ impl VmEndpoint {
 pub enum VmBackend {
     /// The VM does not run.
     NotRunning,
-    /// The VM runs, but no suitable address of the VM is known.
+    /// The VM runs, but no address of the Service's family on the wanted network is known.
     NoAddress,
     /// The VM runs, but reports only addresses that it may not have.
     Refused {
@@ -73,11 +73,12 @@ pub enum VmBackend {
         /// Reason why the VM may not have the address.
         fault: AddressFault,
     },
-    /// The VM is an endpoint. Its health is not yet considered.
+    /// The VM is an endpoint. The result of its health check is not included.
     Endpoint {
         /// Endpoint, as if it passed its health check.
         endpoint: VmEndpoint,
-        /// Whether the address is the last known address, because the guest agent is silent.
+        /// Whether the address comes from the stored EndpointSlices, because the guest agent
+        /// reports no address.
         last_known: bool,
     },
 }
@@ -95,8 +96,8 @@ pub struct WantedAddresses<'a> {
 }
 
 /// Decides whether a VM is a backend, with which address and in which state. `pods` are the VM's
-/// pods. `last` returns the address that the VM has in the stored EndpointSlices. `rules` are the
-/// facts that decide which addresses the VM may not have.
+/// pods. `last` returns the VM's address in the stored EndpointSlices. `rules` are the facts that
+/// decide which addresses the VM may not have.
 pub fn backend(
     name: impl Into<Arc<str>>,
     vm: &Vm,
@@ -133,7 +134,7 @@ pub fn backend(
             Some(fault) => drop(refused.get_or_insert((address, fault))),
         }
     }
-    // A VM whose guest agent fell silent keeps its last address while its pod is ready. The
+    // A VM whose guest agent stops reporting keeps its last address while its pod is ready. The
     // exception is an address that the VM now reports on another network. Such an address was
     // stored before the LoadBalancer named its network.
     let elsewhere = |last: &IpAddr| vm.nics.iter().any(|nic| nic.addresses.contains(last));

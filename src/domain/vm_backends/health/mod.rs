@@ -101,7 +101,7 @@ pub struct ProbeTarget {
     pub id: String,
     /// Address of the backend.
     pub address: IpAddr,
-    /// Whether to assume that a new address is healthy until its probes give a verdict.
+    /// Whether to assume that a new target is healthy until its probes give a verdict.
     pub assume_healthy: bool,
 }
 

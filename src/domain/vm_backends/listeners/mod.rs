@@ -72,9 +72,9 @@ pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     selector_fault(spec).or_else(address)
 }
 
-/// Address that the selector has in place of a VM's name. `None`: there is none. An address selects
-/// no VM. Some selectors contain addresses, because `backendServers` of v1alpha1 once contained
-/// them.
+/// Address that the selector contains instead of a VM's name. `None`: the selector contains no
+/// address. An address selects no VM. Some selectors contain addresses, because `backendServers` of
+/// v1alpha1 could contain addresses.
 pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
     let names = spec.backend_server_selector.as_ref()?.get(LABEL_VM_NAME)?;
     names.iter().map(String::as_str).find(|name| name.parse::<IpAddr>().is_ok())
@@ -274,21 +274,21 @@ pub struct ServingStatus {
     /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, so no VM is reported and no
     /// endpoint is changed.
     pub backends: Option<BackendCounts>,
-    /// Text from [`selector_hint`].
+    /// Text from [`selector_hint`]. `None`: no hint.
     pub selector_hint: Option<String>,
     /// Text with the fault of the health check. If there is a fault, the health of VMs is not
     /// checked.
     pub health_fault: Option<String>,
-    /// Text about VMs that fail their health check and still are endpoints, because most VMs failed
-    /// at once, so that the failures are doubted.
+    /// Text about VMs that fail their health check and still are endpoints. Their failures are
+    /// doubted, because most VMs failed at once. `None`: no failure is doubted.
     pub doubted: Option<String>,
     /// Reason why the address is announced on the announcer's default interface, not on the
     /// LoadBalancer's network.
     pub default_interface: Option<String>,
     /// Setting of the Service that does not have its documented effect.
     pub misfit: Option<SettingMisfit>,
-    /// Address at which the LoadBalancer was last announced. `None`, except while the Service asks
-    /// for another address that is not announced yet.
+    /// Address at which the LoadBalancer was last announced, while the Service asks for another
+    /// address that is not announced yet. `None` in all other cases.
     pub moving_from: Option<IpAddr>,
 }
 

@@ -210,7 +210,7 @@ fn a_service_without_backends_gives_a_known_reason() {
     }
 }
 
-/// v1alpha1's `backendServers` once contained addresses, and some users still write them.
+/// `backendServers` of v1alpha1 could contain addresses, and some users still write them.
 #[test]
 fn an_address_for_a_name_is_reported_where_no_backend_runs() {
     let spec = |names: &[&str]| LoadBalancerSpec {

@@ -41,8 +41,8 @@ pub struct LabelIndex {
     pairs: Slots<LabelPair>,
     vm_ids: HashMap<Box<str>, Id>,
     vms: Slots<IndexedVm>,
-    /// Map from a VM's UID to its pods. A pod may become known before its VM, and remain after the
-    /// VM is gone.
+    /// Map from a VM's UID to its pods. The informer may report a pod before the pod's VM, and
+    /// still after the VM was deleted.
     pods: HashMap<Arc<str>, Vec<VmPod>>,
     /// Map from a pod's `namespace/name` to the UIDs of the pod's VM and of the pod itself.
     pod_owner: HashMap<Box<str>, (Arc<str>, Arc<str>)>,
@@ -58,9 +58,9 @@ pub struct LabelIndex {
 struct LabelPair {
     key: PairKey,
     vms: Vec<Id>,
-    /// LoadBalancers that are listed at this pair.
+    /// LoadBalancers whose `anchor` clause contains this pair.
     lbs: Vec<Id>,
-    /// Number of clauses that contain the pair, also of LoadBalancers that are not listed at it.
+    /// Number of clauses of all LoadBalancers that contain the pair.
     uses: u32,
 }
 
@@ -81,7 +81,7 @@ struct FiledSelector {
     /// Clauses of the selector, each a sorted list of pairs. A VM matches if it has at least one
     /// pair of each clause.
     clauses: Vec<Vec<Id>>,
-    /// Index of the clause at whose pairs the LoadBalancer is listed.
+    /// Index of the clause whose pairs list the LoadBalancer in `LabelPair::lbs`.
     anchor: usize,
     vms: BTreeSet<Id>,
 }
@@ -185,13 +185,14 @@ impl LabelIndex {
                 ids
             })
             .collect();
-        // The LoadBalancer is listed at the clause with the fewest other LoadBalancers, so that a
-        // VM is compared with few LoadBalancers that do not select it.
+        // The clause with the fewest other LoadBalancers becomes the anchor, so that a VM is
+        // compared with few LoadBalancers that do not select it.
         let crowd = |clause: &Vec<Id>| -> usize {
             clause.iter().map(|pair| self.pairs.get(*pair).lbs.len()).sum()
         };
         let anchor = (0..clauses.len()).min_by_key(|i| crowd(&clauses[*i])).unwrap_or_default();
-        // Only the VMs of the clause that has the fewest VMs can be members.
+        // A member has a pair of every clause. So the search reads only the clause with the fewest
+        // VMs.
         let candidates = clauses
             .iter()
             .min_by_key(|clause| {
@@ -217,7 +218,7 @@ impl LabelIndex {
         true
     }
 
-    /// Removes a LoadBalancer that is gone, or selects no VMs any more.
+    /// Removes a LoadBalancer that was deleted or has no selector any more.
     pub fn remove_lb(&mut self, namespace: &str, name: &str) {
         let Some(id) = self.lb_ids.remove(&*qualified(namespace, name)) else { return };
         let filed = self.lbs.take(id);

@@ -70,8 +70,8 @@ pub(super) fn hints(wanted: &WantedService<'_>) -> Map<String, Value> {
     ])
 }
 
-/// Whether the Service must ask kube-vip for another interface than now, and still may, because the
-/// Service is not announced yet.
+/// Whether the Service must ask kube-vip for another interface, and is not announced yet. An
+/// announced address stays on its interface.
 pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     changed_hints(stored, wanted).contains_key(ASKED_INTERFACE)
 }

@@ -80,7 +80,7 @@ pub struct StoredService {
     pub annotations: BTreeMap<String, String>,
     /// `spec.type`.
     pub type_: String,
-    /// Whether the Service selects pods by itself.
+    /// Whether the Service has a `spec.selector`, so that Kubernetes itself manages its endpoints.
     pub has_selector: bool,
     /// `spec.loadBalancerIP`.
     pub load_balancer_ip: String,
@@ -275,7 +275,8 @@ pub fn conflict(lb: &str, whose: &str) -> String {
     )
 }
 
-/// Text that says to whom an object belongs, if not to the LoadBalancer `lb`. `None`: `lb` owns it.
+/// Text that names the owner of an object that does not belong to the LoadBalancer `lb`. `None`:
+/// `lb` owns the object.
 pub fn foreign(owners: &[OwnerRef], lb: LbIdentity<'_>) -> Option<String> {
     if owners.iter().any(|owner| owner.uid == lb.uid) {
         return None;

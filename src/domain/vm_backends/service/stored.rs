@@ -171,7 +171,7 @@ fn endpoint(endpoint: &FullEndpoint) -> Option<VmEndpoint> {
         name: target.name.as_deref()?.into(),
         uid: target.uid.as_deref()?.into(),
         node: endpoint.node_name.as_deref().unwrap_or_default().into(),
-        // Of the conditions, the Go controller writes only `ready`.
+        // Harvester's Go controller writes no condition except `ready`.
         serving: conditions.and_then(|c| c.serving).unwrap_or(ready),
         terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
     })

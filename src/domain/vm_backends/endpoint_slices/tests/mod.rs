@@ -320,7 +320,7 @@ fn slices_of_another_family_go_after_those_of_this_one_came() {
     assert_eq!(written(&store.settle(AddressFamily::V4, &[ready(1)])), expected);
 }
 
-/// kube-vip up to 1.2.3 takes the last event about any slice for the state of all slices.
+/// kube-vip up to 1.2.3 treats the last event about any slice as the state of all slices.
 #[test]
 fn a_deletion_is_never_the_last_word() {
     // The only VM of the second slice is removed, and a VM of the first slice begins to serve.

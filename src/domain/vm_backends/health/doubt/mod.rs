@@ -17,11 +17,11 @@ use std::time::Duration;
 
 use super::{BackendHealth, CheckSettings};
 
-/// Smallest number of VMs, and of load balancers, that must fail for a doubt. Fewer VMs may well
-/// fail together because of a real fault. Three is the smallest number that is more than a pair.
+/// Smallest number of failing VMs, and of load balancers with a failing VM, for a doubt. One or two
+/// VMs may well fail together because of a real fault.
 pub const MANY: usize = 3;
 
-/// Largest number of moments that a doubt stores. A fault that spreads causes a few moments.
+/// Largest number of moments that a [`Doubt`] stores. A fault that spreads causes several moments.
 const MOST_MOMENTS: usize = 16;
 
 /// Probe results of a target that passes, or that passed before it failed.
@@ -63,8 +63,8 @@ pub fn moment<'a>(
     let (mut begins, mut ends): (Vec<_>, Vec<_>) = silent.iter().copied().unzip();
     begins.sort_unstable();
     ends.sort_unstable();
-    // If VMs fell silent together, each of them passed last before the first of them failed. So
-    // only the times of first failures are tried.
+    // If VMs fell silent together, the last success of each VM is earlier than the first failure of
+    // any of them. So only the times of first failures are tried.
     let explained = ends.iter().copied().filter(|at| (from..=until).contains(at)).map(|at| {
         let earlier = ends.partition_point(|end| *end < at);
         (begins.partition_point(|begin| *begin <= at) - earlier, vms.len() - earlier, at)
@@ -78,22 +78,24 @@ pub fn moment<'a>(
     (count >= MANY && lbs.len() >= MANY && 2 * count > answered).then_some(at)
 }
 
-/// Doubt about failures, which do not count for now, with the numbers of the failing targets.
+/// Doubt whether failures are the backends' fault or the prober's. A target with doubted failures
+/// counts as healthy until the doubt ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Doubt {
-    /// Moments at which most VMs fell silent, as [`moment`] found them. They explain the failures.
+    /// Moments at which most VMs fell silent, as [`moment`] found them. A target's failures are
+    /// doubted if such a moment is between the target's last success and its first failure.
     moments: Vec<Duration>,
     /// Number of doubted targets: they fail, and still count as healthy.
     held: usize,
-    /// Number of once doubted targets that are healthy again, counted since the last moment was
-    /// added.
+    /// Number of targets that were doubted and now pass, counted since the last moment was added.
     answered: usize,
-    /// Time since which more targets are in `answered` than in `held`. `None`: not yet.
+    /// Time at which `answered` became greater than `held`. `None`: this has not happened since the
+    /// last moment was added.
     mending: Option<Duration>,
 }
 
 impl Doubt {
-    /// Adds a moment at which most VMs fell silent, of those that still answered then.
+    /// Adds a moment at which most of the VMs that still answered fell silent.
     pub fn grow(&mut self, moment: Duration) {
         if self.moments.len() == MOST_MOMENTS {
             self.moments.remove(0);
@@ -113,8 +115,8 @@ impl Doubt {
         self.held += 1;
     }
 
-    /// Counts a doubted target that is healthy again at `now`, so that the target is no longer
-    /// doubted.
+    /// Counts a doubted target whose probes pass again at `now`. The failures of this target are
+    /// not doubted any more.
     pub fn answers(&mut self, now: Duration) {
         self.gone();
         self.answered += 1;
@@ -123,7 +125,7 @@ impl Doubt {
         }
     }
 
-    /// Counts one doubted target less, because a target no longer exists.
+    /// Reduces the number of doubted targets by one, for example because a target was removed.
     pub fn gone(&mut self) {
         self.held = self.held.saturating_sub(1);
     }

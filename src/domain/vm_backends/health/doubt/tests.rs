@@ -82,7 +82,7 @@ fn most_vms_of_many_load_balancers_at_one_moment_are_doubted_and_nothing_less() 
     for (what, sights, doubted) in cases() {
         for news in sights.iter().filter(|sight| sight.failing.is_some()) {
             let news = (news.passed, news.failing.unwrap());
-            // The death of a VM long ago is no new failure.
+            // Failures that began in the first five seconds are old, so no search starts from them.
             if news.1 > s(5) {
                 let found = moment(sights.iter().copied(), news);
                 assert_eq!(found.is_some(), doubted, "{what}");

@@ -51,8 +51,8 @@ pub fn next(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     now + period.saturating_sub(Duration::from_nanos(into))
 }
 
-/// Time of the first probe of a target without a verdict. It is not on the target's grid: the first
-/// probes start at once, spread over 200 ms or the period, whichever is shorter.
+/// Time of the first probe of a target without a verdict. The first probe is not on the target's
+/// grid: first probes start at once, spread over 200 ms or the period, whichever is shorter.
 pub fn first(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     now + phase.within(period.min(FIRST_WITHIN))
 }

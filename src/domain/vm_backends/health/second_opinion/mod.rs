@@ -16,7 +16,7 @@ use super::ProbePhase;
 /// Largest number of targets in a question: enough to show whether most or few of the targets fail,
 /// and few enough to be probed quickly.
 pub const MOST_ASKED: usize = 32;
-/// Text about doubted failures, as long as no replica has answered the question.
+/// Explanation of doubted failures while no replica has answered the question.
 pub const ASKED: &str = "another replica is asked whether it reaches them";
 /// Maximum length of a question or answer that is read, in bytes. Every valid question or answer is
 /// shorter.
@@ -101,7 +101,7 @@ impl OpinionQuestion {
         (question.targets.len() <= MOST_ASKED).then_some(question)
     }
 
-    /// Conclusion from the answer to this question. An answer to another question counts as none.
+    /// Conclusion from the answer to this question. An answer to another question is ignored.
     pub fn opinion(&self, answer: Option<&OpinionAnswer>) -> Opinion {
         match answer.filter(|answer| answer.to == self.by && answer.at == self.at) {
             Some(answer) if answer.passed > answer.failed => Opinion::Well,
@@ -111,7 +111,7 @@ impl OpinionQuestion {
         }
     }
 
-    /// Whether the replica `place` must answer the question. `given`: answer that is stored so far.
+    /// Whether the replica `place` must answer the question. `given`: answer that is stored now.
     pub fn wants_answer_of(&self, place: &ReplicaPlace, given: Option<&OpinionAnswer>) -> bool {
         self.by.replica != place.replica
             && match self.opinion(given) {

@@ -6,12 +6,12 @@ use super::{BackendProbe, CheckSettings, ProbeRequest};
 use api::{HealthCheck, LoadBalancerSpec, WorkloadType};
 
 /// Largest threshold of successes or failures, in consecutive results. A larger threshold is
-/// reduced to this one.
+/// reduced to this value.
 pub const MOST_IN_A_ROW: u32 = 1_000;
-/// Longest time between two probes of a backend. A longer period is reduced to this one, because a
-/// rarer check is of no use.
+/// Longest time between two probes of a backend. A longer period is reduced to this value, because
+/// a rarer check is of no use.
 pub const LONGEST_PERIOD: Duration = Duration::from_hours(1);
-/// Longest timeout of a probe. A longer timeout is reduced to this one, because each open probe
+/// Longest timeout of a probe. A longer timeout is reduced to this value, because each open probe
 /// holds a socket.
 pub const LONGEST_TIMEOUT: Duration = Duration::from_mins(1);
 /// Largest number of HTTP statuses in `expectedStatuses`. A longer list is refused, here and by the
@@ -19,8 +19,8 @@ pub const LONGEST_TIMEOUT: Duration = Duration::from_mins(1);
 pub const MOST_STATUSES: usize = 32;
 /// Longest path, in bytes; a longer path is refused, here and by the schema.
 pub const LONGEST_PATH: usize = 1024;
-/// Longest CA bundle, in bytes: room for some certificates. A longer bundle is refused, here and by
-/// the schema.
+/// Longest CA bundle, in bytes. A few certificates fit. A longer bundle is refused, here and by the
+/// schema.
 pub const LONGEST_BUNDLE: usize = 8 * 1024;
 
 /// Fault in `spec.healthCheck` because of which the backends cannot be probed.

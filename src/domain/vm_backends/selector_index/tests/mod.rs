@@ -81,7 +81,7 @@ fn a_selector_needs_one_value_of_each_key() {
         (&[("app", &[""])], &[]),
         (&[("app", &[])], &[]),
         (&[("app", &["web"]), ("tier", &[])], &[]),
-        // A former defect: an empty selector matched every VM of the namespace.
+        // An empty selector must not match every VM of the namespace.
         (&[], &[]),
     ] {
         let selector = selector(clauses);

@@ -26,8 +26,8 @@ pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
 /// Error in the Service's status, on the ports of an address that is not announced yet.
 pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 
-/// Time that kube-proxy may need: it writes rules once a second (`minSyncPeriod`), and the write
-/// takes a part of a second.
+/// Assumed time until kube-proxy has written its rules. kube-proxy writes rules once a second
+/// (`minSyncPeriod`), and a write takes a part of a second.
 const HOLD: TimeDelta = TimeDelta::seconds(2);
 
 /// Next step for a Service that is held back.
@@ -63,9 +63,9 @@ pub fn held(
     Some(if is_held { HeldServiceStep::For(left) } else { HeldServiceStep::Over(released(stored)) })
 }
 
-/// Adds the annotations that hold a new Service back from kube-vip. Two Services stay unchanged:
-/// one that the user wants kube-vip to ignore, and one whose address kube-vip leases. A leased
-/// address is not known before it is announced.
+/// Adds the annotations that hold a new Service back from kube-vip. Two kinds of Services stay
+/// unchanged: a Service that the user wants kube-vip to ignore, and a Service whose address
+/// kube-vip leases. A leased address is not known before kube-vip announces it.
 pub fn hold_back(mut service: Value) -> Value {
     let annotations = &mut service["metadata"]["annotations"];
     if annotations[ASKED_ADDRESS] != DHCP_ADDRESS && annotations[IGNORED].is_null() {

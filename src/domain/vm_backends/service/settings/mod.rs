@@ -15,8 +15,8 @@ use super::{
 };
 use api::ANNOTATION_NETWORK;
 
-/// Annotation on an EndpointSlice. It keeps the settings of the deleted Service until the next
-/// Service has these settings.
+/// Annotation on an EndpointSlice. The annotation stores the settings of the deleted Service until
+/// the next Service has these settings.
 pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
 /// Longest text of settings, in bytes. An API server accepts 256 KiB of annotations.
@@ -45,7 +45,8 @@ const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 pub struct CarriedSettings {
     /// JSON of a Service with the settings.
     pub text: String,
-    /// Whether annotations are included. Annotations are left out if they make the text too long.
+    /// Whether annotations are included. Annotations are left out if the text would be longer than
+    /// 128 KiB.
     pub is_whole: bool,
 }
 
