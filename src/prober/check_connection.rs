@@ -85,7 +85,7 @@ impl ProbeGet {
 }
 
 impl ProbeTls {
-    /// Name that the certificate must have. It is sent as SNI unless it is an address.
+    /// Name that the certificate must have. A DNS name is also sent as SNI.
     pub(super) fn name(&self, address: IpAddr) -> ServerName<'static> {
         self.name.clone().unwrap_or_else(|| ServerName::IpAddress(address.into()))
     }

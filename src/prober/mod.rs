@@ -38,7 +38,7 @@ pub struct Prober(Arc<ProberShared>);
 
 struct ProberShared {
     state: Mutex<ProberState>,
-    /// Notified when a target may be due earlier than the scheduler expects.
+    /// Notified when a target may be due earlier than the time for which the scheduler waits.
     wake: Notify,
     metrics: Metrics,
     /// Function that is called with the key of a LoadBalancer whose verdicts have flipped.
@@ -127,7 +127,7 @@ impl Prober {
         let mut state = self.0.lock();
         let dropped = state.schedule.remove(lb);
         // Most LoadBalancers have no health check, and this function is called repeatedly for each
-        // of them.
+        // of them. So nothing is notified if no target was removed.
         if !dropped.is_empty() {
             self.0.settle(state, &dropped);
         }
@@ -154,8 +154,8 @@ impl Prober {
         second_opinion::sample(self.0.lock().schedule.held(), at)
     }
 
-    /// Sets the explanation for LoadBalancers with doubted targets. Empty: another replica is being
-    /// asked.
+    /// Sets the explanation for LoadBalancers with doubted targets. Empty: no replica has answered
+    /// yet, and the explanation says so.
     pub fn explain(&self, why: String) {
         let mut state = self.0.lock();
         if state.why_doubted != why {
@@ -172,7 +172,7 @@ impl Prober {
         state.schedule.holds(lb).then(|| why.to_owned())
     }
 
-    /// Accepts all doubted failures as real.
+    /// Accepts all doubted failures as real, so that their targets become unhealthy.
     pub fn believe(&self) {
         let mut state = self.0.lock();
         let believed = state.schedule.count_held();

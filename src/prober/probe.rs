@@ -32,7 +32,8 @@ use crate::domain::vm_backends::health::CheckSettings;
 const LONGEST_HEAD: usize = 16 * 1024;
 const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));
 
-/// Outcome of a probe. The set is closed, because its words are labels of a metric.
+/// Outcome of a probe. The number of outcomes is fixed, because [`Self::word`] is the value of a
+/// metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProbeOutcome {
     /// The backend answered as expected.
@@ -41,7 +42,7 @@ pub(super) enum ProbeOutcome {
     Refused,
     /// No host has the address, or there is no route, or a firewall refuses.
     Unreachable,
-    /// The probe took too long.
+    /// The probe took longer than the check's timeout, or the kernel's timeout for connections.
     Timeout,
     /// The connection broke, or the answer was not HTTP.
     Broken,
@@ -49,7 +50,8 @@ pub(super) enum ProbeOutcome {
     Tls,
     /// The answer has an unexpected status.
     Status,
-    /// No socket was available: no information about the backend.
+    /// No descriptor, memory or port was free in this process. The outcome shows nothing about the
+    /// backend.
     Error,
 }
 
@@ -68,7 +70,7 @@ impl ProbeOutcome {
         }
     }
 
-    /// Whether the backend passed. `None`: the outcome has no information about it.
+    /// Whether the backend passed. `None`: the outcome shows nothing about the backend.
     pub(super) fn verdict(self) -> Option<bool> {
         match self {
             Self::Success => Some(true),
@@ -155,7 +157,8 @@ async fn exchange(
     }
 }
 
-/// Waits for the first future and polls the second meanwhile, even if the second ends earlier.
+/// Waits for `wanted`, and polls `driver` at the same time. If `driver` ends first, the wait
+/// continues.
 async fn while_driving<T>(wanted: impl Future<Output = T>, driver: impl Future) -> T {
     match select(pin!(wanted), pin!(driver)).await {
         Either::Left((done, _)) => done,

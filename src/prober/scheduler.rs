@@ -40,8 +40,9 @@ impl Scheduler {
         Self(shared)
     }
 
-    /// Probes the targets until dropped. Raises the process's limit of open files as far as
-    /// possible. Dropping the future closes every socket as soon as the runtime drops the probes.
+    /// Probes the targets until this future is dropped. Raises the process's limit of open files as
+    /// far as possible. Dropping the future closes every socket as soon as the runtime drops the
+    /// probes.
     pub async fn run(self) {
         let most = sockets::allowance();
         // Schedules in a separate task, so that thousands of wake-ups a second do not wake the

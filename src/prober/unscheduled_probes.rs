@@ -13,7 +13,7 @@ use crate::domain::vm_backends::health::{CheckSettings, may_be_backend};
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Probes each target once, all at the same time. Returns the number of targets that pass and the
-/// number that fail. A probe without information about its target counts as neither.
+/// number of targets that fail. A probe that shows nothing about its target is not counted.
 pub async fn survey(targets: Vec<(IpAddr, CheckSettings)>) -> (usize, usize) {
     let mut probes = JoinSet::new();
     for (address, check) in targets {

@@ -29,7 +29,7 @@ pub(super) struct TargetSchedule<D> {
     /// Times at which targets are due, each with its key.
     due: BTreeSet<(Duration, Key)>,
     next_key: Key,
-    /// Doubt about failures that are not accepted as real for now.
+    /// Doubt about failures that may be the prober's fault. `None`: no failure is doubted.
     doubt: Option<Doubt>,
     /// LoadBalancers with a target whose doubt began or ended since the last
     /// [`TargetSchedule::take_concerned`].
@@ -221,8 +221,8 @@ impl<D> TargetSchedule<D> {
         turned.then(|| (lb, health.is_healthy()))
     }
 
-    /// Whether the failures of a target that just became unhealthy are doubted. If these failures
-    /// show that most targets have failed together, earlier accepted failures become doubted too.
+    /// Whether the failures of a target that just became unhealthy are doubted. If most targets
+    /// have failed together, failures that were accepted as real before are doubted too.
     fn doubts(&mut self, key: Key, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
