@@ -188,7 +188,8 @@ impl DhcpClient {
     }
 
     /// Handles a grant to a client without an address. The client probes the granted address. The
-    /// probe is omitted if it is disabled, or if our own announcer may still announce the address.
+    /// probe is omitted if it is disabled, or if a guest or kube-vip may still announce the address
+    /// for this client.
     pub(super) fn granted(&mut self, lease: GrantedLease) {
         let may_be_ours = self
             .former

@@ -181,8 +181,8 @@ impl DhcpClient {
         true
     }
 
-    /// Whether the station is our announcer of the address, because it announced the address while
-    /// we held it.
+    /// Whether the station announces the address for this client: the station announced the address
+    /// while the client held it.
     pub(super) fn announces_for_us(&self, address: Ipv4Addr, station: Mac) -> bool {
         let announced = self.announced.as_ref().filter(|announced| announced.address == address);
         announced.is_some_and(|announced| announced.by.contains(&station))

@@ -44,8 +44,8 @@ use confirm::Confirming;
 use probe::Probing;
 use releasing::PendingRelease;
 
-/// Time after the loss of an address during which our announcer may still announce it. If the
-/// address is granted again within this time, it is not probed, because our announcer would answer.
+/// Time after the loss of an address during which a guest or kube-vip may still announce it. If the
+/// address is granted again within this time, it is not probed, because the announcer would answer.
 const STILL_OURS: Duration = Duration::from_mins(5);
 
 /// Phase of the protocol. The held lease is stored separately, in [`DhcpClient::held`].

@@ -67,7 +67,8 @@ impl RecordedLease {
 pub(super) struct FormerAddress {
     pub(super) address: Ipv4Addr,
     pub(super) server: Ipv4Addr,
-    /// Time until which our announcer may still announce the address.
+    /// Time until which a guest or kube-vip may still announce the address for this client. Until
+    /// then, the address is not probed.
     pub(super) ours_until: Duration,
     /// Whether the client asks for the address again.
     pub(super) wanted: bool,

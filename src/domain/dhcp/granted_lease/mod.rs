@@ -145,9 +145,9 @@ impl LeaseTimes {
         Self { t1, t2: Some(t2), end: Some(end) }
     }
 
-    /// Time before T1 over which renewals are spread. It is a fifth of the lease time, but at most
-    /// half of T1, and at most [`WIDEST_SPREAD`]. Leases of one length therefore have the same
-    /// spread, except if a server sends a T1 below two fifths of the lease time.
+    /// Time before T1 over which renewals are spread: a fifth of the lease time, but at most half
+    /// of T1, and at most [`WIDEST_SPREAD`]. Leases of one length therefore have the same spread,
+    /// except if a server sends a T1 below two fifths of the lease time.
     fn spread(&self) -> Duration {
         let whole = self.end.unwrap_or(DAILY);
         (whole / 5).min(self.t1 / 2).min(WIDEST_SPREAD)
