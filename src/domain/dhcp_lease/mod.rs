@@ -51,8 +51,8 @@ pub use networks::{DhcpDeclaration, DhcpNetworks, NetworkForm, WantedAgent};
 pub use requested_identity::{ASKING, AnnotationFault, RequestedIdentity, asked};
 pub use retention::{RetentionStep, keep, without_finalizer};
 
-/// Largest assumed difference between the clocks of two machines. It is used to judge by the wall
-/// clock whether a Lease is abandoned.
+/// Largest assumed difference between the clocks of two machines. With this margin, times of the
+/// wall clock show whether a Lease is abandoned.
 const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
 
 /// Party that leases the address of a LoadBalancer, as named in the annotation [`ANNOTATION_DHCP`].
@@ -144,8 +144,8 @@ pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool 
 }
 
 /// Party that leases the address, as named in the annotation [`ANNOTATION_DHCP`] of the
-/// LoadBalancer. `Ok(None)`: the annotation is missing or empty. `Err`: its value is neither `host`
-/// nor `guest`.
+/// LoadBalancer. `Ok(None)`: the annotation is missing or empty. `Err`: the value is not `host` or
+/// `guest`.
 pub fn choice(lb: &LoadBalancer) -> Result<Option<LeasingParty>, String> {
     let annotations = lb.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(ANNOTATION_DHCP)).map(String::as_str) {
@@ -281,8 +281,8 @@ pub fn keeps(record: &DHCPLease) -> bool {
     record.status.as_ref().is_some_and(|status| status.on_lease_loss == Some(OnLeaseLoss::Keep))
 }
 
-/// Address of a record, unless the address was lost or released. The expiry of the lease is not
-/// checked.
+/// Address of a record. `None`: the record has no valid address, or the address was lost or
+/// released. The expiry of the lease is not checked.
 fn recorded(record: &DHCPLease) -> Option<LeasedAddress> {
     let status = record.status.as_ref()?;
     let over = matches!(status.state, Some(LeaseState::Lost | LeaseState::Released));

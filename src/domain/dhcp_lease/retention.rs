@@ -83,7 +83,8 @@ fn has_address(record: &DHCPLease) -> bool {
     record.status.as_ref().is_some_and(|status| status.address.is_some())
 }
 
-/// Merge patch that removes our finalizer from a deleted record. `None`: our finalizer is not set.
+/// Merge patch that removes the agent's finalizer from a deleted record. `None`: the finalizer is
+/// not set.
 pub fn without_finalizer(record: &DHCPLease) -> Option<Value> {
     removal_patch(&record.metadata, &[DHCP_FINALIZER])
 }

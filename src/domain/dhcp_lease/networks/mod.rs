@@ -32,7 +32,7 @@ pub struct DhcpNetworks {
     /// namespace, and an agent has Linux capabilities.
     pub namespaces: BTreeSet<String>,
     /// Network on which the host leases addresses for VM load balancers that name no network:
-    /// `namespace/name`, empty for none. This network must be declared as well.
+    /// `namespace/name`, empty for none. The default network must be declared, too.
     pub default: String,
 }
 
