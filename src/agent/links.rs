@@ -111,8 +111,8 @@ impl KernelLinks {
 
     /// Whether this agent, or an earlier agent, made the link for this network.
     ///
-    /// A link without an alias belongs to an agent that crashed before it set the alias. Then the
-    /// link's name proves that an agent made it. Agents of earlier versions made links in mode
+    /// If an agent crashed before it set the alias, its link has no alias. Then the link's name and
+    /// mode prove that an agent made the link. Agents of earlier versions made links in mode
     /// `private`.
     pub(super) fn is_ours(&self, link: &KernelLink) -> bool {
         let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
@@ -257,7 +257,7 @@ pub(super) fn name(mac: Mac) -> String {
     format!("lb{}", mac.to_string().replace(':', ""))
 }
 
-/// Treats a link that is gone already as success.
+/// Treats the error for a link that does not exist as success.
 fn gone_or(answer: Result<(), Error>) -> Result<(), Error> {
     match answer {
         Err(error) if is(&error, NO_SUCH_DEVICE) => Ok(()),

@@ -39,7 +39,7 @@ pub(super) struct ManagedLease {
     finalizers: Vec<String>,
     /// Whether the record is being deleted, so that the address must be released.
     pub(super) leaving: bool,
-    /// Whether the record no longer exists, or another record of the same name has replaced it.
+    /// Whether the record was deleted, or replaced by another record of the same name.
     pub(super) gone: bool,
     pub(super) identity: ClientIdentity,
     /// Address in `spec.requestedAddress`. A client that has held no address before requests this
@@ -124,7 +124,7 @@ impl ManagedLease {
     }
 
     /// Updates the version, the finalizers and `leaving` from a newer version of the record.
-    /// Updates the status too, unless a write is under way.
+    /// Updates the status too, if no write is under way.
     pub(super) fn update(&mut self, record: &DHCPLease) {
         let version = record.resource_version().unwrap_or_default();
         if !is_newer(&version, &self.version) {

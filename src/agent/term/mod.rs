@@ -62,7 +62,8 @@ pub(super) struct AgentTerm<'a> {
     ease: Option<Duration>,
     changes: LinkChanges,
     link_worker: LinkWorker,
-    /// Interface on the network, which carries the leases' links. `None`: it does not exist.
+    /// Interface on the network, which carries the leases' links. `None`: the interface does not
+    /// exist.
     parent: Option<KernelLink>,
     /// Leases whose record is to be written.
     queue: VecDeque<Mac>,
@@ -70,17 +71,17 @@ pub(super) struct AgentTerm<'a> {
     releases: TokenBucket,
     /// Stations that answer ARP for addresses that the DHCP servers granted.
     disputes: AddressDisputes,
-    /// Number of client options made so far. It gives each client its own phase, so that clients
-    /// spread their messages over time.
+    /// Number of client options made so far. The number gives each client its own phase, so that
+    /// clients spread their messages over time.
     begun: u32,
     seeds: RandomState,
     claim: watch::Receiver<LeadershipClaim>,
-    /// Whether another agent was seen active on this network while the leader is not known. This
-    /// agent then renews no lease.
+    /// Whether another agent was active on this network while the leader was not known. If so, this
+    /// agent renews no lease.
     yields: bool,
     /// Whether the metrics that cover all leases are out of date.
     stale: bool,
-    /// Task that watches DHCPLeases. It ends with the term.
+    /// Task that watches DHCPLeases, until the end of the term.
     _watch: JoinSet<()>,
 }
 
