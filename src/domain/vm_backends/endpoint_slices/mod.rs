@@ -118,9 +118,9 @@ impl SliceWrite {
     }
 }
 
-/// Returns the sink: an endpoint that takes traffic and never answers. Its address is the address
-/// of the announcing node. Its port is closed on that node, so connections are refused at once. If
-/// the node's address is not known, the sink has a reserved address that no host uses (RFC 5737,
+/// Returns the sink: an endpoint that takes traffic and never answers. The sink has the address of
+/// the announcing node, and a port that is closed on this node, so connections are refused at once.
+/// If the node's address is not known, the sink has a reserved address that no host uses (RFC 5737,
 /// RFC 6666).
 ///
 /// The sink is needed because kube-proxy does not redirect the traffic of a Service that has no

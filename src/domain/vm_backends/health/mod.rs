@@ -35,8 +35,8 @@ pub struct CheckSettings {
     pub failure_threshold: u32,
     /// Time from one probe of a backend to the next: 1 s to [`LONGEST_PERIOD`].
     pub period: Duration,
-    /// Time after which a probe counts as failed: 1 s to [`LONGEST_TIMEOUT`]. It may be longer than
-    /// the period. A probe is skipped if it is due while the last probe is under way.
+    /// Time after which a probe counts as failed: 1 s to [`LONGEST_TIMEOUT`]. The timeout may be
+    /// longer than the period. A probe is skipped if it is due while the last probe is under way.
     pub timeout: Duration,
 }
 

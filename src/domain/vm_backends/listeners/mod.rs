@@ -267,9 +267,8 @@ pub enum ServiceState {
 pub struct ServingStatus {
     /// State of the Service.
     pub service: ServiceState,
-    /// Addresses at which the LoadBalancer's Service is announced, whatever the state of the
-    /// Service is now. They are the Service's `status.loadBalancer.ingress`. Empty without a
-    /// Service.
+    /// Addresses at which the LoadBalancer's Service is announced, in any state of the Service:
+    /// `status.loadBalancer.ingress` of the Service. Empty if there is no Service.
     pub ingress: Vec<String>,
     /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, so no VM is reported and no
     /// endpoint is changed.

@@ -31,14 +31,14 @@ pub use held_back::{HELD_UNTIL, HeldServiceStep, IGNORED, NOT_ANNOUNCED, held, h
 pub use ineffective_settings::{SettingMisfit, misfit};
 use interface::{changed_hints, hints, is_elsewhere};
 
-/// Annotation with the address that kube-vip is asked to announce. It has precedence over
-/// `spec.loadBalancerIP`.
+/// Annotation with the address that kube-vip is asked to announce. The annotation has precedence
+/// over `spec.loadBalancerIP`.
 pub const ASKED_ADDRESS: &str = "kube-vip.io/loadbalancerIPs";
 /// Annotation with the interface on which kube-vip is asked to announce the address.
 pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
 /// Annotation with `parent.tag`: the VLAN interface that kube-vip is asked to create and use. The
-/// operator never sets it, because kube-vip 1.2.0 to 1.2.3 panics if that interface exists
-/// (`ValidateVLANInterface` with the nil parent of `addVLAN`, pkg/instance/instance.go).
+/// operator never sets this annotation, because kube-vip 1.2.0 to 1.2.3 panics if that interface
+/// exists (`ValidateVLANInterface` with the nil parent of `addVLAN`, pkg/instance/instance.go).
 /// Harvester's management address is then lost too.
 pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 
@@ -75,8 +75,8 @@ pub struct StoredService {
     pub deleting: bool,
     /// Whether the Service has the label that marks Services of load balancers.
     pub labelled: bool,
-    /// Annotations that decisions use. Some are for kube-vip, some are written by kube-vip, and
-    /// some are the operator's own.
+    /// Annotations that decisions use: annotations for kube-vip, annotations that kube-vip writes,
+    /// and the operator's own.
     pub annotations: BTreeMap<String, String>,
     /// `spec.type`.
     pub type_: String,
@@ -146,9 +146,9 @@ pub enum ServicePlan {
     Leaving,
     /// Delete the Service first, for one of these reasons:
     ///
-    /// * The Service is of the other family, which cannot be changed.
+    /// * The Service has the wrong address family, which cannot be changed.
     /// * The Service asks for another address or interface.
-    /// * The policy of the Service has changed.
+    /// * The external traffic policy of the Service has changed.
     /// * The Service has lost a port. kube-vip reads the ports once, and still admits a removed
     ///   port to the node itself (`SetServicePorts` in pkg/instance/instance.go,
     ///   `insertIPTablesRulesForServicePorts`).

@@ -18,8 +18,8 @@ pub struct Vm {
     pub uid: Arc<str>,
     /// `metadata.resourceVersion`, for writes that require it.
     pub version: Box<str>,
-    /// Node that the VM runs on; empty before the VM has a node. During a live migration it is the
-    /// source node until the guest has moved.
+    /// Node that the VM runs on; empty before the VM has a node. During a live migration, this is
+    /// the source node until the guest has moved.
     pub node: Arc<str>,
     /// Phase of the VM's life, from `status.phase`.
     pub phase: VmPhase,
@@ -29,14 +29,14 @@ pub struct Vm {
     pub paused: bool,
     /// Whether the VM is being deleted.
     pub deleting: bool,
-    /// Interfaces that the cluster gave the VM, each with its addresses that are known now.
+    /// Interfaces that the cluster gave the VM, each with the addresses in the VM's status.
     pub nics: Box<[Nic]>,
     /// Topology in the VM's annotations.
     pub topology: Topology,
     /// Whether the node driver created the VM, as a node of a guest cluster. If so, Harvester
     /// itself writes the VM's topology annotations.
     pub annotated_by_harvester: bool,
-    /// Network of a VM that is a node of a guest cluster, as `namespace/name`. It is the VM's first
+    /// Network of a VM that is a node of a guest cluster, as `namespace/name`: the VM's first
     /// network with a NetworkAttachmentDefinition. Empty for other VMs, and for a node that is only
     /// on the pod network.
     pub network: Box<str>,

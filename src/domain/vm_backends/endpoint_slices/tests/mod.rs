@@ -313,7 +313,7 @@ fn slices_of_another_family_go_after_those_of_this_one_came() {
     let writes = store.settle(AddressFamily::V4, &[ready(100)]);
     assert_eq!(written(&writes), [("delete", "web"), ("update", "web.ipv4-2")]);
 
-    // A deleted slice keeps its name in use until the slice is gone.
+    // A slice that is to be deleted keeps its name in use until the deletion is complete.
     let mut store = Store::new(old.slices[..1].to_vec());
     store.slices[0].family = Some(AddressFamily::V6);
     let expected = [("create", "web.ipv4-2"), ("delete", "web"), ("update", "web.ipv4-2")];

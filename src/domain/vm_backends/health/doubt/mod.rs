@@ -40,10 +40,10 @@ pub struct ProbeHistory<'a> {
 /// Finds the moment between `from` and `until` at which most VMs fell silent, if there was such a
 /// moment. The targets of these VMs passed before that moment and failed after it.
 ///
-/// Most means more than half of the VMs that answered until that moment. They must also be at least
-/// [`MANY`] VMs, behind at least [`MANY`] load balancers. VMs are counted, not targets, because one
-/// VM may be behind every load balancer. A VM is silent if all of its results since the moment are
-/// failures.
+/// Most means more than half of the VMs that answered until that moment. The silent VMs must also
+/// be at least [`MANY`] VMs, behind at least [`MANY`] load balancers. VMs are counted, not targets,
+/// because one VM may be behind every load balancer. A VM is silent if all of its results since the
+/// moment are failures.
 pub fn moment<'a>(
     sights: impl Iterator<Item = ProbeHistory<'a>>,
     (from, until): (Duration, Duration),

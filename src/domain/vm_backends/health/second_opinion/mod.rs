@@ -139,7 +139,7 @@ impl OpinionAnswer {
 }
 
 impl Opinion {
-    /// Text for conditions and Events. It says whether another replica reaches the targets.
+    /// Text for conditions and Events: whether another replica reaches the targets.
     pub fn words(&self, question: &OpinionQuestion, answer: Option<&OpinionAnswer>) -> String {
         let leader = question.by.words();
         let other = answer.map(|answer| answer.by.words()).unwrap_or_default();

@@ -82,8 +82,8 @@ fn released(stored: &StoredService) -> Value {
     }})
 }
 
-/// Patch that writes the address and the end of the delay. It is for the subresource status, which
-/// accepts annotations in the same write.
+/// Patch that writes the address and the end of the delay. The patch is for the subresource status,
+/// which accepts annotations in the same write.
 fn named(stored: &StoredService, address: &str, until: DateTime<FixedOffset>) -> Value {
     let port = |port: &StoredPort| json!({"port": port.port, "protocol": port.protocol, "error": NOT_ANNOUNCED});
     let ports: Vec<Value> = stored.ports.iter().map(port).collect();
