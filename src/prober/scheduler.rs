@@ -54,7 +54,7 @@ impl Scheduler {
     }
 }
 
-/// Sets the gauge of targets to 0 at the end, because this process probes no target any more.
+/// Sets the gauge of targets to 0 on drop, because this process then probes no target.
 struct AtEnd(IntGauge);
 
 impl Drop for AtEnd {

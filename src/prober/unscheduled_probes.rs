@@ -9,7 +9,7 @@ use super::check_connection::DialSettings;
 use super::probe::ask;
 use crate::domain::vm_backends::health::{CheckSettings, may_be_backend};
 
-/// Maximum time for probing a target. It is limited because the caller waits for the answer.
+/// Maximum time for probing a target. The time is limited because the caller waits for the answer.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Probes each target once, all at the same time. Returns the number of targets that pass and the
