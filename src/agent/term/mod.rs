@@ -71,8 +71,8 @@ pub(super) struct AgentTerm<'a> {
     releases: TokenBucket,
     /// Stations that answer ARP for addresses that the DHCP servers granted.
     disputes: AddressDisputes,
-    /// Number of client options made so far. The number gives each client its own phase, so that
-    /// clients spread their messages over time.
+    /// Number of clients whose options were made. The number gives each client its own phase, so
+    /// that clients spread their messages over time.
     begun: u32,
     seeds: RandomState,
     claim: watch::Receiver<LeadershipClaim>,

@@ -124,8 +124,8 @@ pub struct WantedService<'a> {
     pub network: &'a str,
     /// Bridge and VLAN of the network, if known.
     pub attachment: Option<&'a NetworkAttachment>,
-    /// State of the links by which announcers reach the network, with the bridge and VLAN of
-    /// `attachment`.
+    /// State of the nodes' links for the bridge and VLAN of `attachment`. Announcers reach the
+    /// network by these links.
     pub link: NetworkReach,
 }
 
