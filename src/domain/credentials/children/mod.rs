@@ -70,8 +70,8 @@ pub struct SuperfluousChild {
     pub name: String,
     /// UID of the child.
     pub uid: String,
-    /// Name of the cloud credential, if the list omits it. The child is deleted only if a read by
-    /// name does not find the cloud credential either.
+    /// Name of the cloud credential, if the list omits it. The child is then deleted only if a read
+    /// by name also does not find the cloud credential. `None`: the child may be deleted at once.
     pub unlisted: Option<String>,
 }
 

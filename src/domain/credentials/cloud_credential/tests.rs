@@ -110,7 +110,8 @@ fn for_another_server_the_kubeconfig_is_made_anew() {
     let next = read(&both.with_token(&token("d.e.f"), true, Some(&to)).unwrap()).unwrap();
     assert_eq!(next.kept_token().unwrap().reveal(), "a.b.c");
     assert_eq!(next.other_tokens().len(), 1);
-    // A token is not kept beside itself, because the file would have it under two names.
+    // The token in use is not also kept, because the file would then contain the token under two
+    // names.
     let same = read(&next.with_token(&token("d.e.f"), true, Some(&to)).unwrap()).unwrap();
     assert!(same.other_tokens().is_empty());
     let alone = read(&next.without_kept().unwrap().unwrap()).unwrap();

@@ -54,7 +54,7 @@ pub struct GuestVm {
 
 impl GuestVm {
     /// Whether the VM is a node of the guest. Without a label, the VM's name decides. A name may
-    /// match too many VMs. This does no harm, because the guest then counts as alive.
+    /// match too many VMs. This does no harm, because the credential of a guest with VMs is kept.
     fn is_node_of(&self, guest: &GuestCluster) -> bool {
         self.namespace == guest.namespace
             && if let Some(cluster) = &self.cluster {
@@ -69,7 +69,7 @@ impl GuestVm {
 /// A guest's credential, as `--list` shows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GuestCredential {
-    /// Guest whose credential it is.
+    /// Guest cluster to which the credential belongs.
     pub guest: GuestCluster,
     /// Existing objects of the credential.
     pub found: ExistingObjects,
@@ -143,7 +143,7 @@ impl GuestObjects {
 
 impl GuestCredential {
     /// Whole days since the last of these events: the account was made, a token was made, a token
-    /// was used. `None`: the account is gone.
+    /// was used. `None`: the account does not exist.
     pub(super) fn quiet_days(&self, now: i64) -> Option<i64> {
         let account = self.found.account.as_ref()?;
         let today = now.div_euclid(DAY);

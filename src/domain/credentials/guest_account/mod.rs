@@ -38,7 +38,8 @@ pub const ANNOTATION_ACCOUNT: &str = "kubernetes.io/service-account.name";
 pub const ANNOTATION_ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 /// Label of a token Secret, set by the API server: day of the token's last use.
 pub const LABEL_LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
-/// Label of a token Secret, set by the API server: day since which that server refuses the token.
+/// Label of a token Secret, set by the API server: day since which the API server refuses the
+/// token.
 pub const LABEL_INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 /// Type of a token Secret.
 pub const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
@@ -230,7 +231,7 @@ impl StoredBinding {
 pub struct TokenSecret {
     /// Name of the Secret.
     pub name: String,
-    /// Name and UID of its account.
+    /// Name and UID of the ServiceAccount that the token authenticates.
     pub account: (String, String),
     /// `metadata.uid`.
     pub uid: String,
@@ -240,7 +241,7 @@ pub struct TokenSecret {
     pub created: i64,
     /// Day of the token's last use, as the API server recorded it. `None`: no use is recorded.
     pub last_used: Option<String>,
-    /// Day since which the API server refuses the token. `None`: it accepts the token.
+    /// Day since which the API server refuses the token. `None`: the API server accepts the token.
     pub invalid_since: Option<String>,
 }
 
@@ -258,7 +259,8 @@ pub struct ForeignSecret {
 /// Existing objects of a guest's credential.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExistingObjects {
-    /// Rules of the existing ClusterRoles among those that guests get, by the ClusterRole's name.
+    /// Map from the name of a ClusterRole that guests get to its rules. A ClusterRole that does not
+    /// exist is missing in the map.
     pub roles: BTreeMap<String, Value>,
     /// Existing namespaces of [`SHARED_NAMESPACES`].
     pub shared: BTreeSet<String>,
@@ -378,8 +380,9 @@ pub fn plan(
     if faults.is_empty() { Ok(steps) } else { Err(RefusalReasons(faults)) }
 }
 
-/// Whether the account belongs to the guest. Either its annotation names the guest, or it already
-/// has a guest's rights, for example because the UI or Harvester's script made it.
+/// Whether the account belongs to the guest. Either the account's annotation names the guest, or
+/// the account already has a guest's rights. The second case occurs if the UI or Harvester's script
+/// made the account.
 fn is_guests(guest: &GuestCluster, account: &StoredAccount, found: &ExistingObjects) -> bool {
     let subject = guest.subject();
     account.made_for.as_deref() == Some(guest.cluster.as_str())

@@ -16,7 +16,8 @@ use super::{
 /// Change of the placeholder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamePlaceholder {
-    /// Existing placeholder, which holds another token and is to be deleted.
+    /// Existing placeholder that must be deleted, because it holds another token. `None`: no
+    /// placeholder exists.
     pub old: Option<ObjectRemoval>,
     /// Name of the Secret whose content is copied. `None`: the placeholder is empty, and only takes
     /// the name.
@@ -27,7 +28,7 @@ pub struct NamePlaceholder {
 
 /// Necessary change of the placeholder. `None`: no change. `kept`: name of the Secret with the
 /// valid token, if there is one. `make`: whether a missing placeholder is made, because a token
-/// Secret with the same name existed and is gone.
+/// Secret with the same name existed and was deleted.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -48,7 +49,7 @@ pub fn name_placeholder(
         None if !make => return None,
         None => None,
         Some(taken) => {
-            // A Secret without the annotation is foreign.
+            // A Secret without the annotation is not a placeholder, and is not changed.
             let stands_for = taken.stands_for.as_deref()?;
             if stands_for == kept.unwrap_or_default() {
                 return None;

@@ -49,7 +49,7 @@ pub struct ObjectRemoval {
 pub struct Revocation {
     /// Objects to delete, in order.
     pub removals: Vec<ObjectRemoval>,
-    /// Sentences about objects of the guest that stay, and why.
+    /// Sentences about the guest's objects that are not deleted, each with the reason.
     pub left: Vec<String>,
 }
 
@@ -143,8 +143,8 @@ fn all(guest: &GuestCluster, found: &ExistingObjects) -> Result<Revocation, Refu
     let of_guest = |binding: &&StoredBinding| {
         binding.subjects.contains(&subject) && roles.iter().any(|role| binding.gives(role))
     };
-    // The widest rights are removed first, and the account before the bindings that show whose
-    // account it is.
+    // Rights for the whole cluster are removed first. The account is removed before the bindings in
+    // the guest's namespace, because these bindings show that the account is the guest's.
     let here = Some(&guest.namespace);
     let (here, mut elsewhere): (Vec<_>, Vec<_>) =
         found.bindings.iter().filter(of_guest).partition(|b| b.namespace.as_ref() == here);
@@ -181,8 +181,8 @@ fn remove_subject(
 }
 
 impl GuestCredential {
-    /// Reason why the guest does not count as gone. `None`: it counts as gone. `unused_days`: days
-    /// that must have passed since the guest's credential was made or used.
+    /// Reason why `--revoke gone` keeps the guest's credential. `None`: the guest counts as gone.
+    /// `unused_days`: days that must have passed since the guest's credential was made or used.
     pub fn reason_to_keep(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {
             Some(0) => {}

@@ -36,7 +36,8 @@ pub enum CsiAccess {
 
 /// Rights of the guest's CSI driver: the requested rights (`asked`), or else the existing rights. A
 /// guest without existing rights gets narrow rights if it never had a token, and otherwise none.
-/// The token is made last, so a guest that never had one is new, or its creation was interrupted.
+/// The token is made last. So a guest that never had a token is new, or its creation was
+/// interrupted.
 pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();
     let has = |role: &str, in_namespace: bool| {
@@ -66,8 +67,8 @@ struct WantedBinding {
     namespace: Option<String>,
     name: String,
     role: &'static str,
-    /// Wider role that an existing binding may have instead of `role`. `None`: there is no such
-    /// role.
+    /// Role with more rights that an existing binding may have instead of `role`. `None`: no other
+    /// role is accepted.
     or: Option<&'static str>,
     /// Whether the account owns the binding. No account can own a binding in another namespace.
     owned: bool,
@@ -133,8 +134,9 @@ fn wanted(guest: &GuestCluster, csi: CsiAccess, found: &ExistingObjects) -> Vec<
     }];
     match csi {
         CsiAccess::None => {}
-        // The account cannot own a cluster-scoped object, and the garbage collector ignores such an
-        // owner reference. But Harvester reads the binding's guest from the reference.
+        // A ServiceAccount cannot own a cluster-scoped object, so the garbage collector ignores
+        // this owner reference. The reference is set because Harvester reads from it to which guest
+        // the binding belongs.
         CsiAccess::Harvester => {
             all.push(WantedBinding {
                 namespace: None,

@@ -25,7 +25,7 @@ const OTHER_AUTH_FIELDS: [&str; 8] = [
     "client-certificate-data",
     "client-key",
 ];
-/// Fields of a user entry. Each stands for a method of authentication whose expiry is not in the
+/// Fields of a user entry. Each field selects a method of authentication whose expiry is not in the
 /// file.
 const UNKNOWN_END_FIELDS: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
@@ -123,7 +123,7 @@ impl Kubeconfig {
         users.any(|entry| entry["name"] == user)
     }
 
-    /// User of the current context.
+    /// User of the current context. It is an error if the context or its user is missing.
     pub fn current_user(&self) -> Result<String, CredentialFault> {
         let name = &self.0["current-context"];
         let mut contexts = self.0["contexts"].as_array().into_iter().flatten();
@@ -133,7 +133,7 @@ impl Kubeconfig {
             .ok_or_else(|| "it has no current context, or that no user".to_owned())
     }
 
-    /// Old token that is kept beside the user's own. `None`: no token is kept.
+    /// Old token that is kept beside the user's present token. `None`: no old token is kept.
     pub fn kept_token(&self, user: &str) -> Option<TokenText> {
         let name = format!("{user}{PREVIOUS}");
         self.tokens().into_iter().find(|(user, _)| *user == name).map(|(_, token)| token)
@@ -243,7 +243,8 @@ impl Kubeconfig {
         })
     }
 
-    /// The only entry of the user, if the user may get a token.
+    /// Entry of the user. It is an error if the user has no entry, two entries, or another method
+    /// of authentication than a token in the file.
     fn entry(&self, user: &str) -> Result<&Value, CredentialFault> {
         let mut all = self.0["users"].as_array().into_iter().flatten();
         let entry = all

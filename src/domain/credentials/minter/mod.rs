@@ -41,7 +41,7 @@ impl TokenGrant<'_> {
 }
 
 /// Cluster to which a token in a cloud credential is limited: the cluster in the spec, or else the
-/// cluster in the kubeconfig's URL.
+/// cluster in the kubeconfig's URL (`server`). It is an error if both name no cluster.
 pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, CredentialFault> {
     wanted.or_else(|| cluster(server)).map(str::to_owned).ok_or_else(|| {
         "its kubeconfig must lead to https://RANCHER/k8s/clusters/ID, so that a token can be made that is good \
@@ -115,7 +115,7 @@ pub(super) fn is_server(url: &str) -> bool {
     })
 }
 
-/// Whether two URLs name the same Rancher.
+/// Whether two URLs name the same Rancher. Case and a slash at the end are ignored.
 pub fn is_same_url(one: &str, other: &str) -> bool {
     one.trim_end_matches('/').eq_ignore_ascii_case(other.trim_end_matches('/'))
 }

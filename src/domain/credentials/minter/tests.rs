@@ -21,7 +21,8 @@ fn a_token_of_another_user_is_given_only_if_the_spec_says_so() {
     for allowed in [false, true] {
         assert_eq!(TokenGrant { user: "u-owner", allowed, ..gift }.fault(), None);
     }
-    // A user without an ID is not the owner. Neither is a user whose ID resembles the owner's ID.
+    // A user without an ID is not the owner. A user whose ID resembles the owner's ID is not the
+    // owner either.
     for user in ["u-owner2", "U-OWNER", "u-owne", ""] {
         assert!(TokenGrant { user, ..gift }.fault().is_some(), "{user}");
     }

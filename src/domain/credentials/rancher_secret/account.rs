@@ -31,7 +31,8 @@ const LONGEST: usize = 63;
 pub struct AccountOptions<'a> {
     /// Name of the cloud credential's Secret in Rancher.
     pub credential: &'a str,
-    /// URL at which Rancher reaches this cluster. `None` is an error.
+    /// URL at which Rancher reaches this cluster. `None`: the option is missing, and
+    /// [`Self::faults`] reports this.
     pub server: Option<&'a str>,
     /// Namespace of the virtual machines, where a new account gets its rights. `None`: `account`
     /// names an existing account.

@@ -25,7 +25,8 @@ pub fn made_by(rotation: &TokenRotation) -> Option<&OwnerReference> {
     rotation.metadata.owner_references.as_ref()?.iter().find(made)
 }
 
-/// URL of a TokenRotation's Rancher, if it is known.
+/// URL of a TokenRotation's Rancher, from the spec, or else from the status. `None`: the URL is not
+/// known.
 pub fn rancher_url(rotation: &TokenRotation) -> Option<&str> {
     let server = rotation.spec.rancher.as_ref()?;
     let first = rotation.status.as_ref().and_then(|status| status.rancher_url.as_deref());
@@ -58,7 +59,8 @@ pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
 }
 
 /// Returns the TokenRotation for the same credential that has precedence over `one`. If there are
-/// several, the one with the highest precedence is returned. `None`: there is none.
+/// several, the TokenRotation with the highest precedence is returned. `None`: `one` has
+/// precedence.
 pub fn first_rival<'a>(
     one: &TokenRotation,
     others: impl IntoIterator<Item = &'a TokenRotation>,
@@ -82,8 +84,8 @@ fn has_seen(rotation: &TokenRotation) -> bool {
     rotation.status.as_ref().is_some_and(|status| status.current.is_some())
 }
 
-/// Sort key: the smallest has precedence. A TokenRotation that is not created yet counts as the
-/// youngest.
+/// Sort key: the TokenRotation with the smallest key has precedence. A TokenRotation that is not
+/// created yet counts as the youngest.
 fn rank(rotation: &TokenRotation) -> (bool, i64, Option<&str>, Option<&str>) {
     let metadata = &rotation.metadata;
     let made = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());

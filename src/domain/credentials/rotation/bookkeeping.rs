@@ -9,12 +9,12 @@ use super::{
     TargetState, issuer_report,
 };
 
-/// First pause after a failure. Each further failure doubles the pause, up to [`LAST_RETRY`], or
-/// [`LAST_REVOKE`] for a revocation.
+/// First pause after a failure, in seconds. Each further failure doubles the pause, up to
+/// [`LAST_RETRY`], or [`LAST_REVOKE`] for a revocation.
 const FIRST_RETRY: Seconds = 5;
 const LAST_RETRY: Seconds = 600;
-/// Longest pause after a failed revocation. The pause is short, because the credential may have
-/// leaked. Also, no event reports that a missing right was granted.
+/// Longest pause after a failed revocation, in seconds. The pause is short for two reasons: the
+/// credential may have leaked, and no event reports that a missing right was granted.
 const LAST_REVOKE: Seconds = 120;
 
 /// Earliest of the times that were passed to `or`. `None`: no time yet.
@@ -134,12 +134,12 @@ fn adopted(
     abandon(plan, &mut next, seen.now);
     let after = Some(seen.now + plan.overlap + 1);
     retire(&mut next, after);
-    // The party that changed the target is responsible for the restart of workloads.
+    // The party that changed the target must restart the workloads. So every overlap begins now.
     for old in next.previous.iter_mut().filter(|old| old.after.is_none()) {
         old.after = after;
     }
     let by_hash = next.previous.iter().position(|old| has_hash(old.hash.as_ref(), held));
-    // A credential of ours whose record was lost is found by its own name.
+    // The record of a credential may lack the hash. Then the credential is found by its name.
     let named = |name: &String| *name == held.claims.name;
     let by_name = || next.previous.iter().position(|old| old.hash.is_none() && named(&old.name));
     let again = by_hash.or_else(by_name).map(|at| next.previous.remove(at).name);
@@ -201,12 +201,13 @@ pub fn failed(
     next
 }
 
-/// Pause after this number of consecutive failures. The caller limits the pause.
+/// Pause in seconds after this number of consecutive failures. The caller limits the pause.
 fn retry_pause(failures: u32) -> Seconds {
     FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
 
-/// Action that revokes the old credential, or records that it no longer exists.
+/// Action that revokes the old credential. If the credential no longer exists, the action removes
+/// the credential from the record.
 pub(super) fn revoke_or_forget(
     record: &RotationRecord,
     old: &RetiredCredential,
@@ -230,7 +231,7 @@ pub(super) fn is_other_token(old: &RetiredCredential, seen: &ObservedState) -> b
     old.hash.as_ref().is_some_and(|hash| other_tokens.contains(hash))
 }
 
-/// Whether the credential is not in the target, and no late write can put it there.
+/// True if the target does not hold the credential, and no late write can put it there.
 pub(super) fn may_be_revoked(old: &RetiredCredential, seen: &ObservedState) -> bool {
     if old.hash.is_none() && old.replaces.is_none() {
         // The credential was never published.

@@ -11,7 +11,7 @@ use super::{
     Seconds, TargetState, UnpublishedCredential, deletion, due, failed,
 };
 
-/// Returns the next step.
+/// Returns the next step of a rotation.
 pub fn decide(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -65,7 +65,8 @@ fn replace(
     };
     let retry = record.retry_after.filter(|retry| *retry > seen.now);
     if let Some(pending) = &record.pending {
-        // The pending credential is obsolete, too, if the issuer now keeps the current one alive.
+        // The pending credential is also obsolete if the issuer now keeps the current credential
+        // alive.
         let is_obsolete = record.is_kept_alive() && !record.is_asked() && !takes_over(plan, record);
         if plan.source.is_none() || is_obsolete {
             return Some(abandon_pending(plan, record, seen.now));
@@ -142,8 +143,9 @@ fn continue_pending(
     let unpublished =
         seen.unpublished.as_ref().filter(|unpublished| unpublished.name == pending.name);
     let made = match unpublished {
-        // Another process that believes it is the leader may have the credential in memory. If two
-        // processes abandoned each other's credentials at once, neither would ever publish.
+        // Another process that believes it is the leader may have the credential in memory, so this
+        // process waits. If two processes abandoned each other's credentials at once, no credential
+        // would ever be published.
         None if !readable && now < pending.since + HELD_ELSEWHERE => {
             return RotationAction::Wait(Some(pending.since + HELD_ELSEWHERE));
         }
@@ -170,8 +172,8 @@ fn continue_pending(
         .as_ref()
         .is_some_and(|publishing| publishing.replaces == version && publishing.made == *made);
     if is_recorded {
-        // A dead token is not kept, because Rancher stops reading a content that names an unknown
-        // token.
+        // A token that does not work is not kept. Rancher stops reading the content of a cloud
+        // credential that names an unknown token.
         let is_alive =
             matches!(&seen.target, TargetState::There { holds: Some(held), .. } if !held.is_dead);
         let keep = is_alive && plan.source.is_some_and(|source| source.prunes);
@@ -186,8 +188,8 @@ fn continue_pending(
 }
 
 /// Restarts the workloads if they were not restarted for the credential in the target. Otherwise
-/// begins the overlap of the old credentials. `None`: neither is necessary, or a failure delays the
-/// restart.
+/// begins the overlap of the old credentials. `None`: both were done before, or a failed restart is
+/// tried again later.
 fn restart(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -207,13 +209,14 @@ fn restart(
         }
         return Some(RotationAction::Restart);
     }
-    // Workloads were restarted, or there are none to restart.
+    // Workloads were restarted, or the plan restarts no workloads.
     record.previous.iter().any(|old| old.after.is_none()).then(|| {
         RotationAction::write(RecordChange::Restarted, after_restart(plan, record, seen.now))
     })
 }
 
-/// Record after workloads were restarted for the credential in the target.
+/// Record after workloads were restarted for the credential in the target. The overlap of the old
+/// credentials begins now.
 pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> RotationRecord {
     let mut next = record.clone();
     if plan.restarts {
@@ -228,7 +231,8 @@ pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds)
     next
 }
 
-/// Revokes the first old credential whose overlap is over and that no client can still read.
+/// Revokes the first old credential whose overlap is over, if the target does not hold the
+/// credential and no late write can put it there.
 fn revoke(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -252,7 +256,8 @@ fn revoke(
                     None => return Some(RotationAction::DropOld),
                 }
             }
-            // A person has put a copy into the target. The operator does not remove that copy.
+            // A person has put a copy of the old credential into the target. The operator neither
+            // removes the copy nor revokes the credential.
             Some(_) if is_other_token(old, seen) => {}
             Some(_) => return Some(revoke_or_forget(record, old, seen)),
         }
@@ -260,10 +265,10 @@ fn revoke(
     None
 }
 
-/// Record without the late writes of old credentials that the server now refuses, because the
-/// target has another version. Such a write may have arrived before that version, and a client may
-/// have read the old credential. Therefore the overlap of that credential begins now. `None`: no
-/// such write is recorded.
+/// Removes from the record each late write that the server now refuses, because the target no
+/// longer has the version that the write replaces. The write may have succeeded before, and a
+/// client may have read the old credential. Therefore the overlap of the old credential begins now.
+/// `None`: no such write is recorded.
 fn without_late_writes(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -19,7 +19,7 @@ const PATIENCE: Seconds = 15 * 60;
 /// revokes everything at once, it is [`PATIENCE`] after the request to delete.
 pub(super) fn deadline(plan: &RotationPlan, record: &RotationRecord) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
-    // The pause after a failed revocation is no overlap.
+    // After a failed revocation, `after` is the end of a pause, not of an overlap.
     let previous = record.previous.iter().filter(|old| old.failures == 0);
     let ends = previous.filter_map(|old| old.after).chain(kept_foreign_until(plan, record));
     let end = ends.max().filter(|_| !plan.revokes).unwrap_or(asked);
@@ -66,8 +66,8 @@ pub(super) fn next_step(
             return RotationAction::Wait(Some(last.min(seen.now + super::READ_AGAIN_AFTER)));
         }
     }
-    // With `revokes`, every credential of ours is revoked, so a new content of the target is not
-    // recorded.
+    // With `revokes`, the deletion revokes every credential that the operator made. So a new
+    // content of the target is not recorded.
     let news = if plan.revokes {
         record_found(plan, record, seen)
     } else {
@@ -104,7 +104,8 @@ pub(super) fn next_step(
         return act;
     }
     for old in &record.previous {
-        // A target that is gone has no readers. A failed revocation is tried again after a pause.
+        // A deleted target has no readers, so no overlap is necessary. A failed revocation is tried
+        // again after a pause.
         let is_read = !plan.revokes && seen.target != TargetState::Absent;
         let after = old.after.filter(|_| is_read || old.failures > 0);
         match after {
@@ -125,8 +126,8 @@ fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {
     old.hash.as_ref() == Some(&held.hash)
 }
 
-/// Whether a deletion may revoke the credential now. `replaces` does not count, because every write
-/// of the credential has been answered at the recorded time of the revocation (`after`).
+/// Whether a deletion may revoke the credential now. `replaces` is ignored: at the time of the
+/// revocation (`after`), every write of the credential has succeeded or failed.
 fn may_be_revoked_by_deletion(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let answered = RetiredCredential { replaces: None, ..old.clone() };
     matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)

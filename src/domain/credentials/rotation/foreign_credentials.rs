@@ -14,7 +14,7 @@ use super::{
 const FURTHEST_AHEAD: u64 = 1_000;
 
 /// Action that records an existing credential of this plan that the record does not contain.
-/// `None`: the record contains all of them.
+/// `None`: the record contains all existing credentials of this plan.
 pub(super) fn record_found(
     plan: &RotationPlan,
     record: &RotationRecord,

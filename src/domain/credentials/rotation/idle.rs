@@ -17,7 +17,8 @@ pub fn step_if_unchanged(
     unpublished: Option<UnpublishedCredential>,
     now: Seconds,
 ) -> Option<RotationAction> {
-    // Only the Rancher knows which credentials exist there, and which time its clock shows.
+    // With a Rancher, the target must be read. Only the Rancher reports which credentials exist
+    // there, and the time of its clock.
     if rotation.spec.rancher.is_some() {
         return None;
     }
@@ -56,7 +57,7 @@ pub(super) fn step_as_recorded(
     let held =
         TargetCredential { hash: current.hash.clone(), claims, ..TargetCredential::default() };
     let target = TargetState::There {
-        // A write that was to create the target can no longer arrive, because the target exists.
+        // The target exists, so the server refuses a late write that would create the target.
         version: "recorded".to_owned(),
         holds: Some(held),
         other_tokens: Vec::new(),

@@ -8,7 +8,7 @@ use super::{
 };
 
 /// Removes a kept foreign credential from the target when its overlap is over. The operator does
-/// not revoke that credential.
+/// not revoke that credential. `None`: there is nothing to remove now.
 pub(super) fn drop_kept_foreign(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -29,8 +29,8 @@ pub(super) fn drop_kept_foreign(
     Some(RotationAction::DropOld)
 }
 
-/// Time until which the target already keeps a credential, so that it cannot keep another one
-/// beside the one in use. `None`: the target keeps none, or the time is not known.
+/// Time until which the target keeps a replaced credential. Until then, the target cannot keep a
+/// second replaced credential. `None`: the target keeps none, or the time is not known.
 pub(super) fn occupied_until(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -51,9 +51,10 @@ pub(super) fn kept_foreign_until(plan: &RotationPlan, record: &RotationRecord) -
     Some(if leaked { published } else { published + plan.overlap + 1 })
 }
 
-/// Observed state for a TokenRotation that does nothing, because another one has precedence. The
-/// kept credential is hidden, because it belongs to the other TokenRotation. It is shown only if
-/// the target holds the credential that this TokenRotation published last.
+/// Observed state for a TokenRotation that does nothing, because another TokenRotation has
+/// precedence. The state omits the kept credential, because it belongs to the TokenRotation with
+/// precedence. The state contains the kept credential only if the target holds the credential that
+/// this TokenRotation published last.
 pub(super) fn as_second(record: &RotationRecord, seen: &ObservedState) -> ObservedState {
     let mut seen = seen.clone();
     if let TargetState::There { holds, kept, .. } = &mut seen.target {

@@ -43,15 +43,15 @@ pub use issuer_report::IssuerReport;
 
 use super::timestamp::Seconds;
 
-/// Maximum number of credentials that wait for revocation. At this number, no new credential is
-/// made, because a person must act first.
+/// Maximum number of credentials that wait for revocation. At this number, the operator makes no
+/// new credential until an old one is revoked.
 const MOST_PREVIOUS: usize = 16;
 /// Pause before a target that could not be read is read again.
 const READ_AGAIN_AFTER: Seconds = 30;
 /// Time for which another process may have a pending credential in memory. The credential is
 /// abandoned only after that time.
 const HELD_ELSEWHERE: Seconds = 15;
-/// Time after which a write that was sent has surely been answered, by success or failure.
+/// Time after which every write that was sent has either succeeded or failed.
 const SURELY_ANSWERED: Seconds = 120;
 
 /// Plan of a rotation: its spec, with defaults for unset fields.
@@ -99,9 +99,9 @@ pub struct IssuerTraits {
 }
 
 impl RotationPlan {
-    /// Changes the plan, because another TokenRotation has precedence for the same credential. A
-    /// deletion does not revoke the published credential, because the other TokenRotation may have
-    /// adopted it.
+    /// Plan of a TokenRotation that does nothing, because another TokenRotation has precedence for
+    /// the same credential. A deletion does not revoke the published credential, because the
+    /// TokenRotation with precedence may have adopted that credential.
     #[must_use]
     pub fn second(self) -> Self {
         Self { is_second: true, revokes: false, ..self }
@@ -155,9 +155,9 @@ pub struct RotationRecord {
     pub failures: u32,
     /// Earliest time of the next try after such a failure. `None`: no failed step waits.
     pub retry_after: Option<Seconds>,
-    /// Time of the last publication.
+    /// Time of the last publication. `None`: no credential was published yet.
     pub last_rotation: Option<Seconds>,
-    /// Result of the last step.
+    /// Result of the last step, such as `Published` or `Failed Mint`.
     pub last_result: Option<String>,
 }
 
@@ -174,8 +174,8 @@ pub struct CurrentEntry {
     pub issued: Seconds,
     /// Expiry. `None`: the credential has no expiry, or does not state it.
     pub expires: Option<Seconds>,
-    /// Whether the issuer itself keeps the credential alive. If so, the credential is never due. It
-    /// is replaced only for another reason, such as a request.
+    /// Whether the issuer itself keeps the credential valid without an expiry. Such a credential is
+    /// never due. It is replaced only for another reason, such as a request.
     pub kept_alive: bool,
 }
 
@@ -188,7 +188,8 @@ pub struct PendingEntry {
     pub since: Seconds,
     /// Requests that the credential fulfils. Empty: the replacement was not requested.
     pub requests: RotationRequests,
-    /// Publication that may be under way. It is recorded before each attempt.
+    /// Publication of the credential, recorded before each attempt. `None`: no attempt was recorded
+    /// yet.
     pub publishing: Option<PendingPublication>,
 }
 
@@ -241,7 +242,8 @@ pub struct ObservedState {
     pub existing: Option<Vec<String>>,
     /// New credential that only this process has, in memory. `None`: this process has none.
     pub unpublished: Option<UnpublishedCredential>,
-    /// Reason why the state of the target is unknown. It counts only if `target` is unknown.
+    /// Reason why the state of the target is unknown. Used only if `target` is
+    /// [`TargetState::Unknown`].
     pub unknown: UnknownReason,
 }
 
@@ -254,10 +256,11 @@ pub enum UnknownReason {
     /// The target's server gave a final answer, such as 403. Nothing on that server can be read or
     /// revoked.
     Barred,
-    /// The target alone cannot be read or written, and that is final. The credentials that were
-    /// made for it are known, and can be revoked.
+    /// Only the target cannot be read or written, and the server's answer is final. The issuer
+    /// still lists the credentials that were made for the target, so they can be revoked.
     TargetBarred,
-    /// The issuer refuses to list its credentials, and that is final. So nothing can be revoked.
+    /// The issuer refuses to list its credentials, and its answer is final. So nothing can be
+    /// revoked.
     Unlisted,
 }
 
@@ -294,15 +297,15 @@ pub struct TargetCredential {
     pub hash: String,
     /// Name and times of the credential.
     pub claims: super::token::TokenClaims,
-    /// Whether only the name is known, and neither the validity nor the expiry.
+    /// Whether only the name of the credential is known. The validity and the expiry are unknown.
     pub is_unseen: bool,
     /// Whether the issuer does not accept the credential any more.
     pub is_dead: bool,
     /// Whether the credential is missing in the list of tokens that the issuer returned. Such a
-    /// credential is gone, or belongs to another user.
+    /// credential was deleted, or belongs to another user.
     pub is_missing: bool,
-    /// State that the issuer gives now. `None`: the issuer was not asked, or does not know the
-    /// credential.
+    /// State of the credential, as the issuer reports it now. `None`: the issuer was not asked, or
+    /// reports nothing about the credential.
     pub report: Option<IssuerReport>,
 }
 
@@ -317,13 +320,14 @@ pub struct UnpublishedCredential {
     pub verified: bool,
 }
 
-/// The next step.
+/// Next step of a rotation, which the process must carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RotationAction {
     /// Write this record, if no other process wrote a record meanwhile. The change names the
     /// difference from the earlier record.
     Write(RecordChange, Box<RotationRecord>),
-    /// Make the credential with this name, or read it again where that is possible.
+    /// Make the credential with this name. If the credential exists and is readable
+    /// ([`IssuerTraits::readable`]), read it again.
     Mint(String),
     /// Test the credential in memory where it will be used.
     Verify,
@@ -364,13 +368,13 @@ pub enum RecordChange {
     Adopted,
     /// The issuer has changed the expiry of the credential in the target.
     Retimed,
-    /// A credential is given up, and is to be revoked.
+    /// A credential was abandoned, and is to be revoked.
     Abandoned,
-    /// A credential was found at the issuer that the record did not contain.
+    /// The issuer has a credential of this plan that the record did not contain.
     Found,
     /// Workloads were restarted.
     Restarted,
-    /// A credential was revoked, or is gone.
+    /// An old credential was revoked, or no longer exists at the issuer.
     Revoked,
 }
 
@@ -413,7 +417,7 @@ impl RotationRecord {
     }
 
     /// Whether an annotation requested the pending credential. False: the credential is made for
-    /// another reason, or none is pending.
+    /// another reason, or no credential is pending.
     pub fn is_asked(&self) -> bool {
         self.pending.as_ref().is_some_and(|pending| !pending.requests.is_none())
     }
@@ -423,14 +427,15 @@ impl RotationRecord {
         self.current.as_ref().is_some_and(|current| current.kept_alive)
     }
 
-    /// Whether too many credentials wait for revocation, so that no new credential is made.
+    /// Whether `MOST_PREVIOUS` credentials or more wait for revocation, so that no new credential
+    /// is made.
     pub fn is_stuck(&self) -> bool {
         self.previous.len() >= MOST_PREVIOUS
     }
 }
 
 /// Times at which the credential in the target is replaced. `None`: no credential is recorded, the
-/// credential is only watched, or its issuer keeps it alive.
+/// credential is only watched, or its issuer keeps the credential alive.
 pub fn due(plan: &RotationPlan, record: &RotationRecord) -> Option<schedule::ReplacementTimes> {
     let current = record.current.as_ref().filter(|current| !current.kept_alive)?;
     plan.source?;

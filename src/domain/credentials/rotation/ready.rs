@@ -16,10 +16,11 @@ pub const UNREADABLE: &str = "TargetUnreadable";
 /// Observed facts, beside the target's state, on which Ready depends.
 #[derive(Clone, Debug, Default)]
 pub struct ReadyFacts<'a> {
-    /// Message about the TokenRotation that has precedence. `None`: no other one has precedence.
+    /// Message about the TokenRotation that has precedence. `None`: no other TokenRotation has
+    /// precedence.
     pub second: Option<String>,
-    /// Reason why the target's state is unknown, and what Ready reports then. `None`: the state is
-    /// known.
+    /// Reason why the target's state is unknown, and the reason of Ready for this case. `None`: the
+    /// target's state is known.
     pub unknown: Option<(&'a str, ReadyReason)>,
     /// Credentials in a target that is only watched.
     pub watched: Option<&'a WatchedCredentials>,
@@ -30,12 +31,12 @@ pub struct ReadyFacts<'a> {
     pub children: Option<(bool, String)>,
 }
 
-/// State of a rotation that has nothing to do at the moment.
+/// Reason of the condition Ready for a rotation that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadyReason {
     /// The credential exists and is managed.
     Current,
-    /// The credential exists, and its Rancher keeps it alive.
+    /// The credential exists, and its Rancher keeps it valid without an expiry.
     KeptByRancher,
     /// The credential exists, and is only watched.
     Watched,
@@ -73,8 +74,8 @@ pub enum ReadyReason {
 }
 
 impl ReadyReason {
-    /// State of a rotation that waits. `None`: a step has failed, and Ready does not change until
-    /// that step has succeeded. `wants`: the target in the spec.
+    /// Reason of Ready for a rotation that waits. `None`: a step has failed, and Ready does not
+    /// change until that step has succeeded. `wants`: the target in the spec.
     pub fn of(
         plan: &RotationPlan,
         record: &RotationRecord,
@@ -107,7 +108,7 @@ impl ReadyReason {
         })
     }
 
-    /// State of a rotation that only watches, or that makes children.
+    /// Reason of Ready for a rotation that only watches credentials, or that makes children.
     fn of_watched(
         wants: &Target,
         watched: Option<&WatchedCredentials>,

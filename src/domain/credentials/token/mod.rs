@@ -44,7 +44,7 @@ impl TokenText {
         hash(self.0.as_bytes())
     }
 
-    /// Name and times that the token states. They are not verified.
+    /// Name and times that the token states. The token's signature is not verified.
     pub fn claims(&self) -> TokenClaims {
         json_claims(&self.0).map_or_else(|| opaque(&self.0), |claims| of_claims(&claims))
     }

@@ -156,8 +156,8 @@ fn kubeconfig(guest: &GuestCluster, server: &str, material: &TokenMaterial) -> Z
     ])
 }
 
-/// User data with the cloud config at both paths. Only root may read the files, because both charts
-/// run as root.
+/// User data that writes the cloud config to both paths. Only root may read the files. This is
+/// enough, because both charts run as root.
 fn cloud_init(encoded: &str, [first, second]: [&str; 2]) -> Zeroizing<String> {
     let (file, path) = ("- encoding: b64\n  content: ", "\n  owner: root:root\n  path: ");
     let end = "\n  permissions: '0600'\n";

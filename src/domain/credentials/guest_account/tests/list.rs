@@ -78,7 +78,7 @@ fn guests_are_known_by_their_vms() {
     assert_eq!(count(vm("blue-pool-1", "guests", None, false)), Some(0));
     assert_eq!(count(vm("bluer", "guests", None, true)), Some(0));
     assert_eq!(count(vm("x", "other", Some("blue"), true)), Some(0));
-    // An account without bindings is listed if its annotation names the guest, else not.
+    // An account without bindings is listed only if its annotation names the guest.
     let marked = |made_for: Option<&str>| {
         let account =
             StoredAccount { made_for: made_for.map(str::to_owned), ..StoredAccount::default() };

@@ -220,7 +220,8 @@ fn foreign_objects_are_named() {
     };
     has(with(&taken), &["Secret guests/blue-token", "not ours"]);
     has(with(&|f| f.roles.clear()), &[CLOUD_PROVIDER, CSI_DRIVER, "--csi"]);
-    // The UI's binding for the whole cluster gives more than narrow rights. It is accepted.
+    // The UI's binding for the whole cluster gives more than narrow rights. The binding is
+    // accepted.
     let mut found = whole();
     found.roles.insert(CSI_SHARED.into(), json!([]));
     let narrow = plan(&guest(), CsiAccess::Narrow, "blue-token", &found);

@@ -15,7 +15,7 @@ pub const MINTER_EXPIRING: &str = "MinterExpiring";
 pub(super) type ConditionText = (ConditionStatus, &'static str, String);
 
 /// Time from which the condition Expiring is True. `ends`: earliest expiry of the target's
-/// credentials. `None`: no credential is known to expire.
+/// credentials, or `None`. The result is `None` if no credential is known to expire.
 pub fn alarm(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -69,8 +69,8 @@ pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     Some(end - plan.schedule.minimum_left.min(half).max(0))
 }
 
-/// Condition MinterExpiring of an API key. `refused`: whether the Rancher does not accept the key,
-/// even if it has not expired.
+/// Condition MinterExpiring of an API key. `refused`: whether the Rancher rejects the key. A key
+/// can be rejected before its expiry.
 pub(super) fn minter_condition(
     plan: &RotationPlan,
     key: &ApiKey,

@@ -71,15 +71,16 @@ impl CredentialInventory {
         }
     }
 
-    /// Names of the credentials to read next, at most `most` of them.
+    /// Names of at most `most` credentials to read next. Credentials that were not read yet come
+    /// first, then the credentials whose last read is the oldest.
     pub fn next_to_read(&self, most: usize) -> Vec<String> {
         let mut all: Vec<(&String, &InventoryEntry)> = self.known.iter().collect();
         all.sort_by_key(|(_, entry)| entry.read);
         all.into_iter().take(most).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Stores the result of reading the credential `name`. The exact expiry of a dead credential is
-    /// not known, so the expiry that was stored first stays.
+    /// Stores the result of reading the credential `name`. The exact end of a credential that has
+    /// ended is not known, so the end that was stored first stays.
     pub fn store_read(&mut self, name: &str, found: CredentialReadResult, now: Seconds) {
         let Some(entry) = self.known.get_mut(name) else { return };
         self.reads += 1;
@@ -99,7 +100,7 @@ impl CredentialInventory {
         }
     }
 
-    /// Number of credentials that are not read yet.
+    /// Number of credentials that were not read since this inventory was made.
     pub fn unread(&self) -> usize {
         self.known.values().filter(|entry| entry.read.is_none()).count()
     }

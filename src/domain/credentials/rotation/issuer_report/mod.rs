@@ -42,8 +42,8 @@ impl TargetCredential {
     }
 }
 
-/// Record with the expiry that the issuer now reports for the credential in use. `None`: the record
-/// already has that expiry.
+/// Record with the expiry that the issuer now reports for the credential in use. `None`: the issuer
+/// reports nothing, or the record need not change.
 pub(super) fn with_reported_end(
     record: &RotationRecord,
     held: &TargetCredential,
@@ -51,8 +51,8 @@ pub(super) fn with_reported_end(
 ) -> Option<RotationRecord> {
     let mut next = record.clone();
     let current = next.current.as_mut()?;
-    // A foreign credential counts as gone if it was readable before and is missing now. Credentials
-    // that the operator made are looked up by their names instead.
+    // A foreign credential counts as deleted if the issuer reported it before and does not list it
+    // now. Credentials that the operator made are looked up by their names instead.
     let was_seen = !current.ours && (current.expires.is_some() || current.kept_alive);
     let gone = (held.is_missing && was_seen).then(|| IssuerReport {
         id: String::new(),
@@ -60,7 +60,7 @@ pub(super) fn with_reported_end(
         kept_alive: false,
     });
     let report = held.report.as_ref().or(gone.as_ref())?;
-    // The exact expiry of a dead credential is not known, so the recorded expiry stays.
+    // The exact end of a credential that has ended is not known, so the recorded expiry stays.
     let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
     let is_same = current.expires == report.expires && current.kept_alive == report.kept_alive;
     if is_same || is_over(current.expires) && is_over(report.expires) {

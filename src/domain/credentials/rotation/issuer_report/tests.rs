@@ -206,7 +206,7 @@ fn what_rancher_keeps_alive_is_replaced_when_that_is_asked_for() {
     }
 }
 
-/// A revoked token has another end at each read. Only the first end is recorded.
+/// Rancher reports another end of a revoked token at each read. Only the first end is recorded.
 #[test]
 fn a_dead_one_is_recorded_once() {
     let plan = RotationPlan { source: None, ..plan() };

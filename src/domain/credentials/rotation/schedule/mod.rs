@@ -21,7 +21,7 @@ const EPOCH_DAY: Seconds = 3;
 pub struct ReplacementSchedule {
     /// Share of the lifetime that is left at the replacement, in percent.
     pub left_percent: Seconds,
-    /// Least time that is left at the replacement, in seconds, but at most half of the lifetime.
+    /// Minimum time that is left at the replacement, in seconds. Limited to half of the lifetime.
     pub minimum_left: Seconds,
     /// Maximum time by which jitter advances the replacement, in percent of the lifetime.
     pub jitter_percent: Seconds,
@@ -73,8 +73,8 @@ pub fn due(
 /// First time, not before `from`, at which the window is open.
 fn next_open(window: &MaintenanceWindow, from: Seconds) -> Seconds {
     let today = from.div_euclid(DAY);
-    // The search begins yesterday, because yesterday's window may last until today. Each weekday
-    // comes within a week.
+    // The search begins yesterday, because yesterday's window may last until today. The search
+    // covers a week, so it reaches each weekday.
     (today - 1..=today + 7)
         .filter(|day| window.days[index(*day)])
         .map(|day| day * DAY + window.start * MINUTE)

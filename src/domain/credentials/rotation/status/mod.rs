@@ -22,7 +22,7 @@ use api::{
 };
 
 const LIFETIME: Seconds = 2_592_000;
-/// Lifetime that is requested from a Rancher if the spec sets none, in seconds. Rancher's
+/// Lifetime that is requested from a Rancher if the spec sets none: 365 days, in seconds. Rancher's
 /// limit is ninety days by default. Rancher accepts a longer request, and grants the limit.
 const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
@@ -53,7 +53,8 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     let minted = source.and_then(|source| source.rancher_token.as_ref());
     let lifetime = account.and_then(|account| account.lifetime_seconds);
     let lifetime = lifetime.or(minted.and_then(|minted| minted.lifetime_seconds));
-    // Rancher deletes a token that its cloud credential no longer names, and no other token.
+    // Rancher deletes a token when its cloud credential no longer names the token. Tokens in other
+    // targets stay.
     let prunes = spec.target.cloud_credential.is_some();
     let is_apart = prunes && account.is_some();
     RotationPlan {

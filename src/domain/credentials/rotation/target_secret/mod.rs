@@ -147,7 +147,8 @@ impl TargetRead {
         }
     }
 
-    /// Value of the target with `token` in place of the present token.
+    /// Value of the target with `token` in place of the present token. The error says why the value
+    /// cannot be made.
     pub fn value_with(
         &self,
         wants: &SecretTarget,

@@ -29,7 +29,7 @@ pub struct WatchedCredentials {
 }
 
 impl WatchedCredentials {
-    /// Lists those credentials of a target that matter most, and counts the others.
+    /// Lists the most urgent credentials of a target, at most `MOST`, and counts the others.
     pub fn of(mut all: Vec<WatchedCredential>) -> Self {
         all.sort_by_key(rank);
         let beyond = all.len().saturating_sub(MOST);
@@ -48,7 +48,8 @@ impl WatchedCredentials {
         self.listed.iter().filter(|one| one.unknown.is_some()).count()
     }
 
-    /// Text that names the listed credentials that expire by `at` and are not replaced.
+    /// Text about the listed credentials that expire by `at` and are not replaced. The text names
+    /// the first `MOST_NAMED` of them, and counts the others.
     pub fn ending_by(&self, at: Seconds, now: Seconds) -> String {
         let near: Vec<&WatchedCredential> =
             self.listed.iter().filter(|one| is_near(one, at)).collect();
@@ -93,8 +94,8 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
     }
 }
 
-/// Restores the expiry of dead credentials from an earlier status (`before`). The exact expiry of a
-/// dead credential is not known, so the expiry that was reported first stays.
+/// Restores the expiry of credentials that have ended from an earlier status (`before`). The exact
+/// end of such a credential is not known, so the end that was reported first stays.
 pub fn keep_first_ends(
     watched: &mut WatchedCredentials,
     before: &[WatchedCredential],

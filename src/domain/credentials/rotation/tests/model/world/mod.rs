@@ -63,7 +63,7 @@ impl Fault {
 }
 
 #[derive(Clone, Debug)]
-#[allow(clippy::struct_excessive_bools)] // Each is asked for by itself.
+#[allow(clippy::struct_excessive_bools)] // Each field is checked separately.
 struct Credential {
     name: String,
     alive: bool,
@@ -203,7 +203,8 @@ impl World {
         self.check()
     }
 
-    /// Sets the time in `held` for the token in the target. A token that was put back is ignored.
+    /// Sets the time in `held` for the token in the target. A token that a person has put back is
+    /// ignored.
     fn note(&mut self) {
         let secret = self.secret.as_ref().filter(|secret| !secret.put_back);
         if let Some(hash) = secret.and_then(|secret| secret.token.clone()) {
