@@ -17,8 +17,8 @@ use super::transport::ServerTarget;
 use super::{RancherError, TrustedRoots};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 
-/// Pause between two tries, because the servers behind one URL accept a new token at different
-/// times.
+/// Pause between two tries. Tries are necessary, because the servers behind one URL accept a new
+/// token at different times.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
 /// An API server, or a proxied path to one.
@@ -46,8 +46,9 @@ impl ApiServer {
     }
 
     /// Asks for the token's user until the server names `user`. An unknown token and a denied
-    /// review are retried. After two other faults, or at the deadline, the last fault is returned
-    /// as the error. A server that accepts the token but cannot name its user is a success.
+    /// review are retried. After two other faults, or after the time `within`, the last fault is
+    /// returned as the error. A server that accepts the token but cannot name its user is a
+    /// success.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
         let mut why =
             RancherError::Silent(format!("not within {} s", within.as_secs())).to_string();

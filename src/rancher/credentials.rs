@@ -19,8 +19,7 @@ use super::{DatedAnswer, RancherClient, SecretText, parsed};
 use crate::domain::credentials::timestamp::Seconds;
 
 const SECRETS: &str = "/k8s/clusters/local/api/v1/namespaces/cattle-global-data/secrets";
-/// Path of the list of cloud credentials. The limit is the number of items that Rancher lists at
-/// once.
+/// Path of the list of cloud credentials. Rancher lists at most 3000 items at once.
 const LIST: &str = "/v3/cloudCredentials?limit=3000";
 const CONTENT: &str = "harvestercredentialConfig-kubeconfigContent";
 const NAMESPACE: &str = "cattle-global-data:";
@@ -113,8 +112,8 @@ impl RancherClient {
         }
     }
 
-    /// Writes a content into a Secret, if the Secret has not changed since `was` was read. `ends`:
-    /// expiry of the new token. `None`: the content has no new token.
+    /// Writes a content into a Secret, if the Secret has not changed since the read that returned
+    /// `was`. `ends`: expiry of the new token. `None`: the content has no new token.
     pub async fn write(
         &self,
         key: &SecretText,
@@ -135,8 +134,8 @@ impl RancherClient {
             metadata["annotations"] = json!({EXPIRATION: milliseconds});
         }
         let encoded = Zeroizing::new(STANDARD.encode(content.reveal()));
-        // Built as text, because a tree of JSON values would leave a copy of the content in memory.
-        // Base64 needs no JSON escapes.
+        // The body is built as text, because a tree of JSON values would leave a copy of the
+        // content in memory. Base64 needs no JSON escapes.
         let mut body = Zeroizing::new(Vec::with_capacity(encoded.len() + 256));
         for part in [
             "{\"metadata\":",

@@ -9,17 +9,17 @@ use tokio_rustls::rustls::{self, CertificateError};
 
 /// Maximum length of a server's text in an error, in bytes. A longer text is cut.
 const LONGEST: usize = 200;
-/// Longest run of token characters that an error repeats. A longer run may be a secret, because
-/// names are shorter.
+/// Longest run of token characters that an error repeats, in bytes. A longer run may be a secret,
+/// because names are shorter.
 const LONGEST_WORD: usize = 40;
 
 /// Reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RancherError {
-    /// No answer arrived in time. A write may have been done.
+    /// No complete answer arrived. The server may have carried out a write.
     #[error("no answer: {0}")]
     Silent(String),
-    /// The token is expired, deleted, disabled or unknown: Rancher does not distinguish these.
+    /// The token is expired, deleted, disabled or unknown. Rancher does not say which.
     #[error("the token is not accepted")]
     Unauthorized,
     /// The token's user has no permission for the call.
@@ -45,7 +45,7 @@ pub enum RancherError {
 }
 
 impl RancherError {
-    /// Whether a write may have been done in spite of the error.
+    /// Whether the server may have carried out a write in spite of the error.
     pub fn may_be_done(&self) -> bool {
         match self {
             Self::Silent(_) | Self::Unreadable(_) => true,

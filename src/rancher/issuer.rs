@@ -19,7 +19,7 @@ pub struct RancherIssuer {
     authority: Option<String>,
 }
 
-/// The key's user and that user's tokens, as Rancher lists them.
+/// User of the API key, and the tokens of this user, as Rancher lists them.
 #[derive(Clone, Debug)]
 pub struct IssuedTokens {
     /// The API that lists the tokens, and makes new ones.
@@ -52,7 +52,7 @@ impl TokenFault {
     }
 }
 
-/// Whether a token works, as far as Rancher reports to the API key.
+/// State of a token, as Rancher reports it to the API key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenLife {
     /// Name, time of issue and expiry of the token.
@@ -60,8 +60,8 @@ pub struct TokenLife {
     /// Whether the token is accepted. `None`: unknown, because the key's user may not see the
     /// token.
     pub alive: Option<bool>,
-    /// Whether the token is missing from a list that would contain it if it belonged to the key's
-    /// user.
+    /// Whether Rancher does not show the token to the API key, although it would show a token of
+    /// the key's user.
     pub is_missing: bool,
 }
 
@@ -144,9 +144,9 @@ impl RancherIssuer {
         Ok((value, made))
     }
 
-    /// Tests a token: it must be accepted where it will be used, and Rancher must report it.
-    /// Without `reach`, the token is tested through Rancher in `cluster`. If `cluster` is not given
-    /// either, the token is tested in Rancher's own cluster.
+    /// Tests a new token. The server where the token will be used must accept it, and a read of the
+    /// token from Rancher must succeed. Without `reach`, the token is tested through Rancher in
+    /// `cluster`. If `cluster` is not given either, the token is tested in Rancher's own cluster.
     pub async fn verify(
         &self,
         value: &Value,
@@ -169,7 +169,7 @@ impl RancherIssuer {
             let why = "where the new token will be used, it is identified as another token";
             return Err(TokenFault::lasting(why.to_owned()));
         }
-        // A token for a single cluster is not permitted to read itself.
+        // A token for a single cluster may not read itself, so the API key reads it.
         let key = if cluster.is_some() { &self.key } else { &own };
         match self.rancher.token(key, &name).await {
             Ok(DatedAnswer { value: Some(_), .. }) => Ok(()),
@@ -181,9 +181,8 @@ impl RancherIssuer {
         }
     }
 
-    /// State of a token that is in use somewhere, as Rancher reports it to the API key. The token
-    /// itself is not sent, because it may be another user's, and Rancher would record a use by that
-    /// user.
+    /// State of a token in a target, as Rancher reports it to the API key. The token itself is not
+    /// sent. It may belong to another user, and Rancher would record that this user has used it.
     pub async fn life(
         &self,
         value: &Value,
@@ -217,7 +216,8 @@ impl RancherIssuer {
             }
         }
         if issued.api == TokenApi::V3 && issued.is_own(&claims.name) {
-            // The token expired at or before now; the exact time is not known.
+            // The token belongs to the key's user, but Rancher does not list it. So the token has
+            // ended, at an unknown time.
             let claims = TokenClaims { issued: now.map(|now| now - 1), expires: now, ..claims };
             return Ok(TokenLife { claims, alive: Some(false), is_missing: false });
         }
@@ -247,12 +247,12 @@ impl RancherIssuer {
 }
 
 impl IssuedTokens {
-    /// No tokens, because Rancher does not list any to this key.
+    /// Empty list, for an API key to which Rancher lists no tokens.
     pub fn unlisted() -> Self {
         Self { api: TokenApi::V3, user: String::new(), tokens: Vec::new(), now: None }
     }
 
-    /// Descriptions of the tokens that a plan with this prefix made: sorted, each once.
+    /// Descriptions of the tokens that a plan with this prefix made, sorted and without duplicates.
     pub fn named(&self, prefix: &str) -> Vec<String> {
         let ours = |token: &&ListedToken| number(&token.description, prefix).is_some();
         let mut names: Vec<String> =
@@ -272,7 +272,7 @@ impl IssuedTokens {
 
 fn life(token: &ListedToken, now: Option<Seconds>) -> TokenLife {
     let over = token.ends.is_some_and(|end| now.is_some_and(|now| end <= now));
-    // A token that a plan made has the plan's name as its description.
+    // The description of a token that a plan made is the name that the plan gave.
     let name = if token.description.is_empty() { &token.name } else { &token.description };
     let claims = TokenClaims {
         name: if is_name(name) { name.clone() } else { token.name.clone() },

@@ -52,7 +52,7 @@ pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     text.map(str::to_owned).map_err(|_| RancherError::Unreadable("it is no text".to_owned()))
 }
 
-/// A token, or a text that contains one.
+/// A token, or a text that contains a token. Wiped from memory when it is dropped.
 #[derive(Clone)]
 pub struct SecretText(Zeroizing<String>);
 
@@ -106,7 +106,8 @@ impl RancherClient {
     }
 
     /// A cluster behind this server, at the URL that a kubeconfig names. A URL on another server is
-    /// an error: that server would learn the token.
+    /// an error, because the other server would get the token. `name`: the name in the server's
+    /// certificate, if it differs from the URL's host.
     pub fn cluster(
         &self,
         url: &str,
@@ -129,7 +130,8 @@ impl RancherClient {
     }
 
     /// Asks for the user of a token. Success proves that the server accepts the token. A request
-    /// for the server's version would prove nothing: servers answer it without authentication.
+    /// for the server's version would prove nothing, because servers answer such a request without
+    /// authentication.
     pub async fn bearer(
         &self,
         token: &SecretText,
@@ -148,7 +150,7 @@ impl RancherClient {
     }
 }
 
-/// A body that holds nothing secret.
+/// Content type and text of a JSON body that holds nothing secret.
 fn plain(body: &Value) -> (&'static str, Zeroizing<Vec<u8>>) {
     ("application/json", Zeroizing::new(body.to_string().into_bytes()))
 }

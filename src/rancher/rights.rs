@@ -17,7 +17,8 @@ use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::node_driver::{DriverRight, RIGHTS};
 use crate::domain::credentials::token::TokenText;
 
-/// Maximum number of namespaces to review. If there are more, the rights in the others are unknown.
+/// Maximum number of namespaces to review. If there are more, and the rights in the reviewed
+/// namespaces do not suffice, the result is [`TokenRights::Unknown`].
 const MOST_NAMESPACES: usize = 16;
 /// Deadline for all reviews of a token, because the reviews block one of the few workers.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
@@ -28,9 +29,9 @@ const NAMESPACES: &str = "/v1/namespaces";
 /// Result of a review of the rights that Rancher's node driver needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenRights {
-    /// All rights that are needed, cluster-wide or in one namespace.
+    /// The bearer has all needed rights, cluster-wide or in one namespace.
     Enough,
-    /// Some right is missing. The text names the missing rights.
+    /// A needed right is missing. The text names the first right that is missing cluster-wide.
     Lacking(String),
     /// The review could not be made. The text says why.
     Unknown(String),

@@ -38,12 +38,13 @@ pub struct ReplacementToken<'a> {
 }
 
 impl CloudCredentialView {
-    /// Rancher's user who created the credential, and may read it.
+    /// Rancher's user who created the credential, and may read it. `None`: the target is
+    /// [`TargetState::Unfit`].
     pub fn owner(&self) -> Option<&str> {
         self.there.as_ref().map(|there| there.credential.owner.as_str())
     }
 
-    /// The server where the credential is used.
+    /// The server where the credential is used. `None`: the target is [`TargetState::Unfit`].
     pub fn reach(&self) -> Option<&ServerEndpoint> {
         self.there.as_ref().map(|there| &there.credential.reach)
     }
@@ -51,13 +52,13 @@ impl CloudCredentialView {
 
 impl RancherIssuer {
     /// Whether Rancher reports that a cloud credential does not exist, or that the key's user may
-    /// no longer read it.
+    /// not read it. False: the credential can be read, or the read fails for another reason.
     pub async fn lacks(&self, name: &str) -> bool {
         let stored = self.rancher().stored(self.key(), name).await;
         matches!(stored, Ok(DatedAnswer { value: None, .. }) | Err(RancherError::Forbidden(_)))
     }
 
-    /// Reads a cloud credential. An error says nothing about the credential's state.
+    /// Reads a cloud credential. After an error, the state of the credential is unknown.
     pub async fn read_target(
         &self,
         name: &str,
@@ -92,7 +93,7 @@ impl RancherIssuer {
     }
 
     /// Writes a token into a cloud credential, if the cloud credential has not changed since it was
-    /// read (`sight`).
+    /// read (`sight`). An unfit target is not written.
     pub async fn publish(
         &self,
         name: &str,

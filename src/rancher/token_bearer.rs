@@ -13,7 +13,7 @@ use super::{ACCESS_REVIEW, DatedAnswer, RancherError, parsed, plain};
 
 const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-/// User of a token, as the server authenticates it.
+/// User of a token, as the server authenticates the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenBearer {
     /// ID of the user. `None`: the server accepts the token but cannot name its user. The review

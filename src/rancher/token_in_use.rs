@@ -4,9 +4,8 @@ use super::{ListedToken, RancherError, RancherIssuer};
 use crate::domain::credentials::rotation::IssuerReport;
 
 impl RancherIssuer {
-    /// Whether the state of the token differs from the earlier report `seen`, or the key's user is
-    /// not permitted to see the token any more. Takes one call, which does not use the token
-    /// itself.
+    /// Whether the state of the token differs from the earlier report `seen`, or the key's user may
+    /// not see the token any more. Takes one call with the API key. The token itself is not used.
     pub async fn differs(&self, seen: &IssuerReport) -> bool {
         let found = self.rancher().token(self.key(), &seen.id).await;
         differs(&found.map(|found| found.value), seen)

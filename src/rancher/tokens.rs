@@ -36,7 +36,7 @@ pub enum TokenApi {
 }
 
 impl TokenApi {
-    /// The API that has a token with this name.
+    /// The API to which a token with this name belongs.
     pub fn of(name: &str) -> Self {
         if name.starts_with(EXT_PREFIX) { Self::Ext } else { Self::V3 }
     }
@@ -109,7 +109,7 @@ struct OldForm {
 
 #[derive(Deserialize)]
 struct OldList {
-    /// Some versions return empty items.
+    /// Some versions of Rancher return null in place of an item.
     data: Vec<Option<OldForm>>,
 }
 
@@ -161,8 +161,8 @@ struct NewList {
 impl RancherClient {
     /// Makes a token for the user of the key, by the API that [`Self::tokens`] found.
     ///
-    /// If the answer is lost, the token may exist all the same: [`Self::tokens`] lists it, and its
-    /// description identifies it. The token's secret is lost then.
+    /// If the answer is lost, the token may exist, but its secret is lost. [`Self::tokens`] lists
+    /// such a token, and the description identifies it.
     pub async fn mint(
         &self,
         key: &SecretText,
@@ -304,7 +304,7 @@ fn minted(
     Ok(DatedAnswer { value: MintedToken { token, secret }, date: answer.date })
 }
 
-/// Whether the API itself is missing.
+/// Whether the error shows that the server does not have the API.
 fn is_gone(error: &RancherError) -> bool {
     matches!(error, RancherError::NotFound(_) | RancherError::Refused { status: 405, .. })
 }

@@ -40,7 +40,7 @@ use crate::tls;
 const CONNECT: Duration = Duration::from_secs(8);
 /// Deadline of a call, including connecting. It is longer than a short freeze of the machine.
 const WHOLE: Duration = Duration::from_secs(25);
-/// Longest body that is read, in bytes. It has room for thousands of tokens.
+/// Longest body that is read, in bytes. A list of thousands of tokens fits.
 const LONGEST_BODY: usize = 8 << 20;
 const LONGEST_HEAD: usize = 64 * 1024;
 const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));
@@ -106,7 +106,7 @@ impl ServerTarget {
         })
     }
 
-    /// Whether both have the same host and port.
+    /// Whether both servers have the same host and port. The prefixes may differ.
     pub(super) fn is_at(&self, other: &Self) -> bool {
         self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
     }
@@ -123,7 +123,7 @@ impl ServerTarget {
 
     /// Sends a request and reads the answer.
     pub(super) async fn call(&self, ask: WireRequest<'_>) -> Result<WireAnswer, RancherError> {
-        // The server would treat a header without a token as anonymous, not as a bad token.
+        // An empty token is refused here, because the server would treat the request as anonymous.
         if ask.token.is_empty() {
             return Err(RancherError::Unauthorized);
         }
@@ -208,7 +208,8 @@ pub(super) async fn shown(url: &str, path: &str) -> Result<WireAnswer, RancherEr
 }
 
 async fn read(mut body: Incoming) -> Result<Zeroizing<Vec<u8>>, RancherError> {
-    // Enough room for most answers from the start: a buffer that grows leaves copies in memory.
+    // The buffer has room for most answers from the start, because a buffer that grows leaves
+    // copies in memory.
     let mut all = Zeroizing::new(Vec::with_capacity(32 * 1024));
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(broken)?;

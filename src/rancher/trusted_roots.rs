@@ -16,7 +16,7 @@ pub enum TrustedRoots<'a> {
     System,
 }
 
-/// TLS settings that trust these authorities. The error says why they cannot be used.
+/// TLS settings that trust these authorities. The error says why the authorities cannot be used.
 pub(super) fn settings(trust: TrustedRoots<'_>) -> Result<ClientConfig, String> {
     match trust {
         TrustedRoots::Pem(pem) => tls::trusting(pem),
