@@ -6,8 +6,8 @@
 
 use serde_json::{Value, json};
 
-/// Annotation of a CRD, as JSON: the versions and Helm's marks that the CRD had before the
-/// operator's form replaced them.
+/// Annotation of a CRD, as JSON: the `spec.versions`, and Helm's label and annotations, that the
+/// CRD had before the operator's form replaced them.
 pub const ANNOTATION_FORM: &str = "loadbalancer.harvesterhci.io/form-before-takeover";
 /// Annotation of IPPool's CRD, written when a replica of the operator removes the status
 /// subresource because another controller leads.
@@ -40,8 +40,7 @@ pub fn form(stored: &Value) -> CrdForm {
 }
 
 /// Merge patch that puts the versions `ours` back into a CRD after other versions have replaced
-/// them. Helm's marks do not change. The record of Helm's marks before the take-over does not
-/// change either.
+/// them. Helm's label and annotations do not change. Their recorded values do not change either.
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let record = annotations[ANNOTATION_FORM].as_str();
@@ -72,9 +71,9 @@ pub fn with_status(stored: &Value) -> Value {
     })
 }
 
-/// Merge patch that puts the versions `ours` into the stored CRD, and records the former ones. If
-/// `operator`, the operator's Deployment, belongs to a Helm release, the release then owns the CRD,
-/// and a later `helm upgrade` of the operator upgrades the CRD.
+/// Merge patch that puts the versions `ours` into the stored CRD, and records the former versions.
+/// If `operator`, the operator's Deployment, belongs to a Helm release, the release then owns the
+/// CRD, and a later `helm upgrade` of the operator upgrades the CRD.
 pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let release = RELEASE.map(|key| &operator["metadata"]["annotations"][key]);
@@ -89,8 +88,8 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
         if is_operators(stored) {
             record["versions"] = before["versions"].clone();
         }
-        // These marks may still be the operator's: a program that puts another form back may leave
-        // them. In this case the earlier record of the marks stays.
+        // A program that puts another form back may leave the label and annotations of the
+        // operator's Helm release. In this case, their earlier record stays.
         if RELEASE.map(|key| &annotations[key]) == release {
             record["managedBy"] = before["managedBy"].clone();
             record["release"] = before["release"].clone();
@@ -113,9 +112,9 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     patch
 }
 
-/// Merge patch that puts back the versions and Helm's marks that [`adopted`] recorded. If
-/// Harvester's chart has already put a form of its own back, the CRD keeps that form, which may be
-/// newer than the recorded one. `None`: there is no record.
+/// Merge patch that puts back the versions, and Helm's label and annotations, that [`adopted`]
+/// recorded. If Harvester's chart has already put a form of its own back, the CRD keeps that form,
+/// which may be newer than the recorded form. `None`: there is no record.
 pub fn restored(stored: &Value) -> Option<Value> {
     let metadata = &stored["metadata"];
     let record = metadata["annotations"][ANNOTATION_FORM].as_str()?;
@@ -137,8 +136,8 @@ pub fn restored(stored: &Value) -> Option<Value> {
 }
 
 /// Merge patch that removes the status subresource from every version, and marks the CRD with
-/// [`ANNOTATION_STATUS_REMOVED`]. With the subresource, the status that the Go controller writes by
-/// plain updates is dropped. `None`: no version has the subresource.
+/// [`ANNOTATION_STATUS_REMOVED`]. With the subresource, the API server would drop the status that
+/// the Go controller writes by plain updates. `None`: no version has the subresource.
 pub fn without_status(stored: &Value) -> Option<Value> {
     let mut versions = stored["spec"]["versions"].clone();
     let mut had = false;
@@ -280,8 +279,8 @@ mod tests {
         assert_eq!(form(&upgraded), CrdForm::Expected);
         upgraded["spec"]["versions"] = harvesters("b");
         assert_eq!(form(&upgraded), CrdForm::Replaced);
-        // Tests both the marks that `adopted` wrote, and the marks that a chart has written since
-        // then.
+        // Tests both the label and annotations that `adopted` wrote, and those that a chart has
+        // written since then.
         for marks in [["hgo", "lb"], ["harvester", "harvester-system"]] {
             let mut upgraded = upgraded.clone();
             for (key, value) in RELEASE.into_iter().zip(marks) {

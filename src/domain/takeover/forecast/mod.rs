@@ -30,7 +30,8 @@ pub struct StoredObjects {
     pub unreadable: Vec<(String, String)>,
 }
 
-/// Effect that the operator's start has on a faulty object, or on one that meets a stricter rule.
+/// Effect that the operator's start has on a faulty object, or on an object for which the operator
+/// has a stricter rule than the Go controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
     /// The address of a LoadBalancer changes or is lost.
@@ -60,11 +61,12 @@ pub struct Forecast {
     pub verdicts: BTreeMap<String, ClaimResult>,
     /// Pools and claims after the answers in `verdicts`.
     pub book: PoolAllocator,
-    /// Names of the pools whose stored ledgers change by the answers or by repairs.
+    /// Names of the pools whose stored ledgers the operator would write, because of an answer or a
+    /// repair.
     pub touched: BTreeSet<String>,
     /// Number of LoadBalancers that keep the address that they publish.
     pub keep: usize,
-    /// Number of LoadBalancers without an address that get one.
+    /// Number of LoadBalancers without an address that get an address.
     pub gain: usize,
     /// Number of LoadBalancers whose address the host or the guest leases, so that they need no
     /// pool.
@@ -149,7 +151,7 @@ fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
 }
 
 /// Findings for ranges whose start is above their end. The Go controller swaps start and end
-/// (`pkg/ipam/allocator.go`, `MakeRange`), and so does the operator with stored ranges.
+/// (`pkg/ipam/allocator.go`, `MakeRange`), and the operator does the same with stored ranges.
 fn reversed(pool: &PoolSeen) -> impl Iterator<Item = ForecastFinding> + '_ {
     let faults =
         pool.spec.ranges.iter().enumerate().filter_map(|(i, range)| ranges::reversed(i, range));

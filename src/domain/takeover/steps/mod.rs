@@ -124,11 +124,11 @@ pub struct Crd {
     pub is_kept: bool,
     /// Whether the CRD's `spec.versions` are those of this operator's release.
     pub is_current: bool,
-    /// Whether the Go controller can work with the CRD's stored form, or with the recorded one.
+    /// Whether the Go controller can work with the CRD's stored form, or with the recorded form.
     pub way_back: WayBack,
 }
 
-/// Whether the Go controller can work with the CRD's stored form, or with the recorded one.
+/// Whether the Go controller can work with the CRD's stored form, or with the recorded form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WayBack {
     /// No version has the status subresource: the Go controller can work with the CRD.
@@ -202,8 +202,7 @@ pub enum TakeoverStep {
     AwaitLease,
     /// Wait until the operator does not hold the Lease.
     AwaitLeaseFree,
-    /// Put the operator's form of the CRD in the place of Harvester's form, and record Harvester's
-    /// form.
+    /// Replace Harvester's form of the CRD by the operator's form, and record Harvester's form.
     AdoptCrd(String),
     /// Put the recorded form of the CRD back.
     RestoreCrd(String),
@@ -213,7 +212,7 @@ pub enum TakeoverStep {
     OpenAdmission,
     /// Set the values of the ManagedChart back to the recorded values.
     RestoreChart,
-    /// Set the replicas of the program to their former number.
+    /// Set the replicas of the program to this number: the recorded number, or 1 without a record.
     Start(TakeoverProgram, i32),
     /// Wait until a replica of the program is ready.
     AwaitReady(TakeoverProgram),
@@ -322,8 +321,8 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
     if let Some(TakeoverStep::Stop(_)) = end {
         return Ok(end);
     }
-    // This step comes while the operator's replicas still answer. If the replicas ended before it,
-    // each write of a guest would fail.
+    // This step is done while the operator's replicas still answer. If the replicas ended before
+    // this step, each write of a guest would fail.
     if state.admission == WebhookContent::Operator {
         return Ok(Some(TakeoverStep::OpenAdmission));
     }
