@@ -22,8 +22,9 @@ use crate::domain::limits::token_bucket::TokenBucket;
 use crate::k8s::leadership::Leadership;
 use crate::metrics::Metrics;
 
-/// Longest time without an attempt to read the Lease. Failed attempts count, so a silent API server
-/// does not restart pods. After a longer time the process counts as stuck.
+/// Longest time without an attempt to read the Lease. Failed attempts count as attempts, so an API
+/// server that does not answer causes no restart of pods. After a longer time the process counts as
+/// stuck.
 const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 /// Maximum number of connections at the same time: of the kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;
@@ -66,7 +67,7 @@ pub async fn serve(
         app: router(process),
         connections: CONNECTIONS,
         age: AGE,
-        // Serves health until the process ends.
+        // Never cancelled, because health is served until the process ends.
         ending: ServerShutdown::default(),
     };
     Ok((bound, server.serve(listener)))

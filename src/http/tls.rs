@@ -41,7 +41,7 @@ impl ResolvesServerCert for InUse {
 /// is verified. A caller without a certificate is accepted but marked unknown, because the API
 /// server cannot show a certificate when it requests a conversion.
 pub fn settings(in_use: Arc<InUse>, client_ca: Option<&Path>) -> anyhow::Result<ServerConfig> {
-    // Names the provider, so that the default that another crate sets does not matter.
+    // The provider is named here, because another crate may set another default.
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;

@@ -60,7 +60,7 @@ const LARGEST_CONVERSION: usize = 32 << 20;
 /// thread. The main thread can renew the Lease during that time.
 const SMALL: usize = 32 << 10;
 
-/// Webhooks, and all that their answers need.
+/// Webhooks, and the data from which they answer.
 pub struct Webhooks {
     /// Rules of admission, and their views.
     pub admission: RuleSources,

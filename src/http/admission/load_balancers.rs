@@ -27,7 +27,8 @@ pub(super) async fn decide(
 ) -> Result<AdmissionAnswer, CallError> {
     let known = match load_balancer::asks(request) {
         Some(asks) => gather(at, stage, &asks).await?,
-        // The project follows from the namespace, which every request has.
+        // No fact must be looked up. Only the project is set, which follows from the namespace of
+        // the request.
         None => LbRuleFacts {
             around: LbSurroundings {
                 project: at.views.project_of(request.namespace),
@@ -66,8 +67,8 @@ async fn gather(
     Ok(known)
 }
 
-/// Reason why the LoadBalancer's network does not fit the pool's network. `None`: it fits. The
-/// ledger task uses the same rule.
+/// Reason why the LoadBalancer's network does not fit the pool's network. `None`: the networks fit.
+/// The ledger task uses the same rule.
 fn mismatch(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoAddressReason> {
     let segment = |network: &str| at.views.segment(network);
     let facts = facts::facts(lb, &at.views.around(lb), segment, false);
@@ -86,7 +87,7 @@ fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<Stri
     }
     let network = facts::requirement(lb, &views.around(lb)).network;
     let here = match network.as_str() {
-        // The network is unknown, so its segment may be any.
+        // The LoadBalancer's network is unknown, so it may be on any segment.
         "" => Segment::Unlisted,
         network => views.segment(network),
     };

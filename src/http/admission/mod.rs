@@ -47,10 +47,10 @@ pub struct RuleSources {
 }
 
 impl RuleSources {
-    /// Whether `user` may write what only the leader writes. `me`: username of this operator, empty
-    /// if it is not known. This operator may always do so. The Go controller may do so while a
-    /// controller other than this operator holds the Lease. The Lease is read several times a
-    /// second.
+    /// Whether `user` may write the fields that only the leader writes. `me`: username of this
+    /// operator, empty if it is not known. This operator may always write them. The Go controller
+    /// may write them while a controller other than this operator holds the Lease. The Lease is
+    /// read several times a second.
     pub fn is_leader(&self, user: &str, me: &str) -> bool {
         (!me.is_empty() && user == me)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())

@@ -80,9 +80,9 @@ fn leased(at: &RuleSources) -> Vec<Leased> {
     leased.collect()
 }
 
-/// Claims whose LoadBalancer exists. If the view has none of these LoadBalancers, the API server is
-/// asked, because they may be newer than the view. A claim whose LoadBalancer no longer exists
-/// blocks nothing: the ledger task releases it later.
+/// Claims whose LoadBalancer exists. If the view has none of these LoadBalancers, up to `READS` of
+/// them are read from the API server, because they may be newer than the view. A claim whose
+/// LoadBalancer no longer exists blocks nothing: the ledger task releases it later.
 async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder> {
     let is = |holder: &ClaimHolder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
     let seen = |holder: &ClaimHolder| {
@@ -103,7 +103,8 @@ async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder>
     found.into_iter().cloned().collect()
 }
 
-/// Whether a LoadBalancer with this `namespace/name` exists. `None`: the API server did not answer.
+/// Whether a LoadBalancer with this `namespace/name` exists. `None`: unknown, because the API
+/// server did not answer within `PATIENCE`, or returned an error.
 async fn exists(at: &RuleSources, name: &str) -> Option<bool> {
     let (namespace, name) = name.split_once('/')?;
     let answer = tokio::time::timeout(PATIENCE, at.reader.uid_of(namespace, name)).await.ok()?;

@@ -51,7 +51,8 @@ struct ParsedCertificate {
     pem: String,
     der: CertificateDer<'static>,
     not_after: Duration,
-    /// Value of the only attribute of the subject. `None`: it has another number of attributes.
+    /// Value of the only attribute of the subject. `None`: the subject has no attribute, or
+    /// several.
     name: Option<String>,
     names: BTreeSet<String>,
     key: Vec<u8>,
@@ -106,8 +107,8 @@ impl CertificateMaterial {
         Ok(Self { ca, next: None, serving, previous })
     }
 
-    /// Adds the authorities in `pem` to the trusted ones, because other replicas may still use
-    /// them.
+    /// Adds the authorities in `pem` to the trusted authorities, because other replicas may still
+    /// serve certificates that these authorities signed.
     #[must_use]
     pub fn trusting(mut self, now: Duration, pem: &str) -> Self {
         let bundle = self.bundle();
@@ -182,7 +183,8 @@ impl CertificateMaterial {
         )
     }
 
-    /// Authority that will sign certificates after the current authority.
+    /// Authority that will sign certificates after the current authority. `None`: no such authority
+    /// was made yet.
     pub fn next(&self) -> Option<TrustedAuthority> {
         self.next.as_ref().map(|pair| TrustedAuthority(pair.certificate.clone()))
     }
@@ -193,8 +195,8 @@ impl CertificateMaterial {
         (self.ca.certificate.not_after, serving)
     }
 
-    /// Serving certificate with its key. `None`: it is missing, its key does not match, or the
-    /// current authority did not sign it.
+    /// Serving certificate with its key. `None`: the certificate is missing, its key does not
+    /// match, or the current authority did not sign it.
     pub fn identity(&self) -> Option<ServingIdentity> {
         let serving = self.serving.as_ref()?;
         let ca = &self.ca.certificate;

@@ -286,7 +286,7 @@ fn write(
 /// were read.
 const SECTIONS: [&str; 3] = ["apiVersion", "spec", "status"];
 
-/// Text of an answer, with a limit.
+/// Text of an answer. A write beyond the limit `most` fails.
 struct AnswerText {
     text: Vec<u8>,
     /// Maximum size in bytes.
@@ -294,14 +294,14 @@ struct AnswerText {
 }
 
 impl AnswerText {
-    /// Size of the memory that is reserved for what follows the objects, in bytes.
+    /// Size of the memory that is reserved for the text after the objects, in bytes.
     const END: usize = 4096;
-    /// Size of a request whose answer may grow step by step, in bytes.
+    /// Largest request whose answer may grow step by step, in bytes.
     const SMALL: usize = 1 << 20;
 
     /// Starts an answer to a request of this size. For a large request, all memory is reserved at
-    /// once, because an allocator that copies a growing text holds it twice. Reserved memory costs
-    /// nothing until it is written.
+    /// once, because an allocator that copies a growing text holds the text twice during the copy.
+    /// Reserved memory costs nothing until it is written.
     fn new(request: usize, most: usize) -> Self {
         let reserved = if request > Self::SMALL { most } else { request / 4 * 5 };
         Self { text: Vec::with_capacity(reserved + Self::END), most }

@@ -128,7 +128,7 @@ fn what_is_too_large_or_no_object_is_named() {
     assert_eq!(message, "objects[1]: the answer would be too large: list fewer objects at a time");
 }
 
-/// Memory of a growing text would be copied, and the copy is in memory beside the text.
+/// A text that grows would be copied, and the copy would be in memory beside the text.
 #[test]
 fn the_memory_of_a_large_answer_is_reserved_once() {
     let most = AnswerText::SMALL * 4;

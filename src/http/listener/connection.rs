@@ -76,7 +76,7 @@ pub(super) struct Conversation {
 
 /// Reason for the end of a conversation.
 enum ConversationEnd {
-    /// The last answer has left, or the caller has closed the connection.
+    /// The last answer was sent, or the caller has closed the connection.
     Over,
     /// No complete request waits for an answer. The connection gets the final answer.
     Unasked,
@@ -131,8 +131,8 @@ impl Conversation {
         }
     }
 
-    /// Completes when the connection must end, and tracks its phase until then. The future is
-    /// polled after each transfer.
+    /// Completes when the connection must end. Until then, records the phase of the connection in
+    /// the table of connections. The future is polled after each transfer.
     fn watch(&self, progress: Arc<RequestProgress>) -> impl Future<Output = ConversationEnd> {
         let ending = self.seat.shared.server.ending.now.clone();
         let gone = self.gone.clone();
@@ -217,7 +217,7 @@ where
         line.shutdown().await
     };
     timeout(LAST_WORD, leaving).await??;
-    // Without a free place, this connection is closed at once. This limits sources with many
+    // If all places are taken, this connection is closed at once. This limits sources with many
     // connections.
     let Ok(_place) = places.try_acquire() else { return Ok(()) };
     let draining = async {

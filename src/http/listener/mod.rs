@@ -101,7 +101,7 @@ pub struct Server {
 struct ListenerState {
     server: Server,
     connections: Mutex<ConnectionTable<CancellationToken>>,
-    /// Notified when a connection ends, or changes its phase.
+    /// Notified when a connection ends or changes its phase, because there may be room then.
     moved: Notify,
     lingering: Semaphore,
     handshakes: Turns<ConnectionSource>,

@@ -26,7 +26,7 @@ use crate::k8s::CallError;
 /// First and longest pause between two repairs of a configuration that another client keeps
 /// changing.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// Time without a repair after which the next repair counts as the first again.
+/// Time without a repair after which the number of consecutive repairs starts again at 1.
 const QUIET: Duration = Duration::from_mins(10);
 /// Interval at which admission's Service is checked for ready endpoints.
 const SERVICE_LOOK: Duration = Duration::from_secs(1);
@@ -179,7 +179,8 @@ impl RegistrationKeeper {
 }
 
 impl Repairs {
-    /// Logs that a configuration is missing, only once until the configuration returns.
+    /// Logs that a configuration is missing. The line is logged again only after the configuration
+    /// existed in between.
     fn note_missing(&mut self, part: WebhookObject) {
         if part != WebhookObject::Conversion && self.missing.insert(part) {
             let error = CallError::Missing(part.kind(), CONFIGURATION);
@@ -187,7 +188,8 @@ impl Repairs {
         }
     }
 
-    /// Time that the next repair of a configuration has to wait. `None`: it need not wait.
+    /// Time that the next repair of a configuration has to wait. `None`: the repair may be done
+    /// now.
     fn wait(&self, part: WebhookObject) -> Option<Duration> {
         let (times, last) = self.done.get(&part)?;
         let pause = backoff(times.saturating_sub(1), REPAIR.0, REPAIR.1, 0.0);

@@ -47,7 +47,7 @@ const MOST_STEPS: usize = 8;
 pub struct RegistrationKeeper {
     /// Access to the Secret and the configurations.
     pub installation: Installation,
-    /// Certificate that TLS handshakes use.
+    /// Holder of the certificate that TLS handshakes use.
     pub in_use: Arc<InUse>,
     /// Names by which the API server may call this replica.
     pub names: BTreeSet<String>,
@@ -55,13 +55,14 @@ pub struct RegistrationKeeper {
     pub place: AdmissionEndpoint,
     /// Namespace in the webhooks' names.
     pub namespace: String,
-    /// ClusterRole that owns the webhook configurations.
+    /// ClusterRole that owns the webhook configurations. `None`: no owner is set.
     pub owner: Option<String>,
     /// Username of this operator; empty until it is known.
     pub me: watch::Receiver<String>,
-    /// Set to true once requests can be answered.
+    /// Set to true when admission can answer requests.
     pub ready: watch::Sender<bool>,
-    /// Time by which this replica replaces certificates before their replacement is due.
+    /// Time by which this replica replaces certificates before their replacement is due. Each
+    /// replica has a random value.
     pub early: Duration,
     /// The process's metrics.
     pub metrics: Metrics,
@@ -111,14 +112,14 @@ impl From<CertificateError> for RoundStop {
 }
 
 impl RegistrationKeeper {
-    /// Operates the registration until dropped.
+    /// Operates the registration. Does not return.
     pub async fn run(mut self) {
         let mut observations = self.installation.watch();
         let mut state = KeeperState::default();
         loop {
             let pause = self.rounds(&mut state).await;
             let me_changed = async {
-                // If the sender is gone, `me` does not change any more.
+                // If the sender was dropped, `me` does not change any more.
                 if self.me.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
@@ -126,7 +127,7 @@ impl RegistrationKeeper {
             tokio::select! {
                 observed = observations.recv() => match observed {
                     Some(observed) => take(&mut state, observed, &mut observations),
-                    // Not expected, because the watches live as long as the process.
+                    // Not expected, because the watches run as long as the process.
                     None => sleep(LONGEST_PAUSE).await,
                 },
                 () = me_changed => {}
