@@ -94,7 +94,8 @@ impl RunningAdmission {
         }
     }
 
-    /// Answers requests until no route leads to this replica any more, then ends the listener.
+    /// Answers requests for the time `LINGER`, so that Kubernetes can remove the routes to this
+    /// replica. Then ends the listener.
     pub(super) async fn wind_down(self) {
         self.ending.soon.cancel();
         if let Some(server) = self.server {

@@ -42,7 +42,7 @@ enum Command {
     /// Makes, prints, renews and revokes a guest cluster's access to Harvester: the cloud config of
     /// its cloud provider and CSI driver.
     CloudConfig(Box<cloud_config::CloudConfigArgs>),
-    /// Says what the operator would do in this cluster: addresses, objects that it would write,
+    /// Prints what the operator would do in this cluster: addresses, objects that it would write,
     /// credentials that expire soon. The command only reads, and the operator need not be
     /// installed.
     Preview(Box<preview::PreviewArgs>),

@@ -174,7 +174,7 @@ async fn shown_authority(url: &str) -> anyhow::Result<String> {
     Ok(read.map_err(|error| refused(format!("--url {url:?}: {AUTHORITY}: {error}")))?)
 }
 
-/// Reason why the API key does not work, for the user.
+/// Message for the user: the reason why the API key does not work.
 async fn why(args: &RancherSecretArgs, error: &RancherError) -> String {
     let url = &args.url;
     match error {

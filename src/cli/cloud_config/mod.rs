@@ -65,7 +65,7 @@ pub(super) struct CloudConfigArgs {
     /// Form of the output.
     #[arg(long, short, value_enum, default_value_t = OutputKind::Kubeconfig)]
     output: OutputKind,
-    /// File to write to instead of standard output. Only its owner may read it.
+    /// File to write to instead of standard output. Only the file's owner may read it.
     #[arg(long)]
     out: Option<PathBuf>,
     /// URL at which the guest's nodes reach Harvester. Default: https://VIP:6443.
@@ -96,7 +96,7 @@ pub(super) struct CloudConfigArgs {
     /// Prints the changes without making them.
     #[arg(long)]
     dry_run: bool,
-    /// Prints the cloud config without a test. Needed where --server cannot be reached from here.
+    /// Prints the cloud config without a test. Needed if this machine cannot reach --server.
     #[arg(long)]
     skip_check: bool,
 }
@@ -298,7 +298,7 @@ impl CredentialCommands {
         }
         match self.api.remove(removal).await {
             Ok(()) => say(&format!("deleted {}", removal.object)).map(|()| false),
-            // Another process removed it, or it was deleted with its owner.
+            // Another process removed the object, or Kubernetes deleted the object with its owner.
             Err(CallError::NotFound(_)) => Ok(false),
             Err(CallError::Conflict(_)) => Ok(true),
             Err(error) => Err(error).with_context(|| {
@@ -386,7 +386,7 @@ impl CredentialCommands {
     }
 }
 
-/// Checks that the server in the cloud config accepts the token as the guest's account.
+/// Checks that the server in the cloud config accepts the token as a token of the guest's account.
 async fn try_out(
     guest: &GuestCluster,
     server: &str,

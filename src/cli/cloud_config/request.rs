@@ -24,8 +24,8 @@ pub(super) enum RequestedWork {
     List,
     Make(GuestCluster, Box<MakeRequest>),
     Revoke(GuestCluster, RevokeScope),
-    /// Revokes the credentials of this guest, if it is gone. `None`: of all requested guests that
-    /// are gone.
+    /// Revokes the credentials of this guest, if the guest is gone. `None`: the credentials of all
+    /// requested guests that are gone.
     RevokeGone(Option<GuestCluster>),
 }
 

@@ -12,7 +12,7 @@ use crate::domain::reason::NoLease;
 use crate::k8s::views::Views;
 
 /// Returns the outcome for the address, and the write that the operator would make, if any. `None`:
-/// too little is known for a plan.
+/// objects that the plan needs could not be read.
 pub(super) fn decide(
     views: &Views,
     lb: &LoadBalancer,

@@ -81,7 +81,8 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     write!(std::io::stdout(), "{text}").context("write to standard output")
 }
 
-/// Builds the plan: the addresses that LoadBalancers would have, and the writes that would be made.
+/// Builds the plan: the addresses that LoadBalancers would have, and the writes that the operator
+/// would make.
 async fn plan(client: &Client, reading: &ReadResult, namespace: &str) -> Preview {
     let now = rfc3339::to_second(Utc::now());
     let forecast = forecast(&reading.stored);

@@ -28,7 +28,7 @@ use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::views::Views;
 
-/// Plan for a LoadBalancer: its address, its status, and the writes that would be made.
+/// Plan for a LoadBalancer: its address, its status, and the writes that the operator would make.
 pub(super) struct ServingPreview {
     /// Address that would be published.
     pub(super) finding: AddressOutcome,
@@ -41,7 +41,7 @@ pub(super) struct ServingPreview {
     pub(super) unchecked: bool,
 }
 
-/// A vm load balancer and the objects that serve it.
+/// A VM load balancer and its stored Service.
 struct PreviewTarget<'a> {
     views: &'a Views,
     lb: LbIdentity<'a>,
@@ -51,8 +51,8 @@ struct PreviewTarget<'a> {
     stored: Option<StoredService>,
 }
 
-/// Plans the Service and the EndpointSlices of a LoadBalancer. `None`: too little is known for a
-/// plan.
+/// Plans the Service and the EndpointSlices of a LoadBalancer. `None`: objects that the plan needs
+/// could not be read.
 pub(super) async fn serve(
     views: &Views,
     client: &Client,
