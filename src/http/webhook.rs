@@ -209,7 +209,8 @@ async fn beside(
     });
     match done.await {
         Ok(done) => done,
-        // Continues the panic. `within` catches it, as it catches panics of small requests.
+        // The panic is raised again on this thread. `within` catches it, as it catches panics of
+        // small requests.
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(error) => Err(RequestRefusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),

@@ -84,7 +84,7 @@ pub struct MintedToken {
 pub struct TokenOrder<'a> {
     /// Lifetime in seconds. Rancher may grant less, which only [`ListedToken::ends`] shows.
     pub lifetime: i64,
-    /// Description, by which the token is found again.
+    /// Description of the token. The token is found by its description if the answer is lost.
     pub description: &'a str,
     /// The only cluster that shall accept the token. `None`: no limit.
     pub cluster: Option<&'a str>,

@@ -54,7 +54,7 @@ const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::
 /// Shortest time between two log lines about connections that were closed to make room.
 const REPORT_EVERY: Duration = Duration::from_mins(1);
 
-/// Sender of a request.
+/// Sender of a request, such as an API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// Source of the connection, from its address.

@@ -29,7 +29,7 @@ const OTHER_AUTH_FIELDS: [&str; 8] = [
 /// file.
 const UNKNOWN_END_FIELDS: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
-/// Suffix for the name of the entry that keeps a user's old token for a while.
+/// Suffix for the name of the entry that keeps a user's old token for the overlap.
 const PREVIOUS: &str = "-previous";
 /// Name of the cluster, the context and the user of a new kubeconfig.
 const MADE: &str = "harvester";

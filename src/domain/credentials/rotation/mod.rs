@@ -422,7 +422,7 @@ impl RotationRecord {
         self.pending.as_ref().is_some_and(|pending| !pending.requests.is_none())
     }
 
-    /// Whether the issuer itself keeps the credential in the target alive.
+    /// Whether the issuer itself keeps the credential in the target valid without an expiry.
     pub fn is_kept_alive(&self) -> bool {
         self.current.as_ref().is_some_and(|current| current.kept_alive)
     }

@@ -69,7 +69,8 @@ pub struct Deployment {
     pub running: i32,
     /// `status.readyReplicas`.
     pub ready: i32,
-    /// Number of replicas before it was set to 0, from [`ANNOTATION_REPLICAS`].
+    /// Number of replicas before it was set to 0, from [`ANNOTATION_REPLICAS`]. `None`: not
+    /// recorded.
     pub before: Option<i32>,
 }
 
@@ -219,7 +220,7 @@ pub enum TakeoverStep {
 }
 
 impl TakeoverStep {
-    /// Whether the step only waits.
+    /// Whether the step only waits, and changes no object.
     pub const fn waits(&self) -> bool {
         matches!(
             self,

@@ -15,7 +15,7 @@ pub struct IssuerReport {
     pub id: String,
     /// Expiry. `None`: the credential has no expiry.
     pub expires: Option<Seconds>,
-    /// Whether the issuer itself keeps the credential alive.
+    /// Whether the issuer itself keeps the credential valid without an expiry.
     pub kept_alive: bool,
 }
 
@@ -36,7 +36,8 @@ impl IssuerReport {
 }
 
 impl TargetCredential {
-    /// Whether the issuer keeps the credential alive.
+    /// Whether the issuer keeps the credential valid without an expiry. False: also if there is no
+    /// report.
     pub(super) fn is_kept_alive(&self) -> bool {
         self.report.as_ref().is_some_and(|report| report.kept_alive)
     }
