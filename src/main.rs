@@ -3,8 +3,8 @@
 use clap::Parser;
 use harvester_guest_operator::cli;
 
-/// A third of the work is JSON, which makes many small allocations between a few large ones. The
-/// system's allocator took longer to find room for an allocation than the allocation was in use.
+/// Allocator of the process. A third of the operator's work is JSON, which makes many small
+/// allocations between a few large ones. The system's allocator is slow for this pattern.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -76,8 +76,8 @@ impl ServerCertVerifier for Unverified {
         Ok(ServerCertVerified::assertion())
     }
 
-    // Signatures are not verified either, because certificates of X.509 version 1 cannot be parsed
-    // for such a check. Old appliances have such certificates.
+    // Accepts every signature too. To verify a signature, rustls must parse the certificate, and it
+    // cannot parse X.509 version 1. Old appliances have such certificates.
     fn verify_tls12_signature(
         &self,
         _: &[u8],

@@ -59,7 +59,8 @@ impl<S: Clone + Eq + Hash> Turns<S> {
                 queue.waiting.entry(source.clone()).or_default().push_back(teller);
                 turn
             };
-            // A sender is dropped only with the queue, which lives as long as `self`.
+            // `turn` fails only if its sender is dropped. The queue keeps the sender of a waiting
+            // caller, and exists as long as `self`.
             if let Ok(turn) = turn.await {
                 return turn;
             }
@@ -70,7 +71,8 @@ impl<S: Clone + Eq + Hash> Turns<S> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Next waiter that has not left. `None`: no waiter is left, and the place becomes free.
+    /// Removes the next waiter from the queue and returns it. Skips waiters whose future was
+    /// dropped. `None`: no waiter remains, and the place becomes free.
     fn next(&self) -> Option<oneshot::Sender<CallerTurn<S>>> {
         let mut queue = self.lock();
         while let Some(source) = queue.order.pop_front() {
@@ -96,7 +98,8 @@ impl<S: Clone + Eq + Hash> Drop for CallerTurn<S> {
         while let Some(next) = turns.next() {
             match next.send(Self(Some(turns.clone()))) {
                 Ok(()) => return,
-                // The waiter left just now, so the same place goes to the next waiter.
+                // The waiter's future was dropped in the meantime, so the place goes to the next
+                // waiter.
                 Err(mut unwanted) => drop(unwanted.0.take()),
             }
         }
@@ -135,8 +138,8 @@ mod tests {
             order.extend(heard.recv().await);
         }
         assert_eq!(order, ["a1", "b1", "c1", "a2", "a3"]);
-        // No waiter is left: the next caller gets its turn at once, also after a turn that no
-        // waiter took.
+        // No waiter remains. The next caller gets a place at once, also after a place that was
+        // offered to a dropped waiter.
         let turn = timeout(Duration::from_secs(9), turns.take(1)).await.unwrap();
         let mut late = Box::pin(turns.take(2));
         assert!(timeout(Duration::ZERO, &mut late).await.is_err());

@@ -31,7 +31,7 @@ use crate::k8s::views::AgentNetwork;
 
 /// Interval at which all networks are checked.
 const EVERY: Duration = Duration::from_secs(1);
-/// First delay and longest delay before a failed write is repeated, per network.
+/// First and longest delay before a failed write is repeated, per Deployment and per network.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
 /// Settings for the agents' Deployments.
@@ -45,7 +45,8 @@ pub struct AgentOptions {
     pub owner: Option<String>,
 }
 
-/// Makes and removes agents until dropped.
+/// Makes, corrects and removes the agents' Deployments until dropped. Does nothing if the operator
+/// has no [`AgentOptions`].
 pub(super) async fn run(ctx: Context) {
     let Some(agents) = ctx.agents.clone() else { return std::future::pending().await };
     let keeper = DeploymentKeeper { ctx, agents: &agents, seen: Mutex::default() };
@@ -61,7 +62,8 @@ struct DeploymentKeeper<'a> {
     seen: Mutex<ObservedDeployments>,
 }
 
-/// Deployments with the name of an agent, as observed.
+/// Deployments with the name of an agent, by name, from the watch and from the operator's own
+/// writes.
 #[derive(Default)]
 struct ObservedDeployments {
     listed: bool,
@@ -80,7 +82,8 @@ impl WriteFailures {
     fn note(&mut self, name: String, done: Result<(), CallError>, ctx: &Context) {
         match done {
             Ok(()) => drop(self.0.remove(&name)),
-            // The watch soon reports the change, and a later check handles it.
+            // The watch reports the change that caused the error, and the check after that decides
+            // again.
             Err(CallError::Conflict(_) | CallError::NotFound(_) | CallError::NotLeader) => {}
             Err(error) => {
                 tracing::warn!(name, %error, "cannot reconcile the DHCP agent, trying again");
@@ -166,7 +169,8 @@ impl DeploymentKeeper<'_> {
         }
     }
 
-    /// Options in the stored Deployment of a network's agent. `None`: they are unknown.
+    /// Options in the stored Deployment of a network's agent. `None`: there is no such Deployment
+    /// of the operator.
     fn options(&self, network: &str) -> Option<Vec<String>> {
         self.seen().deployments.get(&agent_name(network))?.options(network)
     }
@@ -188,8 +192,8 @@ impl DeploymentKeeper<'_> {
         networks
     }
 
-    /// Reports each fault of a network once. Because of the fault, no agent is made, or the agent
-    /// retains its current options.
+    /// Logs each fault of a network once, and records an Event. Because of the fault, no agent is
+    /// made, or the agent retains its current options.
     fn report_faults(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
         reported.retain(|name, why| {
             networks
@@ -260,13 +264,14 @@ impl DeploymentKeeper<'_> {
             }
             _ => return Ok(()),
         };
-        // The written Deployment is stored at once, because the watch may be behind.
+        // The written Deployment is kept in memory at once, because the watch may be behind.
         self.seen().deployments.extend(read(&written));
         Ok(())
     }
 
-    /// Owner reference to the ClusterRole, with which the agents' Deployments are deleted. `None`:
-    /// no such ClusterRole is named, or it does not exist.
+    /// Owner reference to the ClusterRole that [`AgentOptions::owner`] names. The deletion of the
+    /// ClusterRole deletes the agents' Deployments. `None`: no ClusterRole is named, or it does not
+    /// exist.
     async fn owner(&self) -> Option<Value> {
         let name = self.agents.owner.as_deref()?;
         let roles = Api::<ClusterRole>::all(self.ctx.client.clone());

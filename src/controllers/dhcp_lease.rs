@@ -98,8 +98,8 @@ async fn keep(record: Arc<DHCPLease>, keeper: Arc<DhcpLeaseContext>) -> Result<A
         }
     };
     keeper.failures.forget(&ObjectRef::from_obj(record.as_ref()));
-    // A record without an agent is enqueued again when the agent is back, and when the record's
-    // lease is over.
+    // No requeue is needed while an active agent is missing: [`agents`] enqueues the record when
+    // the agent is active again. If the record's lease has an end, `done` requeues the record then.
     Ok(done.map_or_else(Action::await_change, Action::requeue))
 }
 
@@ -164,8 +164,9 @@ async fn carry_out(
         }
     };
     match done {
-        // The record is gone. A conflict is returned as an error, so that it is retried. A later
-        // event is not certain, because the conflicting change may have been observed already.
+        // The record does not exist, so the step is done. A conflict is returned as an error, so
+        // that the step is retried: the conflicting change may have been observed already, and then
+        // no event follows.
         Err(CallError::NotFound(_)) => Ok(()),
         other => other,
     }

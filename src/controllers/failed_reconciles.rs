@@ -57,7 +57,7 @@ impl<K: Resource<DynamicType = ()>> FailedReconciles<K> {
         (failures, Action::requeue(backoff(failures, self.first, LONGEST_DELAY, jitter)))
     }
 
-    /// Forgets the failures of an object, because it was reconciled or is gone.
+    /// Forgets the failures of an object, because it was reconciled or is deleted.
     pub(super) fn forget(&self, name: &ObjectRef<K>) {
         self.lock().remove(name);
     }

@@ -142,7 +142,7 @@ async fn check_crd(
             return Ok(());
         }
         written => {
-            // After a refused write, the next write waits for [`AGAIN`] too.
+            // After a rejected write, the next write waits for [`AGAIN`] too.
             known.written = Some(Instant::now());
             written?;
         }
@@ -160,7 +160,7 @@ async fn check_crd(
 fn report_form(ctx: &Context, name: &str, form: CrdForm, pools: &LedgerHandle) {
     let is_replaced = form == CrdForm::Replaced;
     ctx.metrics.leadership.crd_replaced.with_label_values(&[name]).set(is_replaced.into());
-    // The series exists from the start, so that the first repair is an increase of the counter.
+    // Creates the series with the value 0, so that the first repair is an increase of the counter.
     ctx.metrics.leadership.crd_repairs.with_label_values(&[name]).inc_by(0);
     if name == IP_POOLS {
         pools.crd_replaced(is_replaced);

@@ -34,7 +34,7 @@ pub(super) async fn first(ctx: &Context) -> bool {
     tokio::time::timeout(FIRST_RUN, run(ctx)).await.unwrap_or(false)
 }
 
-/// Repeats the import until nothing is left to do. Never returns.
+/// Repeats the import until it is finished, and never returns. `done`: it is finished already.
 pub(super) async fn rest(ctx: Context, mut done: bool) {
     let mut delay = RETRY.0;
     while !done {

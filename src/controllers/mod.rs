@@ -50,7 +50,7 @@ pub struct Context {
     pub events: EventRecorder,
     /// Metrics of the process.
     pub metrics: Metrics,
-    /// Time for which a leased address outlives its LoadBalancer.
+    /// Time for which a leased address is kept after the deletion of its LoadBalancer.
     pub release_grace: Duration,
     /// Place of this process among the operator's replicas.
     pub replica: Arc<second_opinion::Replica>,

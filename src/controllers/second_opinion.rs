@@ -93,7 +93,7 @@ impl OpinionTerm {
         self.ctx.events.warning(self.ctx.replica.lease_object(), reason, note);
     }
 
-    /// Handles one doubt, from its first doubted target to its last.
+    /// Handles one period of doubt: from the first doubted failure until no failure is doubted.
     async fn doubt(&mut self) {
         let note = format!("{DOUBTED}: VMs that fail stay endpoints: {ASKED}");
         self.warn(reason::PROBER_DOUBTED, note);

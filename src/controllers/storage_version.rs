@@ -35,7 +35,7 @@ const SETTLED: Duration = Duration::from_secs(10);
 /// Pause before another attempt. It grows from the first value to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
-/// Outcome of an attempt.
+/// Outcome of one attempt to migrate all objects.
 enum StorageOutcome {
     /// No object is stored in another version, or the CRD cannot be read at all.
     Done,

@@ -44,9 +44,9 @@ pub enum ObjectEvent<K> {
 
 /// Key of an object: `namespace/name`, or the name of a cluster-scoped object.
 ///
-/// The key is text and not a type, because text is stored: the ledger in an IPPool's status names
-/// the owner of each address by `namespace/name`. So a key is compared with the ledger as it is,
-/// and reads the same in logs and messages. kube's `ObjectRef` is a type for one kind only, and
+/// The key is text and not a type, because the ledger in an IPPool's status names the owner of each
+/// address as the text `namespace/name`. So a key is compared with the ledger without conversion,
+/// and is the same text in logs and messages. kube's `ObjectRef` is a type for one kind only, and
 /// `ObjectRef::from_obj` copies the resourceVersion and the UID as well.
 pub fn key(meta: &ObjectMeta) -> String {
     let name = meta.name.as_deref().unwrap_or_default();
@@ -158,7 +158,7 @@ async fn run<T, K>(
 }
 
 /// Keys that were known when a list began, and that the list has not contained so far. When the
-/// list is complete, they are reported as gone.
+/// list is complete, the objects of the remaining keys are reported as gone.
 #[derive(Default)]
 struct UnlistedKeys(HashSet<String>);
 

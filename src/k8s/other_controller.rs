@@ -120,8 +120,8 @@ impl LeaseHolderWatch {
         Ok(true)
     }
 
-    /// Writes the condition with the holder's name to each LoadBalancer that the holder does not
-    /// answer, as long as another controller holds the Lease.
+    /// Writes the condition with the holder's name to each LoadBalancer that the holder has not
+    /// answered within [`UNANSWERED`] seconds, as long as another controller holds the Lease.
     async fn answer_for(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {

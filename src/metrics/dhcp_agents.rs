@@ -4,7 +4,7 @@ use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec};
 
 use super::MetricMaker;
 
-/// Metrics of an agent.
+/// Metrics of one DHCP agent and of the leases on its network.
 #[derive(Clone)]
 pub struct DhcpMetrics {
     /// 1 on the agent that holds the network's Lease, 0 on the others.

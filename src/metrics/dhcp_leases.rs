@@ -13,7 +13,7 @@ pub struct LeasingMetrics {
     pub agents: IntGaugeVec,
     /// Leased addresses with less than an eighth of their lease time left, by network.
     pub overdue: IntGaugeVec,
-    /// Leased addresses that were published, moved or withdrawn, by this change.
+    /// Changes of leased addresses, by change: `published`, `moved` or `withdrawn`.
     pub changes: IntCounterVec,
 }
 

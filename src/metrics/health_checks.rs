@@ -14,7 +14,7 @@ pub struct ProbeMetrics {
     /// Backends with a health check, including backends that are not probed because of their
     /// address.
     pub targets: IntGauge,
-    /// Verdicts that flipped, by the new verdict.
+    /// Changes of a backend between healthy and unhealthy, by the new verdict.
     pub verdicts: IntCounterVec,
     /// Probes that started late, by more than a tenth of their period.
     pub late: IntCounter,
@@ -54,7 +54,8 @@ impl ProbeMetrics {
         })
     }
 
-    /// Counts `count` verdicts that flipped. `healthy`: whether the new verdict is healthy.
+    /// Counts `count` backends whose verdict changed. `healthy`: whether the new verdict is
+    /// healthy.
     pub fn flipped(&self, healthy: bool, count: usize) {
         let verdict = if healthy { "healthy" } else { "unhealthy" };
         let count = u64::try_from(count).unwrap_or(u64::MAX);

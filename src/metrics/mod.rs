@@ -53,7 +53,7 @@ pub struct Metrics {
     pub batch_size: Histogram,
     /// Ledger entries that were corrected, by fault.
     pub repairs: IntCounterVec,
-    /// Watches of the process.
+    /// Interruptions of the process's watches, and the age of what they have shown.
     pub watches: WatchMetrics,
     /// Objects that cannot be parsed as the type of their kind, by kind.
     pub unreadable: IntCounterVec,
@@ -63,7 +63,7 @@ pub struct Metrics {
     pub reconcile_errors: IntCounterVec,
     reconciles: IntGauge,
     reconcile_seconds: Histogram,
-    /// Events about objects that were not written to the API server.
+    /// Kubernetes Events that were dropped and so never written to the API server.
     pub events_dropped: IntCounter,
     /// Incoming connections that were closed because there were too many, by port.
     pub evicted: IntCounterVec,
@@ -75,7 +75,7 @@ pub struct Metrics {
     pub leasing: LeasingMetrics,
     /// Credentials that are replaced or watched, as the leader sees them.
     pub rotation: RotationMetrics,
-    /// Holder of the Lease.
+    /// Leadership, and changes that other controllers have made to CRDs.
     pub leadership: LeadershipMetrics,
     seen: Arc<Mutex<HashMap<String, Instant>>>,
 }
@@ -111,14 +111,14 @@ impl PoolGauges {
         [&self.addresses, &self.available, &self.allocated, &self.waiters]
     }
 
-    /// Removes the series of a pool that is gone.
+    /// Removes the series of a deleted pool.
     pub fn forget(&self, pool: &str) {
         for gauge in self.all() {
             let _ = gauge.remove_label_values(&[pool]);
         }
     }
 
-    /// Removes all series.
+    /// Removes the series of all pools.
     pub fn reset(&self) {
         self.all().into_iter().for_each(IntGaugeVec::reset);
     }
@@ -248,7 +248,8 @@ impl Metrics {
         }
     }
 
-    /// Starts to measure how long a LoadBalancer waits, if it has no address yet.
+    /// Starts to measure how long a LoadBalancer waits for its address. Does nothing if it has an
+    /// address or is being deleted.
     pub fn saw(&self, lb: &LoadBalancer) {
         let has_address = lb.status.as_ref().is_some_and(|s| s.allocated_address.is_some());
         if has_address || lb.metadata.deletion_timestamp.is_some() {
@@ -257,8 +258,8 @@ impl Metrics {
         let (Some(uid), Some(created)) = (lb.uid(), lb.creation_timestamp()) else { return };
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.entry(uid).or_insert_with(|| {
-            // The creation time is in whole seconds. So it is used only for an object that existed
-            // before this process started to watch.
+            // The creation time is in whole seconds, so for a new object the present time is more
+            // exact. The creation time is used if the object is older than 2 s.
             let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let age = age.saturating_sub(u64::try_from(created.0.as_second()).unwrap_or(0));
             let now = Instant::now();
@@ -285,12 +286,12 @@ impl Metrics {
     }
 }
 
-/// Kinds of the errors of reconciles: the values of the label `error`.
+/// Values of the label `error` of the counter `hgo_reconcile_errors_total`.
 pub const ERROR_KINDS: [&str; 7] =
     ["conflict", "failed", "ledger", "missing", "no_answer", "not_found", "refused"];
 
-/// Registers the counter of failed reconciles with all its series, so that `rate` includes the
-/// first failure of each.
+/// Registers the counter of failed reconciles with all its series at 0. Otherwise Prometheus's
+/// `rate` would omit the first failure of each series.
 fn reconcile_errors(make: &MetricMaker<'_>) -> Result<IntCounterVec, prometheus::Error> {
     let errors = make.counters(
         "hgo_reconcile_errors_total",

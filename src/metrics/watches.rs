@@ -42,7 +42,7 @@ impl WatchMetrics {
         self.lock().remove(resource);
     }
 
-    /// Sets `staleness` to the present values.
+    /// Sets `staleness` to the seconds since the last accepted watch of each resource.
     pub(super) fn measure(&self) {
         self.staleness.reset();
         for (resource, began) in self.lock().iter() {

@@ -27,8 +27,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 /// Longest delay before a batch with a failed write is tried again.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
-/// Consecutive failures after which a pool no longer delays the others. Conflicts do not count: a
-/// conflict means that another client's write was accepted.
+/// Consecutive failures of a pool after which a batch is answered without waiting for it. Conflicts
+/// do not count: a conflict means that another client's write was accepted.
 const PATIENCE: u32 = 3;
 /// Consecutive conflicts of one pool after which an Event reports them.
 const CONTENDED: u32 = 5;
@@ -50,7 +50,8 @@ pub(super) struct PoolTrouble {
     retry_at: Option<Instant>,
 }
 
-/// Writes that one pool needs: `before`, `status` and `after`, in this order.
+/// Writes of one pool, in the order of the fields. `before` adds the finalizer. `status` is the
+/// stored and the desired status. `after` removes the finalizer or the release annotation.
 struct CommitJob {
     name: String,
     version: String,
@@ -60,7 +61,8 @@ struct CommitJob {
 }
 
 impl LedgerTask {
-    /// Writes every touched pool, all of them concurrently.
+    /// Writes all touched pools concurrently. A pool that waits after failures is not written, and
+    /// is in `failed`.
     pub(super) async fn commit(&mut self) -> anyhow::Result<CommitOutcome> {
         self.forget_outlived_refusals();
         let now = rfc3339::to_second(Utc::now());

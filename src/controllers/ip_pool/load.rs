@@ -57,7 +57,7 @@ impl LedgerTask {
         self.started = Instant::now();
         // Pools are listed before LoadBalancers, so the later list contains the owner of each claim
         // read here, if that owner exists. The segments of the networks show which pools share a
-        // segment. While the segments are unknown, any two pools may share one.
+        // segment. While the segments are unknown, any two pools may share a segment.
         let views = self.ctx.views.clone();
         views.networks_listed(NETWORKS_WAIT).await;
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;

@@ -84,7 +84,7 @@ impl RequestBatch {
     }
 }
 
-/// Handle of the ledger task.
+/// Handle that sends requests to the ledger task of one term. Clones share the mailbox.
 #[derive(Clone)]
 pub struct LedgerHandle {
     mailbox: mpsc::UnboundedSender<LedgerMessage>,
@@ -104,7 +104,7 @@ impl LedgerHandle {
     }
 
     /// Claims an address for the LoadBalancer. The answer comes when the address is safe to
-    /// publish. If neither the LoadBalancer nor its claim has changed, the answer comes at once.
+    /// publish. If the LoadBalancer and its claim are unchanged, the answer comes at once.
     pub async fn claim(&self, facts: LbFacts) -> Result<ClaimResult, LedgerError> {
         if let Some(answer) = self.confirmed().answer(&facts) {
             return Ok(answer);
@@ -114,8 +114,7 @@ impl LedgerHandle {
         answer.await.map_err(|_| LedgerError::Closed)?
     }
 
-    /// Releases every claim of the owner. The answer comes when the ledger no longer names the
-    /// owner.
+    /// Releases every claim of the owner. The answer comes when no stored ledger names the owner.
     pub async fn release(&self, owner: Owner) -> Result<(), LedgerError> {
         let (reply, answer) = oneshot::channel();
         self.send(LedgerMessage::Release(owner, Some(reply)))?;

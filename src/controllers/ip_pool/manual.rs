@@ -78,7 +78,8 @@ impl LedgerTask {
         };
         let owner = self.book.pools().get(pool).and_then(|p| p.ledger.owner_of(asked.ip)).cloned();
         let Some(owner) = owner else {
-            // Released already: a crash left the annotation, or the sweep was faster.
+            // The address is free already: a crash kept the annotation, or the sweep freed the
+            // claim.
             return None;
         };
         if owner.name != asked.name {

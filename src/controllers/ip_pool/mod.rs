@@ -50,7 +50,7 @@ pub struct LedgerTask {
     /// Number of bytes of ledgers written since the last report to `pace`.
     bytes_written: usize,
     started: Instant,
-    /// Pools with metrics, so that series are removed with their pool.
+    /// Pools that have series in the metrics, to remove the series of a deleted pool.
     measured: BTreeSet<String>,
     /// Whether another form of the CRD has replaced the operator's. `None`: not checked yet.
     crd_is_replaced: Option<bool>,
@@ -204,7 +204,7 @@ impl LedgerTask {
                 batch.claims.iter().map(|(facts, _)| self.book.claim(facts)).collect();
             changed.extend(self.book.serve_waiters());
             match self.commit().await? {
-                // The pools were read again.
+                // The pools were read again, so claims of other LoadBalancers may have changed.
                 commit::CommitOutcome::Replay => others_change = true,
                 commit::CommitOutcome::Done { failed } => break (verdicts, failed),
             }
@@ -250,11 +250,13 @@ impl LedgerTask {
                 }
                 _ => Ok(verdict),
             };
-            // The caller may have given up. When it asks again, the answer is the same claim.
+            // The caller may have given up. If it repeats the request, the answer is the same
+            // claim.
             drop(reply.send(answer));
         }
         for (_, reply, pools) in batch.releases {
-            // A release that found no claims may be the retry of a release that failed.
+            // A release that found no claims may be the retry of a failed release. Its claims may
+            // be in any of the pools that were not written.
             let pools = if pools.is_empty() { failed } else { &pools };
             let answer = match pools.intersection(failed).next() {
                 Some(pool) => Err(LedgerError::NotWritten(pool.clone())),

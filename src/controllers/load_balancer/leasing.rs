@@ -20,15 +20,15 @@ use crate::domain::reason::{self, NoLease};
 use crate::k8s::CallError;
 use crate::k8s::calls::{ApiCall, ApiCalls as _};
 
-/// Time after the start of a term in which no published address is withdrawn because the recorded
-/// expiry of its lease has passed. While the API server was unavailable, no operator led, but
-/// agents continued to renew leases. Once the API server is available again, an agent needs one
-/// call for its Lease and one write to record its renewals.
+/// Time after the start of a term in which a published address is kept although the recorded expiry
+/// of its lease has passed. While the API server was unavailable, agents could renew leases but not
+/// record the renewals. When the API server is available again, an agent needs one call for its
+/// Lease and one write to record its renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
-/// Interval at which the operator checks whether another LoadBalancer still has the DHCP client
-/// identity that a LoadBalancer requests.
+/// Delay of the next reconcile of a LoadBalancer that requests the DHCP client identity of another
+/// LoadBalancer.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
-/// Time within which a created record appears in the view.
+/// Time for which [`LbContext::made`] contains a created record. The view shows the record earlier.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// Maximum number of attempts at one decision, if the record changes during each attempt.
 const REPETITIONS: usize = 5;
@@ -69,7 +69,8 @@ pub(super) async fn allocate(
             LeasingStep::Guest(why) => return Ok(Some(AddressOutcome::Guest(why))),
             LeasingStep::Wait(why) => return Ok(Some(AddressOutcome::Host(Err(why)))),
             LeasingStep::Take(lease) => {
-                // The record in a view may be older than the end of the lease.
+                // A new address is published only from a record that was just read, because the
+                // lease may have ended since the view was updated.
                 if fresh || facts::leased(lb) == Some(lease.ip) {
                     return Ok(Some(AddressOutcome::Host(views.unless_in_the_way(lb, lease))));
                 }
@@ -169,9 +170,8 @@ fn record_name(record: &DHCPLease) -> String {
     format!("{}/{}", record.namespace().unwrap_or_default(), record.name_any())
 }
 
-/// Time until the lease of the published address expires, unless the agent renews the lease. No
-/// event reports the expiry, so a reconcile must follow then. `None`: no lease ends, or its expiry
-/// was handled.
+/// Time until the LoadBalancer must be reconciled because the lease of its address expires. No
+/// event reports the expiry. `None`: the lease has no end, or its expiry was handled.
 pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
     if facts::wants_pool(lb) {
         return None;
@@ -183,8 +183,8 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
     left.ok().map(|left| left + Duration::from_millis(10))
 }
 
-/// Time until the obstacle to a leased address is checked again. `None`: there is no obstacle, or
-/// an event reports its end.
+/// Time until a reconcile checks the obstacle to a leased address again. `None`: there is no
+/// obstacle, or an event reports the end of the obstacle.
 pub(super) fn again(finding: &AddressOutcome) -> Option<Duration> {
     match finding {
         AddressOutcome::Host(Err(NoLease::TakingOver { .. })) => Some(dhcp_lease::TAKEOVER_AGAIN),

@@ -38,17 +38,16 @@ use crate::k8s::calls::{ApiCall, ApiCalls as _};
 use crate::prober::Prober;
 use crate::turns::{CallerTurn, Turns};
 
-/// Maximum number of concurrent writes of LoadBalancers that have an address. The number is small,
-/// so that the API server has time for a LoadBalancer that waits for its address while a new term
-/// brings thousands up to date.
+/// Maximum number of concurrent writes of LoadBalancers that have an address. A new term can begin
+/// with thousands of such writes. The number is small, so that they do not delay a LoadBalancer
+/// that waits for its address.
 const WRITES_AT_ONCE: usize = 8;
 /// Maximum number of further concurrent writes. They are reserved for LoadBalancers without an
 /// address and for deleted LoadBalancers, because a guest waits for these writes. Each write uses a
 /// connection of its own, and more connections do not make an API server faster.
 const AWAITED_WRITES_AT_ONCE: usize = 24;
 /// Maximum number of objects that are held whole in memory at the same time. An object is held
-/// whole if a view has only a part of it. Each object may have the 1.5 MiB that the API server's
-/// store allows.
+/// whole if a view has only a part of it. The object's size is at most 1.5 MiB, the limit of etcd.
 const WHOLE_AT_ONCE: usize = 8;
 /// Maximum number of passes of one reconcile, if the object changes during each pass.
 const REPETITIONS: usize = 5;
@@ -92,7 +91,7 @@ impl LbContext {
         }
     }
 
-    /// Whether VMs should have been listed by now.
+    /// Whether [`VMS_WITHIN`] has passed since the start of the term, so that VMs should be listed.
     fn vms_overdue(&self) -> bool {
         self.began.elapsed() >= VMS_WITHIN
     }
@@ -238,8 +237,8 @@ fn observe(lb: Arc<LoadBalancer>, ctx: &LbContext) -> ObservedLb {
     ObservedLb { lb, partial, fresh: false, place: None }
 }
 
-/// Reads the object from the API server. A large object is returned whole, and any other is trimmed
-/// to the part that a view has. `None`: the object is gone, or another object has its name.
+/// Reads the object from the API server. A large object is returned whole. Other objects are
+/// trimmed to the part that a view has. `None`: the object is gone, or another object has its name.
 async fn observe_again(
     lb: &LoadBalancer,
     is_large: bool,

@@ -88,8 +88,8 @@ struct RotationContext {
     /// because one of their Secrets has changed.
     touched: Mutex<HashSet<Name>>,
     clock: Mutex<Option<ServerClock>>,
-    /// Time at which each waiting rotation may begin, and the earliest such time for a rotation
-    /// that is added next.
+    /// Time at which each waiting rotation may begin, and the earliest time for the next rotation
+    /// that is added.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: FailedReconciles<TokenRotation>,
     /// Probes of the tokens in use in Ranchers.
@@ -272,8 +272,8 @@ impl RotationContext {
     }
 
     /// Remaining pause of a rotation that has not changed since its reconcile. `None`: the rotation
-    /// has changed, or the pause is over. During the pause, events of this process's own writes
-    /// trigger nothing.
+    /// has changed, or the pause is over. Because of the pause, the events of this process's own
+    /// writes trigger no reconcile.
     fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let version = rotation.metadata.resource_version.as_deref().unwrap_or_default();
         let resting = lock(&self.resting);
@@ -282,9 +282,9 @@ impl RotationContext {
         (!is_newer(version, left) && !rest.is_zero()).then_some(rest)
     }
 
-    /// Time until the turn of a rotation that is due. Turns limit how many rotations begin at the
-    /// same time. A rotation gets one turn, and keeps the turn until the rotation begins. It is not
-    /// reconciled before its turn.
+    /// Time until a due rotation may begin. Two rotations begin at least [`TURN_INTERVAL`] apart.
+    /// The first call for a rotation assigns its turn. The rotation keeps that turn until
+    /// [`Self::end_turn`].
     fn time_until_turn(&self, name: &Name) -> Duration {
         let mut turns = lock(&self.turns);
         let (turns, next) = &mut *turns;

@@ -168,7 +168,7 @@ pub(super) fn wanted_cluster(rotation: &TokenRotation) -> Option<&str> {
 
 impl RancherSession {
     /// Converts a cloud credential, as read from Rancher, into the content of the target. An error:
-    /// tokens of the API key's user may not be put into it.
+    /// tokens of the API key's user may not be put into the cloud credential.
     pub(super) fn cloud_credential_read(
         &mut self,
         rotation: &TokenRotation,

@@ -83,7 +83,7 @@ fn is_api_key(target: &SecretTarget, server: &RancherServer) -> bool {
     target.name == minter.secret_name && target.key == minter.key
 }
 
-/// Whether status and reason of Ready are the same in both TokenRotations.
+/// Whether status and reason of the condition Ready are the same before and after a change.
 pub(super) fn is_ready_alike(before: Option<&TokenRotation>, after: &TokenRotation) -> bool {
     let ready = |one: &TokenRotation| -> Option<(ConditionStatus, Option<String>)> {
         let mut all = one.status.as_ref()?.conditions.iter();
@@ -111,7 +111,8 @@ impl RotationRun<'_> {
         if self.second.is_some() { plan.second() } else { plan }
     }
 
-    /// URL of the Rancher, if only the API key's Secret contains it.
+    /// URL of the Rancher from the API key's Secret. `None`: the spec itself contains the URL, or
+    /// Rancher was not read.
     pub(super) fn named_url(&self) -> Option<String> {
         let server = self.rotation.spec.rancher.as_ref()?;
         let session = self.session.as_ref().filter(|_| server.url.is_none())?;

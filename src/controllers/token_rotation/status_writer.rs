@@ -153,7 +153,7 @@ impl RotationRun<'_> {
         let now = self.clock.now();
         let ends = self.rotation.status.as_ref().and_then(status::ends);
         let pause = pause(idle::next_reconcile(&self.plan, &self.record, until, ends, now), now);
-        // A change in a Rancher produces no event, so Rancher is read again after a while.
+        // No event reports a change in a Rancher, so the pause until the next read is bounded.
         let most = match &self.session {
             Some(session) if session.unread > 0 => READ_MORE_AFTER,
             _ if self.children.as_ref().is_some_and(|all| !all.failures.is_empty()) => {

@@ -55,8 +55,9 @@ impl RotationRun<'_> {
     }
 }
 
-/// Probes the token in use, if a probe is due. Returns the time until the next probe: the maximum
-/// if none is scheduled. `None`: the state of the token has changed, so a reconcile is required.
+/// Probes the token in use, if a probe is due. Returns the time until the next probe, or
+/// `Duration::MAX` if no probe is scheduled. `None`: the state of the token has changed, so a
+/// reconcile is required.
 pub(super) async fn probe_if_due(
     context: &RotationContext,
     rotation: &TokenRotation,

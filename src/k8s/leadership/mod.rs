@@ -101,12 +101,12 @@ impl Leadership {
         self.now() < Duration::from_millis(self.until.load(Ordering::Acquire))
     }
 
-    /// Reports every change of whether this process leads.
+    /// Returns a receiver that shows whether this process leads, and is notified of each change.
     pub fn subscribe(&self) -> watch::Receiver<bool> {
         self.leading.subscribe()
     }
 
-    /// Reports every change of the claim.
+    /// Returns a receiver that shows the state of the claim, and is notified of each change.
     pub fn claim(&self) -> watch::Receiver<LeadershipClaim> {
         self.claim.subscribe()
     }
@@ -170,7 +170,7 @@ impl Leadership {
         let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
         self.until.store(millis, Ordering::Release);
         // The claim may still be `Held` from an expired term, if no other process was observed to
-        // take the Lease. Waiters are notified of the new term all the same.
+        // take the Lease. `send_replace` notifies the waiters of the new term even then.
         if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
             self.claim.send_replace(LeadershipClaim::Held);
         }
@@ -287,7 +287,7 @@ impl LeaderElector {
         observer: &mut LeaseObserver,
     ) -> Result<RoundResult, CallError> {
         let sent = leadership.now();
-        // The deadline of the round ends before that of a call.
+        // Each call may last longer than the round, so that the round's deadline ends first.
         let calls = self.api.within(self.pace.deadline() * 2);
         let lease = calls.call_get_opt(&self.name).await?;
         let lease_seen = lease.as_ref().map(seen);

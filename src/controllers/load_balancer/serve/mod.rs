@@ -71,7 +71,8 @@ pub(super) async fn serve(
         return Ok(Some(ServingOutcome { finding, report: None, again: None }));
     }
     let Some(mut report) = announce(lb, &finding, ctx).await? else { return Ok(None) };
-    // Neither a change of a foreign Service nor the end of a refusal produces a watch event.
+    // No watch event reports a change of a foreign Service, or that the API server would accept a
+    // rejected write. So the reconcile is repeated.
     let again = match report.service {
         ServiceState::Foreign(_) | ServiceState::Refused(_) => Some(LONGEST_DELAY),
         ServiceState::Held(left) => Some(left),
@@ -224,7 +225,7 @@ impl<'a> ServiceTarget<'a> {
         }
     }
 
-    /// Error after [`REPETITIONS`] attempts, each of which met another client's change.
+    /// Error after [`REPETITIONS`] attempts that failed because another client changed the object.
     fn kept_changing(&self, kind: &str) -> CallError {
         let attempts = format!("{REPETITIONS} attempts to write {kind} of {}", self.key);
         CallError::Conflict(ApiCall::new(attempts))

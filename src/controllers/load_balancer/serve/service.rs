@@ -129,7 +129,7 @@ impl ServiceTarget<'_> {
         Err(self.kept_changing("Service").into())
     }
 
-    /// Deletes the Service. Returns whether it is gone.
+    /// Deletes the Service. Returns whether it is gone; `false`: a finalizer delays the deletion.
     pub(super) async fn delete_service(
         &self,
         stored: &StoredService,

@@ -102,7 +102,7 @@ impl ServiceTarget<'_> {
     }
 
     /// Writes the annotation to the first slice that `is_so` selects. `is_so` receives whether a
-    /// slice holds settings. Returns whether there is such a slice.
+    /// slice holds settings. Returns whether `is_so` selected a slice.
     async fn annotate_slice(
         &self,
         is_so: impl Fn(bool) -> bool,

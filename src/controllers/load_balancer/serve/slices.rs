@@ -141,7 +141,8 @@ impl ServiceTarget<'_> {
         self.ctx.shared.views.slices.note(&self.key, &name, &version, owned);
     }
 
-    /// Reads into the view a slice that the API server has in another version, or no longer has.
+    /// Reads a slice from the API server into the view. Removes from the view a slice that does not
+    /// exist or has another owner; another owner is an error.
     pub(super) async fn read_slice(&self, name: &str) -> Result<(), WriteObstacle> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         let slices = &self.ctx.shared.views.slices;
