@@ -26,7 +26,7 @@ impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> Default for Stor
 }
 
 impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> StoreWriter<K> {
-    /// The store.
+    /// Returns the store that this writer changes.
     pub fn reader(&self) -> Store<K> {
         self.0.as_reader()
     }

@@ -24,9 +24,9 @@ pub struct AnnouncePlace {
 
 impl Views {
     /// Network on which the address in `finding` is announced: the network of its pool or of its
-    /// lease. Without such a network, it is `named`, the network that the LoadBalancer names. A
-    /// global pool has no network, so `named` also applies to its addresses, which are unique on
-    /// all networks.
+    /// lease. If there is no such network, returns `named`, the network that the LoadBalancer
+    /// names. So `named` also applies to addresses of a global pool, which are unique on all
+    /// networks.
     pub fn place(&self, named: &str, finding: &AddressOutcome) -> AnnouncePlace {
         let network = match finding {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,

@@ -214,8 +214,8 @@ impl Views {
     }
 
     /// Enqueues the LoadBalancers on the network of an agent whose Lease has another holder now.
-    /// `name` is the Lease's name. The leader's periodic check of agents may miss an absence of
-    /// less than a second, but this view shows it.
+    /// `name` is the Lease's name. The leader's check of agents, once a second, can miss a shorter
+    /// absence. The changed holder shows that absence.
     fn enqueue_lbs_of_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();

@@ -162,7 +162,7 @@ struct InformerContext {
 
 impl InformerContext {
     /// Records that the first list of `part` is complete. If leased addresses depend on the part,
-    /// enqueues the LoadBalancers that may have one.
+    /// enqueues the LoadBalancers that may have a leased address.
     fn done(&self, part: ViewPart) {
         let is_news = self.synced.send_if_modified(|parts| {
             let before = *parts;
@@ -262,7 +262,8 @@ impl Views {
         lock(&self.index.projects).get(namespace).cloned().unwrap_or_default()
     }
 
-    /// Facts from other objects, for decisions about a LoadBalancer's address.
+    /// Facts from other objects that a LoadBalancer's address depends on: the project of its
+    /// namespace, and the network of its guest cluster's VMs.
     pub fn around(&self, lb: &LoadBalancer) -> LbSurroundings {
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
         let vm_network = facts::asks_vms_for_network(lb).and_then(|cluster| {

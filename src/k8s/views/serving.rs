@@ -26,9 +26,10 @@ use crate::k8s::trimmed::PAGE;
 /// Objects by the LoadBalancer that they serve. Each object serves one LoadBalancer. Clones share
 /// the objects.
 ///
-/// The lock is inside, because informers and reconciles change the objects in parallel, each
-/// through its own clone of [`Views`]. [`Self::note`] and [`Self::remove`] compare the versions and
-/// change the objects under one lock, so no other task can bring in a newer version in between.
+/// The type contains its lock, because informers and reconciles change the objects in parallel,
+/// each through its own clone of [`Views`]. [`Self::note`] and [`Self::remove`] compare the
+/// versions and change the objects under one lock, so no other task can bring in a newer version in
+/// between.
 pub struct OwnedObjects<T>(Arc<Mutex<OwnedIndex<T>>>);
 
 struct OwnedIndex<T> {
@@ -56,8 +57,8 @@ impl<T> OwnedIndex<T> {
         self.by_lb.get(self.lb_of.get(key)?)?.iter().find(|entry| entry.name == name)
     }
 
-    /// Removes an object, and returns the LoadBalancer that the object served. `None`: there is no
-    /// such object.
+    /// Removes an object, and returns the LoadBalancer that the object served. `None`: the object
+    /// is not in the index.
     fn remove(&mut self, key: &str) -> Option<String> {
         let (_, name) = key.split_once('/')?;
         let lb = self.lb_of.remove(key)?;
