@@ -191,7 +191,9 @@ pub struct DHCPLeaseStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Use of an address whose lease expires because no DHCP server answers.
+/// Use of the address when its lease expires because no DHCP server answers. `Keep`: the address
+/// may be used after `expiresAt`, until a server refuses it, the server of the lease offers another
+/// address, or another host uses it. Unset: the address may not be used after `expiresAt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnLeaseLoss {
     /// The address stays in use until a server refuses it, the server of the lease offers another

@@ -84,6 +84,7 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<Selector>,
     /// State of the pool: Active, Draining or Disabled. Only Active is supported by this version.
+    /// Unset means Active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<PoolState>,
     /// Number of addresses that one namespace may hold. Reserved: not supported by this version.
@@ -99,7 +100,8 @@ pub struct IPPoolSpec {
     pub conflict_probe: Option<bool>,
 }
 
-/// State of a pool: whether it allocates addresses.
+/// State of the pool: Active, Draining or Disabled. Only Active is supported by this version. Unset
+/// means Active.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum PoolState {
     /// The pool allocates addresses.
@@ -162,8 +164,9 @@ pub struct Selector {
     #[schemars(range(min = 0, max = 4_294_967_295_i64))]
     pub priority: Option<i64>,
     /// Network of the pool's addresses, as `namespace/name` of a NetworkAttachmentDefinition. A
-    /// LoadBalancer matches if it has the same network. Unset or empty: only LoadBalancers without
-    /// a network match.
+    /// LoadBalancer matches if it has the same network, for example by its annotation
+    /// loadbalancer.harvesterhci.io/network. Unset or empty: only LoadBalancers without a network
+    /// match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     pub network: Option<String>,

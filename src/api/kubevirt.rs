@@ -17,7 +17,7 @@ pub const TOPOLOGY_ZONE: &str = "topology.kubernetes.io/zone";
 pub const LABEL_CREATOR: &str = "harvesterhci.io/creator";
 /// Value of the creator label on VMs whose topology annotations Harvester itself writes.
 pub const NODE_DRIVER: &str = "docker-machine-driver-harvester";
-/// Label of a VM: the guest cluster whose node it is.
+/// Label of a VM: name of the guest cluster that has the VM as a node.
 pub const LABEL_GUEST_CLUSTER: &str = "guestcluster.harvesterhci.io/name";
 /// Annotation of a VirtualMachine: the VM's disks are deleted together with the VM. Rancher sets
 /// the annotation when the guest cluster is being removed.
@@ -73,8 +73,8 @@ pub struct VirtualMachineInstanceStatus {
     /// WaitingForSync.
     #[serde(default)]
     pub phase: String,
-    /// Node that runs the instance. During a live migration it is the source node, until the guest
-    /// has moved.
+    /// Node that runs the instance. During a live migration, the source node, until the guest runs
+    /// on the target node.
     #[serde(default)]
     pub node_name: String,
     /// Conditions: Ready, Paused, AgentConnected and others.
@@ -184,7 +184,7 @@ pub struct ServiceAddressesSpec {
     pub cluster_ips: Option<Vec<String>>,
 }
 
-/// Announced addresses of a Service.
+/// Part of a Service's status that this operator reads.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceAddressesStatus {

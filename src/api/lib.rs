@@ -155,10 +155,10 @@ pub const ANNOTATION_DHCP_CLIENT_ID: &str = "loadbalancer.harvesterhci.io/dhcp-c
 /// Annotation of a network that [`ANNOTATION_DHCP`] declares. With the value `true`, the agent asks
 /// servers to broadcast their answers.
 pub const ANNOTATION_DHCP_BROADCAST: &str = "loadbalancer.harvesterhci.io/dhcp-broadcast";
-/// Annotation with the hardware address of a DHCP client. On a Service, kube-vip writes the one
-/// with which it leases the Service's address. On a LoadBalancer, the annotation requests the one
-/// with which the host is to lease the LoadBalancer's address. Source of the names of this and the
-/// next three annotations: kube-vip 1.2.3, pkg/kubevip/annotations.go.
+/// Annotation with the hardware address of a DHCP client. On a Service, kube-vip writes the
+/// hardware address with which it leases the Service's address. On a LoadBalancer, a user requests
+/// the hardware address with which the host leases the LoadBalancer's address. Source of the names
+/// of this and the next three annotations: kube-vip 1.2.3, pkg/kubevip/annotations.go.
 pub const KUBE_VIP_HWADDR: &str = "kube-vip.io/hwaddr";
 /// Annotation with the address to request from the DHCP server. On a Service, kube-vip requests it;
 /// on a LoadBalancer, the host.
@@ -175,12 +175,12 @@ pub const KUBE_VIP_BROADCAST: &str = "kube-vip.io/dhcp-broadcast";
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";
 
 /// Finalizer of a TokenRotation: a deleted TokenRotation remains until its credentials are revoked,
-/// except a published one that `spec.onDelete` keeps, but not longer than until a deadline.
+/// or until a deadline. The published credential is not revoked if `spec.onDelete` is `Keep`.
 pub const ROTATION_FINALIZER: &str = "credentials.harvesterhci.io/rotation";
 /// Annotation of a TokenRotation: each new value requests a new credential now.
 pub const ANNOTATION_ROTATE: &str = "credentials.harvesterhci.io/rotate";
-/// Annotation of a TokenRotation: each new value requests a new credential now, and the old one is
-/// revoked as soon as the new one is published.
+/// Annotation of a TokenRotation: each new value requests a new credential now. The old credential
+/// is revoked as soon as the new credential is published.
 pub const ANNOTATION_LEAKED: &str = "credentials.harvesterhci.io/leaked";
 /// Annotation that changes with a credential. On a Secret that is a target: SHA-256 of the value
 /// that was written. On pods that were restarted for a new credential: SHA-256 of the credential;
@@ -193,6 +193,6 @@ pub const ANNOTATION_RANCHER_URL: &str = "credentials.harvesterhci.io/rancher-ur
 /// TokenRotation has made: UID of the TokenRotation that made the object.
 pub const LABEL_ROTATION: &str = "credentials.harvesterhci.io/rotation";
 
-/// Placeholder for an address that the announcer (kube-vip) leases by DHCP. It stands in
-/// `status.allocatedAddress.ip`, and in a Service it asks kube-vip to lease an address.
+/// Placeholder for an address that the announcer (kube-vip) leases by DHCP. In a LoadBalancer, it is
+/// the value of `status.allocatedAddress.ip`. In a Service, it asks kube-vip to lease an address.
 pub const DHCP_ADDRESS: &str = "0.0.0.0";

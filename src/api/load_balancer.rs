@@ -100,11 +100,12 @@ pub struct LoadBalancerSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub description: Option<String>,
-    /// Type of workload behind the address: VMs of this namespace, or a guest cluster. Unset means
-    /// vm.
+    /// Type of workload behind the address: VMs of this namespace (`vm`), or a guest cluster
+    /// (`cluster`). Unset means vm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload_type: Option<WorkloadType>,
-    /// Source of the address: an IPPool or a DHCP server. Unset means pool.
+    /// Source of the address: an IPPool (`pool`) or the network's DHCP server (`dhcp`). Unset means
+    /// pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<Ipam>,
     /// IPPool that allocates the address. Unset: the pool that best matches the LoadBalancer by
@@ -144,7 +145,8 @@ pub struct LoadBalancerSpec {
     pub ip_family_policy: Option<String>,
 }
 
-/// Type of workload behind an address.
+/// Type of workload behind the address: VMs of this namespace (`vm`), or a guest cluster
+/// (`cluster`). Unset means vm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkloadType {
@@ -155,7 +157,8 @@ pub enum WorkloadType {
     Cluster,
 }
 
-/// Source of an address.
+/// Source of the address: an IPPool (`pool`) or the network's DHCP server (`dhcp`). Unset means
+/// pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Ipam {
@@ -170,7 +173,8 @@ pub enum Ipam {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
-    /// Name of the listener, unique within the LoadBalancer.
+    /// Name of the listener, unique within the LoadBalancer: lower-case letters, digits and dashes.
+    /// Only a single listener may have an empty name.
     #[serde(default)]
     #[schemars(length(max = 63))]
     pub name: String,
@@ -209,7 +213,8 @@ fn tcp() -> String {
         "spec.healthCheck.port: must be set to a backend port when spec.healthCheck.protocol is"),
 )]
 pub struct HealthCheck {
-    /// Backend port to probe. Zero or unset: backends are not probed.
+    /// Backend port to probe: the backend port of a TCP listener. Zero or unset: backends are not
+    /// probed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 65535))]
     pub port: Option<i32>,

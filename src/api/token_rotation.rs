@@ -138,8 +138,8 @@ pub struct TokenRotationSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16))]
     pub restart_workloads: Option<Vec<Workload>>,
-    /// Action on the published credential when the TokenRotation is deleted. Keep: it stays valid
-    /// until it expires. Revoke: it is revoked. Unset means Keep.
+    /// Action on the published credential when the TokenRotation is deleted. Keep: the credential
+    /// stays valid until it expires. Revoke: the credential is revoked. Unset means Keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_delete: Option<OnDelete>,
 }
@@ -153,9 +153,10 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub renew_when_left_percent: Option<i64>,
-    /// Remaining lifetime in seconds at which the credential is replaced at the latest, but at most
-    /// half of its whole lifetime. A credential that is only watched is reported as near its expiry
-    /// from this remaining lifetime on. Unset means 604800, seven days.
+    /// Remaining lifetime in seconds at which the credential is replaced, if `renewWhenLeftPercent`
+    /// gives a shorter one. At most half of the credential's whole lifetime is used. From the same
+    /// remaining lifetime on, a credential that is only watched is reported as near its expiry.
+    /// Unset means 604800, seven days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub minimum_left_seconds: Option<i64>,
@@ -232,7 +233,8 @@ pub enum WorkloadKind {
     DaemonSet,
 }
 
-/// Action on the published credential when the TokenRotation is deleted.
+/// Action on the published credential when the TokenRotation is deleted. Keep: the credential stays
+/// valid until it expires. Revoke: the credential is revoked. Unset means Keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnDelete {
     /// The credential stays valid until it expires by itself.
@@ -287,7 +289,7 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key: Option<ApiKey>,
     /// Earliest expiry of the target's credentials. With all cloud credentials as the target, only
-    /// the credentials that are not replaced count. Unset: no expiry is known.
+    /// the credentials that no TokenRotation replaces count. Unset: no expiry is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
@@ -431,7 +433,8 @@ pub struct PreviousCredential {
     #[schemars(extend("format" = "date-time"))]
     pub revoke_after: Option<String>,
     /// resourceVersion of the target before an attempt to publish this credential. Set while it is
-    /// not known whether the attempt will still succeed. Until then the credential is not revoked.
+    /// not known whether the attempt will still succeed. While it is set, the credential is not
+    /// revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,

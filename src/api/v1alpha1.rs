@@ -66,7 +66,8 @@ pub struct LoadBalancerSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
-    /// Name of the listener, unique within the LoadBalancer.
+    /// Name of the listener, unique within the LoadBalancer: lower-case letters, digits and dashes.
+    /// Only a single listener may have an empty name.
     #[schemars(length(max = 63))]
     pub name: String,
     /// Port on the address, 1 to 65535.
@@ -93,18 +94,18 @@ pub struct HealthCheck {
     /// Backend port to probe. Zero: backends are not probed.
     #[schemars(range(min = 0, max = 65535))]
     pub port: i32,
-    /// Number of consecutive successful probes that make a backend healthy.
+    /// Number of consecutive successful probes that make a backend healthy. Zero means 1.
     #[schemars(range(min = 0))]
     pub success_threshold: i32,
-    /// Number of consecutive failed probes that make a backend unhealthy.
+    /// Number of consecutive failed probes that make a backend unhealthy. Zero means 3.
     #[schemars(range(min = 0))]
     pub failure_threshold: i32,
-    /// Seconds between two probes of a backend. The field's name begins with a capital letter in
-    /// Harvester too.
+    /// Seconds between two probes of a backend. Zero means 5. The field's name begins with a
+    /// capital letter in Harvester too.
     #[serde(rename = "PeriodSeconds")]
     #[schemars(range(min = 0))]
     pub period_seconds: i32,
-    /// Seconds without an answer after which a probe counts as failed.
+    /// Seconds without an answer after which a probe counts as failed. Zero means 3.
     #[schemars(range(min = 0))]
     pub timeout_seconds: i32,
 }
