@@ -115,8 +115,8 @@ pub const SLICE_MANAGER: &str = "harvester-guest-operator";
 /// Finalizer of a LoadBalancer that holds an address. The Go controller uses the same name, so that
 /// each controller finalizes the objects of the other.
 pub const LB_FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
-/// Finalizer of an IPPool: a deleted pool and its ledger remain until the last address is free.
-/// Like [`LB_FINALIZER`], this is also the name that the Go controller uses.
+/// Finalizer of an IPPool: a deleted pool and its ledger remain until the last address is free. The
+/// Go controller uses the same name, as for [`LB_FINALIZER`].
 pub const POOL_FINALIZER: &str = "wrangler.cattle.io/harvester-ipam-controller";
 
 /// Finalizer of a DHCPLease: a deleted record remains until its address is released.
@@ -160,14 +160,14 @@ pub const ANNOTATION_DHCP_BROADCAST: &str = "loadbalancer.harvesterhci.io/dhcp-b
 /// the hardware address with which the host leases the LoadBalancer's address. Source of the names
 /// of this and the next three annotations: kube-vip 1.2.3, pkg/kubevip/annotations.go.
 pub const KUBE_VIP_HWADDR: &str = "kube-vip.io/hwaddr";
-/// Annotation with the address to request from the DHCP server. On a Service, kube-vip requests it;
-/// on a LoadBalancer, the host.
+/// Annotation with the address that the DHCP client requests. For a Service, the client is
+/// kube-vip. For a LoadBalancer, the client is the host's agent.
 pub const KUBE_VIP_REQUESTED_IP: &str = "kube-vip.io/requestedIP";
-/// Annotation with the host name (option 12) to send to the DHCP server. On a Service, kube-vip
-/// sends it; on a LoadBalancer, the host.
+/// Annotation with the host name (option 12) that the DHCP client sends. For a Service, the client
+/// is kube-vip. For a LoadBalancer, the client is the host's agent.
 pub const KUBE_VIP_HOSTNAME: &str = "kube-vip.io/loadbalancerHostname";
-/// Annotation that asks the DHCP server to broadcast its answers, with the value `true`. On a
-/// Service, kube-vip asks; on a LoadBalancer, the host.
+/// Annotation with the value `true`: the DHCP client asks the server to broadcast its answers. For
+/// a Service, the client is kube-vip. For a LoadBalancer, the client is the host's agent.
 pub const KUBE_VIP_BROADCAST: &str = "kube-vip.io/dhcp-broadcast";
 /// Annotation that the operator writes on a network that [`ANNOTATION_DHCP`] declares: state of the
 /// network's agent, as JSON. The state has the pod that serves the network, and since when. If no
@@ -193,6 +193,7 @@ pub const ANNOTATION_RANCHER_URL: &str = "credentials.harvesterhci.io/rancher-ur
 /// TokenRotation has made: UID of the TokenRotation that made the object.
 pub const LABEL_ROTATION: &str = "credentials.harvesterhci.io/rotation";
 
-/// Placeholder for an address that the announcer (kube-vip) leases by DHCP. In a LoadBalancer, it is
-/// the value of `status.allocatedAddress.ip`. In a Service, it asks kube-vip to lease an address.
+/// Placeholder for an address that the announcer (kube-vip) leases by DHCP. In a LoadBalancer, it
+/// is the value of `status.allocatedAddress.ip`. In a Service, it asks kube-vip to lease an
+/// address.
 pub const DHCP_ADDRESS: &str = "0.0.0.0";

@@ -98,8 +98,8 @@ async fn keep(record: Arc<DHCPLease>, keeper: Arc<DhcpLeaseContext>) -> Result<A
         }
     };
     keeper.failures.forget(&ObjectRef::from_obj(record.as_ref()));
-    // No requeue is needed while an active agent is missing: [`agents`] enqueues the record when
-    // the agent is active again. If the record's lease has an end, `done` requeues the record then.
+    // No requeue is needed while no agent is active: [`agents`] enqueues the record when an agent
+    // is active again. A record whose lease has an end is also requeued at that end, by `done`.
     Ok(done.map_or_else(Action::await_change, Action::requeue))
 }
 

@@ -26,7 +26,7 @@ use crate::k8s::calls::ApiCalls as _;
 /// Longest time that the ledgers wait for the import. If a pool is created in this time, the former
 /// owners of its addresses are recorded before the first allocation.
 const FIRST_RUN: Duration = Duration::from_secs(10);
-/// Pause before the import is tried again. It grows from the first value to the second.
+/// First and longest pause before the import is tried again. The pause doubles after each attempt.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
 /// Runs the import for the first time in a term. Returns whether the import is finished.

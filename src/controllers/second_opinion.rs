@@ -33,7 +33,7 @@ use crate::prober::{Prober, survey};
 /// random, and a VM's state may change.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Reason of the Event that says that VMs with doubted failures answer again, or are gone.
+/// Reason of the Event at the end of a doubt: the VMs answer again, or are gone.
 const TRUSTED: &str = "ProberTrusted";
 
 /// Place of this process among the operator's replicas.

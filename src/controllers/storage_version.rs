@@ -32,7 +32,7 @@ const PACE: Duration = Duration::from_millis(10);
 /// 5 s for the others before it establishes a CRD (apiextensions-apiserver,
 /// `EstablishingController`).
 const SETTLED: Duration = Duration::from_secs(10);
-/// Pause before another attempt. It grows from the first value to the second.
+/// First and longest pause before another attempt. The pause doubles after each attempt.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
 /// Outcome of one attempt to migrate all objects.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Time since boot (CLOCK_BOOTTIME). It never jumps, and it goes on during suspension.
+/// Time since boot (CLOCK_BOOTTIME), which never jumps and includes the time of a suspension.
 pub fn now() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);

@@ -213,9 +213,9 @@ impl Drop for WatchRegistration<'_> {
 /// Delays before a failed list or watch is tried again. A delay is at most [`LAST_DELAY`] plus
 /// jitter.
 ///
-/// The library's own delays begin at 800 ms. That is too long where a guest waits: for example, an
-/// API server that has just received a CRD refuses the first watch, and accepts the next watch a
-/// moment later.
+/// The library's own delays begin at 800 ms, which is too long for a guest that waits. For example,
+/// an API server that has just received a CRD rejects the first watch, and accepts the next watch
+/// soon after.
 struct RetryDelays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
 /// Longest delay between two tries to list a kind, without jitter.

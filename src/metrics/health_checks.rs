@@ -18,7 +18,8 @@ pub struct ProbeMetrics {
     pub verdicts: IntCounterVec,
     /// Probes that started late, by more than a tenth of their period.
     pub late: IntCounter,
-    /// Backends that fail but count as healthy. The label says if another replica reaches them.
+    /// Backends that fail but count as healthy. The label `second_opinion` shows whether another
+    /// replica reaches them.
     doubted: IntGaugeVec,
 }
 

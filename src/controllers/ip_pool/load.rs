@@ -77,7 +77,7 @@ impl LedgerTask {
             .iter()
             .filter(|lb| facts::wants_pool(lb) && !facts::is_leaving(lb))
             // LoadBalancers whose guest cluster is being removed, or whose namespace was not
-            // observed yet, are left to their own reconcile.
+            // observed yet, get no address here. Their own reconcile decides later.
             .filter(|lb| self.ctx.views.removal_of(lb).is_none())
             .map(|lb| (lb, self.ctx.views.around(lb)))
             .filter(|(_, around)| around.project != Project::Unknown)

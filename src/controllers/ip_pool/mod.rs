@@ -165,8 +165,8 @@ impl LedgerTask {
         }
     }
 
-    /// Whether the stored ledger names the owner of this claim, by UID. Such a claim can be
-    /// published, even if the pool cannot be written now.
+    /// Whether the stored ledger names the owner of this claim, by UID. If so, the claim can be
+    /// published even while the pool cannot be written.
     fn is_stored(&self, claim: &Claim, owner: &Owner) -> bool {
         self.stored.get(&claim.pool).is_some_and(|pool| pool.names(claim.ip, owner))
     }
@@ -250,8 +250,8 @@ impl LedgerTask {
                 }
                 _ => Ok(verdict),
             };
-            // The caller may have given up. If it repeats the request, the answer is the same
-            // claim.
+            // The caller may have dropped its request. If it repeats the request, the answer is the
+            // same claim.
             drop(reply.send(answer));
         }
         for (_, reply, pools) in batch.releases {

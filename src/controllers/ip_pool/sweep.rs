@@ -117,9 +117,9 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
     (!is_served).then(|| orphan(None))
 }
 
-/// Whether the owner's Service exists, because that Service still uses the address. It exists after
-/// the deletion of its LoadBalancer until it is garbage collected. `None`: the API server gave no
-/// answer.
+/// Whether the owner's Service exists, because that Service still uses the address. The Service
+/// exists after the deletion of its LoadBalancer until it is garbage collected. `None`: the API
+/// server gave no answer.
 async fn is_served(client: &Client, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), namespace);
     match api.call_get(name).await {

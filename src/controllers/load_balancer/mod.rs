@@ -153,7 +153,7 @@ struct ObservedLb {
     partial: bool,
     /// Whether the object was read from the API server for this decision.
     fresh: bool,
-    /// Turn for holding this object whole in memory; see [`WHOLE_AT_ONCE`].
+    /// Place among the [`WHOLE_AT_ONCE`] objects. `None`: the object is not held whole.
     place: Option<CallerTurn<String>>,
 }
 

@@ -54,8 +54,9 @@ fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
     let conditions = lb.status.as_ref().map_or(&[][..], |s| &s.conditions);
     let before = conditions.iter().find(|c| c.type_ == READY);
     let before = before.and_then(|c| c.reason.as_deref());
-    // A missing announcement is not reported, because the announcer always needs a moment. A doubt
-    // about the prober can concern every load balancer, so one Event on the Lease reports it.
+    // A missing announcement is not reported, because the announcer announces an address some time
+    // after the Service was written. A doubt about the prober can concern every load balancer, so
+    // one Event on the Lease reports the doubt.
     let has_event = why == reason::PROBER_DOUBTED
         || (why == reason::ANNOUNCED && before == Some(reason::PROBER_DOUBTED));
     if why == reason::NOT_ANNOUNCED || before == Some(why) || has_event {

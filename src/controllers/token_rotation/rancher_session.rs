@@ -81,8 +81,8 @@ fn refused(field: &str, error: CallError) -> ReadFault {
 /// Entry of the API key's Secret that contains certificate authorities.
 const AUTHORITY_KEY: &str = "ca.crt";
 
-/// Certificate authorities from the spec, or else from the API key's Secret. `None`: neither
-/// contains authorities.
+/// Certificate authorities from the spec, or else from the API key's Secret. `None`: the spec and
+/// the Secret contain no authorities.
 async fn authority(
     context: &RotationContext,
     namespace: &str,
@@ -206,8 +206,9 @@ impl RancherSession {
         Ok(read)
     }
 
-    /// Adds to the content of a target Secret the expiry and validity of its tokens. Only Rancher
-    /// knows these, because the tokens do not contain them. `token`: the token in the target.
+    /// Adds to the content of a target Secret the expiry and validity of its tokens. These facts
+    /// come from Rancher, because Rancher's tokens do not contain them. `token`: the token in the
+    /// target.
     pub(super) async fn add_rancher_facts(
         &self,
         rotation: &TokenRotation,

@@ -13,8 +13,8 @@ use crate::domain::credentials::rotation::{MintedCredential, status};
 use crate::domain::credentials::token::TokenText;
 use crate::rancher::{TokenFault, TokenRights};
 
-/// Pause before each test of a new token. Other replicas of Rancher know the token a moment later
-/// than the replica that made it. A failed test costs a few calls at most; a successful test also
+/// Pause before each test of a new token. A replica of Rancher may accept the token later than the
+/// replica that made the token. A failed test costs a few calls at most; a successful test also
 /// costs a call for each right.
 const TEST_PAUSES: [Duration; 5] = [
     Duration::ZERO,
@@ -60,8 +60,8 @@ impl RotationRun<'_> {
         Ok(issuer.mint(issued, name, self.plan.lifetime, self.scope().as_deref()).await?)
     }
 
-    /// Tests a token in Rancher and where it will be used. A replica of Rancher that does not know
-    /// the token yet may refuse any of the calls, so all calls are repeated.
+    /// Tests a token in Rancher and where it will be used. A replica of Rancher that does not have
+    /// the token yet may reject any of the calls, so all calls are repeated.
     pub(super) async fn verify_rancher_token(&self, token: &TokenText) -> Result<(), StepFault> {
         let (RancherSession { issuer, .. }, scope) = (self.session()?, self.scope());
         let deadline = Instant::now() + TEST_DEADLINE;

@@ -60,7 +60,7 @@ impl UnknownTarget {
         Self { reason: UnknownReason::TargetBarred, ..Self::barred(why) }
     }
 
-    /// Reason that concerns both the target and the list of credentials: neither can be read.
+    /// Reason that prevents the read of the target and of the list of credentials.
     pub(super) fn barred(why: String) -> Self {
         Self {
             why,

@@ -130,7 +130,8 @@ impl RotationRun<'_> {
     /// the run, and adapts the plan.
     pub(super) async fn find_first_rival(&mut self) -> Result<(), CallError> {
         if self.named_url().is_some() {
-            // The URL in the status shows which TokenRotations have the same credential.
+            // Writes the URL first, because the URL in the status shows which TokenRotations have
+            // the same credential.
             self.write_status(self.record.clone(), None).await?;
         }
         let others = self.other_rotations();

@@ -102,8 +102,8 @@ impl RotationRun<'_> {
         writer.request_token(who, until, (name, &secret_uid)).await
     }
 
-    /// Reads the token from a ServiceAccount's new Secret. The cluster writes the token a moment
-    /// after the Secret was created, so the read is repeated until then.
+    /// Reads the token from a ServiceAccount's new Secret. The cluster writes the token some time
+    /// after the Secret was created, so the read is repeated, at most [`TOKEN_READS`] times.
     async fn read_stored_token(&self, name: &str) -> Result<TokenText, CallError> {
         for _ in 0..TOKEN_READS {
             let namespace = self.namespace();

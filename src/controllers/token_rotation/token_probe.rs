@@ -30,8 +30,8 @@ pub(super) struct TokenProbe {
 }
 
 impl RotationRun<'_> {
-    /// Schedules the next probe of the token in use, if the issuer knows this token. Returns the
-    /// time until that probe.
+    /// Schedules the next probe of the token in use, if the issuer has reported the token's state.
+    /// Returns the time until that probe.
     pub(super) fn schedule_probe(&self) -> Option<Duration> {
         let name = ObjectRef::from_obj(&self.rotation);
         let mut probes = lock(&self.context.probes);

@@ -340,8 +340,8 @@ impl LeaderElector {
             }
         }
         if *leadership.leading.borrow() && !leadership.is_current() {
-            // The claim expired before the renewal. Writes that were refused since then are left to
-            // the next term, so this term ends, and the next round begins another term.
+            // The claim expired before the renewal, and writes since then were rejected. Only a new
+            // term repeats these writes. So this term ends, and the next round begins another term.
             self.lapse(leadership);
             return Ok(RoundResult::Pause(Duration::ZERO));
         }

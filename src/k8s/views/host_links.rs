@@ -39,9 +39,10 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 impl Views {
-    /// Enqueues all vm LoadBalancers if `is_news`: whether the nodes' links, or the nodes that may
-    /// announce, have changed. Both changes are rare. Has no effect until the kinds that endpoints
-    /// depend on are listed, because the leader then handles all vm LoadBalancers anyway.
+    /// Enqueues all vm LoadBalancers if `is_news`: the nodes' links, or the nodes on which
+    /// announcers may run, have changed. Both changes are rare. Has no effect until the kinds that
+    /// endpoints depend on are listed, because the leader handles all vm LoadBalancers after these
+    /// lists.
     pub(super) fn enqueue_vm_lbs_if(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
             let vms = self.load_balancers.state_filter(listeners::is_vm);

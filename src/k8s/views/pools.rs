@@ -47,7 +47,7 @@ struct PoolEntry {
     shown: PoolGeneration,
     /// Facts of the pool. `None`: not read yet, or not readable.
     known: Option<KnownPool>,
-    /// Whether the spec must be read.
+    /// Mark: whether the spec must be read.
     due: bool,
     /// Earliest time of the next read. `None`: at once.
     next: Option<Instant>,
@@ -72,7 +72,7 @@ impl PoolGeneration {
 }
 
 impl PoolIndex {
-    /// Stores the metadata of a pool. A changed generation makes a read due.
+    /// Stores the metadata of a pool. If the generation has changed, marks the spec to be read.
     fn apply(&mut self, pool: &Seen) {
         let entry = self.0.entry(pool.name_any()).or_default();
         let shown = PoolGeneration::of(pool);
@@ -87,13 +87,13 @@ impl PoolIndex {
         self.0.remove(name);
     }
 
-    /// The pool whose read is due first, and the time of that read. `None`: no read is due.
+    /// Time and pool of the next read among the marked pools. `None`: no pool is marked.
     fn next(&self, now: Instant) -> Option<(Instant, String)> {
         let due = self.0.iter().filter(|(_, entry)| entry.due);
         due.map(|(name, entry)| (entry.next.unwrap_or(now), name.clone())).min()
     }
 
-    /// Marks the start of a read. A later change makes another read due.
+    /// Removes the mark of a pool at the start of its read. A later change sets the mark again.
     fn begin(&mut self, name: &str) {
         if let Some(entry) = self.0.get_mut(name) {
             entry.due = false;
@@ -110,7 +110,7 @@ impl PoolIndex {
         entry.next = Some(now + if is_new { SOON } else { LATER });
     }
 
-    /// Makes another read due, because the last one has failed.
+    /// Marks a pool to be read again, after [`LATER`], because the last read has failed.
     fn failed(&mut self, name: &str, now: Instant) {
         if let Some(entry) = self.0.get_mut(name) {
             (entry.due, entry.next) = (true, Some(now + LATER));
