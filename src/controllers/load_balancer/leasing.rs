@@ -30,7 +30,9 @@ const AGENTS_RETURN: Duration = Duration::from_secs(20);
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
 /// Time for which [`LbContext::made`] contains a created record. The view shows the record earlier.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
-/// Maximum number of attempts at one decision, if the record changes during each attempt.
+/// Maximum number of attempts at one decision, if the record changes during each attempt. The
+/// attempts are made here, not by the reconcile, because the reconcile reads the LoadBalancer
+/// again, not the record.
 const REPETITIONS: usize = 5;
 
 /// Leases the LoadBalancer's address on the host: creates, adopts or keeps its DHCPLease. `None`: a

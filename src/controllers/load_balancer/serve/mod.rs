@@ -30,7 +30,9 @@ use crate::domain::vm_backends::service::WantedService;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 
-/// Maximum number of attempts at one write, if the object changes during each attempt.
+/// Maximum number of attempts at one write, if the object changes during each attempt. The attempts
+/// are made here, not by the reconcile, because the reconcile reads the LoadBalancer again, not
+/// its Service and slices.
 const REPETITIONS: usize = 5;
 
 /// Reason why a write was not made.
