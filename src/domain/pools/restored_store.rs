@@ -15,17 +15,19 @@ use api::{IPPool, IPPoolStatus};
 /// Outcome of a restore for a LoadBalancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RestoreOutcome {
-    /// The LoadBalancer is gone. Its claim is kept in the pool's ledger.
+    /// The restored etcd does not contain the LoadBalancer. Its claim is kept in the pool's ledger.
     Kept,
-    /// The LoadBalancer and its pool are gone: the claim cannot be recorded.
+    /// The restored etcd contains no such LoadBalancer and no such pool. The claim cannot be
+    /// recorded.
     PoolGone,
-    /// The LoadBalancer is gone, and the restored ledger records its address for another
-    /// LoadBalancer, which is named here.
+    /// The restored etcd does not contain the LoadBalancer, and the restored ledger records its
+    /// address for another LoadBalancer. The value is the `namespace/name` of the other
+    /// LoadBalancer.
     Anothers(String),
-    /// The LoadBalancer exists, with this address instead of the one that it had before the
-    /// restore. `None`: it has no address now.
+    /// The LoadBalancer exists, but with another address than before the restore. The value is the
+    /// present address. `None`: the LoadBalancer has no address.
     Moved(Option<IpAddr>),
-    /// The LoadBalancer exists now, but did not exist just before the restore.
+    /// The LoadBalancer exists in the restored etcd, but did not exist just before the restore.
     Returned,
 }
 
@@ -112,8 +114,8 @@ pub fn changes(
     changes
 }
 
-/// Returns the pool's status with the kept claims added. A kept claim belongs to a LoadBalancer
-/// that is gone, and is recorded under the former UID of its owner. `None`: the pool has no kept
+/// Returns the pool's status, with the claims of [`RestoreOutcome::Kept`] added. Each claim is
+/// recorded with the UID that its LoadBalancer had before the restore. `None`: the pool has no such
 /// claim.
 pub fn with_kept(
     pool: &IPPool,

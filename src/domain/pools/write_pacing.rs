@@ -11,26 +11,28 @@
 
 use std::time::Duration;
 
-/// Time to gather while requests keep coming, as a multiple of the duration of the last write. So
-/// writes take a fifth of the time. Long writes take a larger part, because gathering ends after
-/// `LONGEST_GATHERING`.
+/// Longest time to gather requests, as a multiple of the duration of the last write. With 4, writes
+/// take a fifth of the time. Writes of more than 250 ms take a larger part, because gathering lasts
+/// at most `LONGEST_GATHERING`.
 const REST: u32 = 4;
 /// Longest time after a write for which requests are gathered for the next write.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
 /// Shortest gap without new requests that ends gathering.
 const QUIET: Duration = Duration::from_millis(10);
-/// Divisor for the gap after a long write: the gap that ends gathering is the duration of the last
-/// write divided by this number, but at least `QUIET`. Reason: requests that come at random have
-/// gaps of 10 ms in any case. Waiting through a gap pays if the gap costs less time than the write
-/// that the wait saves. While no LoadBalancer waits for an address, the divisor is 1.
+/// Divisor that gives the gap after a long write: gathering ends after a gap of the last write's
+/// duration divided by this number, but at least `QUIET`. Requests that arrive at random have gaps
+/// of 10 ms in any case. To wait through a gap is worthwhile if the gap is shorter than the write
+/// that the wait saves. If only releases wait, the divisor is 1.
 const QUIET_PART: u32 = 4;
-/// Bytes of ledgers that may be written per second, in the long run. The API server's store retains
-/// all writes of the last five minutes, and has 2 GiB by default.
+/// Bytes of ledgers that may be written per second on average. The API server's store retains all
+/// writes of the last five minutes, and has 2 GiB by default.
 const BYTES_PER_SECOND: u32 = 1024 * 1024;
-/// Largest number of bytes that may be written at once after a rest, given as the time in which
-/// `BYTES_PER_SECOND` adds up to that number: 64 s are 64 MiB.
+/// Largest part of the byte budget that can be saved while nothing is written, given as a time.
+/// `BYTES_PER_SECOND` gives 64 MiB in this time. So 64 MiB may be written at once after a long
+/// pause.
 const BURST: Duration = Duration::from_secs(64);
-/// Longest time after a write that requests wait until the byte budget allows the next write.
+/// Longest time after a write for which the byte budget delays the next write. Then requests are
+/// written even if the budget is used up.
 const LONGEST_DEBT: Duration = Duration::from_secs(4);
 
 /// Pace of ledger writes: gives the pause before the next write. Times are offsets on one monotonic
@@ -43,7 +45,7 @@ pub struct WritePace {
     took: Duration,
     /// Number of requests that the last write answered.
     answered: usize,
-    /// Time at which the byte budget has grown enough for all bytes that were written so far.
+    /// Time at which the byte budget covers all bytes that were written so far.
     earned: Duration,
 }
 
@@ -174,7 +176,8 @@ mod tests {
         assert_eq!(pace.pause(ms(70), claims(50, ms(70))), ms(0));
     }
 
-    /// LoadBalancers that come one after the other, in the largest pool, do not fill the store.
+    /// Even if LoadBalancers are created one after the other, in the largest pool, the writes do
+    /// not fill the API server's store.
     #[test]
     fn the_bytes_of_an_hour_are_bounded() {
         const LEDGER: usize = 1_400_000;

@@ -19,8 +19,8 @@ use crate::{LbFacts, Owner};
 pub struct ConfirmedClaims(HashMap<String, (LbFacts, ClaimResult)>);
 
 impl ConfirmedClaims {
-    /// The recorded answer to a request with exactly these facts. `None`: the ledger task must
-    /// answer.
+    /// The recorded answer to a request with exactly these facts. `None`: no answer is recorded,
+    /// and the ledger task must decide.
     pub fn answer(&self, facts: &LbFacts) -> Option<ClaimResult> {
         let (known, answer) = self.0.get(&facts.owner.name)?;
         (known == facts).then(|| answer.clone())
@@ -36,7 +36,7 @@ impl ConfirmedClaims {
         self.0.remove(&owner.name);
     }
 
-    /// Removes the recorded answers that the book would not give any more.
+    /// Removes each recorded answer that differs from the answer that `book` would give.
     pub fn recheck(&mut self, book: &PoolAllocator) {
         self.0.retain(|_, (facts, answer)| book.unchanged(facts).as_ref() == Some(answer));
     }

@@ -43,7 +43,7 @@ pub use confirmed::ConfirmedClaims;
 pub use reserved::Reservation;
 pub use restore::{LedgerRepair, LoadBalancerIndex, PoolSeen, WorldEntry};
 
-/// A pool in the book.
+/// A pool, as the [`PoolAllocator`] stores it.
 #[derive(Clone, Debug)]
 pub struct AllocatorPool {
     /// Creation, in seconds since the epoch.
@@ -52,13 +52,13 @@ pub struct AllocatorPool {
     pub segment: Segment,
     /// LoadBalancers that the pool serves.
     pub selector: PoolSelector,
-    /// Conflict because of which the pool gives out no new address, as last judged. `None`: no
-    /// conflict.
+    /// Conflict because of which the pool gives out no new address. [`PoolAllocator`] updates it
+    /// after each change of pools. `None`: no conflict.
     pub conflict: Option<PoolConflict>,
     /// Fault in the pool's ranges. A pool with a fault retains its claims and gives out no address.
     /// `None`: the ranges are valid.
     pub fault: Option<RangeError>,
-    /// Whether the pool is being deleted: it gives out nothing then.
+    /// Whether the pool is being deleted. If so, it gives out no address.
     pub deleting: bool,
     /// Networks that the cluster itself uses and that overlap the pool's ranges, each with the
     /// object that uses the network. The pool gives out no address of these networks.
@@ -74,21 +74,21 @@ pub enum ClaimResult {
     Held {
         /// Pool and address of the claim.
         claim: Claim,
-        /// Subnet of the address. `None`: the pool is gone, or its ranges do not include the
+        /// Subnet of the address. `None`: the pool does not exist, or its ranges do not include the
         /// address.
         subnet: Option<Subnet>,
-        /// Network of the pool, blank for the nodes' own network. `None`: the pool is gone or
-        /// serves every network.
+        /// Network of the pool, empty for the nodes' own network. `None`: the pool does not exist,
+        /// or it serves every network.
         network: Option<String>,
-        /// Reason why the LoadBalancer has this address instead of one that meets its request.
+        /// Reason why the LoadBalancer has this address, although it does not meet the request.
         /// `None`: the address meets the request.
         instead: Option<NoAddressReason>,
     },
-    /// No address yet. The book remembers the request, and serves it when a pool has an address.
+    /// No address yet. The request is stored, and is served when a pool has an address.
     Waiting(NoAddressReason),
 }
 
-/// Book of all pools, all owners of claims, and all waiters.
+/// All pools, all owners of claims, and all waiters.
 #[derive(Clone, Debug, Default)]
 pub struct PoolAllocator {
     pools: BTreeMap<String, AllocatorPool>,
@@ -110,8 +110,8 @@ pub struct PoolAllocator {
     infrastructure: HeldBack,
 }
 
-/// Sort key of waiters: creation time, then name. So the order in which waiters are served never
-/// depends on the order of their requests.
+/// Sort key of waiters: creation time, then name. So waiters are served in the same order, whatever
+/// the order of their requests.
 type Age = (i64, Owner);
 
 impl PoolAllocator {
@@ -165,7 +165,8 @@ impl PoolAllocator {
     }
 
     /// Returns the answer that [`Self::claim`] would give, even if a write of the claim's pool is
-    /// pending. `None`: [`Self::claim`] may change something in memory.
+    /// pending. `None`: [`Self::claim`] must be called, because it may change the stored claims or
+    /// waiters.
     fn unchanged(&self, facts: &LbFacts) -> Option<ClaimResult> {
         let claims = self.holders.get(&facts.owner.uid)?;
         let [claim] = claims.as_slice() else { return None };
@@ -191,7 +192,8 @@ impl PoolAllocator {
                 || self.inheritance(facts).next().is_some())
     }
 
-    /// Whether [`Self::release`] would change nothing, in memory or in a stored ledger.
+    /// Whether the owner has no claim, no reservation and no waiting request, and no pool must be
+    /// written. Then [`Self::release`] would change nothing.
     pub fn has_nothing_to_release(&self, uid: &str) -> bool {
         self.claims_of(uid).is_empty()
             && !self.ages.contains_key(uid)
@@ -207,7 +209,8 @@ impl PoolAllocator {
         self.release_all_but(uid, None)
     }
 
-    /// Releases one claim, if `owner` still owns it. Returns `false` if `owner` does not own it.
+    /// Releases one claim, if `owner` is its owner. Returns `false` if the claim has another owner
+    /// or does not exist.
     pub fn release_claim(&mut self, claim: &Claim, owner: &Owner) -> bool {
         let Some(pool) = self.pools.get_mut(&claim.pool) else { return false };
         if pool.ledger.owner_of(claim.ip) != Some(owner) {
@@ -220,8 +223,8 @@ impl PoolAllocator {
         true
     }
 
-    /// Removes a pool. LoadBalancers continue to publish the addresses that they hold in this pool,
-    /// and no other pool gives out these addresses.
+    /// Removes a deleted pool. LoadBalancers continue to publish the addresses that they hold in
+    /// this pool, and no other pool gives out these addresses.
     pub fn remove_pool(&mut self, name: &str) {
         if let Some(pool) = self.take_out(name) {
             self.standing.moved();
@@ -264,7 +267,7 @@ impl PoolAllocator {
         self.holders.get(uid).map_or(&[], Vec::as_slice)
     }
 
-    /// The claim that the LoadBalancer retains: the published claim, else any of its claims.
+    /// The claim that the LoadBalancer retains: the published claim, else its first claim.
     fn current(&self, facts: &LbFacts) -> Option<Claim> {
         let claims = self.claims_of(&facts.owner.uid);
         claims
@@ -274,9 +277,9 @@ impl PoolAllocator {
             .cloned()
     }
 
-    /// Returns the claim that the LoadBalancer should have: its present claim, unless the
-    /// LoadBalancer names another pool. Makes this claim if it does not exist yet. The error is the
-    /// reason why the claim cannot be made.
+    /// Returns the claim that the LoadBalancer should have: a claim in the pool that it names, else
+    /// its present claim, else a claim in the best pool. Makes the claim if it does not exist yet.
+    /// The error is the reason why the claim cannot be made.
     fn settle(
         &mut self,
         facts: &LbFacts,
@@ -313,7 +316,7 @@ impl PoolAllocator {
         })
     }
 
-    /// Names of the pools that may serve a LoadBalancer, best first.
+    /// Names of the pools that may serve a LoadBalancer that names no pool, best first.
     pub fn candidates(&self, requirement: &PoolRequirement) -> Vec<&str> {
         let mut ranked: Vec<_> = self
             .pools
@@ -355,7 +358,8 @@ impl PoolAllocator {
     }
 
     fn claim_from(&mut self, name: &str, facts: &LbFacts) -> Result<Claim, NoAddress> {
-        // The pool is removed for the moment, so that `fitness` can read the other pools.
+        // The pool is removed until its ledger has answered, so that `fitness` can read the other
+        // pools.
         let mut pool = self.pools.remove(name).ok_or(NoAddress::Full)?;
         let former = facts.former.as_ref().map(|former| former.ip);
         let fitness = self.fitness(facts, name, &pool);
@@ -419,7 +423,7 @@ impl PoolAllocator {
 }
 
 impl AllocatorPool {
-    /// Reason why the pool gives out no address. `None`: it gives out addresses.
+    /// Reason why the pool gives out no address. `None`: the pool gives out addresses.
     pub fn idle(&self) -> Option<String> {
         if self.deleting {
             return Some("it is being deleted".to_owned());
@@ -428,7 +432,8 @@ impl AllocatorPool {
         fault().or_else(|| self.conflict.as_ref().map(PoolConflict::standing_back))
     }
 
-    /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: they fit.
+    /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: the addresses
+    /// fit.
     fn mismatch(&self, name: &str, facts: &LbFacts) -> Option<NoAddressReason> {
         network_mismatch(name, &self.selector, &self.segment, facts)
     }

@@ -9,29 +9,29 @@ use crate::reason::NoAddressReason;
 use crate::{Claim, LbFacts, Owner};
 
 impl PoolAllocator {
-    /// Retains a published address whose pool is gone, because the pool may come back, and because
-    /// only the owner's own request changes an address in use. `None`: there is no such address, or
-    /// the LoadBalancer names another pool.
+    /// Retains a published address whose pool was deleted. The pool may be created again, and an
+    /// address in use changes only at its owner's request. `None`: the LoadBalancer publishes no
+    /// such address, or names another pool.
     pub(super) fn keep_claim_of_deleted_pool(&mut self, facts: &LbFacts) -> Option<ClaimResult> {
         let claim = self.claim_of_deleted_pool(facts)?;
         if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
             return None;
         }
-        // The owner may have asked for another pool before, and then have withdrawn the request.
-        // Its claims in that pool are released.
+        // An earlier version of the LoadBalancer may have named another pool. Its claims in that
+        // pool are released.
         self.release_all_but(&facts.owner.uid, None);
         let wait = NoAddressReason::PoolGone { pool: claim.pool.clone() };
         self.wait(facts, wait.clone());
         Some(self.held(facts, claim.clone(), Some(wait)))
     }
 
-    /// The published claim, if its pool is gone. Where admission does not protect the status, a
-    /// tenant can write into it any address, and the name of a pool that never existed. So the
-    /// claim counts only if it was published at the start of this term, if a ledger recorded it
-    /// until the pool was removed, or if it meets all of these conditions:
-    /// * the address has no other owner, and is reserved for no other LoadBalancer;
-    /// * the address is no gateway, and each pool with the address in its ranges admits the
-    ///   LoadBalancer.
+    /// The published claim, if its pool does not exist. Where admission does not protect the
+    /// status, a tenant can write any address into it, and the name of a pool that never existed.
+    /// So the claim counts only in one of these cases:
+    /// * the claim was published at the start of this term, or a ledger recorded it until the pool
+    ///   was removed;
+    /// * the address has no other owner, is reserved for no other LoadBalancer and is not the
+    ///   gateway of a pool, and each pool whose ranges include the address admits the LoadBalancer.
     pub(super) fn claim_of_deleted_pool<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
         let is_gone = !self.pools.contains_key(&claim.pool);
@@ -74,8 +74,8 @@ impl PoolAllocator {
     }
 
     /// Hands over to the LoadBalancer the claims of an earlier LoadBalancer with the same name. A
-    /// name belongs to one object, so the earlier LoadBalancer is gone. Does nothing if `facts` are
-    /// not fresh, because a stale view may show the earlier LoadBalancer.
+    /// name belongs to one object, so the earlier LoadBalancer was deleted. Does nothing if `facts`
+    /// are not fresh, because a stale view may show the earlier LoadBalancer.
     pub(super) fn inherit(&mut self, facts: &LbFacts) {
         if !facts.fresh {
             return;

@@ -44,14 +44,14 @@ pub struct PoolFacts {
     pub ranges: Option<PoolRanges>,
 }
 
-/// Facts of a pool that are compared with those of other pools.
+/// Facts of a pool that are compared with the facts of other pools.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolContender<'a> {
     /// Name of the pool.
     pub name: &'a str,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// Whether the pool gives out addresses while it is in no conflict. `false`: it is being
+    /// Whether the pool gives out addresses when it has no conflict. `false`: the pool is being
     /// deleted, or its ranges are invalid.
     pub serves: bool,
     /// Segment where the pool's addresses are announced. Not used for a global pool.
@@ -115,7 +115,7 @@ impl PoolFacts {
         }
     }
 
-    /// Returns the facts that are compared with those of other pools.
+    /// Returns the facts that are compared with the facts of other pools.
     pub fn contender<'a>(&'a self, segment: &'a Segment) -> PoolContender<'a> {
         static NOTHING: PoolRanges = PoolRanges::none();
         PoolContender {
@@ -179,7 +179,7 @@ impl PoolContender<'_> {
         match (self.selector.is_global(), other.selector.is_global()) {
             (true, true) => contests.push(ConflictCause::Global),
             (false, false) => contests.extend(order(self.selector, other.selector)),
-            // The global pool is used only when no other pool fits.
+            // No conflict: the global pool is used only when no other pool fits.
             _ => {}
         }
         contests
@@ -210,9 +210,9 @@ pub fn judge(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
     verdicts
 }
 
-/// All conflicts that a new or changed pool would have with the other pools, the gravest first. Age
-/// does not matter: admission also refuses a pool that would keep a younger pool from giving out
-/// addresses.
+/// All conflicts that a new or changed pool would have with the other pools, the gravest first. The
+/// pools' age is ignored, because admission also refuses a pool that would make a younger pool stop
+/// giving out addresses.
 pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> Vec<PoolConflict> {
     let mut conflicts: Vec<PoolConflict> = others
         .iter()
@@ -226,9 +226,9 @@ pub fn against(candidate: &PoolContender<'_>, others: &[PoolContender<'_>]) -> V
 }
 
 /// Reason why a pool's addresses do not fit a LoadBalancer: the LoadBalancer names a network, and
-/// the pool is on another segment, `segment`. A global pool fits every network. A pool without a
-/// network fits guests on any network, because its admin named no network, and the network of a
-/// guest is that of its VMs.
+/// the pool is on another segment, `segment`. `None`: the addresses fit. A global pool fits every
+/// network. A pool whose selector names no network fits guests on any network, because a guest's
+/// addresses are announced on the network of its VMs.
 pub fn network_mismatch(
     pool: &str,
     selector: &PoolSelector,
@@ -267,8 +267,9 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
 }
 
 /// Conflict between two pools that are not global, have the same network name and priority, and
-/// both have a scope. Only their names would decide which of the two serves a LoadBalancer. With
-/// priority 0, there is a conflict only if the scopes of the two pools overlap.
+/// both have a scope. Without the conflict, the order of their names would decide which pool serves
+/// a LoadBalancer. With priority 0, there is a conflict only if the scopes of the two pools
+/// overlap.
 fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
     if a.network() != b.network()
         || a.priority() != b.priority()

@@ -152,11 +152,12 @@ fn the_older_stays_in_use_then_the_first_by_name() {
     let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
     assert_eq!(of(&[at("a", 2, (10, 20)), at("b", 1, (10, 20))]), [pair("a", "b")]);
     assert_eq!(of(&[at("b", 1, (10, 20)), at("a", 1, (10, 20))]), [pair("b", "a")]);
-    // c is out of use because of b, though b itself is out of use because of a.
+    // Pool c gives out no address because of pool b, even though pool b gives out no address
+    // because of pool a.
     let chain = [at("a", 1, (10, 20)), at("b", 2, (20, 30)), at("c", 3, (30, 40))];
     assert_eq!(of(&chain), [pair("b", "a"), pair("c", "b")]);
-    // A pool that is being deleted, or whose ranges are invalid, causes no conflict and is not out
-    // of use.
+    // A pool that is being deleted, or whose ranges are invalid, causes no conflict for other pools
+    // and has no conflict itself.
     for serves in [
         PoolFacts { deleting: true, ..chain[1].clone() },
         PoolFacts { ranges: None, ..chain[1].clone() },
@@ -183,7 +184,8 @@ fn the_weightiest_is_reported_with_both_places_and_the_remedy() {
     ] {
         assert!(message.contains(part), "{message}");
     }
-    // For admission, age does not matter: no pool, older or younger, may be put out of use.
+    // Admission ignores the pools' age: it refuses a pool that would stop an older or a younger
+    // pool.
     assert_eq!(against(&old.contender(&segments[0]), &[new.contender(&segments[1])]).len(), 1);
     assert!(against(&old.contender(&segments[0]), &[old.contender(&segments[0])]).is_empty());
 }
@@ -203,9 +205,9 @@ fn any_pool(place: usize) -> impl Strategy<Value = PoolFacts> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 
-    /// No two pools in use are in conflict. A pool is out of use only because of an older pool. The
-    /// order in which pools are judged does not matter. Admission admits every pool exactly when
-    /// the ledger task puts no pool out of use.
+    /// Two pools that both give out addresses are not in conflict. Only an older pool stops a pool.
+    /// The order in which pools are judged does not matter. Admission admits every pool exactly
+    /// when the ledger task stops no pool.
     #[test]
     fn verdicts_agree(pools in (any_pool(0), any_pool(1), any_pool(2), any_pool(3), any_pool(4))) {
         let pools = [pools.0, pools.1, pools.2, pools.3, pools.4];

@@ -64,8 +64,9 @@ impl FreeSet {
         true
     }
 
-    /// Removes the first free address after `cursor` from the set, and returns it. If there is
-    /// none, or no `cursor`, takes the first free address of the pool. `None`: no address is free.
+    /// Removes the first free address after `cursor` from the set, and returns it. If no address
+    /// after `cursor` is free, or `cursor` is `None`, takes the first free address of the pool.
+    /// `None`: no address is free.
     pub fn take_after(&mut self, cursor: Option<IpAddr>) -> Option<IpAddr> {
         let next = match cursor {
             None => self.first_from((false, 0)),
@@ -79,8 +80,9 @@ impl FreeSet {
         Some(next)
     }
 
-    /// Makes an address free again, and joins its interval with those beside it. The caller checks
-    /// that the address belongs to the pool. Returns `false` if the address was free already.
+    /// Makes an address free again, and joins its interval with the adjacent intervals. The caller
+    /// checks that the address belongs to the pool. Returns `false` if the address was free
+    /// already.
     pub fn put(&mut self, ip: IpAddr) -> bool {
         let at = key(ip);
         if self.interval_of(at).is_some() {

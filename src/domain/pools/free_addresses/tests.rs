@@ -134,7 +134,7 @@ fn the_ends_of_the_number_space_can_be_taken_and_put_back() {
     }
 }
 
-/// A /64 is one entry, and `n` addresses taken from it cost at most `n` more entries.
+/// A /64 is one entry. After `n` addresses were taken, the set has at most `n` more entries.
 #[test]
 fn a_huge_subnet_costs_what_was_taken_from_it() {
     let full = FreeSet::full(&ranges(&["fd00::/64"]));

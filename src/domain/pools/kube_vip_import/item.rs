@@ -16,7 +16,7 @@ pub(super) fn is_format(format: &str) -> bool {
     matches!(format, "cidr" | "range")
 }
 
-/// The range that an item means, with a note on each deviation from the item's text. `format`:
+/// The range that an item describes, with a note on each difference from the item's text. `format`:
 /// prefix of the key, `cidr` or `range`. The error gives the fault and the remedy.
 pub(super) fn read(format: &str, text: &str) -> Result<(Range, Vec<String>), String> {
     let (range, notes) = if format == "cidr" { cidr(text)? } else { stretch(text)? };
@@ -58,7 +58,7 @@ fn address(text: &str) -> Result<IpAddr, String> {
 }
 
 /// The range from `first` to `last` with a derived subnet, and a note on its addresses that are not
-/// given out. `None`: all are given out.
+/// given out. `None`: all of its addresses are given out.
 fn derive(first: IpAddr, last: IpAddr) -> (Range, Option<String>) {
     let bits: u8 = if first.is_ipv4() { 32 } else { 128 };
     if first == last {

@@ -31,7 +31,7 @@ pub const NAMESPACE: &str = "kube-system";
 /// Name of kube-vip's ConfigMap.
 pub const NAME: &str = "kubevip";
 
-/// Key suffix of the pool for all namespaces, and that pool's name.
+/// Suffix of the ConfigMap's keys for the pool of all namespaces, and that pool's name.
 const GLOBAL: &str = "global";
 /// Key under which kube-vip records the addresses that it announces.
 const SERVICES: &str = "kubevip-services";
@@ -42,7 +42,7 @@ const MOST_RANGES: usize = 64;
 /// may have 256 KiB.
 const LONGEST_REPORT: usize = 16 * 1024;
 
-/// State of the cluster that the plan depends on, besides the ConfigMap.
+/// State of the cluster from which the plan is made, besides the ConfigMap.
 #[derive(Clone, Debug, Default)]
 pub struct ImportFacts {
     /// IPPools that exist.
@@ -115,8 +115,8 @@ pub struct ImportPlan {
 }
 
 /// Makes the plan for the import of a ConfigMap with this data. Namespaces come in alphabetical
-/// order and the global pool last, so that a namespace's pool is imported rather than a global pool
-/// that overlaps it.
+/// order and the global pool last. So if the global pool overlaps the pool of a namespace, the
+/// overlapping ranges of the global pool are refused.
 pub fn plan(data: &BTreeMap<String, String>, known: &ImportFacts) -> ImportPlan {
     let mut import = ImportPlan::default();
     let mut ranges: BTreeMap<(bool, &str), Vec<(Range, RefusedItem)>> = BTreeMap::new();
@@ -328,8 +328,8 @@ fn bounded(lines: &[String]) -> String {
     text
 }
 
-/// Whether a pool was created from these ranges, or from a part of them because the others were
-/// refused.
+/// Whether all ranges of the pool are among `ranges`. Then an earlier run of the import created the
+/// pool, perhaps from a part of `ranges` because the others were refused.
 fn is_made_of(pool: &IPPool, ranges: &[Range]) -> bool {
     let bounds = |r: &Range| (r.subnet.clone(), r.range_start.clone(), r.range_end.clone());
     let planned: BTreeSet<_> = ranges.iter().map(bounds).collect();

@@ -58,7 +58,8 @@ fn each_namespace_gets_one_pool_of_both_its_keys() {
     assert_eq!(scope(2)[0].namespace, any());
 }
 
-/// The ends of a range are often no hosts of the smallest subnet that contains both.
+/// The ends of a range may be the network address or the gateway of the smallest subnet that
+/// contains both ends.
 #[test]
 fn the_subnet_of_a_range_has_its_ends_as_hosts_and_its_gateway_outside() {
     for (range, expected) in [

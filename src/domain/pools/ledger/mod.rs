@@ -27,10 +27,10 @@ use crate::Owner;
 /// objects above 1.5 MiB. The space between the two limits is for spec and metadata.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
-/// Maximum number of former owners in a ledger. They make each write of the pool slower: with 500,
-/// a write takes three times as long as with none. The limit is applied after a release, and after
-/// a stored pool was read. After the reading, former owners that still exist are kept above the
-/// limit, until the next release.
+/// Maximum number of former owners in a ledger. Former owners make each write of the pool slower:
+/// with 500 of them, a write takes three times as long as with none. The limit is applied after a
+/// release, and after a stored pool was read. When a stored pool is read, former owners that still
+/// exist are kept above the limit, until the next release.
 pub const HISTORY_LENGTH: usize = 128;
 
 /// Reason why a pool gave no address.
@@ -94,8 +94,8 @@ impl Ledger {
         self.claim_where(owner, None, |_| AddressFitness::Good)
     }
 
-    /// Claims as [`Self::claim`] does, but tries the address `former` before the former address of
-    /// the name, and gives a free address only if `fitness` allows it.
+    /// Claims an address like [`Self::claim`], with two differences: the address `former` is tried
+    /// before the former address of the name, and `fitness` decides about each free address.
     pub fn claim_where(
         &mut self,
         owner: &Owner,
@@ -124,7 +124,7 @@ impl Ledger {
 
     /// Returns the next free address after the cursor whose fitness is `Good`, else the next free
     /// address whose fitness is `Expected`. Moves the cursor to the returned address. O(k log n),
-    /// where k is the number of free addresses that are passed over.
+    /// where k is the number of free addresses that are skipped.
     fn next_free(
         &mut self,
         fitness: impl Fn(IpAddr) -> AddressFitness,
@@ -218,7 +218,7 @@ impl Ledger {
         true
     }
 
-    /// Holds back exactly these addresses. Returns `false` if nothing changed.
+    /// Replaces the set of held-back addresses. Returns `false` if nothing changed.
     pub fn set_held_back(&mut self, ips: &BTreeSet<IpAddr>) -> bool {
         let over: Vec<IpAddr> = self.held_back.difference(ips).copied().collect();
         let let_go = over.iter().filter(|ip| self.let_go(**ip)).count();
@@ -226,8 +226,8 @@ impl Ledger {
         let_go + held_back > 0
     }
 
-    /// Closes exactly these networks: none of their addresses is given out, and present claims
-    /// stay. Returns `false` if nothing changed.
+    /// Replaces the set of closed networks. No address of a closed network is given out, and
+    /// present claims stay. Returns `false` if nothing changed.
     pub fn close(&mut self, networks: &[IpNet]) -> bool {
         let open = self.ranges.without(networks);
         if open == self.open {
@@ -246,13 +246,13 @@ impl Ledger {
         &self.held_back
     }
 
-    /// Claims outside the ranges, of a pool that shrank or whose ranges are invalid.
+    /// Claims outside the ranges. The pool has shrunk, or its ranges are invalid.
     pub fn outside(&self) -> &BTreeSet<IpAddr> {
         &self.outside
     }
 
-    /// Records a former owner of an address that is not claimed. Here only [`LEDGER_BYTES`] limits
-    /// the number of former owners; [`Self::limit_history`] applies [`HISTORY_LENGTH`].
+    /// Records a former owner of an address. Does nothing if the address is claimed. Only
+    /// [`LEDGER_BYTES`] limits the number here; [`Self::limit_history`] applies [`HISTORY_LENGTH`].
     pub fn remember(&mut self, ip: IpAddr, name: String) {
         if self.claims.contains_key(&ip) {
             return;
@@ -337,8 +337,8 @@ impl Ledger {
         }
     }
 
-    /// An address of the pool, IPv6 if the pool has any, since the text of IPv6 is longer. The
-    /// bytes of a new claim are counted with it, before the claim's own address is chosen.
+    /// Address with the longest text in the pool: an IPv6 address if the pool has one. A claim's
+    /// bytes are checked with this address, because the claim's own address is chosen later.
     fn widest(&self) -> IpAddr {
         self.ranges.stretches().last().map_or(IpAddr::from([0; 16]), |s| s.last)
     }
@@ -367,8 +367,8 @@ impl Ledger {
     }
 }
 
-/// Identity of an owner: the UID, else the name. The two never collide: a name contains a slash, a
-/// UID never does.
+/// Identity of an owner: the UID, else the name. A UID never equals a name, because only a name
+/// contains a slash.
 fn key(owner: &Owner) -> &str {
     if owner.uid.is_empty() { &owner.name } else { &owner.uid }
 }
@@ -388,8 +388,8 @@ fn ip_bytes(ip: IpAddr) -> usize {
     if ip.is_ipv4() { 15 } else { 39 }
 }
 
-/// Former owners, oldest first. The age is known for this process's own releases. Entries from a
-/// stored ledger count as older, in order of address.
+/// Former owners, oldest first. The order of release is known only for releases of this process.
+/// Entries from a stored ledger count as older, in order of address.
 #[derive(Clone, Debug, Default)]
 struct FormerOwners {
     by_ip: BTreeMap<IpAddr, (String, u64)>,

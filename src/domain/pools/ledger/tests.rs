@@ -174,7 +174,8 @@ proptest! {
     }
 }
 
-/// A closed address stays closed after a release, and after the end of another pool's claim.
+/// The address of a closed network is not given out after its release, and after the release of
+/// another pool's claim.
 #[test]
 fn an_address_of_a_closed_network_comes_free_when_the_network_goes() {
     let mut ledger = ledger("10.0.0.0/28");
@@ -296,8 +297,8 @@ fn a_ledger_that_fills_its_object_refuses_before_the_server_does() {
     assert_eq!(ledger.claim(&long(held)), Err(NoAddress::LedgerFull));
     assert!((LEDGER_BYTES - 600..=LEDGER_BYTES).contains(&ledger.bytes), "{}", ledger.bytes);
     assert!(ledger.history().count() < 2, "history gives way to claims");
-    // Present owners are served. Bytes that a release frees serve a new claim, because history does
-    // not take them.
+    // Present owners get their addresses. Bytes that a release frees are available for a new claim,
+    // because history entries do not use them.
     assert_eq!(ledger.claim(&long(0)), Ok(v4(2)));
     ledger.release(v4(2));
     assert!(ledger.claim(&long(held)).is_ok());

@@ -23,7 +23,7 @@ use api;
 pub struct AddressBlock {
     /// First address.
     pub first: IpAddr,
-    /// Last address, not below `first`, and of the same family.
+    /// Last address, at least `first`, and of the same family.
     pub last: IpAddr,
     /// Index of the range in `spec.ranges`.
     pub range: usize,
@@ -34,7 +34,7 @@ pub struct AddressBlock {
 pub struct Subnet {
     /// Network, without host bits.
     pub net: IpNet,
-    /// Router of the network. `None`: the network has none.
+    /// Router of the network, never given out. `None`: the network has no router.
     pub gateway: Option<IpAddr>,
 }
 
@@ -214,8 +214,8 @@ pub fn to_u128(ip: IpAddr) -> u128 {
     }
 }
 
-/// Address with a numeric value. `v4`: whether it is an IPv4 address, whose value is at most 32
-/// bits wide.
+/// Address with a numeric value. `v4`: whether it is an IPv4 address. A value of more than 32 bits
+/// then gives `255.255.255.255`.
 pub fn from_u128(value: u128, v4: bool) -> IpAddr {
     if v4 {
         IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(value).unwrap_or(u32::MAX)))

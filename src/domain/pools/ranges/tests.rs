@@ -41,7 +41,7 @@ fn defaults_are_the_hosts_without_the_gateway() {
         // Host bits in the subnet's text mean nothing.
         ("10.0.0.77/24", &["10.0.0.2-10.0.0.254"], 253),
         ("10.0.0.0/30", &["10.0.0.2-10.0.0.2"], 1),
-        // An empty text counts as unset: Go clients write it.
+        // Go clients write an empty text for an unset field.
         ("10.0.0.0/24 start= end= gateway=", &["10.0.0.2-10.0.0.254"], 253),
         // Two hosts, and the default gateway is the second.
         ("10.0.0.4/31", &["10.0.0.4-10.0.0.4"], 1),

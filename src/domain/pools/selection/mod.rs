@@ -19,8 +19,8 @@ use std::fmt;
 
 use api;
 
-/// Facts about a LoadBalancer that the selector of its pool must match. An empty field means "not
-/// given".
+/// Facts about a LoadBalancer that the selector of its pool must match. An empty field means that
+/// the LoadBalancer has no such value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolRequirement {
     /// Network, `namespace/name`.
@@ -120,7 +120,7 @@ impl PoolSelector {
         self.priority
     }
 
-    /// Whether the pool is the global one, which serves LoadBalancers that no other pool fits.
+    /// Whether the pool is the global pool, which serves LoadBalancers that no other pool fits.
     pub fn is_global(&self) -> bool {
         self.global
     }
@@ -154,8 +154,8 @@ impl PoolSelector {
 
 impl PoolScope {
     /// Whether the same LoadBalancer may match both entries strictly. In a strict match, a blank
-    /// field matches only a blank field. Matches in which a blank field admits any value need no
-    /// check, because the more exact match is preferred anyway.
+    /// field matches only a blank field. Loose matches are not compared, because a strict match is
+    /// preferred to a loose match anyway.
     fn overlaps(&self, other: &Self) -> bool {
         let both = |a: &str, b: &str| a == b || a == ANY || b == ANY;
         // Every LoadBalancer has a namespace, so an entry with a blank namespace matches no

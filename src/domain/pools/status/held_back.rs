@@ -3,7 +3,8 @@
 use super::super::allocator::AllocatorPool;
 
 /// Describes the addresses and networks in the pool's ranges that the cluster itself uses. Returns
-/// an empty text if there are none. Networks in which a LoadBalancer holds an address come first.
+/// an empty text if there are none. At most five are shown. Networks in which a LoadBalancer holds
+/// an address come first.
 pub(super) fn held_back(pool: &AllocatorPool) -> String {
     const SHOWN: usize = 5;
     let mut all: Vec<_> = pool

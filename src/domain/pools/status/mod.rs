@@ -12,7 +12,7 @@ const MANUAL_RELEASE: &str = "ManualRelease";
 /// Type of the condition that `crd_replaced` returns.
 const CRD_REPLACED: &str = "CRDReplaced";
 
-/// The condition that says why a manual release was refused.
+/// The condition `ManualRelease`, with the reason why a manual release was refused.
 pub fn manual_release_refused(reason: &str, message: String) -> Condition {
     Condition {
         type_: MANUAL_RELEASE.to_owned(),
@@ -20,7 +20,7 @@ pub fn manual_release_refused(reason: &str, message: String) -> Condition {
     }
 }
 
-/// Condition that says that another CRD of IPPool has replaced the operator's CRD.
+/// Condition `CRDReplaced`: another CRD of IPPool has replaced the operator's CRD.
 fn crd_replaced() -> Condition {
     Condition {
         type_: CRD_REPLACED.to_owned(),
@@ -53,7 +53,7 @@ pub fn pool_ready(pool: &super::allocator::AllocatorPool) -> Condition {
 /// The status that a pool should have. `conditions`: the present conditions. `notice`: the
 /// condition about a refused manual release, if any. `crd_is_replaced`: whether another CRD of
 /// IPPool has replaced the operator's CRD; `None`: not known, so the present condition stays.
-/// `generation`: the generation of the spec. `now`: an RFC 3339 time.
+/// `generation`: the spec's generation, for `observedGeneration`. `now`: an RFC 3339 time.
 pub fn pool_status(
     pool: &super::allocator::AllocatorPool,
     conditions: &[Condition],
@@ -96,7 +96,8 @@ pub fn pool_status(
     }
 }
 
-/// Share of `part` in `whole`, in percent. It is rounded up, at most 100, and 100 if `whole` is 0.
+/// Share of `part` in `whole`, in percent. The result is rounded up, and is at most 100. If `whole`
+/// is 0, the result is 100.
 fn percent(part: i64, whole: i64) -> i64 {
     if whole == 0 {
         return 100;

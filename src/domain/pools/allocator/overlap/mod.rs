@@ -22,13 +22,14 @@ use crate::network::Segment;
 use crate::network::infrastructure::{HeldBack, Reserved};
 use crate::{Claim, Owner};
 
-/// Relations between the pools as last judged, and marks of what has changed since.
+/// Relations between the pools, as the last [`PoolAllocator::judge`] found them, and what has
+/// changed since that call.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PoolOverlaps {
-    /// Whether pools changed since they were last judged.
+    /// Whether pools changed since the last call of [`PoolAllocator::judge`].
     unsettled: bool,
-    /// Whether pools were added, removed or moved to another network, so that addresses may be
-    /// announced elsewhere.
+    /// Whether pools were added, removed or moved to another network. If so, addresses may be
+    /// announced on other segments than before.
     moved: bool,
     /// Map from the name of a pool to the names of the overlapping pools. These are on the same
     /// network, and their ranges share addresses with the pool's ranges.
@@ -37,7 +38,7 @@ pub(super) struct PoolOverlaps {
     /// Addresses that the cluster itself uses and a LoadBalancer holds, each with the name of the
     /// pool whose ledger has the claim.
     reserved_in_use: BTreeSet<(String, IpAddr)>,
-    /// Conflicts that were found and not yet reported.
+    /// Conflicts that were found, but not reported yet.
     news: Vec<OverlapNews>,
 }
 
@@ -50,11 +51,12 @@ pub struct SharedAddress {
     pub holders: [(String, String); 2],
 }
 
-/// A new conflict between pools or addresses. It is reported once, as an Event of a pool.
+/// A new conflict between pools or addresses. Each conflict is reported once, as an Event of a
+/// pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OverlapNews {
-    /// The pool of this name gives out no new address because of this conflict, which is new or has
-    /// changed.
+    /// The pool of this name gives out no new address because of this conflict. The conflict is
+    /// new, or differs from the last one that was reported.
     StandsBack(String, PoolConflict),
     /// Two LoadBalancers hold one address on one network.
     Shared(SharedAddress),
@@ -72,8 +74,8 @@ pub enum OverlapNews {
 }
 
 impl PoolOverlaps {
-    /// Marks that addresses or pools have changed for a reason other than a claim. So all pools are
-    /// judged before the next claim.
+    /// Marks that addresses or pools have changed for a reason other than a claim. Before the next
+    /// claim, [`PoolAllocator::judge`] then checks all pools.
     pub(super) fn changed(&mut self) {
         self.unsettled = true;
     }
@@ -94,8 +96,8 @@ impl PoolAllocator {
     /// Sets the segment of each pool after networks have changed. `segment` returns the segment of
     /// a network, by its name.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
-        // The network that a LoadBalancer names may have moved, even if the network of no pool has
-        // moved.
+        // The network that a LoadBalancer names may be on another segment, even if the network of
+        // each pool is on the same segment as before.
         self.standing.moved = true;
         self.waiter_changes.everything();
         for pool in self.pools.values_mut() {
@@ -131,7 +133,8 @@ impl PoolAllocator {
         self.standing.shared.len()
     }
 
-    /// Judges all pools again, if anything has changed since they were last judged.
+    /// Finds the conflicts, shared addresses and held-back addresses of all pools, if a change was
+    /// marked since the last call.
     pub(super) fn judge(&mut self) {
         if !std::mem::take(&mut self.standing.unsettled) {
             return;
@@ -181,8 +184,8 @@ impl PoolAllocator {
             let conflict = conflicts.remove(name);
             let mut infrastructure = pool.ledger.ranges().held_back(&self.infrastructure);
             infrastructure.retain(|_, what| what.is_held_back_on(&pool.segment));
-            // In reverse order, the smallest of nested networks comes first, because it describes
-            // an address best.
+            // In reverse order, the smallest of nested networks comes first. The report names the
+            // smallest network, because it describes an address best.
             for (network, what) in infrastructure.iter().rev() {
                 for (ip, owner) in pool.ledger.claims_in(*network) {
                     let place = (name.clone(), *ip);
@@ -223,7 +226,7 @@ impl PoolAllocator {
         let Some(beside) = self.standing.beside.get(&claim.pool) else { return };
         for name in beside {
             let Some(pool) = self.pools.get_mut(name) else { continue };
-            // The held-back address alone is no reason to write a pool that gives out nothing.
+            // A pool that gives out no address is not written only because of a held-back address.
             if pool.ledger.hold_back(claim.ip) && pool.idle().is_none() {
                 self.touched.insert(name.clone());
             }
@@ -238,8 +241,8 @@ impl PoolAllocator {
         self.let_go(claim.ip);
     }
 
-    /// Lets each pool that holds the address back give it out again, unless another pool or a
-    /// reservation still has the address on the network of that pool.
+    /// Stops holding back the address in each pool, except where another pool or a reservation has
+    /// the address on the network of that pool.
     pub(super) fn let_go(&mut self, ip: IpAddr) {
         self.mark_changed_at(ip);
         let is_free = |name: &str, pool: &AllocatorPool| {
@@ -291,7 +294,7 @@ impl PoolAllocator {
 }
 
 impl AllocatorPool {
-    /// Returns the facts that are compared with those of other pools.
+    /// Returns the facts that are compared with the facts of other pools.
     pub fn contender<'a>(&'a self, name: &'a str) -> PoolContender<'a> {
         PoolContender {
             name,

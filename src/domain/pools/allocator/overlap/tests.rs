@@ -58,7 +58,7 @@ fn the_younger_gives_out_nothing_new_and_keeps_what_it_gave() {
         matches!(book.take_news().as_slice(), [OverlapNews::StandsBack(name, _)] if name == "b")
     );
 
-    // When the older pool goes, the waiter is served.
+    // After the older pool is deleted, the waiter gets an address.
     book.take_touched();
     book.remove_pool("a");
     assert_eq!(book.serve_waiters(), [owner(2)]);
@@ -77,7 +77,7 @@ fn an_older_one_that_is_widened_over_a_younger_ones_claims_leaves_them_out() {
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "a 10.0.0.11");
     assert_eq!(ip_of(&book.claim(&named(5, "a"))), "NoAvailableIP");
     assert_eq!((book.pools()["a"].ledger.available(), book.shared()), (0, 0));
-    // An address that pool b releases comes free in pool a, and pool a is written.
+    // An address that pool b releases becomes free in pool a, and pool a is written.
     book.take_touched();
     book.release("u2");
     assert_eq!(book.serve_waiters(), [owner(5)]);
@@ -116,7 +116,7 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
     assert_eq!(book.pools()["a"].ledger.available(), 1, "not free for the next one");
     assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.13");
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
-    // When the node goes, its address is free.
+    // After the node is deleted, its address is free.
     book.set_infrastructure(BTreeMap::from([(address(10).into(), node("n1"))]));
     book.judge();
     assert_eq!(book.serve_waiters(), [owner(4)]);
@@ -124,8 +124,8 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
     assert_eq!(book.take_news(), []);
 }
 
-/// Networks of pods and Services become known after the pool has given out addresses. One of them
-/// is removed again.
+/// Networks of pods and Services become known after the pool has given out addresses. Later, the
+/// pod network is removed.
 #[test]
 fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
     let mut book = book(&[&pool("a", 1, 10, 17)]);
@@ -168,7 +168,7 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
     book.merge(&pool("b", 2, 10, 17), &everybody());
     book.judge();
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
-    // The pod network is gone: its address is free.
+    // The pod network was removed, so its address is free.
     book.set_infrastructure(HeldBack::from([services]));
     assert_eq!(book.serve_waiters(), [owner(4)]);
     assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.17")]);
@@ -244,7 +244,8 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     assert_eq!(ip_of(&book.claim(&named(3, "b"))), "b 10.0.0.11");
     let one = NetworkAttachment { bridge: "br".into(), vlan: 1 };
     book.relocate(|network| Segment::of(network, Some(&one), true));
-    // Both LoadBalancers held the address before. This is reported, and no address changes.
+    // Both LoadBalancers held the address before the conflict. The conflict is reported, and both
+    // keep the address.
     assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
     assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.10");
     assert_eq!((stands_back(&book), book.shared()), (vec![("b", "a")], 1));
@@ -261,7 +262,7 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     book.release("u2");
     book.serve_waiters();
     assert_eq!(book.claims_of("u5"), [at("a", "10.0.0.10")]);
-    // The same finding is not reported again.
+    // A conflict that was reported is not reported again.
     book.merge(&x, &everybody());
     book.serve_waiters();
     assert_eq!(book.take_news(), []);

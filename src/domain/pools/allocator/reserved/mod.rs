@@ -23,10 +23,11 @@ use super::{AllocatorPool, PoolAllocator};
 use crate::network::Segment;
 use crate::{Claim, LbFacts, Owner};
 
-/// An address of a LoadBalancer, reserved on segments that the ledger of its pool does not cover.
+/// An address that is reserved for a LoadBalancer, on segments that the ledger of the address's
+/// pool does not cover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// LoadBalancer that the address is reserved for.
+    /// LoadBalancer for which the address is reserved.
     pub owner: Owner,
     /// Address, and the pool that gave it.
     pub claim: Claim,
@@ -40,13 +41,13 @@ pub(super) struct Reservations {
     /// Map from a LoadBalancer's UID to its reservations: at most one for each address that the
     /// LoadBalancer holds or publishes.
     by_uid: HashMap<String, Vec<Reservation>>,
-    /// Map from an address to the UIDs of the LoadBalancers that it is reserved for.
+    /// Map from an address to the UIDs of the LoadBalancers for which the address is reserved.
     by_ip: BTreeMap<IpAddr, BTreeSet<String>>,
-    /// Map from the UID of each LoadBalancer without an address to the former claim that it will
-    /// ask for.
+    /// Map from the UID of each LoadBalancer without an address to its former claim, which the
+    /// LoadBalancer will request.
     former: HashMap<String, Claim>,
-    /// Reverse of `former`: a map from a claim to the UIDs of the LoadBalancers that will ask for
-    /// it.
+    /// Reverse of `former`: a map from a claim to the UIDs of the LoadBalancers that will request
+    /// the claim.
     expected: BTreeMap<Claim, BTreeSet<String>>,
 }
 
@@ -148,11 +149,11 @@ impl Reservation {
 }
 
 impl PoolAllocator {
-    /// Does the work of [`Self::observe`] at the start of a term, before the first address is given
-    /// out. A published address whose pool is gone is reserved, whatever the scopes of other pools,
-    /// because its claim may have been lost with the pool. There is one exception: a ledger records
-    /// the address for another owner. Then the address is not reserved for this LoadBalancer,
-    /// because the segment on which the LoadBalancer's address is announced is no longer known.
+    /// Variant of [`Self::observe`] for the start of a term, before the first address is given out.
+    /// A published address whose pool was deleted is also reserved, even if the scopes of other
+    /// pools do not admit the LoadBalancer, because its claim may have been deleted with the pool.
+    /// Exception: if a ledger records the address for another owner, the address is not reserved
+    /// for this LoadBalancer, because the segment on which it is announced is unknown.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let is_homeless = |claim: &&Claim| {
             let uid = &facts.owner.uid;
@@ -168,8 +169,8 @@ impl PoolAllocator {
     }
 
     /// Reserves the addresses that a LoadBalancer holds or publishes. If the LoadBalancer has none,
-    /// records its former address as expected. A published address without a claim counts only if
-    /// `claim_of_deleted_pool` returns it. After pools or networks have moved, the caller must
+    /// records its former address as expected. A published address without a claim is reserved only
+    /// if `claim_of_deleted_pool` returns it. After pools or networks have moved, the caller must
     /// observe every LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
@@ -179,8 +180,8 @@ impl PoolAllocator {
             self.reserve(facts, claim);
         }
         match &facts.published {
-            // An address that is neither claimed nor of a deleted pool is another LoadBalancer's,
-            // or is not in the ledger yet.
+            // In any other case, the published address belongs to another LoadBalancer, or the
+            // ledger does not have it yet. It is not reserved.
             Some(claim) if self.claim_of_deleted_pool(facts).is_some() => {
                 self.reserve(facts, claim);
             }
@@ -235,8 +236,8 @@ impl PoolAllocator {
         self.reserved.by_uid.contains_key(uid) || self.reserved.former.contains_key(uid)
     }
 
-    /// Reserves the claims of a pool that is gone, on every segment: their LoadBalancers continue
-    /// to publish the addresses.
+    /// Reserves the claims of a deleted pool, on every segment, because their LoadBalancers
+    /// continue to publish the addresses.
     pub(super) fn reserve_claims_of(&mut self, name: &str, pool: &AllocatorPool) {
         for (ip, owner) in pool.ledger.claims().iter().filter(|(_, owner)| !owner.uid.is_empty()) {
             let claim = Claim { pool: name.to_owned(), ip: *ip };
@@ -246,7 +247,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Removes the reservations and the expected address of a LoadBalancer that is gone.
+    /// Removes the reservations and the expected address of a deleted LoadBalancer.
     pub(super) fn forget(&mut self, uid: &str) {
         self.unreserve_all_but(uid, None);
         self.reserved.expect(uid, None);
@@ -263,8 +264,8 @@ impl PoolAllocator {
 
     fn unreserve(&mut self, uid: &str, claim: &Claim) {
         if self.reserved.remove(uid, claim) {
-            // The LoadBalancer may still hold the claim, and share its address with another. So all
-            // pools are judged again.
+            // The LoadBalancer may still hold the claim, and share its address with another
+            // LoadBalancer. So all pools are judged again.
             if self.standing.is_shared(claim.ip) {
                 self.standing.changed();
             }
@@ -295,8 +296,8 @@ impl PoolAllocator {
     }
 
     /// Segments where the claim's address is announced for the LoadBalancer, except the segments
-    /// that the ledger of its pool covers. If the pool is gone, its ledger covers no segment, and
-    /// [`Segment::Unlisted`] stands for every segment.
+    /// that the ledger of its pool covers. If the pool was deleted, no ledger covers any segment,
+    /// and the result is [`Segment::Unlisted`], which means every segment.
     fn uncovered(&self, facts: &LbFacts, claim: &Claim) -> Vec<Segment> {
         match self.pools.get(&claim.pool) {
             None => vec![Segment::Unlisted],
@@ -315,9 +316,9 @@ impl PoolAllocator {
             || self.reserved.at(claim.ip).any(|r| r.owner.uid != uid && r.meets(pool))
     }
 
-    /// Returns a function that says whether a free address of `pool` may be given to the
-    /// LoadBalancer. The caller has removed `pool` from the book. The pool's own segment needs no
-    /// check, because the pool's free addresses are not in use on it.
+    /// Returns a function that decides whether a free address of `pool` may be given to the
+    /// LoadBalancer. The caller has removed `pool` from `self`. The pool's own segment is not
+    /// checked, because the pool's free addresses are not in use on it.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,
@@ -348,7 +349,7 @@ impl PoolAllocator {
 }
 
 /// Segments where addresses of the pool are announced for the LoadBalancer, except the pool's own
-/// segment. Empty for a global pool, because it is on every segment.
+/// segment. Empty for a global pool, because a global pool is on every segment.
 fn beyond(facts: &LbFacts, pool: &AllocatorPool) -> Vec<Segment> {
     if pool.selector.is_global() {
         return Vec::new();

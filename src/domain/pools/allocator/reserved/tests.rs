@@ -47,7 +47,7 @@ fn an_address_is_one_load_balancers_where_it_is_announced() {
     // The reverse: the VLAN's pool does not give out the address of the other pool.
     assert_eq!(given(&mut book, &vm(3, "v")), ip(12));
     assert_eq!(given(&mut book, &named(4, "m")), "NoAvailableIP");
-    // An address of a guest is announced on the VLAN only.
+    // The address of a guest is announced on the VLAN only, so it does not conflict with pool m.
     assert_eq!(given(&mut book, &named(5, "v")), ip(11));
     assert_eq!(book.shared(), 0);
     // An address that the VLAN's pool releases is free in the other pool.

@@ -112,7 +112,7 @@ impl LoadBalancerIndex {
     }
 
     /// Replaces the owner's entry by the LoadBalancer that the API server has now. `None`: the
-    /// LoadBalancer is gone.
+    /// LoadBalancer was deleted.
     pub fn update(&mut self, owner: &Owner, current: Option<WorldEntry>) {
         self.entries.remove(&owner.uid);
         if self.uid_of(&owner.name) == Some(&owner.uid) {
@@ -141,14 +141,14 @@ impl LoadBalancerIndex {
     }
 
     /// Whether the owner exists, is not being deleted, and publishes no address of the pool. If so,
-    /// the owner's claim in the ledger is only a moment old.
+    /// the owner's claim in the ledger is new, and the owner has not published it yet.
     fn is_yet_to_publish(&self, owner: &Owner, pool: &str) -> bool {
         self.entries.get(&owner.uid).is_some_and(|entry| {
             !entry.deleting && entry.published.as_ref().is_none_or(|claim| claim.pool != pool)
         })
     }
 
-    /// Whether the owner exists.
+    /// Whether the owner exists. An owner without a UID is found by its name.
     pub fn knows(&self, owner: &Owner) -> bool {
         if owner.uid.is_empty() {
             self.uids.contains_key(&owner.name)
@@ -159,8 +159,8 @@ impl LoadBalancerIndex {
 }
 
 impl PoolAllocator {
-    /// Reads a stored pool into the book. The rules in the module's header decide which owners in
-    /// memory stay. Returns the corrections of the ledger.
+    /// Reads a stored pool. The rules in the module's header decide which owners in memory stay.
+    /// Returns the corrections of the ledger.
     pub fn merge(&mut self, seen: &PoolSeen, world: &LoadBalancerIndex) -> Vec<LedgerRepair> {
         let mut repairs = Vec::new();
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
@@ -218,11 +218,12 @@ impl PoolAllocator {
                 Some(_) => {}
             }
         }
-        // The former address of a LoadBalancer that exists stays, above the limit too: an import
-        // records the addresses of all LoadBalancers, and each LoadBalancer claims its own later.
+        // Former addresses of existing LoadBalancers are kept, even above the limit. An import
+        // records the addresses of all LoadBalancers, and each LoadBalancer claims its own address
+        // later.
         ledger.limit_history(|name| world.uid_of(name).is_some());
-        // Conflicts are judged again before the pool gives out an address. Until then, the pool
-        // keeps its last conflict.
+        // Conflicts are found again before the pool gives out an address. Until then, the pool
+        // keeps the conflict that was found last.
         let before = self.take_out(&seen.name);
         let conflict = before.as_ref().and_then(|pool| pool.conflict.clone());
         for (ip, owner) in ledger.claims() {
@@ -322,7 +323,7 @@ fn read_claims(
         let remembered = memory
             .and_then(|m| m.owner_of(ip))
             .filter(|owner| owner.name == *name && !owner.uid.is_empty());
-        // A LoadBalancer that holds another address of the pool by now does not get this one back.
+        // A LoadBalancer that holds another address of the pool now does not get this address back.
         let named = world.uid_of(name).filter(|uid| {
             let owner = Owner { name: name.clone(), uid: (*uid).to_owned() };
             memory.and_then(|m| m.held_by(&owner)).is_none_or(|held| held == ip)
@@ -335,8 +336,8 @@ fn read_claims(
             named.is_none() || remembered == Some(*uid) || world.entries.contains_key(*uid)
         });
         let uid = recorded.or(remembered).or(named).unwrap_or_default();
-        // The name that belongs to a UID never changes. An entry with another name was edited, and
-        // the name that belongs to the UID counts.
+        // The name that belongs to a UID never changes. An entry with another name was edited, so
+        // the name that belongs to the UID is used.
         let known = world.entries.get(uid).map(|e| &e.owner);
         let known = known.or_else(|| memory.and_then(|m| m.owner_of(ip)));
         let known = known.filter(|owner| !uid.is_empty() && owner.uid == uid).cloned();
@@ -345,8 +346,8 @@ fn read_claims(
     claims
 }
 
-/// Rule of the module's header by which an address belongs to an owner, the strongest first: rule
-/// 1, rule 3, rules 2 and 4, rule 5.
+/// Rule in the module's header by which an address belongs to an owner. The order is from the
+/// strongest to the weakest rule: rule 1, rule 3, rules 2 and 4, rule 5.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RestoreRank {
     Agreed,

@@ -180,9 +180,9 @@ fn of_two_that_publish_one_address_one_keeps_it() {
     }
 }
 
-/// The view of LoadBalancers may be older than the ledger. It does not overrule an entry on which
-/// the stored ledger and memory agree. Where ledger and memory disagree, the LoadBalancer that
-/// publishes the address is read again.
+/// The view of LoadBalancers may be older than the ledger. If the stored ledger and memory agree on
+/// an owner, the view does not change the owner. If they disagree, the LoadBalancer that publishes
+/// the address is read again.
 #[test]
 fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     let late = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
@@ -250,7 +250,8 @@ fn a_faulty_or_shrunk_pool_keeps_its_claims_and_heals() {
     assert_eq!(book.pools()["a"].ledger.available(), 9);
 }
 
-/// A pool that no longer admits the LoadBalancers gives them no new address, and takes none away.
+/// A pool whose selector stops to admit LoadBalancers gives them no new address, and releases no
+/// claim.
 #[test]
 fn a_selector_that_changes_ends_no_claim() {
     let mut book = PoolAllocator::default();
@@ -285,8 +286,8 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
     assert!(!remembered.contains(&held[HISTORY_LENGTH]), "the oldest release is forgotten");
 }
 
-/// The Go controller limits its history to one entry per address. An import records the addresses of
-/// LoadBalancers that exist, which claim them next.
+/// The Go controller's history may have one entry for each address of the pool. An import records
+/// the addresses of existing LoadBalancers, which claim them next.
 #[test]
 fn a_long_history_loses_the_names_that_no_longer_exist() {
     const GONE: usize = 3_000;
@@ -358,8 +359,8 @@ proptest! {
     }
 }
 
-/// A view that still shows the former owner's publication must not take an address from its new
-/// owner, because both would announce the address.
+/// A stale view shows that the former owner publishes the address. The new owner must keep the
+/// address, because otherwise both would announce it.
 #[test]
 fn what_ledger_and_memory_agree_on_outweighs_an_old_publication() {
     let mut book = PoolAllocator::default();
@@ -394,14 +395,14 @@ fn a_contradiction_to_the_ledger_is_read_again() {
     assert_eq!(book.disputes(&seen, &old_view), []);
     book.merge(&seen, &old_view);
     assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2"), row(13, "ns/lb1", "u1")]);
-    // The LoadBalancer is gone: no entry of it is left.
+    // The LoadBalancer was deleted: its entry is removed.
     old_view.update(&owner(1), None);
     assert!(!old_view.knows(&owner(1)));
     assert!(!old_view.knows(&Owner { uid: String::new(), ..owner(1) }));
 }
 
-/// Another leader released the claim, because the LoadBalancer was deleted. If memory brought the
-/// claim back, nothing would release it: the deletion is over.
+/// Another leader released the claim, because the LoadBalancer was deleted. If the claim were
+/// restored from memory, it would never be released, because the deletion is complete.
 #[test]
 fn memory_does_not_bring_back_the_claim_of_one_that_is_gone() {
     let mut book = PoolAllocator::default();

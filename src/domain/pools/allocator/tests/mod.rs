@@ -125,7 +125,7 @@ fn asking_again_gives_the_same_address() {
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.10")]);
 }
 
-/// A claim that is not written yet is no answer.
+/// `peek` gives no answer while the write of the claim's pool is pending.
 #[test]
 fn a_claim_is_peeked_at_only_after_its_pool_was_written() {
     let mut book = two(3, 3);
@@ -139,7 +139,7 @@ fn a_claim_is_peeked_at_only_after_its_pool_was_written() {
     assert!(book.has_nothing_to_release("u2") && !book.has_nothing_to_release("u1"));
 }
 
-/// A reconcile that was under way when the claim was released asks once more.
+/// A reconcile that began before the claim was released claims again.
 #[test]
 fn a_released_claim_is_no_confirmed_answer() {
     let mut book = book(&[seen("a", "10.0.0", 1)]);
@@ -176,7 +176,7 @@ fn each_refusal_has_its_reason() {
     }
     let stranger = LbFacts { requirement: PoolRequirement::default(), ..lb(3) };
     assert_eq!(answer(&book.claim(&stranger)), (None, Some("NoMatchedIPPool")));
-    // Several pools fit, and the reason names a pool that is out of use.
+    // Several pools fit, and the reason names a pool that gives out no addresses.
     assert_eq!(answer(&book.claim(&lb(4))), (None, Some("IPPoolNotReady")));
 }
 
@@ -190,8 +190,8 @@ fn the_next_candidate_serves_when_the_first_is_full_or_idle() {
     assert_eq!(answer(&book.claim(&lb(1))), held("b 10.0.1.10"));
 }
 
-/// Each event makes room for exactly one of three waiters. The waiter that must be served first was
-/// the last to ask.
+/// Each event frees an address for exactly one of three waiters. The waiter that must be served
+/// first made its request last.
 #[test]
 fn the_oldest_waiter_is_served_whatever_made_the_room() {
     let events: [fn(&mut PoolAllocator); 5] = [
@@ -229,7 +229,7 @@ fn a_waiter_is_notified_when_the_reason_changes() {
     assert!(book.serve_waiters().is_empty());
 }
 
-/// The new address is claimed first, then published, and only then the old address is free.
+/// The new address is claimed, then published. The old address is released after that.
 #[test]
 fn a_switch_of_pools_never_leaves_a_moment_without_an_address() {
     let mut book = two(1, 1);
@@ -330,7 +330,7 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
     book.merge(&seen("a", "10.0.0", 1), &everybody());
     assert_eq!(book.serve_waiters(), [facts.owner.clone()]);
     assert_eq!(answer(&book.claim(&facts)), held("a 10.0.0.10"));
-    // The owner of the address may still ask for another pool, and moves when that pool has room.
+    // The owner of the address may name another pool, and moves when that pool has a free address.
     book.remove_pool("a");
     book.claim(&lb(2));
     facts.named_pool = Some("b".into());
@@ -340,8 +340,8 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
     assert_eq!(answer(&book.claim(&facts)), held("b 10.0.1.10"));
 }
 
-/// An address whose pool is gone also stays if its owner asked for another pool and took the
-/// request back, or if the request cannot be met.
+/// The address of a deleted pool stays in two more cases: its owner named another pool and then
+/// withdrew this, or the named pool gives no address.
 #[test]
 fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_pool() {
     let kept = (Some("a 10.0.0.10".to_owned()), Some("IPPoolNotFound"));
@@ -380,7 +380,7 @@ fn an_old_view_frees_nothing() {
     book.claim(&publishing(&second));
     assert_eq!(book.claims_of("u1"), std::slice::from_ref(&second));
 
-    // A stale view also does not restore a claim that was released.
+    // A claim that was released is not restored because of a stale view.
     assert!(book.needs_fresh(&old(publishing(&first))));
     book.claim(&old(publishing(&first)));
     assert_eq!(book.claims_of("u1"), std::slice::from_ref(&second));

@@ -90,7 +90,7 @@ fn while_the_ledger_is_in_memory_a_lie_gains_nothing() {
     }
 }
 
-/// One pool serves both LoadBalancers, so its scope refuses neither of them.
+/// One pool serves both LoadBalancers, so its scope admits both.
 #[test]
 fn a_neighbour_of_the_same_pool_gains_nothing_either() {
     for pool in ["a", "ghost"] {
@@ -102,7 +102,7 @@ fn a_neighbour_of_the_same_pool_gains_nothing_either() {
     }
 }
 
-/// No ledger records the victim's address any more.
+/// The victim's pool was deleted, so no ledger records the victim's address.
 #[test]
 fn an_address_whose_pool_is_gone_is_not_had_either() {
     for pool in ["a", "ghost"] {
@@ -148,8 +148,8 @@ fn while_a_ledger_is_read_no_owner_loses_an_address_that_it_names() {
     }
 }
 
-/// The ledger was wiped, so only published addresses are left. The older LoadBalancer keeps the one
-/// that both publish.
+/// The ledger was wiped, so only published addresses are left. If two LoadBalancers publish one
+/// address, the older LoadBalancer keeps the address.
 #[test]
 fn where_the_ledger_is_lost_too_the_older_of_two_keeps_what_both_publish() {
     let (_, victim) = with_victim(true);

@@ -16,7 +16,8 @@ use super::{Age, AllocatorPool, PoolAllocator};
 use crate::reason::NoAddressReason;
 use crate::{LbFacts, Owner};
 
-/// Changes since the waiters were last tried, which may alter the answers to them.
+/// Changes since the last call of [`PoolAllocator::serve_waiters`]. They may change the answers to
+/// waiters.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WaiterChanges {
     /// Whether pools were added, removed or read again, or networks have changed.
@@ -51,7 +52,7 @@ impl PoolAllocator {
         !self.waiters.is_empty()
     }
 
-    /// Tries waiters again, oldest first, if a change may alter their answer. Returns the waiters
+    /// Tries waiters again, oldest first, if a change may affect their answer. Returns the waiters
     /// whose answer changed.
     pub fn serve_waiters(&mut self) -> Vec<Owner> {
         self.judge();
@@ -116,8 +117,8 @@ impl PoolAllocator {
         self.waiters.insert(age, (LbFacts { fresh: false, ..facts.clone() }, wait));
     }
 
-    /// Replaces the facts of a LoadBalancer that waits, and marks it to be tried again if the facts
-    /// have changed. Does nothing for a LoadBalancer that does not wait.
+    /// Replaces the facts of a waiting LoadBalancer. If the facts have changed, marks the
+    /// LoadBalancer to be tried again. Does nothing for a LoadBalancer that does not wait.
     pub(super) fn update_waiter(&mut self, facts: &LbFacts) {
         let age = self.ages.get(&facts.owner.uid);
         let Some((known, _)) = age.and_then(|age| self.waiters.get_mut(age)) else { return };

@@ -8,7 +8,7 @@ fn name(uid: &str) -> String {
 }
 
 /// LoadBalancer that the step is about. `None`: the step is about pools, networks, a new leader, or
-/// a LoadBalancer that is gone.
+/// a deleted LoadBalancer.
 fn asks(step: &Step) -> Option<usize> {
     match *step {
         Step::Create(n, _)
@@ -23,8 +23,8 @@ fn asks(step: &Step) -> Option<usize> {
 }
 
 impl Cluster {
-    /// Plays a step, and then the work that the ledger task does after it. Then checks that each
-    /// confirmed answer equals the answer of the book.
+    /// Runs a step, then the work that the ledger task does after each step. Then checks that each
+    /// confirmed answer equals the answer of the allocator.
     pub(super) fn play(&mut self, step: &Step) {
         if let Some(n) = asks(step) {
             self.confirmed.forget(&owner(n));
@@ -96,8 +96,8 @@ impl Cluster {
         self.before = taken_new;
     }
 
-    /// Makes the same check as `check_networks`, but for the announced addresses of each segment.
-    /// The content of the ledgers does not matter.
+    /// Makes the check of `check_networks` for the announced addresses of each segment, instead of
+    /// the addresses in the ledgers.
     fn check_announced(&mut self, shared: &mut BTreeSet<(IpAddr, BTreeSet<String>)>) {
         self.announce();
         let uid = |n: &usize| name(&self.lbs[n].owner.uid);
@@ -128,14 +128,14 @@ impl Cluster {
                 self.announced.remove(&n);
                 continue;
             };
-            // An address whose pool is gone is still announced where it was announced before.
+            // An address of a deleted pool is still announced where it was announced before.
             let before = self.announced.get(&n).filter(|(ip, _)| *ip == claim.ip).cloned();
             let place = self.place(&facts, &claim).or(before).unwrap_or((claim.ip, None));
             self.announced.insert(n, place);
         }
     }
 
-    /// Place where an address would be announced. `None`: its pool is gone.
+    /// Place where an address would be announced. `None`: its pool does not exist.
     pub(super) fn place(&self, facts: &LbFacts, claim: &Claim) -> Option<Place> {
         let pool = self.book.pools().get(&claim.pool)?;
         let mut segments = facts.announced_at(&pool.segment);

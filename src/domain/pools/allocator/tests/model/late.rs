@@ -3,16 +3,16 @@
 use super::*;
 
 impl Cluster {
-    /// Releases the claim of a LoadBalancer that does not publish it.
+    /// Releases the claim of a LoadBalancer that does not publish the claim.
     pub(super) fn refuse(&mut self, n: usize) {
         if let Some(facts) = self.lbs.get(&n).filter(|facts| facts.published.is_none()) {
             self.book.release(&facts.owner.uid);
         }
     }
 
-    /// Claims an address, as a reconcile of a LoadBalancer that is gone does. Then releases the
-    /// claim, because the status cannot be written. Before the release, the Service may request the
-    /// returned address.
+    /// Claims an address for a deleted LoadBalancer, as a reconcile with a stale view does. Then
+    /// releases the claim, because the status cannot be written. Before the release, the Service
+    /// may request the returned address.
     pub(super) fn ask_late(&mut self, n: usize) {
         let Some(facts) = self.gone.get(&n) else { return };
         let facts = LbFacts { fresh: false, ..self.on_networks(n, facts) };

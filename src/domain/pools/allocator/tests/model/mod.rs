@@ -17,7 +17,8 @@ use crate::network::Segment;
 use crate::pools::status::pool_status;
 
 const POOLS: [(&str, &str); 3] = [("a", "10.0.0"), ("b", "10.0.1"), ("c", "10.0.2")];
-/// Names of networks. Steps decide whether the last two are one network; at first this is unknown.
+/// Names of networks. Steps set whether the last two names mean one network. Before such a step,
+/// this is unknown.
 const NETWORKS: [&str; 3] = ["", "ns/x", "ns/y"];
 /// Number of LoadBalancers. The last two are of type vm, so nodes announce their addresses.
 /// LoadBalancer 1 names a network.
@@ -35,7 +36,7 @@ struct Cluster {
     /// Pools as stored, with their status.
     pools: BTreeMap<String, PoolSeen>,
     lbs: BTreeMap<usize, LbFacts>,
-    /// Last deleted LoadBalancer of each name, as a stale view still shows it.
+    /// Last deleted LoadBalancer of each name, as a stale view shows it.
     gone: BTreeMap<usize, LbFacts>,
     born: usize,
     networks: Option<bool>,
@@ -44,7 +45,7 @@ struct Cluster {
     /// Addresses that two LoadBalancers had before the present step, with the names of the two.
     excused: BTreeSet<(IpAddr, BTreeSet<String>)>,
     /// Map from a LoadBalancer to its published address, with the segments where the address is
-    /// announced. If the pool is gone, these are the last known segments.
+    /// announced. If the pool was deleted, these are the last known segments.
     announced: BTreeMap<usize, Place>,
 }
 
@@ -109,7 +110,7 @@ impl Cluster {
         published.any(|other| other.ip == claim.ip)
     }
 
-    /// Claims for one LoadBalancer, and checks the answer.
+    /// Claims an address for a LoadBalancer, and checks the answer.
     fn ask(&mut self, n: usize) -> Option<ClaimResult> {
         self.observe();
         let facts = self.facts(n)?;
@@ -300,7 +301,7 @@ impl Cluster {
         }
     }
 
-    /// Does what the ledger task does after each batch.
+    /// Does the work that the ledger task does after each batch of requests.
     fn settle(&mut self) {
         self.observe();
         self.book.serve_waiters();
@@ -325,7 +326,7 @@ fn worlds() -> ProptestConfig {
     }
 }
 
-/// Plays the steps, and checks the book's rules after each step.
+/// Runs the steps, and checks the allocator's rules after each step.
 fn hold(steps: &[Step]) {
     let mut cluster = Cluster::default();
     for step in steps {
@@ -369,8 +370,8 @@ proptest! {
     }
 }
 
-/// Regression: an unpublished claim stayed reserved on old segments. On these segments its
-/// LoadBalancer was announced before the network of the LoadBalancer became known.
+/// Regression: an unpublished claim stayed reserved on the segments where its LoadBalancer was
+/// announced before the LoadBalancer's network became known.
 #[test]
 fn a_claim_is_reserved_where_it_is_announced_now() {
     use Step::{Create, Edit, Move, Networks, Switch};
@@ -404,9 +405,9 @@ fn an_address_of_two_is_reported_after_a_restore() {
     ]);
 }
 
-/// Regression: a late request got an address whose pool was gone, although another LoadBalancer had
-/// that address. The request came from a LoadBalancer that was gone, but still published the
-/// address in a stale view.
+/// Regression: a late request, for a deleted LoadBalancer, got an address of a deleted pool,
+/// although another LoadBalancer had that address. A stale view showed that the deleted
+/// LoadBalancer published the address.
 #[test]
 fn a_late_request_gains_no_address_whose_pool_is_gone() {
     use Step::{AskLate, Create, Delete, Edit, Move, Publish, RemovePool};

@@ -11,7 +11,7 @@ pub(super) enum Step {
     /// Releases the claim of a LoadBalancer that does not publish the claim, as happens while its
     /// guest cluster is being removed.
     Refuse(usize),
-    /// Claims once more for a LoadBalancer that is gone, as a reconcile by a stale view does.
+    /// Claims again for a deleted LoadBalancer, as a reconcile with a stale view does.
     AskLate(usize),
     /// Deletes a LoadBalancer and creates it again under its name, with a new UID. The flag:
     /// whether the ledger is first notified of the deletion. The new object has the annotation with
@@ -20,7 +20,7 @@ pub(super) enum Step {
     Switch(usize, Option<usize>),
     /// Claims an address, without publishing it.
     Ask(usize),
-    /// Claims an address, publishes it, and claims once more, as a reconcile after a write does.
+    /// Claims an address, publishes it, and claims again, as a reconcile after a write does.
     Publish(usize),
     /// Creates or edits a pool. The values are its size, whether it admits the LoadBalancers, and
     /// whether it is being deleted.
