@@ -39,9 +39,10 @@ impl ElectionPace {
         Self { seconds, others: seconds }
     }
 
-    /// Pace for a Lease for which the Go controller also competes. The Go controller must then wait
-    /// at least its own lease duration before it takes the Lease. So it does not get the Lease from
-    /// living replicas of this operator when an API server stalls for some seconds.
+    /// Pace for a Lease for which the Go controller also competes. Programs other than this
+    /// operator must wait at least the Go controller's own lease duration, 45 s. So the Go
+    /// controller does not take the Lease while an API server stalls for some seconds and replicas
+    /// cannot renew.
     pub const fn beside_go(seconds: u8) -> Self {
         let others = if seconds > GO_LEASE_SECONDS { seconds } else { GO_LEASE_SECONDS };
         Self { seconds, others }
@@ -71,7 +72,7 @@ impl ElectionPace {
     }
 
     /// Time until which the holder may act as the leader, if the API server has accepted the
-    /// renewal that the holder sent at `sent`.
+    /// renewal that was sent at `sent`: the lease duration after `sent`, less [`SAFETY_MARGIN`].
     pub fn trusted_until(self, sent: Duration) -> Duration {
         sent + self.duration().saturating_sub(SAFETY_MARGIN)
     }
@@ -117,7 +118,8 @@ pub enum LeaseAction {
     /// Wait until this time, because another process holds the Lease. If the Lease does not change
     /// until then, it expires.
     Wait(Duration),
-    /// Restart the process, because the Lease is older than a Lease that was read before.
+    /// Restart the process, because the Lease has a smaller resourceVersion than at an earlier
+    /// read.
     StartAnew(StoreWentBack),
 }
 
@@ -125,7 +127,7 @@ pub enum LeaseAction {
 /// resourceVersion than at an earlier read. An outdated read is not the cause, because the API
 /// server reads a Lease with a quorum of etcd. After such a restore, this process's caches contain
 /// objects with old versions. The API server will assign these versions again, to other content. A
-/// watch from such a version stays silent until the API server has reached the version.
+/// watch from such a version gets no events until the API server has reached the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreWentBack {
     /// Greatest resourceVersion of the Lease that this process has read.
@@ -145,7 +147,7 @@ impl fmt::Display for StoreWentBack {
     }
 }
 
-/// Record of the last change of the Lease that this process has observed, with its time.
+/// Lease as this process last read it, and the time at which this process observed its last change.
 #[derive(Clone, Debug, Default)]
 pub struct LeaseObserver {
     seen: Option<(LeaseSeen, Duration)>,
@@ -155,13 +157,14 @@ pub struct LeaseObserver {
 
 impl LeaseObserver {
     /// Decides the next action on the Lease that was read at `now`. `lease`: `None` if there is no
-    /// Lease. `me`: identity of this process as a holder.
+    /// Lease. `me`: identity of this process in `spec.holderIdentity`.
     pub fn decide(&mut self, lease: Option<LeaseSeen>, me: &str, now: Duration) -> LeaseAction {
         let Some(lease) = lease else {
             self.seen = None;
             return LeaseAction::Create;
         };
-        // A resourceVersion that is not a number cannot show a restore of etcd.
+        // A resourceVersion that is not a number cannot show a restore of etcd, so it counts as
+        // unchanged.
         let version = number(&lease.version).unwrap_or(self.newest);
         if version < self.newest {
             return LeaseAction::StartAnew(StoreWentBack { from: self.newest, to: version });
@@ -267,7 +270,7 @@ mod tests {
             let lasts = Duration::from_secs(pace.seconds().into());
             let trusted = pace.trusted_until(at(10));
             assert!(trusted < at(10) + lasts, "{seconds}");
-            // A renewal that hangs leaves time for another renewal.
+            // If one renewal times out, the holder has time to send another one.
             assert!(at(10) + pace.renew_every() + pace.deadline() < trusted, "{seconds}");
         }
         let pace = ElectionPace::beside_go(DEFAULT_LEASE_SECONDS);

@@ -23,21 +23,22 @@ pub mod vm_backends;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Facts about a LoadBalancer from which its address is chosen. They are cheap to clone, because
-/// the task that keeps the ledgers receives them in messages.
+/// Facts about a LoadBalancer from which its address is chosen. The ledger task receives them in
+/// messages, so they must be cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbFacts {
     /// Identity of the LoadBalancer.
     pub owner: Owner,
-    /// Creation time, in seconds since the epoch, so that the LoadBalancer that waits longest is
-    /// served first.
+    /// Creation time, in seconds since the epoch. Of the LoadBalancers that wait for an address,
+    /// the oldest is served first.
     pub created: i64,
     /// Requirement that a pool must meet to give the LoadBalancer an address.
     pub requirement: pools::selection::PoolRequirement,
     /// Segment of the network that the LoadBalancer names, or that the VMs of its guest cluster
-    /// name. `None`: they name no network.
+    /// name. `None`: no network is named.
     pub segment: Option<network::Segment>,
-    /// Whether a guest cluster announces the address, not the nodes.
+    /// Whether a guest cluster announces the address. `false`: the nodes of the host cluster
+    /// announce it.
     pub guest: bool,
     /// Pool that `spec.ipPool` names.
     pub named_pool: Option<String>,
@@ -53,8 +54,8 @@ pub struct LbFacts {
 
 impl LbFacts {
     /// Segments on which this LoadBalancer's address may be announced, if the address is from a
-    /// pool on the segment `pool`. For a LoadBalancer of type vm, the segment of its annotation
-    /// counts as well, because a Service of the LoadBalancer may be announced there.
+    /// pool on the segment `pool`. For a LoadBalancer of type vm, the segment of the network that
+    /// it names is included, because its Service may be announced there.
     pub fn announced_at(&self, pool: &network::Segment) -> Vec<network::Segment> {
         match (&self.segment, self.guest) {
             (Some(own), true) => vec![own.clone()],
@@ -64,9 +65,8 @@ impl LbFacts {
     }
 }
 
-/// Identity of a LoadBalancer. The UID decides who owns an address. The name is for messages, for
-/// the search for a former address, and for ledger entries without a UID, which older software
-/// wrote.
+/// Identity of a LoadBalancer. The UID decides who owns an address. The name is used in messages
+/// and in the search for a former address. Ledger entries of older software have only the name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     /// `namespace/name`.

@@ -3,8 +3,8 @@
 
 use api::ANNOTATION_DHCP;
 
-/// Reason why a LoadBalancer has no address, or keeps an address other than the address that it
-/// asks for.
+/// Reason why a LoadBalancer has no address, or why it keeps an address that does not meet its
+/// request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoAddressReason {
     /// No pool has the LoadBalancer's network and a scope that admits the LoadBalancer.
@@ -34,7 +34,7 @@ pub enum NoAddressReason {
         /// Requirement of the LoadBalancer, as text.
         requirement: String,
     },
-    /// The LoadBalancer names a network other than the network of its pool.
+    /// The network that the LoadBalancer names is not the network of its pool.
     NetworkMismatch {
         /// Name of the pool.
         pool: String,
@@ -137,7 +137,7 @@ impl NoAddressReason {
     }
 }
 
-/// Reason why a LoadBalancer has no address, although the host is to lease one for it by DHCP.
+/// Reason why a LoadBalancer whose address the host leases by DHCP has no address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoLease {
     /// The network's DHCP agent requests an address from the DHCP server.
@@ -147,7 +147,7 @@ pub enum NoLease {
         /// Message of the agent in the status of the DHCPLease. `None`: there is no message.
         said: Option<String>,
     },
-    /// The lease of the LoadBalancer's address has ended, and another address is needed.
+    /// The lease of the LoadBalancer's address has ended. The agent requests another address.
     Lost {
         /// Network.
         network: String,
@@ -160,8 +160,8 @@ pub enum NoLease {
     NoAgent {
         /// Name of the network; empty if the LoadBalancer names no network.
         network: String,
-        /// Whether an annotation of the network lets the host lease addresses there. If so, the
-        /// only cause is that the network's agent is not running.
+        /// Whether an annotation of the network allows the host to lease addresses there. `true`:
+        /// only the agent is missing, because it is not running.
         declared: bool,
     },
     /// An annotation of the NetworkAttachmentDefinition is not valid.
@@ -171,9 +171,10 @@ pub enum NoLease {
         /// Text that names the annotation, its fault and the remedy.
         fault: String,
     },
-    /// The leased address must not be published, for the reason in the text.
+    /// The leased address must not be published. The text is the reason.
     Unusable(String),
-    /// The LoadBalancer's former DHCPLease is being deleted. The next one is created after that.
+    /// The LoadBalancer's former DHCPLease is being deleted. After its deletion, the operator
+    /// creates a new DHCPLease.
     Returning,
     /// The LoadBalancer's former DHCPLease is for another network, and must be deleted first.
     OtherNetwork {
@@ -280,24 +281,25 @@ pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
 /// The address is announced, but VMs that fail their health check are served too, because most VMs
 /// failed at once.
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
-/// An address is claimed, and not announced yet.
+/// An address is claimed for the LoadBalancer, but no announcer announces it yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
 /// No VM on the announcing node serves, and the Service's traffic policy is Local.
 pub const NO_LOCAL_BACKEND: &str = "NoLocalBackend";
-/// The address leads to VMs, but clients outside the Service's source ranges reach the node.
+/// The address leads to VMs, but clients outside the Service's source ranges reach processes of the
+/// announcing node on the Service's ports.
 pub const SOURCE_RANGES_BYPASSED: &str = "SourceRangesBypassed";
 /// No selected VM runs.
 pub const NO_BACKENDS: &str = "NoRunningBackends";
 /// No running VM has a suitable address.
 pub const NO_BACKEND_ADDRESS: &str = "NoBackendAddress";
-/// Running VMs report only addresses that they are not allowed to have. The status is True if other
-/// VMs serve.
+/// Running VMs report only addresses that they are not allowed to have. The condition's status is
+/// True if other VMs serve.
 pub const BACKEND_ADDRESS_REFUSED: &str = "BackendAddressRefused";
 /// Running VMs fail their health check, or have not passed it yet.
 pub const BACKENDS_UNHEALTHY: &str = "BackendsUnhealthy";
 /// Running VMs, or their pods, are not ready.
 pub const BACKENDS_NOT_READY: &str = "BackendsNotReady";
-/// The LoadBalancer needs a Service or EndpointSlice of a name that an object of another owner has.
+/// The LoadBalancer needs a Service or EndpointSlice, but an object of another owner has its name.
 pub const SERVICE_CONFLICT: &str = "ServiceConflict";
 /// The API server refuses the Service or an EndpointSlice.
 pub const SERVICE_REFUSED: &str = "ServiceRefused";
@@ -324,22 +326,22 @@ pub const SCOPE_CONFLICT: &str = "ScopeConflict";
 pub const DELETING: &str = "Deleting";
 
 /// Suffix of [`other_controller`]'s text, if IPPool still has the status subresource. The other
-/// controller writes the status of an IPPool by plain updates, and not through the subresource.
+/// controller writes the status by updates of the whole IPPool, and the API server drops it there.
 pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource here, which silently drops that controller's records, so that it may allocate one address twice: restore Harvester's CRD, or stop that controller";
 
 /// Suffix of [`other_controller`]'s text, if the operator has removed the status subresource of
 /// IPPool.
 pub const STATUS_KEPT: &str = ". IPPool was served with a status subresource here, which silently drops that controller's records: the operator has removed it from the CRD, so that no address is allocated twice";
 
-/// Text of the condition and the Event which say that another form has replaced the operator's form
-/// of the CRD.
+/// Text of the condition and the Event that report that another CRD has replaced the operator's
+/// CRD.
 pub const FORM_REPLACED: &str = "an upgrade of Harvester, or a person, has put another form in the place of the operator's CRD: addresses go on, and nothing is lost, but fields of the operator's form are dropped at each write; `harvester-guest-operator takeover --apply` puts the operator's back";
 
-/// Text of the Event that reports that the operator has put its own form of the CRD back.
+/// Text of the Event that reports that the operator has restored its own CRD.
 pub const FORM_REPAIRED: &str =
     "another form was in the place of the operator's CRD, which the operator has put back";
 
-/// Text of the Event that reports that the operator has put a CRD's status subresource back.
+/// Text of the Event that reports that the operator has restored a CRD's status subresource.
 pub const STATUS_BACK: &str =
     "the status subresource, which was removed while another controller led, is back";
 
@@ -351,7 +353,7 @@ pub fn other_controller(holder: &str) -> String {
     )
 }
 
-/// Whether this operator writes the reason to conditions of LoadBalancers.
+/// Whether `reason` is one of the reasons that this operator writes to LoadBalancers' conditions.
 pub fn is_ours(reason: &str) -> bool {
     const WAITS: [&str; 8] = [
         "NoMatchedIPPool",

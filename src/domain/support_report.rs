@@ -13,8 +13,8 @@ use api::{
     ANNOTATION_NETWORK, Condition, ConditionStatus, IPPool, LoadBalancer, READY, TokenRotation,
 };
 
-/// Maximum length of each list of decisions, of LoadBalancers that wait, and of TokenRotations that
-/// are not ready. The limit keeps the report of a large site small enough to send.
+/// Maximum length of each list: decisions, LoadBalancers that wait, and TokenRotations that are not
+/// ready. The limit keeps the report of a large site small enough to send.
 const MOST: usize = 200;
 /// Maximum number of credentials whose expiry is in a report.
 const MOST_ENDS: usize = 50;
@@ -74,8 +74,7 @@ pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
     waiting.into_iter().take(MOST).map(say).collect()
 }
 
-/// Latest decisions, that is, the conditions of pools and LoadBalancers. The newest condition is
-/// first.
+/// Latest decisions of the operator: the conditions of pools and LoadBalancers, newest first.
 pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
     let mut all = Vec::new();
     for pool in pools {
@@ -144,7 +143,8 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
     })
 }
 
-/// Annotation in which kubectl repeats the object that it applied last, certificates included.
+/// Annotation in which `kubectl apply` stores the object that it applied last, certificates
+/// included.
 const APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Copy of a webhook configuration, or of parts of a CRD, for the report. In place of a
