@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::NetworkAttachment;
 
-/// Links that one HostNetworkConfig has created, one on each node.
+/// VLAN link that one HostNetworkConfig creates on each node that its selector matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostLink {
     /// Bridge of the cluster network.
@@ -27,9 +27,11 @@ pub struct HostLink {
 pub enum NetworkReach {
     /// The link works on each node where an announcer may run.
     Ready,
-    /// The link is missing on these nodes, although a HostNetworkConfig asks for it.
+    /// A HostNetworkConfig for the bridge and VLAN exists, but the link does not work on these
+    /// nodes.
     Missing(Vec<String>),
-    /// No HostNetworkConfig asks for the link, or no node for announcers is known.
+    /// No HostNetworkConfig for the bridge and VLAN exists, or no node is known on which an
+    /// announcer may run.
     #[default]
     NotConfigured,
 }
@@ -37,15 +39,15 @@ pub enum NetworkReach {
 /// The links of all nodes.
 #[derive(Clone, Debug, Default)]
 pub struct HostLinks {
-    /// Map from the name of a HostNetworkConfig to its links.
+    /// Map from the name of a HostNetworkConfig to its link.
     configs: BTreeMap<String, HostLink>,
     /// Nodes on which an announcer may run.
     announcing: BTreeSet<String>,
 }
 
 impl HostLinks {
-    /// Stores the links of a HostNetworkConfig. `None`: the HostNetworkConfig is gone. Returns
-    /// whether the links changed.
+    /// Stores the link of a HostNetworkConfig. `made`: `None` if the HostNetworkConfig was deleted.
+    /// Returns whether the link changed.
     pub fn set(&mut self, config: &str, made: Option<HostLink>) -> bool {
         match made {
             Some(made) if self.configs.get(config) == Some(&made) => false,
@@ -57,7 +59,7 @@ impl HostLinks {
         }
     }
 
-    /// Names of the HostNetworkConfigs with links.
+    /// Names of the HostNetworkConfigs whose links are stored.
     pub fn configs(&self) -> impl Iterator<Item = &str> {
         self.configs.keys().map(String::as_str)
     }
@@ -67,7 +69,8 @@ impl HostLinks {
         if may { self.announcing.insert(node.to_owned()) } else { self.announcing.remove(node) }
     }
 
-    /// Reachability of a network with this bridge and VLAN.
+    /// Reachability of a network with this bridge and VLAN. An untagged network is always
+    /// [`NetworkReach::Ready`], because each node has the bridge.
     pub fn link(&self, attachment: &NetworkAttachment) -> NetworkReach {
         if attachment.vlan == 0 {
             return NetworkReach::Ready;

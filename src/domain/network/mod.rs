@@ -4,7 +4,7 @@
 pub mod host_links;
 pub mod infrastructure;
 
-/// Bridge of the network that the nodes themselves are in.
+/// Bridge of the nodes' own network.
 const MANAGEMENT_BRIDGE: &str = "mgmt-br";
 
 /// Bridge and VLAN by which kube-vip reaches the network that a LoadBalancer names.
@@ -26,13 +26,15 @@ pub enum Segment {
     Vlan(String, u16),
     /// A network with this name, whose bridge and VLAN are unknown.
     Named(String),
-    /// Unknown segment, which may be any: networks were not listed yet, or the pool is gone.
+    /// Unknown segment, because the networks are not listed yet, or the pool was deleted. Counts as
+    /// every segment.
     Unlisted,
 }
 
 impl Segment {
-    /// Segment of the network with this name. `attachment`: its bridge and VLAN; `None`: not known.
-    /// `listed`: whether all networks have been listed.
+    /// Segment of the network with this name; empty for the nodes' own network. `attachment`:
+    /// bridge and VLAN of the network; `None`: not known. `listed`: whether all networks have been
+    /// listed.
     pub fn of(network: &str, attachment: Option<&NetworkAttachment>, listed: bool) -> Self {
         match attachment {
             _ if network.is_empty() => Self::Management,
@@ -46,8 +48,8 @@ impl Segment {
     }
 
     /// Segment on which an announcer on the nodes announces an address of this segment, if no VLAN
-    /// link is used. Nodes have a bridge for an untagged network. Without a link, addresses of
-    /// other segments are announced on the default interface, in the nodes' own network.
+    /// link is used. For an untagged network, nodes have a bridge. Addresses of other segments are
+    /// announced on the default interface, in the nodes' own network.
     #[must_use]
     pub fn of_announcer(&self) -> Self {
         match self {

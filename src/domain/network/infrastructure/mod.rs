@@ -40,14 +40,14 @@ impl Reserved {
         !matches!(self, Self::ClusterIp(_) | Self::OwnIngress(_))
     }
 
-    /// Whether pools of the segment hold back the object's addresses. The networks of pods and
-    /// Services do not concern a tagged VLAN, because the VLAN may use the same addresses.
+    /// Whether pools of the segment hold back the object's addresses. Pools on a tagged VLAN give
+    /// out addresses of the pod and service networks, because the VLAN may use the same addresses.
     pub fn is_held_back_on(&self, segment: &Segment) -> bool {
         self.is_held_back() && !(self.is_network() && segment.is_tagged())
     }
 
-    /// Whether the object reserves a whole network. No address in such a network can be a load
-    /// balancer's.
+    /// Whether the object reserves a whole network. No load balancer can use an address in such a
+    /// network.
     pub fn is_network(&self) -> bool {
         matches!(self, Self::ServiceNetwork(_) | Self::PodNetwork(_))
     }
@@ -61,7 +61,7 @@ impl Reserved {
 }
 
 impl fmt::Display for Reserved {
-    /// Completes the sentence "the address is …".
+    /// Writes the end of the sentence "the address is …".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Management(map) => write!(f, "the management address (ConfigMap {map})"),
@@ -76,15 +76,15 @@ impl fmt::Display for Reserved {
     }
 }
 
-/// Networks from which no pool allocates an address, each with the object that reserves it. A
-/// single address is a network of one address.
+/// Networks from which no pool allocates an address, each with the object that reserves the
+/// network. A single address is stored as a /32 or /128 network.
 pub type HeldBack = BTreeMap<IpNet, Reserved>;
 
-/// Every reserved address, by the objects that reserve it.
+/// Every reserved address, with the objects that reserve it.
 #[derive(Clone, Debug, Default)]
 pub struct Infrastructure {
-    /// Map from a network to the objects that reserve it. A single address is a network of one
-    /// address.
+    /// Map from a network to the objects that reserve the network. A single address is stored as a
+    /// /32 or /128 network.
     by_network: HashMap<IpNet, BTreeSet<Reserved>>,
     by_object: HashMap<Reserved, Vec<IpNet>>,
     /// Map from a family (`true`: IPv6) and a prefix length to the number of reservations.
@@ -92,8 +92,8 @@ pub struct Infrastructure {
 }
 
 impl Infrastructure {
-    /// Stores the networks that an object reserves now. `networks` is empty once the object is
-    /// gone. Returns the networks that were added or removed.
+    /// Replaces the networks that an object reserves. `networks` is empty if the object was
+    /// deleted. Returns the networks that were added or removed.
     pub fn set(
         &mut self,
         object: &Reserved,
@@ -133,9 +133,9 @@ impl Infrastructure {
         added.into_iter().chain(removed).collect()
     }
 
-    /// Networks from which no pool allocates an address, each with the object that reserves it.
-    /// They are the addresses of nodes, the management address, ingress addresses of Services that
-    /// no LoadBalancer owns, and the networks of pods and Services.
+    /// Networks from which no pool allocates an address, each with the object that reserves the
+    /// network. Included are the addresses of nodes, the management address, ingress addresses of
+    /// Services that no LoadBalancer owns, and the networks of pods and Services.
     pub fn held_back(&self) -> HeldBack {
         let first = self.by_network.iter().filter_map(|(net, objects)| {
             Some((*net, objects.iter().find(|object| object.is_held_back())?.clone()))
@@ -161,13 +161,13 @@ impl Infrastructure {
         networks.flatten()
     }
 
-    /// Whether an address is a node's own.
+    /// Whether the address is in `status.addresses` of a Node.
     pub fn is_node(&self, address: IpAddr) -> bool {
         let objects = self.by_network.get(&IpNet::from(address));
         objects.is_some_and(|all| all.iter().any(|object| matches!(object, Reserved::Node(_))))
     }
 
-    /// Objects, each with the networks that it reserves, in no certain order.
+    /// Objects, each with the networks that it reserves, in any order.
     pub fn entries(&self) -> impl Iterator<Item = (&Reserved, &[IpNet])> {
         self.by_object.iter().map(|(object, networks)| (object, networks.as_slice()))
     }
