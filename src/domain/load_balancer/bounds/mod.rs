@@ -26,9 +26,10 @@ use api::{
 /// Longest name of a LoadBalancer, in characters. Cloud providers of guest clusters cut names to
 /// this length, and the name of a Service cannot be longer.
 pub const LONGEST_NAME: usize = 63;
-/// Maximum size in bytes of the finalizers, and of the conditions, that other clients have added to
-/// an object. The operator writes each of these two lists as a whole. If a list is larger, the
-/// other clients' entries are not kept in memory, and the object is read again before a write.
+/// Maximum size in bytes of the finalizers that other clients have added to an object. The same
+/// maximum applies to the conditions of other clients. The operator writes each of the two lists as
+/// a whole. If a list is larger, the other clients' entries are not kept in memory, and the object
+/// is read again before a write.
 const MOST_FOREIGN: usize = 1024;
 /// Largest number of addresses in a list that the view holds. A longer list is replaced by its
 /// digest.
@@ -48,7 +49,7 @@ const ANNOTATIONS: [&str; 10] = [
     KUBE_VIP_REQUESTED_IP,
 ];
 
-/// Text with the fault of a LoadBalancer's name that is too long. `None`: no fault. The length is
+/// Fault of a LoadBalancer's name that is too long, as text. `None`: no fault. The length is
 /// limited because each claim stores the name in the pool's object, and all claims share the size
 /// limit of this object.
 pub fn name_fault(name: &str) -> Option<String> {
@@ -58,8 +59,8 @@ pub fn name_fault(name: &str) -> Option<String> {
 }
 
 /// Removes the fields of a LoadBalancer that decisions do not use, and cuts values beyond their
-/// limits. Returns whether the finalizers or the conditions lost entries that a write of the list
-/// must contain. If so, the object must be read again before a write.
+/// limits. Returns whether entries of other clients were removed from the finalizers or the
+/// conditions. If so, the object must be read again before a write.
 pub fn trim(lb: &mut LoadBalancer) -> bool {
     let meta = &mut lb.metadata;
     meta.managed_fields = None;
@@ -90,7 +91,7 @@ pub fn trim(lb: &mut LoadBalancer) -> bool {
     partial
 }
 
-/// Digest that stands for a list of addresses which is too long for the view.
+/// Digest that is stored instead of a list of addresses which is too long for the view.
 pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
     let mut hash = Sha256::new();
     for text in list {
@@ -100,7 +101,7 @@ pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
     hash.finalize().iter().fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// Whether `stored`, a list of addresses or its digest, stands for `list`.
+/// Whether `stored` equals `list`, or is the digest of `list`.
 pub fn is_list(stored: &[String], list: &[String]) -> bool {
     if list.len() > LONGEST_LIST && stored.len() == 1 {
         return stored[0] == digest(list.iter().map(String::as_str));
@@ -133,7 +134,8 @@ fn trim_conditions(conditions: &mut Vec<Condition>) -> bool {
     if partial {
         *conditions = ready.map(|at| conditions.swap_remove(at)).into_iter().collect();
     }
-    // This operator's own condition may be cut, because it is written again if it then differs.
+    // The operator's own condition may be cut. If the cut text differs from the desired text, the
+    // operator writes the condition again.
     let ready = conditions.iter_mut().find(|condition| condition.type_ == READY);
     if let Some(condition) = ready {
         shorten_some(&mut condition.message, LONGEST_TEXT + 3);
@@ -165,7 +167,8 @@ fn trim_spec(spec: &mut LoadBalancerSpec) {
         spec.health_check = None;
         return;
     }
-    // Keeps one more listener than allowed, so that a list beyond the limit stays beyond the limit.
+    // Keeps one more listener than allowed, so that a list that is too long is still found to be
+    // too long.
     spec.listeners.truncate(MOST_LISTENERS + 1);
     spec.listeners.shrink_to_fit();
     for listener in &mut spec.listeners {

@@ -13,7 +13,7 @@ fn lb(object: &Value) -> LoadBalancer {
     serde_json::from_value(object.clone()).unwrap()
 }
 
-/// A usual object: nothing of it is cut.
+/// An object of the usual size, which trimming does not cut.
 fn usual() -> Value {
     json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
@@ -119,7 +119,7 @@ fn of_the_largest_object_little_is_kept() {
     }
 }
 
-/// A fault is still a fault after trimming.
+/// An object with a fault has the same fault after trimming.
 #[test]
 fn faults_survive() {
     let many = |n: usize| (0..n).map(|n| format!("v{n}")).collect::<Vec<_>>();

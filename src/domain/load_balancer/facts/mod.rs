@@ -35,7 +35,7 @@ pub struct LbSurroundings {
     pub vm_network: Option<String>,
 }
 
-/// Facts by which an address is allocated to the LoadBalancer. `segment` returns the segment of a
+/// Facts from which an address is allocated to the LoadBalancer. `segment` returns the segment of a
 /// network; `fresh`: whether `lb` was just read from the API server.
 pub fn facts(
     lb: &LoadBalancer,
@@ -58,14 +58,14 @@ pub fn facts(
     }
 }
 
-/// Pool that `spec.ipPool` names. `None`: it is unset or empty.
+/// Pool that `spec.ipPool` names. `None`: the field is unset or empty.
 pub fn named_pool(lb: &LoadBalancer) -> Option<String> {
     lb.spec.ip_pool.clone().filter(|pool| !pool.is_empty())
 }
 
 /// Present or former claim from the annotation, which contains `POOL/ADDRESS`. `None`: there is no
-/// valid annotation. A tenant may have written the annotation. So it is only a request, and the
-/// rules of the pool decide.
+/// valid annotation. A tenant may have written the annotation. So the claim is only a request, and
+/// the rules of the pool decide.
 pub fn former(lb: &LoadBalancer) -> Option<Claim> {
     let text = given(lb.metadata.annotations.as_ref(), ANNOTATION_ALLOCATED)?;
     let (pool, ip) = text.split_once('/')?;
@@ -108,8 +108,8 @@ pub fn addresses<'a>(
 }
 
 /// Requirement that a pool must meet to give the LoadBalancer an address. The namespace is the
-/// LoadBalancer's own, and the project comes from the Namespace object. So an annotation can set
-/// neither of them.
+/// LoadBalancer's own, and the project comes from the Namespace object. So an annotation cannot
+/// change the namespace or the project.
 pub fn requirement(lb: &LoadBalancer, around: &LbSurroundings) -> PoolRequirement {
     let annotation = |key: &str| given(lb.metadata.annotations.as_ref(), key);
     let management = || annotation(ANNOTATION_MANAGEMENT_NETWORK).filter(|_| is_guest(lb));
@@ -128,9 +128,9 @@ pub fn requirement(lb: &LoadBalancer, around: &LbSurroundings) -> PoolRequiremen
     }
 }
 
-/// Guest cluster whose VMs determine the LoadBalancer's network. `None`: the LoadBalancer is of
-/// type vm, an annotation names the network, or no guest cluster is named. The cluster is named by
-/// an annotation, as in Harvester's webhook, or else by a label.
+/// Guest cluster whose VMs determine the LoadBalancer's network. Its name comes from an annotation,
+/// as in Harvester's webhook, or else from a label. `None`: the LoadBalancer is of type vm, an
+/// annotation names the network, or no guest cluster is named.
 pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     let annotations = lb.metadata.annotations.as_ref();
     let says = |key: &str| given(annotations, key).is_some();
@@ -158,8 +158,8 @@ pub fn is_guest(lb: &LoadBalancer) -> bool {
     lb.spec.workload_type.unwrap_or_default() == WorkloadType::Cluster
 }
 
-/// Claim that the LoadBalancer's status publishes. `None`: the status has no address, or a leased
-/// one.
+/// Claim that the LoadBalancer's status publishes. `None`: the status has no address, or an address
+/// that was leased by DHCP.
 pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     let pool = allocated.ip_pool.clone().filter(|pool| !pool.is_empty())?;
@@ -183,8 +183,8 @@ pub fn is_announced_at(lb: &LoadBalancer, address: IpAddr) -> bool {
     published.is_some_and(|published| published.parse() == Ok(address))
 }
 
-/// Whether the status has an address, or `0.0.0.0` in place of an address that the announcer
-/// leases.
+/// Whether the status has an address. `0.0.0.0` counts as an address: the announcer leases the real
+/// one.
 pub fn has_address(lb: &LoadBalancer) -> bool {
     let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
     allocated.and_then(|a| a.ip.as_deref()).is_some_and(|ip| !ip.is_empty())

@@ -21,16 +21,16 @@ use api::{
 };
 pub use moving::{keep_old_address, may_lead_to, moves_from};
 
-/// Decision about the address of a LoadBalancer that is not being deleted: the `finding` of a
-/// reconcile.
+/// Decision of a reconcile about the address of a LoadBalancer that is not being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressOutcome {
     /// The address comes from a pool. The value is the answer of the pools' ledgers.
     Pool(ClaimResult),
-    /// The announcer leases the address. The text says why, if this reconcile has decided so.
+    /// The announcer leases the address by DHCP. The text is the reason, if this reconcile made the
+    /// decision.
     Guest(Option<String>),
-    /// The host leases the address. The value is the address that may be published, or the reason
-    /// why there is none.
+    /// The host leases the address by DHCP. The value is the address that may be published, or the
+    /// reason why there is none.
     Host(Result<LeasedAddress, NoLease>),
 }
 
@@ -40,8 +40,8 @@ impl AddressOutcome {
         !matches!(self, Self::Pool(ClaimResult::Waiting(_)) | Self::Host(Err(_)))
     }
 
-    /// Address that the LoadBalancer's Service must ask for. `None`: there is no address, or the
-    /// announcer leases it.
+    /// Address that the LoadBalancer's Service must request. `None`: there is no address, or the
+    /// announcer leases one.
     pub fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Pool(ClaimResult::Held { claim, .. }) => Some(claim.ip),
@@ -51,9 +51,9 @@ impl AddressOutcome {
     }
 }
 
-/// Merge patch that writes the `finding` into the LoadBalancer. `None`: nothing changes. `report`:
-/// state of a vm LoadBalancer's Service and VMs; `None` before the Service exists. `now`: an RFC
-/// 3339 time.
+/// Merge patch that writes the decision `finding` into the LoadBalancer. `None`: nothing changes.
+/// `report`: state of a vm LoadBalancer's Service and VMs; `None` before the Service exists. `now`:
+/// an RFC 3339 time.
 pub fn patch(
     lb: &LoadBalancer,
     finding: &AddressOutcome,
@@ -84,7 +84,8 @@ pub fn patch(
     if let Some(conditions) = with_condition(&status.conditions, ready, now) {
         changes.insert("conditions".to_owned(), json!(conditions));
     }
-    // A claim or a Service must be released before the object may be deleted.
+    // The finalizer delays the deletion of the object until its claim, its lease and its Service
+    // are released.
     let holds = match finding {
         AddressOutcome::Pool(verdict) => matches!(verdict, ClaimResult::Held { .. }),
         AddressOutcome::Guest(_) => vm,
@@ -112,7 +113,8 @@ pub fn patch(
     Some(Value::Object(patch))
 }
 
-/// Address and `Ready` condition that `finding` and `report` lead to. The condition has no times.
+/// Address and `Ready` condition that follow from `finding` and `report`. The times of the
+/// condition are unset.
 pub fn outcome(
     lb: &LoadBalancer,
     finding: &AddressOutcome,
@@ -126,16 +128,16 @@ pub fn outcome(
     (new, ready)
 }
 
-/// The annotation by which a LoadBalancer requests its former address after it was restored without
-/// its status. `None`: the annotation stays as it is, such as while the LoadBalancer waits for an
-/// address.
+/// Value of the annotation that records the present claim. A LoadBalancer that is restored without
+/// its status requests its former address by this annotation. `None`: the annotation is not
+/// changed, for example while the LoadBalancer waits for an address.
 fn allocated_annotation(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<String> {
     let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
     (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
 }
 
-/// Whether a Service may be created. It may if an address is published, and if the finalizer delays
-/// the deletion of the LoadBalancer until the Service is gone.
+/// Whether a Service may be created: an address is published, and the finalizer delays the deletion
+/// of the LoadBalancer until the Service is deleted.
 pub fn may_serve(lb: &LoadBalancer) -> bool {
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
@@ -148,8 +150,8 @@ pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
     removal_patch(&lb.metadata, &[LB_FINALIZER])
 }
 
-/// The desired `allocatedAddress`. Fields that this operator does not use are copied from `old`,
-/// because without them the object would always differ and need a patch.
+/// The desired `allocatedAddress`. Fields that this operator does not use are copied from `old`. If
+/// they were left out, each comparison would find a difference, and each reconcile would write.
 fn allocated(old: &AllocatedAddress, finding: &AddressOutcome) -> AllocatedAddress {
     match finding {
         AddressOutcome::Guest(_) => AllocatedAddress {
@@ -173,7 +175,8 @@ fn allocated(old: &AllocatedAddress, finding: &AddressOutcome) -> AllocatedAddre
             let ip = claim.ip.to_string();
             let (mask, gateway) = match subnet {
                 Some(subnet) => (Some(subnet.mask()), subnet.gateway.map(|g| g.to_string())),
-                // The pool no longer knows the subnet, but the published values stay valid.
+                // The pool was deleted or has other ranges, so the subnet is unknown. The published
+                // mask and gateway stay valid.
                 None if old.ip.as_deref() == Some(&ip) => (old.mask.clone(), old.gateway.clone()),
                 None => (None, None),
             };
@@ -188,7 +191,7 @@ fn allocated(old: &AllocatedAddress, finding: &AddressOutcome) -> AllocatedAddre
     }
 }
 
-/// The patch of the fields of `allocatedAddress` that this operator uses; `null` removes the
+/// The patch of the fields of `allocatedAddress` that this operator uses. `null` removes the
 /// present value.
 fn allocated_patch(new: &AllocatedAddress) -> Value {
     if new.ip.is_none() {
@@ -197,11 +200,11 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
     json!({"ipPool": new.ip_pool, "ip": new.ip, "mask": new.mask, "gateway": new.gateway})
 }
 
-/// The patch of a guest LoadBalancer's `status.address`, which the guest writes later. Before that,
-/// the operator sets it to the allocated address, or to `0.0.0.0` if the announcer leases the
-/// address. Reason: the guest's cloud provider treats a LoadBalancer with an empty address as one
-/// that does not exist. So a guest that failed before its own write would never delete that
-/// LoadBalancer.
+/// The patch of a guest LoadBalancer's `status.address`. The guest writes this field after it
+/// announces the address. Before that, the operator sets the allocated address, or `0.0.0.0` if the
+/// announcer leases the address. Reason: the guest's cloud provider treats a LoadBalancer with an
+/// empty address as one that does not exist. So a guest that failed before its own write would
+/// never delete that LoadBalancer.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,
@@ -218,8 +221,8 @@ fn address_patch(
 }
 
 /// The patch of a vm LoadBalancer's `status.address`: the address at which its Service is
-/// announced, whatever address was requested. During a change of pools the old address stays until
-/// the new one is announced.
+/// announced, even if another address was requested. During a change of pools, the old address
+/// stays until the new address is announced.
 fn announced_patch(address: Option<&str>, report: &ServingStatus) -> Option<Value> {
     if report.moving_from.is_some() {
         return None;
@@ -292,8 +295,8 @@ fn ready(
             condition(ConditionStatus::True, reason::LEASED, message)
         }
         AddressOutcome::Guest(why) => {
-            // Only the reconcile that decides on leasing knows the reason. Later reconciles keep
-            // the stored message.
+            // Only the reconcile that decides on leasing has the reason. Later reconciles keep the
+            // stored message.
             let said = stored.filter(|stored| stored.reason.as_deref() == Some(reason::DHCP));
             let said = || said.and_then(|stored| stored.message.clone());
             let message = why.clone().or_else(said).unwrap_or_default();
@@ -302,9 +305,9 @@ fn ready(
     }
 }
 
-/// Merge patch with the condition which says that another controller, `holder`, leads. `None`: the
-/// LoadBalancer has an address, its condition has another reason, it is being deleted, or nothing
-/// changes.
+/// Merge patch with the condition that another controller, `holder`, leads. `None`: the
+/// LoadBalancer has an address, its condition `Ready` has another reason, it is being deleted, or
+/// nothing changes.
 pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
     if facts::has_address(lb) || lb.metadata.deletion_timestamp.is_some() {
         return None;

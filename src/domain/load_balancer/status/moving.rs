@@ -9,8 +9,8 @@ use crate::pools::allocator::ClaimResult;
 use crate::vm_backends::service::StoredService;
 use api::LoadBalancer;
 
-/// The claim that the status publishes, if the ledger has a different claim by now. `None`: the two
-/// are the same, or one is missing.
+/// The claim that the status publishes, if the ledger has a different claim. `None`: the published
+/// claim is the ledger's claim, or one of the two is missing.
 pub fn moves_from(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<Claim> {
     let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
     facts::published(lb).filter(|old| old != claim)
@@ -27,8 +27,8 @@ pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&StoredServic
     })
 }
 
-/// Finding that keeps the old address published until the Service has moved, because the old
-/// address may still be announced.
+/// Outcome that keeps the old address published until the Service has moved to the new address,
+/// because the old address may still be announced.
 pub fn keep_old_address(old: Claim) -> AddressOutcome {
     AddressOutcome::Pool(ClaimResult::Held {
         claim: old,

@@ -112,7 +112,8 @@ fn an_announcer_that_leases_needs_no_finalizer_and_the_address_says_that_it_exis
 fn the_address_is_the_guests_once_it_wrote_its_own() {
     let first = patched(&lb(WorkloadType::Cluster), &holds("a", 5, None));
     for (wrote, moved, lost) in [
-        // This operator was the last to write the address, so the address follows the claim.
+        // The address equals the old claim, so the operator wrote it. The address follows the new
+        // claim.
         (Some("10.0.0.5"), Some("10.1.0.6"), None),
         (Some(""), Some("10.1.0.6"), Some("")),
         (None, Some("10.1.0.6"), None),
@@ -174,7 +175,8 @@ fn a_missing_address_gives_a_known_reason() {
     }
 }
 
-/// The condition of a LoadBalancer without an answer from this operator names the leader.
+/// While another controller leads, the condition of a LoadBalancer without an address names that
+/// controller.
 #[test]
 fn an_object_without_an_answer_names_the_controller_that_leads() {
     const NOW: &str = "2026-01-01T00:00:00Z";
@@ -323,7 +325,7 @@ fn any_lb() -> impl Strategy<Value = LoadBalancer> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
-    /// One patch writes the finding into any object, and no second patch follows.
+    /// One patch writes the finding into any object. After that patch, no further patch is needed.
     #[test]
     fn what_was_written_needs_no_further_write(lb in any_lb(), finding in any_finding()) {
         let done = patched(&lb, &finding);

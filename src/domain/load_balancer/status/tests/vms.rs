@@ -125,7 +125,7 @@ fn a_service_waits_for_claim_and_finalizer() {
     assert!(!may_serve(&unclaimed));
 }
 
-/// VMs come and go, but unchanged values are not written again.
+/// The number of VMs changes, but unchanged values are not written again.
 #[test]
 fn a_patch_holds_only_what_changed() {
     let finding = holds("a", 5, None);
@@ -162,7 +162,8 @@ fn an_unknown_service_leaves_the_status_as_it_was() {
     assert_eq!(status.endpoints, Some(EndpointCounts { total: 1, ready: 1 }));
 }
 
-/// The reason why the old pool's address is kept must not hide that no VM answers.
+/// The condition must report that no VM answers, rather than the reason why the old pool's address
+/// is kept.
 #[test]
 fn a_kept_address_is_reported_once_the_vms_answer() {
     let wait = NoAddressReason::Full { pools: vec!["b".into()] };
