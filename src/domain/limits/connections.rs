@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-/// Source of connections: an IPv4 address, or the /64 of an IPv6 address, because one host has a
-/// /64 to itself.
+/// Source of connections: an IPv4 address, or the /64 of an IPv6 address, because one host may use
+/// all addresses of a /64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionSource(IpAddr);
 
@@ -49,8 +49,8 @@ pub enum ConnectionPhase {
 }
 
 impl ConnectionPhase {
-    /// Whether the connection may be closed without harm, because the caller repeats a request that
-    /// is cut off in this phase.
+    /// Whether the connection may be closed in this phase. The caller repeats a request that is cut
+    /// off before the whole request has arrived.
     fn may_go(self) -> bool {
         !matches!(self, Self::Working | Self::Sending)
     }
@@ -91,13 +91,14 @@ pub struct EvictedConnection<T> {
 }
 
 impl<T> ConnectionTable<T> {
-    /// Empty table with room for `most` connections.
+    /// Empty table for at most `most` connections.
     pub fn new(most: usize) -> Self {
         Self { most, next: 0, seats: BTreeMap::new() }
     }
 
-    /// Removes and returns a connection if there is no room for a new one. `Ok(None)`: there is
-    /// room already. `Err`: there is no room, and no connection may be closed.
+    /// Removes and returns the connection that must be closed before a new one is added.
+    /// `Ok(None)`: the table is not full, so no connection is removed. `Err`: the table is full,
+    /// and no connection may be closed.
     pub fn make_room(&mut self) -> Result<Option<EvictedConnection<T>>, NoRoom> {
         if self.len() < self.most {
             return Ok(None);
@@ -120,8 +121,8 @@ impl<T> ConnectionTable<T> {
         ConnectionKey { source, number: self.next }
     }
 
-    /// Sets the phase that a connection has from `now` on. A connection that was removed is
-    /// ignored.
+    /// Sets the phase of a connection, which begins at `now`. Does nothing if the connection was
+    /// removed.
     pub fn note(&mut self, place: ConnectionKey, phase: ConnectionPhase, now: Duration) {
         let seats = self.seats.get_mut(&place.source);
         if let Some(seat) = seats.and_then(|seats| seats.get_mut(&place.number)) {
@@ -129,7 +130,8 @@ impl<T> ConnectionTable<T> {
         }
     }
 
-    /// Removes a connection, if it is still there, and returns its handle.
+    /// Removes a connection, and returns the handle that closes it. `None`: the connection was
+    /// removed before.
     pub fn leave(&mut self, place: ConnectionKey) -> Option<T> {
         let seats = self.seats.get_mut(&place.source)?;
         let seat = seats.remove(&place.number);
@@ -150,7 +152,8 @@ impl<T> ConnectionTable<T> {
     }
 }
 
-/// No connection may be closed: each has a request that is being processed, or an answer under way.
+/// Error: no connection may be closed. Each has a request that is being processed, or an answer
+/// that is being sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom;
 
@@ -195,7 +198,7 @@ mod tests {
         }
         assert_eq!(come(&mut table, source(2), 5, "d").1, Some(("a", 3)));
         assert_eq!(come(&mut table, source(1), 6, "api 2").1, Some(("b", 3)));
-        // Both sources have two connections: the oldest connection of all is closed.
+        // Both sources have two connections, so the oldest of the four is closed.
         assert_eq!(come(&mut table, source(3), 7, "e").1, Some(("api", 2)));
         assert_eq!(table.len(), 4);
     }

@@ -12,11 +12,11 @@ pub const OF_ONE: usize = 16;
 /// Maximum number of entries of all namespaces together.
 pub const IN_ALL: usize = 512;
 
-/// Queue of entries, each of which waits for the turn of its namespace.
+/// Queue that returns one entry of each namespace with entries, in rotation.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     waiting: HashMap<String, VecDeque<T>>,
-    /// Namespaces with entries, in the order of their turns.
+    /// Namespaces with entries, the namespace of the next entry first.
     turns: VecDeque<String>,
     len: usize,
 }
@@ -28,10 +28,12 @@ impl<T> Default for FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// Adds an entry behind the other entries of its namespace. Returns the entry that is dropped
-    /// for lack of room, if any. If the namespace is full, the new entry is dropped. If the whole
-    /// queue is full, the newest entry of the namespace with the most entries is dropped, or the
-    /// new entry, if no namespace has at least two entries more than its own.
+    /// Adds an entry behind the other entries of its namespace. Returns the entry that was dropped
+    /// because of a limit, if any:
+    /// * the new entry, if its namespace has [`OF_ONE`] entries;
+    /// * if the queue has [`IN_ALL`] entries: the newest entry of the namespace with the most
+    ///   entries, if that namespace has at least two entries more than the new entry's namespace,
+    ///   else the new entry.
     pub fn push(&mut self, namespace: &str, entry: T) -> Option<T> {
         let own = self.waiting.get(namespace).map_or(0, VecDeque::len);
         if own >= OF_ONE {
@@ -55,8 +57,7 @@ impl<T> FairQueue<T> {
         lost
     }
 
-    /// Removes and returns the oldest entry of the namespace whose turn it is. `None`: the queue is
-    /// empty.
+    /// Removes and returns the oldest entry of the next namespace. `None`: the queue is empty.
     pub fn pop(&mut self) -> Option<T> {
         let namespace = self.turns.pop_front()?;
         let list = self.waiting.get_mut(&namespace)?;
@@ -106,7 +107,7 @@ mod tests {
                 assert_eq!(queue.push(&format!("n{name:02}"), format!("{name}/{n}")), None);
             }
         }
-        // The newest entry of one of the namespaces with the most entries makes room.
+        // The newest entry of one of the namespaces with the most entries is dropped.
         assert_eq!(queue.push("b", "b1".to_owned()), Some("31/15".to_owned()));
         assert_eq!(queue.len, IN_ALL);
         let all = drain(&mut queue);

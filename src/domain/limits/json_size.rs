@@ -3,7 +3,7 @@
 //! A value takes as little as two bytes of text, but 24 or more bytes of memory. So a bound on
 //! bytes of text alone bounds neither memory nor time.
 
-/// Upper bound of the number of values in a JSON text, as a parser would make them. Keys are not
+/// Upper bound of the number of values that a parser would make of a JSON text. Keys are not
 /// counted. The count takes one pass and no allocation. If the text is not JSON, the bound holds
 /// for the values before the first error.
 pub fn most_values(json: &str) -> usize {

@@ -1,17 +1,19 @@
 //! Maximum lengths of texts that are stored and reported, and the cut of longer texts.
 
-/// Longest text in a condition, an Event or an annotation, in bytes.
+/// Longest text that is written into a condition, an Event or an annotation, in bytes.
 pub const LONGEST_TEXT: usize = 1024;
-/// Longest name, address, time or other short field, in bytes.
+/// Longest name, address, time or other short field that is kept, in bytes.
 pub const LONGEST_WORD: usize = 320;
 
-/// The text, cut to at most `longest` bytes, with three dots at the end if it was cut.
+/// The text, cut to at most `longest` bytes. A text that was cut ends with three dots, which count
+/// as three of these bytes.
 pub fn cut(mut text: String, longest: usize) -> String {
     shorten(&mut text, longest);
     text
 }
 
-/// Cuts the text to at most `longest` bytes, with three dots at the end if it was cut.
+/// Cuts the text to at most `longest` bytes. A text that was cut ends with three dots, which count
+/// as three of these bytes.
 pub fn shorten(text: &mut String, longest: usize) {
     if text.len() <= longest {
         return;
@@ -22,7 +24,7 @@ pub fn shorten(text: &mut String, longest: usize) {
     text.shrink_to_fit();
 }
 
-/// Cuts the text, if there is one, like [`shorten`].
+/// Cuts the text like [`shorten`]. `None` stays `None`.
 pub fn shorten_some(text: &mut Option<String>, longest: usize) {
     if let Some(text) = text {
         shorten(text, longest);

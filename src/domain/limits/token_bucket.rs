@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// Token bucket: gives out `most` tokens at once, then one token in each interval `every`. Times
-/// are offsets on one monotonic clock.
+/// Token bucket. A full bucket has `most` tokens, and one token is added in each interval `every`,
+/// up to `most`. Times are offsets on one monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenBucket {
     most: u32,
     every: Duration,
-    /// Time at which the bucket is full again.
+    /// Time at which the bucket has `most` tokens, if no token is taken before.
     full: Duration,
 }
 
@@ -18,7 +18,7 @@ impl TokenBucket {
         Self { most, every, full: Duration::ZERO }
     }
 
-    /// Takes a token at the time `now`. `Err`: no token is left; the value is the time at which the
+    /// Takes a token at the time `now`. `Err`: no token is left. The value is the time at which the
     /// next token is available.
     pub fn take(&mut self, now: Duration) -> Result<(), Duration> {
         let full = self.full.max(now) + self.every;
