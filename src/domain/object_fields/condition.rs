@@ -3,7 +3,8 @@
 use crate::limits::text::{LONGEST_TEXT, cut};
 use api::{Condition, ConditionStatus, READY};
 
-/// Condition `Ready`, without times. An empty message is left out, and a long message is cut.
+/// Condition `Ready`, without times. An empty message is left out. A message of more than
+/// [`LONGEST_TEXT`] bytes is cut.
 pub(crate) fn condition(status: ConditionStatus, reason: &str, message: String) -> Condition {
     Condition {
         type_: READY.to_owned(),
@@ -14,9 +15,9 @@ pub(crate) fn condition(status: ConditionStatus, reason: &str, message: String) 
     }
 }
 
-/// Returns `list` with the condition `new`, set at `now` (RFC 3339). `None`: the list already has
-/// the condition with the same status, reason and message. The transition time changes only when
-/// the status changes.
+/// Returns `list` with the condition `new`, which replaces a condition of the same type. `now`:
+/// time of the update (RFC 3339). `None`: the list already has the condition with the same status,
+/// reason and message. The transition time changes only when the status changes.
 pub(crate) fn with_condition(
     list: &[Condition],
     new: Condition,

@@ -5,18 +5,20 @@
 //! from etcd's revisions. Text that is not a number has no order, so the later version to arrive
 //! counts as newer. A view may then go back in time, but it never refuses every later version.
 
-/// Number of a resourceVersion. `None`: the version is not a number, so it has no order. Conformant
-/// versions have at most 128 bits.
+/// Number of a resourceVersion, at most 128 bits. `None`: the version is not such a number, so it
+/// has no order.
 pub fn number(version: &str) -> Option<u128> {
     version.parse().ok()
 }
 
-/// Whether the version of an object that arrives is older than the `known` version.
+/// Whether `version`, of an object that arrives, is older than the `known` version. `false` if one
+/// of the two is not a number.
 pub fn is_older(version: &str, known: &str) -> bool {
     number(version).zip(number(known)).is_some_and(|(version, known)| version < known)
 }
 
-/// Whether the version of an object that arrives is newer than the `known` version.
+/// Whether `version`, of an object that arrives, is newer than the `known` version. If one of the
+/// two is not a number, each version other than `known` counts as newer.
 pub fn is_newer(version: &str, known: &str) -> bool {
     version != known && !is_older(version, known)
 }
