@@ -11,7 +11,7 @@ use api::{SecretTarget, TokenRotation, WatchedCredential};
 pub struct EndingCredential {
     /// Expiry, in seconds since the epoch.
     pub end: Seconds,
-    /// Kind and name of the object that has the credential, with the key and the user.
+    /// Kind and name of the object that contains the credential, with the key and the user.
     pub place: String,
     /// Whether the credential expires soon, and no TokenRotation replaces it in time.
     pub is_soon: bool,
@@ -20,7 +20,8 @@ pub struct EndingCredential {
     pub renewed_by: Option<String>,
 }
 
-/// Credentials of a TokenRotation, as its status states them.
+/// Credentials of a TokenRotation with a known expiry, as its status states them. `now`: in seconds
+/// since the epoch.
 pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredential> {
     let meta = &rotation.metadata;
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
@@ -58,7 +59,8 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredenti
     status.watched.iter().filter_map(one).collect()
 }
 
-/// Credentials in one key of a Secret. In a kubeconfig, each credential belongs to a user.
+/// Credentials with a known expiry in one key of a Secret. In a kubeconfig, each credential belongs
+/// to a user. `now`: in seconds since the epoch.
 pub fn of_secret(
     namespace: &str,
     name: &str,

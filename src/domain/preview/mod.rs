@@ -23,12 +23,13 @@ use crate::takeover::steps::{Leader, WebhookContent};
 use crate::vm_backends::listeners::ServingStatus;
 use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 
-/// Plan of what the operator would do if it led now.
+/// Plan of what the operator would do if it became the leader now.
 #[derive(Clone, Debug, Default)]
 pub struct Preview {
     /// Holder of the Lease. `None`: not known.
     pub leader: Option<Leader>,
-    /// Content of the validating webhook configuration. `None`: not known.
+    /// Webhook that the validating webhook configuration makes the API server call. `None`: not
+    /// known.
     pub admission: Option<WebhookContent>,
     /// Line of every LoadBalancer, sorted by name.
     pub load_balancers: Vec<LoadBalancerLine>,
@@ -40,7 +41,7 @@ pub struct Preview {
     pub findings: Vec<forecast::ForecastFinding>,
     /// Credentials whose expiry is known, in the order of their expiry.
     pub credentials: Vec<EndingCredential>,
-    /// Sentences about the facts that could not be read, and why.
+    /// Sentences about facts that could not be read, each with the reason.
     pub unknown: Vec<String>,
 }
 
@@ -64,7 +65,7 @@ pub struct LoadBalancerLine {
     pub has: String,
     /// Address that the LoadBalancer would have; empty if it would have none.
     pub gets: String,
-    /// Condition `Ready` that the object would have.
+    /// Condition `Ready` that the LoadBalancer would have.
     pub said: ConditionContent,
 }
 
@@ -75,7 +76,7 @@ pub struct PoolLine {
     pub name: String,
     /// Number of addresses that the pool could still allocate after the plan.
     pub available: i64,
-    /// Condition `Ready` that the object would have.
+    /// Condition `Ready` that the pool would have.
     pub said: ConditionContent,
 }
 
@@ -113,8 +114,9 @@ fn fields(patch: &Value) -> Vec<String> {
     fields
 }
 
-/// Line of the plan about a LoadBalancer, and the write that it needs, if any. `finding`: decision
-/// about its address. `report`: state of a vm load balancer's Service. `now`: an RFC 3339 time.
+/// Line of the plan about a LoadBalancer, and the planned write of the LoadBalancer, if any.
+/// `finding`: decision about its address. `report`: state of a vm load balancer's Service. `now`:
+/// an RFC 3339 time.
 pub fn load_balancer(
     lb: &LoadBalancer,
     finding: &AddressOutcome,
@@ -137,8 +139,8 @@ pub fn load_balancer(
     (line, change)
 }
 
-/// Line of the plan about a LoadBalancer that is being deleted, and the write that it needs, if
-/// any.
+/// Line of the plan about a LoadBalancer that is being deleted, and the write that removes its
+/// finalizer, if any.
 pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
     let message = "is being deleted: its address is released, and it is gone".to_owned();
     let said = ConditionContent { message, ..ConditionContent::default() };
@@ -149,8 +151,8 @@ pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
     (line, change)
 }
 
-/// Line of the plan about a LoadBalancer for which too little is known. The line shows its present
-/// address as the address that it would have.
+/// Line of the plan about a LoadBalancer whose address cannot be planned, because facts could not
+/// be read. The line shows its present address as its planned address.
 pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
     let message = "not known: see below".to_owned();
     let said = ConditionContent { message, ..ConditionContent::default() };
@@ -162,9 +164,9 @@ fn has(lb: &LoadBalancer) -> String {
     allocated.and_then(|allocated| allocated.ip.clone()).unwrap_or_default()
 }
 
-/// Line of the plan about a pool, and the write that it needs, if any. `seen`: the stored pool.
-/// `pool`: the pool after the forecast. `touched`: whether the ledger of `pool` differs from the
-/// stored ledger. `now`: an RFC 3339 time.
+/// Line of the plan about a pool, and the planned write of the pool, if any. `seen`: the stored
+/// pool. `pool`: the pool after the planned allocations. `touched`: whether the ledger of `pool`
+/// differs from the stored ledger. `now`: an RFC 3339 time.
 pub fn pool(
     seen: &PoolSeen,
     finalizers: &[String],
@@ -204,7 +206,7 @@ fn status_fields(stored: &IPPoolStatus, new: &IPPoolStatus) -> Vec<String> {
     names.into_iter().filter(differs).map(|name| format!("status.{name}")).collect()
 }
 
-/// Findings of a forecast that no line of the plan contains.
+/// Findings of a forecast that no line of `plan` shows.
 pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::ForecastFinding> {
     let is_said = |finding: &&forecast::ForecastFinding| match finding.object.split_once(' ') {
         Some(("LoadBalancer", name)) => plan.load_balancers.iter().any(|line| line.name == name),

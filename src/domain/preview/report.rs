@@ -9,7 +9,7 @@ use crate::credentials::timestamp::{Seconds, rfc3339};
 use crate::takeover::steps::{Leader, WebhookContent};
 use api::ConditionStatus;
 
-/// Maximum number of lines that are printed in one section. Further lines are only counted.
+/// Maximum number of lines that are printed in one section. The number of further lines is printed.
 const MOST: usize = 200;
 const DAY: Seconds = 24 * 60 * 60;
 

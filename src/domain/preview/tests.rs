@@ -136,8 +136,8 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
     assert!(!new.contains("resourceVersion"), "{new}");
     let pool = changes["IPPool pool"];
     assert!(pool.contains("metadata.finalizers") && pool.contains("status.allocated"), "{pool}");
-    // The repair of a pool has no line, so it is a finding. A fact that a line states is no
-    // finding.
+    // A finding about the repair of a pool is listed, because no line shows it. A finding that a
+    // line shows is not listed.
     let found: Vec<&str> = plan.findings.iter().map(|f| f.object.as_str()).collect();
     assert_eq!(found, ["IPPool pool"]);
     assert!(plan.findings[0].text.contains("10.1.0.7 is recorded for LoadBalancer default/gone"));

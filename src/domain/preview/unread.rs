@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-/// A read of objects, in the terms of an RBAC Role.
+/// A read of objects, in the terms of a rule of an RBAC Role.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RoleRead {
     /// `get` or `list`.
@@ -85,7 +85,8 @@ pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<
     all
 }
 
-/// Section of the report with these sentences. Empty if there are no sentences.
+/// Section `Not known` of the report, with one line for each sentence. Empty if there are no
+/// sentences.
 pub fn section(sentences: &[String]) -> String {
     let mut text = String::new();
     if !sentences.is_empty() {
@@ -105,7 +106,7 @@ fn sentence(read: &RoleRead, why: ReadFailure) -> Option<String> {
         ReadFailure::NotServed if read.resource.starts_with("virtualmachine") => {
             Some(format!("{facts}: this cluster does not serve {}", read.resource))
         }
-        // If the kind is not served, there is no such object.
+        // If the kind is not served, there are no objects of this kind, so no fact is missing.
         ReadFailure::NotServed => None,
     }
 }
