@@ -28,13 +28,13 @@ use serde_json::{Map, Value};
 
 /// Maximum size in bytes of all annotations of an object, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
-/// Maximum number of fields of one section that `cut` names. One name is enough to refuse the
-/// write.
+/// Maximum number of fields of one section that `cut` names. One name is enough for admission to
+/// refuse the object.
 const MOST_CUT: usize = 32;
 /// Maximum number of characters of a field's name in `cut`.
 const LONGEST_CUT: usize = 128;
 
-/// Fields that travel in the annotation.
+/// Content of the annotation: the fields that the object's own version lacks.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CarriedFields {
@@ -51,7 +51,7 @@ pub(super) struct CarriedFields {
 }
 
 impl CarriedFields {
-    /// Notes the fields of a section that a translation to the other version and back loses or
+    /// Adds the fields of a section that a translation to the other version and back loses or
     /// changes. `source`: the section before both translations. `back`: the section after them.
     pub(super) fn note(
         &mut self,
@@ -70,8 +70,8 @@ impl CarriedFields {
         fields.extend(source.into_iter().filter(|(key, value)| back.get(key) != Some(value)));
     }
 
-    /// Names and values of a section's fields that travelled in the annotation. `None` as the
-    /// value: the field was not set.
+    /// Names and values of a section's fields in the annotation. `None` as the value: the field was
+    /// not set.
     pub(super) fn of<'a>(
         &'a self,
         section: &'a str,
@@ -83,15 +83,15 @@ impl CarriedFields {
         unset.chain(fields.iter().map(|(key, value)| (key.as_str(), Some(value))))
     }
 
-    /// Whether the object that was converted did not have the section at all.
+    /// Whether the object had no such section before its conversion.
     pub(super) fn section_is_unset(&self, section: &str) -> bool {
         self.unset.iter().any(|path| path == section)
     }
 
     /// Parses an annotation that this or another replica wrote.
     fn parse(text: &str) -> Option<Self> {
-        // A text that is not an object is refused, because serde would accept a JSON list as the
-        // fields in their order. A text above the limit is refused, because no API server stores
+        // A text that is not a JSON object is refused, because serde would also accept a JSON list
+        // of the fields' values. A text above the limit is refused, because no API server stores
         // it.
         if !text.starts_with('{') || text.len() > ANNOTATIONS_LIMIT {
             return None;
@@ -108,14 +108,14 @@ impl CarriedFields {
     }
 
     /// Text of the annotation, of at most `room` bytes. Fields that do not fit are left out.
-    /// `None`: nothing is left.
+    /// `None`: no field is left.
     fn text_within(mut self, room: usize) -> Option<String> {
         let text = self.text()?;
         if text.len() <= room {
             return Some(text);
         }
-        // `length` is never below the true length. If the name of a removed field has escaped
-        // characters, less than the field's true length is subtracted.
+        // `length` is an upper bound of the text's length. If the name of a removed field has
+        // escaped characters, less than the field's true length is subtracted.
         let mut length = text.len() + r#","cut":[]"#.len();
         for (section, fields) in [("status", &mut self.status), ("spec", &mut self.spec)] {
             let size = |(key, value): (&String, &Value)| {
@@ -145,14 +145,15 @@ impl CarriedFields {
 }
 
 /// Names of the fields that the spec of `object` has lost, because they did not fit into the
-/// annotation. Empty: no field is lost. `object`: the object that is to be stored.
+/// annotation. Empty: no field is lost. `object`: the object of a write request.
 pub fn lost(object: &Value, annotation: &str) -> Vec<String> {
     let text = object["metadata"]["annotations"][annotation].as_str().unwrap_or_default();
     let carry = CarriedFields::parse(text).unwrap_or_default();
     if carry.is_only_cut() { carry.cut } else { Vec::new() }
 }
 
-/// Removes from the object the fields that travelled in this annotation, and returns them.
+/// Removes the carried fields from this annotation of the object, and returns them. Text of another
+/// program, and the names of lost fields of the spec, stay in the annotation.
 pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> CarriedFields {
     let Some(annotations) = annotations(object) else { return CarriedFields::default() };
     let text = annotations.get(annotation).and_then(Value::as_str).unwrap_or_default();
@@ -171,13 +172,13 @@ pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> Carried
     carry
 }
 
-/// Writes `carry`, the fields that are to travel, into this annotation of the object.
+/// Writes the fields `carry` into this annotation of the object.
 pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: CarriedFields) {
     let there = annotations(object)
         .and_then(|annotations| annotations.get(annotation)?.as_str().map(str::to_owned));
     if let Some(there) = there {
-        // A text of the annotation's own form does not stay in place, because it would be read as
-        // fields that travelled.
+        // A present text that has the form of [`CarriedFields`] is moved into `kept`. If it stayed
+        // in place, the conversion back would read it as carried fields.
         let taken = CarriedFields::parse(&there);
         let stale = taken.as_ref().is_some_and(CarriedFields::is_only_cut);
         if (taken.is_some() || carry != CarriedFields::default()) && !stale {
@@ -212,8 +213,8 @@ fn annotations(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value
     object.get_mut("metadata")?.get_mut("annotations")?.as_object_mut()
 }
 
-/// Removes the map of annotations if it is empty. The API server stores no empty maps, so an object
-/// without annotations must not return with an empty map.
+/// Removes the map of annotations if the map is empty. The API server stores no empty maps, so an
+/// object without annotations must be converted to an object without the map.
 fn drop_if_empty(object: &mut Map<String, Value>) {
     if annotations(object).is_some_and(|annotations| annotations.is_empty())
         && let Some(Value::Object(metadata)) = object.get_mut("metadata")

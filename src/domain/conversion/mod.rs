@@ -72,7 +72,8 @@ enum Section {
     Status,
 }
 
-/// Error: the `apiVersion` is none of `LoadBalancer`'s versions. The text is the `apiVersion`, cut.
+/// Error: the `apiVersion` is not a version of `LoadBalancer`. The text is the `apiVersion`, cut to
+/// 100 characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a version of LoadBalancer: the versions are {V1ALPHA1} and {V1BETA1}")]
 pub struct NoVersion(pub String);
@@ -130,7 +131,7 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
         let source = match fields.remove(section.name()) {
             Some(Value::Object(source)) => Some(source),
             None => None,
-            // The section is not an object: it is kept as it is.
+            // A section that is not an object is kept unchanged.
             Some(other) => {
                 fields.insert(section.name().to_owned(), other);
                 continue;
@@ -147,8 +148,9 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
     Ok(object)
 }
 
-/// Converts a section to the version `to`, and restores the fields from the annotation,
-/// `travelled`, that are still valid.
+/// Converts a section to the version `to`. Then restores fields from the annotation, `travelled`. A
+/// field is restored if its value has the right type, and if no client has edited the field's
+/// counterpart in `source`. An edited health check is merged with the restored one.
 fn recall(
     section: Section,
     to: Version,
@@ -188,8 +190,8 @@ fn recall(
     is_set.then_some(target)
 }
 
-/// Converts a section from the version `from` to the other version, without the annotation's
-/// fields.
+/// Converts a section from the version `from` to the other version. Fields of the annotation are
+/// not restored here.
 fn translate(
     section: Section,
     from: Version,
@@ -210,13 +212,13 @@ fn translate(
     (source.is_some() || required).then_some(target)
 }
 
-/// Name in the other version of the field `key`. `None`: the other version lacks the field.
+/// Name that the field `key` has in the other version. `None`: the other version lacks the field.
 fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     match (section, from, key) {
         (Section::Spec, Version::V1beta1, "backendServerSelector") => Some("backendServers"),
         (Section::Spec, Version::V1alpha1, "backendServers") => Some("backendServerSelector"),
-        // A name that is no field of this version, such as `backendServers` in v1beta1, is not
-        // copied, because the other version would read it as its own field.
+        // A name that is not a field of this version, such as `backendServers` in v1beta1, is not
+        // copied. The other version would read it as its own field.
         (
             Section::Spec,
             _,
@@ -238,7 +240,7 @@ fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     }
 }
 
-/// Value in the other version of the field `key`. `None`: the field is unset there.
+/// Value that the field `key` has in the other version. `None`: the field is unset there.
 fn field(section: Section, from: Version, key: &str, value: Option<&Value>) -> Option<Value> {
     if section == Section::Status {
         return value.cloned();
@@ -300,7 +302,8 @@ fn show_health(value: &Value) -> Option<Value> {
     Some(Value::Object(shown))
 }
 
-/// Number that v1alpha1's schema accepts: `value`, or `default` if `value` is no such number.
+/// Number that v1alpha1's schema accepts: `value`, or `default` if `value` is not a whole number
+/// from 0 to `i32::MAX`.
 fn number(value: Option<&Value>, default: i32) -> i32 {
     let number = value.and_then(Value::as_i64).and_then(|number| i32::try_from(number).ok());
     number.filter(|number| *number >= 0).unwrap_or(default)
@@ -327,8 +330,9 @@ fn read_health(value: &Value) -> Option<Value> {
     Some(Value::Object(read))
 }
 
-/// Merges `now`, a health check in v1alpha1 that a client may have edited, into the health check
-/// that travelled in the annotation.
+/// Merges `now`, a health check in v1alpha1 that a client may have edited, into `travelled`, the
+/// health check from the annotation. Numbers that were not edited, and fields that only v1beta1
+/// has, come from `travelled`.
 fn merge_health(travelled: &Value, now: &Value) -> Value {
     let read = read_health(now).unwrap_or(Value::Null);
     let (Value::Object(travelled), Value::Object(mut merged)) = (travelled, read.clone()) else {
@@ -352,7 +356,7 @@ fn merge_health(travelled: &Value, now: &Value) -> Value {
 }
 
 /// Whether a value from the annotation has the type of its field. Any user may have written the
-/// value, and a value that no client can read would make every list with this object unreadable.
+/// value. A value of another type would make clients fail to read every list with this object.
 fn fits(section: Section, version: Version, key: &str, value: &Value) -> bool {
     let mut alone = Map::from_iter([(key.to_owned(), value.clone())]);
     match (section, version) {

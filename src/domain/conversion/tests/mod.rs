@@ -163,8 +163,7 @@ fn an_edit_in_v1beta1_wins_over_what_v1alpha1_had() {
     assert_eq!(shown["metadata"].get("annotations"), None);
 }
 
-/// Fields that travel in the annotations are lost when a client sends the object without
-/// annotations.
+/// Fields in the annotations are lost when a client sends the object without annotations.
 #[test]
 fn without_the_annotation_only_v1alpha1s_fields_are_there() {
     let stored = object(
@@ -214,8 +213,8 @@ fn values_of_another_type_do_not_travel() {
     }
 }
 
-/// A field of v1alpha1 wins over an annotation that contradicts it, because the client sent the
-/// field.
+/// A field of v1alpha1 has precedence over an annotation that contradicts it, because the client
+/// sent the field.
 #[test]
 fn what_travels_never_overrules_what_is_said() {
     let mut sent = object(

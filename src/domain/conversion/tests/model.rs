@@ -2,7 +2,7 @@
 //! and back returns the same object, and the schema of the other version allows the converted
 //! object. Objects are made from the generated schemas, so no field is forgotten.
 
-// Bounds of schemas are whole numbers, and small enough that a double represents them exactly.
+// The bounds in schemas are whole numbers, and a double represents them exactly.
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
 
 use std::sync::LazyLock;
