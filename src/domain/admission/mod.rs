@@ -35,20 +35,20 @@ pub struct AdmissionRequest<'a> {
     pub subresource: &'a str,
     /// Namespace of the object. Empty for IPPools.
     pub namespace: &'a str,
-    /// Name of the object. Empty while the API server has not yet made one from `generateName`.
+    /// Name of the object. Empty if the API server will make one from `generateName` later.
     pub name: &'a str,
     /// Name of the requesting user.
     pub user: &'a str,
     /// Whether the request comes from this operator (any replica), or from the Go controller while
     /// a controller other than this operator holds the Lease.
     pub by_operator: bool,
-    /// The object as it would be stored. `None` for a deletion.
+    /// The object as it would be stored. `None`: the request is a deletion.
     pub object: Option<&'a Value>,
-    /// The object as it is stored. `None` for a creation.
+    /// The object as it is stored. `None`: the request is a creation.
     pub old: Option<&'a Value>,
 }
 
-/// Maximum number of refusals, and of warnings, in an answer. More would not be shown.
+/// Maximum number of refusals in an answer, and of warnings. Further ones are dropped.
 const MOST: usize = 100;
 
 /// Refusal of a field: the field, and the reason.
@@ -83,14 +83,14 @@ pub struct AdmissionAnswer {
 }
 
 impl AdmissionAnswer {
-    /// Adds a refusal, unless the answer already has a hundred refusals.
+    /// Adds a refusal. If the answer already has 100 refusals, the new one is dropped.
     pub fn refuse(&mut self, field: impl Into<String>, message: impl Into<String>) {
         if self.refusals.len() < MOST {
             self.refusals.push(Refusal { field: field.into(), message: message.into() });
         }
     }
 
-    /// Adds a warning, unless the answer already has a hundred warnings.
+    /// Adds a warning. If the answer already has 100 warnings, the new one is dropped.
     pub fn warn(&mut self, warning: impl Into<String>) {
         if self.warnings.len() < MOST {
             self.warnings.push(warning.into());

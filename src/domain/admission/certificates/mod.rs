@@ -21,18 +21,19 @@ const DAY: Duration = Duration::from_hours(24);
 pub const AUTHORITY_LIFE: Duration = DAY.saturating_mul(365);
 /// Lifetime of a serving certificate.
 pub const SERVING_LIFE: Duration = DAY.saturating_mul(90);
-/// Time by which a certificate is backdated: its validity starts this long before it is made. The
-/// time is long, because clocks differ, and a clock may be a year off.
+/// Time by which a certificate is backdated: its validity starts 730 days before it is made. The
+/// time is long, because the clock of an API server or a replica may be wrong by a year.
 pub const BACKDATED: Duration = DAY.saturating_mul(730);
 /// Divisor of a lifetime: a replacement is due when a third of the lifetime is left.
 const DUE_PART: u32 = 3;
 /// Shortest time that API servers get to learn of a new authority. The time begins when every
 /// webhook configuration was observed to trust the authority.
 pub const SETTLING: Duration = Duration::from_secs(2);
-/// Longest time that API servers get to learn of a new authority. They get less time if a
-/// certificate expires soon.
+/// Longest time that API servers get to learn of a new authority. The time is shorter if the
+/// present authority or the serving certificate expires soon.
 const LONGEST_SETTLING: Duration = Duration::from_mins(10);
-/// Minimum gain in lifetime for which a new certificate is signed.
+/// Time by which a new certificate must end later than the present one. With less, no new
+/// certificate is signed.
 const LEAST_GAIN: Duration = Duration::from_mins(1);
 /// Maximum number of names in a serving certificate.
 const MOST_NAMES: usize = 20;
@@ -42,7 +43,7 @@ const MOST_NAMES: usize = 20;
 pub struct StoredAuthority {
     /// End of its validity.
     pub not_after: Duration,
-    /// Whether the authority can sign: its private key is present and fits.
+    /// Whether the authority can sign: its private key is stored and matches its certificate.
     pub signs: bool,
 }
 
@@ -63,29 +64,30 @@ pub struct StoredCertificate {
 pub struct CertificateSecret {
     /// Authority that signs now.
     pub ca: StoredAuthority,
-    /// Authority that will sign next, once it is trusted.
+    /// Authority that will sign next, after every configuration trusts it. `None`: no such
+    /// authority was made yet.
     pub next: Option<StoredAuthority>,
     /// Serving certificate. `None`: none is stored.
     pub serving: Option<StoredCertificate>,
     /// End of validity of each authority that signed before.
     pub previous: Vec<Duration>,
     /// Whether the Secret has the authority of the certificate that this replica serves now. Also
-    /// true if this replica serves none.
+    /// true if this replica serves no certificate.
     pub knows_ours: bool,
 }
 
-/// Inputs for the choice of a step, besides the Secret.
+/// Inputs for the choice of a step, besides the content of the Secret.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
     /// Present time.
     pub now: Duration,
-    /// Time by which this replica replaces a certificate before the replacement is due, so that not
-    /// all replicas replace it at once.
+    /// Time by which this replica replaces a certificate before the replacement is due. The time is
+    /// random, so that not all replicas replace the certificate at once.
     pub early: Duration,
     /// Names by which the API server may call this replica.
     pub names: &'a BTreeSet<String>,
     /// Duration for which every configuration has been observed to trust the next authority.
-    /// `None`: some configuration does not trust it.
+    /// `None`: at least one configuration does not trust the next authority.
     pub trusted_for: Option<Duration>,
 }
 
@@ -101,7 +103,8 @@ pub enum CertificateStep {
     Renew(BTreeSet<String>),
     /// Make the authority that will sign next.
     Begin,
-    /// Let the next authority sign from now on. The present authority becomes a previous one.
+    /// Make the next authority the present one, so that it signs. The present authority becomes a
+    /// previous one.
     Switch,
     /// Remove previous authorities that have expired.
     Forget,
@@ -126,8 +129,8 @@ pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> Certificat
             match at.trusted_for {
                 Some(trusted) if trusted >= patience => return CertificateStep::Switch,
                 Some(trusted) => wake = at.now + patience.saturating_sub(trusted),
-                // The time of the switch is not known, so the caller plans again when the
-                // configurations trust the authority.
+                // The time of the switch is not known. The caller plans again when all
+                // configurations trust the next authority.
                 None => wake = at.now + LONGEST_SETTLING,
             }
         }
@@ -152,21 +155,22 @@ pub fn serving_end(now: Duration, ca: Duration) -> Duration {
 
 /// Whether this replica starts to serve the stored certificate. `ours`: whether the certificate
 /// that this replica serves now is valid and trusted. `trusted_for`: how long every configuration
-/// has trusted the authority of the stored certificate. `None`: some configuration does not trust
-/// it.
+/// has trusted the authority of the stored certificate. `None`: at least one configuration does not
+/// trust that authority.
 pub fn adopt(ours: bool, trusted_for: Option<Duration>) -> bool {
     !ours || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
 /// Whether a replica that has just started may receive calls. `trusted_for`: how long every
-/// configuration has trusted the authority of its certificate. `None`: some configuration does not
-/// trust the authority. Without a registration every replica is ready, because no calls come yet
-/// and the registration needs a ready replica.
+/// configuration has trusted the authority of the replica's certificate. `None`: at least one
+/// configuration does not trust that authority. `registered`: whether the configurations are
+/// registered. Before that, every replica is ready, because the API server sends no calls, and the
+/// configurations are written only for a ready replica.
 pub fn ready(registered: bool, trusted_for: Option<Duration>) -> bool {
     !registered || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
-/// Names for a new serving certificate. `None`: the present certificate need not be replaced.
+/// Names for a new serving certificate. `None`: the present certificate is not replaced now.
 fn renewal(stored: &CertificateSecret, at: StepInput<'_>) -> Option<BTreeSet<String>> {
     let Some(serving) = stored.serving.as_ref().filter(|serving| serving.fits) else {
         return Some(at.names.clone());

@@ -15,7 +15,7 @@ const HEALTH_DEFAULTS: [(&str, i32); 4] =
     [("successThreshold", 1), ("failureThreshold", 3), ("periodSeconds", 5), ("timeoutSeconds", 3)];
 
 /// Overwrites the annotations for namespace and project with the true values. In a guest's
-/// LoadBalancer, also sets the annotations for network and cluster if they are unset.
+/// LoadBalancer, also sets unset annotations for network and cluster.
 pub(super) fn annotations(
     object: &mut Value,
     request: &AdmissionRequest<'_>,

@@ -33,32 +33,34 @@ const LONGEST_WARNING: usize = 120;
 pub struct FactRequests {
     /// The object as it would be stored.
     pub lb: LoadBalancer,
-    /// Pool that the object newly names, to be looked up. `None`: no pool is looked up.
+    /// Pool whose facts to look up, because the object newly names it. `None`: no pool is looked
+    /// up.
     pub pool: Option<String>,
     /// Whether to look up the selectors of all pools, to see if any pool may serve the object.
     pub pools: bool,
-    /// Address that the object newly publishes as leased from a DHCP server. Its present use must
-    /// be looked up.
+    /// Address whose present use to look up, because the object newly publishes it as leased from a
+    /// DHCP server. `None`: no address is looked up.
     pub address: Option<IpAddr>,
 }
 
-/// Facts of an IPPool that the rules of LoadBalancers use.
+/// Facts about an IPPool that the rules of LoadBalancers use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CandidatePool {
     /// LoadBalancers that the pool serves.
     pub selector: PoolSelector,
-    /// Reason why the pool gives out no addresses. `None`: it gives out addresses.
+    /// Reason why the pool gives out no addresses. `None`: the pool gives out addresses.
     pub idle: Option<String>,
-    /// Whether every address is in use.
+    /// Whether every address of the pool is in use.
     pub full: bool,
-    /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: they fit.
+    /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: the addresses
+    /// fit.
     pub mismatch: Option<NoAddressReason>,
 }
 
 /// The pool that `spec.ipPool` names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NamedPool {
-    /// The pool was not looked up, or is not known now.
+    /// The pool was not looked up.
     #[default]
     Unknown,
     /// No pool has this name.
@@ -67,7 +69,7 @@ pub enum NamedPool {
     There(CandidatePool),
 }
 
-/// Known facts about other objects. The default contains no facts, so that no rule refuses a
+/// Known facts about other objects. The default contains no facts, and no rule then refuses a
 /// request because of other objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbRuleFacts {
@@ -79,15 +81,16 @@ pub struct LbRuleFacts {
     pub removal: Option<NoAddressReason>,
     /// Pool that the LoadBalancer names.
     pub named: NamedPool,
-    /// Selectors of all pools, if they were looked up and are known.
+    /// Selectors of all pools. `None`: the selectors were not looked up, or not all pools are in
+    /// the view yet.
     pub pools: Option<Vec<PoolSelector>>,
     /// Present use of the address that the object newly publishes as leased, in words. `None`: no
-    /// use by others is known.
+    /// other use of the address is known.
     pub taken_by: Option<String>,
 }
 
-/// Facts to look up before the request can be answered. `None`: no fact is needed, or the object
-/// does not fit its type.
+/// Facts to look up before the request can be answered. `None`: the request is answered without
+/// facts, or the object does not fit its type.
 pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
     if request.operation == Operation::Delete || request.by_operator {
         return None;
@@ -104,8 +107,8 @@ pub fn asks(request: &AdmissionRequest<'_>) -> Option<FactRequests> {
     })
 }
 
-/// Returns the answer of the mutation stage: the object to store, or refusals. The schema would
-/// refuse the same objects later, but with a text that does not help.
+/// Returns the answer of the mutation stage: the object to store, or refusals. Each refusal names
+/// the remedy. The schema would refuse the same objects later, but without a remedy.
 pub fn mutate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let Some(object) = request.object else { return answer };

@@ -10,9 +10,9 @@ use crate::vm_backends::health;
 use crate::vm_backends::listeners;
 use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec};
 
-/// Whether the rules apply. They apply to a new object, and to a change of its spec, its guest
-/// cluster or its DHCP settings. Without such a change, an object that was stored before a rule
-/// existed stays valid.
+/// Whether the rules apply to a request. They apply to a new object, and to a change of the spec,
+/// the guest cluster or the DHCP settings. Without such a change, an object that was stored before
+/// a rule existed stays valid.
 pub(super) fn are_due(lb: &LoadBalancer, old: Option<&LoadBalancer>) -> bool {
     old.is_none_or(|old| {
         old.spec != lb.spec
@@ -107,9 +107,9 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     found
 }
 
-/// Refuses fields that this version of the operator does not support. The CRD has the same rule for
-/// v1beta1. A v1alpha1 object has these fields in an annotation, where the CRD's rules do not see
-/// them.
+/// Refusals of set fields that this version of the operator does not support. The CRD has the same
+/// rule for v1beta1. A v1alpha1 object has these fields in an annotation, which the CRD's rules do
+/// not check.
 fn reserved(spec: &LoadBalancerSpec) -> impl Iterator<Item = Refusal> {
     let single = spec.ip_family_policy.as_ref().is_none_or(|policy| policy == "SingleStack");
     let fields = [
@@ -131,8 +131,8 @@ fn reserved(spec: &LoadBalancerSpec) -> impl Iterator<Item = Refusal> {
         .map(|(field, _, message)| Refusal { field: field.to_owned(), message: message.to_owned() })
 }
 
-/// Refuses changes of immutable fields. This operator's CRD has the same rule; Harvester's does
-/// not.
+/// Refuses changes of immutable fields. This operator's CRD has the same rule. Harvester's CRD does
+/// not have the rule.
 fn immutable(lb: &LoadBalancer, old: &LoadBalancer, answer: &mut AdmissionAnswer) {
     let fields = [
         ("ipam", facts::wants_pool(lb) == facts::wants_pool(old), "pool"),

@@ -13,11 +13,11 @@ use serde_json::{Map, Value};
 use super::{AdmissionAnswer, LbRuleFacts, is_blank, is_guest, shown};
 use api::{DHCP_ADDRESS, READY};
 
-/// Maximum number of differences that are reported. More would not help.
+/// Maximum number of differences that are reported. The others are not reported.
 const MOST_REPORTED: usize = 4;
 
-/// Restores fields of the status that the client did not send, because a client that does not know
-/// a field does not mean to remove it.
+/// Restores fields of the status that the client did not send. A client whose types lack a field
+/// omits the field, and does not want to remove it.
 pub(super) fn keep(
     new: &mut Value,
     old: &Value,
@@ -50,7 +50,7 @@ fn put_back(new: &mut Value, old: &Value, guest: bool) {
     let (Some(status), Some(stored)) = (status.as_object_mut(), stored.as_object()) else { return };
     for (field, stored) in stored {
         match field.as_str() {
-            // The guest may withdraw the address.
+            // The guest may remove its address, so this field is not restored.
             "address" if guest => {}
             "conditions" => conditions_back(status, stored),
             _ => fill_in(status.entry(field).or_insert(Value::Null), stored),
@@ -82,8 +82,8 @@ fn conditions_back(status: &mut Map<String, Value>, stored: &Value) {
     }
 }
 
-/// Removes the operator's fields from the status of a new object. For example, an object from a
-/// backup must claim its address again.
+/// Removes the operator's fields from the status of a new object. For example, an object that is
+/// restored from a backup must claim its address again.
 pub(super) fn strip(new: &mut Value, answer: &mut AdmissionAnswer) {
     let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) else { return };
     let mut dropped = false;
@@ -200,8 +200,8 @@ fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), S
     }
 }
 
-/// Address that a guest newly publishes as leased from a DHCP server. `None`: it publishes no such
-/// address.
+/// Address that a guest newly publishes as leased from a DHCP server. `None`: the guest publishes
+/// no new address, or its address is not leased.
 pub(super) fn new_lease(new: &Value, old: &Value) -> Option<IpAddr> {
     let leased = old.pointer("/status/allocatedAddress/ip").is_some_and(|ip| ip == DHCP_ADDRESS);
     let published = address(new)

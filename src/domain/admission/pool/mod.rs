@@ -35,7 +35,8 @@ use api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 
 /// Maximum number of owners that a refusal names. The other owners are only counted.
 const NAMED: usize = 3;
-/// Maximum number of conflicts that an answer refuses, and of conflicts that it only warns of.
+/// Maximum number of conflicts for which an answer has refusals. The same maximum applies to
+/// conflicts for which the answer has warnings.
 const CONFLICTS: usize = 5;
 /// Maximum number of entries in a scope. This operator's schema has the same limit; Harvester's
 /// schema has none.
@@ -70,7 +71,7 @@ pub struct PoolQuestion {
     pub at_stake: Vec<ClaimHolder>,
 }
 
-/// First result for a request: its answer, or the question for which other objects are needed.
+/// First result for a request: its answer, or a question that needs facts from other objects.
 #[derive(Clone, Debug)]
 pub enum AnswerOrQuestion {
     /// The request can be answered.
@@ -100,8 +101,8 @@ pub struct PoolRuleFacts {
     pub leased: Vec<Leased>,
 }
 
-/// Answers a request if no facts from other objects are needed. A request without relevant changes
-/// is admitted.
+/// Answers a request if no facts from other objects are needed. A request is admitted if it leaves
+/// the ranges, the selector and the claims unchanged and has no new manual release.
 pub fn answer_or_ask(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
     let pass = || AnswerOrQuestion::Decided(AdmissionAnswer::default());
     if request.by_operator {
@@ -123,7 +124,8 @@ pub fn answer_or_ask(request: &AdmissionRequest<'_>) -> AnswerOrQuestion {
         return pass();
     }
     let spec = |object: &Value| serde_json::from_value::<IPPoolSpec>(object["spec"].clone()).ok();
-    // The schema refuses a new spec that does not fit its type. Such a stored spec is not judged.
+    // The schema refuses a new spec that does not fit its type. A stored spec that does not fit its
+    // type is not checked here.
     let (Some(spec), before) = (spec(object), old.and_then(spec)) else { return pass() };
     let scopes = |spec: &IPPoolSpec| {
         spec.selector.as_ref().and_then(|selector| selector.scope.as_ref()).map_or(0, Vec::len)
@@ -197,7 +199,7 @@ impl PoolQuestion {
         names.filter(|name| !name.is_empty() && *name != "*")
     }
 
-    /// Judges the request, with the facts from other objects.
+    /// Decides the request, with the facts from other objects.
     pub fn judge(&self, known: &PoolRuleFacts) -> AdmissionAnswer {
         let mut answer = AdmissionAnswer::default();
         if self.operation == Operation::Delete {
@@ -266,9 +268,9 @@ impl PoolQuestion {
         })
     }
 
-    /// Refuses a malformed manual release, and warns of one that will not be carried out. The
-    /// latter is not refused, because a tool that applies pools from Git sends the annotation again
-    /// after the address has another owner.
+    /// Refuses a manual release that cannot be parsed. Warns of a manual release that will not be
+    /// carried out, but admits it. Reason: a tool that applies pools from Git sends the annotation
+    /// again after the address has another owner.
     fn judge_release(&self, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
@@ -302,7 +304,7 @@ fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeErro
     new.find_map(|(index, range)| ranges::reversed(index, range))
 }
 
-/// Whether the conflict is new, or covers more addresses than before.
+/// Whether the conflict is new, or covers more addresses than before the change.
 fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
     !before.iter().any(|old| {
         old.with == conflict.with
@@ -317,8 +319,8 @@ fn is_news(conflict: &PoolConflict, before: &[PoolConflict]) -> bool {
 }
 
 /// Refuses changes of the status by clients other than the operator. `None`: nothing is refused. If
-/// the status is a subresource, an update of the object itself arrives with the stored status,
-/// whatever the client sent.
+/// the status is a subresource, the API server puts the stored status into an update of the object
+/// itself, so such an update has no change of the status.
 fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     let (Operation::Update, Some(object), Some(old)) =
         (request.operation, request.object, request.old)
@@ -352,7 +354,7 @@ fn lost(holders: &[ClaimHolder], before: Option<&PoolFacts>, now: &PoolFacts) ->
         let ip = holder.ip.parse::<IpAddr>().ok();
         ranges.zip(ip).is_some_and(|(ranges, ip)| ranges.find(ip).is_some())
     };
-    // Invalid ranges are refused anyway.
+    // Invalid ranges are refused by another rule.
     if now.ranges.is_none() {
         return Vec::new();
     }

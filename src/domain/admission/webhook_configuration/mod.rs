@@ -14,28 +14,31 @@ use api::GROUP;
 pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 /// Name of the CRD whose versions are converted.
 pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
-/// The version that needs conversion.
+/// The version of the CRD that needs conversion.
 const OLD_VERSION: &str = "v1alpha1";
 /// Label with the creator of an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Label with the owner of a configuration's webhooks. The object itself may have another creator.
+/// Label with the program that registered the webhooks of a configuration. Another program may have
+/// created the object.
 pub const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
 /// Value of these two labels for this operator.
 pub const MANAGER: &str = "harvester-guest-operator";
 /// Field with the owners of an object.
 const OWNERS: &str = "ownerReferences";
-/// Time limit of the API server for the answer of one webhook, in seconds. The API server calls two
-/// webhooks in turn. If the node of the called replica has just lost power, a user waits this long
+/// Time limit for the answer of one webhook, in seconds. The API server calls two webhooks one
+/// after the other. If the node of the called replica has just lost power, a user waits this long
 /// for each webhook.
 const TIMEOUT: i64 = 5;
 
 /// CEL condition. False for an update of an object that is being deleted, if the update leaves the
-/// status unchanged. An example is the removal of a finalizer. No rule applies to such an update,
-/// and it must pass even while no replica answers. An update that changes the status is judged.
+/// status unchanged. An example is the removal of a finalizer. Such an update is not sent to
+/// admission, so it passes even while no replica answers. An update that changes the status is
+/// sent.
 const NOT_ONLY_LEAVING: &str = "request.operation != 'UPDATE' || \
     !has(object.metadata.deletionTimestamp) || has(object.status) != has(oldObject.status) || \
     (has(object.status) && object.status != oldObject.status)";
-/// CEL condition. False for the deletion of an IPPool without claims.
+/// CEL condition. False for the deletion of an IPPool without claims, which is not sent to
+/// admission.
 const NOT_AN_EMPTY_LEDGER: &str = "request.operation != 'DELETE' || (has(oldObject.status) && \
     has(oldObject.status.allocated) && size(oldObject.status.allocated) > 0)";
 
@@ -46,7 +49,7 @@ pub enum WebhookObject {
     Validating,
     /// The MutatingWebhookConfiguration.
     Mutating,
-    /// The conversion in the CRD.
+    /// `spec.conversion` of the CRD of LoadBalancer.
     Conversion,
 }
 
@@ -86,7 +89,7 @@ pub struct Registration {
     pub bundle: String,
     /// Paths of validation, mutation and conversion.
     pub paths: [&'static str; 3],
-    /// Owner of the webhook configurations. `None`: they get no owner.
+    /// Owner of the webhook configurations. `None`: the configurations get no owner.
     pub owner: Option<OwnerRole>,
 }
 
@@ -124,22 +127,23 @@ impl Registration {
         wanted
     }
 
-    /// The validating webhook. It fails closed, because a pool that overlaps another pool is worse
-    /// than a delay.
+    /// The validating webhook. While no replica answers, the API server refuses writes. Reason: a
+    /// pool that overlaps another pool is worse than a delay.
     fn validating(&self) -> Value {
         let operations = ["CREATE", "UPDATE", "DELETE"];
         let mut webhook = self.webhook("validator", self.paths[0], "Fail");
         webhook["rules"] = json!([
             rule(&["ippools"], &operations, "Cluster"),
-            // The status is the ledger; without this rule only RBAC would protect it.
+            // The status is the ledger. Without this rule, only RBAC would protect the ledger.
             rule(&["ippools/status"], &["UPDATE"], "Cluster"),
             rule(&["loadbalancers"], &operations[..2], "Namespaced"),
         ]);
         webhook
     }
 
-    /// The mutating webhook. It fails open, because its changes are not essential. Unset fields
-    /// have their defaults, and the validating webhook refuses a request that wipes the status.
+    /// The mutating webhook. While no replica answers, the API server admits writes without
+    /// changes. Unset fields have their defaults, and the validating webhook refuses a request that
+    /// wipes the status.
     fn mutating(&self) -> Value {
         let operations = ["CREATE", "UPDATE"];
         let mut webhook = self.webhook("mutator", self.paths[1], "Ignore");
@@ -152,8 +156,8 @@ impl Registration {
     }
 
     fn webhook(&self, role: &str, path: &str, failure: &str) -> Value {
-        // The operator's own writes are not sent to the webhook. Otherwise the operator could
-        // repair nothing while no replica answers. Requests that only complete a deletion are not
+        // The operator's own writes are not sent to the webhook. Otherwise the operator could not
+        // repair anything while no replica answers. Requests that only complete a deletion are not
         // sent either.
         let others = format!("request.userInfo.username != '{}'", self.me.replace('\'', "\\'"));
         json!({
@@ -215,12 +219,14 @@ pub fn needs_conversion(crd: &Value) -> bool {
 
 /// Whether the stored object has the desired content.
 pub fn says(stored: &Value, wanted: &Value) -> bool {
-    // The Go webhook's configuration has a Secret as owner, and would be removed with the Secret.
+    // The Go webhook's configuration has a Secret as owner. The deletion of that Secret would
+    // delete the configuration, so the owner must be removed.
     let others = stored["metadata"].get(OWNERS).is_some() && wanted["metadata"][OWNERS].is_null();
     !others && covers(stored, wanted)
 }
 
-/// Whether `stored` contains everything in `wanted`. A stored list must not have further items.
+/// Whether `stored` contains everything in `wanted`. It may have further fields, but a list must
+/// not have further items.
 fn covers(stored: &Value, wanted: &Value) -> bool {
     match wanted {
         // An empty selector selects everything, so the stored selector must be empty too.
@@ -238,7 +244,8 @@ fn covers(stored: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// The merge patch from a stored object to the desired content.
+/// The merge patch that changes a stored object to the desired content. The patch fails if the
+/// object has changed.
 pub fn patch(stored: &Value, wanted: &Value) -> Value {
     let mut patch = wanted.clone();
     let metadata = patch.as_object_mut().map(|patch| patch.entry("metadata"));
@@ -267,7 +274,8 @@ pub fn is_ours(stored: &Value) -> bool {
     stored["metadata"]["labels"][REGISTERED_BY] == MANAGER
 }
 
-/// Authority bundles of an object, in base64. Empty text: a webhook without a bundle.
+/// Bundles of certificate authorities of an object, in base64. Each webhook without a bundle gives
+/// an empty text.
 pub fn bundles(part: WebhookObject, stored: &Value) -> Vec<&str> {
     match part {
         WebhookObject::Conversion => {

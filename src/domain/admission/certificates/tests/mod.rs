@@ -91,8 +91,8 @@ fn names_of_others_are_kept_up_to_a_bound() {
     let mut stored = fresh();
     stored.serving.as_mut().unwrap().names = names(&["b"]);
     assert_eq!(planned(&stored, NOW, None), CertificateStep::Renew(names(&["a", "b"])));
-    // Each of the two replicas accepts a certificate that has its own name and the other's. So the
-    // replicas do not replace the certificate in turn.
+    // Each of the two replicas accepts a certificate that has its own name and the name of the
+    // other replica. So the replicas do not replace the certificate in turn.
     stored.serving.as_mut().unwrap().names = names(&["a", "b"]);
     assert!(matches!(planned(&stored, NOW, None), CertificateStep::Wait(_)));
     let many = (0..MOST_NAMES).map(|n| format!("n{n}")).collect();

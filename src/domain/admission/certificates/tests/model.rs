@@ -90,7 +90,7 @@ impl World {
                 return memory;
             }
             let ca = self.authority();
-            // The replica has read the configurations again for this step.
+            // For this step, the replica reads the configurations again.
             let mut previous: Vec<Id> =
                 replica.bundles.iter().flatten().flat_map(|(_, bundle)| bundle.clone()).collect();
             previous.retain(|id| self.end(*id) > now);
@@ -116,7 +116,7 @@ impl World {
         secret
     }
 
-    /// Repeats the steps of `RegistrationKeeper::round`, with this replica's view.
+    /// Does the steps of `RegistrationKeeper::round`, with this replica's view.
     fn round(&mut self, which: usize) {
         for _ in 0..8 {
             let mut replica = self.replicas[which].clone();
@@ -333,8 +333,8 @@ proptest! {
     }
 }
 
-/// Checks that authorities change in the model over the years, because otherwise the test above
-/// would prove too little.
+/// Checks that authorities change in the model over the years. Otherwise the test above would not
+/// test a change of authorities.
 #[test]
 fn authorities_change_over_the_years() {
     let mut world = World::new();

@@ -337,8 +337,8 @@ fn only_what_a_rule_takes_is_looked_up() {
     assert_eq!(asks(&request(None, &lb(json!({"listeners": "x"})))), None);
 }
 
-/// Invalid settings of the DHCP client are refused. A valid change that comes too late, after the
-/// address was leased, gives a warning.
+/// Invalid settings of the DHCP client are refused. A valid change after the address was leased
+/// gives a warning, because it takes effect only after the LoadBalancer is created again.
 #[test]
 fn who_asks_the_dhcp_server_is_judged() {
     let ask = |mac: &str| {

@@ -25,8 +25,8 @@ const SCOPE: [&str; 3] = ["project", "namespace", "guestCluster"];
 const RANGE: [&str; 5] = ["subnet", "rangeStart", "rangeEnd", "gateway", "exclude"];
 
 /// Sets the labels that Harvester's own webhook sets, restores an omitted status, and refuses
-/// common mistakes. A refusal names the right form, but the schema's own refusal would name only
-/// types. `vlan`: VLAN ID of the pool's network, if known.
+/// common mistakes. Each refusal names the right form. The schema's own refusal would only name
+/// types. `vlan`: VLAN ID of the pool's network; `None`: not known.
 pub fn mutate(request: &AdmissionRequest<'_>, vlan: Option<u16>) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let plain = request.subresource.is_empty() && !request.by_operator;
@@ -58,8 +58,8 @@ pub fn network(object: &Value) -> &str {
     object["spec"]["selector"]["network"].as_str().unwrap_or_default()
 }
 
-/// Restores an omitted status. Otherwise, if IPPool is served without a status subresource, a PUT
-/// without the status would wipe the ledger.
+/// Restores an omitted status. If IPPool is served without a status subresource, a PUT without the
+/// status would otherwise delete the ledger.
 fn restore_status(new: &mut Value, old: &Value) {
     let nothing = |status: &Value| status.as_object().is_none_or(Map::is_empty);
     if (new["status"].is_null() || new["status"].is_object())
@@ -234,7 +234,8 @@ fn check_selector(selector: &Value, answer: &mut AdmissionAnswer) {
             }
         }
         other => {
-            // The API server has dropped the map's content.
+            // If the client sent a map, the API server has already dropped its fields, and `*` is
+            // shown.
             let value =
                 |field: &str| other[field].as_str().map_or_else(|| "\"*\"".to_owned(), clip);
             answer.refuse(
@@ -263,8 +264,8 @@ fn check_text(value: &Value, path: &str, what: &str, answer: &mut AdmissionAnswe
     }
 }
 
-/// Warns of unknown fields that are still in the object. The API server drops them later, without a
-/// warning.
+/// Warns of unknown fields that are still in the object. The API server drops these fields later,
+/// without a warning.
 fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut AdmissionAnswer) {
     for field in fields.keys().filter(|field| !known.contains(&field.as_str())) {
         let at = format!("{path}.{}", clip(field));

@@ -9,12 +9,12 @@ use super::{PoolQuestion, PoolRuleFacts};
 use crate::pools::ranges::{PoolRanges, to_u128};
 use api::Range;
 
-/// Longest warning that kubectl shows in full, in characters.
+/// Longest warning, in characters. kubectl shows a warning of this length in full.
 const LONGEST: usize = 120;
-/// Maximum number of warnings of one kind.
+/// Maximum number of warnings about addresses that the cluster uses.
 const FEW: usize = 3;
 
-/// Adds warnings to an answer without refusals.
+/// Adds warnings to an answer. The caller calls it only if the answer has no refusals.
 pub(super) fn warn(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let mut warnings = Vec::new();
     if question.ranges_changed {
