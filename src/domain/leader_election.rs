@@ -88,7 +88,8 @@ pub struct LeaseSeen {
     /// `spec.holderIdentity`; empty when the Lease was released.
     pub holder: String,
     /// Lease duration. If a replica of this operator holds the Lease, the duration is from the
-    /// replica's annotation. For another controller, it is `spec.leaseDurationSeconds`.
+    /// replica's annotation. If another controller holds the Lease, the duration is
+    /// `spec.leaseDurationSeconds`.
     pub duration: Duration,
     /// `metadata.resourceVersion`. Any change of the version shows that the holder is alive.
     pub version: String,

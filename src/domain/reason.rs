@@ -142,14 +142,14 @@ impl NoAddressReason {
 pub enum NoLease {
     /// The network's DHCP agent requests an address from the DHCP server.
     Pending {
-        /// Network.
+        /// Network of the LoadBalancer, `namespace/name`.
         network: String,
         /// Message of the agent in the status of the DHCPLease. `None`: there is no message.
         said: Option<String>,
     },
     /// The lease of the LoadBalancer's address has ended. The agent requests another address.
     Lost {
-        /// Network.
+        /// Network of the LoadBalancer, `namespace/name`.
         network: String,
         /// Message of the agent in the status of the DHCPLease. `None`: there is no message.
         said: Option<String>,
@@ -166,7 +166,7 @@ pub enum NoLease {
     },
     /// An annotation of the NetworkAttachmentDefinition is not valid.
     NetworkFault {
-        /// Network.
+        /// Network of the LoadBalancer, `namespace/name`.
         network: String,
         /// Text that names the annotation, its fault and the remedy.
         fault: String,
@@ -186,7 +186,7 @@ pub enum NoLease {
     /// The host takes over the address that kube-vip leased. Before that, kube-vip must release its
     /// lease.
     TakingOver {
-        /// Network.
+        /// Network of the LoadBalancer, `namespace/name`.
         network: String,
     },
     /// Another LoadBalancer already has the requested DHCP client identity. The text names this

@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use super::{AdmissionAnswer, is_blank, shown};
 
-/// Checks the spec as the client sent it, before admission fills in fields.
+/// Refuses frequent mistakes in the spec that the client sent. Called before admission fills in
+/// fields.
 pub(super) fn give(object: &Value, answer: &mut AdmissionAnswer) {
     let Some(spec) = object.get("spec") else { return };
     word(spec, "ipam", &["pool", "dhcp"], ipam, answer);

@@ -49,7 +49,7 @@ pub struct ClaimHolder {
     pub ip: String,
     /// `namespace/name` of the LoadBalancer.
     pub name: String,
-    /// UID of the LoadBalancer. Empty if the ledger has none.
+    /// UID of the LoadBalancer. Empty if the ledger records no UID.
     pub uid: String,
 }
 

@@ -60,7 +60,7 @@ impl ImportFacts {
     }
 }
 
-/// A pool that the import makes of keys of the ConfigMap.
+/// A pool that the import makes from keys of the ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewPool {
     /// Name of the pool: the name of the namespace, or `global`.

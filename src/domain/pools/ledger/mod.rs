@@ -38,7 +38,7 @@ pub const HISTORY_LENGTH: usize = 128;
 pub enum NoAddress {
     /// Every address is in use.
     Full,
-    /// The ledger would become too large for its object.
+    /// The ledger would become larger than [`LEDGER_BYTES`].
     LedgerFull,
 }
 
@@ -304,7 +304,7 @@ impl Ledger {
         self.cursor
     }
 
-    /// Upper bound of the bytes that the ledger uses in its object.
+    /// Upper bound of the bytes that the ledger uses in the object of the pool.
     pub fn bytes(&self) -> usize {
         self.bytes + self.history.bytes
     }

@@ -38,7 +38,7 @@ fn stretches(texts: &[&str]) -> Vec<String> {
 fn defaults_are_the_hosts_without_the_gateway() {
     for (text, expected, total) in [
         ("10.0.0.0/24", &["10.0.0.2-10.0.0.254"][..], 253),
-        // Host bits in the subnet's text mean nothing.
+        // Host bits in the subnet's text are ignored.
         ("10.0.0.77/24", &["10.0.0.2-10.0.0.254"], 253),
         ("10.0.0.0/30", &["10.0.0.2-10.0.0.2"], 1),
         // Go clients write an empty text for an unset field.

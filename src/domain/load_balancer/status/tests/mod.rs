@@ -175,8 +175,7 @@ fn a_missing_address_gives_a_known_reason() {
     }
 }
 
-/// While another controller leads, the condition of a LoadBalancer without an address names that
-/// controller.
+/// The condition of a LoadBalancer without an address names the other controller that leads.
 #[test]
 fn an_object_without_an_answer_names_the_controller_that_leads() {
     const NOW: &str = "2026-01-01T00:00:00Z";

@@ -29,7 +29,7 @@ use crate::{Claim, LbFacts, Owner};
 pub struct Reservation {
     /// LoadBalancer for which the address is reserved.
     pub owner: Owner,
-    /// Address, and the pool that gave it.
+    /// Address, and the pool that gave the address out.
     pub claim: Claim,
     /// Segments where the address is, or may be, announced.
     pub segments: Vec<Segment>,

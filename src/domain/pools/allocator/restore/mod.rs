@@ -281,8 +281,8 @@ impl PoolAllocator {
     }
 
     /// Claims whose owner is not in `world`, and claims without UID that are a second address
-    /// ([`Self::is_second`]). Before the caller releases a claim, it asks the API server about the
-    /// owner, because `world` may be older than the claim.
+    /// ([`Self::is_second`]). Before the caller releases such a claim, it must read the owner from
+    /// the API server, because `world` may be older than the claim.
     pub fn orphans(&self, world: &LoadBalancerIndex) -> Vec<(Claim, Owner)> {
         self.pools
             .iter()
