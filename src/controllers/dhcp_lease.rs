@@ -120,11 +120,7 @@ fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Reten
 async fn current(record: &DHCPLease, ctx: &Context) -> Result<Option<LoadBalancer>, CallError> {
     let namespace = record.namespace().unwrap_or_default();
     let api: Api<LoadBalancer> = Api::namespaced(ctx.client.clone(), &namespace);
-    match api.call_get(&record.name_any()).await {
-        Ok(lb) => Ok(Some(lb)),
-        Err(CallError::NotFound(_)) => Ok(None),
-        Err(error) => Err(error),
-    }
+    api.call_get_opt(&record.name_any()).await
 }
 
 async fn carry_out(

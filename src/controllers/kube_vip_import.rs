@@ -66,11 +66,7 @@ async fn run(ctx: &Context) -> bool {
 
 async fn import(ctx: &Context) -> Result<(), CallError> {
     let maps = Api::<ConfigMap>::namespaced(ctx.client.clone(), NAMESPACE);
-    let map = match maps.call_get(NAME).await {
-        Ok(map) => map,
-        Err(CallError::NotFound(_)) => return Ok(()),
-        Err(error) => return Err(error),
-    };
+    let Some(map) = maps.call_get_opt(NAME).await? else { return Ok(()) };
     if map.annotations().get(ANNOTATION_IMPORTED).is_some_and(|done| done == "true") {
         return Ok(());
     }

@@ -79,10 +79,6 @@ impl RecordClient {
     /// The present state of a record. `None`: the record does not exist.
     pub async fn read(&self, namespace: &str, name: &str) -> Result<Option<DHCPLease>, CallError> {
         let api = Api::<DHCPLease>::namespaced(self.client.clone(), namespace);
-        match Box::pin(api.call_get(name)).await {
-            Ok(record) => Ok(Some(record)),
-            Err(CallError::NotFound(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
+        Box::pin(api.call_get_opt(name)).await
     }
 }

@@ -97,8 +97,15 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
         run_call(self.deadline(), || self.name_call("GET", name), self.api().get(name)).await
     }
 
+    /// The object. `None`: the object does not exist, or its kind is not served (404).
     async fn call_get_opt(&self, name: &str) -> Result<Option<K>, CallError> {
-        run_call(self.deadline(), || self.name_call("GET", name), self.api().get_opt(name)).await
+        // kube's `get_opt` returns an error for a kind that is not served.
+        match run_call(self.deadline(), || self.name_call("GET", name), self.api().get(name)).await
+        {
+            Ok(object) => Ok(Some(object)),
+            Err(CallError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     async fn call_get_metadata(&self, name: &str) -> Result<PartialObjectMeta<K>, CallError> {

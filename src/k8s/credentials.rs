@@ -183,11 +183,7 @@ impl CredentialReader {
         name: &str,
     ) -> Result<Option<TokenRotation>, CallError> {
         let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
-        match Box::pin(api.call_get(name)).await {
-            Ok(rotation) => Ok(Some(rotation)),
-            Err(CallError::NotFound(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
+        Box::pin(api.call_get_opt(name)).await
     }
 
     /// Content of a Secret under a key, and the server's clock. `None`: the Secret does not exist.

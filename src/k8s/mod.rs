@@ -238,6 +238,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_object_that_is_not_found_is_none_whatever_reason_the_404_has() {
+        for reason in ["NotFound", "Failed to parse error data", ""] {
+            let found = services(404, reason).call_get_opt("web").await;
+            assert!(matches!(found, Ok(None)), "{reason:?}: {found:?}");
+        }
+        let refused = services(403, "Forbidden").call_get_opt("web").await.unwrap_err();
+        assert!(
+            refused.to_string().starts_with("GET /api/v1/namespaces/ns/services/web: "),
+            "{refused}"
+        );
+    }
+
+    #[tokio::test]
     async fn a_call_without_an_answer_is_named_too() {
         let silent = services(0, "");
         let late = silent.within(Duration::from_millis(5)).call_get_opt("web").await.unwrap_err();

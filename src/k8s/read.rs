@@ -30,11 +30,8 @@ impl ApiReader {
     /// UID of the LoadBalancer with this name. `None`: the LoadBalancer does not exist.
     pub async fn uid_of(&self, namespace: &str, name: &str) -> Result<Option<String>, CallError> {
         let api = Api::<PartialObjectMeta<LoadBalancer>>::namespaced(self.0.clone(), namespace);
-        match Box::pin(api.call_get(name)).await {
-            Ok(lb) => Ok(Some(lb.uid().unwrap_or_default())),
-            Err(CallError::NotFound(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
+        let lb = Box::pin(api.call_get_opt(name)).await?;
+        Ok(lb.map(|lb| lb.uid().unwrap_or_default()))
     }
 
     /// The LoadBalancer with this name. `None`: the LoadBalancer does not exist.
@@ -44,11 +41,7 @@ impl ApiReader {
         name: &str,
     ) -> Result<Option<LoadBalancer>, CallError> {
         let api = Api::<LoadBalancer>::namespaced(self.0.clone(), namespace);
-        match Box::pin(api.call_get(name)).await {
-            Ok(lb) => Ok(Some(lb)),
-            Err(CallError::NotFound(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
+        Box::pin(api.call_get_opt(name)).await
     }
 
     /// Facts of all pools as the API server has them now. Lists the metadata, and reads each pool
@@ -65,16 +58,13 @@ impl ApiReader {
 
     /// Facts of a pool. `None`: the pool does not exist.
     pub async fn pool(&self, name: &str) -> Result<Option<PoolFacts>, CallError> {
-        match Box::pin(Api::<IPPool>::all(self.0.clone()).call_get(name)).await {
-            Ok(pool) => {
-                let created = pool.metadata.creation_timestamp.as_ref();
-                let created = created.map_or(0, |time| time.0.as_second());
-                let mut facts = PoolFacts::new(name, created, &pool.spec);
-                facts.deleting = pool.metadata.deletion_timestamp.is_some();
-                Ok(Some(facts))
-            }
-            Err(CallError::NotFound(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
+        let pool = Box::pin(Api::<IPPool>::all(self.0.clone()).call_get_opt(name)).await?;
+        Ok(pool.map(|pool| {
+            let created = pool.metadata.creation_timestamp.as_ref();
+            let created = created.map_or(0, |time| time.0.as_second());
+            let mut facts = PoolFacts::new(name, created, &pool.spec);
+            facts.deleting = pool.metadata.deletion_timestamp.is_some();
+            facts
+        }))
     }
 }

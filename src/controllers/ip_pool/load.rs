@@ -117,11 +117,11 @@ impl LedgerTask {
             return;
         }
         let api: Api<Guard<IPPool>> = Api::all(self.ctx.client.clone());
-        let answers = join_all(names.iter().map(|name| api.call_get(name))).await;
+        let answers = join_all(names.iter().map(|name| api.call_get_opt(name))).await;
         let mut world = self.world();
         for (name, answer) in names.into_iter().zip(answers) {
             match answer {
-                Ok(Guard(Ok(pool))) => {
+                Ok(Some(Guard(Ok(pool)))) => {
                     if let Err(error) =
                         self.settle_disputes(&self.ctx.views.seen(&pool), &mut world).await
                     {
@@ -132,12 +132,12 @@ impl LedgerTask {
                     self.merge(&pool, &world);
                     self.consider_manual_release(&name).await;
                 }
-                Ok(Guard(Err(error))) => {
+                Ok(Some(Guard(Err(error)))) => {
                     self.ctx.metrics.unreadable.with_label_values(&["IPPool"]).inc();
                     tracing::warn!(pool = name, %error, "this IPPool cannot be read and gives out nothing");
                     self.drop_pool(&name);
                 }
-                Err(CallError::NotFound(_)) => self.drop_pool(&name),
+                Ok(None) => self.drop_pool(&name),
                 Err(error) => {
                     tracing::warn!(pool = name, %error, "IPPool not read, trying again");
                     self.reread_later(&name, Duration::from_secs(1));
@@ -156,12 +156,8 @@ impl LedgerTask {
         for owner in self.book.disputes(seen, world) {
             let Some((namespace, name)) = owner.name.split_once('/') else { continue };
             let api: Api<LoadBalancer> = Api::namespaced(self.ctx.client.clone(), namespace);
-            let current = match api.call_get(name).await {
-                Ok(lb) => facts::world_entry(&lb),
-                Err(CallError::NotFound(_)) => None,
-                Err(error) => return Err(error),
-            };
-            world.update(&owner, current);
+            let current = api.call_get_opt(name).await?;
+            world.update(&owner, current.as_ref().and_then(facts::world_entry));
         }
         Ok(())
     }

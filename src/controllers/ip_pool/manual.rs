@@ -11,7 +11,6 @@ use crate::api::{Condition, LoadBalancer};
 use crate::domain::Claim;
 use crate::domain::pools::manual_release::ManualRelease;
 use crate::domain::pools::status::manual_release_refused;
-use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 
 /// Reason of a refusal while it is unknown whether the LoadBalancer exists, because the API server
@@ -91,8 +90,8 @@ impl LedgerTask {
         let (namespace, name) = asked.name.split_once('/')?;
         let api: Api<PartialObjectMeta<LoadBalancer>> =
             Api::namespaced(self.ctx.client.clone(), namespace);
-        match api.call_get(name).await {
-            Err(CallError::NotFound(_)) => {
+        match api.call_get_opt(name).await {
+            Ok(None) => {
                 self.book.release_claim(&Claim { pool: pool.to_owned(), ip: asked.ip }, &owner);
                 tracing::info!(pool, ip = %asked.ip, owner = owner.name, "address released by annotation");
                 self.ctx.events.normal(
@@ -102,7 +101,7 @@ impl LedgerTask {
                 );
                 None
             }
-            Ok(_) => refuse(
+            Ok(Some(_)) => refuse(
                 STILL_IN_USE,
                 format!(
                     "LoadBalancer {} exists: delete it, and {} is released",

@@ -21,7 +21,6 @@ use super::mailbox::{LedgerHandle, OrphanClaim};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
 use crate::domain::{Claim, Owner};
-use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 
 /// Maximum number of concurrent lookups of LoadBalancers that may be gone. More lookups would delay
@@ -107,11 +106,10 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
     let orphan = |namesake| OrphanClaim { claim, owner: owner.clone(), namesake };
     let Some((namespace, name)) = owner.name.split_once('/') else { return Some(orphan(None)) };
     let api: Api<PartialObjectMeta<LoadBalancer>> = Api::namespaced(client.clone(), namespace);
-    match api.call_get(name).await {
-        Ok(lb) if owner.uid.is_empty() => return lb.uid().map(|uid| orphan(Some(uid))),
-        Ok(lb) if lb.uid().as_deref() == Some(&owner.uid) => return None,
-        Ok(_) | Err(CallError::NotFound(_)) => {}
-        Err(_) => return None,
+    match api.call_get_opt(name).await.ok()? {
+        Some(lb) if owner.uid.is_empty() => return lb.uid().map(|uid| orphan(Some(uid))),
+        Some(lb) if lb.uid().as_deref() == Some(&owner.uid) => return None,
+        Some(_) | None => {}
     }
     let is_served = is_served(client, namespace, name, &owner).await?;
     (!is_served).then(|| orphan(None))
@@ -122,13 +120,12 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
 /// server gave no answer.
 async fn is_served(client: &Client, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), namespace);
-    match api.call_get(name).await {
-        Ok(service) => Some(service.owner_references().iter().any(|reference| {
+    let service = api.call_get_opt(name).await.ok()?;
+    Some(service.is_some_and(|service| {
+        service.owner_references().iter().any(|reference| {
             reference.kind == "LoadBalancer"
                 && reference.name == name
                 && (owner.uid.is_empty() || reference.uid == owner.uid)
-        })),
-        Err(CallError::NotFound(_)) => Some(false),
-        Err(_) => None,
-    }
+        })
+    }))
 }

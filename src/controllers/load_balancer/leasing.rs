@@ -161,11 +161,7 @@ async fn create(new: &DHCPLease, ctx: &LbContext) -> Result<Result<DHCPLease, Ca
 async fn current(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<DHCPLease>, CallError> {
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<DHCPLease> = Api::namespaced(ctx.shared.client.clone(), &namespace);
-    match Box::pin(api.call_get(&lb.name_any())).await {
-        Ok(record) => Ok(Some(record)),
-        Err(CallError::NotFound(_)) => Ok(None),
-        Err(error) => Err(error),
-    }
+    Box::pin(api.call_get_opt(&lb.name_any())).await
 }
 
 fn record_name(record: &DHCPLease) -> String {

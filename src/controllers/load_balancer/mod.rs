@@ -247,14 +247,11 @@ async fn observe_again(
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<LoadBalancer> = Api::namespaced(ctx.shared.client.clone(), &namespace);
     let place = if is_large { Some(ctx.whole.take(namespace).await) } else { None };
-    match Box::pin(api.call_get(&lb.name_any())).await {
-        Ok(mut now) if now.uid() == lb.uid() => {
-            let partial = !is_large && bounds::trim(&mut now);
-            Ok(Some(ObservedLb { lb: Arc::new(now), partial, fresh: true, place }))
-        }
-        Ok(_) | Err(CallError::NotFound(_)) => Ok(None),
-        Err(error) => Err(error),
-    }
+    let now = Box::pin(api.call_get_opt(&lb.name_any())).await?;
+    Ok(now.filter(|now| now.uid() == lb.uid()).map(|mut now| {
+        let partial = !is_large && bounds::trim(&mut now);
+        ObservedLb { lb: Arc::new(now), partial, fresh: true, place }
+    }))
 }
 
 /// Releases the address of a LoadBalancer that was deleted between claim and publication. If the

@@ -127,11 +127,7 @@ impl TakeoverClient {
     /// The ManagedChart. `None`: the ManagedChart does not exist, or the kind is not served because
     /// no Rancher manages this Harvester.
     async fn managed_chart(&self) -> Result<Option<DynamicObject>, CallError> {
-        match self.charts().within(PATIENCE).call_get(&self.chart.1).await {
-            Ok(chart) => Ok(Some(chart)),
-            Err(CallError::NotFound(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.charts().within(PATIENCE).call_get_opt(&self.chart.1).await
     }
 
     /// Holder of the Lease. [`Leader::None`]: the Lease is free, has expired or does not exist.

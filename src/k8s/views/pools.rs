@@ -20,7 +20,6 @@ use super::{ChangeEvent, InformerContext, ViewPart, Views, lock};
 use crate::api::{IPPool, IPPoolSpec};
 use crate::domain::pools::allocator::PoolSeen;
 use crate::domain::pools::conflict::PoolFacts;
-use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent};
@@ -172,10 +171,10 @@ async fn read(at: &InformerContext, changed: &Notify) {
 /// Reads the pool `name`, and stores its facts in the view.
 async fn take(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
     lock(&views.index.pools).begin(name);
-    let read = api.call_get(name).await;
+    let read = api.call_get_opt(name).await;
     let (mut pools, now) = (lock(&views.index.pools), Instant::now());
     match read {
-        Ok(Guard(Ok(pool))) => {
+        Ok(Some(Guard(Ok(pool)))) => {
             let created = pool.metadata.creation_timestamp.as_ref();
             let created = created.map_or(0, |time| time.0.as_second());
             let mut facts = PoolFacts::new(name, created, &pool.spec);
@@ -183,8 +182,8 @@ async fn take(api: &Api<Guard<PoolWithoutStatus>>, views: &Views, name: &str) {
             let generation = PoolGeneration::of(&pool);
             pools.read(name, Some(KnownPool { facts: Arc::new(facts), generation }), now);
         }
-        Ok(Guard(Err(_))) => pools.read(name, None, now),
-        Err(CallError::NotFound(_)) => pools.remove(name),
+        Ok(Some(Guard(Err(_)))) => pools.read(name, None, now),
+        Ok(None) => pools.remove(name),
         Err(error) => {
             tracing::debug!(pool = name, %error, "IPPool not read, trying again");
             pools.failed(name, now);

@@ -38,8 +38,8 @@ impl ServiceTarget<'_> {
 
     pub(super) async fn read_service(&self) -> Result<(), WriteObstacle> {
         let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
-        match Box::pin(api.call_get(&self.name)).await {
-            Ok(service) => {
+        match Box::pin(api.call_get_opt(&self.name)).await? {
+            Some(service) => {
                 let owners = read_service(&service).owners;
                 if let Some(whose) = service::foreign(&owners, self.identity()) {
                     self.forget_service();
@@ -47,8 +47,7 @@ impl ServiceTarget<'_> {
                 }
                 self.note(&service);
             }
-            Err(CallError::NotFound(_)) => self.forget_service(),
-            Err(error) => return Err(error.into()),
+            None => self.forget_service(),
         }
         Ok(())
     }

@@ -29,13 +29,10 @@ impl ServiceTarget<'_> {
         uid: &str,
     ) -> Result<Option<StoredService>, WriteObstacle> {
         let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
-        let service = match Box::pin(api.call_get(&self.name)).await {
-            Ok(service) if service.uid().as_deref() == Some(uid) => service,
-            Ok(_) | Err(CallError::NotFound(_)) => {
-                self.read_service().await?;
-                return Ok(None);
-            }
-            Err(error) => return Err(error.into()),
+        let service = Box::pin(api.call_get_opt(&self.name)).await?;
+        let Some(service) = service.filter(|service| service.uid().as_deref() == Some(uid)) else {
+            self.read_service().await?;
+            return Ok(None);
         };
         self.note(&service);
         let CarriedSettings { text, is_whole } = settings::of(&json!(service));
@@ -86,10 +83,8 @@ impl ServiceTarget<'_> {
     async fn settings(&self) -> Result<Option<String>, CallError> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         for slice in self.slices().iter().filter(|slice| slice.holds_settings) {
-            match Box::pin(api.call_get(&slice.name)).await {
-                Ok(stored) => return Ok(stored.annotations().get(SETTINGS).cloned()),
-                Err(CallError::NotFound(_)) => {}
-                Err(error) => return Err(error),
+            if let Some(stored) = Box::pin(api.call_get_opt(&slice.name)).await? {
+                return Ok(stored.annotations().get(SETTINGS).cloned());
             }
         }
         Ok(None)

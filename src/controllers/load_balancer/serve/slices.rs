@@ -146,27 +146,24 @@ impl ServiceTarget<'_> {
     pub(super) async fn read_slice(&self, name: &str) -> Result<(), WriteObstacle> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         let slices = &self.ctx.shared.views.slices;
-        match Box::pin(api.call_get(name)).await {
-            Ok(stored) => match OwnedSlice::read(&stored) {
-                Some((lb, slice)) if lb == self.key && slice.owner == self.uid => {
-                    slices.note(&lb, name, &slice.slice.version.clone(), slice);
-                    Ok(())
-                }
-                _ => {
-                    self.forget_slice(name);
-                    let whose = service::foreign(&owners(&stored.metadata), self.identity());
-                    Err(WriteObstacle::ForeignSlice(format!(
-                        "an EndpointSlice {}/{name} exists: {}; it is left as it is: remove it, or rename the LoadBalancer",
-                        self.namespace,
-                        whose.unwrap_or_default()
-                    )))
-                }
-            },
-            Err(CallError::NotFound(_)) => {
-                self.forget_slice(name);
+        let Some(stored) = Box::pin(api.call_get_opt(name)).await? else {
+            self.forget_slice(name);
+            return Ok(());
+        };
+        match OwnedSlice::read(&stored) {
+            Some((lb, slice)) if lb == self.key && slice.owner == self.uid => {
+                slices.note(&lb, name, &slice.slice.version.clone(), slice);
                 Ok(())
             }
-            Err(error) => Err(error.into()),
+            _ => {
+                self.forget_slice(name);
+                let whose = service::foreign(&owners(&stored.metadata), self.identity());
+                Err(WriteObstacle::ForeignSlice(format!(
+                    "an EndpointSlice {}/{name} exists: {}; it is left as it is: remove it, or rename the LoadBalancer",
+                    self.namespace,
+                    whose.unwrap_or_default()
+                )))
+            }
         }
     }
 
