@@ -62,7 +62,7 @@ async fn a_stopped_leader_gives_the_lease_back() -> Result<()> {
     assert_eq!(second.metric("hgo_leader", &[]).await?, 0.0);
     let status = leader.process.terminate(SOON).await?;
     assert!(status.success(), "{status}");
-    assert!(leader.process.log().contains("lease released"));
+    assert!(leader.process.log().contains("Lease released"));
     second.leads().await?;
     cluster.lb("lb").await?;
     cluster.address("lb").await?;

@@ -268,7 +268,7 @@ async fn what_was_published_before_etcd_was_restored_is_given_to_no_other() -> R
         let log = replica.process.log();
         ensure!(!status.success() && log.contains("resourceVersion went back from"), "{log}");
         // A released Lease would be newer for the other replica than the one that it read before.
-        ensure!(!log.contains("lease released"), "{log}");
+        ensure!(!log.contains("Lease released"), "{log}");
         for line in [
             "LoadBalancer default/lost-0 had 10.1.0.4 of IPPool pool and is not in the restored etcd: the address stays",
             "LoadBalancer default/later had 10.1.0.3 of IPPool pool and is not in the restored etcd, where LoadBalancer default/deleted has",

@@ -9,7 +9,9 @@
 //! All replicas read the Lease anyway, so the Lease also carries a question of the leader to the
 //! other replicas, and the answer of one of them ([`ReplicaNotes`]). The leader sends the question
 //! with a renewal. The answer is a separate write, which replicas mistake for a renewal. So if the
-//! leader dies at that moment, they notice its death up to one lease duration later.
+//! leader dies at that moment, they notice its death up to one Lease duration later.
+
+mod release;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,12 +21,12 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::ObjectMeta;
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 
 use super::calls::{ApiCalls as _, ApiWrites as _, TimedApi, run_call};
-use super::{CALL_DEADLINE, CallError, clock};
+use super::{CallError, clock};
 use crate::api::{
     ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION,
     ANNOTATION_LEASE_SECONDS,
@@ -209,6 +211,8 @@ enum RoundResult {
 pub struct LeaderElector {
     api: Api<Lease>,
     name: String,
+    /// Namespace and name, for logs.
+    key: String,
     me: String,
     pace: ElectionPace,
 }
@@ -221,7 +225,8 @@ impl LeaderElector {
         me: String,
         pace: ElectionPace,
     ) -> Self {
-        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), me, pace }
+        let (api, key) = (Api::namespaced(client, namespace), format!("{namespace}/{name}"));
+        Self { api, name: name.to_owned(), key, me, pace }
     }
 
     /// Competes for the Lease until this future is dropped. Returns only if the API server's store
@@ -245,11 +250,11 @@ impl LeaderElector {
                 Ok(Ok(RoundResult::End(back))) => return back,
                 Ok(Err(CallError::Conflict(_))) => Duration::ZERO,
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, lease = self.name, "cannot read or write the lease");
+                    tracing::warn!(%error, lease = self.key, "cannot read or write the Lease");
                     RETRY
                 }
                 Err(_) => {
-                    tracing::warn!(lease = self.name, "no answer to a call about the lease");
+                    tracing::warn!(lease = self.key, "no answer to a call about the Lease");
                     Duration::ZERO
                 }
             };
@@ -274,10 +279,7 @@ impl LeaderElector {
     }
 
     fn lapse(&self, leadership: &Leadership) {
-        tracing::warn!(
-            lease = self.name,
-            "leadership lost: the lease could not be renewed in time"
-        );
+        tracing::warn!(lease = self.key, "leadership lost: the Lease could not be renewed in time");
         leadership.give_up();
     }
 
@@ -289,7 +291,10 @@ impl LeaderElector {
         let sent = leadership.now();
         // Each call may last longer than the round, so that the round's deadline ends first.
         let calls = self.api.within(self.pace.deadline() * 2);
-        let lease = calls.call_get_opt(&self.name).await?;
+        // Only a 404 with the reason "NotFound" means that there is no Lease. The 404 of a proxy
+        // ends no leadership.
+        let call = self.api.get_opt(&self.name);
+        let lease = run_call(calls.deadline(), || calls.name_call("GET", &self.name), call).await?;
         let lease_seen = lease.as_ref().map(seen);
         let other = lease_seen.as_ref().and_then(LeaseSeen::other_controller).is_some();
         leadership.note_other(lease_seen.as_ref().and_then(LeaseSeen::other_controller));
@@ -298,8 +303,8 @@ impl LeaderElector {
         if !matches!(action, LeaseAction::Renew | LeaseAction::StartAnew(_)) {
             if *leadership.leading.borrow() {
                 tracing::warn!(
-                    lease = self.name,
-                    "leadership lost: the lease no longer names this process"
+                    lease = self.key,
+                    "leadership lost: the Lease no longer names this process"
                 );
                 leadership.give_up();
             }
@@ -348,7 +353,7 @@ impl LeaderElector {
         leadership.note_other(None);
         leadership.hold_until(self.pace.trusted_until(sent));
         if action != LeaseAction::Renew {
-            tracing::info!(lease = self.name, me = self.me, "leading");
+            tracing::info!(lease = self.key, me = self.me, "leading");
         }
         Ok(RoundResult::Pause(self.pace.renew_every()))
     }
@@ -367,30 +372,6 @@ impl LeaderElector {
         calls.call_replace(&self.name, &lease).await?;
         leadership.said().answer.take_if(|said| *said == answer);
         Ok(())
-    }
-
-    /// Releases the Lease, so that the next leader need not wait for it to expire.
-    pub async fn release(&self, leadership: &Leadership) {
-        if !*leadership.leading.borrow() {
-            return;
-        }
-        leadership.give_up();
-        leadership.set(LeadershipClaim::Lost);
-        let given_back = async {
-            let mut lease = self.api.get(&self.name).await?;
-            let Some(spec) = lease.spec.as_mut() else { return Ok(()) };
-            if spec.holder_identity.as_deref() == Some(&self.me) {
-                spec.holder_identity = Some(String::new());
-                self.api.replace(&self.name, &PostParams::default(), &lease).await?;
-            }
-            Ok::<(), kube::Error>(())
-        };
-        match run_call(CALL_DEADLINE, || self.api.name_call("PUT", &self.name), given_back).await {
-            Ok(()) => tracing::info!(lease = self.name, "lease released"),
-            Err(error) => {
-                tracing::warn!(%error, lease = self.name, "lease not released; it expires by itself");
-            }
-        }
     }
 
     /// Annotations of the Lease. One marks the holder as a replica of this operator, and the other
