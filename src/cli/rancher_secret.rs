@@ -95,7 +95,7 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
         Ok(known) => known,
         // With `--cloud-credential`, a key that may only read and write the cloud credential is
         // enough.
-        Err(RancherError::Unauthorized) if behind.is_some() => IssuedTokens::unlisted(),
+        Err(RancherError::Unauthorized(_)) if behind.is_some() => IssuedTokens::unlisted(),
         Err(error) => return Err(refused(why(&args, &error).await).into()),
     };
     let mut said = Vec::new();
@@ -135,7 +135,7 @@ async fn reads(
             TargetState::Unfit(why) => Err(format!("{option}: {why}")),
             _ => Ok(()),
         },
-        Err(RancherError::Unauthorized) => Err(NOT_ACCEPTED.to_owned()),
+        Err(RancherError::Unauthorized(_)) => Err(NOT_ACCEPTED.to_owned()),
         Err(error) => Err(format!("{option}: {error}")),
     }
 }
@@ -171,15 +171,15 @@ async fn tried(
 
 async fn shown_authority(url: &str) -> anyhow::Result<String> {
     let read = shown(url, AUTHORITY).await;
-    Ok(read.map_err(|error| refused(format!("--url {url:?}: {AUTHORITY}: {error}")))?)
+    Ok(read.map_err(|error| refused(format!("--url {url:?}: {error}")))?)
 }
 
 /// Message for the user: the reason why the API key does not work.
 async fn why(args: &RancherSecretArgs, error: &RancherError) -> String {
     let url = &args.url;
     match error {
-        RancherError::Unauthorized => NOT_ACCEPTED.to_owned(),
-        RancherError::Silent(_) if args.ca_checksum.is_none() => {
+        RancherError::Unauthorized(_) => NOT_ACCEPTED.to_owned(),
+        RancherError::Silent(..) if args.ca_checksum.is_none() => {
             match shown(url, AUTHORITY).await {
                 Ok(shown) if shown.contains("BEGIN CERTIFICATE") => unknown_authority(&shown),
                 _ => format!("--url {url:?}: {error}"),

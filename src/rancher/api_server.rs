@@ -8,11 +8,12 @@
 
 use std::time::Duration;
 
+use http::Method;
 use tokio::time::{sleep, timeout};
 
 use super::error::safe;
 use super::issuer::pem;
-use super::token_bearer::bearer;
+use super::token_bearer::{REVIEW, bearer};
 use super::transport::ServerTarget;
 use super::{RancherError, TrustedRoots};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
@@ -50,8 +51,9 @@ impl ApiServer {
     /// returned as the error. A server that accepts the token but cannot name its user is a
     /// success.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
+        let call = self.0.name_call(&Method::POST, REVIEW);
         let mut why =
-            RancherError::Silent(format!("not within {} s", within.as_secs())).to_string();
+            RancherError::Silent(call, format!("not within {} s", within.as_secs())).to_string();
         let asked = async {
             let mut faults = 0;
             while faults < 2 {
@@ -64,7 +66,7 @@ impl ApiServer {
                     Err(error) => {
                         let may_pass = matches!(
                             error,
-                            RancherError::Unauthorized | RancherError::Forbidden(_)
+                            RancherError::Unauthorized(_) | RancherError::Forbidden(..)
                         );
                         faults += u8::from(!may_pass);
                         why = error.to_string();

@@ -105,9 +105,9 @@ impl RancherClient {
         key: &SecretText,
         name: &str,
     ) -> Result<DatedAnswer<Option<StoredCredential>>, RancherError> {
-        match self.send(key, Method::GET, &path(name)?, None).await {
+        match self.send(key, Method::GET, &self.secret_path(&Method::GET, name)?, None).await {
             Ok(answer) => Ok(DatedAnswer { value: Some(read(&answer)?), date: answer.date }),
-            Err(RancherError::NotFound(_)) => Ok(DatedAnswer { value: None, date: None }),
+            Err(RancherError::NotFound(..)) => Ok(DatedAnswer { value: None, date: None }),
             Err(error) => Err(error),
         }
     }
@@ -123,8 +123,8 @@ impl RancherClient {
         ends: Option<TokenEnd>,
     ) -> Result<StoredCredential, RancherError> {
         if was.annotations.is_empty() {
-            let message = "a Secret without annotations crashes Rancher's server".to_owned();
-            return Err(RancherError::Refused { status: 0, message });
+            let why = "a Secret without annotations crashes Rancher's server".to_owned();
+            return Err(self.not_written(name, why));
         }
         let mut metadata = json!({"resourceVersion": was.version});
         if let Some(TokenEnd(ends)) = ends
@@ -149,7 +149,8 @@ impl RancherClient {
             body.extend_from_slice(part.as_bytes());
         }
         let body = Some(("application/merge-patch+json", body));
-        let answer = self.send(key, Method::PATCH, &path(name)?, body).await?;
+        let path = self.secret_path(&Method::PATCH, name)?;
+        let answer = self.send(key, Method::PATCH, &path, body).await?;
         read(&answer)
     }
 
@@ -161,9 +162,7 @@ impl RancherClient {
         let answer = self.send(key, Method::GET, LIST, None).await?;
         let list: CredentialList = parsed(&answer)?;
         if list.pagination.is_some_and(|pagination| pagination.partial) {
-            return Err(RancherError::Unreadable(
-                "there are more credentials than Rancher lists at once".to_owned(),
-            ));
+            return Err(answer.unreadable("there are more credentials than Rancher lists at once"));
         }
         let rows = list.data.into_iter().flatten().filter(|row| row.config.is_some());
         let listed = rows.filter_map(|row| {
@@ -175,12 +174,28 @@ impl RancherClient {
         });
         Ok(DatedAnswer { value: listed.collect(), date: answer.date })
     }
+
+    /// Error because a content cannot be written into the Secret of a credential. Nothing was sent.
+    pub(super) fn not_written(&self, name: &str, why: String) -> RancherError {
+        let call = self.name_call(&Method::PATCH, &format!("{SECRETS}/{name}"));
+        RancherError::Refused { call, status: 0, message: why }
+    }
+
+    /// Path of the Secret of a credential. `method`: method of the call, for the error.
+    fn secret_path(&self, method: &Method, name: &str) -> Result<String, RancherError> {
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        if name.is_empty() || !name.chars().all(fits) {
+            let why = "that is no name of a cloud credential".to_owned();
+            return Err(RancherError::NotFound(self.name_call(method, SECRETS), why));
+        }
+        Ok(format!("{SECRETS}/{name}"))
+    }
 }
 
 fn read(answer: &WireAnswer) -> Result<StoredCredential, RancherError> {
     let form: SecretForm = parsed(answer)?;
     let content = form.data.and_then(|mut data| data.remove(CONTENT)).map(|encoded| {
-        let odd = || RancherError::Unreadable("its content is no text in base64".to_owned());
+        let odd = || answer.unreadable("its content is no text in base64");
         let bytes = Zeroizing::new(STANDARD.decode(encoded.as_bytes()).map_err(|_| odd())?);
         let text = std::str::from_utf8(&bytes).map_err(|_| odd())?;
         Ok(SecretText(Zeroizing::new(text.to_owned())))
@@ -191,12 +206,4 @@ fn read(answer: &WireAnswer) -> Result<StoredCredential, RancherError> {
         going: form.metadata.deletion_timestamp.is_some(),
         content: content.transpose()?,
     })
-}
-
-fn path(name: &str) -> Result<String, RancherError> {
-    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    if name.is_empty() || !name.chars().all(fits) {
-        return Err(RancherError::NotFound("that is no name of a cloud credential".to_owned()));
-    }
-    Ok(format!("{SECRETS}/{name}"))
 }

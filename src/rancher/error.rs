@@ -1,8 +1,12 @@
-//! Errors of a call to a server, with texts that hold no secret.
+//! Errors of a call to a server. Each names the call, and holds no secret.
 //!
-//! Invariant: every text of the server or of a library passes through [`safe`].
+//! Invariant: every text of the server or of a library passes through [`safe`], and so does each
+//! part of a path.
+
+use std::fmt;
 
 use chrono::DateTime;
+use http::Method;
 use serde_json::Value;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, CertificateError};
@@ -13,55 +17,81 @@ const LONGEST: usize = 200;
 /// because names are shorter.
 const LONGEST_WORD: usize = 40;
 
-/// Reason why a call failed.
+/// Name of a call in errors: the HTTP method and the path of the request. The query is left out,
+/// and so is each part of the path that may be a secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RancherCall(Box<str>);
+
+impl RancherCall {
+    /// Name of the call with this HTTP method and this path. `path` may have a query.
+    pub(super) fn new(method: &Method, path: &str) -> Self {
+        let path = path.split('?').next().unwrap_or_default();
+        let parts: Vec<String> = path.split('/').map(safe).collect();
+        let mut name = format!("{method} {}", parts.join("/"));
+        if name.len() > LONGEST {
+            cut(&mut name);
+        }
+        Self(name.into())
+    }
+}
+
+impl fmt::Display for RancherCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Reason why a call failed, with the name of the call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RancherError {
     /// No complete answer arrived. The server may have carried out a write.
-    #[error("no answer: {0}")]
-    Silent(String),
+    #[error("{0}: no answer: {1}")]
+    Silent(RancherCall, String),
     /// The token is expired, deleted, disabled or unknown. Rancher does not say which.
-    #[error("the token is not accepted")]
-    Unauthorized,
+    #[error("{0}: the token is not accepted")]
+    Unauthorized(RancherCall),
     /// The token's user has no permission for the call.
-    #[error("not allowed: {0}")]
-    Forbidden(String),
+    #[error("{0}: not allowed: {1}")]
+    Forbidden(RancherCall, String),
     /// The object does not exist, or the token's user may not see it.
-    #[error("not found: {0}")]
-    NotFound(String),
+    #[error("{0}: not found: {1}")]
+    NotFound(RancherCall, String),
     /// The object has been changed by another client since it was read.
-    #[error("another client has changed the object")]
-    Conflict,
+    #[error("{0}: another client has changed the object")]
+    Conflict(RancherCall),
     /// Any other answer that is not a success.
-    #[error("{}{message}", if *status == 0 { String::new() } else { format!("HTTP {status}: ") })]
+    #[error("{call}: {}{message}", status_text(*status))]
     Refused {
+        /// The refused call.
+        call: RancherCall,
         /// HTTP status. 0: the request was not sent.
         status: u16,
         /// Text of the server, passed through `safe`.
         message: String,
     },
     /// The answer does not have Rancher's format.
-    #[error("the answer is not understood: {0}")]
-    Unreadable(String),
+    #[error("{0}: the answer is not understood: {1}")]
+    Unreadable(RancherCall, String),
 }
 
 impl RancherError {
     /// Whether the server may have carried out a write in spite of the error.
     pub fn may_be_done(&self) -> bool {
         match self {
-            Self::Silent(_) | Self::Unreadable(_) => true,
+            Self::Silent(..) | Self::Unreadable(..) => true,
             Self::Refused { status, .. } => *status >= 500,
             _ => false,
         }
     }
 
     /// Error for an answer with an unsuccessful HTTP status.
-    pub(super) fn of(status: u16, body: &[u8]) -> Self {
+    pub(super) fn of(call: RancherCall, status: u16, body: &[u8]) -> Self {
         let read: Option<Value> = serde_json::from_slice(body).ok().filter(Value::is_object);
         // If Rancher is missing, a proxy may answer for it, such as an ingress. A 404 of the proxy
         // says nothing about Rancher's objects.
         if read.is_none() && status == 404 {
             let message = "the answer is not Rancher's".to_owned();
-            return Self::Refused { status, message };
+            return Self::Refused { call, status, message };
         }
         let plain =
             std::str::from_utf8(body).ok().filter(|text| !text.trim_start().starts_with('<'));
@@ -69,20 +99,26 @@ impl RancherError {
         let text = ["message", "Message"].into_iter().find_map(|field| body[field].as_str());
         let message = safe(text.or(plain.filter(|_| body.is_null())).unwrap_or_default().trim());
         match status {
-            401 => Self::Unauthorized,
+            401 => Self::Unauthorized(call),
             // If a cluster other than Rancher's own does not accept a token, it treats the request
             // as unauthenticated.
-            403 if message.contains("system:unauthenticated") => Self::Unauthorized,
-            403 => Self::Forbidden(message),
-            404 => Self::NotFound(message),
-            409 => Self::Conflict,
+            403 if message.contains("system:unauthenticated") => Self::Unauthorized(call),
+            403 => Self::Forbidden(call, message),
+            404 => Self::NotFound(call, message),
+            409 => Self::Conflict(call),
             300..=399 => Self::Refused {
+                call,
                 status,
                 message: "the server redirects, and redirects are not followed".into(),
             },
-            _ => Self::Refused { status, message },
+            _ => Self::Refused { call, status, message },
         }
     }
+}
+
+/// Beginning of the text of a refused call.
+fn status_text(status: u16) -> String {
+    if status == 0 { String::new() } else { format!("HTTP {status}: ") }
 }
 
 /// Text of a failed connection. The TLS library's texts about a certificate's validity contain the
@@ -124,16 +160,57 @@ pub(super) fn safe(text: &str) -> String {
         rest = &rest[gap..];
     }
     if !rest.is_empty() || out.len() > LONGEST {
-        let end = (0..=LONGEST).rev().find(|at| out.is_char_boundary(*at)).unwrap_or(0);
-        out.truncate(end.min(out.len()));
-        out.push('…');
+        cut(&mut out);
     }
     out
+}
+
+/// Cuts the text to [`LONGEST`], and marks the cut.
+fn cut(text: &mut String) {
+    let end = (0..=LONGEST).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    text.truncate(end.min(text.len()));
+    text.push('…');
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn call() -> RancherCall {
+        RancherCall::new(&Method::GET, "/v3/tokens")
+    }
+
+    #[test]
+    fn an_error_names_the_method_and_the_path_and_no_secret() {
+        let secret = "x7".repeat(27);
+        let path = format!("/k8s/clusters/c-m-prod/v3/tokens/token-abcde:{secret}?token={secret}");
+        let body = format!(r#"{{"message":"token-abcde:{secret} is disabled"}}"#);
+        let call = RancherCall::new(&Method::DELETE, &path);
+        let error = RancherError::of(call, 403, body.as_bytes());
+        let named = "DELETE /k8s/clusters/c-m-prod/v3/tokens/token-abcde:…";
+        let expected = format!("{named}: not allowed: token-abcde:… is disabled");
+        assert_eq!(error.to_string(), expected);
+        assert!(!format!("{error:?}").contains("x7x7"), "{error:?}");
+        let long = RancherCall::new(&Method::GET, &"/é".repeat(400)).to_string();
+        assert!(long.len() <= LONGEST + '…'.len_utf8() && long.ends_with('…'), "{long}");
+    }
+
+    #[test]
+    fn each_kind_of_error_names_its_call() {
+        let why = || "why".to_owned();
+        for (error, expected) in [
+            (RancherError::Silent(call(), why()), "no answer: why"),
+            (RancherError::Unauthorized(call()), "the token is not accepted"),
+            (RancherError::Forbidden(call(), why()), "not allowed: why"),
+            (RancherError::NotFound(call(), why()), "not found: why"),
+            (RancherError::Conflict(call()), "another client has changed the object"),
+            (RancherError::Refused { call: call(), status: 0, message: why() }, "why"),
+            (RancherError::Refused { call: call(), status: 500, message: why() }, "HTTP 500: why"),
+            (RancherError::Unreadable(call(), why()), "the answer is not understood: why"),
+        ] {
+            assert_eq!(error.to_string(), format!("GET /v3/tokens: {expected}"));
+        }
+    }
 
     #[test]
     fn what_may_be_a_secret_is_not_passed_on() {
@@ -178,42 +255,30 @@ mod tests {
     fn an_answer_is_classified_by_its_status_and_text() {
         let stranger = br#"{"Message":"User \"system:unauthenticated\" cannot get"}"#;
         let known = br#"{"Message":"User \"u-abc\" cannot get"}"#;
+        let refused = |status, message: &str| RancherError::Refused {
+            call: call(),
+            status,
+            message: message.to_owned(),
+        };
+        let forbidden = "User \"u-abc\" cannot get".to_owned();
         for (status, body, expected) in [
-            (401, &b"not authorized"[..], RancherError::Unauthorized),
-            (403, &stranger[..], RancherError::Unauthorized),
-            (403, &known[..], RancherError::Forbidden("User \"u-abc\" cannot get".to_owned())),
-            (404, &br#"{"message":"x"}"#[..], RancherError::NotFound("x".to_owned())),
-            (
-                404,
-                &b"<html>404 Not Found</html>"[..],
-                RancherError::Refused {
-                    status: 404,
-                    message: "the answer is not Rancher's".into(),
-                },
-            ),
-            (409, &b""[..], RancherError::Conflict),
-            (502, &b"<html>"[..], RancherError::Refused { status: 502, message: String::new() }),
-            (
-                503,
-                &b"service unavailable\n"[..],
-                RancherError::Refused { status: 503, message: "service unavailable".into() },
-            ),
-            (
-                500,
-                &br#"{"message":"y"}"#[..],
-                RancherError::Refused { status: 500, message: "y".into() },
-            ),
+            (401, &b"not authorized"[..], RancherError::Unauthorized(call())),
+            (403, &stranger[..], RancherError::Unauthorized(call())),
+            (403, &known[..], RancherError::Forbidden(call(), forbidden)),
+            (404, &br#"{"message":"x"}"#[..], RancherError::NotFound(call(), "x".to_owned())),
+            (404, &b"<html>404 Not Found</html>"[..], refused(404, "the answer is not Rancher's")),
+            (409, &b""[..], RancherError::Conflict(call())),
+            (502, &b"<html>"[..], refused(502, "")),
+            (503, &b"service unavailable\n"[..], refused(503, "service unavailable")),
+            (500, &br#"{"message":"y"}"#[..], refused(500, "y")),
         ] {
-            assert_eq!(RancherError::of(status, body), expected, "{status}");
+            assert_eq!(RancherError::of(call(), status, body), expected, "{status}");
         }
-        assert!(
-            RancherError::of(500, b"").may_be_done()
-                && RancherError::Silent(String::new()).may_be_done()
-        );
-        assert!(
-            !RancherError::of(422, b"").may_be_done() && !RancherError::of(401, b"").may_be_done()
-        );
-        let RancherError::Refused { message, .. } = RancherError::of(302, b"") else { panic!() };
+        let of = |status| RancherError::of(call(), status, b"");
+        assert!(of(500).may_be_done());
+        assert!(RancherError::Silent(call(), String::new()).may_be_done());
+        assert!(!of(422).may_be_done() && !of(401).may_be_done());
+        let RancherError::Refused { message, .. } = of(302) else { panic!() };
         assert!(message.contains("not followed"));
     }
 }

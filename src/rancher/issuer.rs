@@ -1,6 +1,9 @@
 //! Tokens that a rotation's plan makes. The plan names each token. Rancher stores this name as the
 //! token's description, and the token is found again by its description.
 
+use http::Method;
+
+use super::token_bearer::REVIEW;
 use super::{
     DatedAnswer, ListedCredential, ListedToken, RancherClient, RancherError, SecretText, TokenApi,
     TokenList, TokenOrder, TrustedRoots,
@@ -43,7 +46,7 @@ pub struct TokenFault {
 
 impl TokenFault {
     pub(super) fn of(what: &str, error: &RancherError) -> Self {
-        let may_pass = matches!(error, RancherError::Unauthorized | RancherError::Forbidden(_));
+        let may_pass = matches!(error, RancherError::Unauthorized(_) | RancherError::Forbidden(..));
         Self { why: format!("{what}: {error}"), may_pass }
     }
 
@@ -116,9 +119,12 @@ impl RancherIssuer {
         if let Some(token) = listed.iter().find(own).filter(|token| !token.user.is_empty()) {
             return Ok(token.user.clone());
         }
-        let bearer = self.rancher.behind("local").bearer(&self.key).await?.value;
+        let local = self.rancher.behind("local");
+        let bearer = local.bearer(&self.key).await?.value;
         let why = "its own cluster must run Kubernetes 1.28 or later to name the API key's user";
-        bearer.user.ok_or_else(|| RancherError::NotFound(why.to_owned()))
+        bearer.user.ok_or_else(|| {
+            RancherError::NotFound(local.name_call(&Method::POST, REVIEW), why.to_owned())
+        })
     }
 
     /// The cloud credentials for Harvester that the key's user may see.
@@ -207,7 +213,7 @@ impl RancherIssuer {
                 Ok(DatedAnswer { value: Some(token), date }) => {
                     return Ok(life(&token, date.or(now)));
                 }
-                Err(error @ (RancherError::Unauthorized | RancherError::Silent(_))) => {
+                Err(error @ (RancherError::Unauthorized(_) | RancherError::Silent(..))) => {
                     return Err(error);
                 }
                 Ok(_) => return Ok(TokenLife { claims, alive: None, is_missing: true }),

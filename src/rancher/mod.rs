@@ -8,7 +8,7 @@
 //! * A call is sent once, over HTTPS, and only to that server. It is bounded in time and size.
 //! * A [`SecretText`] reveals its text only by [`SecretText::reveal`], and is wiped when it is
 //!   dropped.
-//! * A [`RancherError`] holds no secret.
+//! * A [`RancherError`] names its call, and holds no secret.
 
 mod api_server;
 mod credentials;
@@ -31,7 +31,7 @@ use zeroize::Zeroizing;
 
 pub use api_server::ApiServer;
 pub use credentials::{ListedCredential, StoredCredential, TokenEnd};
-pub use error::RancherError;
+pub use error::{RancherCall, RancherError};
 pub use issuer::{IssuedTokens, RancherIssuer, TokenFault, TokenLife};
 pub use rights::TokenRights;
 pub use target::{CloudCredentialView, ReplacementToken};
@@ -49,7 +49,7 @@ const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessrevi
 pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     let answer = transport::shown(url, path).await?;
     let text = std::str::from_utf8(&answer.body);
-    text.map(str::to_owned).map_err(|_| RancherError::Unreadable("it is no text".to_owned()))
+    text.map(str::to_owned).map_err(|_| answer.unreadable("it is no text"))
 }
 
 /// A token, or a text that contains a token. Wiped from memory when it is dropped.
@@ -139,6 +139,11 @@ impl RancherClient {
         token_bearer::bearer(&self.0, token.reveal()).await
     }
 
+    /// Name in errors of the call with this method and this path.
+    fn name_call(&self, method: &Method, path: &str) -> RancherCall {
+        self.0.name_call(method, path)
+    }
+
     async fn send(
         &self,
         token: &SecretText,
@@ -159,6 +164,6 @@ fn parsed<T: DeserializeOwned>(answer: &WireAnswer) -> Result<T, RancherError> {
     serde_json::from_slice(&answer.body).map_err(|error| {
         // The error names the position of the fault, but quotes no text of the answer.
         let at = format!("line {}, column {}", error.line(), error.column());
-        RancherError::Unreadable(format!("unexpected at {at}"))
+        answer.unreadable(format!("unexpected at {at}"))
     })
 }

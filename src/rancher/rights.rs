@@ -53,7 +53,7 @@ impl RancherIssuer {
         let token = SecretText::from(value);
         Ok(match timeout(ASKED_WITHIN, place.rights(&token)).await {
             Ok(Ok(rights)) => rights,
-            Ok(Err(error @ RancherError::Unauthorized)) => {
+            Ok(Err(error @ RancherError::Unauthorized(_))) => {
                 return Err(TokenFault::of(
                     "the new token, where its rights are asked for",
                     &error,
@@ -98,11 +98,12 @@ async fn lacks(
     for right in RIGHTS {
         let body = Some(plain(&right.review(namespace)));
         let ask = WireRequest { method: Method::POST, path: ACCESS_REVIEW, token, body };
-        let review: Value = parsed(&server.call(ask).await?)?;
+        let answer = server.call(ask).await?;
+        let review: Value = parsed(&answer)?;
         match review["status"]["allowed"].as_bool() {
             Some(true) => {}
             Some(false) => return Ok(Some(right)),
-            None => return Err(RancherError::Unreadable("it is not a review".to_owned())),
+            None => return Err(answer.unreadable("it is not a review")),
         }
     }
     Ok(None)
@@ -132,7 +133,7 @@ impl RancherClient {
         let answer = self.send(token, Method::GET, NAMESPACES, None).await?;
         let list: Value = parsed(&answer)?;
         let all = list["data"].as_array();
-        let all = all.ok_or_else(|| RancherError::Unreadable("it is not a list".to_owned()))?;
+        let all = all.ok_or_else(|| answer.unreadable("it is not a list"))?;
         let name = |one: &Value| one["metadata"]["name"].as_str().map(str::to_owned);
         Ok(all.iter().filter_map(name).collect())
     }

@@ -55,7 +55,7 @@ impl RancherIssuer {
     /// not read it. False: the credential can be read, or the read fails for another reason.
     pub async fn lacks(&self, name: &str) -> bool {
         let stored = self.rancher().stored(self.key(), name).await;
-        matches!(stored, Ok(DatedAnswer { value: None, .. }) | Err(RancherError::Forbidden(_)))
+        matches!(stored, Ok(DatedAnswer { value: None, .. }) | Err(RancherError::Forbidden(..)))
     }
 
     /// Reads a cloud credential. After an error, the state of the credential is unknown.
@@ -101,7 +101,8 @@ impl RancherIssuer {
         new: &ReplacementToken<'_>,
     ) -> Result<(), RancherError> {
         let Some(there) = &sight.there else { return Ok(()) };
-        let content = there.credential.with_token(new.token, new.keep, new.to).map_err(unfit)?;
+        let content = there.credential.with_token(new.token, new.keep, new.to);
+        let content = content.map_err(|why| self.rancher().not_written(name, why))?;
         self.store(name, &there.stored, content, Some(TokenEnd(new.ends))).await
     }
 
@@ -113,7 +114,8 @@ impl RancherIssuer {
         sight: &CloudCredentialView,
     ) -> Result<(), RancherError> {
         let Some(there) = &sight.there else { return Ok(()) };
-        match there.credential.without_kept().map_err(unfit)? {
+        let content = there.credential.without_kept();
+        match content.map_err(|why| self.rancher().not_written(name, why))? {
             None => Ok(()),
             Some(content) => self.store(name, &there.stored, content, None).await,
         }
@@ -129,8 +131,4 @@ impl RancherIssuer {
         let content = SecretText::new(content);
         self.rancher().write(self.key(), name, was, &content, ends).await.map(drop)
     }
-}
-
-fn unfit(why: String) -> RancherError {
-    RancherError::Refused { status: 0, message: why }
 }

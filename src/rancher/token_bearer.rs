@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::transport::{ServerTarget, WireAnswer, WireRequest};
 use super::{ACCESS_REVIEW, DatedAnswer, RancherError, parsed, plain};
 
-const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+/// Path of a review that names the user of a token.
+pub(super) const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
 /// User of a token, as the server authenticates the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,12 +49,12 @@ pub(super) async fn bearer(
 ) -> Result<DatedAnswer<TokenBearer>, RancherError> {
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     let answer = match post(there, token, REVIEW, &review).await {
-        Err(RancherError::NotFound(_)) => return accepted(there, token).await,
+        Err(RancherError::NotFound(..)) => return accepted(there, token).await,
         other => other?,
     };
     let UserInfo { username, mut extra } = parsed::<TokenReview>(&answer)?.status.user_info;
     if username == "system:anonymous" || username == "system:unauthenticated" {
-        return Err(RancherError::Unauthorized);
+        return Err(RancherError::Unauthorized(answer.call));
     }
     let named = extra.remove("requesttokenid").and_then(|names| names.into_iter().next());
     Ok(DatedAnswer { value: TokenBearer { user: Some(username), token: named }, date: answer.date })
@@ -72,7 +73,7 @@ async fn accepted(
     if parsed::<Value>(&answer)?["status"]["allowed"].is_boolean() {
         Ok(DatedAnswer { value: TokenBearer { user: None, token: None }, date: answer.date })
     } else {
-        Err(RancherError::Unreadable("it is not a review".to_owned()))
+        Err(answer.unreadable("it is not a review"))
     }
 }
 

@@ -15,7 +15,7 @@ impl RancherIssuer {
 fn differs(found: &Result<Option<ListedToken>, RancherError>, seen: &IssuerReport) -> bool {
     match found {
         Ok(Some(token)) => !token.enabled || token.ends != seen.expires,
-        Ok(None) | Err(RancherError::Unauthorized | RancherError::Forbidden(_)) => true,
+        Ok(None) | Err(RancherError::Unauthorized(_) | RancherError::Forbidden(..)) => true,
         // Any other error proves no difference.
         Err(_) => false,
     }
@@ -23,6 +23,9 @@ fn differs(found: &Result<Option<ListedToken>, RancherError>, seen: &IssuerRepor
 
 #[cfg(test)]
 mod tests {
+    use http::Method;
+
+    use super::super::RancherCall;
     use super::*;
 
     #[test]
@@ -38,17 +41,19 @@ mod tests {
             cluster: None,
             enabled,
         };
-        let refused = |status| RancherError::Refused { status, message: String::new() };
+        let call = || RancherCall::new(&Method::GET, "/v3/tokens/token-abcde");
+        let refused =
+            |status| RancherError::Refused { call: call(), status, message: String::new() };
         for (found, other) in [
             (Ok(Some(token(Some(900), true))), false),
             (Ok(Some(token(Some(900), false))), true),
             (Ok(Some(token(Some(800), true))), true),
             (Ok(Some(token(None, true))), true),
             (Ok(None), true),
-            (Err(RancherError::Unauthorized), true),
-            (Err(RancherError::Forbidden(String::new())), true),
-            (Err(RancherError::Silent(String::new())), false),
-            (Err(RancherError::Unreadable(String::new())), false),
+            (Err(RancherError::Unauthorized(call())), true),
+            (Err(RancherError::Forbidden(call(), String::new())), true),
+            (Err(RancherError::Silent(call(), String::new())), false),
+            (Err(RancherError::Unreadable(call(), String::new())), false),
             (Err(refused(503)), false),
             (Err(refused(404)), false),
         ] {

@@ -187,7 +187,7 @@ impl RancherClient {
         let answer = self.send(key, Method::POST, V3, Some(plain(&body))).await?;
         let mut form: OldForm = parsed(&answer)?;
         let secret = form.token.take();
-        minted(&answer, form.token()?, secret)
+        minted(&answer, form.token(&answer)?, secret)
     }
 
     async fn mint_new(
@@ -209,7 +209,7 @@ impl RancherClient {
             let value = value.filter(|value| !value.is_empty())?;
             Some(Zeroizing::new(format!("{EXT_PREFIX}{}:{}", form.metadata.name, value.as_str())))
         });
-        minted(&answer, form.token()?, secret)
+        minted(&answer, form.token(&answer)?, secret)
     }
 
     /// Tokens of the key's user. Where /v3 is gone, an administrator gets the tokens of all users.
@@ -220,14 +220,14 @@ impl RancherClient {
             Err(error) => return Err(error),
         };
         let forms = parsed::<OldList>(&answer)?.data.into_iter().flatten();
-        let tokens = forms.map(OldForm::token).collect::<Result<_, _>>()?;
+        let tokens = forms.map(|form| form.token(&answer)).collect::<Result<_, _>>()?;
         Ok(DatedAnswer { value: TokenList { api: TokenApi::V3, tokens }, date: answer.date })
     }
 
     async fn tokens_new(&self, key: &SecretText) -> Result<DatedAnswer<TokenList>, RancherError> {
         let answer = self.send(key, Method::GET, EXT, None).await?;
         let forms = parsed::<NewList>(&answer)?.items.into_iter();
-        let tokens = forms.map(NewForm::token).collect::<Result<_, _>>()?;
+        let tokens = forms.map(|form| form.token(&answer)).collect::<Result<_, _>>()?;
         Ok(DatedAnswer { value: TokenList { api: TokenApi::Ext, tokens }, date: answer.date })
     }
 
@@ -238,31 +238,47 @@ impl RancherClient {
         key: &SecretText,
         name: &str,
     ) -> Result<DatedAnswer<Option<ListedToken>>, RancherError> {
-        let answer = match self.send(key, Method::GET, &path(name)?, None).await {
+        let path = self.token_path(&Method::GET, name)?;
+        let answer = match self.send(key, Method::GET, &path, None).await {
             Ok(answer) => answer,
-            Err(RancherError::NotFound(_)) => return Ok(DatedAnswer { value: None, date: None }),
+            Err(RancherError::NotFound(..)) => return Ok(DatedAnswer { value: None, date: None }),
             Err(error) => return Err(error),
         };
         let token = match TokenApi::of(name) {
-            TokenApi::V3 => parsed::<OldForm>(&answer)?.token()?,
-            TokenApi::Ext => parsed::<NewForm>(&answer)?.token()?,
+            TokenApi::V3 => parsed::<OldForm>(&answer)?.token(&answer)?,
+            TokenApi::Ext => parsed::<NewForm>(&answer)?.token(&answer)?,
         };
         Ok(DatedAnswer { value: Some(token), date: answer.date })
     }
 
     /// Revokes a token. False: no token of this name is visible to the key's user.
     pub async fn revoke(&self, key: &SecretText, name: &str) -> Result<bool, RancherError> {
-        match self.send(key, Method::DELETE, &path(name)?, None).await {
+        let path = self.token_path(&Method::DELETE, name)?;
+        match self.send(key, Method::DELETE, &path, None).await {
             Ok(_) => Ok(true),
-            Err(RancherError::NotFound(_)) => Ok(false),
+            Err(RancherError::NotFound(..)) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Path of the token with this name. `method`: method of the call, for the error.
+    fn token_path(&self, method: &Method, name: &str) -> Result<String, RancherError> {
+        let (folder, name) = match name.strip_prefix(EXT_PREFIX) {
+            Some(name) => (EXT, name),
+            None => (V3, name),
+        };
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+        if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
+            let why = format!("{:?} is no name of a token", safe(name));
+            return Err(RancherError::NotFound(self.name_call(method, folder), why));
+        }
+        Ok(format!("{folder}/{name}"))
     }
 }
 
 impl OldForm {
-    fn token(self) -> Result<ListedToken, RancherError> {
-        let created = time(&self.created)?;
+    fn token(self, answer: &WireAnswer) -> Result<ListedToken, RancherError> {
+        let created = time(&self.created, answer)?;
         Ok(ListedToken {
             // In /v3, a `ttl` of 0 means for ever, and less than 0 means expired at creation.
             ends: (self.ttl != 0).then(|| created + self.ttl.max(0) / 1000),
@@ -277,8 +293,8 @@ impl OldForm {
 }
 
 impl NewForm {
-    fn token(self) -> Result<ListedToken, RancherError> {
-        let created = time(&self.metadata.creation_timestamp)?;
+    fn token(self, answer: &WireAnswer) -> Result<ListedToken, RancherError> {
+        let created = time(&self.metadata.creation_timestamp, answer)?;
         Ok(ListedToken {
             // In ext.cattle.io, a `ttl` of less than 0 means for ever. Rancher replaces 0 before it
             // stores the token.
@@ -299,30 +315,16 @@ fn minted(
     secret: Option<Zeroizing<String>>,
 ) -> Result<DatedAnswer<MintedToken>, RancherError> {
     let secret = secret.filter(|secret| !secret.is_empty()).map(SecretText);
-    let secret =
-        secret.ok_or_else(|| RancherError::Unreadable("it contains no token".to_owned()))?;
+    let secret = secret.ok_or_else(|| answer.unreadable("it contains no token"))?;
     Ok(DatedAnswer { value: MintedToken { token, secret }, date: answer.date })
 }
 
 /// Whether the error shows that the server does not have the API.
 fn is_gone(error: &RancherError) -> bool {
-    matches!(error, RancherError::NotFound(_) | RancherError::Refused { status: 405, .. })
+    matches!(error, RancherError::NotFound(..) | RancherError::Refused { status: 405, .. })
 }
 
-fn path(name: &str) -> Result<String, RancherError> {
-    let (folder, name) = match name.strip_prefix(EXT_PREFIX) {
-        Some(name) => (EXT, name),
-        None => (V3, name),
-    };
-    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
-    if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
-        return Err(RancherError::NotFound(format!("{:?} is no name of a token", safe(name))));
-    }
-    Ok(format!("{folder}/{name}"))
-}
-
-fn time(text: &str) -> Result<i64, RancherError> {
-    timestamp::parse_rfc3339(text).ok_or_else(|| {
-        RancherError::Unreadable("it has no time of the token's creation".to_owned())
-    })
+fn time(text: &str, answer: &WireAnswer) -> Result<i64, RancherError> {
+    timestamp::parse_rfc3339(text)
+        .ok_or_else(|| answer.unreadable("it has no time of the token's creation"))
 }

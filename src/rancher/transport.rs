@@ -33,7 +33,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use zeroize::Zeroizing;
 
-use super::error::{RancherError, safe, unconnected};
+use super::error::{RancherCall, RancherError, safe, unconnected};
 use super::trusted_roots::{TrustedRoots, settings};
 use crate::tls;
 
@@ -69,9 +69,19 @@ pub(super) struct WireRequest<'a> {
 
 /// A successful answer.
 pub(super) struct WireAnswer {
+    /// The call that was answered.
+    pub(super) call: RancherCall,
     /// Date by the server's clock, in seconds since the epoch. `None`: the server did not send one.
     pub(super) date: Option<i64>,
     pub(super) body: Zeroizing<Vec<u8>>,
+}
+
+impl WireAnswer {
+    /// Error because the answer does not have the expected format. `why` must hold no text of the
+    /// answer.
+    pub(super) fn unreadable(&self, why: impl Into<String>) -> RancherError {
+        RancherError::Unreadable(self.call.clone(), why.into())
+    }
 }
 
 impl ServerTarget {
@@ -121,23 +131,35 @@ impl ServerTarget {
         &self.prefix
     }
 
+    /// Name in errors of the call with this method and this path, to this server.
+    pub(super) fn name_call(&self, method: &Method, path: &str) -> RancherCall {
+        RancherCall::new(method, &format!("{}{path}", self.prefix))
+    }
+
     /// Sends a request and reads the answer.
     pub(super) async fn call(&self, ask: WireRequest<'_>) -> Result<WireAnswer, RancherError> {
         // An empty token is refused here, because the server would treat the request as anonymous.
         if ask.token.is_empty() {
-            return Err(RancherError::Unauthorized);
+            return Err(RancherError::Unauthorized(self.name_call(&ask.method, ask.path)));
         }
         self.within(ask).await
     }
 
     async fn within(&self, ask: WireRequest<'_>) -> Result<WireAnswer, RancherError> {
-        timeout(WHOLE, self.attempt(ask)).await.unwrap_or_else(|_| {
-            Err(RancherError::Silent(format!("not within {} s", WHOLE.as_secs())))
+        let call = self.name_call(&ask.method, ask.path);
+        let answer = timeout(WHOLE, self.attempt(ask, &call)).await;
+        answer.unwrap_or_else(|_| {
+            Err(RancherError::Silent(call, format!("not within {} s", WHOLE.as_secs())))
         })
     }
 
-    async fn attempt(&self, ask: WireRequest<'_>) -> Result<WireAnswer, RancherError> {
-        let request = self.request(ask)?;
+    async fn attempt(
+        &self,
+        ask: WireRequest<'_>,
+        call: &RancherCall,
+    ) -> Result<WireAnswer, RancherError> {
+        let broken = |error: hyper::Error| broken(call, &error);
+        let request = self.request(ask, call)?;
         let connect = async {
             let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
             stream.set_nodelay(true)?;
@@ -146,7 +168,7 @@ impl ServerTarget {
         let stream = timeout(CONNECT, connect)
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(|e| RancherError::Silent(unconnected(&e)))?;
+            .map_err(|e| RancherError::Silent(call.clone(), unconnected(&e)))?;
         let mut builder = http1::Builder::new();
         builder.max_buf_size(LONGEST_HEAD);
         let (mut sender, connection) =
@@ -155,11 +177,11 @@ impl ServerTarget {
             let response = sender.send_request(request).await.map_err(broken)?;
             let (head, body) = response.into_parts();
             let date = head.headers.get(DATE).and_then(seconds);
-            let body = read(body).await?;
+            let body = read(body, call).await?;
             if head.status.is_success() {
-                Ok(WireAnswer { date, body })
+                Ok(WireAnswer { call: call.clone(), date, body })
             } else {
-                Err(RancherError::of(head.status.as_u16(), &body))
+                Err(RancherError::of(call.clone(), head.status.as_u16(), &body))
             }
         };
         match select(pin!(exchange), pin!(connection)).await {
@@ -169,14 +191,19 @@ impl ServerTarget {
         }
     }
 
-    fn request(&self, ask: WireRequest<'_>) -> Result<Request<Full<Bytes>>, RancherError> {
-        let odd = |_| RancherError::Unauthorized;
+    fn request(
+        &self,
+        ask: WireRequest<'_>,
+        call: &RancherCall,
+    ) -> Result<Request<Full<Bytes>>, RancherError> {
+        let odd = |_| RancherError::Unauthorized(call.clone());
         let mut bearer =
             HeaderValue::try_from(Zeroizing::new(format!("Bearer {}", ask.token)).as_str())
                 .map_err(odd)?;
         bearer.set_sensitive(true);
         let path = format!("{}{}", self.prefix, ask.path);
         let uri: Uri = path.parse().map_err(|_| RancherError::Refused {
+            call: call.clone(),
             status: 0,
             message: "the path of the request is not valid".to_owned(),
         })?;
@@ -202,31 +229,30 @@ impl ServerTarget {
 /// Sends a request without a token to the server at a URL, and reads the answer. The server's
 /// certificate is not verified.
 pub(super) async fn shown(url: &str, path: &str) -> Result<WireAnswer, RancherError> {
-    let unfit = |message| RancherError::Refused { status: 0, message };
+    let call = RancherCall::new(&Method::GET, path);
+    let unfit = |message| RancherError::Refused { call: call.clone(), status: 0, message };
     let there = ServerTarget::with(url, tls::unverified().map_err(unfit)?, None).map_err(unfit)?;
     there.within(WireRequest { method: Method::GET, path, token: "", body: None }).await
 }
 
-async fn read(mut body: Incoming) -> Result<Zeroizing<Vec<u8>>, RancherError> {
+async fn read(mut body: Incoming, call: &RancherCall) -> Result<Zeroizing<Vec<u8>>, RancherError> {
     // The buffer has room for most answers from the start, because a buffer that grows leaves
     // copies in memory.
     let mut all = Zeroizing::new(Vec::with_capacity(32 * 1024));
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(broken)?;
+        let frame = frame.map_err(|error| broken(call, &error))?;
         let Some(data) = frame.data_ref() else { continue };
         if all.len() + data.len() > LONGEST_BODY {
-            return Err(RancherError::Unreadable(format!(
-                "it is longer than {LONGEST_BODY} bytes"
-            )));
+            let why = format!("it is longer than {LONGEST_BODY} bytes");
+            return Err(RancherError::Unreadable(call.clone(), why));
         }
         all.extend_from_slice(data);
     }
     Ok(all)
 }
 
-#[allow(clippy::needless_pass_by_value, reason = "an error is mapped by value")]
-fn broken(error: hyper::Error) -> RancherError {
-    RancherError::Silent(safe(&error.to_string()))
+fn broken(call: &RancherCall, error: &hyper::Error) -> RancherError {
+    RancherError::Silent(call.clone(), safe(&error.to_string()))
 }
 
 fn seconds(date: &HeaderValue) -> Option<i64> {
@@ -286,7 +312,8 @@ mod tests {
         let closed = endpoint("https://127.0.0.1:1").unwrap();
         for token in ["", "a\nb"] {
             let ask = WireRequest { method: Method::GET, path: "/", token, body: None };
-            assert_eq!(closed.call(ask).await.err(), Some(RancherError::Unauthorized));
+            let call = RancherCall::new(&Method::GET, "/");
+            assert_eq!(closed.call(ask).await.err(), Some(RancherError::Unauthorized(call)));
         }
     }
 }

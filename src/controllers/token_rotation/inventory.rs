@@ -75,7 +75,7 @@ pub(super) async fn update(
                 TargetState::Unfit(why) => CredentialReadResult::Unknown(why),
                 _ => CredentialReadResult::Unknown("its current user has no token".to_owned()),
             },
-            Err(RancherError::Unauthorized) => return Err(RancherError::Unauthorized),
+            Err(error @ RancherError::Unauthorized(_)) => return Err(error),
             Err(error) => CredentialReadResult::Unknown(error.to_string()),
         };
         if let Some(inventory) = lock(&context.inventories).get_mut(&uid) {

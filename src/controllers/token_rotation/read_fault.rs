@@ -27,7 +27,7 @@ impl From<UnknownTarget> for ReadFault {
 
 impl From<RancherError> for ReadFault {
     fn from(error: RancherError) -> Self {
-        if error == RancherError::Unauthorized {
+        if matches!(error, RancherError::Unauthorized(_)) {
             let why = "spec.rancher.minter: the API key is not accepted: it is expired, deleted, disabled or for one cluster only";
             return UnknownTarget { key_refused: true, ..UnknownTarget::barred(why.to_owned()) }
                 .into();

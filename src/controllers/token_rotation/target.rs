@@ -71,7 +71,7 @@ pub(super) async fn read(
         }
         (RotationTarget::CloudCredential(wants), Some(session)) => {
             let view = match session.issuer.read_target(&wants.name, &session.issued).await {
-                Err(error @ (RancherError::Forbidden(_) | RancherError::NotFound(_))) => {
+                Err(error @ (RancherError::Forbidden(..) | RancherError::NotFound(..))) => {
                     return Err(UnknownTarget::target_barred(format!("Rancher: {error}")).into());
                 }
                 other => other?,
@@ -164,7 +164,7 @@ impl RotationRun<'_> {
 
 fn written(answer: Result<(), RancherError>) -> Result<(), StepFault> {
     match answer {
-        Ok(()) | Err(RancherError::Conflict) => Ok(()),
+        Ok(()) | Err(RancherError::Conflict(_)) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }

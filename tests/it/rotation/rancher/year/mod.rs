@@ -196,7 +196,7 @@ impl Rotation {
         let issuer = site.issuer()?;
         let (known, sight, target) = match self.observe(site, &issuer).await {
             Ok(seen) => seen,
-            Err(RancherError::Unauthorized) => bail!("the API key is refused: {:#?}", self.acts),
+            Err(RancherError::Unauthorized(_)) => bail!("the API key is refused: {:#?}", self.acts),
             Err(error) => {
                 self.acts.push(format!("not read: {error}"));
                 return Ok(Next::Unread);
