@@ -79,14 +79,15 @@ impl WriteFailures {
         self.0.get(name).is_none_or(|(_, again)| *again <= Instant::now())
     }
 
-    fn note(&mut self, name: String, done: Result<(), CallError>, ctx: &Context) {
+    /// Records the outcome of a write. `object`: kind and name of the object, for the log.
+    fn note(&mut self, name: String, object: &str, done: Result<(), CallError>, ctx: &Context) {
         match done {
             Ok(()) => drop(self.0.remove(&name)),
             // The watch reports the change that caused the error, and the check after that decides
             // again.
             Err(CallError::Conflict(_) | CallError::NotFound(_) | CallError::NotLeader) => {}
             Err(error) => {
-                tracing::warn!(name, %error, "cannot reconcile the DHCP agent, trying again");
+                tracing::warn!(object, %error, "cannot reconcile the DHCP agent, trying again");
                 let labels = ["dhcp_agent", error.kind()];
                 ctx.metrics.reconcile_errors.with_label_values(&labels).inc();
                 let count = self.0.get(&name).map_or(0, |(count, _)| *count);
@@ -157,13 +158,15 @@ impl DeploymentKeeper<'_> {
             for (name, wanted) in wanted {
                 if failures.may_try(&name) {
                     let done = self.carry_out(&name, wanted).await;
-                    failures.note(name, done, &self.ctx);
+                    let object = format!("Deployment {}/{name}", self.agents.namespace);
+                    failures.note(name, &object, done, &self.ctx);
                 }
             }
             for network in networks.iter().filter(|network| network.may_declare) {
                 if failures.may_try(&network.name) {
                     let done = self.write_status(network).await;
-                    failures.note(network.name.clone(), done, &self.ctx);
+                    let object = format!("NetworkAttachmentDefinition {}", network.name);
+                    failures.note(network.name.clone(), &object, done, &self.ctx);
                 }
             }
         }
@@ -249,15 +252,15 @@ impl DeploymentKeeper<'_> {
         let (writer, namespace) = (&self.ctx.writer, &self.agents.namespace);
         let written = match (agent_deployment::plan(wanted, stored.as_ref()), stored) {
             (DeploymentChange::Create(object), _) => {
-                tracing::info!(name, "DHCP agent created");
+                tracing::info!(namespace, name, "Deployment of a DHCP agent created");
                 writer.create_deployment(namespace, &object).await?
             }
             (DeploymentChange::Replace(object), Some(_)) => {
-                tracing::info!(name, "DHCP agent corrected");
+                tracing::info!(namespace, name, "Deployment of a DHCP agent corrected");
                 writer.replace_deployment(namespace, name, &object).await?
             }
             (DeploymentChange::Delete, Some(stored)) => {
-                tracing::info!(name, "DHCP agent removed");
+                tracing::info!(namespace, name, "Deployment of a DHCP agent removed");
                 return writer
                     .delete_deployment(namespace, name, &stored.uid, &stored.version)
                     .await;
@@ -285,7 +288,8 @@ impl DeploymentKeeper<'_> {
                     }));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot read the owner of DHCP agents, trying again");
+                    let why = "cannot read the owner of DHCP agents, trying again";
+                    tracing::warn!(cluster_role = name, %error, "{why}");
                     tokio::time::sleep(RETRY.0).await;
                 }
             }

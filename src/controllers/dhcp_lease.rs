@@ -23,6 +23,7 @@ use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp_lease::{self, RetentionStep};
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
+use crate::k8s::informer;
 use crate::k8s::views::Views;
 
 /// First delay after a failure, per record.
@@ -128,17 +129,16 @@ async fn carry_out(
     what: RetentionStep,
     ctx: &Context,
 ) -> Result<(), CallError> {
-    let name = record.name_any();
-    let namespace = record.namespace().unwrap_or_default();
+    let key = informer::key(record.meta());
     let done = match what {
         RetentionStep::Nothing | RetentionStep::Later(_) => return Ok(()),
         RetentionStep::Leave(at) => {
-            tracing::info!(namespace, name, %at, "leased address is reserved for its LoadBalancer until then");
+            tracing::info!(record = key, %at, "leased address is reserved for its LoadBalancer until then");
             let patch = dhcp_lease::release_after(record, Some(at));
             ctx.writer.patch_record(record, &patch).await.map(drop)
         }
         RetentionStep::Delete => {
-            tracing::info!(namespace, name, "leased address is to be released");
+            tracing::info!(record = key, "leased address is to be released");
             ctx.writer.delete_record(record).await
         }
         RetentionStep::Forget => {
@@ -146,8 +146,7 @@ async fn carry_out(
             let forgotten = ctx.writer.patch_record(record, &patch).await.map(drop);
             if forgotten.is_ok() {
                 tracing::warn!(
-                    namespace,
-                    name,
+                    record = key,
                     "record removed without its agent: the lease has expired"
                 );
                 let note = format!(
@@ -174,7 +173,8 @@ fn retry(record: Arc<DHCPLease>, error: &CallError, keeper: Arc<DhcpLeaseContext
         return Action::await_change();
     }
     let (failures, again) = keeper.failures.count(&record, error.kind());
-    tracing::warn!(record = record.name_any(), %error, failures, "cannot reconcile the record, trying again");
+    let record = informer::key(record.meta());
+    tracing::warn!(record, %error, failures, "cannot reconcile the record, trying again");
     again
 }
 

@@ -52,11 +52,16 @@ pub(super) async fn run(ctx: Context) {
             Ok(StorageOutcome::Done) => break,
             Ok(StorageOutcome::Waits(why)) if why == logged => {}
             Ok(StorageOutcome::Waits(why)) => {
-                tracing::warn!(why, "objects are still stored in the old version, trying again");
+                tracing::warn!(
+                    why,
+                    "LoadBalancers are still stored in the old version, trying again"
+                );
                 logged = why;
             }
             Err(CallError::NotLeader) => {}
-            Err(error) => tracing::warn!(%error, "cannot read the stored versions, trying again"),
+            Err(error) => {
+                tracing::warn!(crd = CRD, %error, "cannot read the stored versions, trying again");
+            }
         }
         tokio::time::sleep(delay).await;
         delay = (delay * 2).min(RETRY.1);

@@ -105,7 +105,7 @@ impl LeaseHolderWatch {
             Ok(false) => "",
             Ok(true) => reason::STATUS_KEPT,
             Err(error) => {
-                tracing::warn!(%error, "the status subresource of IPPool was not removed");
+                tracing::warn!(crd = IP_POOLS, %error, "the status subresource was not removed");
                 reason::STATUS_DROPPED
             }
         }
@@ -141,7 +141,8 @@ impl LeaseHolderWatch {
                 let written =
                     self.writer.patch_lb_condition(&namespace, &lb.name_any(), &patch).await;
                 if let Err(error) = written {
-                    tracing::debug!(%error, lb = lb.name_any(), "condition about the leader not written");
+                    let lb = format!("{namespace}/{}", lb.name_any());
+                    tracing::debug!(lb, %error, "condition about the leader not written");
                 }
             }
         }

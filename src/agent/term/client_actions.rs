@@ -41,7 +41,11 @@ impl AgentTerm<'_> {
                         ClientEvent::Duplicate { .. } => {
                             let silent = *self.claim.borrow() == LeadershipClaim::Silent;
                             if silent && !std::mem::replace(&mut self.yields, true) {
-                                tracing::warn!("another agent is active: this one renews nothing");
+                                let network = &self.agent.settings.network;
+                                tracing::warn!(
+                                    network,
+                                    "another agent is active: this one renews nothing"
+                                );
                             }
                         }
                         _ => {}
@@ -52,7 +56,11 @@ impl AgentTerm<'_> {
         }
         if proxy != self.disputes.proxy() {
             let proxy = self.disputes.proxy();
-            tracing::warn!(?proxy, "one station answers ARP for every address");
+            tracing::warn!(
+                network = self.agent.settings.network,
+                ?proxy,
+                "one station answers ARP for every address"
+            );
             for client in self.leases.values_mut().filter_map(|lease| lease.client.as_mut()) {
                 client.set_proxy(proxy);
             }
@@ -138,20 +146,20 @@ impl AgentTerm<'_> {
             silent && !self.yields && client.is_some_and(DhcpClient::renews)
         };
         if !leads && !renews() {
-            tracing::debug!("frame not sent: this agent is not the leader");
+            tracing::debug!(%mac, "frame not sent: this agent is not the leader");
             return;
         }
         // The socket may be closed, because a client that sends a RELEASE waits for no answer.
         if self.socket.accepted() == FrameFilter::Nothing {
             if let Err(error) = self.socket.set_filter(FrameFilter::Dhcp) {
-                tracing::debug!(%error, "frame not sent");
+                tracing::debug!(%mac, %error, "frame not sent");
                 return;
             }
             self.ease.get_or_insert(clock::now() + EASE);
         }
         for frame in frames {
             if let Err(error) = self.socket.send(frame) {
-                tracing::debug!(%error, "frame not sent");
+                tracing::debug!(%mac, %error, "frame not sent");
             }
         }
     }

@@ -112,6 +112,7 @@ impl AgentTerm<'_> {
             }
             Err(error @ (CallError::Conflict(_) | CallError::NotFound(_))) => match fresh {
                 RereadRecord::Is(record) if record.metadata.uid.as_deref() == Some(&uid) => {
+                    let title = lease.title();
                     lease.update(&record);
                     lease.stored = record.status.unwrap_or_default();
                     lease.pending.get_or_insert(what.clone());
@@ -121,7 +122,8 @@ impl AgentTerm<'_> {
                     if matches!(error, CallError::Conflict(_)) {
                         return self.again(mac);
                     }
-                    tracing::warn!(%mac, "the record exists, but its status subresource does not");
+                    let why = "the record exists, but its status subresource does not";
+                    tracing::warn!(record = title, "{why}");
                 }
                 RereadRecord::Is(_) | RereadRecord::Gone => return self.end_without_record(mac),
                 RereadRecord::Unread => {}

@@ -55,7 +55,7 @@ async fn keep(ctx: &Context, before: &[WorldEntry], is_logged: &mut bool) -> Res
     let changes = changes(before, &pools, &after);
     if !std::mem::replace(is_logged, true) {
         for change in &changes {
-            tracing::warn!("{}", change.message());
+            tracing::warn!(lb = change.name, "{}", change.message());
         }
     }
     for pool in &pools {
@@ -64,6 +64,6 @@ async fn keep(ctx: &Context, before: &[WorldEntry], is_logged: &mut bool) -> Res
         }
     }
     let kept = changes.iter().filter(|change| change.fate == RestoreOutcome::Kept).count();
-    tracing::warn!(kept, changes = changes.len(), "compared with etcd as restored");
+    tracing::warn!(kept, changes = changes.len(), "LoadBalancers compared with etcd as restored");
     Ok(())
 }

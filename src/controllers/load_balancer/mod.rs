@@ -140,7 +140,7 @@ pub async fn run(ctx: Arc<LbContext>, woken: UnboundedReceiver<ObjectRef<LoadBal
                 Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
                 // The LoadBalancer was deleted while it was queued.
                 Err(ControllerError::ObjectNotFound(name)) => ctx.failures.forget_missing(&name),
-                Err(error) => tracing::warn!(%error, "reconcile not run"),
+                Err(error) => tracing::warn!(kind = "LoadBalancer", %error, "reconcile not run"),
             }
         })
         .await;

@@ -67,7 +67,7 @@ impl RotationRun<'_> {
             match writer.delete_rotation(&namespace, name, uid).await {
                 Ok(()) | Err(CallError::NotFound(_) | CallError::Conflict(_)) => {}
                 Err(error) if error.refusal().is_some() => {
-                    tracing::warn!(namespace, rotation = name, %error, "not deleted");
+                    tracing::warn!(namespace, rotation = name, %error, "TokenRotation not deleted");
                 }
                 Err(error) => return Err(error),
             }
