@@ -9,9 +9,11 @@
 //! * Data that may hold a token is in no error. The data is wiped from memory where the libraries
 //!   leave that to their caller.
 //!
-//! This module uses hyper and not `kube::Client`, because `kube::Client` keeps connections, repeats
-//! calls by default (a token would be made twice) and reads an answer of any length into buffers of
-//! its own.
+//! This module uses hyper and not `kube::Client`. `kube::Client` over hyper-util's client can keep
+//! these invariants too: its retries and its pool of connections can be turned off, and its `send`
+//! leaves the body to the caller. But both clients run background tasks: one takes the requests of
+//! a client, and one drives each connection. Here a call has no task. Its future contains the
+//! connection, so the connection is closed as soon as the call ends or is dropped.
 
 use std::io;
 use std::pin::pin;
