@@ -14,6 +14,9 @@ use testbed::{Call, Proxy, Stalls, Start, Verdict, eventually};
 
 use crate::support::{Cluster, LATER, SOON, lb, settled, shows};
 
+/// Number of claims that [`leak`] writes.
+const LEAKED: u32 = 5_000;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_status_edited_by_hand_is_put_right_and_no_address_moves() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -207,26 +210,18 @@ async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result
 /// claims are to be looked up, and also beside seven other tests.
 #[tokio::test(flavor = "multi_thread")]
 async fn thousands_of_leaked_claims_are_freed_without_delay_for_others() -> Result<()> {
-    const LEAKED: u32 = 5_000;
     let cluster = Cluster::start().await?;
-    cluster.pool_with("leaky", json!({"ranges": [{"subnet": "10.2.0.0/16"}]})).await?;
-    cluster.pool_with("other", json!({"ranges": [{"subnet": "10.3.0.0/24"}]})).await?;
-    let first = u32::from(Ipv4Addr::new(10, 2, 1, 0));
-    let claims = (0..LEAKED)
-        .map(|i| (Ipv4Addr::from(first + i).to_string(), json!(format!("default/gone-{i}"))));
-    let allocated = Value::Object(claims.collect());
-    cluster.patch_pool_status("leaky", json!({"status": {"allocated": allocated}})).await?;
+    let guest = leak(&cluster).await?;
     let stalls = Stalls::watch()?;
     let operator = cluster.operator().await?;
     let led = Instant::now();
-    let guest = json!({"workloadType": "cluster", "ipPool": "other"});
     for name in ["first", "second", "third"] {
         let asked = Instant::now();
         cluster.lb_with(name, guest.clone()).await?;
         cluster.address(name).await?;
         let took = stalls.elapsed(asked);
         println!("{name} has its address {took:?} after it was created");
-        // Beside the other tests; alone it takes less than half a second.
+        // Beside the other tests. The bound of a test that runs alone is in `alone::leaked`.
         ensure!(took < Duration::from_secs(10), "{name}: {took:?}");
     }
     let left = cluster.allocated("leaky").await?.len();
@@ -420,6 +415,20 @@ async fn a_pool_that_shrinks_under_an_address_leaves_it_alone_and_never_gives_it
     cluster.waits("z", "NoAvailableIP").await?;
     counts(2, 0, 2).await?;
     cluster.consistent().await
+}
+
+/// Creates the pools `leaky` and `other`, and writes [`LEAKED`] claims of LoadBalancers that do not
+/// exist into the ledger of `leaky`. Returns the spec of a LoadBalancer that takes its address from
+/// `other`.
+pub(crate) async fn leak(cluster: &Cluster) -> Result<Value> {
+    cluster.pool_with("leaky", json!({"ranges": [{"subnet": "10.2.0.0/16"}]})).await?;
+    cluster.pool_with("other", json!({"ranges": [{"subnet": "10.3.0.0/24"}]})).await?;
+    let first = u32::from(Ipv4Addr::new(10, 2, 1, 0));
+    let claims = (0..LEAKED)
+        .map(|i| (Ipv4Addr::from(first + i).to_string(), json!(format!("default/gone-{i}"))));
+    let allocated = Value::Object(claims.collect());
+    cluster.patch_pool_status("leaky", json!({"status": {"allocated": allocated}})).await?;
+    Ok(json!({"workloadType": "cluster", "ipPool": "other"}))
 }
 
 fn timeless(status: Option<IPPoolStatus>) -> IPPoolStatus {

@@ -3,6 +3,7 @@
 
 mod closing;
 mod hostile;
+mod leaked;
 mod strangers;
 mod tenant;
 mod waits;

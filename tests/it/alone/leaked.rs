@@ -1,0 +1,36 @@
+//! Time until LoadBalancers of one pool have their addresses, while another pool is full of leaked
+//! claims.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use testbed::{Stalls, Start, eventually};
+
+use crate::ledger::leak;
+use crate::support::{Cluster, SOON};
+
+/// Longest time from the beginning of leadership to an address.
+const WITHIN: Duration = Duration::from_secs(3);
+
+/// One LoadBalancer is older than the leader's term, and the other is created in the term.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_comes_within_three_seconds_of_leading_whatever_has_leaked() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let guest = leak(&cluster).await?;
+    cluster.lb_with("older", guest.clone()).await?;
+    let stalls = Stalls::watch()?;
+    let operator = cluster.standby(Start::default()).await?;
+    let leads = async || operator.metric("hgo_leader", &[]).await.map(|leads| leads == 1.0);
+    eventually(SOON, "leadership", leads).await?;
+    let led = Instant::now();
+    cluster.lb_with("newer", guest).await?;
+    for name in ["older", "newer"] {
+        cluster.address(name).await?;
+        let took = stalls.elapsed(led);
+        println!("{name} has its address {took:?} after the term began");
+        ensure!(took < WITHIN, "{name}: {took:?}");
+    }
+    let left = cluster.allocated("leaky").await?.len();
+    ensure!(left > 0, "the leaked claims were freed before the addresses came");
+    Ok(())
+}
