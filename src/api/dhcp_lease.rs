@@ -24,6 +24,8 @@ use super::Condition;
     group = "loadbalancer.harvesterhci.io",
     version = "v1alpha1",
     kind = "DHCPLease",
+    doc = "Address that the host leases by DHCP for the LoadBalancer of the same name. \
+        The lease agent of the network leases and renews it, and writes the status.",
     plural = "dhcpleases",
     singular = "dhcplease",
     shortname = "dhcpl",

@@ -17,6 +17,8 @@ use super::Condition;
     group = "loadbalancer.harvesterhci.io",
     version = "v1beta1",
     kind = "IPPool",
+    doc = "Ranges of addresses, and a selector of the LoadBalancers that may have them. \
+        The status has the ledger: which address belongs to which LoadBalancer.",
     plural = "ippools",
     singular = "ippool",
     shortname = "pool",

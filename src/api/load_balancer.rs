@@ -19,6 +19,8 @@ use super::Condition;
     group = "loadbalancer.harvesterhci.io",
     version = "v1beta1",
     kind = "LoadBalancer",
+    doc = "Address at which clients reach VMs, or a Service of a guest cluster. \
+        The status has the address, and a condition that says whether it can be used.",
     namespaced,
     shortname = "lb",
     shortname = "lbs",

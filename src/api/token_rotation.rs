@@ -26,6 +26,8 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
     group = "credentials.harvesterhci.io",
     version = "v1alpha1",
     kind = "TokenRotation",
+    doc = "Credential that the operator replaces before it expires, or only watches. \
+        The status has names, hashes and times of credentials, and never a credential.",
     plural = "tokenrotations",
     singular = "tokenrotation",
     shortname = "rotation",

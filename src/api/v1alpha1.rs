@@ -17,6 +17,8 @@ use super::{Condition, Ipam};
     group = "loadbalancer.harvesterhci.io",
     version = "v1alpha1",
     kind = "LoadBalancer",
+    doc = "Address at which clients reach VMs, or a Service of a guest cluster. \
+        Version v1alpha1 is deprecated: use v1beta1, which has more fields.",
     namespaced,
     shortname = "lb",
     shortname = "lbs",

@@ -23,6 +23,8 @@ const NAMELESS: [&str; 5] = ["nobody", "somebody", "anybody", "whoever", "told"]
 const THIS: &str = "tests/it/hygiene/words.rs";
 /// Least length of a description, in words: it names the field's noun and says something about it.
 const LEAST_WORDS: usize = 4;
+/// Beginning of the description that `derive(CustomResource)` writes for a kind without one.
+const GENERATED: &str = "Auto-generated";
 
 #[test]
 fn every_doc_comment_opens_with_a_noun_or_a_verb() {
@@ -142,8 +144,8 @@ fn type_name(line: &str) -> Option<&str> {
     name.split(|c: char| !c.is_alphanumeric()).next()
 }
 
-/// Notes the fields of a schema that have no description, and the descriptions that are too short.
-/// Returns the number of descriptions.
+/// Notes the fields of a schema that have no description, and the descriptions that are too short
+/// or generated. Returns the number of descriptions.
 fn terse(schema: &Value, path: &str, faults: &mut Vec<String>) -> usize {
     let mut count = 0;
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
@@ -155,6 +157,9 @@ fn terse(schema: &Value, path: &str, faults: &mut Vec<String>) -> usize {
         count += 1;
         if text.split_whitespace().count() < LEAST_WORDS {
             faults.push(format!("{path}: {text:?} has fewer than {LEAST_WORDS} words"));
+        }
+        if text.contains(GENERATED) {
+            faults.push(format!("{path}: {text:?} is generated: write `doc` of `kube`"));
         }
     }
     match schema {
@@ -231,14 +236,16 @@ fn terse_descriptions_are_found() {
     let schema = serde_json::json!({
         "description": "A pool of addresses.",
         "properties": {"whose": {"description": "Whose."}, "description": {"type": "string"}},
-        "versions": [{"description": "Name of the ServiceAccount."}, {"description": "Its name."}],
+        "versions": [{"description": "Name of the ServiceAccount."}, {"description": "Its name."},
+            {"description": "Auto-generated derived type for X via `CustomResource`"}],
     });
     let mut faults = Vec::new();
-    assert_eq!(terse(&schema, "crd", &mut faults), 4);
+    assert_eq!(terse(&schema, "crd", &mut faults), 5);
     let expected = [
         "crd.properties.description has no description",
         "crd.properties.whose: \"Whose.\" has",
         "crd.versions[1]: \"Its name.\" has",
+        "crd.versions[2]: \"Auto-generated derived type for X via `CustomResource`\" is generated",
     ];
     assert_eq!(faults.len(), expected.len(), "{faults:?}");
     for (fault, expected) in faults.iter().zip(expected) {
