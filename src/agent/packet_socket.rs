@@ -8,8 +8,8 @@
 //! * The socket is open only while a client waits for an answer, and for a short time after the
 //!   wait or after a frame was sent.
 //! * The socket sends on that interface and on no other.
-//! * The kernel accepts two kinds of frames: DHCP to or from clients, and ARP while a client
-//!   probes. It drops all other frames before it wakes this process.
+//! * The kernel accepts two kinds of frames: DHCP to or from clients, and ARP while a client waits
+//!   for an answer to an ARP question. It drops all other frames before it wakes this process.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd as _, OwnedFd};

@@ -1,6 +1,6 @@
-//! Types of other projects that this operator reads: VirtualMachineInstances, their pods, nodes,
-//! networks and addresses of Services. The types have only the fields that the operator's decisions
-//! use. Parsing skips all other fields.
+//! Types of other projects that this operator reads: VirtualMachines, their instances and pods,
+//! nodes and their links, networks, and addresses of Services. The types have only the fields that
+//! the operator's decisions use. Parsing skips all other fields.
 
 use std::collections::BTreeMap;
 

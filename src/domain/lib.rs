@@ -1,8 +1,9 @@
 //! Every decision of the operator, as plain functions of known facts.
 //!
 //! Invariant: nothing here waits, reads a clock, draws a random number or does I/O. Time and
-//! outside facts are arguments. The dependencies of the crate cannot do any of this either.
-//! `clippy.toml` beside this file forbids the functions of the standard library that can.
+//! outside facts are arguments. `Cargo.toml` beside this file names no client, no async runtime and
+//! no source of random numbers. `clippy.toml` forbids the functions of the standard library and of
+//! chrono that wait, read a clock or do I/O.
 
 pub mod admission;
 pub mod conversion;

@@ -1,6 +1,7 @@
 //! HTTP servers of the process: plain HTTP for health and metrics, and TLS for the API server.
 //!
-//! Every replica runs all these servers, leader or not.
+//! Every replica of the operator runs all these servers, leader or not. A lease agent runs only the
+//! server for health and metrics.
 
 pub mod admission;
 pub mod admission_review;

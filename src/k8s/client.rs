@@ -1,4 +1,5 @@
-//! The connection to the API server.
+//! Client of the API server: its configuration, its connections with their deadlines, and the count
+//! of its calls.
 
 use std::path::Path;
 use std::task::{Context, Poll};

@@ -1,8 +1,10 @@
-//! Reports when a controller other than this operator holds the Lease: by log, Event, metric, and a
-//! condition on each LoadBalancer without an answer, which is an address or another condition.
+//! Reports a controller other than this operator that holds the Lease: by log, Event and metric,
+//! and by a condition on each LoadBalancer that it leaves without an address and without another
+//! condition.
 //!
-//! Also removes the status subresource of IPPool. With this subresource, the API server would drop
-//! the claims that the other controller writes into the status of pools.
+//! While another controller holds the Lease, this module also removes the status subresource of
+//! IPPool. With this subresource, the API server would drop the claims that the other controller
+//! writes into the status of pools.
 
 use std::sync::Arc;
 use std::time::Duration;

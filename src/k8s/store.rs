@@ -1,4 +1,4 @@
-//! Stores of objects, each kept current by one watch.
+//! Stores of objects. The events of one watch, or of one informer, keep each of them current.
 
 use std::collections::HashSet;
 

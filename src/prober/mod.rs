@@ -1,6 +1,7 @@
 //! Probes the backends of VM load balancers. Only this module opens sockets to backends.
 //!
-//! Invariants:
+//! A replica that does not lead only probes single targets for a second opinion ([`survey`]).
+//! Invariants of all other probes:
 //! * all state belongs to one term of leadership;
 //! * probes run only while [`Scheduler::run`] runs, and end with it;
 //! * a target that [`Prober::set`] no longer lists is not probed again, and if its probe is under

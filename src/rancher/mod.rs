@@ -1,7 +1,7 @@
 //! The client of a Rancher server: the few calls that replacing a credential needs.
 //!
 //! Only this module and the prober connect to a server other than the API server. This module
-//! connects to the server that a spec names.
+//! connects to the server that a spec, a kubeconfig or an option of a command names.
 //!
 //! Invariants:
 //!

@@ -1,5 +1,5 @@
-//! The `cloud-config` command: makes a guest cluster's access to Harvester. The command works with
-//! the rights of the user who runs it.
+//! The `cloud-config` command: makes, lists, renews and revokes guest clusters' access to
+//! Harvester. The command works with the rights of the user who runs it.
 //!
 //! Invariants:
 //!

@@ -1,5 +1,5 @@
 //! Records, after a restore of etcd from a backup, the addresses that LoadBalancers had published
-//! before the restore.
+//! before the restore, if these LoadBalancers are gone now. Guests still announce such addresses.
 
 use std::time::Duration;
 

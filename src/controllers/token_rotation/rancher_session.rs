@@ -5,7 +5,7 @@
 //!
 //! * The key is read before each session, so that a renewed key is used at once.
 //! * The time is that of Rancher's clock, unless another issuer makes the credentials.
-//! * Nothing is decided without Rancher's answer.
+//! * Without Rancher's answer, no credential is made or published.
 
 use kube::ResourceExt as _;
 

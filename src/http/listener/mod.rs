@@ -1,9 +1,9 @@
 //! Listening sockets of this process: connections, their deadlines and their end.
 //!
 //! Invariants: connections take a bounded share of the process's memory and of its one thread.
-//! Their number is limited, and the source with the most connections loses its oldest connection.
-//! Handshakes run one at a time, and sources take turns. Closing a connection loses no request: see
-//! [`connection`].
+//! Their number is limited. If there is no room, the source with the most connections loses one of
+//! them ([`ConnectionTable`]). Handshakes run one at a time, and sources take turns. Closing a
+//! connection loses no request: see [`connection`].
 //!
 //! `axum::serve` has neither TLS nor settings. `axum-server` has both, but no limit on connections,
 //! and so no choice of the connection that makes room. Both close idle connections when they end,
