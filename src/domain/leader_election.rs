@@ -4,6 +4,12 @@
 //! the duration that the Lease states. The clocks of two machines are never compared.
 //!
 //! Times are offsets on one process's monotonic clock.
+//!
+//! No crate for leader election fits. `kube-leader-election` and `kube-lease-manager` compare the
+//! times in a Lease with the local clock. `kube-coordinate` follows client-go, but its sign of
+//! leadership has no expiry that a writer could check, so a process that stood still could write.
+//! None of the three gives replicas of this operator another duration than other controllers, or
+//! notices that the API server's store went back.
 
 use std::fmt;
 use std::ops::RangeInclusive;

@@ -1,4 +1,6 @@
 //! Token bucket: limits how often something is done.
+//!
+//! The crate `governor` reads a clock itself. Here the time is an argument, as in all decisions.
 
 use std::time::Duration;
 

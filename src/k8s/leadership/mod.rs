@@ -1,5 +1,5 @@
 //! Leadership by the Go controller's Lease, so that the Go controller and this operator exclude
-//! each other. The rules are in [`crate::domain::leader_election`]; this file applies them.
+//! each other. The rules, and why no crate fits, are in [`crate::domain::leader_election`].
 //!
 //! [`Leadership`] is a claim with an expiry. Each writer checks [`Leadership::is_current`] at the
 //! moment of writing. A claim that could not be renewed ends by itself, and [`LeadershipClaim`]

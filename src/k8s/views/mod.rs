@@ -1,8 +1,8 @@
 //! The process's views of the cluster, kept current on every replica by informers.
 //!
 //! Views may be stale. They only determine which objects to reconcile, and no address is allocated
-//! from them. This operator adds its own writes of Services and EndpointSlices to the views at once,
-//! so that the next decision includes these writes.
+//! from them. This operator adds its own writes of Services and EndpointSlices to the views at
+//! once, so that the next decision includes these writes.
 
 mod backends;
 mod host_links;

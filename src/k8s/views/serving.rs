@@ -2,6 +2,10 @@
 //!
 //! Invariant: a view never goes back in time. An event is ignored if it is older than a write of
 //! this process, or than the state in the view.
+//!
+//! kube-runtime's store finds an object only by its own name, and takes every event, even an older
+//! one. The crate `multi_index_map` would replace the two maps here, but not the comparison of
+//! versions.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};

@@ -7,6 +7,10 @@
 //! * A user that does not authenticate by a token in the file is never changed. The error names
 //!   that user.
 //! * The text that is written parses to the intended value.
+//!
+//! The file is read as a JSON value, not as the type `Kubeconfig` of kube-client. This crate uses
+//! no client. Besides, that type refuses a whole file if one field of any entry has an unexpected
+//! type, and drops fields whose value is null.
 
 use serde_json::{Value, json};
 

@@ -4,6 +4,9 @@
 //! So after `n` addresses were given out, the number of intervals is at most the number of
 //! stretches plus `n`. Every operation is O(log n), and a set of 2^64 addresses costs one entry.
 //! IPv4 sorts before IPv6, and no interval contains both.
+//!
+//! `RangeInclusiveSet` of the crate `rangemap` has such intervals too, but does not count the
+//! addresses in them. A pool's status contains this count.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,5 +1,6 @@
 //! Index from a VM to the LoadBalancers that select it by its labels, and from a LoadBalancer to
-//! its VMs. A change of one object scans neither all VMs nor all LoadBalancers.
+//! its VMs. A change of one object scans neither all VMs nor all LoadBalancers, as a search by a
+//! selector in kube-runtime's store would.
 //!
 //! The index owns the facts about VMs and their pods. Invariants:
 //!
