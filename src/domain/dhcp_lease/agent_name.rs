@@ -3,13 +3,13 @@
 //! Invariant: the chart's template `hgo.agent` renders the same name. A test compares the two
 //! names.
 
-use std::fmt::Write;
-
-use sha2::{Digest, Sha256};
+use crate::object_fields::digest::sha256_hex;
 
 /// Longest readable part of a name, in characters. With the digest, the name fits into a DNS label
 /// of 63 characters.
 const READABLE: usize = 45;
+/// Length of the digest in a name, in characters.
+const DIGITS: usize = 8;
 
 /// Prefix of each agent's name.
 pub const AGENT_PREFIX: &str = "hgo-lease-agent-";
@@ -23,12 +23,8 @@ pub fn agent_name(network: &str) -> String {
     let cut: String = plain.chars().take(READABLE).collect();
     let cut = cut.strip_suffix('-').unwrap_or(&cut);
     let cut = cut.strip_suffix('.').unwrap_or(cut);
-    let mut name = format!("{cut}-");
-    for octet in &Sha256::digest(network.as_bytes())[..4] {
-        // Writing to a String cannot fail.
-        let _ = write!(name, "{octet:02x}");
-    }
-    name.replace('.', "-")
+    let digest = sha256_hex(network.as_bytes());
+    format!("{cut}-{}", &digest[..DIGITS]).replace('.', "-")
 }
 
 #[cfg(test)]

@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use super::ApiWriter;
 use crate::api::{ANNOTATION_HASH, LABEL_ROTATION, TokenRotation, Workload, WorkloadKind};
 use crate::domain::admission::webhook_configuration::{MANAGED_BY, MANAGER};
-use crate::domain::credentials::token::{TokenText, hash};
+use crate::domain::credentials::token::TokenText;
+use crate::domain::object_fields::digest::sha256_hex;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiWrites as _;
 use crate::k8s::credentials::{RawAnswer, raw};
@@ -171,7 +172,7 @@ impl ApiWriter {
     ) -> Result<(), CallError> {
         let list = Secret::url_path(&(), Some(at.namespace));
         let text = value.reveal().as_bytes();
-        let annotations = json!({ANNOTATION_HASH: hash(text)});
+        let annotations = json!({ANNOTATION_HASH: sha256_hex(text)});
         let data = BTreeMap::from([(at.key, k8s_openapi::ByteString(text.to_vec()))]);
         if at.version.is_empty() {
             let secret = json!({

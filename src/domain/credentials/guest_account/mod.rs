@@ -20,13 +20,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 pub use name_placeholder::{NamePlaceholder, name_placeholder, placeholder_content};
 pub use revoke::{ObjectRemoval, Revocation, RevokeScope, revoke};
 pub use roles::{
     CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, CsiAccess, SHARED_NAMESPACES, csi,
 };
+
+use crate::object_fields::digest::sha256_hex;
 
 /// Annotation of a ServiceAccount: name of the guest cluster for which it was made.
 pub const ANNOTATION_GUEST: &str = "credentials.harvesterhci.io/guest-cluster";
@@ -128,14 +129,12 @@ fn safe_name(parts: &[&str]) -> String {
     if full.len() <= LONGEST {
         return full;
     }
-    let octets = Sha256::digest(&full);
-    let hash: Vec<String> = octets.iter().take(3).map(|octet| format!("{octet:02x}")).collect();
-    let hash = hash.concat();
+    let hash = sha256_hex(full.as_bytes());
     let ends_well =
         full.as_bytes().get(56).is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     let (kept, hashed) = if ends_well { (57, 5) } else { (56, 6) };
     let start: String = full.chars().take(kept).collect();
-    format!("{start}-{}", hash.chars().take(hashed).collect::<String>())
+    format!("{start}-{}", &hash[..hashed])
 }
 
 /// Kinds of objects that belong to a guest's credential.

@@ -19,7 +19,8 @@ use super::guest_account::{is_object_name, namespace_fault};
 use super::kubeconfig::CredentialFault;
 use super::minter::is_server;
 use super::timestamp::Seconds;
-use super::token::{TokenText, hash};
+use super::token::TokenText;
+use crate::object_fields::digest::sha256_hex;
 use api::ANNOTATION_RANCHER_URL;
 
 /// Path at which a Rancher shows its certificate authority.
@@ -93,7 +94,7 @@ impl RancherSecretOptions<'_> {
 
 /// Checksum of an authority, as in Rancher's own registration commands.
 pub fn checksum(authority: &str) -> String {
-    hash(authority.as_bytes())
+    sha256_hex(authority.as_bytes())
 }
 
 /// Returns the authority that a Rancher shows, if the authority has the wanted checksum.

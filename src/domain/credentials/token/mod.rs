@@ -6,15 +6,15 @@
 //!   dropped.
 //! * A name is read only from the part of a token that holds names, never from the secret part.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use super::timestamp::Seconds;
+use crate::object_fields::digest::sha256_hex;
 
 /// Longest name that is reported, in bytes.
 const LONGEST_NAME: usize = 253;
@@ -41,7 +41,7 @@ impl TokenText {
 
     /// SHA-256 of the token in hexadecimal. The hash identifies a token that is not stored.
     pub fn hash(&self) -> String {
-        hash(self.0.as_bytes())
+        sha256_hex(self.0.as_bytes())
     }
 
     /// Name and times that the token states. The token's signature is not verified.
@@ -65,14 +65,6 @@ pub struct TokenClaims {
     pub issued: Option<Seconds>,
     /// Expiry of the token. `None`: the token does not expire, or its expiry is not known.
     pub expires: Option<Seconds>,
-}
-
-/// SHA-256 of bytes in hexadecimal.
-pub fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// Claims of a JSON Web Token. `None`: the token has another form.

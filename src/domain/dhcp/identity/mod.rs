@@ -15,6 +15,7 @@ use std::str::FromStr;
 use sha2::{Digest, Sha256};
 
 use super::Mac;
+use crate::object_fields::digest::hex;
 
 /// First text of the hash's input. A different text would change every derived identity.
 const PURPOSE: &str = "harvester-guest-operator dhcp identity 1";
@@ -54,7 +55,7 @@ impl ClientId {
 
 impl fmt::Display for ClientId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|octet| write!(f, "{octet:02x}"))
+        f.write_str(&hex(&self.0))
     }
 }
 
@@ -167,8 +168,7 @@ fn hostname(name: &str, hash: &[u8]) -> String {
     if name.len() <= LABEL {
         return label(LABEL);
     }
-    let digits = hash.iter().map(|octet| format!("{octet:02x}")).take(TAIL / 2).collect::<String>();
-    format!("{}-{digits}", label(LABEL - TAIL - 1))
+    format!("{}-{}", label(LABEL - TAIL - 1), hex(&hash[..TAIL / 2]))
 }
 
 #[cfg(test)]

@@ -5,13 +5,11 @@
 //! parsed again. Invariant: a Deployment without the operator's own label is never changed or
 //! deleted.
 
-use std::fmt::Write as _;
-
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
 use super::agent_name::agent_name;
 use super::networks::DhcpDeclaration;
+use crate::object_fields::digest::sha256_hex;
 
 /// Label of each object that this operator manages: key and value. On the chart's own objects, the
 /// value is `Helm`.
@@ -23,6 +21,8 @@ const ANNOTATION_AGENT_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 /// Annotation on an agent's Deployment: first octets of the SHA-256 of the Deployment that the
 /// operator wants, in hexadecimal.
 const ANNOTATION_WANTED: &str = "loadbalancer.harvesterhci.io/wanted";
+/// Length of the digest in [`ANNOTATION_WANTED`], in characters.
+const DIGITS: usize = 16;
 /// Annotation on a pod: the networks to which Multus attaches the pod.
 const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Name of the network's interface in the pod.
@@ -197,12 +197,8 @@ pub fn deployment(
         let args = arguments(network).into_iter().chain(options.iter().map(String::as_str));
         container["args"] = json!(args.collect::<Vec<_>>());
     }
-    let mut digest = String::new();
-    for octet in &Sha256::digest(wanted.to_string().as_bytes())[..8] {
-        // Writing to a String cannot fail.
-        let _ = write!(digest, "{octet:02x}");
-    }
-    wanted["metadata"]["annotations"][ANNOTATION_WANTED] = json!(digest);
+    let digest = sha256_hex(wanted.to_string().as_bytes());
+    wanted["metadata"]["annotations"][ANNOTATION_WANTED] = json!(&digest[..DIGITS]);
     wanted
 }
 

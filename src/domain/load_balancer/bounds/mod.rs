@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use sha2::{Digest, Sha256};
 
 use crate::limits::text::{LONGEST_TEXT, LONGEST_WORD, cut, shorten, shorten_some};
+use crate::object_fields::digest::hex;
 use crate::vm_backends::health::{LONGEST_BUNDLE, LONGEST_PATH, MOST_STATUSES};
 use crate::vm_backends::listeners::{LONGEST_LABEL, LONGEST_VALUE, MOST_LABELS, MOST_VALUES};
 use crate::vm_backends::ports::MOST_LISTENERS;
@@ -98,7 +99,7 @@ pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
         hash.update(text);
         hash.update([0]);
     }
-    hash.finalize().iter().fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+    format!("sha256:{}", hex(&hash.finalize()))
 }
 
 /// Whether `stored` equals `list`, or is the digest of `list`.

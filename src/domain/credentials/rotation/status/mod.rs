@@ -5,7 +5,6 @@
 use serde_json::{Map, Value};
 
 use super::super::timestamp::{parse_rfc3339, rfc3339};
-use super::super::token::hash;
 use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring_condition, minter_condition};
 use super::ready::ReadyReason;
 use super::schedule::{MaintenanceWindow, ReplacementSchedule};
@@ -15,6 +14,7 @@ use super::{
     RetiredCredential, RotationPlan, RotationRecord, RotationRequests, Seconds, due,
 };
 use crate::object_fields::condition::with_condition;
+use crate::object_fields::digest::sha256_hex;
 use api::{
     ANNOTATION_LEAKED, ANNOTATION_ROTATE, ApiKey, Condition, ConditionStatus, CurrentCredential,
     OnDelete, PendingCredential, PendingStep, PreviousCredential, READY, Target, TokenRotation,
@@ -88,7 +88,7 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
 /// Text of a request as a status stores it: a text of up to 64 bytes unchanged, a longer text as
 /// its SHA-256.
 fn stored_request(request: &str) -> String {
-    if request.len() <= 64 { request.to_owned() } else { hash(request.as_bytes()) }
+    if request.len() <= 64 { request.to_owned() } else { sha256_hex(request.as_bytes()) }
 }
 
 /// Prefix of the names of a rotation's credentials. It follows from the rotation's name and UID, so
@@ -97,7 +97,7 @@ fn prefix(rotation: &TokenRotation) -> String {
     let name = rotation.metadata.name.as_deref().unwrap_or_default();
     let uid = rotation.metadata.uid.as_deref().unwrap_or_default();
     let stem: String = name.chars().take(LONGEST_STEM).collect();
-    let part: String = hash(uid.as_bytes()).chars().take(8).collect();
+    let part: String = sha256_hex(uid.as_bytes()).chars().take(8).collect();
     format!("{}-{part}", stem.trim_end_matches(['-', '.']))
 }
 
