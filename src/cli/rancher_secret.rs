@@ -18,8 +18,8 @@ use crate::domain::credentials::rancher_secret::{
     AUTHORITY, AccountOptions, RancherSecretOptions, authority, report, unknown_authority,
 };
 use crate::domain::credentials::rotation::TargetState;
-use crate::domain::credentials::token::TokenText;
-use crate::rancher::{IssuedTokens, RancherError, RancherIssuer, SecretText, shown};
+use crate::domain::credentials::secret_text::SecretText;
+use crate::rancher::{IssuedTokens, RancherError, RancherIssuer, shown};
 
 const NOT_ACCEPTED: &str = "standard input: the API key is not accepted: it must be one that has not ended, is enabled and \
                             is not for one cluster only";
@@ -89,7 +89,7 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
         Some(checksum) => Some(authority(shown_authority(url).await?, checksum).map_err(refused)?),
         None => None,
     };
-    let issuer = RancherIssuer::new(url, authority.as_deref(), SecretText::from(&key));
+    let issuer = RancherIssuer::new(url, authority.as_deref(), key.clone());
     let issuer = issuer.map_err(|why| refused(format!("--url {url:?}: {why}")))?;
     let known = match issuer.issued().await {
         Ok(known) => known,
@@ -141,14 +141,14 @@ async fn reads(
 }
 
 /// The API key from standard input.
-fn key() -> anyhow::Result<TokenText> {
+fn key() -> anyhow::Result<SecretText> {
     let input = std::io::stdin();
     if input.is_terminal() {
         writeln!(std::io::stderr(), "API key (Bearer Token), then Enter and Ctrl-D:")?;
     }
     let mut text = String::with_capacity(LONGEST_KEY.into());
     let read = input.lock().take(LONGEST_KEY.into()).read_to_string(&mut text);
-    let key = TokenText::new(text);
+    let key = SecretText::trimmed(text);
     read.context("standard input: must be the API key alone")?;
     Ok(key)
 }
@@ -157,7 +157,7 @@ fn key() -> anyhow::Result<TokenText> {
 async fn tried(
     issuer: &RancherIssuer,
     known: &IssuedTokens,
-    key: &TokenText,
+    key: &SecretText,
 ) -> Result<String, RancherError> {
     let listed = issuer.credentials().await?;
     let one = |one: crate::rancher::ListedCredential| ChildCandidate {

@@ -33,8 +33,8 @@ use super::{CALL_DEADLINE, CallError};
 use crate::api::{ANNOTATION_RANCHER_URL, LABEL_ROTATION, TokenRotation};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::target_secret::SecretContent;
+use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp::Seconds;
-use crate::domain::credentials::token::TokenText;
 use crate::metrics::Metrics;
 
 /// Clock of a server: the time in its last answer, and the time that has passed since then.
@@ -320,7 +320,7 @@ fn content(secret: &Value, key: &str) -> SecretContent {
     let value = secret["data"][key].as_str().and_then(|text| STANDARD.decode(text).ok());
     let value = value.map(|bytes| {
         // A value that is not text is not a token; it counts as empty.
-        TokenText::new(String::from_utf8(bytes).unwrap_or_default())
+        SecretText::trimmed(String::from_utf8(bytes).unwrap_or_default())
     });
     let version = secret["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
     let rancher_url = secret["metadata"]["annotations"][ANNOTATION_RANCHER_URL].as_str();

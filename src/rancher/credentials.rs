@@ -15,7 +15,8 @@ use zeroize::Zeroizing;
 
 use super::error::RancherError;
 use super::transport::WireAnswer;
-use super::{DatedAnswer, RancherClient, SecretText, parsed};
+use super::{DatedAnswer, RancherClient, parsed};
+use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp::Seconds;
 
 const SECRETS: &str = "/k8s/clusters/local/api/v1/namespaces/cattle-global-data/secrets";
@@ -198,7 +199,7 @@ fn read(answer: &WireAnswer) -> Result<StoredCredential, RancherError> {
         let odd = || answer.unreadable("its content is no text in base64");
         let bytes = Zeroizing::new(STANDARD.decode(encoded.as_bytes()).map_err(|_| odd())?);
         let text = std::str::from_utf8(&bytes).map_err(|_| odd())?;
-        Ok(SecretText(Zeroizing::new(text.to_owned())))
+        Ok(SecretText::new(text.to_owned()))
     });
     Ok(StoredCredential {
         version: form.metadata.resource_version,

@@ -5,13 +5,14 @@ use http::Method;
 
 use super::token_bearer::REVIEW;
 use super::{
-    DatedAnswer, ListedCredential, ListedToken, RancherClient, RancherError, SecretText, TokenApi,
-    TokenList, TokenOrder, TrustedRoots,
+    DatedAnswer, ListedCredential, ListedToken, RancherClient, RancherError, TokenApi, TokenList,
+    TokenOrder, TrustedRoots,
 };
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::{IssuerReport, MintedCredential, TargetCredential};
+use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp::Seconds;
-use crate::domain::credentials::token::{TokenClaims, TokenText as Value};
+use crate::domain::credentials::token::TokenClaims;
 
 /// A Rancher, and the API key for the calls to it.
 #[derive(Clone, Debug)]
@@ -71,7 +72,7 @@ pub struct TokenLife {
 impl TokenLife {
     /// Describes the credential in a target. `self`: state of the credential's token. `token`: that
     /// token. `in_cloud_credential`: whether the target is a cloud credential.
-    pub fn held(self, token: &Value, in_cloud_credential: bool) -> TargetCredential {
+    pub fn held(self, token: &SecretText, in_cloud_credential: bool) -> TargetCredential {
         let report = IssuerReport::of(token, &self.claims, in_cloud_credential);
         TargetCredential {
             hash: token.hash(),
@@ -114,7 +115,7 @@ impl RancherIssuer {
     /// ID of the key's user, taken from the list, or from a review if the list does not give it.
     /// Any token of a /v3 list gives the ID, because /v3 lists only the tokens of one user.
     async fn user(&self, api: TokenApi, listed: &[ListedToken]) -> Result<String, RancherError> {
-        let name = Value::new(self.key.reveal().to_owned()).claims().name;
+        let name = self.key.claims().name;
         let own = |token: &&ListedToken| api == TokenApi::V3 || token.name == name;
         if let Some(token) = listed.iter().find(own).filter(|token| !token.user.is_empty()) {
             return Ok(token.user.clone());
@@ -140,11 +141,10 @@ impl RancherIssuer {
         name: &str,
         lifetime: Seconds,
         cluster: Option<&str>,
-    ) -> Result<(Value, MintedCredential), RancherError> {
+    ) -> Result<(SecretText, MintedCredential), RancherError> {
         let order = TokenOrder { lifetime, description: name, cluster };
         let minted = self.rancher.mint(&self.key, issued.api, order).await?.value;
-        let value = Value::new(minted.secret.reveal().to_owned());
-        let token = minted.token;
+        let (value, token) = (minted.secret, minted.token);
         let made =
             MintedCredential { hash: value.hash(), issued: token.created, expires: token.ends };
         Ok((value, made))
@@ -155,17 +155,16 @@ impl RancherIssuer {
     /// `cluster`. If `cluster` is not given either, the token is tested in Rancher's own cluster.
     pub async fn verify(
         &self,
-        value: &Value,
+        value: &SecretText,
         reach: Option<&ServerEndpoint>,
         cluster: Option<&str>,
     ) -> Result<(), TokenFault> {
         let name = value.claims().name;
-        let own = SecretText::from(value);
         let place = match (reach, cluster) {
             (Some(reach), _) => self.place(reach).map_err(TokenFault::lasting)?,
             (None, cluster) => self.rancher.behind(cluster.unwrap_or("local")),
         };
-        let bearer = place.bearer(&own).await;
+        let bearer = place.bearer(value).await;
         let bearer =
             bearer.map_err(|e| TokenFault::of("the new token, where it will be used", &e))?.value;
         if let Some(named) = bearer.token
@@ -176,7 +175,7 @@ impl RancherIssuer {
             return Err(TokenFault::lasting(why.to_owned()));
         }
         // A token for a single cluster may not read itself, so the API key reads it.
-        let key = if cluster.is_some() { &self.key } else { &own };
+        let key = if cluster.is_some() { &self.key } else { value };
         match self.rancher.token(key, &name).await {
             Ok(DatedAnswer { value: Some(_), .. }) => Ok(()),
             Ok(_) => {
@@ -191,7 +190,7 @@ impl RancherIssuer {
     /// sent. It may belong to another user, and Rancher would record that this user has used it.
     pub async fn life(
         &self,
-        value: &Value,
+        value: &SecretText,
         issued: &IssuedTokens,
     ) -> Result<TokenLife, RancherError> {
         let claims = value.claims();

@@ -6,9 +6,7 @@
 //! Invariants:
 //!
 //! * A call is sent once, over HTTPS, and only to that server. It is bounded in time and size.
-//! * A [`SecretText`] reveals its text only by [`SecretText::reveal`], and is wiped when it is
-//!   dropped.
-//! * A [`RancherError`] names its call, and holds no secret.
+//! * A [`RancherError`] holds no secret.
 
 mod api_server;
 mod credentials;
@@ -40,6 +38,8 @@ pub use tokens::{ListedToken, MintedToken, TokenApi, TokenList, TokenOrder};
 use transport::{ServerTarget, WireAnswer, WireRequest};
 pub use trusted_roots::TrustedRoots;
 
+use crate::domain::credentials::secret_text::SecretText;
+
 /// Path of an access review, which every account may request everywhere. The request succeeds if
 /// the server accepts the token, and fails otherwise.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
@@ -50,34 +50,6 @@ pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     let answer = transport::shown(url, path).await?;
     let text = std::str::from_utf8(&answer.body);
     text.map(str::to_owned).map_err(|_| answer.unreadable("it is no text"))
-}
-
-/// A token, or a text that contains a token. Wiped from memory when it is dropped.
-#[derive(Clone)]
-pub struct SecretText(Zeroizing<String>);
-
-impl SecretText {
-    /// Wraps the text.
-    pub fn new(text: String) -> Self {
-        Self(Zeroizing::new(text))
-    }
-
-    /// The text itself.
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl From<&crate::domain::credentials::token::TokenText> for SecretText {
-    fn from(token: &crate::domain::credentials::token::TokenText) -> Self {
-        Self::new(token.reveal().to_owned())
-    }
-}
-
-impl fmt::Debug for SecretText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
 }
 
 /// An answer, with its date by the server's clock.

@@ -10,12 +10,11 @@ use tokio::time::timeout;
 
 use super::transport::{ServerTarget, WireRequest};
 use super::{
-    ACCESS_REVIEW, ApiServer, RancherClient, RancherError, RancherIssuer, SecretText, TokenFault,
-    parsed, plain,
+    ACCESS_REVIEW, ApiServer, RancherClient, RancherError, RancherIssuer, TokenFault, parsed, plain,
 };
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::node_driver::{DriverRight, RIGHTS};
-use crate::domain::credentials::token::TokenText;
+use crate::domain::credentials::secret_text::SecretText;
 
 /// Maximum number of namespaces to review. If there are more, and the rights in the reviewed
 /// namespaces do not suffice, the result is [`TokenRights::Unknown`].
@@ -43,15 +42,14 @@ impl RancherIssuer {
     /// accept it yet.
     pub async fn rights(
         &self,
-        value: &TokenText,
+        value: &SecretText,
         reach: &ServerEndpoint,
     ) -> Result<TokenRights, TokenFault> {
         let place = match self.place(reach) {
             Ok(place) => place,
             Err(why) => return Ok(TokenRights::Unknown(why)),
         };
-        let token = SecretText::from(value);
-        Ok(match timeout(ASKED_WITHIN, place.rights(&token)).await {
+        Ok(match timeout(ASKED_WITHIN, place.rights(value)).await {
             Ok(Ok(rights)) => rights,
             Ok(Err(error @ RancherError::Unauthorized(_))) => {
                 return Err(TokenFault::of(

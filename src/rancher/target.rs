@@ -1,12 +1,12 @@
 //! Reads a cloud credential as the target of a rotation, and replaces its content.
 
 use super::issuer::{IssuedTokens, RancherIssuer};
-use super::{DatedAnswer, RancherError, SecretText, StoredCredential, TokenEnd};
+use super::{DatedAnswer, RancherError, StoredCredential, TokenEnd};
 use crate::domain::credentials::cloud_credential::CloudCredential;
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::TargetState;
+use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp::Seconds;
-use crate::domain::credentials::token::TokenText as Value;
 
 /// A cloud credential as it was read.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ struct ExistingCredential {
 #[derive(Debug)]
 pub struct ReplacementToken<'a> {
     /// The token.
-    pub token: &'a Value,
+    pub token: &'a SecretText,
     /// Expiry of the token, in seconds since the epoch. `None`: the token does not expire.
     pub ends: Option<Seconds>,
     /// Whether the present token stays beside the new one.

@@ -19,7 +19,8 @@ use zeroize::Zeroizing;
 
 use super::error::{RancherError, safe};
 use super::transport::WireAnswer;
-use super::{DatedAnswer, RancherClient, SecretText, parsed, plain};
+use super::{DatedAnswer, RancherClient, parsed, plain};
+use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp;
 
 const V3: &str = "/v3/tokens";
@@ -314,8 +315,10 @@ fn minted(
     token: ListedToken,
     secret: Option<Zeroizing<String>>,
 ) -> Result<DatedAnswer<MintedToken>, RancherError> {
-    let secret = secret.filter(|secret| !secret.is_empty()).map(SecretText);
-    let secret = secret.ok_or_else(|| answer.unreadable("it contains no token"))?;
+    let secret = secret.filter(|secret| !secret.is_empty());
+    let secret =
+        secret.ok_or_else(|| RancherError::Unreadable("it contains no token".to_owned()))?;
+    let secret = SecretText::trimmed(secret.as_str().to_owned());
     Ok(DatedAnswer { value: MintedToken { token, secret }, date: answer.date })
 }
 

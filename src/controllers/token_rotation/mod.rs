@@ -43,8 +43,8 @@ use crate::domain::credentials::rotation::inventory::CredentialInventory;
 use crate::domain::credentials::rotation::{
     RecordChange, RotationAction, UnpublishedCredential, idle,
 };
+use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp::Seconds;
-use crate::domain::credentials::token;
 use crate::domain::object_fields::resource_version::is_newer;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
@@ -72,7 +72,7 @@ type Name = ObjectRef<TokenRotation>;
 #[derive(Clone, Default)]
 struct UnpublishedToken {
     credential: UnpublishedCredential,
-    text: Option<token::TokenText>,
+    text: Option<SecretText>,
 }
 
 struct RotationContext {

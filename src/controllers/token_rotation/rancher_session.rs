@@ -18,16 +18,16 @@ use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::rotation::ready::ReadyReason;
 use crate::domain::credentials::rotation::target_secret::TargetRead;
 use crate::domain::credentials::rotation::watched::{self, WatchedCredentials};
+use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp::{self, Seconds};
-use crate::domain::credentials::token::TokenText;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
-use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIssuer, SecretText};
+use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIssuer};
 
 /// Client of a Rancher, the present API key that the client uses, and the URL of the Rancher.
 pub(super) struct RancherAccess {
     pub(super) issuer: RancherIssuer,
-    pub(super) key: TokenText,
+    pub(super) key: SecretText,
     pub(super) url: String,
     /// Clock of this cluster's API server, taken from its answer to the read of the key.
     pub(super) clock: ServerClock,
@@ -61,7 +61,7 @@ pub(super) async fn access(
         ..UnknownTarget::barred(why)
     })?;
     let authority = authority(context, namespace, server).await?;
-    let issuer = RancherIssuer::new(&url, authority.as_deref(), SecretText::from(&key));
+    let issuer = RancherIssuer::new(&url, authority.as_deref(), key.clone());
     let issuer = issuer.map_err(|why| barred(format!("spec.rancher: {why}")))?;
     Ok(RancherAccess { issuer, key, url, clock })
 }
@@ -213,7 +213,7 @@ impl RancherSession {
         &self,
         rotation: &TokenRotation,
         read: &mut TargetRead,
-        token: Option<TokenText>,
+        token: Option<SecretText>,
         now: Seconds,
     ) -> Result<(), RancherError> {
         let known = &self.issued;

@@ -10,7 +10,7 @@ use super::rancher_session::wanted_cluster;
 use super::rotation_run::{RancherSession, RotationRun, StepFault, TEST_DEADLINE};
 use crate::domain::credentials::minter;
 use crate::domain::credentials::rotation::{MintedCredential, status};
-use crate::domain::credentials::token::TokenText;
+use crate::domain::credentials::secret_text::SecretText;
 use crate::rancher::{TokenFault, TokenRights};
 
 /// Pause before each test of a new token. A replica of Rancher may accept the token later than the
@@ -54,7 +54,7 @@ impl RotationRun<'_> {
     pub(super) async fn mint_rancher_token(
         &self,
         name: &str,
-    ) -> Result<(TokenText, MintedCredential), StepFault> {
+    ) -> Result<(SecretText, MintedCredential), StepFault> {
         let RancherSession { issuer, issued, .. } = self.session()?;
         self.context.ctx.writer.check_leadership()?;
         Ok(issuer.mint(issued, name, self.plan.lifetime, self.scope().as_deref()).await?)
@@ -62,7 +62,7 @@ impl RotationRun<'_> {
 
     /// Tests a token in Rancher and where it will be used. A replica of Rancher that does not have
     /// the token yet may reject any of the calls, so all calls are repeated.
-    pub(super) async fn verify_rancher_token(&self, token: &TokenText) -> Result<(), StepFault> {
+    pub(super) async fn verify_rancher_token(&self, token: &SecretText) -> Result<(), StepFault> {
         let (RancherSession { issuer, .. }, scope) = (self.session()?, self.scope());
         let deadline = Instant::now() + TEST_DEADLINE;
         let mut lasting = 0;
@@ -95,7 +95,7 @@ impl RotationRun<'_> {
 
     /// Rights that Rancher's node driver needs and the token lacks, in words. `None`: no right is
     /// needed, none is missing, or the rights are unknown.
-    async fn rancher_token_lacks(&self, token: &TokenText) -> Result<Option<String>, TokenFault> {
+    async fn rancher_token_lacks(&self, token: &SecretText) -> Result<Option<String>, TokenFault> {
         let (Some(session), Some(reach)) = (&self.session, &self.read.reach) else {
             return Ok(None);
         };

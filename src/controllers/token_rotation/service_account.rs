@@ -13,7 +13,7 @@ use super::rotation_run::{RotationRun, StepFault, TEST_DEADLINE};
 use crate::api::{ServiceAccountToken, TokenRotation};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 use crate::domain::credentials::rotation::MintedCredential;
-use crate::domain::credentials::token::TokenText;
+use crate::domain::credentials::secret_text::SecretText;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 use crate::rancher::{ApiServer, TokenRights};
@@ -53,7 +53,7 @@ impl RotationRun<'_> {
     pub(super) async fn mint_account_token(
         &self,
         name: &str,
-    ) -> Result<(TokenText, MintedCredential), StepFault> {
+    ) -> Result<(SecretText, MintedCredential), StepFault> {
         let token = match self.request_account_token(name).await {
             Err(CallError::NotFound(_)) => {
                 let (namespace, account) = (self.namespace(), self.account());
@@ -72,7 +72,7 @@ impl RotationRun<'_> {
         Ok((token, made))
     }
 
-    async fn request_account_token(&self, name: &str) -> Result<TokenText, CallError> {
+    async fn request_account_token(&self, name: &str) -> Result<SecretText, CallError> {
         let account = self.account();
         let stored = self.plan.source.is_some_and(|source| source.readable);
         let (namespace, uid) = (self.namespace(), self.uid());
@@ -104,7 +104,7 @@ impl RotationRun<'_> {
 
     /// Reads the token from a ServiceAccount's new Secret. The cluster writes the token some time
     /// after the Secret was created, so the read is repeated, at most [`TOKEN_READS`] times.
-    async fn read_stored_token(&self, name: &str) -> Result<TokenText, CallError> {
+    async fn read_stored_token(&self, name: &str) -> Result<SecretText, CallError> {
         for _ in 0..TOKEN_READS {
             let namespace = self.namespace();
             let read = self.context.ctx.credentials.secret(&namespace, name, "token").await?;
@@ -120,7 +120,7 @@ impl RotationRun<'_> {
 
     /// Tests a token at the server where it will be used. For a cloud credential, also tests the
     /// rights of the token.
-    pub(super) async fn verify_account_token(&self, token: &TokenText) -> Result<(), StepFault> {
+    pub(super) async fn verify_account_token(&self, token: &SecretText) -> Result<(), StepFault> {
         let account = format!("{}:{}", self.namespace(), self.account());
         let there = self.own_server().or_else(|| self.read.reach.clone());
         let there = there.unwrap_or_else(|| self.context.ctx.credentials.own_way());

@@ -12,7 +12,7 @@ use super::{CredentialIssuer, RotationContext, UnpublishedToken, inventory};
 use crate::api::{CloudCredentialTarget, SecretTarget, TokenRotation};
 use crate::domain::credentials::rotation::TargetState;
 use crate::domain::credentials::rotation::target_secret::{self, TargetRead};
-use crate::domain::credentials::token::TokenText;
+use crate::domain::credentials::secret_text::SecretText;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::ServerClock;
@@ -150,7 +150,7 @@ impl RotationRun<'_> {
         &self,
         wants: &SecretTarget,
         version: &str,
-        value: &TokenText,
+        value: &SecretText,
     ) -> Result<(), StepFault> {
         let namespace = &self.namespace();
         let at = SecretKeyRef { namespace, name: &wants.name, key: &wants.key, version };

@@ -10,5 +10,6 @@ pub mod node_driver;
 pub mod rancher_secret;
 pub mod rivals;
 pub mod rotation;
+pub mod secret_text;
 pub mod timestamp;
 pub mod token;

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::unread::{ReadFailure, RoleRead, section, sentences};
 use super::*;
 use crate::credentials::rotation::target_secret::SecretContent;
-use crate::credentials::token::TokenText;
+use crate::credentials::secret_text::SecretText;
 use crate::load_balancer::facts::{LbSurroundings, Project, facts as facts_of};
 use crate::network::Segment;
 use crate::takeover::forecast::{StoredObjects, forecast};
@@ -190,7 +190,7 @@ fn credentials_are_listed_by_their_end_and_a_renewed_one_once() {
         .unwrap()
     };
     let content = |text: &str| SecretContent {
-        value: Some(TokenText::new(text.to_owned())),
+        value: Some(SecretText::trimmed(text.to_owned())),
         ..SecretContent::default()
     };
     let jwt = |end: i64| {

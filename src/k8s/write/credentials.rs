@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::ApiWriter;
 use crate::api::{ANNOTATION_HASH, LABEL_ROTATION, TokenRotation, Workload, WorkloadKind};
 use crate::domain::admission::webhook_configuration::{MANAGED_BY, MANAGER};
-use crate::domain::credentials::token::TokenText;
+use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::object_fields::digest::sha256_hex;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiWrites as _;
@@ -144,7 +144,7 @@ impl ApiWriter {
         (namespace, account): (&str, &str),
         seconds: i64,
         (secret, uid): (&str, &str),
-    ) -> Result<TokenText, CallError> {
+    ) -> Result<SecretText, CallError> {
         self.check_leadership()?;
         let list = ServiceAccount::url_path(&(), Some(namespace));
         let request = json!({
@@ -161,14 +161,14 @@ impl ApiWriter {
         let answer = raw(&self.client, request).await.and_then(RawAnswer::granted::<Value>);
         let answer = self.count("TokenRequest", answer)?;
         let token = answer["status"]["token"].as_str().unwrap_or_default();
-        Ok(TokenText::new(token.to_owned()))
+        Ok(SecretText::trimmed(token.to_owned()))
     }
 
     /// Writes a value into a Secret. Creates the Secret if it does not exist.
     pub async fn write_target(
         &self,
         at: SecretKeyRef<'_>,
-        value: &TokenText,
+        value: &SecretText,
     ) -> Result<(), CallError> {
         let list = Secret::url_path(&(), Some(at.namespace));
         let text = value.reveal().as_bytes();

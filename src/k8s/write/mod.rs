@@ -268,7 +268,7 @@ fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
 mod tests {
     use super::*;
     use crate::api::{DHCPLease, TokenRotation, Workload, WorkloadKind};
-    use crate::domain::credentials::token::TokenText;
+    use crate::domain::credentials::secret_text::SecretText;
 
     fn status(allocated: &[(&str, &str)]) -> IPPoolStatus {
         let allocated = allocated.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
@@ -313,7 +313,7 @@ mod tests {
             writer.delete_rotation("ns", "r", "uid").await.err(),
             writer.create_bound_secret(("ns", "b"), "uid", None, None).await.err(),
             writer.request_token(("ns", "sa"), 600, ("b", "uid")).await.err(),
-            writer.write_target(at, &TokenText::new(String::new())).await.err(),
+            writer.write_target(at, &SecretText::trimmed(String::new())).await.err(),
             writer.delete_bound_secret("ns", "b").await.err(),
             writer.restart("ns", &workload, ("k", "v")).await.err(),
         ];

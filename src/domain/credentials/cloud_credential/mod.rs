@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use super::kubeconfig::{CredentialFault, Kubeconfig, ServerEndpoint};
-use super::token::TokenText;
+use super::secret_text::SecretText;
 
 const CREATOR: &str = "field.cattle.io/creatorId";
 
@@ -60,12 +60,12 @@ impl CloudCredential {
     }
 
     /// Token in use. `None`: the current user has no token.
-    pub fn token(&self) -> Result<Option<TokenText>, CredentialFault> {
+    pub fn token(&self) -> Result<Option<SecretText>, CredentialFault> {
         self.config.token_of(&self.user)
     }
 
     /// Old token that is kept beside the one in use. `None`: no token is kept.
-    pub fn kept_token(&self) -> Option<TokenText> {
+    pub fn kept_token(&self) -> Option<SecretText> {
         self.config.kept_token(&self.user)
     }
 
@@ -79,7 +79,7 @@ impl CloudCredential {
     /// the new server of the token, if the server changes. In this case, a new kubeconfig is made.
     pub fn with_token(
         &self,
-        token: &TokenText,
+        token: &SecretText,
         keep: bool,
         to: Option<&ServerEndpoint>,
     ) -> Result<String, CredentialFault> {

@@ -27,8 +27,8 @@ fn read(content: &str) -> Result<CloudCredential, CredentialFault> {
     CloudCredential::read(&annotations, false, Some(content))
 }
 
-fn token(text: &str) -> TokenText {
-    TokenText::new(text.to_owned())
+fn token(text: &str) -> SecretText {
+    SecretText::trimmed(text.to_owned())
 }
 
 #[test]

@@ -15,7 +15,8 @@
 use serde_json::{Value, json};
 
 use super::client_certificate;
-use super::token::{TokenClaims, TokenText};
+use super::secret_text::SecretText;
+use super::token::TokenClaims;
 
 /// Fields that a user entry must not have, because clients use them instead of the token or beside
 /// it.
@@ -47,7 +48,7 @@ pub struct Kubeconfig(Value);
 /// Method by which a user authenticates.
 pub enum AuthMethod {
     /// A token in the file.
-    Token(TokenText),
+    Token(SecretText),
     /// A certificate in the file. The claims are its name and times.
     Certificate(TokenClaims),
     /// A method whose expiry is not known. The text is the reason.
@@ -99,13 +100,13 @@ impl Kubeconfig {
     }
 
     /// All tokens in the file, with their users.
-    pub fn tokens(&self) -> Vec<(String, TokenText)> {
+    pub fn tokens(&self) -> Vec<(String, SecretText)> {
         let users = self.0["users"].as_array().into_iter().flatten();
         users
             .filter_map(|entry| {
                 let token = entry["user"]["token"].as_str().filter(|token| !token.is_empty())?;
                 let user = entry["name"].as_str().unwrap_or_default();
-                Some((user.to_owned(), TokenText::new(token.to_owned())))
+                Some((user.to_owned(), SecretText::trimmed(token.to_owned())))
             })
             .collect()
     }
@@ -138,17 +139,17 @@ impl Kubeconfig {
     }
 
     /// Old token that is kept beside the user's present token. `None`: no old token is kept.
-    pub fn kept_token(&self, user: &str) -> Option<TokenText> {
+    pub fn kept_token(&self, user: &str) -> Option<SecretText> {
         let name = format!("{user}{PREVIOUS}");
         self.tokens().into_iter().find(|(user, _)| *user == name).map(|(_, token)| token)
     }
 
     /// Token of a user. `None`: the user has no token yet, and may get one. The error says why the
     /// user may not get a token.
-    pub fn token_of(&self, user: &str) -> Result<Option<TokenText>, CredentialFault> {
+    pub fn token_of(&self, user: &str) -> Result<Option<SecretText>, CredentialFault> {
         let entry = self.entry(user)?;
         let token = entry["user"]["token"].as_str().filter(|token| !token.trim().is_empty());
-        Ok(token.map(|token| TokenText::new(token.to_owned())))
+        Ok(token.map(|token| SecretText::trimmed(token.to_owned())))
     }
 
     /// Text of this kubeconfig with another token for the user. `kept`: old token that stays in an
@@ -156,8 +157,8 @@ impl Kubeconfig {
     pub fn with_token(
         &self,
         user: &str,
-        token: &TokenText,
-        kept: Option<&TokenText>,
+        token: &SecretText,
+        kept: Option<&SecretText>,
     ) -> Result<String, CredentialFault> {
         self.entry(user)?;
         let mut config = self.0.clone();
@@ -180,8 +181,8 @@ impl Kubeconfig {
     /// `kept`: old token that stays in an entry of its own.
     pub fn for_server(
         to: &ServerEndpoint,
-        token: &TokenText,
-        kept: Option<&TokenText>,
+        token: &SecretText,
+        kept: Option<&SecretText>,
     ) -> Result<String, CredentialFault> {
         let mut cluster = json!({"server": to.server});
         if let Some(authority) = &to.authority {
@@ -271,7 +272,7 @@ fn auth_methods(user: &Value) -> Vec<AuthMethod> {
     let mut auth_methods = Vec::new();
     // A token file takes precedence over the token beside it.
     if let Some(token) = text("token").filter(|_| text("tokenFile").is_none()) {
-        auth_methods.push(AuthMethod::Token(TokenText::new(token.to_owned())));
+        auth_methods.push(AuthMethod::Token(SecretText::trimmed(token.to_owned())));
     }
     if let Some(data) = text("client-certificate-data") {
         auth_methods.push(client_certificate::claims(data).map_or_else(

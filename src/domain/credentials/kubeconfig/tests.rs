@@ -34,12 +34,12 @@ fn parsed(text: &str) -> Kubeconfig {
     Kubeconfig::parse(text).unwrap()
 }
 
-fn token(text: &str) -> TokenText {
-    TokenText::new(text.to_owned())
+fn token(text: &str) -> SecretText {
+    SecretText::trimmed(text.to_owned())
 }
 
 fn tokens(config: &Kubeconfig) -> Vec<(String, String)> {
-    let plain = |(user, token): (String, TokenText)| (user, token.reveal().to_owned());
+    let plain = |(user, token): (String, SecretText)| (user, token.reveal().to_owned());
     config.tokens().into_iter().map(plain).collect()
 }
 

@@ -18,8 +18,8 @@ use super::children::ChildCandidate;
 use super::guest_account::{is_object_name, namespace_fault};
 use super::kubeconfig::CredentialFault;
 use super::minter::is_server;
+use super::secret_text::SecretText;
 use super::timestamp::Seconds;
-use super::token::TokenText;
 use crate::object_fields::digest::sha256_hex;
 use api::ANNOTATION_RANCHER_URL;
 
@@ -39,7 +39,7 @@ pub struct RancherSecretOptions<'a> {
     /// Name of the Secret.
     pub name: &'a str,
     /// API key from standard input.
-    pub key: &'a TokenText,
+    pub key: &'a SecretText,
 }
 
 impl RancherSecretOptions<'_> {

@@ -6,8 +6,8 @@ use serde_json::Value;
 const URL: &str = "https://rancher.example.com";
 const SUM: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
-fn token(text: &str) -> TokenText {
-    TokenText::new(text.to_owned())
+fn token(text: &str) -> SecretText {
+    SecretText::trimmed(text.to_owned())
 }
 
 #[test]

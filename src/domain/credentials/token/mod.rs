@@ -1,20 +1,15 @@
-//! A token, and the claims in its text, which are read without a request to a server.
+//! Claims in the text of a token, which are read without a request to a server.
 //!
-//! Invariants:
-//!
-//! * Only [`TokenText::reveal`] shows the text of a token. The text is wiped from memory when it is
-//!   dropped.
-//! * A name is read only from the part of a token that holds names, never from the secret part.
-
-use std::fmt;
+//! Invariant: a name is read only from the part of a token that holds names, never from the secret
+//! part.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
 use zeroize::Zeroizing;
 
+use super::secret_text::SecretText;
 use super::timestamp::Seconds;
-use crate::object_fields::digest::sha256_hex;
 
 /// Longest name that is reported, in bytes.
 const LONGEST_NAME: usize = 253;
@@ -22,39 +17,6 @@ const LONGEST_NAME: usize = 253;
 const LAST_END: Seconds = 253_402_300_799;
 /// Prefixes of the names of a Rancher's tokens.
 const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];
-
-/// Secret text of a token.
-#[derive(Clone)]
-pub struct TokenText(Zeroizing<String>);
-
-impl TokenText {
-    /// Stores the text without white space around it.
-    pub fn new(text: String) -> Self {
-        let text = Zeroizing::new(text);
-        Self(Zeroizing::new(text.trim().to_owned()))
-    }
-
-    /// Text of the token.
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-
-    /// SHA-256 of the token in hexadecimal. The hash identifies a token that is not stored.
-    pub fn hash(&self) -> String {
-        sha256_hex(self.0.as_bytes())
-    }
-
-    /// Name and times that the token states. The token's signature is not verified.
-    pub fn claims(&self) -> TokenClaims {
-        json_claims(&self.0).map_or_else(|| opaque(&self.0), |claims| of_claims(&claims))
-    }
-}
-
-impl fmt::Debug for TokenText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(…)")
-    }
-}
 
 /// Name and times of a token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,6 +27,14 @@ pub struct TokenClaims {
     pub issued: Option<Seconds>,
     /// Expiry of the token. `None`: the token does not expire, or its expiry is not known.
     pub expires: Option<Seconds>,
+}
+
+impl SecretText {
+    /// Name and times that the text states, if it is a token. They are not verified.
+    pub fn claims(&self) -> TokenClaims {
+        let text = self.reveal();
+        json_claims(text).map_or_else(|| opaque(text), |claims| of_claims(&claims))
+    }
 }
 
 /// Claims of a JSON Web Token. `None`: the token has another form.

@@ -5,9 +5,9 @@ use serde_json::json;
 
 use super::*;
 
-fn jwt(claims: &Value) -> TokenText {
+fn jwt(claims: &Value) -> SecretText {
     let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-    TokenText::new(format!("{}.{}.c2ln", part(&json!({"alg": "RS256"})), part(claims)))
+    SecretText::trimmed(format!("{}.{}.c2ln", part(&json!({"alg": "RS256"})), part(claims)))
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn of_a_ranchers_token_only_the_name_is_shown() {
         ("....", ""),
     ] {
         assert_eq!(
-            TokenText::new(token.into()).claims(),
+            SecretText::trimmed(token.into()).claims(),
             TokenClaims { name: name.into(), ..TokenClaims::default() }
         );
     }
@@ -56,13 +56,4 @@ fn what_makes_no_sense_is_left_out() {
         assert_eq!(jwt(&claims).claims(), TokenClaims::default());
     }
     assert_eq!(jwt(&json!([])).claims(), TokenClaims::default());
-}
-
-#[test]
-fn nothing_shows_a_token_and_white_space_is_none_of_it() {
-    let token = TokenText::new("token-abcde:secret\n".into());
-    assert!(!format!("{token:?} {:?}", Some(&token)).contains("secret"));
-    assert_eq!(token.reveal(), "token-abcde:secret");
-    assert_eq!(token.hash(), TokenText::new("token-abcde:secret".into()).hash());
-    assert_eq!(token.hash().len(), 64);
 }

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::{ANNOTATION_RANCHER_URL, TokenRotation};
-use harvester_guest_operator::rancher::{RancherClient, SecretText, TrustedRoots};
+use harvester_guest_operator::domain::credentials::secret_text::SecretText;
+use harvester_guest_operator::rancher::{RancherClient, TrustedRoots};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::eventually;

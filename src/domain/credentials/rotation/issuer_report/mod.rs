@@ -1,7 +1,8 @@
 //! State of the credential in use, as its issuer reports it at each read. The expiry may change
 //! although the credential stays the same.
 
-use super::super::token::{TokenClaims, TokenText};
+use super::super::secret_text::SecretText;
+use super::super::token::TokenClaims;
 use super::{RotationRecord, Seconds, TargetCredential};
 
 /// Prefixes of the names of tokens that Rancher 2.12 and later keeps alive: such a token has no
@@ -24,7 +25,7 @@ impl IssuerReport {
     /// token, or the token states its own times. A token counts as kept alive if Rancher itself
     /// made it, a cloud credential holds it, and it has no expiry. This rule is the same for all
     /// versions of Rancher.
-    pub fn of(token: &TokenText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
+    pub fn of(token: &SecretText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
         let own = token.claims();
         if own.issued.is_some() || word.issued.is_none() {
             return None;

@@ -10,8 +10,8 @@ use super::*;
 const DAY: Seconds = 86_400;
 const NOW: Seconds = 1_000 * DAY;
 
-fn token(text: &str) -> TokenText {
-    TokenText::new(text.to_owned())
+fn token(text: &str) -> SecretText {
+    SecretText::trimmed(text.to_owned())
 }
 
 fn claims(expires: Option<Seconds>) -> TokenClaims {

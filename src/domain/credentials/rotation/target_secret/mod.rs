@@ -4,7 +4,7 @@
 //! contains nothing secret.
 
 use super::super::kubeconfig::{AuthMethod, CredentialFault, Kubeconfig, ServerEndpoint};
-use super::super::token::TokenText;
+use super::super::secret_text::SecretText;
 use super::watched::{self, WatchedCredentials};
 use super::{TargetCredential, TargetState};
 use api::{SecretTarget, WatchedCredential};
@@ -15,7 +15,7 @@ pub struct SecretContent {
     /// Version of the Secret (resourceVersion).
     pub version: String,
     /// Value under the key that the spec names. `None`: the Secret does not have the key.
-    pub value: Option<TokenText>,
+    pub value: Option<SecretText>,
     /// Whether the Secret is immutable.
     pub immutable: bool,
     /// URL of the Rancher to which the value may be sent, from the Secret's annotation.
@@ -66,9 +66,9 @@ fn read_value(
     rotated: bool,
     secret: &SecretContent,
 ) -> Result<TargetRead, CredentialFault> {
-    let text = secret.value.as_ref().map(TokenText::reveal).filter(|text| !text.is_empty());
+    let text = secret.value.as_ref().map(SecretText::reveal).filter(|text| !text.is_empty());
     let user = wants.kubeconfig_user.as_deref();
-    let there = |holds: Option<TokenText>, other_tokens: Vec<String>| TargetState::There {
+    let there = |holds: Option<SecretText>, other_tokens: Vec<String>| TargetState::There {
         version: secret.version.clone(),
         holds: holds.map(|token| TargetCredential {
             hash: token.hash(),
@@ -139,7 +139,11 @@ fn watched_entry(user: &str, method: &AuthMethod) -> WatchedCredential {
 impl TargetRead {
     /// Token of the kubeconfig's user that the spec names, or the whole value if the spec names no
     /// user. `None`: the target holds no such token.
-    pub fn token(&self, wants: &SecretTarget, secret: Option<&SecretContent>) -> Option<TokenText> {
+    pub fn token(
+        &self,
+        wants: &SecretTarget,
+        secret: Option<&SecretContent>,
+    ) -> Option<SecretText> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
             (Some(user), Some(config)) => config.token_of(user).ok().flatten(),
             (None, None) => secret?.value.clone().filter(|token| !token.reveal().is_empty()),
@@ -152,10 +156,12 @@ impl TargetRead {
     pub fn value_with(
         &self,
         wants: &SecretTarget,
-        token: &TokenText,
-    ) -> Result<TokenText, CredentialFault> {
+        token: &SecretText,
+    ) -> Result<SecretText, CredentialFault> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
-            (Some(user), Some(config)) => config.with_token(user, token, None).map(TokenText::new),
+            (Some(user), Some(config)) => {
+                config.with_token(user, token, None).map(SecretText::trimmed)
+            }
             (None, None) => Ok(token.clone()),
             _ => Err("it is no kubeconfig".to_owned()),
         }

@@ -8,7 +8,7 @@ fn wants(user: Option<&str>) -> SecretTarget {
 }
 
 fn content(value: &str) -> SecretContent {
-    let value = Some(TokenText::new(value.to_owned()));
+    let value = Some(SecretText::trimmed(value.to_owned()));
     SecretContent { version: "7".into(), value, immutable: false, rancher_url: None }
 }
 
@@ -24,7 +24,7 @@ fn why(wants: &SecretTarget, rotated: bool, secret: Option<&SecretContent>) -> S
 }
 
 fn hash(token: &str) -> String {
-    TokenText::new(token.to_owned()).hash()
+    SecretText::trimmed(token.to_owned()).hash()
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn one_users_token_counts_and_the_others_are_known() {
     let TargetState::There { holds: Some(held), other_tokens, .. } = &seen.target else { panic!() };
     assert_eq!((held.hash.as_str(), other_tokens), (hash("one").as_str(), &vec![hash("two")]));
     assert_eq!(seen.reach.as_ref().unwrap().server, "https://x");
-    let new = seen.value_with(&wants(Some("a")), &TokenText::new("three".into())).unwrap();
+    let new = seen.value_with(&wants(Some("a")), &SecretText::trimmed("three".into())).unwrap();
     let again = read(&wants(Some("a")), true, Some(&content(new.reveal())));
     let TargetState::There { holds: Some(held), other_tokens, .. } = &again.target else {
         panic!()

@@ -1,7 +1,8 @@
 //! Cloud credentials: their list, and the Secret that holds one.
 
 use anyhow::{Context as _, Result};
-use harvester_guest_operator::rancher::{RancherError, SecretText};
+use harvester_guest_operator::domain::credentials::secret_text::SecretText;
+use harvester_guest_operator::rancher::RancherError;
 use serde_json::json;
 use testbed::eventually;
 use testbed::rancher::Version;

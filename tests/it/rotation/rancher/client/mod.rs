@@ -6,10 +6,10 @@ mod credentials;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use harvester_guest_operator::domain::credentials::kubeconfig::ServerEndpoint;
-use harvester_guest_operator::domain::credentials::token::TokenText as Value;
+use harvester_guest_operator::domain::credentials::secret_text::SecretText;
 use harvester_guest_operator::rancher::{
-    ListedToken, RancherClient, RancherError, RancherIssuer, SecretText, TokenApi, TokenOrder,
-    TokenRights, TrustedRoots,
+    ListedToken, RancherClient, RancherError, RancherIssuer, TokenApi, TokenOrder, TokenRights,
+    TrustedRoots,
 };
 use testbed::Verdict;
 use testbed::rancher::{Role, Version};
@@ -150,7 +150,7 @@ async fn tokens_of_others_are_neither_counted_nor_revoked_nor_sent_anywhere() ->
         assert!(known.tokens.iter().all(|token| token.user == admin), "{known:?}");
         assert_eq!(known.named("guest"), ["guest-1"]);
         for token in &theirs {
-            let value = Value::new(token.clone());
+            let value = SecretText::trimmed(token.clone());
             let held = issuer.life(&value, &known).await?.held(&value, false);
             // The same API shows an administrator the ext tokens of other users.
             let is_shown = token.starts_with("ext/");
@@ -160,10 +160,10 @@ async fn tokens_of_others_are_neither_counted_nor_revoked_nor_sent_anywhere() ->
             assert_eq!(view.last_used, None, "it was sent somewhere");
         }
         // A token by the user's own name that is not listed any more is dead. No other one is.
-        let dead = Value::new(format!("kubeconfig-{admin}abcde:nothing"));
+        let dead = SecretText::trimmed(format!("kubeconfig-{admin}abcde:nothing"));
         let life = issuer.life(&dead, &known).await?;
         assert_eq!(life.alive, (!retired).then_some(false));
-        let other = Value::new(format!("kubeconfig-{}abcde:nothing", site.user));
+        let other = SecretText::trimmed(format!("kubeconfig-{}abcde:nothing", site.user));
         assert_eq!(issuer.life(&other, &known).await?.alive, None);
         issuer.revoke("guest-1").await?;
         assert_eq!(issuer.issued().await?.named("guest"), [""; 0]);

@@ -24,10 +24,10 @@ use harvester_guest_operator::domain::credentials::rotation::{
     self, ObservedState, RecordChange, RotationAction, RotationPlan, RotationRecord,
     RotationRequests, RotationStep, TargetState, UnpublishedCredential,
 };
-use harvester_guest_operator::domain::credentials::token::TokenText as Value;
+use harvester_guest_operator::domain::credentials::secret_text::SecretText;
 use harvester_guest_operator::rancher::{
     CloudCredentialView, IssuedTokens, RancherClient, RancherError, RancherIssuer,
-    ReplacementToken, SecretText, TrustedRoots,
+    ReplacementToken, TrustedRoots,
 };
 use testbed::eventually;
 use testbed::rancher::Version;
@@ -51,7 +51,7 @@ struct Site {
     weather: Arc<Weather>,
     there: testbed::Rancher,
     user: String,
-    key: Value,
+    key: SecretText,
     cc: String,
 }
 
@@ -63,7 +63,7 @@ impl Site {
         }
         let user = there.user(false);
         there.cluster("c-m-prod", "prod", &[&user]);
-        let key = Value::new(there.api_key(&user, 0, "the operator's"));
+        let key = SecretText::trimmed(there.api_key(&user, 0, "the operator's"));
         let content = there.kubeconfig(&user, "c-m-prod");
         let cc = there.credential(&user, "prod", "c-m-prod", &content)?;
         let site = Self { weather: Weather::of(&there), there, user, key, cc };
@@ -91,7 +91,7 @@ impl Site {
     }
 
     fn issuer(&self) -> Result<RancherIssuer> {
-        RancherIssuer::new(self.there.url(), Some(self.there.ca_pem()), SecretText::from(&self.key))
+        RancherIssuer::new(self.there.url(), Some(self.there.ca_pem()), self.key.clone())
             .map_err(anyhow::Error::msg)
     }
 
@@ -140,9 +140,9 @@ struct Rotation {
     plan: RotationPlan,
     place: Where,
     record: RotationRecord,
-    hand: Option<(UnpublishedCredential, Option<Value>)>,
+    hand: Option<(UnpublishedCredential, Option<SecretText>)>,
     /// Memory of the replica that does not lead.
-    other: Option<(UnpublishedCredential, Option<Value>)>,
+    other: Option<(UnpublishedCredential, Option<SecretText>)>,
     steps: usize,
     acts: Vec<String>,
 }
