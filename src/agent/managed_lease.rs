@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Resource as _, ResourceExt as _};
 
 use super::clock;
-use crate::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus};
+use crate::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus, LeaseState};
 use crate::domain::dhcp::{
-    ClientId, ClientIdentity, ClientOptions, ClientState, DhcpClient, LeaseRecord, Mac, OpenSockets,
+    ClientId, ClientIdentity, ClientOptions, DhcpClient, LeaseRecord, Mac, OpenSockets,
 };
 use crate::domain::dhcp_lease::status::{Moment, former, held};
 use crate::domain::object_fields::finalizers::without_finalizers;
@@ -68,7 +68,7 @@ pub(super) struct ManagedLease {
     pub(super) done: bool,
     /// Client state under which the metrics count the lease. `None`: the metrics do not count the
     /// lease.
-    pub(super) counted: Option<ClientState>,
+    pub(super) counted: Option<LeaseState>,
     pub(super) listening: OpenSockets,
 }
 

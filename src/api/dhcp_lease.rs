@@ -210,13 +210,14 @@ pub enum LeaseState {
     Selecting,
     /// The client requests the offered address.
     Requesting,
-    /// The client asks by ARP whether another host uses the granted address.
+    /// The client asks by ARP whether another host uses the granted address, or the record of the
+    /// address is being written.
     Probing,
     /// The client holds the address.
     Bound,
     /// The client asks its server to extend the lease.
     Renewing,
-    /// The client asks any server to extend the lease.
+    /// The client asks any server to extend the lease, because the lease's own server is silent.
     Rebinding,
     /// The client asks whether it may still use an address that it held before.
     Rebooting,

@@ -7,8 +7,8 @@ use super::super::managed_lease::PendingWrite;
 use super::super::packet_socket::FrameFilter;
 use super::super::{clock, report};
 use super::AgentTerm;
+use crate::api::LeaseState;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets};
-use crate::domain::dhcp_lease::status::state;
 use crate::k8s::leadership::LeadershipClaim;
 
 /// Delay before the socket is closed or stops accepting ARP, after the last client needed the
@@ -91,7 +91,7 @@ impl AgentTerm<'_> {
         let counted = client.filter(|_| !lease.done).map(DhcpClient::state);
         if counted != lease.counted {
             let gauge =
-                |of| self.agent.dhcp.leases.with_label_values(&[format!("{:?}", state(of))]);
+                |of: LeaseState| self.agent.dhcp.leases.with_label_values(&[format!("{of:?}")]);
             if let Some(former) = lease.counted {
                 gauge(former).dec();
             }

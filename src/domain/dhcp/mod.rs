@@ -21,7 +21,7 @@ pub mod wire;
 pub use client::jitter::{RELEASES, phase, start_within};
 pub use client::offer_check::OfferFault;
 pub use client::output::{
-    ClientAction, ClientEvent, ClientState, ClientTrouble, IgnoreReason, LeaseRecord, LossCause,
+    ClientAction, ClientEvent, ClientTrouble, IgnoreReason, LeaseRecord, LossCause,
 };
 pub use client::{
     AnnouncedAddress, ClientOptions, DhcpClient, OpenSockets, ProbeTiming, RecordedLease,

@@ -29,9 +29,10 @@ use std::time::Duration;
 use super::wire::ethernet::{self, FrameContent};
 use super::wire::message::{self, MessageFault};
 use super::{
-    ClientAction, ClientEvent, ClientIdentity, ClientState, ClientTrouble, GrantedLease,
-    IgnoreReason, LeaseRecord, LossCause, Mac,
+    ClientAction, ClientEvent, ClientIdentity, ClientTrouble, GrantedLease, IgnoreReason,
+    LeaseRecord, LossCause, Mac,
 };
+use api::LeaseState;
 use jitter::{JitterRng, part};
 pub use options::{ClientOptions, OpenSockets, ProbeTiming};
 pub use output::AnnouncedAddress;
@@ -206,18 +207,18 @@ impl DhcpClient {
     }
 
     /// State of the client.
-    pub fn state(&self) -> ClientState {
+    pub fn state(&self) -> LeaseState {
         match &self.phase {
-            ClientPhase::Waiting(_) if self.former.is_some() => ClientState::Lost,
-            ClientPhase::Waiting(_) | ClientPhase::Selecting(_) => ClientState::Selecting,
-            ClientPhase::Requesting(_) => ClientState::Requesting,
-            ClientPhase::Probing(_) | ClientPhase::Parting(_) => ClientState::Probing,
-            ClientPhase::Released(_) => ClientState::Released,
-            _ if self.awaits.is_some() => ClientState::Probing,
-            ClientPhase::Bound => ClientState::Bound,
-            ClientPhase::Confirming(confirming) if confirming.restart => ClientState::Rebooting,
-            ClientPhase::Confirming(_) if self.may_rebind() => ClientState::Rebinding,
-            ClientPhase::Confirming(_) => ClientState::Renewing,
+            ClientPhase::Waiting(_) if self.former.is_some() => LeaseState::Lost,
+            ClientPhase::Waiting(_) | ClientPhase::Selecting(_) => LeaseState::Selecting,
+            ClientPhase::Requesting(_) => LeaseState::Requesting,
+            ClientPhase::Probing(_) | ClientPhase::Parting(_) => LeaseState::Probing,
+            ClientPhase::Released(_) => LeaseState::Released,
+            _ if self.awaits.is_some() => LeaseState::Probing,
+            ClientPhase::Bound => LeaseState::Bound,
+            ClientPhase::Confirming(confirming) if confirming.restart => LeaseState::Rebooting,
+            ClientPhase::Confirming(_) if self.may_rebind() => LeaseState::Rebinding,
+            ClientPhase::Confirming(_) => LeaseState::Renewing,
         }
     }
 
@@ -383,7 +384,7 @@ impl DhcpClient {
         self.trouble = trouble;
         let state = match &self.phase {
             // Bound, not Probing: once this record is written, the address may be used.
-            ClientPhase::Bound => ClientState::Bound,
+            ClientPhase::Bound => LeaseState::Bound,
             _ => self.state(),
         };
         let record = LeaseRecord {

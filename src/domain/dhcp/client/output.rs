@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::super::{GrantedLease, Mac, OfferFault};
+use api::LeaseState;
 
 /// Largest number of stations that are stored for an address. There may be several stations,
 /// because an announcer moves between nodes.
@@ -31,7 +32,7 @@ pub struct LeaseRecord {
     /// Serial number. A later record has a greater number.
     pub serial: u64,
     /// State of the client.
-    pub state: ClientState,
+    pub state: LeaseState,
     /// Held lease. Its address may be used once this record is written.
     pub lease: Option<GrantedLease>,
     /// Trouble of the client, if any.
@@ -67,31 +68,6 @@ impl AnnouncedAddress {
         self.by.truncate(MOST_STATIONS);
         true
     }
-}
-
-/// State of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ClientState {
-    /// The client searches for a server.
-    Selecting,
-    /// The client requests an offered address.
-    Requesting,
-    /// The client probes whether another host has the address, or the record of the address is
-    /// being written.
-    Probing,
-    /// The client has an address.
-    Bound,
-    /// The client has an address, and asks its server for more time.
-    Renewing,
-    /// The client has an address, and asks all servers to extend the lease, because the lease's own
-    /// server is silent.
-    Rebinding,
-    /// The client has an address, and confirms it after a restart.
-    Rebooting,
-    /// The client has lost its address.
-    Lost,
-    /// The client has given its address back.
-    Released,
 }
 
 /// Reason why a client has no address, or may soon lose its address.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use chrono::{DateTime, FixedOffset, TimeDelta};
 use serde_json::{Map, Value};
 
-use crate::dhcp::{AnnouncedAddress, ClientState, ClientTrouble, LeaseRecord, Mac, RecordedLease};
+use crate::dhcp::{AnnouncedAddress, ClientTrouble, LeaseRecord, Mac, RecordedLease};
 use crate::object_fields::condition::{condition, with_condition};
 use crate::object_fields::rfc3339;
 use api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, OnLeaseLoss};
@@ -45,7 +45,7 @@ pub fn report(
     former: &DHCPLeaseStatus,
 ) -> DHCPLeaseStatus {
     let mut status = DHCPLeaseStatus {
-        state: Some(state(record.state)),
+        state: Some(record.state),
         agent: Some(agent.to_owned()),
         ..DHCPLeaseStatus::default()
     };
@@ -81,7 +81,7 @@ pub fn report(
             (ConditionStatus::True, reason, message)
         }
         (None, Some(trouble)) => (ConditionStatus::False, reason(*trouble), trouble.to_string()),
-        (None, None) if record.state == ClientState::Released => {
+        (None, None) if record.state == LeaseState::Released => {
             (ConditionStatus::False, "Released", "the address was given back".to_owned())
         }
         (None, None) => {
@@ -184,21 +184,6 @@ pub fn former(status: &DHCPLeaseStatus) -> Option<AnnouncedAddress> {
 
 fn announcers(status: &DHCPLeaseStatus) -> Vec<Mac> {
     status.announcers.iter().filter_map(|mac| mac.parse().ok()).collect()
-}
-
-/// State in the record that reports this state of the client.
-pub fn state(state: ClientState) -> LeaseState {
-    match state {
-        ClientState::Selecting => LeaseState::Selecting,
-        ClientState::Requesting => LeaseState::Requesting,
-        ClientState::Probing => LeaseState::Probing,
-        ClientState::Bound => LeaseState::Bound,
-        ClientState::Renewing => LeaseState::Renewing,
-        ClientState::Rebinding => LeaseState::Rebinding,
-        ClientState::Rebooting => LeaseState::Rebooting,
-        ClientState::Lost => LeaseState::Lost,
-        ClientState::Released => LeaseState::Released,
-    }
 }
 
 #[cfg(test)]

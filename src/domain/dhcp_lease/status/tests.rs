@@ -35,7 +35,7 @@ fn lease(seconds: Option<u32>) -> GrantedLease {
 }
 
 fn record(lease: Option<GrantedLease>, trouble: Option<ClientTrouble>) -> LeaseRecord {
-    let state = if lease.is_some() { ClientState::Bound } else { ClientState::Lost };
+    let state = if lease.is_some() { LeaseState::Bound } else { LeaseState::Lost };
     let (announced, still_announced) = (None, None);
     LeaseRecord { serial: 1, state, lease, trouble, keeps: false, announced, still_announced }
 }

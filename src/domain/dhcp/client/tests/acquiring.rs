@@ -76,7 +76,7 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     let discover = bed.speaks();
     assert_eq!(bed.client.listening(), OpenSockets::Dhcp);
     let request = bed.offer(&discover, ADDRESS, 120);
-    assert_eq!(bed.client.state(), ClientState::Requesting);
+    assert_eq!(bed.client.state(), LeaseState::Requesting);
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
     assert_eq!(bed.client.listening(), OpenSockets::DhcpAndArp);
     assert!(bed.records.is_empty(), "nothing is recorded before the probe");
@@ -85,20 +85,17 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     }
     let record = bed.record().clone();
     let lease = record.lease.clone().unwrap();
-    assert_eq!(
-        (record.state, lease.address, lease.prefix),
-        (ClientState::Bound, ADDRESS, Some(24))
-    );
+    assert_eq!((record.state, lease.address, lease.prefix), (LeaseState::Bound, ADDRESS, Some(24)));
     assert_eq!((lease.server, lease.server_mac), (SERVER, SERVER_MAC));
     assert_eq!(lease.gateway, Some(Ipv4Addr::new(10, 0, 0, 254)));
     // The first three addresses that hosts can have are stored. The incomplete address at the end
     // of the list is not stored.
     assert_eq!(lease.name_servers, [53, 54, 55].map(|host| Ipv4Addr::new(10, 0, 0, host)));
-    assert_eq!((bed.client.state(), bed.address()), (ClientState::Probing, None));
+    assert_eq!((bed.client.state(), bed.address()), (LeaseState::Probing, None));
     bed.client.recorded(record.serial - 1, bed.now);
     assert_eq!(bed.address(), None);
     bed.client.recorded(record.serial, bed.now);
-    assert_eq!((bed.client.state(), bed.address()), (ClientState::Bound, Some(ADDRESS)));
+    assert_eq!((bed.client.state(), bed.address()), (LeaseState::Bound, Some(ADDRESS)));
     assert_eq!(bed.client.listening(), OpenSockets::Nothing);
 }
 
@@ -185,7 +182,7 @@ pub fn an_offer_while_requesting_is_dropped() {
     assert_eq!(bed.hears(&late), []);
     assert!(bed.saw(&ClientEvent::Ignored(IgnoreReason::Unasked)));
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
-    assert_eq!(bed.client.state(), ClientState::Probing);
+    assert_eq!(bed.client.state(), LeaseState::Probing);
 }
 
 #[test]
@@ -195,7 +192,7 @@ pub fn an_ack_while_selecting_is_dropped() {
     for kind in [ACK, NAK] {
         assert_eq!(bed.hears(&answer(&discover, kind, ADDRESS, SERVER, 120)), []);
     }
-    assert_eq!(bed.client.state(), ClientState::Selecting);
+    assert_eq!(bed.client.state(), LeaseState::Selecting);
     assert_eq!(bed.events, vec![ClientEvent::Ignored(IgnoreReason::Unasked); 2]);
 }
 
@@ -206,12 +203,12 @@ pub fn only_the_chosen_server_grants_or_refuses() {
     let request = bed.offer(&discover, ADDRESS, 120);
     for kind in [ACK, NAK] {
         bed.hears(&answer(&request, kind, ADDRESS, OTHER, 120));
-        assert_eq!(bed.client.state(), ClientState::Requesting);
+        assert_eq!(bed.client.state(), LeaseState::Requesting);
     }
     assert!(bed.saw(&ClientEvent::Ignored(IgnoreReason::OtherServer)));
     // A grant of an address that was not requested is ignored.
     bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
-    assert_eq!(bed.client.state(), ClientState::Requesting);
+    assert_eq!(bed.client.state(), LeaseState::Requesting);
 }
 
 /// Servers that do not reserve offered addresses refuse one of two clients that ask at the same
@@ -283,7 +280,7 @@ pub fn an_ack_that_is_not_what_was_offered_is_judged_again() {
             why: crate::dhcp::OfferFault::TooShort
         })
     );
-    assert_eq!((bed.client.state(), bed.address()), (ClientState::Selecting, None));
+    assert_eq!((bed.client.state(), bed.address()), (LeaseState::Selecting, None));
 }
 
 /// A server with an exhausted pool is asked for ever, and no more than once a minute.
@@ -294,5 +291,5 @@ pub fn a_server_without_addresses_is_asked_for_ever() {
     assert!(sent.iter().all(|seen| seen.kind() == DISCOVER));
     assert!((1300..1500).contains(&sent.len()), "{}", sent.len());
     assert_eq!(bed.records.len(), 1);
-    assert_eq!(bed.client.state(), ClientState::Selecting);
+    assert_eq!(bed.client.state(), LeaseState::Selecting);
 }

@@ -58,7 +58,7 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
     );
     assert_eq!(
         (bed.client.state(), bed.client.listening()),
-        (ClientState::Bound, OpenSockets::Nothing)
+        (LeaseState::Bound, OpenSockets::Nothing)
     );
     // The client asks again at each renewal. Here, the announcer has moved to another node since
     // the last question.
@@ -90,7 +90,7 @@ pub fn an_address_that_its_own_announcer_has_is_taken_again() {
         let discover = bed.speaks();
         let request = bed.offer(&discover, ADDRESS, 3600);
         bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 3600));
-        assert_eq!(bed.client.state(), ClientState::Probing);
+        assert_eq!(bed.client.state(), LeaseState::Probing);
         bed.passes();
         let said = bed.hears(&arp(false, station, ADDRESS, NONE));
         assert_eq!(said.first().map(Seen::kind), declined.then_some(DECLINE));
@@ -147,7 +147,7 @@ pub fn a_client_that_was_stopped_after_a_loss_asks_for_the_same_address() {
     let former = AnnouncedAddress { address: ADDRESS, by: vec![GUEST] };
     let client = DhcpClient::new(identity(), ClientOptions::default(), 7, ms(0));
     let mut bed = Bed::of(client.remembering(former));
-    assert_eq!(bed.client.state(), ClientState::Lost);
+    assert_eq!(bed.client.state(), LeaseState::Lost);
     let discover = bed.speaks();
     assert_eq!(discover.wish(), Some(ADDRESS));
     // The client does not know its former server, so it waits for other offers first.
@@ -170,7 +170,7 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
         assert_eq!(bed.hears(&arp(false, station, ADDRESS, NONE)), []);
         assert!(bed.done && bed.saw(&ClientEvent::NotReleased { address: ADDRESS, by: station }));
         assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
-        assert_eq!((bed.record().state, bed.client.deadline()), (ClientState::Released, None));
+        assert_eq!((bed.record().state, bed.client.deadline()), (LeaseState::Released, None));
     }
     // If no station has the address, the address is given back half a second after the call of
     // `release`.

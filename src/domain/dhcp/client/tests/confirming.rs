@@ -6,14 +6,14 @@ use super::*;
 #[test]
 pub fn a_lease_is_used_at_once_and_asked_after() {
     let mut bed = Bed::resumed(90);
-    assert_eq!((bed.client.state(), bed.address()), (ClientState::Rebooting, Some(ADDRESS)));
+    assert_eq!((bed.client.state(), bed.address()), (LeaseState::Rebooting, Some(ADDRESS)));
     assert_eq!(bed.client.listening(), OpenSockets::Nothing);
     assert_eq!(bed.lease().expires, Some(secs(90)));
     let confirm = bed.speaks();
     assert_eq!((confirm.kind(), confirm.confirms(), confirm.to), (REQUEST, true, SERVER));
     assert_eq!(bed.client.listening(), OpenSockets::Dhcp);
     bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
-    assert_eq!((bed.client.state(), bed.lease().expires), (ClientState::Bound, Some(secs(120))));
+    assert_eq!((bed.client.state(), bed.lease().expires), (LeaseState::Bound, Some(secs(120))));
     assert!(bed.probes.is_empty(), "who has it would be its user");
 }
 
@@ -43,7 +43,7 @@ pub fn silence_lets_the_lease_run_on_then_the_address_is_looked_for() {
     assert!(sent[2..].iter().all(Seen::is_broadcast));
     assert!(sent[..4].iter().all(Seen::confirms));
     assert_eq!(sent.iter().filter(|seen| seen.kind() == DISCOVER).count(), 3, "from T2 on");
-    assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), ClientState::Rebinding));
+    assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), LeaseState::Rebinding));
     assert_eq!((bed.speaks().wish(), bed.address()), (Some(ADDRESS), None));
 
     // If no server answers and T1 is far away, the client is idle until T1.
@@ -52,7 +52,7 @@ pub fn silence_lets_the_lease_run_on_then_the_address_is_looked_for() {
     let options = ClientOptions { resume_within: ms(0), ..ClientOptions::default() };
     let mut bed = Bed::of(DhcpClient::resume(identity(), options, held, 7, ms(0)));
     assert_eq!(bed.until(secs(120)).len(), 4);
-    assert_eq!((bed.client.state(), bed.address()), (ClientState::Bound, Some(ADDRESS)));
+    assert_eq!((bed.client.state(), bed.address()), (LeaseState::Bound, Some(ADDRESS)));
     assert_eq!(bed.client.deadline(), Some(secs(80_000 - 43_200)));
 }
 
@@ -67,7 +67,7 @@ pub fn the_server_may_take_it_back_and_another_one_may_not() {
     let mut bed = Bed::resumed(119);
     let confirm = bed.speaks();
     bed.hears(&answer(&confirm, NAK, ADDRESS, SERVER, 0));
-    assert_eq!((bed.address(), bed.client.state()), (None, ClientState::Lost));
+    assert_eq!((bed.address(), bed.client.state()), (None, LeaseState::Lost));
     assert_eq!(bed.speaks().kind(), DISCOVER);
 }
 

@@ -26,7 +26,7 @@ fn listening() -> [(Bed, Seen, u8); 4] {
 }
 
 /// Parts of a client's state that an ignored frame must not change.
-fn outline(bed: &Bed) -> (ClientState, Option<GrantedLease>, Option<Duration>, usize) {
+fn outline(bed: &Bed) -> (LeaseState, Option<GrantedLease>, Option<Duration>, usize) {
     let client = &bed.client;
     (client.state(), client.lease().cloned(), client.deadline(), bed.records.len())
 }
@@ -215,7 +215,7 @@ pub fn useless_offers_are_refused_by_name() {
             bed.record().trouble,
             Some(ClientTrouble::Unusable { address, server: SERVER, why })
         );
-        assert_eq!((bed.client.state(), bed.address()), (ClientState::Selecting, None));
+        assert_eq!((bed.client.state(), bed.address()), (LeaseState::Selecting, None));
         // The client asks again, because another server may have a better offer.
         let next = bed.speaks();
         assert_eq!(next.kind(), DISCOVER);
@@ -341,7 +341,7 @@ pub fn options_in_other_fields_and_in_parts_are_read() {
     assert_eq!((request.wish(), request.server()), (Some(ADDRESS), Some(SERVER)));
     let ack = Answer { kind: ACK, xid: request.xid, ..offer };
     bed.hears(&ack.frame());
-    while bed.client.state() == ClientState::Probing {
+    while bed.client.state() == LeaseState::Probing {
         bed.passes();
     }
     assert_eq!((bed.lease().seconds, bed.lease().prefix), (Some(120), Some(24)));

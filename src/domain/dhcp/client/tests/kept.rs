@@ -43,7 +43,7 @@ pub fn the_end_of_a_lease_without_an_answer_leaves_the_address() {
     let mut bed = ended();
     let record = bed.record().clone();
     assert_eq!((record.trouble, record.keeps), (Some(ClientTrouble::Kept), true));
-    assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), ClientState::Rebinding));
+    assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), LeaseState::Rebinding));
     // A day later, servers have been asked once each minute, and not more often.
     let (before, from) = (bed.records.len(), bed.now);
     let day = secs(24 * 3600);
@@ -53,7 +53,7 @@ pub fn the_end_of_a_lease_without_an_answer_leaves_the_address() {
     // The server is back.
     let question = bed.speaks_all().remove(0);
     bed.hears(&answer(&question, ACK, ADDRESS, SERVER, HOUR));
-    assert_eq!((bed.record().trouble, bed.client.state()), (None, ClientState::Bound));
+    assert_eq!((bed.record().trouble, bed.client.state()), (None, LeaseState::Bound));
     assert_eq!(bed.lease().expires, Some(bed.now + secs(HOUR.into())));
     let lost = |event: &&ClientEvent| matches!(event, ClientEvent::Lost { .. });
     assert_eq!(bed.events.iter().find(lost), None);

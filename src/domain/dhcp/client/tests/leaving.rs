@@ -23,7 +23,7 @@ pub fn a_release_names_the_lease_and_nothing_else() {
         }
     }
     assert!(bed.done && bed.saw(&ClientEvent::Released { address: ADDRESS }));
-    assert_eq!((bed.record().state, bed.record().lease.is_none()), (ClientState::Released, true));
+    assert_eq!((bed.record().state, bed.record().lease.is_none()), (LeaseState::Released, true));
     assert_eq!(bed.client.deadline(), None);
     assert_eq!(bed.hears(&answer(&sent[0], OFFER, ADDRESS, SERVER, 120)), []);
 }
@@ -47,7 +47,7 @@ impl Bed {
         let discover = self.speaks();
         let request = self.offer(&discover, ADDRESS, 120);
         self.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
-        assert_eq!(self.client.state(), ClientState::Probing);
+        assert_eq!(self.client.state(), LeaseState::Probing);
     }
 }
 
@@ -76,7 +76,7 @@ pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
     let confirm = bed.speaks();
     assert_eq!(
         (bed.now, confirm.confirms(), bed.client.state()),
-        (secs(70), true, ClientState::Rebooting)
+        (secs(70), true, LeaseState::Rebooting)
     );
     bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
     assert_eq!(bed.lease().expires, Some(secs(190)));
@@ -115,7 +115,7 @@ pub fn an_address_is_given_up_when_its_time_is_over() {
     assert_eq!(bed.address(), None);
     assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, how: LossCause::Expired }));
     let record = bed.record();
-    assert_eq!((record.state, record.lease.is_none()), (ClientState::Lost, true));
+    assert_eq!((record.state, record.lease.is_none()), (LeaseState::Lost, true));
     let discover = bed.speaks();
     assert_eq!((discover.kind(), discover.wish()), (DISCOVER, Some(ADDRESS)));
 }
@@ -127,7 +127,7 @@ pub fn a_late_answer_does_not_revive_a_lease() {
     let renewal = bed.speaks();
     bed.now = secs(121);
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 120));
-    assert_eq!((bed.client.state(), bed.address()), (ClientState::Lost, None));
+    assert_eq!((bed.client.state(), bed.address()), (LeaseState::Lost, None));
     let sent = bed.passes();
     assert_eq!((sent.len(), sent[0].kind()), (1, DISCOVER));
 }

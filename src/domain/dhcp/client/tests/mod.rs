@@ -67,7 +67,7 @@ impl Bed {
         let mut bed =
             Self::with(ClientOptions { probe: ProbeTiming::OFF, ..ClientOptions::default() });
         bed.acquire(ADDRESS, seconds);
-        assert_eq!((bed.client.state(), bed.now), (ClientState::Bound, ms(0)));
+        assert_eq!((bed.client.state(), bed.now), (LeaseState::Bound, ms(0)));
         bed
     }
 
@@ -87,7 +87,7 @@ impl Bed {
         let request = self.offer(discover, address, seconds);
         self.hears(&answer(&request, ACK, address, SERVER, seconds));
         for _ in 0..1000 {
-            if self.client.state() != ClientState::Probing {
+            if self.client.state() != LeaseState::Probing {
                 return;
             }
             self.passes();

@@ -12,7 +12,7 @@ fn granted(probe: ProbeTiming) -> Bed {
     let discover = bed.speaks();
     let request = bed.offer(&discover, ADDRESS, 3600);
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 3600));
-    assert_eq!(bed.client.state(), ClientState::Probing);
+    assert_eq!(bed.client.state(), LeaseState::Probing);
     bed
 }
 
@@ -23,7 +23,7 @@ pub fn three_questions_are_asked_without_claiming_the_address() {
         (ProbeTiming::QUICK, ms(20), ms(140)..=ms(160), ms(430)..=ms(490)),
     ] {
         let mut bed = granted(probe);
-        while bed.client.state() == ClientState::Probing {
+        while bed.client.state() == LeaseState::Probing {
             bed.passes();
         }
         let at: Vec<Duration> = bed.probes.iter().map(|(at, _)| *at).collect();
@@ -85,7 +85,7 @@ pub fn what_does_not_dispute_the_address_does_not_matter() {
         arp(false, identity().mac, ADDRESS, ADDRESS),
     ] {
         assert_eq!(bed.hears(&frame), []);
-        assert_eq!(bed.client.state(), ClientState::Probing);
+        assert_eq!(bed.client.state(), LeaseState::Probing);
     }
 }
 
@@ -152,7 +152,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, SERVER, 120)), []);
     let request = bed.speaks();
     bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
-    assert_eq!(bed.client.state(), ClientState::Probing);
+    assert_eq!(bed.client.state(), LeaseState::Probing);
 
     // Five minutes after its loss, an address is fresh, too, because none of our announcers has it
     // any more.
@@ -162,7 +162,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     assert_eq!(discover.wish(), Some(ADDRESS));
     let request = bed.offer(&discover, ADDRESS, 120);
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
-    assert_eq!(bed.client.state(), ClientState::Probing);
+    assert_eq!(bed.client.state(), LeaseState::Probing);
 }
 
 /// ARP answers are ignored while a lease is held, because the announcer of the address sends them.

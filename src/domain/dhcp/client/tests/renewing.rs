@@ -16,7 +16,7 @@ pub fn t1_asks_its_server_alone_in_the_form_of_a_restart() {
     let mut bed = Bed::bound(120);
     let renewal = bed.speaks();
     assert!((secs(36)..=secs(60)).contains(&bed.now), "{:?}", bed.now);
-    assert_eq!(bed.client.state(), ClientState::Renewing);
+    assert_eq!(bed.client.state(), LeaseState::Renewing);
     assert!(renewal.confirms());
     assert_eq!((renewal.kind(), renewal.wish(), renewal.server()), (REQUEST, Some(ADDRESS), None));
     assert_eq!(
@@ -27,7 +27,7 @@ pub fn t1_asks_its_server_alone_in_the_form_of_a_restart() {
     let asked = bed.now;
     bed.now += ms(700);
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 120));
-    assert_eq!(bed.client.state(), ClientState::Bound);
+    assert_eq!(bed.client.state(), LeaseState::Bound);
     let lease = bed.lease();
     // The lease time begins with the request, not with the answer.
     assert_eq!((lease.granted, lease.expires), (asked, Some(asked + secs(120))));
@@ -60,7 +60,7 @@ pub fn a_silent_server_is_asked_twice_alone_then_all_are() {
         assert_eq!(renewal.is_broadcast(), at.len() >= 2);
         at.push(bed.now);
     }
-    assert_eq!((at[0], bed.client.state()), (renew, ClientState::Renewing));
+    assert_eq!((at[0], bed.client.state()), (renew, LeaseState::Renewing));
     // Each wait is half of the time until T2, but at least a minute.
     for pair in at.windows(2) {
         let half = rebind.checked_sub(pair[0]).unwrap() / 2;
@@ -88,12 +88,12 @@ pub fn short_leases_are_asked_for_more_often() {
 pub fn from_t2_on_any_server_may_answer() {
     let mut bed = rebinding(3600);
     let first = bed.speaks_all();
-    assert_eq!((bed.now, bed.client.state()), (secs(3150), ClientState::Rebinding));
+    assert_eq!((bed.now, bed.client.state()), (secs(3150), LeaseState::Rebinding));
     assert!(first[0].confirms() && first[0].is_broadcast() && first[0].ciaddr.is_unspecified());
     assert_eq!(bed.record().trouble, Some(ClientTrouble::ServerSilent));
-    assert_eq!((bed.record().state, bed.address()), (ClientState::Rebinding, Some(ADDRESS)));
+    assert_eq!((bed.record().state, bed.address()), (LeaseState::Rebinding, Some(ADDRESS)));
     bed.hears(&answer(&first[0], ACK, ADDRESS, OTHER, 7200));
-    assert_eq!((bed.client.state(), bed.lease().server), (ClientState::Bound, OTHER));
+    assert_eq!((bed.client.state(), bed.lease().server), (LeaseState::Bound, OTHER));
     assert!(bed.saw(&ClientEvent::ServerChanged { from: SERVER, to: OTHER }));
     assert_eq!(bed.record().trouble, None);
 }
@@ -112,9 +112,9 @@ pub fn from_t2_on_the_same_address_is_also_looked_for() {
     assert_eq!((request.xid, request.server()), (discover.xid, Some(OTHER)));
     // Only a grant by the chosen server counts.
     bed.hears(&answer(&request, ACK, ADDRESS, Ipv4Addr::new(10, 0, 0, 3), 3600));
-    assert_eq!(bed.client.state(), ClientState::Rebinding);
+    assert_eq!(bed.client.state(), LeaseState::Rebinding);
     bed.hears(&answer(&request, ACK, ADDRESS, OTHER, 3600));
-    assert_eq!((bed.client.state(), bed.lease().server), (ClientState::Bound, OTHER));
+    assert_eq!((bed.client.state(), bed.lease().server), (LeaseState::Bound, OTHER));
     assert!(!bed.events.iter().any(|event| matches!(event, ClientEvent::Lost { .. })));
 }
 
@@ -148,13 +148,13 @@ pub fn another_address_is_a_loss_then_a_fresh_one() {
     bed.client.options.probe = ProbeTiming::QUICK;
     let renewal = bed.speaks();
     bed.hears(&answer(&renewal, ACK, SECOND, SERVER, 120));
-    assert_eq!((bed.client.state(), bed.address()), (ClientState::Probing, None));
+    assert_eq!((bed.client.state(), bed.address()), (LeaseState::Probing, None));
     assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, how: LossCause::Changed }));
     assert_eq!(
         (bed.record().lease.is_none(), bed.record().trouble),
         (true, Some(ClientTrouble::Changed))
     );
-    while bed.client.state() == ClientState::Probing {
+    while bed.client.state() == LeaseState::Probing {
         bed.passes();
     }
     assert_eq!((bed.address(), bed.probes.len()), (Some(SECOND), 3));
@@ -166,7 +166,7 @@ pub fn the_lease_s_own_server_may_take_it_back() {
     let mut bed = Bed::bound(120);
     let renewal = bed.speaks();
     bed.hears(&answer(&renewal, NAK, ADDRESS, SERVER, 0));
-    assert_eq!((bed.client.state(), bed.address()), (ClientState::Lost, None));
+    assert_eq!((bed.client.state(), bed.address()), (LeaseState::Lost, None));
     assert_eq!(
         (bed.record().lease.is_none(), bed.record().trouble),
         (true, Some(ClientTrouble::Refused))
@@ -202,7 +202,7 @@ pub fn another_server_s_grant_counts_after_its_own_was_silent() {
     for n in 1..=4 {
         let renewal = bed.speaks();
         bed.hears(&answer(&renewal, ACK, ADDRESS, OTHER, 3600));
-        let taken = bed.client.state() == ClientState::Bound;
+        let taken = bed.client.state() == LeaseState::Bound;
         assert_eq!(taken, n == 4, "question {n}");
     }
 }
@@ -214,7 +214,7 @@ pub fn an_answer_may_be_slower_than_the_next_question() {
     let asked = bed.now;
     bed.speaks();
     bed.hears(&answer(&first, ACK, ADDRESS, SERVER, 120));
-    assert_eq!((bed.client.state(), bed.lease().granted), (ClientState::Bound, asked));
+    assert_eq!((bed.client.state(), bed.lease().granted), (LeaseState::Bound, asked));
 }
 
 #[test]
@@ -241,7 +241,7 @@ pub fn an_answer_that_cannot_be_used_changes_nothing() {
         bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, seconds));
     }
     bed.hears(&answer(&renewal, ACK, Ipv4Addr::LOCALHOST, SERVER, 120));
-    assert_eq!((bed.lease(), bed.client.state()), (before, ClientState::Renewing));
+    assert_eq!((bed.lease(), bed.client.state()), (before, LeaseState::Renewing));
     let unusable = |event: &&ClientEvent| matches!(event, ClientEvent::Unusable { .. });
     assert_eq!(bed.events.iter().filter(unusable).count(), 4);
 }
