@@ -5,13 +5,14 @@
 //! calls a Rancher, [`controllers`] connect these modules, [`http`] serves metrics, probes and
 //! admission, [`agent`] leases addresses by DHCP, and [`cli`] starts all of them. `tls` has the TLS
 //! settings of [`prober`] and [`rancher`]. `turns` has the fair queues of [`http`] and
-//! [`controllers`].
+//! [`controllers`]. `locks` locks what tasks share.
 
 pub mod agent;
 pub mod cli;
 pub mod controllers;
 pub mod http;
 pub mod k8s;
+mod locks;
 pub mod metrics;
 pub mod prober;
 pub mod rancher;

@@ -11,9 +11,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::iter;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::oneshot;
+
+use crate::locks::lock;
 
 /// Queue of callers that wait for a place. Clones share the queue.
 #[derive(Debug)]
@@ -71,7 +73,7 @@ impl<S: Clone + Eq + Hash> Turns<S> {
     }
 
     fn lock(&self) -> MutexGuard<'_, TurnQueue<S>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Removes the next waiter from the queue and returns it. Skips waiters whose future was

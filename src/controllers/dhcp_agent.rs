@@ -6,7 +6,7 @@
 //! if something differs.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use chrono::Utc;
@@ -28,6 +28,7 @@ use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::informer::{self, ObjectEvent};
 use crate::k8s::views::AgentNetwork;
+use crate::locks::lock;
 
 /// Interval at which all networks are checked.
 const EVERY: Duration = Duration::from_secs(1);
@@ -100,7 +101,7 @@ impl WriteFailures {
 
 impl DeploymentKeeper<'_> {
     fn seen(&self) -> MutexGuard<'_, ObservedDeployments> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.seen)
     }
 
     async fn watch(&self) {

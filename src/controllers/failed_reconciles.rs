@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use kube::Resource;
@@ -12,6 +12,7 @@ use kube_runtime::controller::Action;
 use kube_runtime::reflector::ObjectRef;
 
 use crate::domain::limits::backoff::backoff;
+use crate::locks::lock;
 use crate::metrics::Metrics;
 
 /// Longest delay of an attempt, however many failures came before it.
@@ -46,7 +47,7 @@ impl<K: Resource<DynamicType = ()>> FailedReconciles<K> {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
         let failures = {
-            let mut failures = self.lock();
+            let mut failures = lock(&self.failures);
             let count = failures.entry(name).or_default();
             *count = count.saturating_add(1);
             *count - 1
@@ -59,7 +60,7 @@ impl<K: Resource<DynamicType = ()>> FailedReconciles<K> {
 
     /// Forgets the failures of an object, because it was reconciled or is deleted.
     pub(super) fn forget(&self, name: &ObjectRef<K>) {
-        self.lock().remove(name);
+        lock(&self.failures).remove(name);
     }
 
     /// Forgets the failures of an object that the controller did not find in its store.
@@ -67,10 +68,6 @@ impl<K: Resource<DynamicType = ()>> FailedReconciles<K> {
         self.forget(
             &ObjectRef::new(&name.name).within(name.namespace.as_deref().unwrap_or_default()),
         );
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectRef<K>, u32>> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,7 +5,7 @@
 //! requests are more frequent, they get the last result again.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use super::listener::{AGE, Server, ServerShutdown};
 use crate::domain::limits::token_bucket::TokenBucket;
 use crate::k8s::leadership::Leadership;
+use crate::locks::lock;
 use crate::metrics::Metrics;
 
 /// Longest time without an attempt to read the Lease. Failed attempts count as attempts, so an API
@@ -83,7 +84,7 @@ fn router<P: Process>(process: P) -> Router {
 }
 
 async fn metrics<P: Process>(State(shown): State<EndpointState<P>>) -> Response {
-    let mut gathered = shown.gathered.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut gathered = lock(&shown.gathered);
     if gathered.0.take(shown.began.elapsed()).is_ok() {
         match shown.process.metrics().render() {
             Ok(text) => gathered.1 = text,

@@ -5,7 +5,7 @@
 //! certificate on each connection.
 
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, ensure};
 use tokio_rustls::rustls;
@@ -19,20 +19,22 @@ use rustls::server::{
 use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig};
 
+use crate::locks::lock;
+
 /// Certificate that TLS handshakes use now. Without a certificate, handshakes fail.
 #[derive(Debug, Default)]
-pub struct InUse(RwLock<Option<Arc<CertifiedKey>>>);
+pub struct InUse(Mutex<Option<Arc<CertifiedKey>>>);
 
 impl InUse {
     /// Uses the certificate for handshakes from now on.
     pub fn set(&self, certified: Arc<CertifiedKey>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(certified);
+        *lock(&self.0) = Some(certified);
     }
 }
 
 impl ResolvesServerCert for InUse {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0).clone()
     }
 }
 

@@ -2,7 +2,7 @@
 //! all events of these records, in order.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use kube::{Api, Client, Resource as _};
 use kube_runtime::watcher::Config;
@@ -13,6 +13,7 @@ use super::calls::ApiCalls as _;
 use super::guard::Guard;
 use super::informer::{self, ObjectEvent, key};
 use crate::api::DHCPLease;
+use crate::locks::lock;
 use crate::metrics::Metrics;
 
 /// Number of objects in one page of a list.
@@ -47,7 +48,7 @@ impl RecordClient {
     /// reported as gone.
     pub async fn watch(self, network: String, sender: UnboundedSender<RecordEvent>) {
         let names: Mutex<HashSet<String>> = Mutex::default();
-        let names = || names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = || lock(&names);
         let on_event = |event: ObjectEvent<DHCPLease>| {
             let seen = match event {
                 ObjectEvent::Listed(mut record) | ObjectEvent::Changed(mut record) => {

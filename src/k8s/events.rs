@@ -6,7 +6,7 @@
 //! client-go's filter gives each source and object a budget of its own, 25 Events and then one in
 //! five minutes. Here one budget limits all Events, because their sum is what slows writes.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -19,6 +19,7 @@ use super::calls::{ApiCall, run_call};
 use crate::domain::limits::fair_queue::FairQueue;
 use crate::domain::limits::text::cut;
 use crate::domain::limits::token_bucket::TokenBucket;
+use crate::locks::lock;
 use crate::metrics::Metrics;
 
 /// Maximum length of a note in bytes. The API server refuses an Event with a longer note.
@@ -42,7 +43,7 @@ struct EventQueue {
 
 impl EventQueue {
     fn pop(&self) -> Option<(Event, ObjectReference)> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        lock(&self.waiting).pop()
     }
 }
 
@@ -85,7 +86,7 @@ impl EventRecorder {
             secondary: None,
         };
         let namespace = object.namespace.clone().unwrap_or_default();
-        let mut waiting = self.queue.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.queue.waiting);
         if waiting.push(&namespace, (event, object)).is_some() {
             self.metrics.events_dropped.inc();
         }

@@ -7,7 +7,7 @@
 //! * Each GET that the API server refuses is noted in [`RefusedReads`].
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use futures::future::BoxFuture;
@@ -17,6 +17,7 @@ use tower::{BoxError, Service};
 
 use super::request_path::watched;
 use crate::domain::preview::unread::{ReadFailure, RoleRead};
+use crate::locks::lock;
 
 /// A write that was not sent. The fields are the HTTP method and the path.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +32,7 @@ pub struct RefusedReads(Arc<Mutex<BTreeMap<RoleRead, ReadFailure>>>);
 impl RefusedReads {
     /// Map from each refused read to the reason.
     pub fn all(&self) -> BTreeMap<RoleRead, ReadFailure> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0).clone()
     }
 
     fn note(&self, method: &Method, uri: &Uri, status: StatusCode) {
@@ -43,7 +44,7 @@ impl RefusedReads {
         let Some(read) = read(uri).filter(|_| method == Method::GET) else { return };
         // A 404 for a single object is no refusal, but means that the object does not exist.
         if why == ReadFailure::Forbidden || read.verb == "list" {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(read, why);
+            lock(&self.0).insert(read, why);
         }
     }
 }

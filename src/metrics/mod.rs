@@ -11,7 +11,7 @@ mod rotation;
 mod watches;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kube::ResourceExt;
@@ -26,6 +26,7 @@ pub use self::{
     watches::WatchMetrics,
 };
 use crate::api::LoadBalancer;
+use crate::locks::lock;
 
 /// The metrics and their registry. Clones share both.
 #[derive(Clone)]
@@ -256,7 +257,7 @@ impl Metrics {
             return;
         }
         let (Some(uid), Some(created)) = (lb.uid(), lb.creation_timestamp()) else { return };
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(&self.seen);
         seen.entry(uid).or_insert_with(|| {
             // The creation time is in whole seconds, so for a new object the present time is more
             // exact. The creation time is used if the object is older than 2 s.
@@ -274,7 +275,7 @@ impl Metrics {
     /// Ends the measurement that [`Self::saw`] started, because the address is published. Later
     /// publications for the same object do not count.
     pub fn addressed(&self, uid: &str) {
-        let began = self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+        let began = lock(&self.seen).remove(uid);
         if let Some(began) = began {
             self.time_to_address.observe(began.elapsed().as_secs_f64());
         }
@@ -282,7 +283,7 @@ impl Metrics {
 
     /// Ends the measurement that [`Self::saw`] started, without a result: the object is gone.
     pub fn forget(&self, uid: &str) {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+        lock(&self.seen).remove(uid);
     }
 }
 

@@ -1,12 +1,13 @@
 //! Metrics of watches: how old the process's views of the cluster may be.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use prometheus::{IntCounterVec, IntGaugeVec};
 
 use super::MetricMaker;
+use crate::locks::lock;
 
 /// Watches of the process.
 #[derive(Clone)]
@@ -33,25 +34,21 @@ impl WatchMetrics {
 
     /// Records that the API server has accepted a watch of the resource.
     pub fn began(&self, resource: &str) {
-        self.lock().insert(resource.to_owned(), Instant::now());
+        lock(&self.began).insert(resource.to_owned(), Instant::now());
     }
 
     /// Removes the series of a resource that is not watched any more, or not served. Another watch
     /// of the same resource adds the series again.
     pub fn forget(&self, resource: &str) {
-        self.lock().remove(resource);
+        lock(&self.began).remove(resource);
     }
 
     /// Sets `staleness` to the seconds since the last accepted watch of each resource.
     pub(super) fn measure(&self) {
         self.staleness.reset();
-        for (resource, began) in self.lock().iter() {
+        for (resource, began) in lock(&self.began).iter() {
             let seconds = i64::try_from(began.elapsed().as_secs()).unwrap_or(i64::MAX);
             self.staleness.with_label_values(&[resource.as_str()]).set(seconds);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
-        self.began.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

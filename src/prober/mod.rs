@@ -18,7 +18,7 @@ mod tls;
 mod unscheduled_probes;
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -27,6 +27,7 @@ use tokio::time::Instant;
 pub use crate::domain::vm_backends::health::ProbeTarget;
 use crate::domain::vm_backends::health::second_opinion::{self, ASKED, AskedTarget};
 use crate::domain::vm_backends::health::{CheckSettings, HealthSpecFault};
+use crate::locks::lock;
 use crate::metrics::Metrics;
 use check_connection::DialSettings;
 pub use scheduler::Scheduler;
@@ -184,10 +185,9 @@ impl Prober {
 }
 
 impl ProberShared {
-    /// Locks the state, even after a panic in another task. Entries are complete even then, because
-    /// each entry is changed by one statement.
+    /// Locks the state.
     fn lock(&self) -> MutexGuard<'_, ProberState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn now(&self) -> std::time::Duration {

@@ -1,12 +1,13 @@
 //! Mailbox of the ledger task: its messages, and the handle that sends them.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::{mpsc, oneshot};
 
 use crate::domain::pools::allocator::{ClaimResult, ConfirmedClaims};
 use crate::domain::{Claim, LbFacts, Owner};
+use crate::locks::lock;
 
 /// Reason why the ledger task did not carry out a request.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -100,7 +101,7 @@ impl LedgerHandle {
     /// Confirmed answers to claims. A claim with such an answer needs no request to the ledger
     /// task.
     pub(super) fn confirmed(&self) -> MutexGuard<'_, ConfirmedClaims> {
-        self.confirmed.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.confirmed)
     }
 
     /// Claims an address for the LoadBalancer. The answer comes when the address is safe to

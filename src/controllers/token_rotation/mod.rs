@@ -23,7 +23,7 @@ mod target;
 mod token_probe;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
@@ -51,6 +51,7 @@ use crate::k8s::calls::ApiCall;
 use crate::k8s::credentials::ServerClock;
 use crate::k8s::informer::ObjectEvent;
 use crate::k8s::store::{self, StoreWriter};
+use crate::locks::lock;
 use issuer::CredentialIssuer;
 
 /// Maximum number of concurrent reconciles.
@@ -97,10 +98,6 @@ struct RotationContext {
     /// Version of each rotation after its last reconcile, and the time until which the rotation
     /// needs no further reconcile. The key is the rotation's name.
     resting: Mutex<HashMap<Name, (String, Instant)>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reconciles TokenRotations until dropped.

@@ -14,7 +14,7 @@ mod request_progress;
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use axum::Router;
@@ -31,6 +31,7 @@ use tokio_util::task::TaskTracker;
 use crate::domain::limits::connections::{
     ConnectionKey, ConnectionPhase, ConnectionSource, ConnectionTable,
 };
+use crate::locks::lock;
 use crate::metrics::Metrics;
 use crate::turns::Turns;
 use connection::Conversation;
@@ -189,7 +190,7 @@ impl ListenerState {
     fn report_eviction(&self, source: ConnectionSource, had: usize) {
         let port = self.server.port;
         self.server.metrics.evicted.with_label_values(&[port]).inc();
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = lock(&self.logged);
         if logged.is_none_or(|logged| logged.elapsed() >= REPORT_EVERY) {
             *logged = Some(Instant::now());
             tracing::warn!(
@@ -256,7 +257,7 @@ impl ListenerState {
     }
 
     fn connections(&self) -> MutexGuard<'_, ConnectionTable<CancellationToken>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.connections)
     }
 }
 

@@ -14,8 +14,8 @@
 mod release;
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -34,6 +34,7 @@ use crate::api::{
 use crate::domain::leader_election::{
     ElectionPace, LeaseAction, LeaseObserver, LeaseSeen, RETRY, StoreWentBack,
 };
+use crate::locks::lock;
 
 /// Number of consecutive failed calls about the Lease after which an expired claim becomes
 /// [`LeadershipClaim::Silent`]. One failed call is not enough, because this process may have been
@@ -127,18 +128,14 @@ impl Leadership {
     /// Sets the question to the other replicas. While this process leads, the next renewal sends
     /// the question. `None` removes the question.
     pub fn ask(&self, question: Option<String>) {
-        self.said().question = question;
+        lock(&self.said).question = question;
         self.news.notify_one();
     }
 
     /// Writes this answer to the leader's question into the Lease once, unless this process leads.
     pub fn answer(&self, answer: String) {
-        self.said().answer = Some(answer);
+        lock(&self.said).answer = Some(answer);
         self.news.notify_one();
-    }
-
-    fn said(&self) -> std::sync::MutexGuard<'_, ReplicaNotes> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note(&self, lease: Option<&Lease>) -> ReplicaNotes {
@@ -340,7 +337,7 @@ impl LeaderElector {
                 lease.spec = Some(self.spec(lease.spec.as_ref(), action == LeaseAction::Acquire));
                 let annotations = lease.metadata.annotations.get_or_insert_default();
                 annotations.extend(self.marks());
-                put_question(annotations, leadership.said().question.clone());
+                put_question(annotations, lock(&leadership.said).question.clone());
                 calls.call_replace(&self.name, &lease).await?;
             }
         }
@@ -365,12 +362,12 @@ impl LeaderElector {
         lease: Option<Lease>,
         leadership: &Leadership,
     ) -> Result<(), CallError> {
-        let answer = leadership.said().answer.clone();
+        let answer = lock(&leadership.said).answer.clone();
         let (Some(mut lease), Some(answer)) = (lease, answer) else { return Ok(()) };
         let annotation = (ANNOTATION_LEASE_ANSWER.to_owned(), answer.clone());
         lease.metadata.annotations.get_or_insert_default().extend([annotation]);
         calls.call_replace(&self.name, &lease).await?;
-        leadership.said().answer.take_if(|said| *said == answer);
+        lock(&leadership.said).answer.take_if(|said| *said == answer);
         Ok(())
     }
 

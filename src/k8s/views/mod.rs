@@ -22,7 +22,7 @@ mod vms;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use kube::Client;
@@ -44,6 +44,7 @@ use crate::domain::vm_backends::guest_network;
 use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
 use crate::domain::vm_backends::vm::{Topology, Vm, VmPod};
 use crate::k8s::store::StoreWriter;
+use crate::locks::lock;
 use crate::metrics::Metrics;
 pub use infrastructure::InfrastructureAddresses;
 pub use leases::{AgentNetwork, lb_of};
@@ -368,11 +369,6 @@ impl Views {
     pub fn take_touched(&self, lb: &str) -> Option<Instant> {
         lock(&self.index.touched).remove(lb)
     }
-}
-
-/// Locks a view. A panic while the lock is held ends the process, so poisoning is ignored.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -28,16 +28,17 @@ const IO_CRATES: [&str; 8] =
     ["kube-client", "kube-runtime", "tokio", "hyper", "tower", "rustls", "axum", "rtnetlink"];
 
 /// Rooms of the operator, and the rooms that each may use, as in DESIGN.md.
-const ROOMS: [(&str, &[&str]); 10] = [
-    ("metrics", &[]),
+const ROOMS: [(&str, &[&str]); 11] = [
+    ("locks", &[]),
+    ("metrics", &["locks"]),
     ("tls", &[]),
-    ("turns", &[]),
-    ("k8s", &["metrics"]),
-    ("prober", &["metrics", "tls"]),
+    ("turns", &["locks"]),
+    ("k8s", &["locks", "metrics"]),
+    ("prober", &["locks", "metrics", "tls"]),
     ("rancher", &["tls"]),
-    ("http", &["k8s", "metrics", "turns"]),
+    ("http", &["k8s", "locks", "metrics", "turns"]),
     ("agent", &["http", "k8s", "metrics"]),
-    ("controllers", &["k8s", "metrics", "prober", "rancher", "turns"]),
+    ("controllers", &["k8s", "locks", "metrics", "prober", "rancher", "turns"]),
     ("cli", &["agent", "controllers", "http", "k8s", "metrics", "rancher"]),
 ];
 /// Rooms that may name the client of the API server.
