@@ -13,7 +13,7 @@ use super::rotation_run::{AppliedChildren, RotationRun};
 use crate::api::TokenRotation;
 use crate::domain::credentials::children::{ObservedRancher, SuperfluousChild, children, summary};
 use crate::domain::credentials::rivals::made_by;
-use crate::domain::credentials::rotation::status;
+use crate::domain::object_fields::merge_patch::merge_patch;
 use crate::k8s::CallError;
 
 impl RotationRun<'_> {
@@ -48,7 +48,7 @@ impl RotationRun<'_> {
             let old = others.iter().find(|one| one.name_any() == child.name_any());
             let text = |one: &TokenRotation| serde_json::to_value(&one.spec).unwrap_or(Value::Null);
             let old = old.map_or(Value::Null, |old| text(old));
-            let Some(change) = status::merge_patch(&old, &text(child)) else { continue };
+            let Some(change) = merge_patch(&old, &text(child)) else { continue };
             let patch = json!({"spec": change});
             match writer.patch_rotation_meta(&namespace, &child.name_any(), &patch).await {
                 Ok(_) | Err(CallError::NotFound(_) | CallError::Conflict(_)) => {}

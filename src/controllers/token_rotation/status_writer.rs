@@ -13,6 +13,7 @@ use crate::domain::credentials::rotation::{
     RecordChange, RotationRecord, RotationStep, UnpublishedCredential, failed, idle,
 };
 use crate::domain::credentials::timestamp::Seconds;
+use crate::domain::object_fields::merge_patch::merge_patch;
 use crate::k8s::CallError;
 
 /// Pause before another attempt to write the children that the API server refused, for example
@@ -40,7 +41,7 @@ impl RotationRun<'_> {
         let status = status::status(&self.rotation, &next, &observed, ready, now);
         let old = self.rotation.status.clone().unwrap_or_default();
         let text = |status| serde_json::to_value(status).unwrap_or(Value::Null);
-        if let Some(change) = status::merge_patch(&text(old), &text(status)) {
+        if let Some(change) = merge_patch(&text(old), &text(status)) {
             let version = self.rotation.resource_version();
             let patch = json!({"metadata": {"resourceVersion": version}, "status": change});
             let (namespace, name) = (self.namespace(), self.rotation.name_any());

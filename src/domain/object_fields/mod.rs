@@ -3,5 +3,6 @@
 pub(crate) mod condition;
 pub mod digest;
 pub mod finalizers;
+pub mod merge_patch;
 pub mod resource_version;
 pub mod rfc3339;

@@ -24,12 +24,13 @@ use kube::core::{ObjectMeta, PartialObjectMeta, Request};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::calls::{ApiCall, ApiCalls as _, ApiWrites as _, run_call};
 use super::leadership::Leadership;
 use super::{CALL_DEADLINE, CallError, count_write};
 use crate::api::{ANNOTATION_KEEP_ORPHANS, IPPool, IPPoolStatus, LoadBalancer};
+use crate::domain::object_fields::merge_patch::changed_entries;
 use crate::metrics::Metrics;
 
 /// Client for writes. Refuses each write while this process does not lead, except the writes of
@@ -250,13 +251,7 @@ fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
         "conditions": new.conditions,
     });
     for (field, old, new) in maps {
-        let removed =
-            old.keys().filter(|key| !new.contains_key(*key)).map(|key| (key.clone(), Value::Null));
-        let written = new
-            .iter()
-            .filter(|(key, value)| old.get(*key) != Some(value))
-            .map(|(key, value)| (key.clone(), json!(value)));
-        let changes: Map<String, Value> = removed.chain(written).collect();
+        let changes = changed_entries(old, new);
         if !changes.is_empty() {
             patch[field] = Value::Object(changes);
         }

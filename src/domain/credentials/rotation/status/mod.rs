@@ -2,8 +2,6 @@
 //!
 //! Invariant: a status contains only the name, the hash and the times of a credential.
 
-use serde_json::{Map, Value};
-
 use super::super::timestamp::{parse_rfc3339, rfc3339};
 use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring_condition, minter_condition};
 use super::ready::ReadyReason;
@@ -308,21 +306,6 @@ fn pending(pending: &PendingEntry) -> PendingCredential {
         rotate_request: pending.requests.rotate.clone(),
         leak_report: pending.requests.leaked.clone(),
     }
-}
-
-/// Merge patch (RFC 7396) that turns the old value into the new one. `None`: they are equal.
-pub fn merge_patch(old: &Value, new: &Value) -> Option<Value> {
-    let (Value::Object(before), Value::Object(after)) = (old, new) else {
-        return (old != new).then(|| new.clone());
-    };
-    let removed = before.keys().filter(|key| !after.contains_key(*key));
-    let mut changes: Map<String, Value> = removed.map(|key| (key.clone(), Value::Null)).collect();
-    for (key, value) in after {
-        if let Some(change) = merge_patch(before.get(key).unwrap_or(&Value::Null), value) {
-            changes.insert(key.clone(), change);
-        }
-    }
-    (!changes.is_empty()).then_some(Value::Object(changes))
 }
 
 #[cfg(test)]

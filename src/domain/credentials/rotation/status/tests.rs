@@ -1,7 +1,6 @@
 //! Tests that the conversion between record and status loses nothing.
 
-use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::credentials::rotation::RotationStep;
@@ -238,26 +237,4 @@ fn without_a_standing_the_conditions_stay() {
     let later = status(&rotation, &full(), &StatusObservations::default(), None, 2);
     assert_eq!(later.conditions, rotation.status.unwrap().conditions);
     assert_eq!(later.conditions[0].reason.as_deref(), Some("VerifyFailed"));
-}
-
-fn merged(target: &Value, patch: &Value) -> Value {
-    let mut target = target.clone();
-    json_patch::merge(&mut target, patch);
-    target
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn a_patch_leads_to_what_was_meant(
-        old in proptest::collection::btree_map("[a-c]", 0..3_i32, 0..4),
-        new in proptest::collection::btree_map("[a-c]", 0..3_i32, 0..4),
-    ) {
-        let (old, new) = (json!({"x": old, "y": 1}), json!({"x": new, "y": 1}));
-        match merge_patch(&old, &new) {
-            None => prop_assert_eq!(old, new),
-            Some(patch) => prop_assert_eq!(merged(&old, &patch), new),
-        }
-    }
 }
