@@ -18,22 +18,23 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Context;
+use super::failed_reconciles::FailedReconciles;
 use crate::api::ANNOTATION_DHCP_STATUS;
 use crate::domain::dhcp_lease::WantedAgent;
 use crate::domain::dhcp_lease::agent_deployment::{self, DeploymentChange, StoredDeployment};
 use crate::domain::dhcp_lease::network_status::{self, AgentFacts};
 use crate::domain::dhcp_lease::{AGENT_PREFIX, agent_name};
-use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::informer::{self, ObjectEvent};
 use crate::k8s::views::AgentNetwork;
 use crate::locks::lock;
+use crate::metrics::Metrics;
 
 /// Interval at which all networks are checked.
 const EVERY: Duration = Duration::from_secs(1);
-/// First and longest delay before a failed write is repeated, per Deployment and per network.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// Delay before a write is repeated after its first failure, and before the owner is read again.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// Settings for the agents' Deployments.
 #[derive(Clone, Debug)]
@@ -71,29 +72,36 @@ struct ObservedDeployments {
     deployments: HashMap<String, StoredDeployment>,
 }
 
-/// Number of failed writes, and the time of the next try, by the name of a Deployment or a network.
-#[derive(Default)]
-struct WriteFailures(HashMap<String, (u32, Instant)>);
+/// Failed writes, by the name of a Deployment or a network, and the time of the next attempt.
+struct FailedWrites {
+    failures: FailedReconciles<String>,
+    again: HashMap<String, Instant>,
+}
 
-impl WriteFailures {
-    fn may_try(&self, name: &str) -> bool {
-        self.0.get(name).is_none_or(|(_, again)| *again <= Instant::now())
+impl FailedWrites {
+    fn new(metrics: &Metrics) -> Self {
+        let failures = FailedReconciles::new("dhcp_agent", FIRST_RETRY, metrics);
+        Self { failures, again: HashMap::new() }
     }
 
-    /// Records the outcome of a write. `object`: kind and name of the object, for the log.
-    fn note(&mut self, name: String, object: &str, done: Result<(), CallError>, ctx: &Context) {
-        match done {
-            Ok(()) => drop(self.0.remove(&name)),
+    fn may_try(&self, name: &str) -> bool {
+        self.again.get(name).is_none_or(|again| *again <= Instant::now())
+    }
+
+    /// Records the result of a write. `object`: kind and name of the object, for the log.
+    fn record(&mut self, name: &str, object: &str, written: Result<(), CallError>) {
+        match written {
+            Ok(()) => {
+                self.again.remove(name);
+                self.failures.forget(&name.to_owned());
+            }
             // The watch reports the change that caused the error, and the check after that decides
             // again.
             Err(CallError::Conflict(_) | CallError::NotFound(_) | CallError::NotLeader) => {}
             Err(error) => {
-                tracing::warn!(object, %error, "cannot reconcile the DHCP agent, trying again");
-                let labels = ["dhcp_agent", error.kind()];
-                ctx.metrics.reconcile_errors.with_label_values(&labels).inc();
-                let count = self.0.get(&name).map_or(0, |(count, _)| *count);
-                let again = Instant::now() + backoff(count, RETRY.0, RETRY.1, 0.0);
-                self.0.insert(name, (count.saturating_add(1), again));
+                let (failures, delay) = self.failures.count_name(name.to_owned(), error.kind());
+                tracing::warn!(object, %error, failures, "cannot reconcile the DHCP agent, trying again");
+                self.again.insert(name.to_owned(), Instant::now() + delay);
             }
         }
     }
@@ -124,7 +132,7 @@ impl DeploymentKeeper<'_> {
 
     async fn keep(&self) {
         let owner = self.owner().await;
-        let mut failures = WriteFailures::default();
+        let mut failed = FailedWrites::new(&self.ctx.metrics);
         let mut reported = HashMap::new();
         let mut tick = tokio::time::interval(EVERY);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -157,17 +165,17 @@ impl DeploymentKeeper<'_> {
                 }
             }
             for (name, wanted) in wanted {
-                if failures.may_try(&name) {
-                    let done = self.carry_out(&name, wanted).await;
+                if failed.may_try(&name) {
+                    let written = self.carry_out(&name, wanted).await;
                     let object = format!("Deployment {}/{name}", self.agents.namespace);
-                    failures.note(name, &object, done, &self.ctx);
+                    failed.record(&name, &object, written);
                 }
             }
             for network in networks.iter().filter(|network| network.may_declare) {
-                if failures.may_try(&network.name) {
-                    let done = self.write_status(network).await;
+                if failed.may_try(&network.name) {
+                    let written = self.write_status(network).await;
                     let object = format!("NetworkAttachmentDefinition {}", network.name);
-                    failures.note(network.name.clone(), &object, done, &self.ctx);
+                    failed.record(&network.name, &object, written);
                 }
             }
         }
@@ -291,7 +299,7 @@ impl DeploymentKeeper<'_> {
                 Err(error) => {
                     let why = "cannot read the owner of DHCP agents, trying again";
                     tracing::warn!(cluster_role = name, %error, "{why}");
-                    tokio::time::sleep(RETRY.0).await;
+                    tokio::time::sleep(FIRST_RETRY).await;
                 }
             }
         }

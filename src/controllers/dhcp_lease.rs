@@ -49,7 +49,7 @@ impl RecordQueue {
 
 struct DhcpLeaseContext {
     ctx: Context,
-    failures: FailedReconciles<DHCPLease>,
+    failures: FailedReconciles<ObjectRef<DHCPLease>>,
 }
 
 /// Makes the queue of DHCPLeases, and the future that reconciles them until dropped.

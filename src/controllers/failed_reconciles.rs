@@ -18,32 +18,36 @@ use crate::metrics::Metrics;
 /// Longest delay of an attempt, however many failures came before it.
 pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
-/// Consecutive failures of the objects of one controller.
-pub(super) struct FailedReconciles<K: Resource<DynamicType = ()>> {
+/// Consecutive failures of the objects of one controller. `N` is the name of an object.
+pub(super) struct FailedReconciles<N> {
     controller: &'static str,
     /// Delay after the first failure of an object.
     first: Duration,
     metrics: Metrics,
-    failures: Mutex<HashMap<ObjectRef<K>, u32>>,
+    failures: Mutex<HashMap<N, u32>>,
 }
 
-impl<K: Resource<DynamicType = ()>> FailedReconciles<K> {
+impl<N: Eq + Hash> FailedReconciles<N> {
     /// Starts without failures. `controller` is a label of the metric, `first` the delay after the
     /// first failure of an object.
     pub(super) fn new(controller: &'static str, first: Duration, metrics: &Metrics) -> Self {
         Self { controller, first, metrics: metrics.clone(), failures: Mutex::default() }
     }
 
-    /// Counts a failure of the object, also in the metric, under this kind of error. Returns the
-    /// number of consecutive failures before this one, and the delay of the next attempt.
-    pub(super) fn count(&self, object: &K, error_kind: &str) -> (u32, Action) {
+    /// Counts a failure of the object with this name, also in the metric, under this kind of error.
+    /// Returns the number of consecutive failures before this one, and the delay of the next
+    /// attempt.
+    pub(super) fn count_name(&self, name: N, error_kind: &str) -> (u32, Duration) {
         self.metrics.reconcile_errors.with_label_values(&[self.controller, error_kind]).inc();
-        self.try_again(object)
+        self.delay(name)
     }
 
-    /// Counts a failure of the object as [`Self::count`] does, but not in the metric.
-    pub(super) fn try_again(&self, object: &K) -> (u32, Action) {
-        let name = ObjectRef::from_obj(object);
+    /// Forgets the failures of an object, because it was reconciled or is gone.
+    pub(super) fn forget(&self, name: &N) {
+        lock(&self.failures).remove(name);
+    }
+
+    fn delay(&self, name: N) -> (u32, Duration) {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
         let failures = {
@@ -55,12 +59,21 @@ impl<K: Resource<DynamicType = ()>> FailedReconciles<K> {
         // The jitter keeps objects that failed together from being tried again together.
         failures.hash(&mut hasher);
         let jitter = f64::from(u8::try_from(hasher.finish() & 0xff).unwrap_or_default()) / 255.0;
-        (failures, Action::requeue(backoff(failures, self.first, LONGEST_DELAY, jitter)))
+        (failures, backoff(failures, self.first, LONGEST_DELAY, jitter))
+    }
+}
+
+impl<K: Resource<DynamicType = ()>> FailedReconciles<ObjectRef<K>> {
+    /// Counts a failure of the object as [`Self::count_name`] does.
+    pub(super) fn count(&self, object: &K, error_kind: &str) -> (u32, Action) {
+        let (failures, delay) = self.count_name(ObjectRef::from_obj(object), error_kind);
+        (failures, Action::requeue(delay))
     }
 
-    /// Forgets the failures of an object, because it was reconciled or is deleted.
-    pub(super) fn forget(&self, name: &ObjectRef<K>) {
-        lock(&self.failures).remove(name);
+    /// Counts a failure of the object as [`Self::count`] does, but not in the metric.
+    pub(super) fn try_again(&self, object: &K) -> (u32, Action) {
+        let (failures, delay) = self.delay(ObjectRef::from_obj(object));
+        (failures, Action::requeue(delay))
     }
 
     /// Forgets the failures of an object that the controller did not find in its store.
@@ -80,7 +93,8 @@ mod tests {
     fn failures_of_each_object_are_counted_until_it_is_reconciled_or_gone() {
         let metrics = Metrics::new().unwrap();
         let first = Duration::from_millis(100);
-        let failed = FailedReconciles::new("load_balancer", first, &metrics);
+        let failed =
+            FailedReconciles::<ObjectRef<LoadBalancer>>::new("load_balancer", first, &metrics);
         let object = |name: &str| {
             let mut lb = LoadBalancer::new(name, crate::api::LoadBalancerSpec::default());
             lb.metadata.namespace = Some("default".to_owned());
@@ -102,7 +116,11 @@ mod tests {
     #[test]
     fn objects_that_failed_together_are_not_tried_again_together() {
         let metrics = Metrics::new().unwrap();
-        let failed = FailedReconciles::new("load_balancer", Duration::from_secs(1), &metrics);
+        let failed = FailedReconciles::<ObjectRef<LoadBalancer>>::new(
+            "load_balancer",
+            Duration::from_secs(1),
+            &metrics,
+        );
         let delays = (0..20).map(|n| {
             let lb = LoadBalancer::new(&format!("lb{n}"), crate::api::LoadBalancerSpec::default());
             format!("{:?}", failed.try_again(&lb).1)

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::Context;
 use crate::api::{ANNOTATION_IMPORT_REPORT, ANNOTATION_IMPORTED, IPPool};
+use crate::domain::limits::backoff::backoff;
 use crate::domain::load_balancer::facts;
 use crate::domain::pools::kube_vip_import::{
     self, ImportFacts, ImportPlan, NAME, NAMESPACE, NewPool,
@@ -36,10 +37,10 @@ pub(super) async fn first(ctx: &Context) -> bool {
 
 /// Repeats the import until it is finished, and never returns. `done`: it is finished already.
 pub(super) async fn rest(ctx: Context, mut done: bool) {
-    let mut delay = RETRY.0;
+    let mut failures = 0;
     while !done {
-        tokio::time::sleep(delay).await;
-        delay = (delay * 2).min(RETRY.1);
+        tokio::time::sleep(backoff(failures, RETRY.0, RETRY.1, 0.0)).await;
+        failures += 1;
         done = run(&ctx).await;
     }
     std::future::pending::<()>().await;

@@ -18,6 +18,7 @@ use serde_json::json;
 
 use super::Context;
 use crate::api::LoadBalancer;
+use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCalls as _;
 
@@ -45,9 +46,8 @@ enum StorageOutcome {
 
 /// Migrates until nothing is left to do, then waits to be dropped.
 pub(super) async fn run(ctx: Context) {
-    let mut delay = RETRY.0;
     let mut logged = String::new();
-    loop {
+    for failures in 0.. {
         match attempt(&ctx).await {
             Ok(StorageOutcome::Done) => break,
             Ok(StorageOutcome::Waits(why)) if why == logged => {}
@@ -63,8 +63,7 @@ pub(super) async fn run(ctx: Context) {
                 tracing::warn!(crd = CRD, %error, "cannot read the stored versions, trying again");
             }
         }
-        tokio::time::sleep(delay).await;
-        delay = (delay * 2).min(RETRY.1);
+        tokio::time::sleep(backoff(failures, RETRY.0, RETRY.1, 0.0)).await;
     }
     std::future::pending::<()>().await;
 }

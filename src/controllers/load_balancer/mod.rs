@@ -69,7 +69,7 @@ pub struct LbContext {
     awaited_writes: Turns<String>,
     whole: Turns<String>,
     began: Instant,
-    failures: FailedReconciles<LoadBalancer>,
+    failures: FailedReconciles<ObjectRef<LoadBalancer>>,
     /// Recently created DHCPLeases, each with the time of its creation.
     made: tokio::sync::Mutex<Vec<(Instant, DHCPLease)>>,
 }

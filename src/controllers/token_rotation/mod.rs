@@ -92,7 +92,7 @@ struct RotationContext {
     /// Time at which each waiting rotation may begin, and the earliest time for the next rotation
     /// that is added.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
-    failures: FailedReconciles<TokenRotation>,
+    failures: FailedReconciles<Name>,
     /// Probes of the tokens in use in Ranchers.
     probes: Mutex<HashMap<Name, token_probe::TokenProbe>>,
     /// Version of each rotation after its last reconcile, and the time until which the rotation
