@@ -16,6 +16,7 @@ use crate::domain::credentials::rotation::MintedCredential;
 use crate::domain::credentials::secret_text::SecretText;
 use crate::k8s::CallError;
 use crate::k8s::calls::ApiCall;
+use crate::k8s::write::{BoundSecret, BoundToken};
 use crate::rancher::{ApiServer, TokenRights};
 
 /// Maximum number of reads of a ServiceAccount's new Secret, while the Secret contains no token
@@ -77,7 +78,6 @@ impl RotationRun<'_> {
         let stored = self.plan.source.is_some_and(|source| source.readable);
         let (namespace, uid) = (self.namespace(), self.uid());
         let (writer, credentials) = (&self.context.ctx.writer, &self.context.ctx.credentials);
-        let filled_for = Some(account.as_str()).filter(|_| stored);
         if stored {
             credentials.check_right_to_sign(&namespace, &account).await?;
         }
@@ -88,18 +88,30 @@ impl RotationRun<'_> {
                 == ("v1", "ServiceAccount", &account)
         };
         let owner = self.rotation.owner_references().iter().find(owns);
-        let secret_uid =
-            match writer.create_bound_secret((&namespace, name), &uid, filled_for, owner).await {
-                Err(CallError::Conflict(_)) => {
-                    credentials.bound_secret_uid(&namespace, name, &uid).await?
-                }
-                other => other?,
-            };
+        let bound = BoundSecret {
+            namespace: &namespace,
+            name,
+            rotation: &uid,
+            account: Some(account.as_str()).filter(|_| stored),
+            owner,
+        };
+        let secret_uid = match writer.create_bound_secret(bound).await {
+            Err(CallError::Conflict(_)) => {
+                credentials.bound_secret_uid(&namespace, name, &uid).await?
+            }
+            other => other?,
+        };
         if stored {
             return self.read_stored_token(name).await;
         }
-        let (who, until) = ((namespace.as_str(), account.as_str()), self.plan.lifetime);
-        writer.request_token(who, until, (name, &secret_uid)).await
+        let wanted = BoundToken {
+            namespace: &namespace,
+            account: &account,
+            seconds: self.plan.lifetime,
+            secret: name,
+            secret_uid: &secret_uid,
+        };
+        writer.request_token(wanted).await
     }
 
     /// Reads the token from a ServiceAccount's new Secret. The cluster writes the token some time

@@ -39,6 +39,36 @@ pub struct SecretKeyRef<'a> {
     pub version: &'a str,
 }
 
+/// Secret that a credential of a TokenRotation is bound to.
+#[derive(Clone, Copy, Debug)]
+pub struct BoundSecret<'a> {
+    /// Namespace of the Secret.
+    pub namespace: &'a str,
+    /// Name of the Secret.
+    pub name: &'a str,
+    /// UID of the TokenRotation.
+    pub rotation: &'a str,
+    /// ServiceAccount whose token the API server puts into the Secret. `None`: no token.
+    pub account: Option<&'a str>,
+    /// Owner that the Secret refers to. `None`: the Secret has no owner.
+    pub owner: Option<&'a OwnerReference>,
+}
+
+/// Token of a ServiceAccount, valid only while a Secret exists.
+#[derive(Clone, Copy, Debug)]
+pub struct BoundToken<'a> {
+    /// Namespace of the ServiceAccount and the Secret.
+    pub namespace: &'a str,
+    /// Name of the ServiceAccount.
+    pub account: &'a str,
+    /// Lifetime, in seconds.
+    pub seconds: i64,
+    /// Name of the Secret.
+    pub secret: &'a str,
+    /// UID of the Secret.
+    pub secret_uid: &'a str,
+}
+
 impl ApiWriter {
     /// Patches a TokenRotation's status. Returns the stored object.
     pub async fn patch_rotation_status(
@@ -102,17 +132,10 @@ impl ApiWriter {
         self.count(ROTATION, answer)
     }
 
-    /// Creates the Secret that a credential of the TokenRotation with the UID `rotation` is bound
-    /// to, and returns the Secret's UID. With an account, the API server puts a token of that
-    /// account into the Secret. The owner, if there is one, becomes the Secret's owner reference.
-    /// Fails with a conflict if a Secret with that name exists.
-    pub async fn create_bound_secret(
-        &self,
-        (namespace, name): (&str, &str),
-        rotation: &str,
-        account: Option<&str>,
-        owner: Option<&OwnerReference>,
-    ) -> Result<String, CallError> {
+    /// Creates the Secret that a credential is bound to, and returns the Secret's UID. Fails with a
+    /// conflict if a Secret with that name exists.
+    pub async fn create_bound_secret(&self, bound: BoundSecret<'_>) -> Result<String, CallError> {
+        let BoundSecret { namespace, name, rotation, account, owner } = bound;
         let mut secret = json!({
             "apiVersion": "v1", "kind": "Secret",
             "metadata": {
@@ -137,14 +160,9 @@ impl ApiWriter {
         Ok(meta.uid.unwrap_or_default())
     }
 
-    /// Requests a token of a ServiceAccount. The token is valid for `seconds`, and only while the
-    /// Secret with this name and UID exists.
-    pub async fn request_token(
-        &self,
-        (namespace, account): (&str, &str),
-        seconds: i64,
-        (secret, uid): (&str, &str),
-    ) -> Result<SecretText, CallError> {
+    /// Requests a token of a ServiceAccount.
+    pub async fn request_token(&self, wanted: BoundToken<'_>) -> Result<SecretText, CallError> {
+        let BoundToken { namespace, account, seconds, secret, secret_uid } = wanted;
         self.check_leadership()?;
         let list = ServiceAccount::url_path(&(), Some(namespace));
         let request = json!({
@@ -152,7 +170,7 @@ impl ApiWriter {
             "spec": {
                 "expirationSeconds": seconds,
                 "boundObjectRef":
-                    {"apiVersion": "v1", "kind": "Secret", "name": secret, "uid": uid},
+                    {"apiVersion": "v1", "kind": "Secret", "name": secret, "uid": secret_uid},
             },
         });
         let text = request.to_string().into_bytes();

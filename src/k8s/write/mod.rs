@@ -11,7 +11,7 @@ mod dhcp_leases;
 mod migration;
 mod serving;
 
-pub use credentials::SecretKeyRef;
+pub use credentials::{BoundSecret, BoundToken, SecretKeyRef};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -279,6 +279,15 @@ mod tests {
         let writer = ApiWriter::new(client, Arc::default(), Metrics::new().unwrap());
         let status = IPPoolStatus::default();
         let at = SecretKeyRef { namespace: "ns", name: "s", key: "k", version: "1" };
+        let bound =
+            BoundSecret { namespace: "ns", name: "b", rotation: "uid", account: None, owner: None };
+        let token = BoundToken {
+            namespace: "ns",
+            account: "sa",
+            seconds: 600,
+            secret: "b",
+            secret_uid: "uid",
+        };
         let workload = Workload { kind: WorkloadKind::DaemonSet, name: "d".to_owned() };
         let answers = [
             writer.patch_lb("ns", "lb", &json!({})).await.err(),
@@ -306,8 +315,8 @@ mod tests {
             writer.check_leadership().err(),
             writer.create_rotation("ns", &TokenRotation::default()).await.err(),
             writer.delete_rotation("ns", "r", "uid").await.err(),
-            writer.create_bound_secret(("ns", "b"), "uid", None, None).await.err(),
-            writer.request_token(("ns", "sa"), 600, ("b", "uid")).await.err(),
+            writer.create_bound_secret(bound).await.err(),
+            writer.request_token(token).await.err(),
             writer.write_target(at, &SecretText::trimmed(String::new())).await.err(),
             writer.delete_bound_secret("ns", "b").await.err(),
             writer.restart("ns", &workload, ("k", "v")).await.err(),
