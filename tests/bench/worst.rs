@@ -79,29 +79,29 @@ fn largest_lb() -> LoadBalancer {
     }))
 }
 
-/// Time of a change in a book with pools of one address each. Either the first address is held and
-/// freed, or another LoadBalancer asks for it; the other LoadBalancers wait for other pools, half
-/// of them for a pool that does not exist.
+/// Time of a change in an allocator with pools of one address each. Either the first address is
+/// held and freed, or another LoadBalancer asks for it; the other LoadBalancers wait for other
+/// pools, half of them for a pool that does not exist.
 fn change_among_waiters(is_release: bool) -> Duration {
-    let mut book = PoolAllocator::default();
+    let mut allocator = PoolAllocator::default();
     for number in 0..POOLS {
         let mut seen = pool_seen(number);
         seen.spec.ranges = object(json!([{"subnet": format!("10.{number}.0.1/32")}]));
-        book.merge(&seen, &LoadBalancerIndex::default());
+        allocator.merge(&seen, &LoadBalancerIndex::default());
     }
-    book.claim(&facts(0, "n0"));
-    book.claim(&facts(1, "n1"));
+    allocator.claim(&facts(0, "n0"));
+    allocator.claim(&facts(1, "n1"));
     for number in 2..WAITERS {
-        book.claim(&facts(number, if number % 2 == 0 { "n1" } else { "nowhere" }));
+        allocator.claim(&facts(number, if number % 2 == 0 { "n1" } else { "nowhere" }));
     }
-    book.serve_waiters();
+    allocator.serve_waiters();
     clock(|| {
         if is_release {
-            book.release(&facts(0, "n0").owner.uid);
+            allocator.release(&facts(0, "n0").owner.uid);
         } else {
-            book.claim(&facts(WAITERS, "n1"));
+            allocator.claim(&facts(WAITERS, "n1"));
         }
-        drop(black_box(book.serve_waiters()));
+        drop(black_box(allocator.serve_waiters()));
     })
 }
 
@@ -109,14 +109,14 @@ fn change_among_waiters(is_release: bool) -> Duration {
 /// which their LoadBalancers publish.
 fn change_among_pools() -> Duration {
     const MANY: usize = 1_000;
-    let mut book = PoolAllocator::default();
+    let mut allocator = PoolAllocator::default();
     let mut lbs = Vec::new();
     for number in 0..MANY {
         let namespace = format!("n{number}");
-        book.merge(&pool_seen(number), &LoadBalancerIndex::default());
+        allocator.merge(&pool_seen(number), &LoadBalancerIndex::default());
         for at in 0..WAITERS / MANY {
             let facts = facts(number * MANY + at, &namespace);
-            let ClaimResult::Held { claim, .. } = book.claim(&facts) else { continue };
+            let ClaimResult::Held { claim, .. } = allocator.claim(&facts) else { continue };
             lbs.push(WorldEntry {
                 owner: facts.owner,
                 created: facts.created,
@@ -127,10 +127,10 @@ fn change_among_pools() -> Duration {
     }
     assert_eq!(lbs.len(), WAITERS, "a LoadBalancer has no address");
     let mut changed = pool_seen(0);
-    changed.status = pool_status(&book.pools()["pool-0"], &[], None, None, None, "");
+    changed.status = pool_status(&allocator.pools()["pool-0"], &[], None, None, None, "");
     clock(|| {
-        book.merge(&changed, &LoadBalancerIndex::new(lbs));
-        drop(black_box(book.serve_waiters()));
+        allocator.merge(&changed, &LoadBalancerIndex::new(lbs));
+        drop(black_box(allocator.serve_waiters()));
     })
 }
 

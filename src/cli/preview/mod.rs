@@ -110,7 +110,7 @@ async fn plan(client: &Client, reading: &ReadResult, namespace: &str) -> Preview
 
 fn pools(plan: &mut Preview, reading: &ReadResult, forecast: &Forecast, now: &str) {
     for (stored, seen) in reading.pools.iter().zip(&reading.stored.pools) {
-        let Some(pool) = forecast.book.pools().get(&seen.name) else { continue };
+        let Some(pool) = forecast.allocator.pools().get(&seen.name) else { continue };
         let touched = forecast.touched.contains(&seen.name);
         let (line, change) = preview::pool(seen, stored.finalizers(), pool, touched, now);
         plan.pools.push(line);

@@ -1,5 +1,5 @@
-//! Writes each stored ledger that differs from the book, by compare-and-swap. The book contains the
-//! ledgers in memory.
+//! Writes each stored ledger that differs from the allocator, by compare-and-swap. The allocator
+//! contains the ledgers in memory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl LedgerTask {
         let now = rfc3339::to_second(Utc::now());
         let mut failed = BTreeSet::new();
         let mut jobs = Vec::new();
-        for name in self.book.take_touched() {
+        for name in self.allocator.take_touched() {
             let resting = self
                 .trouble
                 .get(&name)
@@ -77,7 +77,7 @@ impl LedgerTask {
             if resting {
                 failed.insert(name);
             } else if let (Some(pool), Some(stored)) =
-                (self.book.pools().get(&name), self.stored.get(&name))
+                (self.allocator.pools().get(&name), self.stored.get(&name))
             {
                 let plain = self.ctx.writer.pools_are_plain();
                 jobs.extend(job(name, pool, stored, self.crd_is_replaced, plain, &now));
@@ -92,7 +92,7 @@ impl LedgerTask {
                     self.trouble.remove(&job.name);
                     if let Some(stored) = self.stored.get_mut(&job.name) {
                         let pool =
-                            self.book.pools().get(&job.name).filter(|_| job.status.is_some());
+                            self.allocator.pools().get(&job.name).filter(|_| job.status.is_some());
                         self.bytes_written += pool.map_or(0, |pool| pool.ledger.bytes());
                         stored.update(&meta);
                         stored.status =
@@ -108,7 +108,7 @@ impl LedgerTask {
             }
         }
         for name in failed.iter().chain(&again) {
-            self.book.touch(name);
+            self.allocator.touch(name);
         }
         if again.is_empty() {
             return Ok(CommitOutcome::Done { failed });

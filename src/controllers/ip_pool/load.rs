@@ -1,4 +1,5 @@
-//! Reads pools into the book: all of them at the start of a term, later each pool that changed.
+//! Reads pools into the allocator: all of them at the start of a term, later each pool that
+//! changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ impl LedgerTask {
         let task = Self {
             ctx,
             mailbox,
-            book: PoolAllocator::default(),
+            allocator: PoolAllocator::default(),
             stored: BTreeMap::new(),
             trouble: BTreeMap::new(),
             handle: handle.clone(),
@@ -61,7 +62,7 @@ impl LedgerTask {
         let views = self.ctx.views.clone();
         views.networks_listed(NETWORKS_WAIT).await;
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;
-        self.book.set_infrastructure(views.infrastructure.held_back());
+        self.allocator.set_infrastructure(views.infrastructure.held_back());
         let pools = list::<IPPool>(&Api::all(self.ctx.client.clone()), PAGE).await?;
         let lbs = list::<TrimmedLb>(&Api::all(self.ctx.client.clone()), trimmed::PAGE).await?;
         let lbs: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();
@@ -69,10 +70,10 @@ impl LedgerTask {
         for pool in &pools {
             self.merge(pool, &world);
         }
-        // The book has every published or requested address before it allocates its first new
+        // The allocator has every published or requested address before it allocates its first new
         // address.
         self.each_facts(lbs.iter(), PoolAllocator::adopt);
-        self.book.take_moved();
+        self.allocator.take_moved();
         let mut waiting: Vec<_> = lbs
             .iter()
             .filter(|lb| facts::wants_pool(lb) && !facts::is_leaving(lb))
@@ -88,7 +89,7 @@ impl LedgerTask {
         waiting.sort_by(|a, b| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
         let count = waiting.len();
         for facts in &waiting {
-            self.book.claim(facts);
+            self.allocator.claim(facts);
         }
         let names: Vec<String> = self.stored.keys().cloned().collect();
         for name in &names {
@@ -96,21 +97,21 @@ impl LedgerTask {
         }
         while self.commit().await? == super::commit::CommitOutcome::Replay {
             for facts in &waiting {
-                self.book.claim(facts);
+                self.allocator.claim(facts);
             }
         }
         self.report();
         tracing::info!(
             pools = pools.len(),
             load_balancers = count,
-            waiting = self.book.waiting().count(),
+            waiting = self.allocator.waiting().count(),
             took_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             "ledgers loaded"
         );
         Ok(())
     }
 
-    /// Reads pools again. Removes from the book each pool that no longer exists or cannot be
+    /// Reads pools again. Removes from the allocator each pool that no longer exists or cannot be
     /// parsed.
     pub(super) async fn refresh(&mut self, names: BTreeSet<String>) {
         if names.is_empty() {
@@ -153,7 +154,7 @@ impl LedgerTask {
         seen: &PoolSeen,
         world: &mut LoadBalancerIndex,
     ) -> Result<(), CallError> {
-        for owner in self.book.disputes(seen, world) {
+        for owner in self.allocator.disputes(seen, world) {
             let Some((namespace, name)) = owner.name.split_once('/') else { continue };
             let api: Api<LoadBalancer> = Api::namespaced(self.ctx.client.clone(), namespace);
             let current = api.call_get_opt(name).await?;
@@ -162,8 +163,8 @@ impl LedgerTask {
         Ok(())
     }
 
-    /// Calls `show` with the book and the facts of each LoadBalancer that takes its address from
-    /// pools.
+    /// Calls `show` with the allocator and the facts of each LoadBalancer that takes its address
+    /// from pools.
     fn each_facts<'a>(
         &mut self,
         lbs: impl Iterator<Item = &'a LoadBalancer>,
@@ -172,12 +173,12 @@ impl LedgerTask {
         let views = self.ctx.views.clone();
         for lb in lbs.filter(|lb| facts::wants_pool(lb)) {
             let segment = |network: &str| views.segment(network);
-            show(&mut self.book, &facts::facts(lb, &views.around(lb), segment, false));
+            show(&mut self.allocator, &facts::facts(lb, &views.around(lb), segment, false));
         }
     }
 
-    /// Updates the book with the published addresses of all LoadBalancers in the view, after pools
-    /// were added, removed or moved to another network.
+    /// Updates the allocator with the published addresses of all LoadBalancers in the view, after
+    /// pools were added, removed or moved to another network.
     pub(super) fn observe_all(&mut self) {
         let all = self.ctx.views.load_balancers.state();
         self.each_facts(all.iter().map(AsRef::as_ref), PoolAllocator::observe);
@@ -193,10 +194,10 @@ impl LedgerTask {
     fn merge(&mut self, pool: &IPPool, world: &LoadBalancerIndex) {
         let name = pool.name_any();
         let seen = self.ctx.views.seen(pool);
-        let before = self.book.pools().get(&name).and_then(|p| p.fault.clone());
-        let repairs = self.book.merge(&seen, world);
+        let before = self.allocator.pools().get(&name).and_then(|p| p.fault.clone());
+        let repairs = self.allocator.merge(&seen, world);
         self.report_repairs(pool, &repairs);
-        let fault = self.book.pools().get(&name).and_then(|p| p.fault.clone());
+        let fault = self.allocator.pools().get(&name).and_then(|p| p.fault.clone());
         if let Some(fault) = fault.filter(|fault| before.as_ref() != Some(fault)) {
             self.ctx.events.warning(
                 pool.object_ref(&()),
@@ -212,7 +213,7 @@ impl LedgerTask {
     }
 
     fn drop_pool(&mut self, name: &str) {
-        self.book.remove_pool(name);
+        self.allocator.remove_pool(name);
         self.stored.remove(name);
         self.trouble.remove(name);
     }

@@ -21,9 +21,9 @@ const UNKNOWN: &str = "Unknown";
 const STILL_IN_USE: &str = "StillInUse";
 
 impl LedgerTask {
-    /// Carries out, in the book, the release that the pool's annotation requests, or records why
-    /// the release is refused. The next commit writes the result, and removes the annotation unless
-    /// the release was refused.
+    /// Carries out, in the allocator, the release that the pool's annotation requests, or records
+    /// why the release is refused. The next commit writes the result, and removes the annotation
+    /// unless the release was refused.
     pub(super) async fn consider_manual_release(&mut self, pool: &str) {
         let Some(text) = self.stored.get(pool).and_then(|stored| stored.manual.clone()) else {
             return;
@@ -44,7 +44,7 @@ impl LedgerTask {
                 notice.message.unwrap_or_default(),
             );
         }
-        self.book.touch(pool);
+        self.allocator.touch(pool);
     }
 
     /// Removes each refusal with the reason [`STILL_IN_USE`] if the LoadBalancer has released the
@@ -54,11 +54,11 @@ impl LedgerTask {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());
             let text = stored.manual.as_deref().filter(|_| refused == Some(STILL_IN_USE));
             let Some(asked) = text.and_then(|t| ManualRelease::parse(t).ok()) else { continue };
-            let pool = self.book.pools().get(name);
+            let pool = self.allocator.pools().get(name);
             let owner = pool.and_then(|p| p.ledger.owner_of(asked.ip));
             if owner.is_none_or(|owner| owner.name != asked.name) {
                 stored.notice = None;
-                self.book.touch(name);
+                self.allocator.touch(name);
             }
         }
     }
@@ -75,7 +75,8 @@ impl LedgerTask {
                 return refuse("InvalidAnnotation", message);
             }
         };
-        let owner = self.book.pools().get(pool).and_then(|p| p.ledger.owner_of(asked.ip)).cloned();
+        let owner =
+            self.allocator.pools().get(pool).and_then(|p| p.ledger.owner_of(asked.ip)).cloned();
         let Some(owner) = owner else {
             // The address is free already: a crash kept the annotation, or the sweep freed the
             // claim.
@@ -92,7 +93,8 @@ impl LedgerTask {
             Api::namespaced(self.ctx.client.clone(), namespace);
         match api.call_get_opt(name).await {
             Ok(None) => {
-                self.book.release_claim(&Claim { pool: pool.to_owned(), ip: asked.ip }, &owner);
+                self.allocator
+                    .release_claim(&Claim { pool: pool.to_owned(), ip: asked.ip }, &owner);
                 tracing::info!(pool, ip = %asked.ip, owner = owner.name, "address released by annotation");
                 self.ctx.events.normal(
                     self.reference(pool),

@@ -1,8 +1,8 @@
 //! The ledger task: the only owner of all pools while this process leads.
 //!
-//! Requests wait in its mailbox. [`PoolAllocator`], the book of all ledgers in memory, decides a
-//! batch of requests, and each pool that the batch changes is written once. A request is answered
-//! when the API server has accepted the write.
+//! Requests wait in its mailbox. [`PoolAllocator`] has all ledgers in memory. It decides a batch of
+//! requests, and each pool that the batch changes is written once. A request is answered when the
+//! API server has accepted the write.
 //!
 //! The LoadBalancer controller sends its requests through [`LedgerHandle`]. The ledger task makes
 //! every write of a stored ledger, with two exceptions: [`super::kube_vip_import`] creates pools
@@ -41,7 +41,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 pub struct LedgerTask {
     ctx: Context,
     mailbox: mpsc::UnboundedReceiver<LedgerMessage>,
-    book: PoolAllocator,
+    allocator: PoolAllocator,
     stored: BTreeMap<String, StoredPool>,
     trouble: BTreeMap<String, commit::PoolTrouble>,
     /// Handle with which the task sends messages to itself.
@@ -96,7 +96,7 @@ impl LedgerTask {
             }
             let waiting = WaitingRequests {
                 count: batch.len(),
-                for_an_address: batch.may_give_an_address() || self.book.has_waiters(),
+                for_an_address: batch.may_give_an_address() || self.allocator.has_waiters(),
                 last,
             };
             let pause = self.pace.pause(self.started.elapsed(), waiting);
@@ -115,20 +115,20 @@ impl LedgerTask {
         match message {
             LedgerMessage::Claim(facts, reply) => {
                 let is_stored = |claim: &Claim| self.is_stored(claim, &facts.owner);
-                if let Some(verdict) = self.book.peek(&facts, is_stored) {
+                if let Some(verdict) = self.allocator.peek(&facts, is_stored) {
                     // The answer to a guest's LoadBalancer is not stored, because such a
                     // LoadBalancer is reconciled only for its own changes.
                     if !facts.guest {
                         self.handle.confirmed().confirm(*facts, verdict.clone());
                     }
                     drop(reply.send(Ok(verdict)));
-                } else if self.book.needs_fresh(&facts) {
+                } else if self.allocator.needs_fresh(&facts) {
                     drop(reply.send(Err(LedgerError::Stale)));
                 } else {
-                    // The book has claims of the owner, but no claim for the published address. The
-                    // stored pool may have that claim, so the pool is read again.
+                    // The allocator has claims of the owner, but no claim for the published
+                    // address. The stored pool may have that claim, so the pool is read again.
                     let unknown = facts.published.as_ref().filter(|published| {
-                        let held = self.book.claims_of(&facts.owner.uid);
+                        let held = self.allocator.claims_of(&facts.owner.uid);
                         !held.is_empty() && !held.contains(published)
                     });
                     batch.pools.extend(unknown.map(|published| published.pool.clone()));
@@ -136,7 +136,7 @@ impl LedgerTask {
                 }
             }
             LedgerMessage::Release(owner, reply) => {
-                if self.book.has_nothing_to_release(&owner.uid) {
+                if self.allocator.has_nothing_to_release(&owner.uid) {
                     drop(reply.map(|reply| reply.send(Ok(()))));
                 } else {
                     batch.releases.push((owner, reply, BTreeSet::new()));
@@ -154,9 +154,9 @@ impl LedgerTask {
             LedgerMessage::NetworksChanged => batch.networks = true,
             LedgerMessage::CrdReplaced(is) => {
                 if self.crd_is_replaced.replace(is) != Some(is) {
-                    let names: Vec<String> = self.book.pools().keys().cloned().collect();
+                    let names: Vec<String> = self.allocator.pools().keys().cloned().collect();
                     for name in &names {
-                        self.book.touch(name);
+                        self.allocator.touch(name);
                     }
                     batch.conditions = true;
                 }
@@ -179,10 +179,10 @@ impl LedgerTask {
         self.refresh(std::mem::take(&mut batch.pools)).await;
         if batch.networks {
             let views = self.ctx.views.clone();
-            self.book.relocate(|network| views.segment(network));
-            self.book.set_infrastructure(views.infrastructure.held_back());
+            self.allocator.relocate(|network| views.segment(network));
+            self.allocator.set_infrastructure(views.infrastructure.held_back());
         }
-        if self.book.take_moved() {
+        if self.allocator.take_moved() {
             others_change = true;
             self.observe_all();
         }
@@ -197,12 +197,13 @@ impl LedgerTask {
                 }
             }
             for (owner, _, pools) in &mut batch.releases {
-                pools.extend(self.book.release(&owner.uid).into_iter().map(|claim| claim.pool));
+                pools
+                    .extend(self.allocator.release(&owner.uid).into_iter().map(|claim| claim.pool));
             }
-            changed.extend(self.book.serve_waiters());
+            changed.extend(self.allocator.serve_waiters());
             let verdicts: Vec<_> =
-                batch.claims.iter().map(|(facts, _)| self.book.claim(facts)).collect();
-            changed.extend(self.book.serve_waiters());
+                batch.claims.iter().map(|(facts, _)| self.allocator.claim(facts)).collect();
+            changed.extend(self.allocator.serve_waiters());
             match self.commit().await? {
                 // The pools were read again, so claims of other LoadBalancers may have changed.
                 commit::CommitOutcome::Replay => others_change = true,
@@ -210,7 +211,7 @@ impl LedgerTask {
             }
         };
         if others_change {
-            self.handle.confirmed().recheck(&self.book);
+            self.handle.confirmed().recheck(&self.allocator);
         }
         let ended = self.started.elapsed();
         let bytes = std::mem::take(&mut self.bytes_written);

@@ -20,10 +20,10 @@ impl LedgerTask {
     pub(super) fn report(&mut self) {
         self.report_news();
         let metrics = &self.ctx.metrics;
-        metrics.shared_addresses.set(i64::try_from(self.book.shared()).unwrap_or(i64::MAX));
+        metrics.shared_addresses.set(i64::try_from(self.allocator.shared()).unwrap_or(i64::MAX));
         let mut by_pool: BTreeMap<&str, i64> = BTreeMap::new();
         let mut by_reason: BTreeMap<&str, i64> = BTreeMap::new();
-        for (_, wait) in self.book.waiting() {
+        for (_, wait) in self.allocator.waiting() {
             *by_reason.entry(wait.reason()).or_default() += 1;
             if let NoAddressReason::Full { pools } = wait {
                 for pool in pools {
@@ -35,7 +35,7 @@ impl LedgerTask {
         for (reason, count) in by_reason {
             metrics.waiters.with_label_values(&[reason]).set(count);
         }
-        for (name, pool) in self.book.pools() {
+        for (name, pool) in self.allocator.pools() {
             let label = &[name.as_str()];
             metrics.pools.addresses.with_label_values(label).set(pool.ledger.total());
             metrics.pools.available.with_label_values(label).set(pool.ledger.available());
@@ -44,14 +44,14 @@ impl LedgerTask {
             let waiters = by_pool.get(name.as_str()).copied().unwrap_or(0);
             metrics.pools.waiters.with_label_values(label).set(waiters);
         }
-        let present = self.book.pools().keys().cloned().collect();
+        let present = self.allocator.pools().keys().cloned().collect();
         for name in std::mem::replace(&mut self.measured, present).difference(&self.measured) {
             metrics.pools.forget(name);
         }
     }
 
     fn report_news(&mut self) {
-        for news in self.book.take_news() {
+        for news in self.allocator.take_news() {
             let (pool, reason, what) = match news {
                 OverlapNews::StandsBack(pool, conflict) => {
                     (pool, conflict.reason(), conflict.standing_back())

@@ -35,14 +35,14 @@ impl LedgerTask {
     /// lookups are under way.
     pub(super) fn sweep(&mut self) {
         for lb in self.ctx.views.load_balancers.state() {
-            if self.book.claims_of(lb.uid().as_deref().unwrap_or_default()).len() > 1 {
+            if self.allocator.claims_of(lb.uid().as_deref().unwrap_or_default()).len() > 1 {
                 self.ctx.views.enqueue_lbs([facts::name(&lb)]);
             }
         }
         if self.sweeper.as_ref().is_some_and(|task| !task.is_finished()) {
             return;
         }
-        let suspects = self.book.orphans(&self.world());
+        let suspects = self.allocator.orphans(&self.world());
         let keeps = |pool: &str| self.stored.get(pool).is_some_and(|stored| stored.keeps_orphans);
         let (kept, suspects) =
             suspects.into_iter().partition::<Vec<_>, _>(|(claim, _)| keeps(&claim.pool));
@@ -51,13 +51,13 @@ impl LedgerTask {
         self.sweeper = Some(AbortOnDropHandle::new(tokio::spawn(look)));
     }
 
-    /// Frees a claim in the book, if the claim still is an orphan. Returns whether it was freed.
-    /// The caller writes the pool.
+    /// Frees a claim in the allocator, if the claim still is an orphan. Returns whether it was
+    /// freed. The caller writes the pool.
     pub(super) fn free(&mut self, orphan: &OrphanClaim) -> bool {
         let OrphanClaim { claim, owner, namesake } = orphan;
         let is_orphan =
-            namesake.is_none() || self.book.is_second(claim, owner, namesake.as_deref());
-        is_orphan && self.book.release_claim(claim, owner)
+            namesake.is_none() || self.allocator.is_second(claim, owner, namesake.as_deref());
+        is_orphan && self.allocator.release_claim(claim, owner)
     }
 
     /// Reports the freed claims on the pools that held them.

@@ -74,9 +74,9 @@ fn pool(name: &str, ip: &str, priority: i64) -> PoolSeen {
 fn ledger() -> (LedgerTask, LedgerHandle) {
     let (mut task, handle) = LedgerTask::new(context());
     for pool in [pool("a", "10.0.0.10", 2), pool("b", "10.0.1.10", 1)] {
-        task.book.merge(&pool, &LoadBalancerIndex::default());
+        task.allocator.merge(&pool, &LoadBalancerIndex::default());
     }
-    task.book.take_touched();
+    task.allocator.take_touched();
     (task, handle)
 }
 
@@ -120,7 +120,9 @@ async fn a_stored_claim_needs_no_write() {
         task.take(LedgerMessage::Claim(Box::new(facts.clone()), reply), &mut batch);
         answer.try_recv().ok()
     };
-    let ClaimResult::Held { claim, .. } = task.book.claim(&lb("web")) else { panic!("no address") };
+    let ClaimResult::Held { claim, .. } = task.allocator.claim(&lb("web")) else {
+        panic!("no address")
+    };
     let facts = LbFacts { published: Some(claim), ..lb("web") };
     for (name, uid, is_answered) in
         [("", "", false), ("ns/web", "web", true), ("ns/web", "other", false)]

@@ -55,7 +55,7 @@ fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
     let forecast = forecast(&stored);
     let mut plan = Preview::default();
     let touched = forecast.touched.contains("pool");
-    let (line, change) = super::pool(&seen, &[], &forecast.book.pools()["pool"], touched, NOW);
+    let (line, change) = super::pool(&seen, &[], &forecast.allocator.pools()["pool"], touched, NOW);
     plan.pools.push(line);
     plan.changes.extend(change);
     for lb in lbs {

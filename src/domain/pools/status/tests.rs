@@ -36,21 +36,21 @@ fn seen(size: usize) -> PoolSeen {
     }
 }
 
-fn book(seen: &PoolSeen, claims: usize) -> PoolAllocator {
-    let mut book = PoolAllocator::default();
-    book.merge(seen, &LoadBalancerIndex::default());
+fn allocator(seen: &PoolSeen, claims: usize) -> PoolAllocator {
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(seen, &LoadBalancerIndex::default());
     for n in 0..claims {
-        book.claim(&LbFacts {
+        allocator.claim(&LbFacts {
             owner: Owner { name: format!("ns/lb{n}"), uid: format!("u{n}") },
             fresh: true,
             ..LbFacts::default()
         });
     }
-    book
+    allocator
 }
 
-fn pool(book: &PoolAllocator) -> &AllocatorPool {
-    &book.pools()["a"]
+fn pool(allocator: &PoolAllocator) -> &AllocatorPool {
+    &allocator.pools()["a"]
 }
 
 #[test]
@@ -65,7 +65,8 @@ fn counts_follow_from_the_ledger() {
         (3, 3, 100),
         (0, 0, 100),
     ] {
-        let status = pool_status(pool(&book(&seen(size), claims)), &[], None, None, Some(4), NOW);
+        let status =
+            pool_status(pool(&allocator(&seen(size), claims)), &[], None, None, Some(4), NOW);
         let (size, claims) = (i64::try_from(size).unwrap(), i64::try_from(claims).unwrap());
         assert_eq!((status.total, status.available), (size, size - claims));
         assert_eq!(status.used_percent, Some(percent), "{claims} of {size}");
@@ -76,10 +77,10 @@ fn counts_follow_from_the_ledger() {
 /// The share of used addresses is 100 % if a pool has shrunk and has more claims than addresses.
 #[test]
 fn claims_outside_the_ranges_make_no_more_than_a_full_pool() {
-    let mut book = book(&seen(5), 5);
-    let stored = pool_status(pool(&book), &[], None, None, None, NOW);
-    book.merge(&PoolSeen { status: stored, ..seen(2) }, &LoadBalancerIndex::default());
-    let status = pool_status(pool(&book), &[], None, None, None, NOW);
+    let mut allocator = allocator(&seen(5), 5);
+    let stored = pool_status(pool(&allocator), &[], None, None, None, NOW);
+    allocator.merge(&PoolSeen { status: stored, ..seen(2) }, &LoadBalancerIndex::default());
+    let status = pool_status(pool(&allocator), &[], None, None, None, NOW);
     assert_eq!((status.total, status.available), (2, 0));
     assert_eq!((status.allocated.len(), status.used_percent), (5, Some(100)));
 }
@@ -88,10 +89,10 @@ fn claims_outside_the_ranges_make_no_more_than_a_full_pool() {
 fn the_ledger_is_written_with_owners_history_and_cursor() {
     let mut stored = seen(5);
     stored.status.allocated.insert("10.0.0.14".into(), "ns/old".into());
-    let mut book = book(&stored, 2);
-    book.release("u0");
+    let mut allocator = allocator(&stored, 2);
+    allocator.release("u0");
     let status =
-        serde_json::to_value(pool_status(pool(&book), &[], None, None, None, NOW)).unwrap();
+        serde_json::to_value(pool_status(pool(&allocator), &[], None, None, None, NOW)).unwrap();
     assert_eq!(status["allocated"], json!({"10.0.0.11": "ns/lb1", "10.0.0.14": "ns/old"}));
     assert_eq!(status["allocatedOwners"], json!({"10.0.0.11": "u1"}), "no owner, no entry");
     assert_eq!(status["allocatedHistory"], json!({"10.0.0.10": "ns/lb0"}));
@@ -102,7 +103,7 @@ fn the_ledger_is_written_with_owners_history_and_cursor() {
 fn ready_says_whether_the_pool_gives_out_addresses() {
     let ready = |size, deleting| {
         let seen = PoolSeen { deleting, ..seen(size) };
-        let status = pool_status(pool(&book(&seen, 0)), &[], None, None, None, NOW);
+        let status = pool_status(pool(&allocator(&seen, 0)), &[], None, None, None, NOW);
         let [ready] = status.conditions.as_slice() else { panic!("{:?}", status.conditions) };
         (ready.status, ready.reason.clone().unwrap(), ready.message.clone().unwrap_or_default())
     };
@@ -119,42 +120,43 @@ fn ready_says_whether_the_pool_gives_out_addresses() {
 
 #[test]
 fn a_notice_comes_and_goes_and_conditions_of_others_stay() {
-    let book = book(&seen(3), 1);
+    let allocator = allocator(&seen(3), 1);
     let other = Condition { type_: "Other".into(), ..Condition::default() };
     let notice = manual_release_refused("StillInUse", "LoadBalancer ns/lb0 exists".into());
     let types = |status: &IPPoolStatus| {
         status.conditions.iter().map(|c| c.type_.clone()).collect::<Vec<_>>()
     };
-    let with = pool_status(pool(&book), &[other], Some(&notice), None, None, THEN);
+    let with = pool_status(pool(&allocator), &[other], Some(&notice), None, None, THEN);
     assert_eq!(types(&with), ["Other", "Ready", "ManualRelease"]);
     assert_eq!(with.conditions[2].reason.as_deref(), Some("StillInUse"));
-    let again = pool_status(pool(&book), &with.conditions, Some(&notice), None, None, NOW);
+    let again = pool_status(pool(&allocator), &with.conditions, Some(&notice), None, None, NOW);
     assert_eq!(again, with, "nothing new, no new time");
-    let without = pool_status(pool(&book), &with.conditions, None, None, None, NOW);
+    let without = pool_status(pool(&allocator), &with.conditions, None, None, None, NOW);
     assert_eq!(types(&without), ["Other", "Ready"]);
     assert_eq!(without.conditions[1].last_update_time.as_deref(), Some(THEN));
-    let replaced = pool_status(pool(&book), &without.conditions, None, Some(true), None, NOW);
+    let replaced = pool_status(pool(&allocator), &without.conditions, None, Some(true), None, NOW);
     assert_eq!(types(&replaced), ["Other", "Ready", "CRDReplaced"]);
-    let unknown = pool_status(pool(&book), &replaced.conditions, None, None, None, NOW);
+    let unknown = pool_status(pool(&allocator), &replaced.conditions, None, None, None, NOW);
     assert_eq!(types(&unknown), ["Other", "Ready", "CRDReplaced"], "not looked at yet");
-    let back = pool_status(pool(&book), &replaced.conditions, None, Some(false), None, NOW);
+    let back = pool_status(pool(&allocator), &replaced.conditions, None, Some(false), None, NOW);
     assert_eq!(types(&back), ["Other", "Ready"]);
 }
 
 /// A status with as many claims as the ledger's size limit admits is smaller than that limit.
 #[test]
 fn the_largest_ledger_fits_the_object() {
-    let mut book = PoolAllocator::default();
-    book.merge(&seen(60_000), &LoadBalancerIndex::default());
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&seen(60_000), &LoadBalancerIndex::default());
     let owner = |n: usize| Owner {
         name: format!("namespace-{n:053}/{n:063}"),
         uid: format!("{n:08}-0000-0000-0000-000000000000"),
     };
     let facts = |n| LbFacts { owner: owner(n), fresh: true, ..LbFacts::default() };
-    let full =
-        (0..60_000).find(|n| matches!(book.claim(&facts(*n)), ClaimResult::Waiting(_))).unwrap();
+    let full = (0..60_000)
+        .find(|n| matches!(allocator.claim(&facts(*n)), ClaimResult::Waiting(_)))
+        .unwrap();
     assert!(full > 4_000, "{full} claims");
-    let status = pool_status(pool(&book), &[], None, None, None, NOW);
+    let status = pool_status(pool(&allocator), &[], None, None, None, NOW);
     assert_eq!(status.allocated.len(), full);
     let size = serde_json::to_vec(&status).unwrap().len();
     assert!(size < super::super::ledger::LEDGER_BYTES, "{size} bytes");

@@ -60,7 +60,7 @@ pub struct Forecast {
     /// LoadBalancer's `namespace/name`.
     pub verdicts: BTreeMap<String, ClaimResult>,
     /// Pools and claims after the answers in `verdicts`.
-    pub book: PoolAllocator,
+    pub allocator: PoolAllocator,
     /// Names of the pools whose stored ledgers the operator would write, because of an answer or a
     /// repair.
     pub touched: BTreeSet<String>,
@@ -85,27 +85,27 @@ impl Forecast {
 /// Reads the stored objects into an allocator, and asks it for the address of each LoadBalancer.
 pub fn forecast(stored: &StoredObjects) -> Forecast {
     let mut forecast = Forecast::default();
-    let mut book = PoolAllocator::default();
-    book.set_infrastructure(stored.held_back.clone());
+    let mut allocator = PoolAllocator::default();
+    allocator.set_infrastructure(stored.held_back.clone());
     let world = LoadBalancerIndex::new(stored.load_balancers.iter().filter_map(facts::world_entry));
     for pool in &stored.pools {
-        let repairs = book.merge(pool, &world);
+        let repairs = allocator.merge(pool, &world);
         forecast.findings.extend(repairs.iter().filter_map(|repair| repaired(&pool.name, repair)));
         forecast.findings.extend(reversed(pool));
     }
     for facts in &stored.facts {
-        book.adopt(facts);
+        allocator.adopt(facts);
     }
-    book.take_moved();
+    allocator.take_moved();
     let mut asking: Vec<&LbFacts> = stored.facts.iter().collect();
     asking.sort_by_key(|facts| (facts.created, facts.owner.clone()));
     for facts in asking {
-        let verdict = book.claim(facts);
+        let verdict = allocator.claim(facts);
         forecast.address(facts, &verdict);
         forecast.verdicts.insert(facts.owner.name.clone(), verdict);
     }
-    forecast.pools(&book);
-    for (claim, owner) in book.orphans(&world) {
+    forecast.pools(&allocator);
+    for (claim, owner) in allocator.orphans(&world) {
         let Claim { pool, ip } = claim;
         forecast.findings.push(ForecastFinding {
             effect: Effect::Repairs,
@@ -126,8 +126,8 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     }
     forecast.findings.sort();
     forecast.findings.dedup();
-    forecast.touched = book.take_touched();
-    forecast.book = book;
+    forecast.touched = allocator.take_touched();
+    forecast.allocator = allocator;
     forecast
 }
 
@@ -193,8 +193,8 @@ impl Forecast {
         });
     }
 
-    fn pools(&mut self, book: &PoolAllocator) {
-        for (name, pool) in book.pools() {
+    fn pools(&mut self, allocator: &PoolAllocator) {
+        for (name, pool) in allocator.pools() {
             if let Some(why) = pool.idle() {
                 let holds = pool.ledger.claims().len();
                 self.findings.push(ForecastFinding {
