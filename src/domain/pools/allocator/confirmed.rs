@@ -6,7 +6,7 @@
 //! pending writes. So an answer is recorded only while no write of the claim's pool is pending, or
 //! if the stored pool has the claim. An answer is removed before the task serves a request about
 //! the claims of the same owner. After pools or networks have changed, all answers are compared
-//! with the book. A claim of another owner changes no recorded answer.
+//! with the allocator. A claim of another owner changes no recorded answer.
 
 use std::collections::HashMap;
 
@@ -36,8 +36,8 @@ impl ConfirmedClaims {
         self.0.remove(&owner.name);
     }
 
-    /// Removes each recorded answer that differs from the answer that `book` would give.
-    pub fn recheck(&mut self, book: &PoolAllocator) {
-        self.0.retain(|_, (facts, answer)| book.unchanged(facts).as_ref() == Some(answer));
+    /// Removes the recorded answers that the allocator would not give any more.
+    pub fn recheck(&mut self, allocator: &PoolAllocator) {
+        self.0.retain(|_, (facts, answer)| allocator.unchanged(facts).as_ref() == Some(answer));
     }
 }

@@ -1,8 +1,7 @@
-//! Allocator of addresses, called the book. It has all pools, all claims and all waiting
-//! LoadBalancers.
+//! Allocator of addresses. It has all pools, all claims and all waiting LoadBalancers.
 //!
-//! The book is the desired content of the ledgers. It belongs to one task, the ledger task. The
-//! task writes each changed pool by compare-and-swap, and answers a request only after the API
+//! The allocator is the desired content of the ledgers. It belongs to one task, the ledger task.
+//! The task writes each changed pool by compare-and-swap, and answers a request only after the API
 //! server has accepted the write that the answer depends on. If another client has written a pool,
 //! [`PoolAllocator::merge`] reads the new version of the pool. The task then decides its batch of
 //! requests again, which is safe because every operation is idempotent.
@@ -43,7 +42,7 @@ pub use confirmed::ConfirmedClaims;
 pub use reserved::Reservation;
 pub use restore::{LedgerRepair, LoadBalancerIndex, PoolSeen, WorldEntry};
 
-/// A pool, as the [`PoolAllocator`] stores it.
+/// A pool in the allocator.
 #[derive(Clone, Debug)]
 pub struct AllocatorPool {
     /// Creation, in seconds since the epoch.
@@ -84,7 +83,8 @@ pub enum ClaimResult {
         /// `None`: the address meets the request.
         instead: Option<NoAddressReason>,
     },
-    /// No address yet. The request is stored, and is served when a pool has an address.
+    /// No address yet. The allocator remembers the request, and serves it when a pool has an
+    /// address.
     Waiting(NoAddressReason),
 }
 

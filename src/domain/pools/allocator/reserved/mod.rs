@@ -316,9 +316,9 @@ impl PoolAllocator {
             || self.reserved.at(claim.ip).any(|r| r.owner.uid != uid && r.meets(pool))
     }
 
-    /// Returns a function that decides whether a free address of `pool` may be given to the
-    /// LoadBalancer. The caller has removed `pool` from `self`. The pool's own segment is not
-    /// checked, because the pool's free addresses are not in use on it.
+    /// Returns a function that says whether a free address of `pool` may be given to the
+    /// LoadBalancer. The caller has removed `pool` from the allocator. The pool's own segment needs
+    /// no check, because the pool's free addresses are not in use on it.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,

@@ -1,4 +1,5 @@
-//! Reading of a stored pool into the book: at start, and whenever another client wrote the pool.
+//! Reading of a stored pool into the allocator: at start, and whenever another client wrote the
+//! pool.
 //!
 //! The owner of an address is:
 //! 1. the owner that the stored ledger and this process's memory agree on;
@@ -159,8 +160,8 @@ impl LoadBalancerIndex {
 }
 
 impl PoolAllocator {
-    /// Reads a stored pool. The rules in the module's header decide which owners in memory stay.
-    /// Returns the corrections of the ledger.
+    /// Reads a stored pool into the allocator. The rules in the module's header decide which owners
+    /// in memory stay. Returns the corrections of the ledger.
     pub fn merge(&mut self, seen: &PoolSeen, world: &LoadBalancerIndex) -> Vec<LedgerRepair> {
         let mut repairs = Vec::new();
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
