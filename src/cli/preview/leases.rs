@@ -72,11 +72,11 @@ pub(super) fn decide(
             let record = record.as_deref()?;
             let patch = dhcp_lease::release_after(record, None);
             let change = PlannedWrite::patch("DHCPLease", &name, &patch);
-            let finding = match dhcp_lease::usable(record, now) {
+            let outcome = match dhcp_lease::usable(record, now) {
                 Some(lease) => AddressOutcome::Host(views.unless_in_the_way(lb, lease)),
                 None => wait(NoLease::Pending { network, said: None }),
             };
-            (finding, Some(change))
+            (outcome, Some(change))
         }
     })
 }

@@ -144,22 +144,22 @@ async fn load_balancer(
         plan.changes.extend(change);
         return line;
     }
-    let finding = match (reading.removals.get(&name), forecast.verdicts.get(&name)) {
+    let outcome = match (reading.removals.get(&name), forecast.verdicts.get(&name)) {
         (Some(removal), _) => Some(AddressOutcome::Pool(ClaimResult::Waiting(removal.clone()))),
         (None, Some(verdict)) => Some(AddressOutcome::Pool(verdict.clone())),
-        (None, None) => leases::decide(&reading.views, lb).map(|(finding, change)| {
+        (None, None) => leases::decide(&reading.views, lb).map(|(outcome, change)| {
             plan.changes.extend(change);
-            finding
+            outcome
         }),
     };
-    let Some(finding) = finding else { return preview::unknown(lb) };
-    let served = serving::serve(&reading.views, client, lb, finding.clone()).await;
-    let Some(ServingPreview { finding, report, changes, unchecked }) = served else {
-        let (line, change) = preview::load_balancer(lb, &finding, None, now);
+    let Some(outcome) = outcome else { return preview::unknown(lb) };
+    let served = serving::serve(&reading.views, client, lb, outcome.clone()).await;
+    let Some(ServingPreview { outcome, report, changes, unchecked }) = served else {
+        let (line, change) = preview::load_balancer(lb, &outcome, None, now);
         plan.changes.extend(change);
         return LoadBalancerLine { said: preview::unknown(lb).said, ..line };
     };
-    let (line, change) = preview::load_balancer(lb, &finding, report.as_ref(), now);
+    let (line, change) = preview::load_balancer(lb, &outcome, report.as_ref(), now);
     plan.changes.extend(change);
     plan.changes.extend(changes);
     if unchecked {

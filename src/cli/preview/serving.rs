@@ -31,7 +31,7 @@ use crate::k8s::views::Views;
 /// Plan for a LoadBalancer: its address, its status, and the writes that the operator would make.
 pub(super) struct ServingPreview {
     /// Address that would be published.
-    pub(super) finding: AddressOutcome,
+    pub(super) outcome: AddressOutcome,
     /// State of the Service, as the LoadBalancer's status would report it. `None`: no Service is
     /// wanted.
     pub(super) report: Option<ServingStatus>,
@@ -57,11 +57,11 @@ pub(super) async fn serve(
     views: &Views,
     client: &Client,
     lb: &LoadBalancer,
-    finding: AddressOutcome,
+    outcome: AddressOutcome,
 ) -> Option<ServingPreview> {
     if !listeners::is_vm(lb) {
         return Some(ServingPreview {
-            finding,
+            outcome,
             report: None,
             changes: Vec::new(),
             unchecked: false,
@@ -78,20 +78,20 @@ pub(super) async fn serve(
         key: &key,
         stored: stored(views, client, &namespace, &name).await.ok()?,
     };
-    if !finding.is_allocated() {
+    if !outcome.is_allocated() {
         let changes = at.own().map(|_| PlannedWrite::new("Service", &key, "deleted"));
         let changes = changes.into_iter().collect();
-        return Some(ServingPreview { finding, report: None, changes, unchecked: false });
+        return Some(ServingPreview { outcome, report: None, changes, unchecked: false });
     }
-    let (mut report, changes, unchecked) = at.announce(lb, &finding);
-    let finding = match status::moves_from(lb, &finding) {
+    let (mut report, changes, unchecked) = at.announce(lb, &outcome);
+    let outcome = match status::moves_from(lb, &outcome) {
         Some(old) if status::may_lead_to(lb, old.ip, at.own()) => {
             report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
             status::keep_old_address(old)
         }
-        _ => finding,
+        _ => outcome,
     };
-    Some(ServingPreview { finding, report: Some(report), changes, unchecked })
+    Some(ServingPreview { outcome, report: Some(report), changes, unchecked })
 }
 
 /// Deletions of the Service and the EndpointSlices of a LoadBalancer that is being deleted.
@@ -137,7 +137,7 @@ impl PreviewTarget<'_> {
     fn announce(
         &self,
         lb: &LoadBalancer,
-        finding: &AddressOutcome,
+        outcome: &AddressOutcome,
     ) -> (ServingStatus, Vec<PlannedWrite>, bool) {
         let ingress = self.own().map(|own| own.ingress.clone()).unwrap_or_default();
         let state = self.own().map_or(ServiceState::Waiting, |_| ServiceState::Ours);
@@ -148,10 +148,10 @@ impl PreviewTarget<'_> {
         let listeners =
             listeners::name_fault(self.lb.name).map_or_else(|| listeners::listeners(&lb.spec), Err);
         let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
-        let place = self.views.place(named, finding);
+        let place = self.views.place(named, outcome);
         let wanted = WantedService {
             lb: self.lb,
-            address: finding.address(),
+            address: outcome.address(),
             listeners: listeners.as_deref().unwrap_or_default(),
             network: &place.network,
             attachment: place.attachment.as_ref(),

@@ -183,8 +183,8 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
 
 /// Time until a reconcile checks the obstacle to a leased address again. `None`: there is no
 /// obstacle, or an event reports the end of the obstacle.
-pub(super) fn again(finding: &AddressOutcome) -> Option<Duration> {
-    match finding {
+pub(super) fn again(outcome: &AddressOutcome) -> Option<Duration> {
+    match outcome {
         AddressOutcome::Host(Err(NoLease::TakingOver { .. })) => Some(dhcp_lease::TAKEOVER_AGAIN),
         AddressOutcome::Host(Err(NoLease::IdentityTaken(_))) => Some(LOOKS_AGAIN),
         _ => None,

@@ -159,7 +159,7 @@ struct ObservedLb {
 
 /// Address of a LoadBalancer, and the state of its Service.
 struct ServingOutcome {
-    finding: AddressOutcome,
+    outcome: AddressOutcome,
     /// State of the Service of a vm load balancer.
     report: Option<ServingStatus>,
     /// Time until the Service must be read again. Set if no event will report the Service's change.
@@ -206,10 +206,10 @@ async fn reconcile(
         withdraw(observed, ctx).await?;
         return Ok(None);
     }
-    let Some(finding) = address::allocate(&observed, ctx).await? else { return Ok(None) };
+    let Some(outcome) = address::allocate(&observed, ctx).await? else { return Ok(None) };
     let lb = &observed.lb;
-    let leased = leasing::again(&finding);
-    let again = match Box::pin(serve::serve(lb, finding, ctx)).await? {
+    let leased = leasing::again(&outcome);
+    let again = match Box::pin(serve::serve(lb, outcome, ctx)).await? {
         Some(served) => {
             if Box::pin(publish::publish(&observed, &served, ctx)).await? {
                 report::report(lb, &served, ctx);

@@ -18,10 +18,10 @@ pub(super) async fn publish(
     served: &ServingOutcome,
     ctx: &LbContext,
 ) -> Result<bool, ReconcileError> {
-    let (ObservedLb { lb, partial, .. }, ServingOutcome { finding, report, .. }) =
+    let (ObservedLb { lb, partial, .. }, ServingOutcome { outcome, report, .. }) =
         (observed, served);
     let now = rfc3339::to_second(Utc::now());
-    let Some(patch) = status::patch(lb, finding, report.as_ref(), &now) else {
+    let Some(patch) = status::patch(lb, outcome, report.as_ref(), &now) else {
         return Ok(false);
     };
     if *partial {

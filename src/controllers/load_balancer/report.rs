@@ -13,13 +13,13 @@ use crate::domain::vm_backends::listeners::{self, ServingStatus};
 /// Reports a published status. `lb`: the object before the write.
 pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext) {
     let shared = &ctx.shared;
-    let ServingOutcome { finding, report, .. } = served;
+    let ServingOutcome { outcome, report, .. } = served;
     if let Some(report) = report {
         report_service(lb, report, ctx);
     }
     let before =
         lb.status.as_ref().and_then(|s| s.allocated_address.as_ref()).and_then(|a| a.ip.as_deref());
-    match finding {
+    match outcome {
         AddressOutcome::Guest(why) => {
             shared.metrics.addressed(&lb.uid().unwrap_or_default());
             if let Some(why) = why.clone().filter(|_| before.is_none()) {

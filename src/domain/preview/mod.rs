@@ -114,16 +114,15 @@ fn fields(patch: &Value) -> Vec<String> {
     fields
 }
 
-/// Line of the plan about a LoadBalancer, and the planned write of the LoadBalancer, if any.
-/// `finding`: decision about its address. `report`: state of a vm load balancer's Service. `now`:
-/// an RFC 3339 time.
+/// Line of the plan about a LoadBalancer, and the write that it needs, if any. `outcome`: decision
+/// about its address. `report`: state of a vm load balancer's Service. `now`: an RFC 3339 time.
 pub fn load_balancer(
     lb: &LoadBalancer,
-    finding: &AddressOutcome,
+    outcome: &AddressOutcome,
     report: Option<&ServingStatus>,
     now: &str,
 ) -> (LoadBalancerLine, Option<PlannedWrite>) {
-    let (address, ready) = status::outcome(lb, finding, report);
+    let (address, ready) = status::address_and_ready(lb, outcome, report);
     let line = LoadBalancerLine {
         name: facts::name(lb),
         has: has(lb),
@@ -134,7 +133,7 @@ pub fn load_balancer(
             message: ready.message.unwrap_or_default(),
         },
     };
-    let patch = status::patch(lb, finding, report, now);
+    let patch = status::patch(lb, outcome, report, now);
     let change = patch.map(|patch| PlannedWrite::patch("LoadBalancer", &line.name, &patch));
     (line, change)
 }

@@ -23,12 +23,12 @@ pub struct AnnouncePlace {
 }
 
 impl Views {
-    /// Network on which the address in `finding` is announced: the network of its pool or of its
-    /// lease. If there is no such network, returns `named`, the network that the LoadBalancer
-    /// names. So `named` also applies to addresses of a global pool, which are unique on all
-    /// networks.
-    pub fn place(&self, named: &str, finding: &AddressOutcome) -> AnnouncePlace {
-        let network = match finding {
+    /// Network on which the address in `outcome` is announced: the network of its pool or of its
+    /// lease. Without such a network, it is `named`, the network that the LoadBalancer names. A
+    /// global pool has no network, so `named` also applies to its addresses, which are unique on
+    /// all networks.
+    pub fn place(&self, named: &str, outcome: &AddressOutcome) -> AnnouncePlace {
+        let network = match outcome {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,
             AddressOutcome::Host(Ok(lease)) => &lease.network,
             _ => named,

@@ -61,18 +61,18 @@ impl From<CallError> for WriteObstacle {
 /// yet.
 pub(super) async fn serve(
     lb: &LoadBalancer,
-    finding: AddressOutcome,
+    outcome: AddressOutcome,
     ctx: &LbContext,
 ) -> Result<Option<ServingOutcome>, ReconcileError> {
     if !listeners::is_vm(lb) || !status::may_serve(lb) {
-        return Ok(Some(ServingOutcome { finding, report: None, again: None }));
+        return Ok(Some(ServingOutcome { outcome, report: None, again: None }));
     }
-    if !finding.is_allocated() {
+    if !outcome.is_allocated() {
         // The address may have been lost to a LoadBalancer whose claim has precedence.
         suspend(lb, ctx).await?;
-        return Ok(Some(ServingOutcome { finding, report: None, again: None }));
+        return Ok(Some(ServingOutcome { outcome, report: None, again: None }));
     }
-    let Some(mut report) = announce(lb, &finding, ctx).await? else { return Ok(None) };
+    let Some(mut report) = announce(lb, &outcome, ctx).await? else { return Ok(None) };
     // No watch event reports a change of a foreign Service, or that the API server would accept a
     // rejected write. So the reconcile is repeated.
     let again = match report.service {
@@ -80,7 +80,7 @@ pub(super) async fn serve(
         ServiceState::Held(left) => Some(left),
         _ => None,
     };
-    let finding = match status::moves_from(lb, &finding) {
+    let outcome = match status::moves_from(lb, &outcome) {
         // The old address is not released while it may be announced.
         Some(old)
             if status::may_lead_to(lb, old.ip, ServiceTarget::new(lb, ctx).own().as_ref()) =>
@@ -88,16 +88,16 @@ pub(super) async fn serve(
             report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
             status::keep_old_address(old)
         }
-        _ => finding,
+        _ => outcome,
     };
-    Ok(Some(ServingOutcome { finding, report: Some(report), again }))
+    Ok(Some(ServingOutcome { outcome, report: Some(report), again }))
 }
 
 /// Writes Service and EndpointSlices where they differ from the desired ones. `None`: VMs were not
 /// listed yet.
 async fn announce(
     lb: &LoadBalancer,
-    finding: &AddressOutcome,
+    outcome: &AddressOutcome,
     ctx: &LbContext,
 ) -> Result<Option<ServingStatus>, ReconcileError> {
     let at = ServiceTarget::new(lb, ctx);
@@ -108,10 +108,10 @@ async fn announce(
     let listeners =
         listeners::name_fault(&at.name).map_or_else(|| listeners::listeners(&lb.spec), Err);
     let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
-    let place = ctx.shared.views.place(named, finding);
+    let place = ctx.shared.views.place(named, outcome);
     let wanted = WantedService {
         lb: at.identity(),
-        address: finding.address(),
+        address: outcome.address(),
         listeners: listeners.as_deref().unwrap_or_default(),
         network: &place.network,
         attachment: place.attachment.as_ref(),

@@ -21,7 +21,8 @@ use api::{
 };
 pub use moving::{keep_old_address, may_lead_to, moves_from};
 
-/// Decision of a reconcile about the address of a LoadBalancer that is not being deleted.
+/// Decision about the address of a LoadBalancer that is not being deleted: the outcome of a
+/// reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressOutcome {
     /// The address comes from a pool. The value is the answer of the pools' ledgers.
@@ -51,19 +52,19 @@ impl AddressOutcome {
     }
 }
 
-/// Merge patch that writes the decision `finding` into the LoadBalancer. `None`: nothing changes.
-/// `report`: state of a vm LoadBalancer's Service and VMs; `None` before the Service exists. `now`:
-/// an RFC 3339 time.
+/// Merge patch that writes the `outcome` into the LoadBalancer. `None`: nothing changes. `report`:
+/// state of a vm LoadBalancer's Service and VMs; `None` before the Service exists. `now`: an RFC
+/// 3339 time.
 pub fn patch(
     lb: &LoadBalancer,
-    finding: &AddressOutcome,
+    outcome: &AddressOutcome,
     report: Option<&ServingStatus>,
     now: &str,
 ) -> Option<Value> {
     let none = LoadBalancerStatus::default();
     let status = lb.status.as_ref().unwrap_or(&none);
     let old = status.allocated_address.clone().unwrap_or_default();
-    let (new, ready) = outcome(lb, finding, report);
+    let (new, ready) = address_and_ready(lb, outcome, report);
     let vm = listeners::is_vm(lb);
 
     let mut changes = Map::new();
@@ -86,14 +87,14 @@ pub fn patch(
     }
     // The finalizer delays the deletion of the object until its claim, its lease and its Service
     // are released.
-    let holds = match finding {
+    let holds = match outcome {
         AddressOutcome::Pool(verdict) => matches!(verdict, ClaimResult::Held { .. }),
         AddressOutcome::Guest(_) => vm,
         AddressOutcome::Host(lease) => lease.is_ok(),
     };
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let finalizers = with_finalizer(finalizers, LB_FINALIZER).filter(|_| holds);
-    let annotation = allocated_annotation(lb, finding);
+    let annotation = allocated_annotation(lb, outcome);
     if changes.is_empty() && finalizers.is_none() && annotation.is_none() {
         return None;
     }
@@ -113,26 +114,25 @@ pub fn patch(
     Some(Value::Object(patch))
 }
 
-/// Address and `Ready` condition that follow from `finding` and `report`. The times of the
-/// condition are unset.
-pub fn outcome(
+/// Address and `Ready` condition that `outcome` and `report` lead to. The condition has no times.
+pub fn address_and_ready(
     lb: &LoadBalancer,
-    finding: &AddressOutcome,
+    outcome: &AddressOutcome,
     report: Option<&ServingStatus>,
 ) -> (AllocatedAddress, Condition) {
     let none = LoadBalancerStatus::default();
     let status = lb.status.as_ref().unwrap_or(&none);
-    let new = allocated(&status.allocated_address.clone().unwrap_or_default(), finding);
+    let new = allocated(&status.allocated_address.clone().unwrap_or_default(), outcome);
     let stored = status.conditions.iter().find(|condition| condition.type_ == READY);
-    let ready = ready(finding, report, &new, listeners::is_vm(lb), stored);
+    let ready = ready(outcome, report, &new, listeners::is_vm(lb), stored);
     (new, ready)
 }
 
 /// Value of the annotation that records the present claim. A LoadBalancer that is restored without
 /// its status requests its former address by this annotation. `None`: the annotation is not
 /// changed, for example while the LoadBalancer waits for an address.
-fn allocated_annotation(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<String> {
-    let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
+fn allocated_annotation(lb: &LoadBalancer, outcome: &AddressOutcome) -> Option<String> {
+    let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = outcome else { return None };
     (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
 }
 
@@ -152,8 +152,8 @@ pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
 
 /// The desired `allocatedAddress`. Fields that this operator does not use are copied from `old`. If
 /// they were left out, each comparison would find a difference, and each reconcile would write.
-fn allocated(old: &AllocatedAddress, finding: &AddressOutcome) -> AllocatedAddress {
-    match finding {
+fn allocated(old: &AllocatedAddress, outcome: &AddressOutcome) -> AllocatedAddress {
+    match outcome {
         AddressOutcome::Guest(_) => AllocatedAddress {
             ip_pool: None,
             ip: Some(DHCP_ADDRESS.to_owned()),
@@ -247,14 +247,14 @@ fn backends_patch(status: &LoadBalancerStatus, backends: &BackendCounts) -> Map<
 }
 
 fn ready(
-    finding: &AddressOutcome,
+    outcome: &AddressOutcome,
     report: Option<&ServingStatus>,
     new: &AllocatedAddress,
     vm: bool,
     stored: Option<&Condition>,
 ) -> Condition {
     let ip = new.ip.as_deref().unwrap_or_default();
-    match finding {
+    match outcome {
         AddressOutcome::Pool(ClaimResult::Waiting(wait)) => {
             condition(ConditionStatus::False, wait.reason(), wait.message())
         }
@@ -270,7 +270,7 @@ fn ready(
                     format!("{ip} is allocated; its Service is next"),
                 ),
             };
-            match finding {
+            match outcome {
                 AddressOutcome::Pool(ClaimResult::Held { instead: Some(wait), .. })
                     if status == ConditionStatus::True =>
                 {

@@ -11,8 +11,8 @@ use api::LoadBalancer;
 
 /// The claim that the status publishes, if the ledger has a different claim. `None`: the published
 /// claim is the ledger's claim, or one of the two is missing.
-pub fn moves_from(lb: &LoadBalancer, finding: &AddressOutcome) -> Option<Claim> {
-    let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = finding else { return None };
+pub fn moves_from(lb: &LoadBalancer, outcome: &AddressOutcome) -> Option<Claim> {
+    let AddressOutcome::Pool(ClaimResult::Held { claim, .. }) = outcome else { return None };
     facts::published(lb).filter(|old| old != claim)
 }
 

@@ -13,9 +13,9 @@ use api::{LoadBalancerStatus, WorkloadType};
 const THEN: &str = "2026-01-01T00:00:00Z";
 const NOW: &str = "2026-02-02T00:00:00Z";
 
-fn patched(lb: &LoadBalancer, finding: &AddressOutcome) -> LoadBalancer {
+fn patched(lb: &LoadBalancer, outcome: &AddressOutcome) -> LoadBalancer {
     let mut value = serde_json::to_value(lb).unwrap();
-    if let Some(patch) = patch(lb, finding, None, NOW) {
+    if let Some(patch) = patch(lb, outcome, None, NOW) {
         json_patch::merge(&mut value, &patch);
     }
     serde_json::from_value(value).unwrap()
@@ -261,7 +261,7 @@ fn only_our_finalizer_is_removed_in_the_end() {
     assert_eq!(finalize(&lb), None);
 }
 
-fn any_finding() -> impl Strategy<Value = AddressOutcome> {
+fn any_outcome() -> impl Strategy<Value = AddressOutcome> {
     let wait = NoAddressReason::Forbidden { pool: "b".into(), requirement: "{}".into() };
     let lease = LeasedAddress {
         ip: [10, 0, 0, 5].into(),
@@ -324,18 +324,18 @@ fn any_lb() -> impl Strategy<Value = LoadBalancer> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
-    /// One patch writes the finding into any object. After that patch, no further patch is needed.
+    /// One patch writes the outcome into any object, and no second patch follows.
     #[test]
-    fn what_was_written_needs_no_further_write(lb in any_lb(), finding in any_finding()) {
-        let done = patched(&lb, &finding);
-        prop_assert_eq!(patch(&done, &finding, None, NOW), None);
+    fn what_was_written_needs_no_further_write(lb in any_lb(), outcome in any_outcome()) {
+        let done = patched(&lb, &outcome);
+        prop_assert_eq!(patch(&done, &outcome, None, NOW), None);
         let status = done.status.as_ref().unwrap();
         let ip = status.allocated_address.as_ref().and_then(|a| a.ip.clone());
         let has_address = ip.is_some();
-        prop_assert_eq!(finding.is_allocated(), has_address);
-        let asked = finding.address().map(|ip| ip.to_string());
+        prop_assert_eq!(outcome.is_allocated(), has_address);
+        let asked = outcome.address().map(|ip| ip.to_string());
         prop_assert_eq!(asked, ip.clone().filter(|ip| ip != DHCP_ADDRESS));
-        match &finding {
+        match &outcome {
             AddressOutcome::Guest(_) => prop_assert_eq!(ip.as_deref(), Some(DHCP_ADDRESS)),
             AddressOutcome::Host(Ok(lease)) => {
                 prop_assert_eq!(ip, Some(lease.ip.to_string()));
@@ -354,7 +354,7 @@ proptest! {
         };
         prop_assert_eq!(kept(&done), kept(&lb));
         let (before, after) = (address(&lb), address(&done));
-        let guests = matches!(&finding, AddressOutcome::Guest(_)) && !listeners::is_vm(&lb);
+        let guests = matches!(&outcome, AddressOutcome::Guest(_)) && !listeners::is_vm(&lb);
         prop_assert!(after == before || guests || after != Some(DHCP_ADDRESS));
         prop_assert!(!has_address || listeners::is_vm(&lb) || after.is_some());
         prop_assert!(after == before || before != Some("192.168.9.9") || lb.status.as_ref().unwrap().allocated_address.as_ref().unwrap().ip.as_deref() == before);

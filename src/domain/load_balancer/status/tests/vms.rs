@@ -30,13 +30,13 @@ fn report(
     ServingStatus { backends, ..ServingStatus::new(service, ingress) }
 }
 
-fn reported(lb: &LoadBalancer, finding: &AddressOutcome, report: &ServingStatus) -> LoadBalancer {
+fn reported(lb: &LoadBalancer, outcome: &AddressOutcome, report: &ServingStatus) -> LoadBalancer {
     let mut value = serde_json::to_value(lb).unwrap();
-    if let Some(patch) = patch(lb, finding, Some(report), NOW) {
+    if let Some(patch) = patch(lb, outcome, Some(report), NOW) {
         json_patch::merge(&mut value, &patch);
     }
     let lb = serde_json::from_value(value).unwrap();
-    assert_eq!(patch(&lb, finding, Some(report), NOW), None, "written once");
+    assert_eq!(patch(&lb, outcome, Some(report), NOW), None, "written once");
     lb
 }
 
@@ -71,7 +71,7 @@ fn address_backends_counts_and_condition_are_one_patch() {
 /// is not announced.
 #[test]
 fn the_address_follows_the_announcement() {
-    let finding = holds("a", 5, None);
+    let outcome = holds("a", 5, None);
     let one = [backend(7, true, false)];
     let mut lb = holding();
     for (service, expected) in [
@@ -85,7 +85,7 @@ fn the_address_follows_the_announcement() {
         (ours(&["fd00::5"]), Some("fd00::5")),
         ((ServiceState::Faulty("listeners".into()), vec!["10.0.0.5".into()]), Some("10.0.0.5")),
     ] {
-        lb = reported(&lb, &finding, &report(service.clone(), &one));
+        lb = reported(&lb, &outcome, &report(service.clone(), &one));
         assert_eq!(address(&lb), expected, "{service:?}");
         let allocated = lb.status.as_ref().unwrap().allocated_address.clone().unwrap();
         assert_eq!(allocated.ip.as_deref(), Some("10.0.0.5"), "the claim is another matter");
@@ -93,7 +93,7 @@ fn the_address_follows_the_announcement() {
     // Go clients write an empty address for no address.
     status(&mut lb).address = Some(String::new());
     let report = report(ours(&[]), &one);
-    let patch = patch(&lb, &finding, Some(&report), NOW).unwrap();
+    let patch = patch(&lb, &outcome, Some(&report), NOW).unwrap();
     assert!(patch["status"].get("address").is_none(), "{patch}");
 }
 
@@ -128,11 +128,11 @@ fn a_service_waits_for_claim_and_finalizer() {
 /// The number of VMs changes, but unchanged values are not written again.
 #[test]
 fn a_patch_holds_only_what_changed() {
-    let finding = holds("a", 5, None);
+    let outcome = holds("a", 5, None);
     let before = [backend(7, true, false), backend(8, true, false)];
-    let lb = reported(&holding(), &finding, &report(ours(&["10.0.0.5"]), &before));
+    let lb = reported(&holding(), &outcome, &report(ours(&["10.0.0.5"]), &before));
     let fields = |backends: &[VmBackend]| {
-        let patch = patch(&lb, &finding, Some(&report(ours(&["10.0.0.5"]), backends)), NOW)?;
+        let patch = patch(&lb, &outcome, Some(&report(ours(&["10.0.0.5"]), backends)), NOW)?;
         let status = patch["status"].as_object().unwrap().keys();
         Some(status.map(String::as_str).map(str::to_owned).collect::<Vec<_>>())
     };
@@ -149,11 +149,11 @@ fn a_patch_holds_only_what_changed() {
 
 #[test]
 fn an_unknown_service_leaves_the_status_as_it_was() {
-    let finding = holds("a", 5, None);
+    let outcome = holds("a", 5, None);
     let seen = report(ours(&["10.0.0.5"]), &[backend(7, true, false)]);
-    let lb = reported(&holding(), &finding, &seen);
+    let lb = reported(&holding(), &outcome, &seen);
     let blind = ServingStatus { backends: None, ..seen };
-    let after = reported(&lb, &finding, &blind);
+    let after = reported(&lb, &outcome, &blind);
     let (status, reason, _) = condition(&after);
     assert_eq!((status, reason.as_str()), (ConditionStatus::False, "VMsUnknown"));
     let status = after.status.unwrap();
@@ -187,8 +187,8 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     let lb = reported(&holding(), &holds("a", 5, None), &report(ours(&["10.0.0.5"]), &[]));
     let new = holds("b", 6, None);
     assert_eq!(moves_from(&lb, &new), Some(old.clone()));
-    for finding in [holds("a", 5, None), waits(), AddressOutcome::Guest(None)] {
-        assert_eq!(moves_from(&lb, &finding), None, "{finding:?}");
+    for outcome in [holds("a", 5, None), waits(), AddressOutcome::Guest(None)] {
+        assert_eq!(moves_from(&lb, &outcome), None, "{outcome:?}");
     }
     let stays = keep_old_address(old);
     let staying = reported(&lb, &stays, &report(ours(&["10.0.0.5"]), &[]));
