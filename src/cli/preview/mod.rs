@@ -144,9 +144,9 @@ async fn load_balancer(
         plan.changes.extend(change);
         return line;
     }
-    let outcome = match (reading.removals.get(&name), forecast.verdicts.get(&name)) {
+    let outcome = match (reading.removals.get(&name), forecast.results.get(&name)) {
         (Some(removal), _) => Some(AddressOutcome::Pool(ClaimResult::Waiting(removal.clone()))),
-        (None, Some(verdict)) => Some(AddressOutcome::Pool(verdict.clone())),
+        (None, Some(result)) => Some(AddressOutcome::Pool(result.clone())),
         (None, None) => leases::decide(&reading.views, lb).map(|(outcome, change)| {
             plan.changes.extend(change);
             outcome

@@ -115,13 +115,13 @@ impl LedgerTask {
         match message {
             LedgerMessage::Claim(facts, reply) => {
                 let is_stored = |claim: &Claim| self.is_stored(claim, &facts.owner);
-                if let Some(verdict) = self.allocator.peek(&facts, is_stored) {
+                if let Some(result) = self.allocator.peek(&facts, is_stored) {
                     // The answer to a guest's LoadBalancer is not stored, because such a
                     // LoadBalancer is reconciled only for its own changes.
                     if !facts.guest {
-                        self.handle.confirmed().confirm(*facts, verdict.clone());
+                        self.handle.confirmed().confirm(*facts, result.clone());
                     }
-                    drop(reply.send(Ok(verdict)));
+                    drop(reply.send(Ok(result)));
                 } else if self.allocator.needs_fresh(&facts) {
                     drop(reply.send(Err(LedgerError::Stale)));
                 } else {
@@ -190,7 +190,7 @@ impl LedgerTask {
         batch.claims.sort_by(|(a, _), (b, _)| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
         let orphans = std::mem::take(&mut batch.orphans);
         let (mut changed, mut freed) = (Vec::new(), BTreeSet::new());
-        let (verdicts, failed) = loop {
+        let (results, failed) = loop {
             for (index, orphan) in orphans.iter().enumerate() {
                 if self.free(orphan) {
                     freed.insert(index);
@@ -201,13 +201,13 @@ impl LedgerTask {
                     .extend(self.allocator.release(&owner.uid).into_iter().map(|claim| claim.pool));
             }
             changed.extend(self.allocator.serve_waiters());
-            let verdicts: Vec<_> =
+            let results: Vec<_> =
                 batch.claims.iter().map(|(facts, _)| self.allocator.claim(facts)).collect();
             changed.extend(self.allocator.serve_waiters());
             match self.commit().await? {
                 // The pools were read again, so claims of other LoadBalancers may have changed.
                 commit::CommitOutcome::Replay => others_change = true,
-                commit::CommitOutcome::Done { failed } => break (verdicts, failed),
+                commit::CommitOutcome::Done { failed } => break (results, failed),
             }
         };
         if others_change {
@@ -216,7 +216,7 @@ impl LedgerTask {
         let ended = self.started.elapsed();
         let bytes = std::mem::take(&mut self.bytes_written);
         self.pace.wrote(began, ended, bytes, batch.len());
-        self.answer(batch, verdicts, &failed);
+        self.answer(batch, results, &failed);
         self.report_freed(freed.into_iter().filter_map(|index| orphans.get(index)));
         self.ctx.views.enqueue_lbs(changed.iter().map(|owner| &owner.name));
         self.report();
@@ -239,17 +239,17 @@ impl LedgerTask {
     fn answer(
         &self,
         batch: RequestBatch,
-        verdicts: Vec<crate::domain::pools::allocator::ClaimResult>,
+        results: Vec<crate::domain::pools::allocator::ClaimResult>,
         failed: &BTreeSet<String>,
     ) {
         use crate::domain::pools::allocator::ClaimResult;
         self.ctx.metrics.batch_size.observe(to_f64(batch.claims.len() + batch.releases.len()));
-        for ((_, reply), verdict) in batch.claims.into_iter().zip(verdicts) {
-            let answer = match &verdict {
+        for ((_, reply), result) in batch.claims.into_iter().zip(results) {
+            let answer = match &result {
                 ClaimResult::Held { claim, .. } if failed.contains(&claim.pool) => {
                     Err(LedgerError::NotWritten(claim.pool.clone()))
                 }
-                _ => Ok(verdict),
+                _ => Ok(result),
             };
             // The caller may have dropped its request. If it repeats the request, the answer is the
             // same claim.

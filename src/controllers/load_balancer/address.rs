@@ -30,16 +30,16 @@ pub(super) async fn allocate(
         return Ok(None);
     }
     let facts = facts::facts(lb, &around, |network| views.segment(network), *fresh);
-    let verdict = match ctx.ledger.claim(facts).await {
+    let result = match ctx.ledger.claim(facts).await {
         Err(LedgerError::Stale) => return Err(ReconcileError::Outdated),
         answer => answer?,
     };
     // The deletion event may have come before the claim. Then only this call removes the
     // LoadBalancer from the list of waiters.
-    if matches!(verdict, ClaimResult::Waiting(_)) && !views.has(lb) {
+    if matches!(result, ClaimResult::Waiting(_)) && !views.has(lb) {
         ctx.ledger.forget(facts::owner(lb));
     }
-    Ok(Some(AddressOutcome::Pool(verdict)))
+    Ok(Some(AddressOutcome::Pool(result)))
 }
 
 /// Refuses an address to a LoadBalancer that has none, because its guest cluster is being removed,

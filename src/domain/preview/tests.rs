@@ -59,8 +59,8 @@ fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
     plan.pools.push(line);
     plan.changes.extend(change);
     for lb in lbs {
-        let (line, change) = match forecast.verdicts.get(&facts::name(lb)) {
-            Some(verdict) => load_balancer(lb, &AddressOutcome::Pool(verdict.clone()), None, NOW),
+        let (line, change) = match forecast.results.get(&facts::name(lb)) {
+            Some(result) => load_balancer(lb, &AddressOutcome::Pool(result.clone()), None, NOW),
             None => leaving(lb),
         };
         plan.load_balancers.push(line);
@@ -148,7 +148,7 @@ fn what_is_as_it_would_be_is_not_written() {
     let first = plan(&pool_of(&any(), &Value::Null), &[lb("a", &asks(), &Value::Null)]);
     assert!(!first.changes.is_empty());
     // The same LoadBalancer, after the operator's write.
-    let verdict = crate::pools::allocator::ClaimResult::Held {
+    let result = crate::pools::allocator::ClaimResult::Held {
         claim: crate::Claim { pool: "pool".to_owned(), ip: "10.1.0.2".parse().unwrap() },
         subnet: None,
         network: None,
@@ -157,13 +157,13 @@ fn what_is_as_it_would_be_is_not_written() {
     let mut value = serde_json::to_value(lb("a", &asks(), &Value::Null)).unwrap();
     let patch = status::patch(
         &lb("a", &asks(), &Value::Null),
-        &AddressOutcome::Pool(verdict.clone()),
+        &AddressOutcome::Pool(result.clone()),
         None,
         NOW,
     );
     json_patch::merge(&mut value, &patch.unwrap());
     let settled: LoadBalancer = serde_json::from_value(value).unwrap();
-    let (line, change) = load_balancer(&settled, &AddressOutcome::Pool(verdict), None, NOW);
+    let (line, change) = load_balancer(&settled, &AddressOutcome::Pool(result), None, NOW);
     assert_eq!((line.has.as_str(), line.gets.as_str()), ("10.1.0.2", "10.1.0.2"));
     assert_eq!(change, None);
 }

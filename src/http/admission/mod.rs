@@ -2,7 +2,7 @@
 //! [`crate::domain::admission`] decides what may be stored.
 //!
 //! Invariants: this module never writes. A request for which a fact is not available in time still
-//! passes, provided that the reconciler later reaches the same verdict without admission.
+//! passes, provided that the reconciler later makes the same decision without admission.
 
 mod load_balancers;
 mod pools;

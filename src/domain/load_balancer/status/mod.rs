@@ -88,7 +88,7 @@ pub fn patch(
     // The finalizer delays the deletion of the object until its claim, its lease and its Service
     // are released.
     let holds = match outcome {
-        AddressOutcome::Pool(verdict) => matches!(verdict, ClaimResult::Held { .. }),
+        AddressOutcome::Pool(result) => matches!(result, ClaimResult::Held { .. }),
         AddressOutcome::Guest(_) => vm,
         AddressOutcome::Host(lease) => lease.is_ok(),
     };

@@ -119,8 +119,8 @@ impl PoolAllocator {
     pub fn claim(&mut self, facts: &LbFacts) -> ClaimResult {
         self.observe(facts);
         self.judge();
-        if let Some(verdict) = self.keep_claim_of_deleted_pool(facts) {
-            return verdict;
+        if let Some(result) = self.keep_claim_of_deleted_pool(facts) {
+            return result;
         }
         self.restore_published(facts);
         self.inherit(facts);

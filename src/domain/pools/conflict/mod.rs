@@ -196,7 +196,7 @@ impl PoolContender<'_> {
 pub fn judge(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
     let mut by_age: Vec<&PoolContender<'_>> = pools.iter().collect();
     by_age.sort_by_key(|pool| (pool.created, pool.name));
-    let mut verdicts = BTreeMap::new();
+    let mut conflicts = BTreeMap::new();
     for (place, junior) in by_age.iter().enumerate() {
         let mut worst: Option<PoolConflict> = None;
         for senior in by_age[..place].iter().filter(|senior| senior.is_senior_to(junior)) {
@@ -205,9 +205,9 @@ pub fn judge(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
                 worst = Some(PoolConflict { with: senior.name.to_owned(), over });
             }
         }
-        verdicts.extend(worst.map(|conflict| (junior.name.to_owned(), conflict)));
+        conflicts.extend(worst.map(|conflict| (junior.name.to_owned(), conflict)));
     }
-    verdicts
+    conflicts
 }
 
 /// All conflicts that a new or changed pool would have with the other pools, the gravest first. The

@@ -54,8 +54,8 @@ fn judged(pools: &[PoolFacts]) -> Vec<(String, String, &'static str)> {
     let segments: Vec<Segment> =
         pools.iter().map(|pool| segment(pool.selector.network(), true)).collect();
     let contenders: Vec<_> = pools.iter().zip(&segments).map(|(p, s)| p.contender(s)).collect();
-    let verdicts = judge(&contenders);
-    verdicts.into_iter().map(|(name, c)| (name, c.with.clone(), c.reason())).collect()
+    let conflicts = judge(&contenders);
+    conflicts.into_iter().map(|(name, c)| (name, c.with.clone(), c.reason())).collect()
 }
 
 fn says<'a>(junior: &str, senior: &str, reason: &'a str) -> Vec<(String, String, &'a str)> {
@@ -213,25 +213,25 @@ proptest! {
         let pools = [pools.0, pools.1, pools.2, pools.3, pools.4];
         let segments = pools.each_ref().map(|pool| segment(pool.selector.network(), true));
         let all: Vec<_> = pools.iter().zip(&segments).map(|(p, s)| p.contender(s)).collect();
-        let verdicts = judge(&all);
+        let conflicts = judge(&all);
         let mut reversed = all.clone();
         reversed.reverse();
-        prop_assert_eq!(&judge(&reversed), &verdicts);
+        prop_assert_eq!(&judge(&reversed), &conflicts);
         for a in &all {
             for b in &all {
                 let (ab, ba) = (a.contests(b), b.contests(a));
                 prop_assert_eq!(ab.len(), ba.len(), "of two, one cannot be in conflict alone");
                 prop_assert_eq!(a.meets(b), a.shared_network(b).is_some());
-                let both = !verdicts.contains_key(a.name) && !verdicts.contains_key(b.name);
+                let both = !conflicts.contains_key(a.name) && !conflicts.contains_key(b.name);
                 prop_assert!(!both || ab.is_empty(), "{:?} and {:?} are both in use", a, b);
             }
-            if let Some(conflict) = verdicts.get(a.name) {
+            if let Some(conflict) = conflicts.get(a.name) {
                 let senior = all.iter().find(|b| b.name == conflict.with).unwrap();
                 prop_assert!((senior.created, senior.name) < (a.created, a.name));
             }
         }
         let alone = all.iter().all(|pool| against(pool, &all).is_empty());
-        prop_assert_eq!(alone, verdicts.is_empty());
+        prop_assert_eq!(alone, conflicts.is_empty());
     }
 
     #[test]

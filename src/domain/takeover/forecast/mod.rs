@@ -58,8 +58,8 @@ pub struct ForecastFinding {
 pub struct Forecast {
     /// Answer of the allocator for each LoadBalancer that asks for an address. The key is the
     /// LoadBalancer's `namespace/name`.
-    pub verdicts: BTreeMap<String, ClaimResult>,
-    /// Pools and claims after the answers in `verdicts`.
+    pub results: BTreeMap<String, ClaimResult>,
+    /// Pools and claims after the answers in `results`.
     pub allocator: PoolAllocator,
     /// Names of the pools whose stored ledgers the operator would write, because of an answer or a
     /// repair.
@@ -100,9 +100,9 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     let mut asking: Vec<&LbFacts> = stored.facts.iter().collect();
     asking.sort_by_key(|facts| (facts.created, facts.owner.clone()));
     for facts in asking {
-        let verdict = allocator.claim(facts);
-        forecast.address(facts, &verdict);
-        forecast.verdicts.insert(facts.owner.name.clone(), verdict);
+        let result = allocator.claim(facts);
+        forecast.address(facts, &result);
+        forecast.results.insert(facts.owner.name.clone(), result);
     }
     forecast.pools(&allocator);
     for (claim, owner) in allocator.orphans(&world) {
@@ -165,9 +165,9 @@ fn reversed(pool: &PoolSeen) -> impl Iterator<Item = ForecastFinding> + '_ {
 }
 
 impl Forecast {
-    fn address(&mut self, facts: &LbFacts, verdict: &ClaimResult) {
+    fn address(&mut self, facts: &LbFacts, result: &ClaimResult) {
         let has = facts.published.as_ref().map(|claim| claim.ip);
-        let (gets, why): (Option<IpAddr>, _) = match verdict {
+        let (gets, why): (Option<IpAddr>, _) = match result {
             ClaimResult::Held { claim, instead, .. } => (Some(claim.ip), instead.as_ref()),
             ClaimResult::Waiting(wait) => (None, Some(wait)),
         };

@@ -89,7 +89,7 @@ fn a_healthy_harvester_keeps_each_address_and_has_no_finding() {
     let forecast = world.forecast();
     assert_eq!((forecast.keep, forecast.gain, forecast.leased), (2, 1, 0));
     assert!(forecast.findings.is_empty(), "{:?}", forecast.findings);
-    assert_eq!(forecast.verdicts.len(), 3);
+    assert_eq!(forecast.results.len(), 3);
 }
 
 #[test]
