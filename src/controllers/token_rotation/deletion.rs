@@ -9,7 +9,7 @@ use super::LONGEST_PAUSE;
 use super::rotation_run::RotationRun;
 use crate::api::ROTATION_FINALIZER;
 use crate::domain::credentials::rotation::ready::ReadyReason;
-use crate::domain::credentials::rotation::{left_behind, obstacle};
+use crate::domain::credentials::rotation::{left_behind, why_deletion_waits};
 use crate::domain::object_fields::finalizers::{with_finalizer, without_finalizers};
 use crate::k8s::CallError;
 
@@ -21,7 +21,7 @@ impl RotationRun<'_> {
             return;
         }
         let unknown = self.unknown.as_ref().map(|unknown| unknown.why.as_str());
-        let why = obstacle(&self.record, unknown).unwrap_or_default();
+        let why = why_deletion_waits(&self.record, unknown).unwrap_or_default();
         let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
         tracing::warn!(namespace, rotation, left, why, "not revoked before the deletion");
         let left: String = left.chars().take(400).collect();

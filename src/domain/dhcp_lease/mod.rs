@@ -38,7 +38,7 @@ use crate::load_balancer::facts;
 use crate::object_fields::rfc3339;
 use crate::reason::{LEASE_LOST, NoLease};
 use crate::vm_backends::service;
-pub use address_conflict::{AddressUses, OtherHolder, PoolSegment, obstacle};
+pub use address_conflict::{AddressUses, OtherHolder, PoolSegment, why_unusable};
 pub use agent_name::{AGENT_PREFIX, agent_name};
 use api::{
     ANNOTATION_DHCP, DHCP_FINALIZER, DHCPLease, DHCPLeaseSpec, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,

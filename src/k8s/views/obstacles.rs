@@ -18,7 +18,7 @@ impl Views {
         lb: &LoadBalancer,
         lease: LeasedAddress,
     ) -> Result<LeasedAddress, NoLease> {
-        match dhcp_lease::obstacle(&lease, &world(self, lb, &lease)) {
+        match dhcp_lease::why_unusable(&lease, &address_uses(self, lb, &lease)) {
             Some(why) => Err(NoLease::Unusable(why)),
             None => Ok(lease),
         }
@@ -26,7 +26,7 @@ impl Views {
 }
 
 /// Objects in the views that can conflict with the leased address of `lb`.
-fn world(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> AddressUses {
+fn address_uses(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> AddressUses {
     let address = lease.ip.to_string();
     let age = |meta: &kube::core::ObjectMeta| {
         let created = meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());

@@ -38,7 +38,10 @@ pub fn left_behind<'a>(plan: &RotationPlan, record: &'a RotationRecord) -> Vec<&
 
 /// Reason why a deletion does not continue: the target or the list of credentials is not known, or
 /// a step has failed.
-pub fn obstacle<'a>(record: &'a RotationRecord, unknown: Option<&'a str>) -> Option<&'a str> {
+pub fn why_deletion_waits<'a>(
+    record: &'a RotationRecord,
+    unknown: Option<&'a str>,
+) -> Option<&'a str> {
     let failed = record.last_result.as_deref().filter(|_| record.has_failed());
     unknown.or(failed)
 }

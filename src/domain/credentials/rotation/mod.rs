@@ -38,7 +38,7 @@ pub mod watched;
 
 pub use bookkeeping::failed;
 pub use decide::{after_restart, decide};
-pub use deletion::{left_behind, obstacle};
+pub use deletion::{left_behind, why_deletion_waits};
 pub use issuer_report::IssuerReport;
 
 use super::timestamp::Seconds;

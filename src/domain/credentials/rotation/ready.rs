@@ -85,7 +85,7 @@ impl ReadyReason {
     ) -> Option<Self> {
         let ReadyFacts { second, unknown, watched, unread, children } = facts;
         if plan.deleting.is_some() {
-            let why = deletion::obstacle(record, unknown.map(|(why, _)| why));
+            let why = deletion::why_deletion_waits(record, unknown.map(|(why, _)| why));
             return Some(Self::Deleting(why.map(str::to_owned)));
         }
         if let Some(why) = second {

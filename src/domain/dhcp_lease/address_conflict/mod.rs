@@ -64,39 +64,39 @@ pub struct AddressUses {
 
 /// Reason not to publish the leased address; `None`: it may be published. The text contains no
 /// names of other tenants' objects.
-pub fn obstacle(lease: &LeasedAddress, world: &AddressUses) -> Option<String> {
+pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String> {
     let ip: Ipv4Addr = lease.ip;
     let held = |other: &&OtherHolder| {
-        let meets = other.segment.as_ref().is_none_or(|segment| segment.meets(&world.segment));
-        let first = match (other.by_pool, other.publishes, world.published) {
+        let meets = other.segment.as_ref().is_none_or(|segment| segment.meets(&uses.segment));
+        let first = match (other.by_pool, other.publishes, uses.published) {
             (true, _, _) => true,
             (false, theirs, ours) if theirs != ours => theirs,
             _ => other.older,
         };
         meets && first
     };
-    if world.others.iter().any(|other| held(&other)) {
+    if uses.others.iter().any(|other| held(&other)) {
         return Some(format!("{ip} is the address of another LoadBalancer"));
     }
-    let counts = |reserved: &&Reserved| !(world.published && reserved.is_ingress());
-    if let Some(whose) = world.reserved.iter().filter(counts).find_map(use_of) {
+    let counts = |reserved: &&Reserved| !(uses.published && reserved.is_ingress());
+    if let Some(whose) = uses.reserved.iter().filter(counts).find_map(use_of) {
         return Some(format!("{ip} is {whose}"));
     }
     if lease.gateway == Some(ip) {
         return Some(format!("{ip} is the gateway of its own subnet"));
     }
-    if world.published {
+    if uses.published {
         return None;
     }
-    if let Some(why) = world.range.and_then(|range| outside(ip, &lease.network, &range)) {
+    if let Some(why) = uses.range.and_then(|range| outside(ip, &lease.network, &range)) {
         return Some(why);
     }
-    if world.segment == Segment::Unlisted {
+    if uses.segment == Segment::Unlisted {
         return Some(format!(
             "the networks of the cluster are not known yet, nor whether an IPPool contains {ip}"
         ));
     }
-    world.pools.iter().find_map(|pool| in_pool(ip, pool, &world.segment))
+    uses.pools.iter().find_map(|pool| in_pool(ip, pool, &uses.segment))
 }
 
 /// Description of a reserved address. `None`: the address is on a Service that names a LoadBalancer

@@ -46,7 +46,8 @@ fn pool(network: &str, segment: Segment, global: bool) -> PoolSegment {
 
 #[test]
 fn what_a_pool_may_give_out_is_not_published() {
-    let with = |pool, ip: &str| obstacle(&lease(ip), &AddressUses { pools: vec![pool], ..world() });
+    let with =
+        |pool, ip: &str| why_unusable(&lease(ip), &AddressUses { pools: vec![pool], ..world() });
     for pool in
         [pool("x", vlan(7), false), pool("", vlan(9), true), pool("x", Segment::Unlisted, false)]
     {
@@ -55,17 +56,17 @@ fn what_a_pool_may_give_out_is_not_published() {
         assert_eq!(with(pool.clone(), "10.7.0.99"), None);
         // A published address stays published.
         let published = AddressUses { pools: vec![pool], published: true, ..world() };
-        assert_eq!(obstacle(&lease("10.7.0.150"), &published), None);
+        assert_eq!(why_unusable(&lease("10.7.0.150"), &published), None);
     }
     assert_eq!(with(pool("x", vlan(8), false), "10.7.0.150"), None, "another segment");
     let unlisted = AddressUses { segment: Segment::Unlisted, ..world() };
-    assert!(obstacle(&lease("10.7.0.9"), &unlisted).is_some());
+    assert!(why_unusable(&lease("10.7.0.9"), &unlisted).is_some());
 }
 
 #[test]
 fn a_gateway_is_not_published() {
-    assert!(obstacle(&lease("10.7.0.1"), &world()).is_some());
-    assert_eq!(obstacle(&lease("10.7.0.9"), &world()), None);
+    assert!(why_unusable(&lease("10.7.0.1"), &world()).is_some());
+    assert_eq!(why_unusable(&lease("10.7.0.9"), &world()), None);
 }
 
 #[test]
@@ -75,7 +76,7 @@ fn what_the_cluster_itself_has_is_never_published() {
     let why = |reserved: Reserved, published: bool| {
         let world =
             AddressUses { reserved: vec![OwnIngress(name()), reserved], published, ..world() };
-        obstacle(&lease("10.7.0.9"), &world)
+        why_unusable(&lease("10.7.0.9"), &world)
     };
     for (reserved, says) in [
         (Management(name()), "10.7.0.9 is the cluster's management address"),
@@ -103,7 +104,7 @@ fn what_the_network_does_not_have_is_not_published() {
         Some(NetworkRange { cidr: cidr.parse().unwrap(), gateway: gateway.parse().ok() })
     };
     let why = |range, published| {
-        obstacle(&lease("10.7.0.9"), &AddressUses { range, published, ..world() })
+        why_unusable(&lease("10.7.0.9"), &AddressUses { range, published, ..world() })
             .unwrap_or_default()
     };
     assert_eq!(why(range("10.7.0.0/24", "10.7.0.1"), false), "");
@@ -138,14 +139,14 @@ fn an_address_is_published_for_one() {
             AddressUses { published: mine, others: vec![other(false, theirs, older)], ..world() };
         let them =
             AddressUses { published: theirs, others: vec![other(false, mine, !older)], ..world() };
-        let kept_back = |world| obstacle(&lease("10.7.0.9"), world).is_some();
+        let kept_back = |world| why_unusable(&lease("10.7.0.9"), world).is_some();
         assert_ne!(kept_back(&me), kept_back(&them), "{mine} {theirs} {older}");
         let by_pool = AddressUses { others: vec![other(true, true, false)], ..me.clone() };
         assert!(kept_back(&by_pool));
     }
     let elsewhere = OtherHolder { segment: Some(vlan(8)), ..other(true, true, true) };
     assert_eq!(
-        obstacle(&lease("10.7.0.9"), &AddressUses { others: vec![elsewhere], ..world() }),
+        why_unusable(&lease("10.7.0.9"), &AddressUses { others: vec![elsewhere], ..world() }),
         None
     );
 }
