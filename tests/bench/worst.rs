@@ -8,7 +8,7 @@ use harvester_guest_operator::api::{IPPoolStatus, LoadBalancer};
 use harvester_guest_operator::domain::load_balancer::bounds;
 use harvester_guest_operator::domain::network::Segment;
 use harvester_guest_operator::domain::pools::allocator::{
-    ClaimResult, LoadBalancerIndex, PoolAllocator, PoolSeen, WorldEntry,
+    ClaimResult, LoadBalancerEntry, LoadBalancerIndex, PoolAllocator, PoolSeen,
 };
 use harvester_guest_operator::domain::pools::selection::PoolRequirement;
 use harvester_guest_operator::domain::pools::status::pool_status;
@@ -117,7 +117,7 @@ fn change_among_pools() -> Duration {
         for at in 0..WAITERS / MANY {
             let facts = facts(number * MANY + at, &namespace);
             let ClaimResult::Held { claim, .. } = allocator.claim(&facts) else { continue };
-            lbs.push(WorldEntry {
+            lbs.push(LoadBalancerEntry {
                 owner: facts.owner,
                 created: facts.created,
                 published: Some(claim),

@@ -66,9 +66,9 @@ impl LedgerTask {
         let pools = list::<IPPool>(&Api::all(self.ctx.client.clone()), PAGE).await?;
         let lbs = list::<TrimmedLb>(&Api::all(self.ctx.client.clone()), trimmed::PAGE).await?;
         let lbs: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();
-        let world = LoadBalancerIndex::new(lbs.iter().filter_map(facts::world_entry));
+        let index = LoadBalancerIndex::new(lbs.iter().filter_map(facts::lb_entry));
         for pool in &pools {
-            self.merge(pool, &world);
+            self.merge(pool, &index);
         }
         // The allocator has every published or requested address before it allocates its first new
         // address.
@@ -119,18 +119,18 @@ impl LedgerTask {
         }
         let api: Api<Guard<IPPool>> = Api::all(self.ctx.client.clone());
         let answers = join_all(names.iter().map(|name| api.call_get_opt(name))).await;
-        let mut world = self.world();
+        let mut index = self.lb_index();
         for (name, answer) in names.into_iter().zip(answers) {
             match answer {
                 Ok(Some(Guard(Ok(pool)))) => {
                     if let Err(error) =
-                        self.settle_disputes(&self.ctx.views.seen(&pool), &mut world).await
+                        self.settle_disputes(&self.ctx.views.seen(&pool), &mut index).await
                     {
                         tracing::warn!(pool = name, %error, "IPPool not merged, trying again");
                         self.reread_later(&name, Duration::from_secs(1));
                         continue;
                     }
-                    self.merge(&pool, &world);
+                    self.merge(&pool, &index);
                     self.consider_manual_release(&name).await;
                 }
                 Ok(Some(Guard(Err(error)))) => {
@@ -152,13 +152,13 @@ impl LedgerTask {
     async fn settle_disputes(
         &self,
         seen: &PoolSeen,
-        world: &mut LoadBalancerIndex,
+        index: &mut LoadBalancerIndex,
     ) -> Result<(), CallError> {
-        for owner in self.allocator.disputes(seen, world) {
+        for owner in self.allocator.disputes(seen, index) {
             let Some((namespace, name)) = owner.name.split_once('/') else { continue };
             let api: Api<LoadBalancer> = Api::namespaced(self.ctx.client.clone(), namespace);
             let current = api.call_get_opt(name).await?;
-            world.update(&owner, current.as_ref().and_then(facts::world_entry));
+            index.update(&owner, current.as_ref().and_then(facts::lb_entry));
         }
         Ok(())
     }
@@ -185,17 +185,17 @@ impl LedgerTask {
     }
 
     /// Index of the LoadBalancers in the view of this process.
-    pub(super) fn world(&self) -> LoadBalancerIndex {
+    pub(super) fn lb_index(&self) -> LoadBalancerIndex {
         LoadBalancerIndex::new(
-            self.ctx.views.load_balancers.state().iter().filter_map(|lb| facts::world_entry(lb)),
+            self.ctx.views.load_balancers.state().iter().filter_map(|lb| facts::lb_entry(lb)),
         )
     }
 
-    fn merge(&mut self, pool: &IPPool, world: &LoadBalancerIndex) {
+    fn merge(&mut self, pool: &IPPool, index: &LoadBalancerIndex) {
         let name = pool.name_any();
         let seen = self.ctx.views.seen(pool);
         let before = self.allocator.pools().get(&name).and_then(|p| p.fault.clone());
-        let repairs = self.allocator.merge(&seen, world);
+        let repairs = self.allocator.merge(&seen, index);
         self.report_repairs(pool, &repairs);
         let fault = self.allocator.pools().get(&name).and_then(|p| p.fault.clone());
         if let Some(fault) = fault.filter(|fault| before.as_ref() != Some(fault)) {

@@ -10,7 +10,7 @@ use super::super::Context;
 use super::load::{PAGE, list};
 use crate::api::IPPool;
 use crate::domain::load_balancer::facts;
-use crate::domain::pools::allocator::WorldEntry;
+use crate::domain::pools::allocator::LoadBalancerEntry;
 use crate::domain::pools::restored_store::{RestoreOutcome, changes, with_kept};
 use crate::k8s::CallError;
 use crate::k8s::trimmed::{self, TrimmedLb};
@@ -32,8 +32,8 @@ pub async fn keep_published(ctx: &Context) {
         tracing::warn!("addresses published before the restore are unknown to this replica");
         return;
     }
-    let before: Vec<WorldEntry> =
-        ctx.views.load_balancers.state().iter().filter_map(|lb| facts::world_entry(lb)).collect();
+    let before: Vec<LoadBalancerEntry> =
+        ctx.views.load_balancers.state().iter().filter_map(|lb| facts::lb_entry(lb)).collect();
     let deadline = Instant::now() + PATIENCE;
     let mut is_logged = false;
     while let Err(error) = keep(ctx, &before, &mut is_logged).await {
@@ -45,13 +45,17 @@ pub async fn keep_published(ctx: &Context) {
     }
 }
 
-async fn keep(ctx: &Context, before: &[WorldEntry], is_logged: &mut bool) -> Result<(), CallError> {
+async fn keep(
+    ctx: &Context,
+    before: &[LoadBalancerEntry],
+    is_logged: &mut bool,
+) -> Result<(), CallError> {
     // Pools are listed first, so the later list contains the owner of each claim, if the owner
     // exists.
     let pools = list::<IPPool>(&Api::all(ctx.client.clone()), PAGE).await?;
     let lbs = list::<TrimmedLb>(&Api::all(ctx.client.clone()), trimmed::PAGE).await?;
-    let after: Vec<WorldEntry> =
-        lbs.iter().filter_map(|trimmed| facts::world_entry(&trimmed.lb)).collect();
+    let after: Vec<LoadBalancerEntry> =
+        lbs.iter().filter_map(|trimmed| facts::lb_entry(&trimmed.lb)).collect();
     let changes = changes(before, &pools, &after);
     if !std::mem::replace(is_logged, true) {
         for change in &changes {

@@ -42,7 +42,7 @@ impl LedgerTask {
         if self.sweeper.as_ref().is_some_and(|task| !task.is_finished()) {
             return;
         }
-        let suspects = self.allocator.orphans(&self.world());
+        let suspects = self.allocator.orphans(&self.lb_index());
         let keeps = |pool: &str| self.stored.get(pool).is_some_and(|stored| stored.keeps_orphans);
         let (kept, suspects) =
             suspects.into_iter().partition::<Vec<_>, _>(|(claim, _)| keeps(&claim.pool));

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::allocator::WorldEntry;
+use super::allocator::LoadBalancerEntry;
 use crate::{Claim, Owner};
 use api::{IPPool, IPPoolStatus};
 
@@ -76,17 +76,17 @@ impl RestoreChange {
 /// Changes that a restore made, ordered by the LoadBalancer's name. `before`: LoadBalancers as last
 /// seen before the restore; `pools` and `after`: IPPools and LoadBalancers as stored now.
 pub fn changes(
-    before: &[WorldEntry],
+    before: &[LoadBalancerEntry],
     pools: &[IPPool],
-    after: &[WorldEntry],
+    after: &[LoadBalancerEntry],
 ) -> Vec<RestoreChange> {
-    let named: BTreeMap<&str, &WorldEntry> =
+    let named: BTreeMap<&str, &LoadBalancerEntry> =
         after.iter().map(|entry| (entry.owner.name.as_str(), entry)).collect();
     let ledgers: BTreeMap<&str, Option<&IPPoolStatus>> = pools
         .iter()
         .filter_map(|pool| Some((pool.metadata.name.as_deref()?, pool.status.as_ref())))
         .collect();
-    let change = |entry: &WorldEntry| {
+    let change = |entry: &LoadBalancerEntry| {
         let claim = entry.published.as_ref().filter(|_| !entry.deleting)?;
         let fate = match (named.get(entry.owner.name.as_str()), ledgers.get(claim.pool.as_str())) {
             (Some(now), _) if now.published.as_ref() == Some(claim) => return None,
@@ -120,7 +120,7 @@ pub fn changes(
 pub fn with_kept(
     pool: &IPPool,
     changes: &[RestoreChange],
-    before: &[WorldEntry],
+    before: &[LoadBalancerEntry],
 ) -> Option<IPPoolStatus> {
     let owners: BTreeMap<&str, &Owner> =
         before.iter().map(|entry| (entry.owner.name.as_str(), &entry.owner)).collect();
@@ -147,8 +147,8 @@ fn holder(status: Option<&IPPoolStatus>, ip: IpAddr) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn entry(name: &str, uid: &str, published: Option<(&str, &str)>) -> WorldEntry {
-        WorldEntry {
+    fn entry(name: &str, uid: &str, published: Option<(&str, &str)>) -> LoadBalancerEntry {
+        LoadBalancerEntry {
             owner: Owner { name: format!("default/{name}"), uid: uid.to_owned() },
             created: 0,
             published: published
@@ -175,7 +175,10 @@ mod tests {
             entry("beaten", "4", Some(("pool", "10.0.0.4"))),
             entry("moved", "5", Some(("pool", "10.0.0.5"))),
             entry("waiting", "6", None),
-            WorldEntry { deleting: true, ..entry("leaving", "7", Some(("pool", "10.0.0.7"))) },
+            LoadBalancerEntry {
+                deleting: true,
+                ..entry("leaving", "7", Some(("pool", "10.0.0.7")))
+            },
         ];
         let after = [
             entry("same", "1", Some(("pool", "10.0.0.1"))),

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use crate::limits::text::{LONGEST_WORD, cut};
 use crate::network::Segment;
-use crate::pools::allocator::WorldEntry;
+use crate::pools::allocator::LoadBalancerEntry;
 use crate::pools::selection::PoolRequirement;
 use crate::{Claim, LbFacts, Owner};
 use api::{
@@ -79,8 +79,8 @@ pub fn written(claim: &Claim) -> String {
 
 /// Facts about the LoadBalancer from which a pool's ledger is checked and rebuilt. `None`: the
 /// LoadBalancer takes no address from pools.
-pub fn world_entry(lb: &LoadBalancer) -> Option<WorldEntry> {
-    wants_pool(lb).then(|| WorldEntry {
+pub fn lb_entry(lb: &LoadBalancer) -> Option<LoadBalancerEntry> {
+    wants_pool(lb).then(|| LoadBalancerEntry {
         owner: owner(lb),
         created: created(lb),
         published: published(lb),

@@ -40,7 +40,7 @@ use crate::{Claim, LbFacts, Owner};
 
 pub use confirmed::ConfirmedClaims;
 pub use reserved::Reservation;
-pub use restore::{LedgerRepair, LoadBalancerIndex, PoolSeen, WorldEntry};
+pub use restore::{LedgerRepair, LoadBalancerEntry, LoadBalancerIndex, PoolSeen};
 
 /// A pool in the allocator.
 #[derive(Clone, Debug)]

@@ -87,9 +87,9 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
     let mut forecast = Forecast::default();
     let mut allocator = PoolAllocator::default();
     allocator.set_infrastructure(stored.held_back.clone());
-    let world = LoadBalancerIndex::new(stored.load_balancers.iter().filter_map(facts::world_entry));
+    let index = LoadBalancerIndex::new(stored.load_balancers.iter().filter_map(facts::lb_entry));
     for pool in &stored.pools {
-        let repairs = allocator.merge(pool, &world);
+        let repairs = allocator.merge(pool, &index);
         forecast.findings.extend(repairs.iter().filter_map(|repair| repaired(&pool.name, repair)));
         forecast.findings.extend(reversed(pool));
     }
@@ -105,7 +105,7 @@ pub fn forecast(stored: &StoredObjects) -> Forecast {
         forecast.results.insert(facts.owner.name.clone(), result);
     }
     forecast.pools(&allocator);
-    for (claim, owner) in allocator.orphans(&world) {
+    for (claim, owner) in allocator.orphans(&index) {
         let Claim { pool, ip } = claim;
         forecast.findings.push(ForecastFinding {
             effect: Effect::Repairs,

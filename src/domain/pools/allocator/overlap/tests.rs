@@ -2,7 +2,7 @@
 //! listed here.
 
 use super::super::tests::{at, everybody, lb, named, owner, seen};
-use super::super::{ClaimResult, LoadBalancerIndex, NoAddressReason, PoolSeen, WorldEntry};
+use super::super::{ClaimResult, LoadBalancerEntry, LoadBalancerIndex, NoAddressReason, PoolSeen};
 use super::*;
 use crate::network::NetworkAttachment;
 
@@ -297,7 +297,7 @@ fn a_published_address_that_another_pool_holds_is_not_taken_back() {
 /// LoadBalancers keep the address.
 #[test]
 fn two_that_publish_one_address_from_two_pools_both_keep_it() {
-    let published = |n: usize, name: &str| WorldEntry {
+    let published = |n: usize, name: &str| LoadBalancerEntry {
         owner: owner(n),
         created: 1,
         published: Some(at(name, "10.0.0.10")),

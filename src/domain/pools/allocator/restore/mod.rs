@@ -68,7 +68,7 @@ impl PoolSeen {
 
 /// A LoadBalancer that exists and takes its address from pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorldEntry {
+pub struct LoadBalancerEntry {
     /// Name and UID of the LoadBalancer.
     pub owner: Owner,
     /// Creation, in seconds since the epoch.
@@ -82,7 +82,7 @@ pub struct WorldEntry {
 /// The LoadBalancers that exist: a map from UIDs to LoadBalancers, and a map from names to UIDs.
 #[derive(Clone, Debug, Default)]
 pub struct LoadBalancerIndex {
-    entries: HashMap<String, WorldEntry>,
+    entries: HashMap<String, LoadBalancerEntry>,
     uids: HashMap<String, String>,
 }
 
@@ -103,18 +103,18 @@ pub enum LedgerRepair {
 
 impl LoadBalancerIndex {
     /// Indexes the LoadBalancers.
-    pub fn new(entries: impl IntoIterator<Item = WorldEntry>) -> Self {
-        let mut world = Self::default();
+    pub fn new(entries: impl IntoIterator<Item = LoadBalancerEntry>) -> Self {
+        let mut index = Self::default();
         for entry in entries {
-            world.uids.insert(entry.owner.name.clone(), entry.owner.uid.clone());
-            world.entries.insert(entry.owner.uid.clone(), entry);
+            index.uids.insert(entry.owner.name.clone(), entry.owner.uid.clone());
+            index.entries.insert(entry.owner.uid.clone(), entry);
         }
-        world
+        index
     }
 
     /// Replaces the owner's entry by the LoadBalancer that the API server has now. `None`: the
     /// LoadBalancer was deleted.
-    pub fn update(&mut self, owner: &Owner, current: Option<WorldEntry>) {
+    pub fn update(&mut self, owner: &Owner, current: Option<LoadBalancerEntry>) {
         self.entries.remove(&owner.uid);
         if self.uid_of(&owner.name) == Some(&owner.uid) {
             self.uids.remove(&owner.name);
@@ -126,8 +126,8 @@ impl LoadBalancerIndex {
     }
 
     /// LoadBalancers that publish an address of the pool, by address.
-    fn publishers(&self, pool: &str) -> BTreeMap<IpAddr, Vec<&WorldEntry>> {
-        let mut by_ip: BTreeMap<IpAddr, Vec<&WorldEntry>> = BTreeMap::new();
+    fn publishers(&self, pool: &str) -> BTreeMap<IpAddr, Vec<&LoadBalancerEntry>> {
+        let mut by_ip: BTreeMap<IpAddr, Vec<&LoadBalancerEntry>> = BTreeMap::new();
         for entry in self.entries.values() {
             if let Some(claim) = entry.published.as_ref().filter(|c| c.pool == pool) {
                 by_ip.entry(claim.ip).or_default().push(entry);
@@ -162,7 +162,7 @@ impl LoadBalancerIndex {
 impl PoolAllocator {
     /// Reads a stored pool into the allocator. The rules in the module's header decide which owners
     /// in memory stay. Returns the corrections of the ledger.
-    pub fn merge(&mut self, seen: &PoolSeen, world: &LoadBalancerIndex) -> Vec<LedgerRepair> {
+    pub fn merge(&mut self, seen: &PoolSeen, index: &LoadBalancerIndex) -> Vec<LedgerRepair> {
         let mut repairs = Vec::new();
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
         let parsed = PoolRanges::parse(&seen.spec.ranges);
@@ -170,7 +170,7 @@ impl PoolAllocator {
             Ok(ranges) => (ranges, None),
             Err(fault) => (PoolRanges::default(), Some(fault)),
         };
-        let stored = read_claims(&seen.status, memory, world, &mut repairs);
+        let stored = read_claims(&seen.status, memory, index, &mut repairs);
         let cursor =
             memory.and_then(Ledger::cursor).or_else(|| seen.status.last_allocated.parse().ok());
         let mut ledger = Ledger::new(ranges, cursor);
@@ -186,7 +186,7 @@ impl PoolAllocator {
                 ledger.remember(ip, name.to_owned());
             }
         }
-        let publishers = world.publishers(&seen.name);
+        let publishers = index.publishers(&seen.name);
         let remembered = memory.into_iter().flat_map(|m| m.claims().keys());
         let ips: BTreeSet<IpAddr> =
             stored.keys().chain(publishers.keys()).chain(remembered).copied().collect();
@@ -195,7 +195,7 @@ impl PoolAllocator {
             let present = stored.get(&ip);
             let publish = publishers.get(&ip).map_or(&[][..], Vec::as_slice);
             let known = memory.and_then(|m| m.owner_of(ip));
-            let Some((rank, owner)) = rightful(&seen.name, present, known, publish, world) else {
+            let Some((rank, owner)) = rightful(&seen.name, present, known, publish, index) else {
                 continue;
             };
             let losers = publish.iter().filter(|e| e.owner.uid != owner.uid);
@@ -222,7 +222,7 @@ impl PoolAllocator {
         // Former addresses of existing LoadBalancers are kept, even above the limit. An import
         // records the addresses of all LoadBalancers, and each LoadBalancer claims its own address
         // later.
-        ledger.limit_history(|name| world.uid_of(name).is_some());
+        ledger.limit_history(|name| index.uid_of(name).is_some());
         // Conflicts are found again before the pool gives out an address. Until then, the pool
         // keeps the conflict that was found last.
         let before = self.take_out(&seen.name);
@@ -256,35 +256,35 @@ impl PoolAllocator {
 
     /// Returns the LoadBalancers that must be read again before a merge:
     /// * LoadBalancers whose published address would overrule a ledger;
-    /// * LoadBalancers with the name of a recorded owner, if the recorded UID is not in `world`.
-    pub fn disputes(&self, seen: &PoolSeen, world: &LoadBalancerIndex) -> Vec<Owner> {
+    /// * LoadBalancers with the name of a recorded owner, if the recorded UID is not in `index`.
+    pub fn disputes(&self, seen: &PoolSeen, index: &LoadBalancerIndex) -> Vec<Owner> {
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
-        let stored = read_claims(&seen.status, memory, world, &mut Vec::new());
+        let stored = read_claims(&seen.status, memory, index, &mut Vec::new());
         let mut disputes = Vec::new();
         for (text, uid) in &seen.status.allocated_owners {
             let name = seen.status.allocated.get(text);
-            let now = name.and_then(|name| Some((name, world.uid_of(name)?)));
-            if let Some((name, now)) = now.filter(|_| !world.entries.contains_key(uid)) {
+            let now = name.and_then(|name| Some((name, index.uid_of(name)?)));
+            if let Some((name, now)) = now.filter(|_| !index.entries.contains_key(uid)) {
                 disputes.push(Owner { name: name.clone(), uid: now.to_owned() });
             }
         }
-        for (ip, entries) in world.publishers(&seen.name) {
+        for (ip, entries) in index.publishers(&seen.name) {
             let ledgers = [stored.get(&ip), memory.and_then(|m| m.owner_of(ip))];
             let named: BTreeSet<&str> =
                 ledgers.into_iter().flatten().map(|owner| owner.uid.as_str()).collect();
             let agreed = ledgers.iter().all(Option::is_some) && named.len() == 1;
             if !agreed {
-                let against = |e: &&&WorldEntry| named.iter().any(|uid| *uid != e.owner.uid);
+                let against = |e: &&&LoadBalancerEntry| named.iter().any(|uid| *uid != e.owner.uid);
                 disputes.extend(entries.iter().filter(against).map(|e| e.owner.clone()));
             }
         }
         disputes
     }
 
-    /// Claims whose owner is not in `world`, and claims without UID that are a second address
-    /// ([`Self::is_second`]). Before the caller releases such a claim, it must read the owner from
-    /// the API server, because `world` may be older than the claim.
-    pub fn orphans(&self, world: &LoadBalancerIndex) -> Vec<(Claim, Owner)> {
+    /// Claims whose owner is not in `index`, and claims without UID that are a second address
+    /// ([`Self::is_second`]). Before the caller releases a claim, it asks the API server about the
+    /// owner, because `index` may be older than the claim.
+    pub fn orphans(&self, index: &LoadBalancerIndex) -> Vec<(Claim, Owner)> {
         self.pools
             .iter()
             .flat_map(|(name, pool)| {
@@ -294,7 +294,7 @@ impl PoolAllocator {
                     .map(move |(ip, owner)| (claim(name, *ip), owner.clone()))
             })
             .filter(|(claim, owner)| {
-                !world.knows(owner) || self.is_second(claim, owner, world.uid_of(&owner.name))
+                !index.knows(owner) || self.is_second(claim, owner, index.uid_of(&owner.name))
             })
             .collect()
     }
@@ -312,7 +312,7 @@ impl PoolAllocator {
 fn read_claims(
     status: &IPPoolStatus,
     memory: Option<&Ledger>,
-    world: &LoadBalancerIndex,
+    index: &LoadBalancerIndex,
     repairs: &mut Vec<LedgerRepair>,
 ) -> BTreeMap<IpAddr, Owner> {
     let mut claims = BTreeMap::new();
@@ -325,7 +325,7 @@ fn read_claims(
             .and_then(|m| m.owner_of(ip))
             .filter(|owner| owner.name == *name && !owner.uid.is_empty());
         // A LoadBalancer that holds another address of the pool now does not get this address back.
-        let named = world.uid_of(name).filter(|uid| {
+        let named = index.uid_of(name).filter(|uid| {
             let owner = Owner { name: name.clone(), uid: (*uid).to_owned() };
             memory.and_then(|m| m.held_by(&owner)).is_none_or(|held| held == ip)
         });
@@ -334,12 +334,12 @@ fn read_claims(
         // A name belongs to one object. If the name has another UID now, a restore created the
         // object again, before its pool or together with the pool. The recorded UID is then stale.
         let recorded = recorded.filter(|uid| {
-            named.is_none() || remembered == Some(*uid) || world.entries.contains_key(*uid)
+            named.is_none() || remembered == Some(*uid) || index.entries.contains_key(*uid)
         });
         let uid = recorded.or(remembered).or(named).unwrap_or_default();
         // The name that belongs to a UID never changes. An entry with another name was edited, so
         // the name that belongs to the UID is used.
-        let known = world.entries.get(uid).map(|e| &e.owner);
+        let known = index.entries.get(uid).map(|e| &e.owner);
         let known = known.or_else(|| memory.and_then(|m| m.owner_of(ip)));
         let known = known.filter(|owner| !uid.is_empty() && owner.uid == uid).cloned();
         claims.insert(ip, known.unwrap_or_else(|| Owner { name: name.clone(), uid: uid.into() }));
@@ -361,15 +361,15 @@ fn rightful<'a>(
     pool: &str,
     stored: Option<&'a Owner>,
     memory: Option<&'a Owner>,
-    publishers: &[&'a WorldEntry],
-    world: &LoadBalancerIndex,
+    publishers: &[&'a LoadBalancerEntry],
+    index: &LoadBalancerIndex,
 ) -> Option<(RestoreRank, &'a Owner)> {
     let is = |named: Option<&Owner>, uid: &str| named.is_some_and(|owner| owner.uid == uid);
     if let Some(agreed) = stored.filter(|owner| !owner.uid.is_empty() && is(memory, &owner.uid)) {
         return Some((RestoreRank::Agreed, agreed));
     }
     if let Some(new) =
-        stored.filter(|owner| memory.is_none() && world.is_yet_to_publish(owner, pool))
+        stored.filter(|owner| memory.is_none() && index.is_yet_to_publish(owner, pool))
     {
         return Some((RestoreRank::Stored, new));
     }
@@ -382,7 +382,7 @@ fn rightful<'a>(
     published
         .map(|e| (RestoreRank::Published, &e.owner))
         .or(stored.map(|owner| (RestoreRank::Stored, owner)))
-        .or(memory.filter(|owner| world.knows(owner)).map(|owner| (RestoreRank::Remembered, owner)))
+        .or(memory.filter(|owner| index.knows(owner)).map(|owner| (RestoreRank::Remembered, owner)))
 }
 
 fn claim(pool: &str, ip: IpAddr) -> Claim {

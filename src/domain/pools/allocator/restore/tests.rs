@@ -9,9 +9,14 @@ use crate::pools::ledger::HISTORY_LENGTH;
 use crate::pools::status::pool_status;
 
 /// A LoadBalancer that publishes `10.0.0.<last>` of pool `a`.
-fn entry(n: usize, last: Option<usize>) -> WorldEntry {
+fn entry(n: usize, last: Option<usize>) -> LoadBalancerEntry {
     let published = last.map(|last| at("a", &format!("10.0.0.{last}")));
-    WorldEntry { owner: owner(n), created: i64::try_from(n).unwrap(), published, deleting: false }
+    LoadBalancerEntry {
+        owner: owner(n),
+        created: i64::try_from(n).unwrap(),
+        published,
+        deleting: false,
+    }
 }
 
 fn world(entries: &[(usize, Option<usize>)]) -> LoadBalancerIndex {
@@ -203,7 +208,10 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     // A LoadBalancer that was created again is found by its name.
     current.update(
         &owner(4),
-        Some(WorldEntry { owner: Owner { uid: "new".into(), ..owner(4) }, ..entry(4, None) }),
+        Some(LoadBalancerEntry {
+            owner: Owner { uid: "new".into(), ..owner(4) },
+            ..entry(4, None)
+        }),
     );
     assert!(!current.knows(&owner(4)) && current.uid_of("ns/lb4") == Some("new"));
 }
@@ -211,7 +219,7 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
 /// The claim of a LoadBalancer that is being deleted was released already, if no ledger records it.
 #[test]
 fn a_publisher_that_is_being_deleted_counts_only_if_a_ledger_names_it() {
-    let deleting = |n, last| WorldEntry { deleting: true, ..entry(n, last) };
+    let deleting = |n, last| LoadBalancerEntry { deleting: true, ..entry(n, last) };
     // The third LoadBalancer's address is outside the pool's ranges, but it is in use.
     let all =
         LoadBalancerIndex::new([deleting(1, Some(11)), deleting(2, Some(12)), entry(3, Some(99))]);
@@ -286,8 +294,8 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
     assert!(!remembered.contains(&held[HISTORY_LENGTH]), "the oldest release is forgotten");
 }
 
-/// The Go controller's history may have one entry for each address of the pool. An import records
-/// the addresses of existing LoadBalancers, which claim them next.
+/// The Go controller limits its history to one entry per address. An import records the addresses
+/// of LoadBalancers that exist, which claim them next.
 #[test]
 fn a_long_history_loses_the_names_that_no_longer_exist() {
     const GONE: usize = 3_000;
@@ -344,7 +352,7 @@ proptest! {
             }
         }
         // LoadBalancers with even numbers have published.
-        let world = LoadBalancerIndex::new(exist.into_iter().map(|(n, claim)| WorldEntry {
+        let world = LoadBalancerIndex::new(exist.into_iter().map(|(n, claim)| LoadBalancerEntry {
             published: Some(claim).filter(|_| n % 2 == 0),
             ..entry(n, None)
         }));
@@ -373,7 +381,7 @@ fn what_ledger_and_memory_agree_on_outweighs_an_old_publication() {
 
 #[test]
 fn one_that_is_being_deleted_takes_nothing_back_from_another() {
-    let leaving = WorldEntry { deleting: true, ..entry(1, Some(12)) };
+    let leaving = LoadBalancerEntry { deleting: true, ..entry(1, Some(12)) };
     let world = || LoadBalancerIndex::new([leaving.clone(), entry(2, None)]);
     let mut book = PoolAllocator::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world());

@@ -24,7 +24,7 @@ pub(super) fn lb(n: usize) -> LbFacts {
 
 /// Index of LoadBalancers 0 to 9: all exist, and none publishes an address.
 pub(super) fn everybody() -> LoadBalancerIndex {
-    LoadBalancerIndex::new((0..10).map(|n| WorldEntry {
+    LoadBalancerIndex::new((0..10).map(|n| LoadBalancerEntry {
         owner: owner(n),
         created: i64::try_from(n).unwrap(),
         published: None,

@@ -4,7 +4,7 @@
 //! Pool `a` has `10.0.0.10` to `.12` and belongs to the victim. Pool `own` has `10.0.1.10` and
 //! `.11` and belongs to the attacker. The victim is lb1, the attacker lb9.
 
-use super::super::{LoadBalancerIndex, PoolSeen, WorldEntry};
+use super::super::{LoadBalancerEntry, LoadBalancerIndex, PoolSeen};
 use super::*;
 
 const VICTIM: usize = 1;
@@ -29,8 +29,8 @@ fn attacker(pool: &str, ip: &str) -> LbFacts {
     LbFacts { published: Some(at(pool, ip)), ..of(ATTACKER, "attacker") }
 }
 
-fn entry(facts: &LbFacts) -> WorldEntry {
-    WorldEntry {
+fn entry(facts: &LbFacts) -> LoadBalancerEntry {
+    LoadBalancerEntry {
         owner: facts.owner.clone(),
         created: facts.created,
         published: facts.published.clone(),

@@ -68,7 +68,7 @@ fn segment(network: &str, same: Option<bool>) -> Segment {
 
 impl Cluster {
     fn world(&self) -> LoadBalancerIndex {
-        LoadBalancerIndex::new(self.lbs.values().map(|facts| WorldEntry {
+        LoadBalancerIndex::new(self.lbs.values().map(|facts| LoadBalancerEntry {
             owner: facts.owner.clone(),
             created: facts.created,
             published: facts.published.clone(),
