@@ -19,7 +19,7 @@ use crate::domain::admission::webhook_configuration::{
 };
 use crate::http::admission::RuleSources;
 use crate::http::listener::{AGE, Server, ServerShutdown};
-use crate::http::registration::{RegistrationKeeper, find_me, jitter};
+use crate::http::registration::{Registrar, find_me, jitter};
 use crate::http::tls::{self, InUse};
 use crate::http::webhook::{CONNECTIONS, Webhooks};
 use crate::k8s::installation::Installation;
@@ -149,7 +149,7 @@ pub(super) async fn start(
     let serving = server.serve(listener);
     tracing::info!(admission = %address, "listening");
     tokio::spawn(find_me(installation.clone(), found));
-    let keeper = RegistrationKeeper {
+    let registrar = Registrar {
         installation,
         in_use,
         names,
@@ -163,7 +163,7 @@ pub(super) async fn start(
     };
     // The end of a process does not change the webhook configurations. `takeover --undo` changes
     // them, so that writes pass when a call gets no answer.
-    tokio::spawn(ending.soon.clone().run_until_cancelled_owned(keeper.run()));
+    tokio::spawn(ending.soon.clone().run_until_cancelled_owned(registrar.run()));
     Ok(RunningAdmission { ready, ending, server: Some(tokio::spawn(serving)) })
 }
 

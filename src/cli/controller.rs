@@ -37,7 +37,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let config = client::config(args.reach.kubeconfig.as_deref()).await?;
     let client = client::through(config.clone(), &metrics)?;
     // The Lease has its own connections, so that a burst of other calls cannot delay a renewal.
-    let keepers = client::through(config.clone(), &metrics)?;
+    let lease_client = client::through(config.clone(), &metrics)?;
     let leadership = Arc::new(Leadership::default());
     let views = Views::start(&client, &args.admission.namespace, args.dhcp.networks(), &metrics);
     let mut admission =
@@ -84,10 +84,10 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         metrics: ctx.metrics.clone(),
     };
     tokio::spawn(lookout.run());
-    let keeper = LeaderElector::new(keepers, lease, me, pace);
+    let elector = LeaderElector::new(lease_client, lease, me, pace);
     let mut restored = false;
     let result = tokio::select! {
-        back = keeper.run(&leadership) => {
+        back = elector.run(&leadership) => {
             restored = true;
             Err(anyhow::anyhow!("{back}"))
         }
@@ -102,7 +102,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         controllers::ip_pool::keep_published(&ctx).await;
     }
     // Another replica may lead from now on.
-    keeper.release(&leadership).await;
+    elector.release(&leadership).await;
     admission.wind_down().await;
     tracing::info!("stopped");
     result

@@ -107,7 +107,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     let (metrics, dhcp) = Metrics::agent()?;
     let config = client::config(args.kubeconfig.as_deref()).await?;
     // The Lease has its own connections, so that a burst of other calls cannot delay a renewal.
-    let keepers = client::through(config.clone(), &metrics)?;
+    let lease_client = client::through(config.clone(), &metrics)?;
     let client = client::through(config, &metrics)?;
     let leadership = Arc::new(Leadership::default());
     let expiry = Arc::new(ExpiryGauge::default());
@@ -123,7 +123,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, network = args.network, lease, "started");
 
     let pace = ElectionPace::new(CLAIM_SECONDS);
-    let keeper = LeaderElector::new(keepers, (&args.namespace, &lease), me.clone(), pace);
+    let elector = LeaderElector::new(lease_client, (&args.namespace, &lease), me.clone(), pace);
     let agent = DhcpAgent {
         settings: AgentSettings {
             network: args.network,
@@ -147,7 +147,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     };
     let spoke = AtomicBool::new(false);
     let result = tokio::select! {
-        back = keeper.run(&leadership) => Err(anyhow::anyhow!("{back}")),
+        back = elector.run(&leadership) => Err(anyhow::anyhow!("{back}")),
         result = terms(&agent, &spoke) => result,
         result = &mut server => Err(anyhow::anyhow!("the HTTP server ended: {result:?}")),
         _ = terminate.recv() => Ok(()),
@@ -158,7 +158,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     // leads already, it makes the removed links again at once.
     if spoke.into_inner() {
         tokio::select! {
-            _ = keeper.run(&leadership), if leadership.is_current() => {}
+            _ = elector.run(&leadership), if leadership.is_current() => {}
             cleared = tokio::time::timeout(CLEARING, agent.clear()) => {
                 if let Err(error) = cleared.context("too slow").and_then(|cleared| cleared) {
                     tracing::warn!(error = format!("{error:#}"), "cannot remove the links of this agent");
@@ -166,7 +166,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
             }
         }
     }
-    keeper.release(&leadership).await;
+    elector.release(&leadership).await;
     tracing::info!("stopped");
     result
 }

@@ -51,14 +51,14 @@ pub struct AgentOptions {
 /// has no [`AgentOptions`].
 pub(super) async fn run(ctx: Context) {
     let Some(agents) = ctx.agents.clone() else { return std::future::pending().await };
-    let keeper = DeploymentKeeper { ctx, agents: &agents, seen: Mutex::default() };
+    let reconciler = DeploymentReconciler { ctx, agents: &agents, seen: Mutex::default() };
     tokio::select! {
-        () = keeper.watch() => {}
-        () = keeper.keep() => {}
+        () = reconciler.watch() => {}
+        () = reconciler.reconcile() => {}
     }
 }
 
-struct DeploymentKeeper<'a> {
+struct DeploymentReconciler<'a> {
     ctx: Context,
     agents: &'a AgentOptions,
     seen: Mutex<ObservedDeployments>,
@@ -107,7 +107,7 @@ impl FailedWrites {
     }
 }
 
-impl DeploymentKeeper<'_> {
+impl DeploymentReconciler<'_> {
     fn seen(&self) -> MutexGuard<'_, ObservedDeployments> {
         lock(&self.seen)
     }
@@ -130,7 +130,7 @@ impl DeploymentKeeper<'_> {
         informer::watch(api, Config::default(), &self.ctx.metrics, known, on_event).await;
     }
 
-    async fn keep(&self) {
+    async fn reconcile(&self) {
         let owner = self.owner().await;
         let mut failed = FailedWrites::new(&self.ctx.metrics);
         let mut reported = HashMap::new();

@@ -53,7 +53,7 @@ struct DhcpLeaseContext {
 }
 
 /// Makes the queue of DHCPLeases, and the future that reconciles them until dropped.
-pub(super) fn keeper(ctx: Context) -> (RecordQueue, impl Future<Output = ()>) {
+pub(super) fn controller(ctx: Context) -> (RecordQueue, impl Future<Output = ()>) {
     let (wake, woken) = unbounded();
     let records = RecordQueue { views: ctx.views.clone(), wake: wake.clone() };
     let run = async move {
@@ -62,13 +62,13 @@ pub(super) fn keeper(ctx: Context) -> (RecordQueue, impl Future<Output = ()>) {
             let _ = wake.unbounded_send(ObjectRef::from_obj(record.as_ref()));
         }
         let failures = FailedReconciles::new("dhcp_lease", FIRST_RETRY, &ctx.metrics);
-        let keeper = Arc::new(DhcpLeaseContext { ctx, failures });
+        let context = Arc::new(DhcpLeaseContext { ctx, failures });
         Controller::for_stream(futures::stream::pending(), store)
             .reconcile_on(woken)
-            .run(keep, retry, keeper.clone())
+            .run(reconcile, retry, context.clone())
             .for_each(async |result| {
                 if let Err(ControllerError::ObjectNotFound(name)) = result {
-                    keeper.failures.forget_missing(&name);
+                    context.failures.forget_missing(&name);
                 }
             })
             .await;
@@ -76,29 +76,32 @@ pub(super) fn keeper(ctx: Context) -> (RecordQueue, impl Future<Output = ()>) {
     (records, run)
 }
 
-async fn keep(record: Arc<DHCPLease>, keeper: Arc<DhcpLeaseContext>) -> Result<Action, CallError> {
-    let views = &keeper.ctx.views;
+async fn reconcile(
+    record: Arc<DHCPLease>,
+    context: Arc<DhcpLeaseContext>,
+) -> Result<Action, CallError> {
+    let views = &context.ctx.views;
     let lb = views.load_balancers.get(&crate::k8s::views::lb_of(&record));
     if !lb.as_ref().map_or(views.leasing_synced(), |lb| views.leasing_synced_for(lb)) {
         return Ok(Action::requeue(AGENTS_EVERY));
     }
-    let done = match decide(&record, lb.as_deref(), &keeper.ctx) {
+    let done = match decide(&record, lb.as_deref(), &context.ctx) {
         RetentionStep::Nothing => None,
         RetentionStep::Later(pause) => Some(pause + Duration::from_millis(10)),
         seen => {
-            let now = Box::pin(current(&record, &keeper.ctx)).await?;
-            match decide(&record, now.as_ref(), &keeper.ctx) {
+            let now = Box::pin(current(&record, &context.ctx)).await?;
+            match decide(&record, now.as_ref(), &context.ctx) {
                 RetentionStep::Nothing => None,
                 RetentionStep::Later(pause) => Some(pause),
                 now if std::mem::discriminant(&now) == std::mem::discriminant(&seen) => {
-                    Box::pin(carry_out(&record, now, &keeper.ctx)).await?;
+                    Box::pin(carry_out(&record, now, &context.ctx)).await?;
                     None
                 }
                 _ => Some(FIRST_RETRY),
             }
         }
     };
-    keeper.failures.forget(&ObjectRef::from_obj(record.as_ref()));
+    context.failures.forget(&ObjectRef::from_obj(record.as_ref()));
     // No requeue is needed while no agent is active: [`agents`] enqueues the record when an agent
     // is active again. A record whose lease has an end is also requeued at that end, by `done`.
     Ok(done.map_or_else(Action::await_change, Action::requeue))
@@ -168,11 +171,11 @@ async fn carry_out(
 }
 
 #[allow(clippy::needless_pass_by_value)] // The signature is the library's.
-fn retry(record: Arc<DHCPLease>, error: &CallError, keeper: Arc<DhcpLeaseContext>) -> Action {
+fn retry(record: Arc<DHCPLease>, error: &CallError, context: Arc<DhcpLeaseContext>) -> Action {
     if matches!(error, CallError::NotLeader) {
         return Action::await_change();
     }
-    let (failures, again) = keeper.failures.count(&record, error.kind());
+    let (failures, again) = context.failures.count(&record, error.kind());
     let record = informer::key(record.meta());
     tracing::warn!(record, %error, failures, "cannot reconcile the record, trying again");
     again

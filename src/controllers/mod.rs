@@ -112,7 +112,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let (mut ledger, handle) = ip_pool::LedgerTask::new(ctx.clone());
     let flipped = views.clone();
     let (prober, scheduler) = Prober::new(ctx.metrics.clone(), move |lb| flipped.enqueue_lbs([lb]));
-    let (records, keeper) = dhcp_lease::keeper(ctx.clone());
+    let (records, record_controller) = dhcp_lease::controller(ctx.clone());
     let (load_balancers, woken) = unbounded();
     let (moved, vms) = mpsc::unbounded_channel();
     let queues = TermQueues {
@@ -154,7 +154,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         result = ledger.run() => result,
         () = scheduler.run() => anyhow::bail!("the prober task exited"),
         () = import => anyhow::bail!("kube-vip import task exited"),
-        () = keeper => anyhow::bail!("DHCPLease controller exited"),
+        () = record_controller => anyhow::bail!("DHCPLease controller exited"),
         () = agents => anyhow::bail!("DHCP agent monitor exited"),
         () = made => anyhow::bail!("DHCP agent controller exited"),
         () = rotations => anyhow::bail!("TokenRotation controller exited"),

@@ -13,7 +13,7 @@ use k8s_openapi::ByteString;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{KeeperState, LONGEST_PAUSE, RegistrationKeeper, RoundStop, take_secret};
+use super::{LONGEST_PAUSE, Registrar, RegistrarState, RoundStop, take_secret};
 use crate::domain::admission::webhook_configuration::{
     AdmissionEndpoint, CONFIGURATION, OwnerRole, Registration, WebhookObject, bundles, is_ours,
     needs_conversion, patch, says,
@@ -48,10 +48,10 @@ pub(super) struct Repairs {
     logged: bool,
 }
 
-impl RegistrationKeeper {
+impl Registrar {
     /// Writes the configurations that differ from their desired content. Returns the pause until
     /// the next round.
-    pub(super) async fn register(&self, state: &mut KeeperState) -> Result<Duration, RoundStop> {
+    pub(super) async fn register(&self, state: &mut RegistrarState) -> Result<Duration, RoundStop> {
         if !state.owner_was_asked {
             state.owner = self.find_owner().await?;
             state.owner_was_asked = true;
@@ -106,7 +106,7 @@ impl RegistrationKeeper {
 
     async fn write(
         &self,
-        state: &mut KeeperState,
+        state: &mut RegistrarState,
         part: WebhookObject,
         wanted: Value,
         is_repair: bool,
@@ -139,7 +139,7 @@ impl RegistrationKeeper {
         }
     }
 
-    fn registration(&self, state: &KeeperState) -> Option<Registration> {
+    fn registration(&self, state: &RegistrarState) -> Option<Registration> {
         let me = self.me.borrow().clone();
         let material = state.material.as_ref()?;
         if me.is_empty() || state.serving.is_none() {
@@ -163,7 +163,7 @@ impl RegistrationKeeper {
 
     /// Whether the address of admission has a ready endpoint. Always true for a URL. A Service
     /// without a ready endpoint must not be registered, because every request would fail.
-    async fn is_reachable(&self, state: &mut KeeperState) -> Result<bool, RoundStop> {
+    async fn is_reachable(&self, state: &mut RegistrarState) -> Result<bool, RoundStop> {
         let AdmissionEndpoint::Service(namespace, name) = &self.place else { return Ok(true) };
         if !state.repairs.reachable {
             state.repairs.reachable = self.installation.is_served(namespace, name).await?;
@@ -208,7 +208,7 @@ impl Repairs {
 }
 
 /// Whether every configuration that calls this operator trusts the authority `ca`.
-pub(super) fn is_trusted(state: &KeeperState, ca: &TrustedAuthority) -> bool {
+pub(super) fn is_trusted(state: &RegistrarState, ca: &TrustedAuthority) -> bool {
     WebhookObject::ALL.iter().all(|part| {
         // A missing configuration trusts no authority and calls no server.
         let Some(stored) = state.parts.get(part).and_then(Option::as_ref) else { return true };
@@ -221,14 +221,14 @@ pub(super) fn is_trusted(state: &KeeperState, ca: &TrustedAuthority) -> bool {
 }
 
 /// Whether any replica has configured the API server to call this operator.
-pub(super) fn is_registered(state: &KeeperState) -> bool {
+pub(super) fn is_registered(state: &RegistrarState) -> bool {
     [WebhookObject::Validating, WebhookObject::Mutating]
         .iter()
         .any(|part| state.parts.get(part).and_then(Option::as_ref).is_some_and(is_ours))
 }
 
 /// Authorities that the operator's configurations trust now, in PEM.
-pub(super) fn trusted(state: &KeeperState) -> String {
+pub(super) fn trusted(state: &RegistrarState) -> String {
     let ours =
         [WebhookObject::Validating, WebhookObject::Mutating].into_iter().filter_map(|part| {
             let stored = state.parts.get(&part)?.as_ref()?;

@@ -43,8 +43,8 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 /// step, a repair two or three.
 const MOST_STEPS: usize = 8;
 
-/// Keeper of admission's registration, and its settings.
-pub struct RegistrationKeeper {
+/// Registers admission with the API server, and keeps the registration current.
+pub struct Registrar {
     /// Access to the Secret and the configurations.
     pub installation: Installation,
     /// Holder of the certificate that TLS handshakes use.
@@ -70,7 +70,7 @@ pub struct RegistrationKeeper {
 
 /// State that was read from the API server, and the certificate that is served.
 #[derive(Default)]
-struct KeeperState {
+struct RegistrarState {
     /// Whether the Secret has been read.
     secret_observed: bool,
     secret: Option<VersionedSecret>,
@@ -111,11 +111,11 @@ impl From<CertificateError> for RoundStop {
     }
 }
 
-impl RegistrationKeeper {
+impl Registrar {
     /// Operates the registration. Does not return.
     pub async fn run(mut self) {
         let mut observations = self.installation.watch();
-        let mut state = KeeperState::default();
+        let mut state = RegistrarState::default();
         loop {
             let pause = self.rounds(&mut state).await;
             let me_changed = async {
@@ -137,7 +137,7 @@ impl RegistrationKeeper {
     }
 
     /// Runs rounds until a round changes nothing. Returns the time until the next round is due.
-    async fn rounds(&self, state: &mut KeeperState) -> Duration {
+    async fn rounds(&self, state: &mut RegistrarState) -> Duration {
         for _ in 0..MOST_STEPS {
             match self.round(state).await {
                 Ok(pause) => {
@@ -158,7 +158,7 @@ impl RegistrationKeeper {
         retry(state)
     }
 
-    async fn round(&self, state: &mut KeeperState) -> Result<Duration, RoundStop> {
+    async fn round(&self, state: &mut RegistrarState) -> Result<Duration, RoundStop> {
         if !state.secret_observed || state.parts.len() < WebhookObject::ALL.len() {
             return Ok(LONGEST_PAUSE);
         }
@@ -171,7 +171,7 @@ impl RegistrationKeeper {
 
     /// Takes the next step for the certificates. Then ends the round with [`RoundStop::Again`]. If
     /// no step is due, returns the time until the next step.
-    async fn certificates(&self, state: &mut KeeperState) -> Result<Duration, RoundStop> {
+    async fn certificates(&self, state: &mut RegistrarState) -> Result<Duration, RoundStop> {
         let now = now();
         let ours = state.serving.as_ref().filter(|ours| ours.not_after > now);
         let facts = state.material.as_ref().map(|m| m.facts(ours.map(|ours| &ours.authority)));
@@ -222,7 +222,7 @@ impl RegistrationKeeper {
     /// Serves the stored certificate once its authority has been trusted for [`SETTLING`]. If the
     /// served certificate has expired or is not trusted, serves the stored certificate at once.
     /// Then decides whether this replica is ready. Returns the time after which to decide again.
-    fn adopt(&self, state: &mut KeeperState) -> Duration {
+    fn adopt(&self, state: &mut RegistrarState) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
         let (ca, serving) = material.ends();
         let ends = &self.metrics.admission.certificate_end;
@@ -258,7 +258,7 @@ impl RegistrationKeeper {
     }
 
     /// Records for each authority the time since which every configuration has trusted it.
-    fn note_trust(state: &mut KeeperState) {
+    fn note_trust(state: &mut RegistrarState) {
         let Some(material) = &state.material else { return };
         let stored = material.identity().map(|identity| identity.authority);
         let ours = state.serving.as_ref().map(|ours| ours.authority.clone());
@@ -275,7 +275,7 @@ impl RegistrationKeeper {
 }
 
 fn take(
-    state: &mut KeeperState,
+    state: &mut RegistrarState,
     observed: ObservedObject,
     more: &mut mpsc::UnboundedReceiver<ObservedObject>,
 ) {
@@ -291,7 +291,7 @@ fn take(
     }
 }
 
-fn take_secret(state: &mut KeeperState, secret: Option<VersionedSecret>) {
+fn take_secret(state: &mut RegistrarState, secret: Option<VersionedSecret>) {
     if std::mem::replace(&mut state.secret_observed, true) && state.secret == secret {
         return;
     }
@@ -307,11 +307,11 @@ fn take_secret(state: &mut KeeperState, secret: Option<VersionedSecret>) {
     state.secret = secret;
 }
 
-fn trusted_for(state: &KeeperState, ca: &TrustedAuthority) -> Option<Duration> {
+fn trusted_for(state: &RegistrarState, ca: &TrustedAuthority) -> Option<Duration> {
     state.trusted.iter().find(|(known, _)| known == ca).map(|(_, since)| since.elapsed())
 }
 
-fn retry(state: &mut KeeperState) -> Duration {
+fn retry(state: &mut RegistrarState) -> Duration {
     state.failures = state.failures.saturating_add(1);
     backoff(state.failures - 1, RETRY.0, RETRY.1, jitter())
 }

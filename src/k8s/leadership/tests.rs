@@ -12,7 +12,7 @@ use super::*;
 
 /// Elector that holds its Lease, and the number of its writes. The server answers every request
 /// with this version of the Lease.
-fn keeper(version: &Arc<AtomicU64>) -> (LeaderElector, Arc<AtomicUsize>) {
+fn elector(version: &Arc<AtomicU64>) -> (LeaderElector, Arc<AtomicUsize>) {
     let writes = Arc::new(AtomicUsize::new(0));
     let (version, count) = (version.clone(), writes.clone());
     let server = service_fn(move |request: Request<Body>| {
@@ -35,7 +35,7 @@ fn keeper(version: &Arc<AtomicU64>) -> (LeaderElector, Arc<AtomicUsize>) {
 #[tokio::test]
 async fn a_lease_that_went_back_is_not_written_any_more() {
     let version = Arc::new(AtomicU64::new(10));
-    let (keeper, writes) = keeper(&version);
+    let (elector, writes) = elector(&version);
     let leadership = Leadership::default();
     let mut leading = leadership.subscribe();
     let restore = async {
@@ -44,22 +44,22 @@ async fn a_lease_that_went_back_is_not_written_any_more() {
         version.store(9, Ordering::Relaxed);
         renewals
     };
-    let (back, renewals) = tokio::join!(keeper.run(&leadership), restore);
+    let (back, renewals) = tokio::join!(elector.run(&leadership), restore);
     assert_eq!(back, StoreWentBack { from: 10, to: 9 });
     assert!(!leadership.is_current());
-    keeper.release(&leadership).await;
+    elector.release(&leadership).await;
     assert_eq!((renewals, writes.load(Ordering::Relaxed)), (1, 1));
 }
 
 #[tokio::test]
 async fn a_leader_that_ends_releases_the_lease() {
-    let (keeper, writes) = keeper(&Arc::new(AtomicU64::new(10)));
+    let (elector, writes) = elector(&Arc::new(AtomicU64::new(10)));
     let leadership = Leadership::default();
     let mut leading = leadership.subscribe();
     tokio::select! {
-        _ = keeper.run(&leadership) => {}
+        _ = elector.run(&leadership) => {}
         _ = leading.wait_for(|leads| *leads) => {}
     }
-    keeper.release(&leadership).await;
+    elector.release(&leadership).await;
     assert_eq!(writes.load(Ordering::Relaxed), 2, "one renewal, one release");
 }

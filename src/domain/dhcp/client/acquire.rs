@@ -243,6 +243,6 @@ impl DhcpClient {
         self.naks = self.naks.saturating_add(1);
         let doubled = FIRST_PAUSE * 1_u32.checked_shl((self.naks - 1).min(8)).unwrap_or(1);
         let pause = doubled.min(LONGEST_PAUSE);
-        pause / 2 + self.dice.below(pause / 2)
+        pause / 2 + self.rng.below(pause / 2)
     }
 }

@@ -89,7 +89,7 @@ impl DhcpClient {
     pub(super) fn ask_for_announcer_after(&mut self, pause: Duration) {
         let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
         if self.inquiry.as_ref().is_none_or(|open| !matches!(open.subject, InquirySubject::Lost)) {
-            let next = self.now + pause + self.dice.below(ANSWER);
+            let next = self.now + pause + self.rng.below(ANSWER);
             self.inquiry = Some(AddressInquiry::new(about, InquirySubject::Leased, next));
         }
     }

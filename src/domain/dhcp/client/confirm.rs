@@ -113,7 +113,7 @@ impl DhcpClient {
         let rebinding = lease.may_rebind(self.now);
         let secs = u16::try_from(self.now.saturating_sub(confirming.began).as_secs());
         let secs = secs.unwrap_or(u16::MAX);
-        let xid = self.dice.word();
+        let xid = self.rng.word();
         let alone = confirming.tries < ALONE && !rebinding && lease.is_server_near();
         let all = FrameAddresses::to_all(self.identity.mac);
         let way = if alone { self.way_to_server(&lease) } else { all };
@@ -125,7 +125,7 @@ impl DhcpClient {
         if !alone && rebinding && confirming.broadcasts > 0 {
             // A server that has no data about the lease does not answer the REQUEST, but may offer
             // the same address in answer to a DISCOVER.
-            let search = self.dice.word();
+            let search = self.rng.word();
             self.say(MessageKind::Discover(Some(lease.address)), search, secs, all);
             confirming.search = Some(search);
         }

@@ -71,7 +71,7 @@ enum ClientPhase {
 pub struct DhcpClient {
     identity: ClientIdentity,
     options: ClientOptions,
-    dice: JitterRng,
+    rng: JitterRng,
     now: Duration,
     up: bool,
     phase: ClientPhase,
@@ -106,7 +106,7 @@ impl DhcpClient {
         Self {
             identity,
             options,
-            dice: JitterRng::new(seed),
+            rng: JitterRng::new(seed),
             now,
             up: true,
             phase: ClientPhase::Waiting(start),

@@ -33,7 +33,7 @@ pub struct Probing {
 
 impl Probing {
     pub fn of(lease: GrantedLease, client: &mut DhcpClient) -> Self {
-        let first = client.dice.below(client.options.probe.first_within);
+        let first = client.rng.below(client.options.probe.first_within);
         Self { lease, sent: 0, next: client.now + first }
     }
 }
@@ -53,7 +53,7 @@ impl DhcpClient {
         self.ask_who_has(probing.lease.address);
         probing.sent += 1;
         let gap = times.longest_gap.saturating_sub(times.shortest_gap);
-        let gap = times.shortest_gap + self.dice.below(gap);
+        let gap = times.shortest_gap + self.rng.below(gap);
         let wait = if probing.sent < times.count { gap } else { times.wait };
         probing.next = self.now + wait;
         self.phase = ClientPhase::Probing(probing);

@@ -33,7 +33,7 @@ impl DhcpClient {
     /// Time to wait for an answer after a message was sent for the nth time: RFC 2131, 4.1.
     pub(super) fn patience(&mut self, tries: u32) -> Duration {
         let doubled = FIRST_WAIT * 1_u32.checked_shl(tries.saturating_sub(1).min(8)).unwrap_or(1);
-        doubled.min(LONGEST_WAIT).saturating_sub(JITTER) + self.dice.below(JITTER * 2)
+        doubled.min(LONGEST_WAIT).saturating_sub(JITTER) + self.rng.below(JITTER * 2)
     }
 
     /// Seconds since the client began to ask for an address, at most `u16::MAX`.
@@ -45,7 +45,7 @@ impl DhcpClient {
     pub(super) fn exchange(&mut self) -> MessageExchange {
         let next = self.now + self.patience(1);
         let secs = self.secs();
-        MessageExchange { xid: self.dice.word(), first: self.now, tries: 1, next, secs }
+        MessageExchange { xid: self.rng.word(), first: self.now, tries: 1, next, secs }
     }
 
     /// Counts a repetition of an exchange's message, and sets the time of the next repetition.
@@ -80,7 +80,7 @@ impl DhcpClient {
     }
 
     pub(super) fn say_release(&mut self, lease: &GrantedLease) {
-        let (way, xid) = (self.way_to_server(lease), self.dice.word());
+        let (way, xid) = (self.way_to_server(lease), self.rng.word());
         self.say(MessageKind::Release(lease.address, lease.server), xid, 0, way);
     }
 

@@ -9,11 +9,9 @@ use serde_json::{Value, json};
 
 use super::agent_name::agent_name;
 use super::networks::DhcpDeclaration;
+use crate::admission::webhook_configuration::{MANAGED_BY, MANAGER};
 use crate::object_fields::digest::sha256_hex;
 
-/// Label of each object that this operator manages: key and value. On the chart's own objects, the
-/// value is `Helm`.
-const KEEPER: (&str, &str) = ("app.kubernetes.io/managed-by", "harvester-guest-operator");
 /// Label on an agent's pod, and on its Deployment: the agent's name.
 const LABEL_AGENT: &str = "loadbalancer.harvesterhci.io/agent";
 /// Annotation on an agent's Deployment: `namespace/name` of its network.
@@ -73,7 +71,7 @@ impl StoredDeployment {
         Self {
             uid: text(&meta["uid"]),
             version: text(&meta["resourceVersion"]),
-            ours: meta["labels"][KEEPER.0] == KEEPER.1,
+            ours: meta["labels"][MANAGED_BY] == MANAGER,
             leaving: meta["deletionTimestamp"].is_string(),
             wanted: text(&meta["annotations"][ANNOTATION_WANTED]),
             spec: object["spec"].clone(),
@@ -173,7 +171,7 @@ pub fn deployment(
     wanted["apiVersion"] = json!("apps/v1");
     wanted["kind"] = json!("Deployment");
     wanted["metadata"]["name"] = json!(name);
-    wanted["metadata"]["labels"][KEEPER.0] = json!(KEEPER.1);
+    wanted["metadata"]["labels"][MANAGED_BY] = json!(MANAGER);
     wanted["metadata"]["labels"][LABEL_AGENT] = json!(name);
     wanted["metadata"]["annotations"][ANNOTATION_AGENT_NETWORK] = json!(network);
     if let Some(owner) = owner {

@@ -44,7 +44,7 @@ fn a_network_gets_an_agent_of_its_own_where_it_is() {
     let made = on("prod");
     let name = agent_name(NETWORK);
     assert_eq!(made["metadata"]["name"], name);
-    assert_eq!(made["metadata"]["labels"][KEEPER.0], KEEPER.1);
+    assert_eq!(made["metadata"]["labels"][MANAGED_BY], MANAGER);
     let selector = made["spec"]["selector"]["matchLabels"].as_object().unwrap();
     let pod = &made["spec"]["template"];
     assert_eq!(selector["loadbalancer.harvesterhci.io/agent"], name);
@@ -141,7 +141,7 @@ fn what_differs_is_put_right_in_the_version_that_was_seen() {
 fn foreign_objects_are_never_touched() {
     for label in [Value::Null, json!("Helm"), json!("harvester-guest-operator-2")] {
         let mut object = on("prod");
-        object["metadata"]["labels"][KEEPER.0] = label;
+        object["metadata"]["labels"][MANAGED_BY] = label;
         let theirs = stored(object);
         assert_eq!(plan(Some(on("prod")), Some(&theirs)), DeploymentChange::Foreign);
         assert_eq!(plan(None, Some(&theirs)), DeploymentChange::Nothing);
@@ -169,7 +169,7 @@ fn the_options_of_an_agent_are_read_from_its_deployment() {
         ));
         assert_eq!(stored(made.clone()).options("default/other"), None);
         let mut theirs = made.clone();
-        theirs["metadata"]["labels"][KEEPER.0] = json!("Helm");
+        theirs["metadata"]["labels"][MANAGED_BY] = json!("Helm");
         assert_eq!(stored(theirs).options(NETWORK), None);
         for args in [json!([]), json!(["--network", 7]), Value::Null] {
             let mut edited = made.clone();

@@ -103,7 +103,7 @@ pub struct PoolAllocator {
     /// Names of the pools whose status must be written.
     touched: BTreeSet<String>,
     waiter_changes: waiters::WaiterChanges,
-    standing: overlap::PoolOverlaps,
+    overlaps: overlap::PoolOverlaps,
     reserved: reserved::Reservations,
     /// Addresses and networks of the cluster itself: nodes, the management address, Services of
     /// other controllers, networks of pods and Services.
@@ -227,7 +227,7 @@ impl PoolAllocator {
     /// this pool, and no other pool gives out these addresses.
     pub fn remove_pool(&mut self, name: &str) {
         if let Some(pool) = self.take_out(name) {
-            self.standing.moved();
+            self.overlaps.moved();
             self.reserve_claims_of(name, &pool);
         }
     }
@@ -239,7 +239,7 @@ impl PoolAllocator {
         }
         self.touched.remove(name);
         self.waiter_changes.everything();
-        self.standing.changed();
+        self.overlaps.changed();
         Some(pool)
     }
 

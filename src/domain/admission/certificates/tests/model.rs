@@ -116,7 +116,7 @@ impl World {
         secret
     }
 
-    /// Does the steps of `RegistrationKeeper::round`, with this replica's view.
+    /// Repeats the steps of `Registrar::round`, with this replica's view.
     fn round(&mut self, which: usize) {
         for _ in 0..8 {
             let mut replica = self.replicas[which].clone();

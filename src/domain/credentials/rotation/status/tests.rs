@@ -166,14 +166,9 @@ fn what_rancher_keeps_alive_is_shown_as_such() {
     let current =
         CurrentEntry { name: "kubeconfig-u-a".into(), kept_alive: true, ..CurrentEntry::default() };
     let record = RotationRecord { current: Some(current), ..RotationRecord::default() };
-    let standing = Some(&ReadyReason::KeptByRancher);
-    let status = status(
-        &rotation(rancher(&json!({}))),
-        &record,
-        &StatusObservations::default(),
-        standing,
-        50,
-    );
+    let reason = Some(&ReadyReason::KeptByRancher);
+    let status =
+        status(&rotation(rancher(&json!({}))), &record, &StatusObservations::default(), reason, 50);
     assert_eq!((&status.expires_at, &status.next_rotation), (&None, &None));
     assert!(status.current.is_some_and(|current| current.kept_by_rancher));
     let [ready, expiring] = &status.conditions[..] else { panic!("{:?}", status.conditions) };
@@ -229,7 +224,7 @@ fn what_is_watched_and_cannot_be_read_now_stays_listed() {
 }
 
 #[test]
-fn without_a_standing_the_conditions_stay() {
+fn without_a_reason_the_conditions_stay() {
     let mut rotation = rotation(account());
     let failed = ReadyReason::Failed(RotationStep::Verify, "401".into());
     rotation.status =

@@ -50,7 +50,7 @@ pub fn a_bucket_lets_a_few_through_at_once_and_the_rest_in_time() {
 }
 
 #[test]
-fn dice_are_the_same_for_the_same_seed_and_stay_below() {
+fn random_numbers_are_the_same_for_the_same_seed_and_stay_below() {
     let (mut one, mut two) = (JitterRng::new(5), JitterRng::new(5));
     let whole = Duration::from_secs(3);
     let throws: Vec<Duration> = (0..1000).map(|_| one.below(whole)).collect();

@@ -80,7 +80,7 @@ struct World {
     bed: Bed,
     servers: Vec<Server>,
     wire: Wire,
-    dice: JitterRng,
+    rng: JitterRng,
     to_server: BTreeMap<(Duration, u64), Seen>,
     to_client: BTreeMap<(Duration, u64), Vec<u8>>,
     count: u64,
@@ -91,18 +91,18 @@ impl World {
         let options = ClientOptions { probe: ProbeTiming::QUICK, ..ClientOptions::default() };
         let bed = Bed::of(DhcpClient::new(identity(), options, seed, ms(0)));
         let (to_server, to_client) = Default::default();
-        Self { bed, servers, wire, dice: JitterRng::new(!seed), to_server, to_client, count: 0 }
+        Self { bed, servers, wire, rng: JitterRng::new(!seed), to_server, to_client, count: 0 }
     }
 
     /// Times at which the copies of a frame arrive.
     fn arrivals(&mut self) -> Vec<(Duration, u64)> {
-        let lost = self.dice.word() % 1000 < self.wire.lost;
-        let doubled = self.dice.word() % 1000 < self.wire.doubled;
+        let lost = self.rng.word() % 1000 < self.wire.lost;
+        let doubled = self.rng.word() % 1000 < self.wire.doubled;
         let copies = u64::from(!lost) + u64::from(doubled);
         (0..copies)
             .map(|_| {
                 self.count += 1;
-                (self.bed.now + self.dice.below(self.wire.delay), self.count)
+                (self.bed.now + self.rng.below(self.wire.delay), self.count)
             })
             .collect()
     }

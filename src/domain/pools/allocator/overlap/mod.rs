@@ -98,13 +98,13 @@ impl PoolAllocator {
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
         // The network that a LoadBalancer names may be on another segment, even if the network of
         // each pool is on the same segment as before.
-        self.standing.moved = true;
+        self.overlaps.moved = true;
         self.waiter_changes.everything();
         for pool in self.pools.values_mut() {
             let now = segment(pool.selector.network());
             if pool.segment != now {
                 pool.segment = now;
-                self.standing.unsettled = true;
+                self.overlaps.unsettled = true;
             }
         }
     }
@@ -113,30 +113,30 @@ impl PoolAllocator {
     pub fn set_infrastructure(&mut self, held_back: HeldBack) {
         if self.infrastructure != held_back {
             self.infrastructure = held_back;
-            self.standing.changed();
+            self.overlaps.changed();
         }
     }
 
     /// Whether pools were added, removed or moved to another network since the last call. If so,
     /// the caller must observe every LoadBalancer again ([`PoolAllocator::observe`]).
     pub fn take_moved(&mut self) -> bool {
-        std::mem::take(&mut self.standing.moved)
+        std::mem::take(&mut self.overlaps.moved)
     }
 
     /// Conflicts that were found since the last call, for Events.
     pub fn take_news(&mut self) -> Vec<OverlapNews> {
-        std::mem::take(&mut self.standing.news)
+        std::mem::take(&mut self.overlaps.news)
     }
 
     /// Number of addresses that two LoadBalancers hold on one network.
     pub fn shared(&self) -> usize {
-        self.standing.shared.len()
+        self.overlaps.shared.len()
     }
 
     /// Finds the conflicts, shared addresses and held-back addresses of all pools, if a change was
     /// marked since the last call.
     pub(super) fn judge(&mut self) {
-        if !std::mem::take(&mut self.standing.unsettled) {
+        if !std::mem::take(&mut self.overlaps.unsettled) {
             return;
         }
         let contenders: Vec<PoolContender<'_>> =
@@ -189,12 +189,12 @@ impl PoolAllocator {
             for (network, what) in infrastructure.iter().rev() {
                 for (ip, owner) in pool.ledger.claims_in(*network) {
                     let place = (name.clone(), *ip);
-                    let is_known = self.standing.reserved_in_use.contains(&place);
+                    let is_known = self.overlaps.reserved_in_use.contains(&place);
                     if in_use.insert(place) && !is_known {
                         let (pool, holder) = (name.clone(), owner.name.clone());
                         let what = what.clone();
                         let news = OverlapNews::ReservedInUse { pool, ip: *ip, what, holder };
-                        self.standing.news.push(news);
+                        self.overlaps.news.push(news);
                     }
                 }
             }
@@ -206,7 +206,7 @@ impl PoolAllocator {
             if pool.conflict != conflict {
                 changed = true;
                 let news = conflict.clone().map(|new| OverlapNews::StandsBack(name.clone(), new));
-                self.standing.news.extend(news);
+                self.overlaps.news.extend(news);
                 pool.conflict = conflict;
             }
             if changed {
@@ -214,16 +214,16 @@ impl PoolAllocator {
                 self.waiter_changes.pool(name);
             }
         }
-        let new = shared.difference(&self.standing.shared).cloned().map(OverlapNews::Shared);
-        self.standing.news.extend(new);
-        self.standing.reserved_in_use = in_use;
-        self.standing.beside = beside;
-        self.standing.shared = shared;
+        let new = shared.difference(&self.overlaps.shared).cloned().map(OverlapNews::Shared);
+        self.overlaps.news.extend(new);
+        self.overlaps.reserved_in_use = in_use;
+        self.overlaps.beside = beside;
+        self.overlaps.shared = shared;
     }
 
     /// Makes the other pools of the network hold back the address of a new claim.
     pub(super) fn hold_back_elsewhere(&mut self, claim: &Claim) {
-        let Some(beside) = self.standing.beside.get(&claim.pool) else { return };
+        let Some(beside) = self.overlaps.beside.get(&claim.pool) else { return };
         for name in beside {
             let Some(pool) = self.pools.get_mut(name) else { continue };
             // A pool that gives out no address is not written only because of a held-back address.
@@ -237,7 +237,7 @@ impl PoolAllocator {
     pub(super) fn let_go_elsewhere(&mut self, claim: &Claim) {
         let both =
             |s: &SharedAddress| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);
-        self.standing.shared.retain(both);
+        self.overlaps.shared.retain(both);
         self.let_go(claim.ip);
     }
 

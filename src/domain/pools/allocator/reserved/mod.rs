@@ -266,8 +266,8 @@ impl PoolAllocator {
         if self.reserved.remove(uid, claim) {
             // The LoadBalancer may still hold the claim, and share its address with another
             // LoadBalancer. So all pools are judged again.
-            if self.standing.is_shared(claim.ip) {
-                self.standing.changed();
+            if self.overlaps.is_shared(claim.ip) {
+                self.overlaps.changed();
             }
             self.let_go(claim.ip);
         }
@@ -283,14 +283,14 @@ impl PoolAllocator {
             if holder.is_some_and(|holder| holder.uid != reservation.owner.uid) {
                 // Two LoadBalancers hold the address. All pools are judged again, so that the
                 // shared address is reported.
-                self.standing.changed();
+                self.overlaps.changed();
             }
             if pool.ledger.hold_back(ip) && pool.idle().is_none() {
                 self.touched.insert(name.clone());
             }
         }
         if self.reserved.at(ip).any(|other| other.owner.uid != reservation.owner.uid) {
-            self.standing.changed();
+            self.overlaps.changed();
         }
         self.reserved.insert(reservation);
     }

@@ -245,9 +245,9 @@ impl PoolAllocator {
         });
         self.pools.insert(seen.name.clone(), pool);
         if stays {
-            self.standing.changed();
+            self.overlaps.changed();
         } else {
-            self.standing.moved();
+            self.overlaps.moved();
             self.waiter_changes.everything();
         }
         self.touch(&seen.name);

@@ -20,9 +20,9 @@ const SEEDS: u64 = 2_000;
 const STEPS: usize = 160;
 
 /// Pseudorandom numbers, the same in each run.
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn below(&mut self, n: u64) -> u64 {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -52,11 +52,11 @@ impl Dice {
 }
 
 fn play(seed: u64, fault: Option<Fault>, form: u64) -> Result<u64, String> {
-    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) + 1);
+    let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) + 1);
     let mut world = World::new(form & 1 != 0, form & 2 != 0, form & 4 != 0, fault);
     let mut steps = Vec::new();
     for _ in 0..STEPS {
-        let step = dice.step();
+        let step = rng.step();
         steps.push(format!("{step:?}"));
         world.step(step).map_err(|why| format!("{why}\n{}", steps.join(" ")))?;
     }
