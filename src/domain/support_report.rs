@@ -57,7 +57,7 @@ pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
     waiting.sort_by_key(|(lb, _)| {
         (lb.metadata.creation_timestamp.as_ref().map(|time| time.0), facts::name(lb))
     });
-    let say = |(lb, ready): (&LoadBalancer, Condition)| {
+    let entry = |(lb, ready): (&LoadBalancer, Condition)| {
         json!({
             "name": facts::name(lb),
             "created": lb.metadata.creation_timestamp,
@@ -71,7 +71,7 @@ pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
             "since": ready.last_update_time,
         })
     };
-    waiting.into_iter().take(MOST).map(say).collect()
+    waiting.into_iter().take(MOST).map(entry).collect()
 }
 
 /// Latest decisions of the operator: the conditions of pools and LoadBalancers, newest first.
@@ -92,8 +92,8 @@ pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
     }
     // RFC 3339 times in UTC have the same order as their texts.
     all.sort_by(|a, b| b.1.last_update_time.cmp(&a.1.last_update_time));
-    let say = |(object, condition, address): (String, &Condition, _)| json!({"object": object, "condition": condition, "allocatedAddress": address});
-    all.into_iter().take(MOST).map(say).collect()
+    let entry = |(object, condition, address): (String, &Condition, _)| json!({"object": object, "condition": condition, "allocatedAddress": address});
+    all.into_iter().take(MOST).map(entry).collect()
 }
 
 /// Facts about TokenRotations: their number for each status and reason of `Ready`, the credentials

@@ -142,7 +142,9 @@ impl CredentialCommands {
         let mut survey = self.api.survey(namespace).await?;
         match self.api.machines(namespace).await {
             Ok(machines) => survey.machines = Some(machines),
-            Err(error) => say(&format!("cannot determine which guests exist: {error:#}"))?,
+            Err(error) => {
+                report_progress(&format!("cannot determine which guests exist: {error:#}"))?;
+            }
         }
         let mut credentials = survey.credentials(namespace);
         if let Some(cluster) = &request.cluster {
@@ -163,11 +165,11 @@ impl CredentialCommands {
         let token = wanted_token(guest, &found, &stamp, make.rotate);
         let csi = guest_account::csi(guest, &found, make.csi);
         if csi == CsiAccess::None && make.csi.is_none() {
-            say("the guest has no rights for a CSI driver: --csi narrow grants them")?;
+            report_progress("the guest has no rights for a CSI driver: --csi narrow grants them")?;
         }
         let found = self.complete(guest, csi, &token, &names, found).await?;
         for note in guest_account::too_much(guest, &found) {
-            say(&note)?;
+            report_progress(&note)?;
         }
         let mut material = None;
         if !self.dry_run {
@@ -194,7 +196,7 @@ impl CredentialCommands {
                     Some(path) => {
                         file::write(path, &text)
                             .with_context(|| format!("--out {}", path.display()))?;
-                        say(&format!("wrote {}", path.display()))?;
+                        report_progress(&format!("wrote {}", path.display()))?;
                     }
                     None => print(&text)?,
                 }
@@ -230,7 +232,7 @@ impl CredentialCommands {
 
     async fn create(&self, step: &CreationStep) -> anyhow::Result<()> {
         match self.api.create(&step.object, &step.body).await {
-            Ok(()) => say(&format!("created {}", step.object)),
+            Ok(()) => report_progress(&format!("created {}", step.object)),
             // Another process was faster. The next round handles the object that it created.
             Err(CallError::Conflict(_)) => Ok(()),
             Err(error) => Err(error).with_context(|| {
@@ -278,7 +280,7 @@ impl CredentialCommands {
                 continue;
             }
             if revocation.removals.is_empty() {
-                say("nothing to revoke")?;
+                report_progress("nothing to revoke")?;
             }
             if !matches!(what, RevokeScope::All | RevokeScope::Gone) {
                 self.write_placeholder(guest, kept, first_is_gone).await?;
@@ -297,7 +299,7 @@ impl CredentialCommands {
             return Ok(false);
         }
         match self.api.remove(removal).await {
-            Ok(()) => say(&format!("deleted {}", removal.object)).map(|()| false),
+            Ok(()) => report_progress(&format!("deleted {}", removal.object)).map(|()| false),
             // Another process removed the object, or Kubernetes deleted the object with its owner.
             Err(CallError::NotFound(_)) => Ok(false),
             Err(CallError::Conflict(_)) => Ok(true),
@@ -314,7 +316,7 @@ impl CredentialCommands {
     ) -> anyhow::Result<()> {
         let credentials = self.credentials(request).await?;
         if let (Some(guest), []) = (guest, &credentials[..]) {
-            say(&format!("{}/{} has no credential", guest.namespace, guest.cluster))?;
+            report_progress(&format!("{}/{} has no credential", guest.namespace, guest.cluster))?;
         }
         let now = Utc::now().timestamp();
         let mut left = Vec::new();
@@ -374,7 +376,7 @@ impl CredentialCommands {
             match created {
                 Ok(()) => {
                     let what = copies.as_deref().unwrap_or("no token");
-                    return say(&format!(
+                    return report_progress(&format!(
                         "{object} now holds {what} for clients that read this name"
                     ));
                 }
@@ -421,6 +423,6 @@ fn print(text: &str) -> anyhow::Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("write to standard output")
 }
 
-fn say(text: &str) -> anyhow::Result<()> {
+fn report_progress(text: &str) -> anyhow::Result<()> {
     writeln!(std::io::stderr(), "{text}").context("write to standard error")
 }

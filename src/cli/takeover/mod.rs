@@ -98,15 +98,15 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     if direction != Direction::Undo {
         state.finalizers = takeover.finalizers().await?;
     }
-    say(&report::situation(&state))?;
+    print(&report::situation(&state))?;
     if direction != Direction::Undo {
         let (namespace, dhcp) = (&args.controller.0, DhcpNetworks::default());
         let read = stored_objects::read(&reader, &refusals, namespace, dhcp, &metrics);
         let reading = Box::pin(read).await?;
         let forecast = forecast(&reading.stored);
-        say(&format!("\n{}", report::forecast(&forecast)))?;
+        print(&format!("\n{}", report::forecast(&forecast)))?;
         let unknown = unread::sentences(&refusals.all(), &reading.late);
-        say(&unread::section(&unknown))?;
+        print(&unread::section(&unknown))?;
         if args.keep_addresses && forecast.changes() > 0 {
             bail!(
                 "{} addresses would change, so nothing was changed: decide, and run the command without \
@@ -115,9 +115,9 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
             );
         }
     }
-    say(&format!("\n{}", report::plan(direction, &state)))?;
+    print(&format!("\n{}", report::plan(direction, &state)))?;
     if !args.apply {
-        return say("\nnothing was changed: --apply carries the plan out\n");
+        return print("\nnothing was changed: --apply carries the plan out\n");
     }
     // Refuses the whole plan before the first write if one of its steps is not possible.
     direction.plan(&state).map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
@@ -133,11 +133,11 @@ async fn apply(
     let before = stored_objects::addresses(client).await?;
     let began = Instant::now();
     let mut current: Option<(TakeoverStep, Instant)> = None;
-    say("\n")?;
+    print("\n")?;
     while let Some((step, state)) = Box::pin(next(takeover, direction)).await? {
         let is_news = current.as_ref().is_none_or(|(last, _)| *last != step);
         if is_news {
-            say(&format!(
+            print(&format!(
                 "{:>4}s  {}\n",
                 began.elapsed().as_secs(),
                 report::sentence(&step, &state)
@@ -164,7 +164,7 @@ async fn apply(
         }
     }
     let after = stored_objects::addresses(client).await?;
-    say(&format!("{:>4}s  done\n\n{}", began.elapsed().as_secs(), compared(&before, &after)))
+    print(&format!("{:>4}s  done\n\n{}", began.elapsed().as_secs(), compared(&before, &after)))
 }
 
 /// Returns the next step, and the state from which the step follows. VMs with finalizers are
@@ -199,7 +199,7 @@ async fn remove_finalizers(
                 let line =
                     format!("       {done} of {all} after {} s\n", began.elapsed().as_secs());
                 // A closed terminal does not stop the removal.
-                drop(say(&line));
+                drop(print(&line));
             }
         })
         .await
@@ -227,6 +227,6 @@ fn place(text: &str) -> Result<Place, String> {
     Ok((namespace.to_owned(), name.to_owned()))
 }
 
-fn say(text: &str) -> anyhow::Result<()> {
+fn print(text: &str) -> anyhow::Result<()> {
     write!(std::io::stdout(), "{text}").context("write to standard output")
 }

@@ -210,10 +210,10 @@ pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::ForecastFin
     let is_said = |finding: &&forecast::ForecastFinding| match finding.object.split_once(' ') {
         Some(("LoadBalancer", name)) => plan.load_balancers.iter().any(|line| line.name == name),
         Some(("IPPool", name)) => {
-            let says = |line: &PoolLine| {
+            let is_unready = |line: &PoolLine| {
                 line.name == name && line.said.ready == Some(ConditionStatus::False)
             };
-            finding.effect == Effect::Stays && plan.pools.iter().any(says)
+            finding.effect == Effect::Stays && plan.pools.iter().any(is_unready)
         }
         _ => false,
     };

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 use super::{LONGEST_PAUSE, Registrar, RegistrarState, RoundStop, take_secret};
 use crate::domain::admission::webhook_configuration::{
-    AdmissionEndpoint, CONFIGURATION, OwnerRole, Registration, WebhookObject, bundles, is_ours,
-    needs_conversion, patch, says,
+    AdmissionEndpoint, CONFIGURATION, OwnerRole, Registration, WebhookObject, bundles, has_content,
+    is_ours, needs_conversion, patch,
 };
 use crate::domain::limits::backoff::backoff;
 use crate::http::certificates::TrustedAuthority;
@@ -65,7 +65,7 @@ impl Registrar {
             };
             state.repairs.missing.remove(&part);
             let Some(wanted) = registration.wanted(part, Some(stored)) else { continue };
-            if says(stored, &wanted) {
+            if has_content(stored, &wanted) {
                 state.repairs.said.insert(part, wanted);
             } else {
                 wrong.push((part, wanted));

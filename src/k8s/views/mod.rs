@@ -289,15 +289,15 @@ impl Views {
         (found || self.is_listed(ViewPart::Namespaces)).then_some(found)
     }
 
-    /// Results of `say` for each VM that a LoadBalancer selects. `say` gets the VM's name, the VM
+    /// Results of `read` for each VM that a LoadBalancer selects. `read` gets the VM's name, the VM
     /// and its pods.
     pub fn of_members<T>(
         &self,
         namespace: &str,
         name: &str,
-        say: impl FnMut((&Arc<str>, &Vm, &[VmPod])) -> T,
+        read: impl FnMut((&Arc<str>, &Vm, &[VmPod])) -> T,
     ) -> Vec<T> {
-        lock(&self.index.vms).members(namespace, name).map(say).collect()
+        lock(&self.index.vms).members(namespace, name).map(read).collect()
     }
 
     /// Addresses of type `InternalIP` of a node. `None`: the node is not in the view.

@@ -162,10 +162,10 @@ impl<T: Clone> OwnedObjects<T> {
         lock(&self.0).lb_of.keys().cloned().collect()
     }
 
-    /// Calls `say` for every object.
-    pub fn for_each(&self, mut say: impl FnMut(&T)) {
+    /// Calls `visit` for every object.
+    pub fn for_each(&self, mut visit: impl FnMut(&T)) {
         for entry in lock(&self.0).by_lb.values().flatten() {
-            say(&entry.object);
+            visit(&entry.object);
         }
     }
 }

@@ -218,7 +218,7 @@ pub fn needs_conversion(crd: &Value) -> bool {
 }
 
 /// Whether the stored object has the desired content.
-pub fn says(stored: &Value, wanted: &Value) -> bool {
+pub fn has_content(stored: &Value, wanted: &Value) -> bool {
     // The Go webhook's configuration has a Secret as owner. The deletion of that Secret would
     // delete the configuration, so the owner must be removed.
     let others = stored["metadata"].get(OWNERS).is_some() && wanted["metadata"][OWNERS].is_null();

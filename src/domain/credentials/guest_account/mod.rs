@@ -408,7 +408,7 @@ fn owner(guest: &GuestCluster, found: &ExistingObjects) -> Value {
 /// Sentences about rights that the guest has in all namespaces and does not need.
 pub fn too_much(guest: &GuestCluster, found: &ExistingObjects) -> Vec<String> {
     let subject = guest.subject();
-    let say = |binding: &StoredBinding| {
+    let describe = |binding: &StoredBinding| {
         let object = binding.object();
         if binding.namespace.is_some() || !binding.subjects.contains(&subject) {
             None
@@ -427,7 +427,7 @@ pub fn too_much(guest: &GuestCluster, found: &ExistingObjects) -> Vec<String> {
             None
         }
     };
-    found.bindings.iter().filter_map(say).collect()
+    found.bindings.iter().filter_map(describe).collect()
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ impl DhcpClient {
     pub(super) fn discover(&mut self) {
         let exchange = self.exchange();
         let wish = self.wish().map(|wish| wish.address);
-        self.say_to_all(MessageKind::Discover(wish), &exchange);
+        self.send_to_all(MessageKind::Discover(wish), &exchange);
         let offers = Vec::new();
         self.phase =
             ClientPhase::Selecting(Selecting { exchange, offers, choose: None, useless: false });
@@ -87,7 +87,7 @@ impl DhcpClient {
         self.again(&mut selecting.exchange);
         selecting.exchange.secs = self.secs();
         let wish = self.wish().map(|wish| wish.address);
-        self.say_to_all(MessageKind::Discover(wish), &selecting.exchange);
+        self.send_to_all(MessageKind::Discover(wish), &selecting.exchange);
         let useless = std::mem::take(&mut selecting.useless);
         let silent = selecting.exchange.tries >= SILENT_TRIES && !useless;
         self.phase = ClientPhase::Selecting(selecting);
@@ -141,7 +141,7 @@ impl DhcpClient {
         let next = self.now + self.patience(1);
         // The REQUEST has the xid and the `secs` of the DISCOVER that was answered.
         let exchange = MessageExchange { first: self.now, tries: 1, next, ..selecting.exchange };
-        self.say_to_all(MessageKind::Select(offer.address, offer.server), &exchange);
+        self.send_to_all(MessageKind::Select(offer.address, offer.server), &exchange);
         self.phase = ClientPhase::Requesting(Requesting { exchange, offer });
     }
 
@@ -153,7 +153,7 @@ impl DhcpClient {
         }
         self.again(&mut requesting.exchange);
         let Offer { address, server } = requesting.offer;
-        self.say_to_all(MessageKind::Select(address, server), &requesting.exchange);
+        self.send_to_all(MessageKind::Select(address, server), &requesting.exchange);
         self.phase = ClientPhase::Requesting(requesting);
     }
 

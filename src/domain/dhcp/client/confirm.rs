@@ -117,7 +117,7 @@ impl DhcpClient {
         let alone = confirming.tries < ALONE && !rebinding && lease.is_server_near();
         let all = FrameAddresses::to_all(self.identity.mac);
         let way = if alone { self.way_to_server(&lease) } else { all };
-        self.say(MessageKind::Confirm(lease.address), xid, secs, way);
+        self.send(MessageKind::Confirm(lease.address), xid, secs, way);
         confirming.remember(ConfirmAttempt { xid, at: self.now, server: None });
         if confirming.tries > 0 {
             self.event(ClientEvent::Retry);
@@ -126,7 +126,7 @@ impl DhcpClient {
             // A server that has no data about the lease does not answer the REQUEST, but may offer
             // the same address in answer to a DISCOVER.
             let search = self.rng.word();
-            self.say(MessageKind::Discover(Some(lease.address)), search, secs, all);
+            self.send(MessageKind::Discover(Some(lease.address)), search, secs, all);
             confirming.search = Some(search);
         }
         confirming.tries += 1;
@@ -231,8 +231,8 @@ impl DhcpClient {
         self.event(ClientEvent::Offered { server: reply.server, address: reply.address });
         let secs = u16::try_from(self.now.saturating_sub(confirming.began).as_secs());
         let all = FrameAddresses::to_all(self.identity.mac);
-        let say = MessageKind::Select(reply.address, reply.server);
-        self.say(say, reply.xid, secs.unwrap_or(u16::MAX), all);
+        let kind = MessageKind::Select(reply.address, reply.server);
+        self.send(kind, reply.xid, secs.unwrap_or(u16::MAX), all);
         confirming.remember(ConfirmAttempt {
             xid: reply.xid,
             at: self.now,

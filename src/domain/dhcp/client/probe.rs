@@ -84,7 +84,7 @@ impl DhcpClient {
             return self.record_trouble(ClientTrouble::AnswersForAll(arp.sender));
         }
         let exchange = self.exchange();
-        self.say_to_all(MessageKind::Decline(address, server), &exchange);
+        self.send_to_all(MessageKind::Decline(address, server), &exchange);
         self.event(ClientEvent::Declined { address, by: arp.sender, server: server_mac });
         self.conflicts = self.conflicts.saturating_add(1);
         let (pause, trouble) = if self.conflicts < MOST_CONFLICTS {

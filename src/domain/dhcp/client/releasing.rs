@@ -43,7 +43,7 @@ impl DhcpClient {
     }
 
     pub(super) fn give_back(&mut self, lease: GrantedLease) {
-        self.say_release(&lease);
+        self.send_release(&lease);
         self.phase = ClientPhase::Released(Some((self.now + RELEASE_AGAIN, lease)));
     }
 
@@ -51,7 +51,7 @@ impl DhcpClient {
         if let ClientPhase::Released(Some((_, lease))) = &self.phase {
             let lease = lease.clone();
             if self.up {
-                self.say_release(&lease);
+                self.send_release(&lease);
             }
             self.event(ClientEvent::Released { address: lease.address });
         }

@@ -55,16 +55,16 @@ impl DhcpClient {
         self.event(ClientEvent::Retry);
     }
 
-    pub(super) fn say(&mut self, say: MessageKind, xid: u32, secs: u16, way: FrameAddresses) {
+    pub(super) fn send(&mut self, kind: MessageKind, xid: u32, secs: u16, way: FrameAddresses) {
         let may_be_live = self.held.is_some() || self.former.is_some();
         let broadcast = self.options.broadcast || may_be_live;
         self.spoken = xid;
-        let query = ClientMessage { say, identity: &self.identity, xid, secs, broadcast };
+        let query = ClientMessage { kind, identity: &self.identity, xid, secs, broadcast };
         self.out.push(ClientAction::Send(ethernet::to_server(way, &query.write())));
     }
 
-    pub(super) fn say_to_all(&mut self, say: MessageKind, exchange: &MessageExchange) {
-        self.say(say, exchange.xid, exchange.secs, FrameAddresses::to_all(self.identity.mac));
+    pub(super) fn send_to_all(&mut self, kind: MessageKind, exchange: &MessageExchange) {
+        self.send(kind, exchange.xid, exchange.secs, FrameAddresses::to_all(self.identity.mac));
     }
 
     /// Addresses of a message to the server of a lease. The IP address of the sender is the leased
@@ -79,9 +79,9 @@ impl DhcpClient {
         }
     }
 
-    pub(super) fn say_release(&mut self, lease: &GrantedLease) {
+    pub(super) fn send_release(&mut self, lease: &GrantedLease) {
         let (way, xid) = (self.way_to_server(lease), self.rng.word());
-        self.say(MessageKind::Release(lease.address, lease.server), xid, 0, way);
+        self.send(MessageKind::Release(lease.address, lease.server), xid, 0, way);
     }
 
     pub(super) fn ask_who_has(&mut self, address: Ipv4Addr) {

@@ -80,7 +80,7 @@ impl MessageKind {
 #[derive(Clone, Copy, Debug)]
 pub struct ClientMessage<'a> {
     /// Kind of message, with its addresses.
-    pub say: MessageKind,
+    pub kind: MessageKind,
     /// Client that sends the message.
     pub identity: &'a ClientIdentity,
     /// Transaction ID. The server's answers repeat it.
@@ -94,8 +94,8 @@ pub struct ClientMessage<'a> {
 impl ClientMessage<'_> {
     /// Octets of the message, at least [`SHORTEST`].
     pub fn write(&self) -> Vec<u8> {
-        let asks = !matches!(self.say, MessageKind::Decline(..) | MessageKind::Release(..));
-        let (wish, server, ciaddr) = self.say.addresses();
+        let asks = !matches!(self.kind, MessageKind::Decline(..) | MessageKind::Release(..));
+        let (wish, server, ciaddr) = self.kind.addresses();
         let mut message = vec![0; OPTIONS];
         message[0] = REQUEST;
         message[1..3].copy_from_slice(&ETHERNET);
@@ -110,7 +110,7 @@ impl ClientMessage<'_> {
         message[OPTIONS - 4..].copy_from_slice(&COOKIE);
 
         let mut written = OptionWriter::default();
-        written.put(options::MESSAGE_TYPE, &[self.say.message_type()]);
+        written.put(options::MESSAGE_TYPE, &[self.kind.message_type()]);
         if let Some(id) = &self.identity.client_id {
             written.put(options::CLIENT_ID, id.octets());
         }

@@ -133,8 +133,8 @@ pub fn requirement(lb: &LoadBalancer, around: &LbSurroundings) -> PoolRequiremen
 /// annotation names the network, or no guest cluster is named.
 pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     let annotations = lb.metadata.annotations.as_ref();
-    let says = |key: &str| given(annotations, key).is_some();
-    if !is_guest(lb) || says(ANNOTATION_NETWORK) || says(ANNOTATION_MANAGEMENT_NETWORK) {
+    let has = |key: &str| given(annotations, key).is_some();
+    if !is_guest(lb) || has(ANNOTATION_NETWORK) || has(ANNOTATION_MANAGEMENT_NETWORK) {
         return None;
     }
     let annotated = given(annotations, ANNOTATION_CLUSTER).filter(|name| name != NAMELESS_CLUSTER);

@@ -231,11 +231,11 @@ impl BackendCounts {
     /// Text with the first refused VMs, each with its address and the reason. `None`: no VM is
     /// refused.
     fn refusal(&self) -> Option<String> {
-        let say = |(name, address, fault): &(Arc<str>, IpAddr, AddressFault)| -> Arc<str> {
+        let describe = |(name, address, fault): &(Arc<str>, IpAddr, AddressFault)| -> Arc<str> {
             format!("{name} reports {address}, which is {fault}").into()
         };
-        let said: Vec<Arc<str>> = self.refused.iter().map(say).collect();
-        (!said.is_empty()).then(|| some_of(&said))
+        let texts: Vec<Arc<str>> = self.refused.iter().map(describe).collect();
+        (!texts.is_empty()).then(|| some_of(&texts))
     }
 
     /// Addresses of the VMs that run and do not terminate, ready or not.

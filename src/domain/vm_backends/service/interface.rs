@@ -34,8 +34,8 @@ impl WantedService<'_> {
     /// address is announced on the network.
     pub fn on_default_interface(&self, stored: Option<&StoredService>) -> Option<String> {
         let network = Some(self.network).filter(|network| !network.is_empty())?;
-        let says = |key: &str| stored.is_some_and(|stored| stored.annotations.contains_key(key));
-        if says(ASKED_INTERFACE) && !says(ANNOTATION_NETWORK) {
+        let has = |key: &str| stored.is_some_and(|stored| stored.annotations.contains_key(key));
+        if has(ASKED_INTERFACE) && !has(ANNOTATION_NETWORK) {
             return None;
         }
         let Some(attachment) = self.attachment else {
@@ -44,7 +44,7 @@ impl WantedService<'_> {
         let NetworkAttachment { bridge, vlan } = attachment;
         let of = format!("VLAN {vlan} of {bridge}, network {network}");
         match &self.link {
-            NetworkReach::Ready if stored.is_none() || says(ASKED_INTERFACE) => None,
+            NetworkReach::Ready if stored.is_none() || has(ASKED_INTERFACE) => None,
             NetworkReach::Ready => Some(format!(
                 "it was announced before nodes had the link {}: delete the Service to announce it there",
                 attachment.interface()

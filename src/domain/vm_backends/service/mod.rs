@@ -351,7 +351,7 @@ fn patch(stored: &StoredService, wanted: &WantedService<'_>) -> Option<Value> {
     if stored.has_selector {
         spec.insert("selector".to_owned(), Value::Null);
     }
-    let says = |port: &StoredPort, listener: &ListenerPort| {
+    let is_same = |port: &StoredPort, listener: &ListenerPort| {
         (port.name.as_str(), port.protocol.as_str(), port.port, port.target)
             == (
                 listener.name.as_str(),
@@ -361,7 +361,11 @@ fn patch(stored: &StoredService, wanted: &WantedService<'_>) -> Option<Value> {
             )
     };
     let same = stored.ports.len() == wanted.listeners.len()
-        && stored.ports.iter().zip(wanted.listeners).all(|(port, listener)| says(port, listener));
+        && stored
+            .ports
+            .iter()
+            .zip(wanted.listeners)
+            .all(|(port, listener)| is_same(port, listener));
     if !same {
         let with_node_port = |listener: &ListenerPort| {
             let before = stored.ports.iter().find(|port| {

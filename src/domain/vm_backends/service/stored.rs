@@ -78,7 +78,7 @@ pub fn read_service(service: &Service) -> StoredService {
     let owners = owners(&service.metadata);
     let ours = owner(&service.metadata).is_some();
     // A Service that no LoadBalancer owns is stored without annotations, ports and addresses.
-    let says = |key: &&String| ours && ANNOTATIONS.contains(&key.as_str());
+    let is_kept = |key: &&String| ours && ANNOTATIONS.contains(&key.as_str());
     let port = |port: ServicePort| StoredPort {
         name: port.name.unwrap_or_default(),
         protocol: port.protocol.unwrap_or_else(|| "TCP".to_owned()),
@@ -100,7 +100,7 @@ pub fn read_service(service: &Service) -> StoredService {
         deleting: service.metadata.deletion_timestamp.is_some(),
         labelled: label(&service.metadata, LABEL_SERVICE_LB, "true"),
         annotations: annotations(&service.metadata)
-            .filter(|(key, _)| says(key))
+            .filter(|(key, _)| is_kept(key))
             .map(|(key, value)| (key.clone(), cut(value.clone(), LONGEST_ANNOTATION)))
             .collect(),
         type_: spec.type_.unwrap_or_default(),

@@ -50,7 +50,7 @@ fn mac(name: &str) -> ClientIdentity {
 fn frames(name: &str) -> (Vec<u8>, Vec<u8>) {
     let identity = mac(name);
     let query = ClientMessage {
-        say: MessageKind::Discover(None),
+        kind: MessageKind::Discover(None),
         identity: &identity,
         xid: 1,
         secs: 0,
