@@ -111,17 +111,21 @@ impl Webhooks {
         }
         let sent = read(body, &self.reviews, caller, (LARGEST_REVIEW, REVIEW_ARRIVES)).await?;
         if sent.turn.is_none() {
-            return self.judge(stage, &sent.bytes).await.map(Bytes::from);
+            return self.answer_review(stage, &sent.bytes).await.map(Bytes::from);
         }
         let handle = Handle::current();
-        beside(sent, move |bytes| handle.block_on(self.judge(stage, bytes))).await
+        beside(sent, move |bytes| handle.block_on(self.answer_review(stage, bytes))).await
     }
 
-    async fn judge(&self, stage: AdmissionStage, bytes: &[u8]) -> Result<Vec<u8>, RequestRefusal> {
+    async fn answer_review(
+        &self,
+        stage: AdmissionStage,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, RequestRefusal> {
         let review = admission_review::parse(bytes).map_err(RequestRefusal::malformed)?;
         let me = self.me.borrow().clone();
         let began = Instant::now();
-        let outcome = admission_review::judge(&self.admission, stage, &review, &me).await;
+        let outcome = admission_review::apply_rules(&self.admission, stage, &review, &me).await;
         self.count(stage.name(), review.kind(), outcome.verdict(), began);
         Ok(outcome.render(&review, stage))
     }

@@ -120,7 +120,7 @@ impl Prober {
             tracing::warn!(lb, target = refused.id, address = %refused.address,
                 "not probed: this address cannot be a backend's");
         }
-        self.0.settle(state, &change.dropped);
+        self.0.abort_dropped(state, &change.dropped);
         Ok(())
     }
 
@@ -131,7 +131,7 @@ impl Prober {
         // Most LoadBalancers have no health check, and this function is called repeatedly for each
         // of them. So nothing is notified if no target was removed.
         if !dropped.is_empty() {
-            self.0.settle(state, &dropped);
+            self.0.abort_dropped(state, &dropped);
         }
     }
 
@@ -195,7 +195,7 @@ impl ProberShared {
     }
 
     /// Aborts the probes of dropped targets, and wakes the scheduler.
-    fn settle(&self, mut state: MutexGuard<'_, ProberState>, dropped: &[Key]) {
+    fn abort_dropped(&self, mut state: MutexGuard<'_, ProberState>, dropped: &[Key]) {
         for key in dropped {
             if let Some(probe) = state.under_way.remove(key) {
                 probe.abort();

@@ -69,7 +69,7 @@ impl AgentTerm<'_> {
         if !frames.is_empty() {
             self.send(mac, &frames);
         }
-        self.settle(mac);
+        self.continue_ending(mac);
     }
 
     /// Updates the lease's timer, its count in the metrics, and the frames that the socket accepts

@@ -192,7 +192,7 @@ impl AgentTerm<'_> {
         let seed = self.seeds.hash_one((mac.0, at.now));
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.released {
-            return self.settle(mac);
+            return self.continue_ending(mac);
         }
         let later = if self.agent.leadership.is_current() {
             self.releases.take(at.now).err()
@@ -214,13 +214,13 @@ impl AgentTerm<'_> {
             self.act(mac, said);
         } else {
             lease.done = true;
-            self.settle(mac);
+            self.continue_ending(mac);
         }
     }
 
     /// Takes the next step to end a lease, if this step is possible now. The steps are, in this
     /// order: write the last record, remove the link, remove the finalizer.
-    pub(super) fn settle(&mut self, mac: Mac) {
+    pub(super) fn continue_ending(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.gone {
             lease.pending = None;

@@ -338,7 +338,7 @@ impl<'a> AgentTerm<'a> {
                     && lease.link == LinkState::Removing
                 {
                     lease.link = LinkState::Gone;
-                    self.settle(mac);
+                    self.continue_ending(mac);
                 }
             }
         }

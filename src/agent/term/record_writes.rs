@@ -146,6 +146,6 @@ impl AgentTerm<'_> {
         if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
             self.queue.push_back(mac);
         }
-        self.settle(mac);
+        self.continue_ending(mac);
     }
 }

@@ -38,7 +38,7 @@ pub(super) async fn decide(
     }
     match answer_or_ask(request) {
         AnswerOrQuestion::Decided(answer) => Ok(answer),
-        AnswerOrQuestion::Ask(question) => Ok(question.judge(&known(at, &question).await)),
+        AnswerOrQuestion::Ask(question) => Ok(question.answer(&known(at, &question).await)),
     }
 }
 

@@ -191,7 +191,7 @@ pub enum ReviewOutcome {
 }
 
 /// Applies the rules of admission to a review. `me`: username of this operator.
-pub async fn judge(
+pub async fn apply_rules(
     rules: &RuleSources,
     stage: AdmissionStage,
     review: &ParsedReview,

@@ -43,7 +43,7 @@ fn decide(asked: &Value) {
     load_balancer::asks(&request(asked, object));
     load_balancer::validate(&request(asked, object), &known);
     if let pool::AnswerOrQuestion::Ask(question) = pool::answer_or_ask(&request(asked, object)) {
-        question.judge(&pool::PoolRuleFacts::default());
+        question.answer(&pool::PoolRuleFacts::default());
     }
     if let Some(object) = object {
         settles(object, |object| load_balancer::mutate(&request(asked, Some(object)), &known));

@@ -72,7 +72,7 @@ fn answer(row: &Row) -> Result<(AdmissionAnswer, Value)> {
                     let segment = segment(network(pool));
                     anyhow::Ok((Arc::new(facts), segment))
                 };
-                question.judge(&PoolRuleFacts {
+                question.answer(&PoolRuleFacts {
                     pools: pools.iter().map(facts).collect::<Result<_>>()?,
                     segment: segment(question.network()),
                     has_network: Some(question.network() != "default/none"),

@@ -142,7 +142,7 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
     if request.operation == Operation::Delete || request.by_operator {
         return answer;
     }
-    status::judge(object, request.old, known, &mut answer);
+    status::check(object, request.old, known, &mut answer);
     let lost = |object| conversion::annotations::lost(object, ANNOTATION_V1BETA1_FIELDS);
     let newly_lost =
         Some(lost(object)).filter(|fields| request.old.map(lost).as_ref() != Some(fields));
@@ -158,7 +158,7 @@ pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> Admissio
         && let Some(lb) = read(request, object)
     {
         let old = request.old.and_then(|old| read(request, old));
-        rules::judge(&lb, old.as_ref(), known, &mut answer);
+        rules::check(&lb, old.as_ref(), known, &mut answer);
     }
     finish(answer)
 }

@@ -22,7 +22,7 @@ pub(super) fn are_due(lb: &LoadBalancer, old: Option<&LoadBalancer>) -> bool {
     })
 }
 
-pub(super) fn judge(
+pub(super) fn check(
     lb: &LoadBalancer,
     old: Option<&LoadBalancer>,
     known: &LbRuleFacts,

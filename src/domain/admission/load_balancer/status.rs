@@ -108,7 +108,7 @@ pub(super) fn strip(new: &mut Value, answer: &mut AdmissionAnswer) {
 }
 
 /// Refuses changes of the status that only the operator may make.
-pub(super) fn judge(
+pub(super) fn check(
     new: &Value,
     old: Option<&Value>,
     known: &LbRuleFacts,

@@ -199,8 +199,8 @@ impl PoolQuestion {
         names.filter(|name| !name.is_empty() && *name != "*")
     }
 
-    /// Decides the request, with the facts from other objects.
-    pub fn judge(&self, known: &PoolRuleFacts) -> AdmissionAnswer {
+    /// Answers the request, with the facts from other objects.
+    pub fn answer(&self, known: &PoolRuleFacts) -> AdmissionAnswer {
         let mut answer = AdmissionAnswer::default();
         if self.operation == Operation::Delete {
             if !known.holders.is_empty() {
@@ -227,8 +227,8 @@ impl PoolQuestion {
             }
         }
         if self.changed {
-            leased_addresses::judge(self, known, &mut answer);
-            cluster_networks::judge(self, known, &mut answer);
+            leased_addresses::check(self, known, &mut answer);
+            cluster_networks::check(self, known, &mut answer);
             let new = self.conflicts(known).into_iter();
             let before = self.conflicts_before(known);
             let (worse, old): (Vec<_>, Vec<_>) =

@@ -54,7 +54,7 @@ pub(super) fn judged(
     let operation = if old.is_some() { Operation::Update } else { Operation::Create };
     match answer_or_ask(&request(operation, Some(object), old)) {
         AnswerOrQuestion::Decided(answer) => answer,
-        AnswerOrQuestion::Ask(question) => question.judge(known),
+        AnswerOrQuestion::Ask(question) => question.answer(known),
     }
 }
 
@@ -261,7 +261,8 @@ fn who_would_lose_an_address_is_named() {
     assert_eq!(at_stake, ["10.0.0.16", "10.0.0.17", "10.0.0.18", "10.0.0.19", "10.0.0.20"]);
     assert_eq!(question.at_stake[0].uid, "u16");
     let holders = question.at_stake.clone();
-    let refused = refusals(&question.judge(&PoolRuleFacts { holders, ..PoolRuleFacts::default() }));
+    let refused =
+        refusals(&question.answer(&PoolRuleFacts { holders, ..PoolRuleFacts::default() }));
     assert_eq!(
         refused,
         [
@@ -269,7 +270,7 @@ fn who_would_lose_an_address_is_named() {
         ]
     );
     // Leaked claims cause no refusal. Claims that were outside the ranges before are not at stake.
-    assert_eq!(refusals(&question.judge(&PoolRuleFacts::default())), Vec::<String>::new());
+    assert_eq!(refusals(&question.answer(&PoolRuleFacts::default())), Vec::<String>::new());
     let mut further = shrunk.clone();
     further["spec"]["ranges"] = range(10, 14);
     let AnswerOrQuestion::Ask(question) =
@@ -295,14 +296,15 @@ fn who_would_lose_an_address_is_named() {
     };
     assert_eq!(question.at_stake.len(), 11);
     let holders = vec![question.at_stake[0].clone()];
-    let refused = refusals(&question.judge(&PoolRuleFacts { holders, ..PoolRuleFacts::default() }));
+    let refused =
+        refusals(&question.answer(&PoolRuleFacts { holders, ..PoolRuleFacts::default() }));
     assert!(
         refused[0].starts_with(
             "can't delete pool before releasing all the allocated IP: 10.0.0.10 (ns/lb10);"
         ),
         "{refused:?}"
     );
-    assert_eq!(question.judge(&PoolRuleFacts::default()), AdmissionAnswer::default());
+    assert_eq!(question.answer(&PoolRuleFacts::default()), AdmissionAnswer::default());
 }
 
 #[test]

@@ -101,7 +101,7 @@ impl DhcpClient {
         if reply.kind != ReplyKind::Offer || reply.xid != selecting.exchange.xid {
             return self.ignore(IgnoreReason::Unasked);
         }
-        if let Err(why) = self.judge(reply) {
+        if let Err(why) = self.check_offer(reply) {
             let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
             // The trouble is recorded once for each DISCOVER, because a flood of offers must not
             // cause a flood of records.
@@ -173,7 +173,7 @@ impl DhcpClient {
         if reply.address != requesting.offer.address {
             return self.ignore(IgnoreReason::Unasked);
         }
-        if let Err(why) = self.judge(reply) {
+        if let Err(why) = self.check_offer(reply) {
             let pause = self.pause_after_refusal();
             self.phase = ClientPhase::Waiting(self.now + pause);
             let (address, server) = (reply.address, reply.server);
@@ -211,8 +211,8 @@ impl DhcpClient {
     }
 
     /// Checks whether the offer or grant can be used. If not, an event reports the fault.
-    pub(super) fn judge(&mut self, reply: &ServerReply) -> Result<(), OfferFault> {
-        offer_check::judge(reply, &self.options.subnets).inspect_err(|why| {
+    pub(super) fn check_offer(&mut self, reply: &ServerReply) -> Result<(), OfferFault> {
+        offer_check::check(reply, &self.options.subnets).inspect_err(|why| {
             let (server, address, why) = (reply.server, reply.address, *why);
             self.event(ClientEvent::Unusable { server, address, why });
         })

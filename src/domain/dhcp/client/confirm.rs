@@ -179,7 +179,7 @@ impl DhcpClient {
         if !may {
             return self.ignore(IgnoreReason::OtherServer);
         }
-        if self.judge(reply).is_ok() {
+        if self.check_offer(reply).is_ok() {
             self.confirmed(reply, from, asked.at, &confirming, &lease);
         }
     }
@@ -225,7 +225,7 @@ impl DhcpClient {
         if self.kept && reply.server == lease.server && reply.address != lease.address {
             return self.lose(LossCause::Changed, ClientTrouble::Changed, Duration::ZERO);
         }
-        if reply.address != lease.address || self.judge(reply).is_err() {
+        if reply.address != lease.address || self.check_offer(reply).is_err() {
             return self.ignore(IgnoreReason::Unasked);
         }
         self.event(ClientEvent::Offered { server: reply.server, address: reply.address });

@@ -56,7 +56,7 @@ pub enum OfferFault {
 
 /// Checks whether an offer or a grant can be used. `subnets` are the subnets whose addresses may be
 /// leased; if empty, any address may be leased.
-pub fn judge(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault> {
+pub fn check(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault> {
     let address = reply.address;
     let [first, ..] = address.octets();
     let found = match first {

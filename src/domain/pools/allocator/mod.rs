@@ -118,14 +118,14 @@ impl PoolAllocator {
     /// Claims an address for the LoadBalancer, or records that the LoadBalancer waits for one.
     pub fn claim(&mut self, facts: &LbFacts) -> ClaimResult {
         self.observe(facts);
-        self.judge();
+        self.compare_pools();
         if let Some(result) = self.keep_claim_of_deleted_pool(facts) {
             return result;
         }
         self.restore_published(facts);
         self.inherit(facts);
         let current = self.current(facts);
-        let (claim, wait) = match self.settle(facts, current.as_ref()) {
+        let (claim, wait) = match self.find_or_make_claim(facts, current.as_ref()) {
             Ok(claim) => (claim, None),
             Err(wait) => {
                 let Some(claim) = self.claim_of_deleted_pool(facts).cloned().or(current) else {
@@ -251,7 +251,7 @@ impl PoolAllocator {
     /// Names of the pools that were marked as changed since the last call. Their status must be
     /// written.
     pub fn take_touched(&mut self) -> BTreeSet<String> {
-        self.judge();
+        self.compare_pools();
         std::mem::take(&mut self.touched)
     }
 
@@ -280,7 +280,7 @@ impl PoolAllocator {
     /// Returns the claim that the LoadBalancer should have: a claim in the pool that it names, else
     /// its present claim, else a claim in the best pool. Makes the claim if it does not exist yet.
     /// The error is the reason why the claim cannot be made.
-    fn settle(
+    fn find_or_make_claim(
         &mut self,
         facts: &LbFacts,
         current: Option<&Claim>,

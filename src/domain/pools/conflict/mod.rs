@@ -193,7 +193,7 @@ impl PoolContender<'_> {
 
 /// Finds the pools that give out no new address because of an older pool. Returns a map from the
 /// name of each such pool to its gravest conflict with an older pool.
-pub fn judge(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
+pub fn find_conflicts(pools: &[PoolContender<'_>]) -> BTreeMap<String, PoolConflict> {
     let mut by_age: Vec<&PoolContender<'_>> = pools.iter().collect();
     by_age.sort_by_key(|pool| (pool.created, pool.name));
     let mut conflicts = BTreeMap::new();

@@ -54,7 +54,7 @@ fn judged(pools: &[PoolFacts]) -> Vec<(String, String, &'static str)> {
     let segments: Vec<Segment> =
         pools.iter().map(|pool| segment(pool.selector.network(), true)).collect();
     let contenders: Vec<_> = pools.iter().zip(&segments).map(|(p, s)| p.contender(s)).collect();
-    let conflicts = judge(&contenders);
+    let conflicts = find_conflicts(&contenders);
     conflicts.into_iter().map(|(name, c)| (name, c.with.clone(), c.reason())).collect()
 }
 
@@ -92,7 +92,7 @@ fn before_networks_are_listed_any_may_be_the_same() {
     let of = |a: &str, b: &str| {
         let pools = [pool("a", 1, (10, 20), a, (0, &[])), pool("b", 2, (20, 30), b, (0, &[]))];
         let segments = [segment(a, false), segment(b, false)];
-        judge(&[pools[0].contender(&segments[0]), pools[1].contender(&segments[1])]).len()
+        find_conflicts(&[pools[0].contender(&segments[0]), pools[1].contender(&segments[1])]).len()
     };
     assert_eq!((of("ns/x", "ns/y"), of("", "ns/y"), of("ns/seven", "ns/eight")), (1, 1, 0));
 }
@@ -213,10 +213,10 @@ proptest! {
         let pools = [pools.0, pools.1, pools.2, pools.3, pools.4];
         let segments = pools.each_ref().map(|pool| segment(pool.selector.network(), true));
         let all: Vec<_> = pools.iter().zip(&segments).map(|(p, s)| p.contender(s)).collect();
-        let conflicts = judge(&all);
+        let conflicts = find_conflicts(&all);
         let mut reversed = all.clone();
         reversed.reverse();
-        prop_assert_eq!(&judge(&reversed), &conflicts);
+        prop_assert_eq!(&find_conflicts(&reversed), &conflicts);
         for a in &all {
             for b in &all {
                 let (ab, ba) = (a.contests(b), b.contests(a));

@@ -8,7 +8,7 @@ use super::{PoolQuestion, PoolRuleFacts};
 use crate::pools::ranges::AddressBlock;
 
 /// Refuses each new range that lies completely in a network of pods or Services.
-pub(super) fn judge(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
+pub(super) fn check(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let Some(ranges) = question.pool.ranges.as_ref().filter(|_| question.ranges_changed) else {
         return;
     };

@@ -22,7 +22,7 @@ pub struct Leased {
 }
 
 /// Refuses ranges that newly include leased addresses.
-pub(super) fn judge(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
+pub(super) fn check(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let Some(ranges) = &question.pool.ranges else { return };
     let is_global = question.pool.selector.is_global();
     let before = question.before.as_ref().filter(|old| {

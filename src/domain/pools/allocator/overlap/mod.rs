@@ -2,7 +2,7 @@
 //! addresses a pool must not give out because another pool holds them on the same network.
 //!
 //! Invariants:
-//! * after a change of pools, all pools are judged before an address is given out;
+//! * after a change of pools, all pools are compared before an address is given out;
 //! * a pool holds back (does not give out) each address of its ranges that another pool holds on
 //!   the same network, or that is reserved on that network ([`super::reserved`]). It does not
 //!   matter which pool is older, or whether one of them gives out no address because of a conflict.
@@ -22,11 +22,10 @@ use crate::network::Segment;
 use crate::network::infrastructure::{HeldBack, Reserved};
 use crate::{Claim, Owner};
 
-/// Relations between the pools, as the last [`PoolAllocator::judge`] found them, and what has
-/// changed since that call.
+/// Relations between the pools as last compared, and marks of what has changed since.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PoolOverlaps {
-    /// Whether pools changed since the last call of [`PoolAllocator::judge`].
+    /// Whether pools changed since they were last compared.
     unsettled: bool,
     /// Whether pools were added, removed or moved to another network. If so, addresses may be
     /// announced on other segments than before.
@@ -74,8 +73,8 @@ pub enum OverlapNews {
 }
 
 impl PoolOverlaps {
-    /// Marks that addresses or pools have changed for a reason other than a claim. Before the next
-    /// claim, [`PoolAllocator::judge`] then checks all pools.
+    /// Marks that addresses or pools have changed for a reason other than a claim. So all pools are
+    /// compared before the next claim.
     pub(super) fn changed(&mut self) {
         self.unsettled = true;
     }
@@ -133,15 +132,14 @@ impl PoolAllocator {
         self.overlaps.shared.len()
     }
 
-    /// Finds the conflicts, shared addresses and held-back addresses of all pools, if a change was
-    /// marked since the last call.
-    pub(super) fn judge(&mut self) {
+    /// Compares all pools again, if anything has changed since they were last compared.
+    pub(super) fn compare_pools(&mut self) {
         if !std::mem::take(&mut self.overlaps.unsettled) {
             return;
         }
         let contenders: Vec<PoolContender<'_>> =
             self.pools.iter().map(|(name, pool)| pool.contender(name)).collect();
-        let mut conflicts = conflict::judge(&contenders);
+        let mut conflicts = conflict::find_conflicts(&contenders);
         let mut beside: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let mut held_back: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
         let mut shared = BTreeSet::new();

@@ -118,7 +118,7 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
     // After the node is deleted, its address is free.
     book.set_infrastructure(BTreeMap::from([(address(10).into(), node("n1"))]));
-    book.judge();
+    book.compare_pools();
     assert_eq!(book.serve_waiters(), [owner(4)]);
     assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.11")]);
     assert_eq!(book.take_news(), []);
@@ -166,7 +166,7 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
     // After its release the address is not given out again, even when all pools are judged again.
     book.release("u1");
     book.merge(&pool("b", 2, 10, 17), &everybody());
-    book.judge();
+    book.compare_pools();
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
     // The pod network was removed, so its address is free.
     book.set_infrastructure(HeldBack::from([services]));

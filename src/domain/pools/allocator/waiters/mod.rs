@@ -55,7 +55,7 @@ impl PoolAllocator {
     /// Tries waiters again, oldest first, if a change may affect their answer. Returns the waiters
     /// whose answer changed.
     pub fn serve_waiters(&mut self) -> Vec<Owner> {
-        self.judge();
+        self.compare_pools();
         let changes = std::mem::take(&mut self.waiter_changes);
         if changes.is_nothing() {
             return Vec::new();
