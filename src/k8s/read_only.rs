@@ -35,7 +35,7 @@ impl RefusedReads {
         lock(&self.0).clone()
     }
 
-    fn note(&self, method: &Method, uri: &Uri, status: StatusCode) {
+    fn add(&self, method: &Method, uri: &Uri, status: StatusCode) {
         let why = match status {
             StatusCode::FORBIDDEN => ReadFailure::Forbidden,
             StatusCode::NOT_FOUND => ReadFailure::NotServed,
@@ -89,7 +89,7 @@ where
         Box::pin(async move {
             let answer = answer.await;
             if let Ok(answer) = &answer {
-                refusals.note(&method, &uri, answer.status());
+                refusals.add(&method, &uri, answer.status());
             }
             answer
         })

@@ -35,7 +35,7 @@ impl AgentTerm<'_> {
                     report::event(self.agent, lease, &event);
                     match event {
                         ClientEvent::Declined { address, by, server } => {
-                            self.disputes.note(address, by, server);
+                            self.disputes.add(address, by, server);
                         }
                         ClientEvent::Undisputed => self.disputes.clear(),
                         ClientEvent::Duplicate { .. } => {

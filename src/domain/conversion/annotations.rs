@@ -53,7 +53,7 @@ pub(super) struct CarriedFields {
 impl CarriedFields {
     /// Adds the fields of a section that a translation to the other version and back loses or
     /// changes. `source`: the section before both translations. `back`: the section after them.
-    pub(super) fn note(
+    pub(super) fn add(
         &mut self,
         section: &str,
         source: Option<Map<String, Value>>,

@@ -139,7 +139,7 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
         };
         let target = recall(section, to, source.as_ref(), &travelled);
         let back = translate(section, to, target.as_ref());
-        lost.note(section.name(), source, back);
+        lost.add(section.name(), source, back);
         if let Some(target) = target {
             fields.insert(section.name().to_owned(), Value::Object(target));
         }

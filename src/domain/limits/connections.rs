@@ -123,7 +123,7 @@ impl<T> ConnectionTable<T> {
 
     /// Sets the phase of a connection, which begins at `now`. Does nothing if the connection was
     /// removed.
-    pub fn note(&mut self, place: ConnectionKey, phase: ConnectionPhase, now: Duration) {
+    pub fn set_phase(&mut self, place: ConnectionKey, phase: ConnectionPhase, now: Duration) {
         let seats = self.seats.get_mut(&place.source);
         if let Some(seat) = seats.and_then(|seats| seats.get_mut(&place.number)) {
             (seat.phase, seat.since) = (phase, now);
@@ -208,16 +208,16 @@ mod tests {
         let mut table = ConnectionTable::new(2);
         let (first, _) = come(&mut table, source(1), 1, "first");
         let (second, _) = come(&mut table, source(1), 2, "second");
-        table.note(first, ConnectionPhase::Idle, s(3));
+        table.set_phase(first, ConnectionPhase::Idle, s(3));
         assert_eq!(come(&mut table, source(2), 4, "third").1, Some(("second", 2)));
-        table.note(second, ConnectionPhase::Working, s(5));
+        table.set_phase(second, ConnectionPhase::Working, s(5));
         for busy in [ConnectionPhase::Working, ConnectionPhase::Sending] {
-            table.note(first, busy, s(5));
+            table.set_phase(first, busy, s(5));
             assert_eq!(table.make_room().unwrap().unwrap().ends, "third");
             let (third, _) = come(&mut table, source(2), 4, "third");
-            table.note(third, busy, s(6));
+            table.set_phase(third, busy, s(6));
             assert_eq!(table.make_room().unwrap_err(), NoRoom);
-            table.note(third, ConnectionPhase::Asking, s(7));
+            table.set_phase(third, ConnectionPhase::Asking, s(7));
         }
         assert_eq!(table.leave(first), Some("first"));
         assert_eq!(table.leave(first), None);
@@ -231,7 +231,7 @@ mod tests {
         for server in 1..=3 {
             for n in 0..10 {
                 let (place, _) = come(&mut table, source(server), n, server);
-                table.note(place, ConnectionPhase::Idle, s(n));
+                table.set_phase(place, ConnectionPhase::Idle, s(n));
             }
         }
         for n in 0..1_000 {

@@ -146,7 +146,7 @@ impl Conversation {
             let now = (progress.phase(), progress.answers());
             if seen != Some(now) {
                 seen = Some(now);
-                self.seat.note(now.0);
+                self.seat.set_phase(now.0);
                 deadline.as_mut().reset(Instant::now() + patience(now.0));
             }
             is_gone = is_gone || gone.as_mut().poll(cx).is_ready();

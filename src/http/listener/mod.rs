@@ -270,9 +270,9 @@ struct ListenerSeat {
 }
 
 impl ListenerSeat {
-    fn note(&self, phase: ConnectionPhase) {
+    fn set_phase(&self, phase: ConnectionPhase) {
         let now = self.shared.began.elapsed();
-        self.shared.connections().note(self.place, phase, now);
+        self.shared.connections().set_phase(self.place, phase, now);
         self.shared.moved.notify_one();
     }
 }

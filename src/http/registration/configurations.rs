@@ -115,7 +115,7 @@ impl Registrar {
         match self.installation.write(part, &patch(stored, &wanted)).await {
             Ok(written) => {
                 if is_repair {
-                    let times = state.repairs.note(part);
+                    let times = state.repairs.count(part);
                     self.metrics.admission.repairs.with_label_values(&[part.kind()]).inc();
                     tracing::warn!(
                         object = part.kind(),
@@ -196,8 +196,8 @@ impl Repairs {
         Some(pause.checked_sub(last.elapsed())?).filter(|wait| !wait.is_zero())
     }
 
-    /// Records a repair. Returns the number of consecutive repairs.
-    fn note(&mut self, part: WebhookObject) -> u32 {
+    /// Counts a repair. Returns the number of consecutive repairs.
+    fn count(&mut self, part: WebhookObject) -> u32 {
         let done = self.done.entry(part).or_insert_with(|| (0, Instant::now()));
         if done.1.elapsed() > QUIET {
             done.0 = 0;

@@ -162,7 +162,7 @@ impl Registrar {
         if !state.secret_observed || state.parts.len() < WebhookObject::ALL.len() {
             return Ok(LONGEST_PAUSE);
         }
-        Self::note_trust(state);
+        Self::record_trust(state);
         let pause = self.certificates(state).await?;
         let adopting = self.adopt(state);
         let registering = self.register(state).await?;
@@ -258,7 +258,7 @@ impl Registrar {
     }
 
     /// Records for each authority the time since which every configuration has trusted it.
-    fn note_trust(state: &mut RegistrarState) {
+    fn record_trust(state: &mut RegistrarState) {
         let Some(material) = &state.material else { return };
         let stored = material.identity().map(|identity| identity.authority);
         let ours = state.serving.as_ref().map(|ours| ours.authority.clone());

@@ -138,7 +138,7 @@ impl Leadership {
         self.news.notify_one();
     }
 
-    fn note(&self, lease: Option<&Lease>) -> ReplicaNotes {
+    fn read_notes(&self, lease: Option<&Lease>) -> ReplicaNotes {
         let annotations = lease.and_then(|lease| lease.metadata.annotations.as_ref());
         let of = |key| annotations.and_then(|all| all.get(key)).cloned();
         let question = of(ANNOTATION_LEASE_QUESTION);
@@ -179,7 +179,7 @@ impl Leadership {
         self.claim.send_if_modified(|before| std::mem::replace(before, claim) != claim);
     }
 
-    fn note_other(&self, other: Option<&str>) {
+    fn set_other(&self, other: Option<&str>) {
         self.other.send_if_modified(|known| {
             let is_news = known.as_deref() != other;
             if is_news {
@@ -294,8 +294,8 @@ impl LeaderElector {
         let lease = run_call(calls.deadline(), || calls.name_call("GET", &self.name), call).await?;
         let lease_seen = lease.as_ref().map(seen);
         let other = lease_seen.as_ref().and_then(LeaseSeen::other_controller).is_some();
-        leadership.note_other(lease_seen.as_ref().and_then(LeaseSeen::other_controller));
-        let notes = leadership.note(lease.as_ref());
+        leadership.set_other(lease_seen.as_ref().and_then(LeaseSeen::other_controller));
+        let notes = leadership.read_notes(lease.as_ref());
         let action = observer.decide(lease_seen, &self.me, leadership.now());
         if !matches!(action, LeaseAction::Renew | LeaseAction::StartAnew(_)) {
             if *leadership.leading.borrow() {
@@ -347,7 +347,7 @@ impl LeaderElector {
             self.lapse(leadership);
             return Ok(RoundResult::Pause(Duration::ZERO));
         }
-        leadership.note_other(None);
+        leadership.set_other(None);
         leadership.hold_until(self.pace.trusted_until(sent));
         if action != LeaseAction::Renew {
             tracing::info!(lease = self.key, me = self.me, "leading");

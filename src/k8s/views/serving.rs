@@ -122,9 +122,9 @@ impl<T: Clone> OwnedObjects<T> {
         lock(&self.0).lb_of.get(key).cloned()
     }
 
-    /// Records a version of an object, from a watch event or from the answer to a write. Returns
+    /// Stores a version of an object, from a watch event or from the answer to a write. Returns
     /// `false`, and changes nothing, if the view has the same version or a newer one.
-    pub fn note(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
+    pub fn store(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
         let key = beside(lb, name);
         let mut all = lock(&self.0);
         if all.entry(&key).is_some_and(|entry| !is_newer(version, &entry.version)) {
@@ -183,7 +183,7 @@ pub(super) async fn watch_services(at: InformerContext) {
         ObjectEvent::Listed(object) | ObjectEvent::Changed(object) => {
             let (lb, name) = (key(object.meta()), object.name_any());
             let version = object.resource_version().unwrap_or_default();
-            if views.services.note(&lb, &name, &version, read_service(&object)) {
+            if views.services.store(&lb, &name, &version, read_service(&object)) {
                 views.enqueue_lbs([lb]);
             }
         }
@@ -245,7 +245,7 @@ pub(super) fn see(views: &Views, object: &LazyObject<EndpointSlice>) {
         return views.enqueue_lbs(views.slices.remove(&key, Some(&version)));
     };
     let former = views.slices.lb_of(&key);
-    if views.slices.note(&lb, &object.name_any(), &version, seen) {
+    if views.slices.store(&lb, &object.name_any(), &version, seen) {
         views.enqueue_lbs(former.into_iter().chain([lb]).collect::<BTreeSet<_>>());
     }
 }

@@ -303,8 +303,8 @@ fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
 #[test]
 fn an_owned_object_never_goes_back_in_time_and_ends_with_a_list() {
     let slices = OwnedObjects::<u8>::default();
-    assert!(slices.note("ns/web", "web-2", "5", 2) && slices.note("ns/web", "web-1", "7", 1));
-    assert!(!slices.note("ns/web", "web-1", "6", 0), "an event that is older than a write");
+    assert!(slices.store("ns/web", "web-2", "5", 2) && slices.store("ns/web", "web-1", "7", 1));
+    assert!(!slices.store("ns/web", "web-1", "6", 0), "an event that is older than a write");
     slices.forget("ns/web", "web-1", "6");
     assert_eq!(slices.of("ns/web").collect::<Vec<_>>(), [1, 2], "the end of an earlier one");
     assert_eq!(slices.keys(), ["ns/web-1".to_owned(), "ns/web-2".to_owned()].into());
@@ -317,8 +317,8 @@ fn an_owned_object_never_goes_back_in_time_and_ends_with_a_list() {
 #[test]
 fn versions_that_are_no_numbers_are_followed_as_they_arrive() {
     let slices = OwnedObjects::<u8>::default();
-    assert!(slices.note("ns/web", "web-1", "b", 1) && slices.note("ns/web", "web-1", "a", 2));
-    assert!(!slices.note("ns/web", "web-1", "a", 3), "the version in the view");
+    assert!(slices.store("ns/web", "web-1", "b", 1) && slices.store("ns/web", "web-1", "a", 2));
+    assert!(!slices.store("ns/web", "web-1", "a", 3), "the version in the view");
     assert_eq!(slices.remove("ns/web-1", Some("c")).as_deref(), Some("ns/web"));
 }
 

@@ -45,7 +45,7 @@ impl ServiceTarget<'_> {
                     self.forget_service();
                     return Err(self.foreign_service(&whose));
                 }
-                self.note(&service);
+                self.store_service(&service);
             }
             None => self.forget_service(),
         }
@@ -56,10 +56,10 @@ impl ServiceTarget<'_> {
         WriteObstacle::ForeignService(service::conflict(&self.key, whose))
     }
 
-    pub(super) fn note(&self, service: &FullService) {
+    pub(super) fn store_service(&self, service: &FullService) {
         let version = service.resource_version().unwrap_or_default();
         let services = &self.ctx.shared.views.services;
-        services.note(&self.key, &self.name, &version, read_service(service));
+        services.store(&self.key, &self.name, &version, read_service(service));
     }
 
     fn forget_service(&self) {
@@ -120,7 +120,7 @@ impl ServiceTarget<'_> {
                 }
             };
             match answer {
-                Ok(service) => self.note(&service),
+                Ok(service) => self.store_service(&service),
                 Err(CallError::Conflict(_) | CallError::NotFound(_)) => self.read_service().await?,
                 Err(error) => return Err(error.into()),
             }
@@ -151,7 +151,7 @@ impl ServiceTarget<'_> {
             let StoredService { uid, version, .. } = &stored;
             match Box::pin(writer.delete_service(&self.namespace, &self.name, uid, version)).await {
                 Ok(Some(left)) => {
-                    self.note(&left);
+                    self.store_service(&left);
                     return Ok(false);
                 }
                 Ok(None) => {

@@ -34,7 +34,7 @@ impl ServiceTarget<'_> {
             self.read_service().await?;
             return Ok(None);
         };
-        self.note(&service);
+        self.store_service(&service);
         let CarriedSettings { text, is_whole } = settings::of(&json!(service));
         if !is_whole {
             tracing::warn!(

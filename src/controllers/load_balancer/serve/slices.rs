@@ -138,7 +138,7 @@ impl ServiceTarget<'_> {
     pub(super) fn note_slice(&self, slice: StoredSlice) {
         let (name, version) = (slice.name.clone(), slice.version.clone());
         let owned = OwnedSlice { owner: self.uid.clone(), slice: Arc::new(slice) };
-        self.ctx.shared.views.slices.note(&self.key, &name, &version, owned);
+        self.ctx.shared.views.slices.store(&self.key, &name, &version, owned);
     }
 
     /// Reads a slice from the API server into the view. Removes from the view a slice that does not
@@ -152,7 +152,7 @@ impl ServiceTarget<'_> {
         };
         match OwnedSlice::read(&stored) {
             Some((lb, slice)) if lb == self.key && slice.owner == self.uid => {
-                slices.note(&lb, name, &slice.slice.version.clone(), slice);
+                slices.store(&lb, name, &slice.slice.version.clone(), slice);
                 Ok(())
             }
             _ => {

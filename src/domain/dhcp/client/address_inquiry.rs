@@ -158,7 +158,7 @@ impl DhcpClient {
         match &mut inquiry.subject {
             InquirySubject::Leased => {
                 self.inquiry = None;
-                if self.announced.as_mut().is_some_and(|announced| announced.note(by)) {
+                if self.announced.as_mut().is_some_and(|announced| announced.add_station(by)) {
                     self.record(self.trouble);
                 }
             }

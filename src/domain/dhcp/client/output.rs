@@ -60,7 +60,7 @@ impl AnnouncedAddress {
     }
 
     /// Stores a station. Returns `true` if the station was not stored before.
-    pub(super) fn note(&mut self, station: Mac) -> bool {
+    pub(super) fn add_station(&mut self, station: Mac) -> bool {
         if self.by.contains(&station) {
             return false;
         }

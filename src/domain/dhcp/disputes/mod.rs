@@ -22,9 +22,9 @@ pub struct AddressDisputes {
 }
 
 impl AddressDisputes {
-    /// Notes that station `by` disputed a granted address. `server` is the station that sent the
-    /// grant. The dispute counts only if `by` is `server`.
-    pub fn note(&mut self, address: Ipv4Addr, by: Mac, server: Mac) {
+    /// Adds the dispute of a granted address by the station `by`. `server` is the station that sent
+    /// the grant.
+    pub fn add(&mut self, address: Ipv4Addr, by: Mac, server: Mac) {
         if by != server {
             return;
         }

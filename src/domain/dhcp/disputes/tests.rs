@@ -12,11 +12,11 @@ fn ip(last: u8) -> Ipv4Addr {
 #[test]
 fn a_router_that_disputes_two_addresses_answers_for_all() {
     let mut disputes = AddressDisputes::default();
-    disputes.note(ip(20), ROUTER, ROUTER);
+    disputes.add(ip(20), ROUTER, ROUTER);
     // A server grants the same address again, to another client.
-    disputes.note(ip(20), ROUTER, ROUTER);
+    disputes.add(ip(20), ROUTER, ROUTER);
     assert_eq!(disputes.proxy(), None);
-    disputes.note(ip(21), ROUTER, ROUTER);
+    disputes.add(ip(21), ROUTER, ROUTER);
     assert_eq!(disputes.proxy(), Some(ROUTER));
     disputes.clear();
     assert_eq!(disputes, AddressDisputes::default());
@@ -28,7 +28,7 @@ fn a_router_that_disputes_two_addresses_answers_for_all() {
 fn a_host_with_many_addresses_is_no_router() {
     let mut disputes = AddressDisputes::default();
     for last in 20..30 {
-        disputes.note(ip(last), HOST, ROUTER);
+        disputes.add(ip(last), HOST, ROUTER);
     }
     assert_eq!(disputes.proxy(), None);
 }
