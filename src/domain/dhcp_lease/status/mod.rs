@@ -140,8 +140,8 @@ fn conditions(
         .unwrap_or_else(|| former.to_vec())
 }
 
-/// Merge patch (RFC 7396) that changes a stored status to the new one. The patch has all fields, not
-/// only the changed ones, because the server may have stored a write whose answer was lost.
+/// Merge patch (RFC 7396) that changes a stored status to the new one. The patch has all fields,
+/// not only the changed ones, because the server may have stored a write whose answer was lost.
 pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
     let fields = |status: &DHCPLeaseStatus| match serde_json::to_value(status) {
         Ok(Value::Object(fields)) => fields,
