@@ -5,7 +5,7 @@
 //! * An endpoint stays in the slice that has it, so that a change of one VM writes one slice.
 //! * A slice has at most [`MOST`] endpoints.
 //! * At least one endpoint of the Service takes traffic at every moment, also between two writes.
-//!   If no VM can take traffic, the [`sink`] takes it.
+//!   If no VM can take traffic, the [`sink_endpoint`] takes it.
 //!
 //! A slice with the sink has [`SINK_PORT`] in place of the VMs' ports. The sink and the ports
 //! change in the same write.
@@ -129,7 +129,7 @@ impl SliceWrite {
 /// admits the Service's ports in an earlier chain. Traffic for the sink is redirected before both
 /// chains. The sink is marked as terminating, so that kube-proxy still sends traffic to it, but no
 /// other component counts it as a ready endpoint.
-pub fn sink(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> VmEndpoint {
+pub fn sink_endpoint(name: &str, family: AddressFamily, at: Option<&AnnouncingNode>) -> VmEndpoint {
     let of_node = at.and_then(|node| {
         let address =
             node.addresses.iter().find(|address| AddressFamily::of(**address) == family)?;
@@ -206,7 +206,7 @@ pub fn plan<S: Borrow<StoredSlice>>(
     announcing: Option<&AnnouncingNode>,
 ) -> SlicePlan {
     let is_served = desired.iter().any(VmEndpoint::takes_traffic);
-    let sink = (!is_served).then(|| sink(service, family, announcing));
+    let sink = (!is_served).then(|| sink_endpoint(service, family, announcing));
     let (ours, odd): (Vec<&StoredSlice>, Vec<&StoredSlice>) =
         stored.iter().map(Borrow::borrow).partition(|slice| slice.family == Some(family));
     let packed = pack(service, family, &ours, &odd, desired.iter().chain(&sink));

@@ -125,7 +125,7 @@ fn endpoint(name: &str, serving: bool, terminating: bool) -> VmEndpoint {
         uid: format!("uid-{name}").into(),
         serving,
         terminating,
-        ..endpoint_slices::sink(name, super::super::endpoints::AddressFamily::V4, None)
+        ..endpoint_slices::sink_endpoint(name, super::super::endpoints::AddressFamily::V4, None)
     }
 }
 

@@ -13,7 +13,7 @@ fn backend(n: u8, serving: bool, terminating: bool) -> VmBackend {
         uid: format!("uid-{n}").into(),
         serving,
         terminating,
-        ..endpoint_slices::sink("web", AddressFamily::V4, None)
+        ..endpoint_slices::sink_endpoint("web", AddressFamily::V4, None)
     };
     VmBackend::Endpoint { endpoint, last_known: false }
 }

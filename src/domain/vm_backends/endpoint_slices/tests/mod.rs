@@ -199,7 +199,7 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
     store.settle(AddressFamily::V4, &[zoe.clone(), unready(2), unready(1)]);
     assert_eq!(
         store.slices[0].endpoints,
-        [unready(1), unready(2), zoe, sink(WEB, AddressFamily::V4, None)]
+        [unready(1), unready(2), zoe, sink_endpoint(WEB, AddressFamily::V4, None)]
     );
 }
 
@@ -207,7 +207,8 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
 /// the same UID as the Go controller's sink.
 #[test]
 fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
-    let (v4, v6) = (sink(WEB, AddressFamily::V4, None), sink(WEB, AddressFamily::V6, None));
+    let (v4, v6) =
+        (sink_endpoint(WEB, AddressFamily::V4, None), sink_endpoint(WEB, AddressFamily::V6, None));
     assert_eq!(
         (v4.address.to_string().as_str(), v6.address.to_string().as_str()),
         ("192.0.2.1", "100::1")
@@ -223,12 +224,15 @@ fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
         addresses: vec!["fd00::11".parse().unwrap(), "10.0.0.11".parse().unwrap()],
     };
     for (family, expected) in [(AddressFamily::V4, "10.0.0.11"), (AddressFamily::V6, "fd00::11")] {
-        let sink = sink(WEB, family, Some(&n1));
+        let sink = sink_endpoint(WEB, family, Some(&n1));
         assert_eq!((sink.address.to_string().as_str(), &*sink.node), (expected, "n1"));
         assert!(sink.is_sink() && sink.takes_traffic() && !sink.ready());
     }
     let v6_only = AnnouncingNode { addresses: vec!["fd00::11".parse().unwrap()], ..n1 };
-    assert_eq!(sink(WEB, AddressFamily::V4, Some(&v6_only)), sink(WEB, AddressFamily::V4, None));
+    assert_eq!(
+        sink_endpoint(WEB, AddressFamily::V4, Some(&v6_only)),
+        sink_endpoint(WEB, AddressFamily::V4, None)
+    );
 }
 
 /// The Go controller's slice has no label for its manager. It has a dummy endpoint, at an address
@@ -237,7 +241,7 @@ fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
 fn a_slice_of_the_go_controller_is_adopted_in_place() {
     let dummy = VmEndpoint {
         address: "10.52.0.255".parse().unwrap(),
-        ..sink(WEB, AddressFamily::V4, None)
+        ..sink_endpoint(WEB, AddressFamily::V4, None)
     };
     let stored = |endpoints| StoredSlice {
         name: WEB.to_owned(),
@@ -249,7 +253,7 @@ fn a_slice_of_the_go_controller_is_adopted_in_place() {
     };
     let mut store = Store::new(vec![stored(vec![dummy.clone()])]);
     assert_eq!(written(&store.settle(AddressFamily::V4, &[])), [("update", WEB)]);
-    assert_eq!(store.slices[0].endpoints, [sink(WEB, AddressFamily::V4, None)]);
+    assert_eq!(store.slices[0].endpoints, [sink_endpoint(WEB, AddressFamily::V4, None)]);
 
     let mut store = Store::new(vec![stored(vec![dummy, ready(2), ready(1)])]);
     assert_eq!(written(&store.settle(AddressFamily::V4, &[ready(1), ready(2)])), [("update", WEB)]);

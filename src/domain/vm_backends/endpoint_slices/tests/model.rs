@@ -73,7 +73,7 @@ fn stored() -> impl Strategy<Value = Vec<StoredSlice>> {
                 .filter_map(|(n, state)| state.map(|state| endpoint(n + first, state, of)))
                 .collect();
             if has_sink {
-                endpoints.push(sink(WEB, of, None));
+                endpoints.push(sink_endpoint(WEB, of, None));
             }
             StoredSlice {
                 name: name.to_owned(),
@@ -161,7 +161,7 @@ fn check(
     }
     let mut expected = desired.to_vec();
     if !desired.iter().any(|endpoint| endpoint.serving) {
-        expected.push(sink(WEB, family, None));
+        expected.push(sink_endpoint(WEB, family, None));
     }
     let mut found: Vec<VmEndpoint> = after.iter().flat_map(|s| s.endpoints.clone()).collect();
     found.sort_by(|a, b| a.uid.cmp(&b.uid));

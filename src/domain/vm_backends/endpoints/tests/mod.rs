@@ -187,7 +187,7 @@ fn nothing_is_remembered_across_uids() {
     let before = VmEndpoint {
         uid: "v0".into(),
         terminating: false,
-        ..endpoint_slices::sink("web", AddressFamily::V4, None)
+        ..endpoint_slices::sink_endpoint("web", AddressFamily::V4, None)
     };
     let stored = [StoredSlice { endpoints: vec![before], ..StoredSlice::default() }];
     let known = endpoint_slices::remembered(&stored);

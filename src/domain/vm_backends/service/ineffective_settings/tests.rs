@@ -23,7 +23,7 @@ fn vm(node: &str, serving: bool, terminating: bool) -> VmEndpoint {
         node: node.into(),
         serving,
         terminating,
-        ..endpoint_slices::sink("a", AddressFamily::V4, None)
+        ..endpoint_slices::sink_endpoint("a", AddressFamily::V4, None)
     }
 }
 

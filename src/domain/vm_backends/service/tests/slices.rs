@@ -44,7 +44,7 @@ fn slice_ports() -> Vec<EndpointPort> {
 
 #[test]
 fn a_slice_says_who_its_endpoints_are_and_how() {
-    let sink = endpoint_slices::sink("web", AddressFamily::V4, None);
+    let sink = endpoint_slices::sink_endpoint("web", AddressFamily::V4, None);
     let all: Vec<VmEndpoint> = endpoints().into_iter().chain([sink]).collect();
     let slice = endpoint_slices::create(
         LB,
@@ -99,7 +99,7 @@ fn read_slice(slice: &Value) -> (String, String, endpoint_slices::StoredSlice) {
 #[test]
 fn a_slice_is_read_back_as_it_was_meant() {
     for family in [AddressFamily::V4, AddressFamily::V6] {
-        for endpoints in [endpoints(), vec![endpoint_slices::sink("web", family, None)]] {
+        for endpoints in [endpoints(), vec![endpoint_slices::sink_endpoint("web", family, None)]] {
             let slice =
                 endpoint_slices::create(LB, "web", family, &slice_ports(), &endpoints, "then");
             let mut slice = serde_json::to_value(slice).unwrap();
