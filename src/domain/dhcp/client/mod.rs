@@ -32,17 +32,16 @@ use super::{
     ClientAction, ClientEvent, ClientIdentity, ClientTrouble, GrantedLease, IgnoreReason,
     LeaseRecord, LossCause, Mac,
 };
+use acquire::{Requesting, Selecting};
+use address_inquiry::AddressInquiry;
 use api::LeaseState;
+use confirm::Confirming;
 use jitter::{JitterRng, part};
 pub use options::{ClientOptions, OpenSockets, ProbeTiming};
 pub use output::AnnouncedAddress;
+use probe::Probing;
 use recorded_lease::FormerAddress;
 pub use recorded_lease::RecordedLease;
-
-use acquire::{Requesting, Selecting};
-use address_inquiry::AddressInquiry;
-use confirm::Confirming;
-use probe::Probing;
 use releasing::PendingRelease;
 
 /// Time after the loss of an address during which a guest or kube-vip may still announce it. If the
