@@ -29,7 +29,7 @@ impl ApiServer {
     /// The server that a kubeconfig points to.
     pub fn of(reach: &ServerEndpoint) -> Result<Self, String> {
         if let Some(fault) = reach.fault() {
-            return Err(fault);
+            return Err(fault.to_string());
         }
         let authority = reach.authority.as_deref().map(pem).transpose()?;
         let trust = authority.as_deref().map_or(TrustedRoots::System, TrustedRoots::Pem);

@@ -76,7 +76,7 @@ impl RancherIssuer {
             .and_then(|credential| credential.token().map(|token| (credential, token)));
         let (credential, token) = match read {
             Ok(read) => read,
-            Err(why) => return Ok(unfit(why)),
+            Err(fault) => return Ok(unfit(fault.to_string())),
         };
         let holds = match &token {
             None => None,
@@ -102,7 +102,7 @@ impl RancherIssuer {
     ) -> Result<(), RancherError> {
         let Some(there) = &sight.there else { return Ok(()) };
         let content = there.credential.with_token(new.token, new.keep, new.to);
-        let content = content.map_err(|why| self.rancher().not_written(name, why))?;
+        let content = content.map_err(|why| self.rancher().not_written(name, why.to_string()))?;
         self.store(name, &there.stored, content, Some(TokenEnd(new.ends))).await
     }
 
@@ -115,7 +115,7 @@ impl RancherIssuer {
     ) -> Result<(), RancherError> {
         let Some(there) = &sight.there else { return Ok(()) };
         let content = there.credential.without_kept();
-        match content.map_err(|why| self.rancher().not_written(name, why))? {
+        match content.map_err(|why| self.rancher().not_written(name, why.to_string()))? {
             None => Ok(()),
             Some(content) => self.store(name, &there.stored, content, None).await,
         }

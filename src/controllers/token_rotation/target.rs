@@ -114,7 +114,8 @@ impl RotationRun<'_> {
         };
         match RotationTarget::of(&self.rotation) {
             RotationTarget::Secret(wants) => {
-                let value = self.read.value_with(wants, &token).map_err(StepFault::Step)?;
+                let value = self.read.value_with(wants, &token);
+                let value = value.map_err(|fault| StepFault::Step(fault.to_string()))?;
                 let publishing = self.record.pending.as_ref().and_then(|p| p.publishing.as_ref());
                 let version = publishing.map_or("", |publishing| publishing.replaces.as_str());
                 self.write_secret(wants, version, &value).await?;

@@ -3,6 +3,7 @@
 pub mod children;
 pub(crate) mod client_certificate;
 pub mod cloud_credential;
+pub mod credential_fault;
 pub mod guest_account;
 pub mod kubeconfig;
 pub mod minter;

@@ -11,10 +11,12 @@
 
 use std::collections::BTreeMap;
 
-use super::kubeconfig::{CredentialFault, Kubeconfig, ServerEndpoint};
+use super::credential_fault::CredentialFault;
+use super::kubeconfig::{Kubeconfig, ServerEndpoint};
 use super::secret_text::SecretText;
 
-const CREATOR: &str = "field.cattle.io/creatorId";
+/// Annotation of a cloud credential: user of Rancher who made it.
+pub(super) const CREATOR: &str = "field.cattle.io/creatorId";
 
 /// Content of a cloud credential.
 pub struct CloudCredential {
@@ -41,20 +43,17 @@ impl CloudCredential {
         content: Option<&str>,
     ) -> Result<Self, CredentialFault> {
         if going {
-            return Err("it is being deleted".to_owned());
+            return Err(CredentialFault::Leaving);
         }
-        let owner = annotations.get(CREATOR).filter(|owner| !owner.is_empty()).ok_or_else(|| {
-            format!(
-                "it has no annotation {CREATOR}: Rancher ignores it, and crashes on one without any annotation"
-            )
-        })?;
-        let content = content.ok_or_else(|| "it is no credential for Harvester".to_owned())?;
+        let owner = annotations.get(CREATOR).filter(|owner| !owner.is_empty());
+        let owner = owner.ok_or(CredentialFault::NoCreator)?;
+        let content = content.ok_or(CredentialFault::NotForHarvester)?;
         let config = Kubeconfig::parse(content)?;
         let user = config.current_user()?;
         config.token_of(&user)?;
         let reach = config.reach(&user)?;
         if reach.insecure {
-            return Err("its cluster has insecure-skip-tls-verify: a token is not sent to a server that is not verified".to_owned());
+            return Err(CredentialFault::UnverifiedCloudCredential);
         }
         Ok(Self { config, user, owner: owner.clone(), reach })
     }

@@ -33,18 +33,18 @@ fn token(text: &str) -> SecretText {
 
 #[test]
 fn what_rancher_would_not_take_is_refused_by_name() {
-    let with = |from: &str, to: &str| read(&CONTENT.replace(from, to)).unwrap_err();
+    let with = |from: &str, to: &str| read(&CONTENT.replace(from, to)).unwrap_err().to_string();
     let none = BTreeMap::new();
     let other = BTreeMap::from([("field.cattle.io/name".to_owned(), "prod".to_owned())]);
     let empty = BTreeMap::from([(CREATOR.to_owned(), String::new())]);
     for annotations in [&none, &other, &empty] {
-        let why = CloudCredential::read(annotations, false, Some(CONTENT)).unwrap_err();
+        let why = CloudCredential::read(annotations, false, Some(CONTENT)).unwrap_err().to_string();
         assert!(why.contains("field.cattle.io/creatorId"), "{why}");
     }
     let good = BTreeMap::from([(CREATOR.to_owned(), "u".to_owned())]);
-    let why = CloudCredential::read(&good, true, Some(CONTENT)).unwrap_err();
+    let why = CloudCredential::read(&good, true, Some(CONTENT)).unwrap_err().to_string();
     assert!(why.contains("deleted"), "{why}");
-    let why = CloudCredential::read(&good, false, None).unwrap_err();
+    let why = CloudCredential::read(&good, false, None).unwrap_err().to_string();
     assert!(why.contains("no credential for Harvester"), "{why}");
     for (from, to, said) in [
         ("    token: \"kubeconfig-u-abcde12345:one\"", "    exec: {command: rancher}", "exec"),

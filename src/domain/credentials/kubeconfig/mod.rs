@@ -15,6 +15,7 @@
 use serde_json::{Value, json};
 
 use super::client_certificate;
+use super::credential_fault::CredentialFault;
 use super::secret_text::SecretText;
 use super::token::TokenClaims;
 
@@ -38,9 +39,6 @@ const UNKNOWN_END_FIELDS: [&str; 6] =
 const PREVIOUS: &str = "-previous";
 /// Name of the cluster, the context and the user of a new kubeconfig.
 const MADE: &str = "harvester";
-
-/// Reason why a credential cannot be used. It contains nothing secret.
-pub type CredentialFault = String;
 
 /// Parsed content of a kubeconfig.
 pub struct Kubeconfig(Value);
@@ -73,18 +71,11 @@ impl ServerEndpoint {
     pub fn fault(&self) -> Option<CredentialFault> {
         let is_secure = self.server.get(..8).is_some_and(|s| s.eq_ignore_ascii_case("https://"));
         if self.insecure {
-            Some(
-                "its cluster has insecure-skip-tls-verify, so the token would go to any server that answers there: it \
-                 must have certificate-authority-data instead"
-                    .to_owned(),
-            )
+            Some(CredentialFault::Unverified)
         } else if is_secure {
             None
         } else {
-            Some(
-                "its cluster's server must begin with https://: a token is not sent in clear"
-                    .to_owned(),
-            )
+            Some(CredentialFault::InClear)
         }
     }
 }
@@ -92,9 +83,9 @@ impl ServerEndpoint {
 impl Kubeconfig {
     /// Reads YAML or JSON. The error does not repeat the text, because it may be secret.
     pub fn parse(text: &str) -> Result<Self, CredentialFault> {
-        let value: Value = serde_saphyr::from_str(text).map_err(|_| "it is not YAML".to_owned())?;
+        let value: Value = serde_saphyr::from_str(text).map_err(|_| CredentialFault::NotYaml)?;
         if value["users"].as_array().is_none_or(Vec::is_empty) {
-            return Err("it is no kubeconfig: it has no users".to_owned());
+            return Err(CredentialFault::NoUsers);
         }
         Ok(Self(value))
     }
@@ -134,8 +125,7 @@ impl Kubeconfig {
         let mut contexts = self.0["contexts"].as_array().into_iter().flatten();
         let context = contexts.find(|context| context["name"] == *name && name.is_string());
         let user = context.and_then(|context| context["context"]["user"].as_str());
-        user.map(str::to_owned)
-            .ok_or_else(|| "it has no current context, or that no user".to_owned())
+        user.map(str::to_owned).ok_or(CredentialFault::NoCurrentUser)
     }
 
     /// Old token that is kept beside the user's present token. `None`: no old token is kept.
@@ -223,25 +213,21 @@ impl Kubeconfig {
             .filter(theirs)
             .find(|context| context["name"] == *current)
             .or_else(|| contexts().find(theirs))
-            .ok_or_else(|| {
-                format!("no context names the user {user:?}, so its token has no server")
-            })?;
+            .ok_or_else(|| CredentialFault::NoContext(user.to_owned()))?;
         let name = &context["context"]["cluster"];
         let mut clusters = self.0["clusters"].as_array().into_iter().flatten();
         let cluster = clusters
             .find(|cluster| cluster["name"] == *name && !name.is_null())
             .map(|entry| &entry["cluster"])
-            .ok_or_else(|| format!("the cluster of the user {user:?} is not in it"))?;
+            .ok_or_else(|| CredentialFault::NoCluster(user.to_owned()))?;
         let text = |field: &str| cluster[field].as_str().map(str::to_owned);
         for field in ["proxy-url", "certificate-authority"] {
             if cluster[field].as_str().is_some_and(|value| !value.is_empty()) {
-                return Err(format!(
-                    "its cluster has {field}, with which a token cannot be tested"
-                ));
+                return Err(CredentialFault::Untestable(field));
             }
         }
         Ok(ServerEndpoint {
-            server: text("server").ok_or_else(|| "its cluster has no server".to_owned())?,
+            server: text("server").ok_or(CredentialFault::NoServer)?,
             authority: text("certificate-authority-data").filter(|data| !data.is_empty()),
             server_name: text("tls-server-name").filter(|name| !name.is_empty()),
             insecure: cluster["insecure-skip-tls-verify"] == true,
@@ -254,14 +240,12 @@ impl Kubeconfig {
         let mut all = self.0["users"].as_array().into_iter().flatten();
         let entry = all
             .find(|entry| entry["name"] == user)
-            .ok_or_else(|| format!("it has no user {user:?}"))?;
+            .ok_or_else(|| CredentialFault::NoUser(user.to_owned()))?;
         if all.any(|entry| entry["name"] == user) {
-            return Err(format!("it has two users {user:?}"));
+            return Err(CredentialFault::TwoUsers(user.to_owned()));
         }
         match OTHER_AUTH_FIELDS.iter().find(|method| !entry["user"][**method].is_null()) {
-            Some(method) => Err(format!(
-                "its user {user:?} authenticates by {method}, not by a token in the file"
-            )),
+            Some(&method) => Err(CredentialFault::OtherMethod { user: user.to_owned(), method }),
             None => Ok(entry),
         }
     }
@@ -295,13 +279,9 @@ fn auth_methods(user: &Value) -> Vec<AuthMethod> {
 }
 
 fn to_yaml(config: &Value) -> Result<String, CredentialFault> {
-    let text = serde_saphyr::to_string(config).map_err(|_| "it cannot be written".to_owned())?;
+    let text = serde_saphyr::to_string(config).map_err(|_| CredentialFault::NotWritable)?;
     let again: Option<Value> = serde_saphyr::from_str(&text).ok();
-    if again.as_ref() == Some(config) {
-        Ok(text)
-    } else {
-        Err("written as YAML it would read as something else".to_owned())
-    }
+    if again.as_ref() == Some(config) { Ok(text) } else { Err(CredentialFault::ReadsOtherwise) }
 }
 
 #[cfg(test)]

@@ -86,6 +86,7 @@ fn a_user_who_authenticates_otherwise_is_refused_by_name() {
             config.with_token("guest", &token("new"), None).unwrap_err(),
             config.reach("guest").unwrap_err(),
         ] {
+            let said = said.to_string();
             assert!(said.contains("\"guest\"") && said.contains(method), "{said}");
             assert!(!said.contains("secret"));
         }
@@ -94,14 +95,14 @@ fn a_user_who_authenticates_otherwise_is_refused_by_name() {
         ("users: [{name: other, user: {}}]", "no user \"guest\""),
         ("users: [{name: guest, user: {}}, {name: guest, user: {}}]", "two users"),
     ] {
-        assert!(parsed(text).token_of("guest").unwrap_err().contains(said));
+        assert!(parsed(text).token_of("guest").unwrap_err().to_string().contains(said));
     }
 }
 
 #[test]
 fn what_is_no_kubeconfig_is_not_repeated() {
     for text in ["", "secret", "{", "users: []", "users: secret", "a: [b", "\u{0}"] {
-        let said = Kubeconfig::parse(text).map(|_| ()).unwrap_err();
+        let said = Kubeconfig::parse(text).map(|_| ()).unwrap_err().to_string();
         assert!(!said.contains("secret"), "{said}");
     }
 }
@@ -125,11 +126,11 @@ fn the_way_is_that_of_the_current_context_if_it_is_the_users() {
     assert!(!reach.insecure);
     let other = parsed(&PLAIN.replace("current-context: second", "current-context: else"));
     assert_eq!(other.reach("guest").unwrap().server_name.as_deref(), Some("api.example"));
-    let said = parsed(PLAIN).reach("other").unwrap_err();
+    let said = parsed(PLAIN).reach("other").unwrap_err().to_string();
     assert!(said.contains("no context"), "{said}");
     for field in ["proxy-url", "certificate-authority"] {
         let text = PLAIN.replace("server: \"https://10.0.0.1:6443\"", &format!("{field}: x"));
-        assert!(parsed(&text).reach("guest").unwrap_err().contains(field));
+        assert!(parsed(&text).reach("guest").unwrap_err().to_string().contains(field));
     }
 }
 
@@ -170,8 +171,9 @@ fn a_token_is_not_sent_to_unverified_servers_or_in_clear() {
         assert_eq!(reach(good, false).fault(), None, "{good}");
     }
     for bad in ["http://a", "a", "", "https:/a", "\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}"] {
-        assert!(reach(bad, false).fault().is_some_and(|why| why.contains("https://")), "{bad}");
+        let why = reach(bad, false).fault().unwrap().to_string();
+        assert!(why.contains("https://"), "{bad}");
     }
-    let why = reach("https://a", true).fault();
-    assert!(why.is_some_and(|why| why.contains("insecure-skip-tls-verify")));
+    let why = reach("https://a", true).fault().unwrap().to_string();
+    assert!(why.contains("insecure-skip-tls-verify"));
 }

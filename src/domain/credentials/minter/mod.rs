@@ -7,7 +7,6 @@
 //!   or if the spec allows another owner. The reason is that the owner can read the token.
 //! * A token in a cloud credential is valid for one cluster.
 
-use super::kubeconfig::CredentialFault;
 use api::ANNOTATION_RANCHER_URL;
 
 /// Maximum number of characters of a URL that a condition repeats.
@@ -28,7 +27,7 @@ pub struct TokenGrant<'a> {
 
 impl TokenGrant<'_> {
     /// Reason why the cloud credential gets no token. `None`: it may get one.
-    pub fn fault(&self) -> Option<CredentialFault> {
+    pub fn fault(&self) -> Option<String> {
         let Self { credential, owner, user, allowed } = *self;
         (owner != user && !allowed).then(|| {
             format!(
@@ -42,7 +41,7 @@ impl TokenGrant<'_> {
 
 /// Cluster to which a token in a cloud credential is limited: the cluster in the spec, or else the
 /// cluster in the kubeconfig's URL (`server`). It is an error if both name no cluster.
-pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, CredentialFault> {
+pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, String> {
     wanted.or_else(|| cluster(server)).map(str::to_owned).ok_or_else(|| {
         "its kubeconfig must lead to https://RANCHER/k8s/clusters/ID, so that a token can be made that is good \
          for that cluster alone; or spec.source.rancherToken.cluster must name one"
@@ -75,7 +74,7 @@ pub struct MinterSecret<'a> {
 
 impl MinterSecret<'_> {
     /// URL to which the API key may be sent, or the reason why the key may not be sent.
-    pub fn address(&self) -> Result<String, CredentialFault> {
+    pub fn address(&self) -> Result<String, String> {
         let begin = format!("spec.rancher.minter: the Secret {:?}", self.secret);
         let annotation = format!("its annotation {ANNOTATION_RANCHER_URL}");
         let named = self.named.map(str::trim).filter(|named| !named.is_empty());

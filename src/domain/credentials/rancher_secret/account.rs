@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::guest_account::{is_object_name, namespace_fault};
-use super::super::kubeconfig::CredentialFault;
 use super::super::minter::is_server;
 use super::super::node_driver::{DriverRight, READS, RIGHTS};
 use api::{
@@ -47,7 +46,7 @@ pub struct AccountOptions<'a> {
 
 impl AccountOptions<'_> {
     /// Errors about the options, each with the option's name.
-    pub fn faults(&self) -> Vec<CredentialFault> {
+    pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         if !is_object_name(self.credential)
             || self.credential.contains('.')

@@ -16,7 +16,6 @@ use zeroize::Zeroizing;
 
 use super::children::ChildCandidate;
 use super::guest_account::{is_object_name, namespace_fault};
-use super::kubeconfig::CredentialFault;
 use super::minter::is_server;
 use super::secret_text::SecretText;
 use super::timestamp::Seconds;
@@ -44,7 +43,7 @@ pub struct RancherSecretOptions<'a> {
 
 impl RancherSecretOptions<'_> {
     /// Errors about the options and the key, each with the option's name.
-    pub fn faults(&self) -> Vec<CredentialFault> {
+    pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let mut check = |fits: bool, what: &str, given: &str, right: &str| {
             if !fits {
@@ -98,7 +97,7 @@ pub fn checksum(authority: &str) -> String {
 }
 
 /// Returns the authority that a Rancher shows, if the authority has the wanted checksum.
-pub fn authority(shown: String, wanted: &str) -> Result<String, CredentialFault> {
+pub fn authority(shown: String, wanted: &str) -> Result<String, String> {
     let found = checksum(&shown);
     if shown.trim().is_empty() {
         return Err(
@@ -118,7 +117,7 @@ pub fn authority(shown: String, wanted: &str) -> Result<String, CredentialFault>
 
 /// Error for a certificate that no known authority signs. `shown`: the authority that Rancher
 /// shows.
-pub fn unknown_authority(shown: &str) -> CredentialFault {
+pub fn unknown_authority(shown: &str) -> String {
     format!(
         "--ca-checksum: must be given, because no public authority signs the certificate. The one that answers at /cacerts \
          has the checksum {}: compare it with --ca-checksum in a registration command of Rancher's UI, or with what \

@@ -3,7 +3,8 @@
 //! Invariant: a Secret is refused if a write would harm its other content. The text of the refusal
 //! contains nothing secret.
 
-use super::super::kubeconfig::{AuthMethod, CredentialFault, Kubeconfig, ServerEndpoint};
+use super::super::credential_fault::CredentialFault;
+use super::super::kubeconfig::{AuthMethod, Kubeconfig, ServerEndpoint};
 use super::super::secret_text::SecretText;
 use super::watched::{self, WatchedCredentials};
 use super::{TargetCredential, TargetState};
@@ -80,7 +81,7 @@ fn read_value(
     };
     let looks_like = text.filter(|text| text.contains("users:") || text.contains("\"users\""));
     let config = match (user, text) {
-        (Some(_), None) => return Err("it is not there".to_owned()),
+        (Some(_), None) => return Err(CredentialFault::NotThere),
         (Some(_), Some(text)) => Some(Kubeconfig::parse(text)?),
         (None, _) => looks_like.and_then(|text| Kubeconfig::parse(text).ok()),
     };
@@ -93,7 +94,7 @@ fn read_value(
     if !rotated {
         // All methods by which the kubeconfig's users authenticate are listed.
         if let Some(user) = user.filter(|user| !config.has_user(user)) {
-            return Err(format!("it has no user {user:?}"));
+            return Err(CredentialFault::NoUser(user.to_owned()));
         }
         let held = all.iter().find(|(other, _)| user.is_none_or(|user| user == other));
         let target = there(held.map(|(_, token)| token.clone()), Vec::new());
@@ -110,8 +111,7 @@ fn read_value(
         });
     }
     let Some(user) = user else {
-        return Err("it holds a kubeconfig: spec.target.secret.kubeconfigUser must name the user"
-            .to_owned());
+        return Err(CredentialFault::UserNotNamed);
     };
     let holds = config.token_of(user)?;
     let reach = config.reach(user)?;
@@ -163,7 +163,7 @@ impl TargetRead {
                 config.with_token(user, token, None).map(SecretText::trimmed)
             }
             (None, None) => Ok(token.clone()),
-            _ => Err("it is no kubeconfig".to_owned()),
+            _ => Err(CredentialFault::NoKubeconfig),
         }
     }
 }
