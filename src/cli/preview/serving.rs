@@ -145,8 +145,10 @@ impl PreviewTarget<'_> {
         if !self.views.endpoints_synced() {
             return (report, Vec::new(), false);
         }
-        let listeners =
-            listeners::name_fault(self.lb.name).map_or_else(|| listeners::listeners(&lb.spec), Err);
+        let listeners = match listeners::name_fault(self.lb.name) {
+            Some(fault) => Err(fault),
+            None => listeners::listeners(&lb.spec).map_err(|fault| fault.to_string()),
+        };
         let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
         let place = self.views.place(named, outcome);
         let wanted = WantedService {

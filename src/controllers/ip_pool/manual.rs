@@ -69,9 +69,9 @@ impl LedgerTask {
         let refuse = |reason, message| Some(manual_release_refused(reason, message));
         let asked = match ManualRelease::parse(text) {
             Ok(asked) => asked,
-            Err(message) => {
+            Err(fault) => {
                 let message =
-                    format!("annotation {}: {message}", crate::api::ANNOTATION_MANUAL_RELEASE);
+                    format!("annotation {}: {fault}", crate::api::ANNOTATION_MANUAL_RELEASE);
                 return refuse("InvalidAnnotation", message);
             }
         };

@@ -64,6 +64,11 @@ pub enum LeasingParty {
     Guest,
 }
 
+/// Error for an annotation [`ANNOTATION_DHCP`] that names no party.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} must be host or guest: it chooses who leases the IPv4 address")]
+pub struct NoLeasingParty(String);
+
 /// Next step for a LoadBalancer whose address comes from a DHCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeasingStep {
@@ -146,15 +151,13 @@ pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool 
 /// Party that leases the address, as named in the annotation [`ANNOTATION_DHCP`] of the
 /// LoadBalancer. `Ok(None)`: the annotation is missing or empty. `Err`: the value is not `host` or
 /// `guest`.
-pub fn choice(lb: &LoadBalancer) -> Result<Option<LeasingParty>, String> {
+pub fn choice(lb: &LoadBalancer) -> Result<Option<LeasingParty>, NoLeasingParty> {
     let annotations = lb.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(ANNOTATION_DHCP)).map(String::as_str) {
         None | Some("") => Ok(None),
         Some("host") => Ok(Some(LeasingParty::Host)),
         Some("guest") => Ok(Some(LeasingParty::Guest)),
-        Some(other) => {
-            Err(format!("{other:?} must be host or guest: it chooses who leases the IPv4 address"))
-        }
+        Some(other) => Err(NoLeasingParty(other.to_owned())),
     }
 }
 

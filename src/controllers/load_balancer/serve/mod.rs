@@ -105,8 +105,10 @@ async fn announce(
         let state = || at.own().map_or(ServiceState::Waiting, |_| ServiceState::Ours);
         return Ok(ctx.vms_overdue().then(|| ServingStatus::new(state(), at.ingress())));
     }
-    let listeners =
-        listeners::name_fault(&at.name).map_or_else(|| listeners::listeners(&lb.spec), Err);
+    let listeners = match listeners::name_fault(&at.name) {
+        Some(fault) => Err(fault),
+        None => listeners::listeners(&lb.spec).map_err(|fault| fault.to_string()),
+    };
     let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
     let place = ctx.shared.views.place(named, outcome);
     let wanted = WantedService {

@@ -79,10 +79,10 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     }
     found.extend(reserved(&lb.spec));
     if !facts::wants_pool(lb)
-        && let Err(message) = dhcp_lease::choice(lb)
+        && let Err(fault) = dhcp_lease::choice(lb)
     {
         let field = format!("metadata.annotations[{ANNOTATION_DHCP}]");
-        found.push(Refusal { field, message });
+        found.push(Refusal { field, message: fault.to_string() });
     }
     if !facts::wants_pool(lb)
         && let Err(dhcp_lease::AnnotationFault { field, message }) = dhcp_lease::asked(lb)
@@ -94,7 +94,7 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     texts.extend(name.and_then(bounds::name_fault).filter(|_| facts::is_guest(lb)));
     if listeners::is_vm(lb) {
         texts.extend(name.and_then(listeners::name_fault));
-        texts.extend(listeners::listeners(&lb.spec).err());
+        texts.extend(listeners::listeners(&lb.spec).err().map(|fault| fault.to_string()));
         texts.extend(listeners::selector_fault(&lb.spec));
     }
     let check = health::check(&lb.spec).err();

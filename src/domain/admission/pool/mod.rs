@@ -29,7 +29,7 @@ use crate::network::Segment;
 use crate::network::infrastructure::HeldBack;
 use crate::object_fields::rfc3339;
 use crate::pools::conflict::{self, ConflictCause, PoolConflict, PoolFacts};
-use crate::pools::manual_release::ManualRelease;
+use crate::pools::manual_release::{ManualRelease, NoManualRelease};
 use crate::pools::ranges::{self, PoolRanges, RangeError};
 use api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 
@@ -65,7 +65,7 @@ pub struct PoolQuestion {
     ranges_changed: bool,
     /// Fault of a new range whose start lies after its end. `None`: there is no such range.
     reversed: Option<RangeError>,
-    release: Option<Result<ManualRelease, String>>,
+    release: Option<Result<ManualRelease, NoManualRelease>>,
     allocated: BTreeMap<String, String>,
     /// Claims that the request would end. The caller looks up which of their LoadBalancers exist.
     pub at_stake: Vec<ClaimHolder>,
@@ -244,7 +244,7 @@ impl PoolQuestion {
                 ));
             }
         }
-        self.judge_release(known, &mut answer);
+        self.check_release(known, &mut answer);
         if self.changed && answer.refusals.is_empty() {
             warnings::warn(self, known, &mut answer);
         }
@@ -271,12 +271,12 @@ impl PoolQuestion {
     /// Refuses a manual release that cannot be parsed. Warns of a manual release that will not be
     /// carried out, but admits it. Reason: a tool that applies pools from Git sends the annotation
     /// again after the address has another owner.
-    fn judge_release(&self, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
+    fn check_release(&self, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
         let asked = match asked {
             Ok(asked) => asked,
-            Err(fault) => return answer.refuse(field, fault.clone()),
+            Err(fault) => return answer.refuse(field, fault.to_string()),
         };
         let ManualRelease { ip, name } = asked;
         match self.allocated.get(&ip.to_string()) {

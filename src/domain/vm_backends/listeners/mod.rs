@@ -1,6 +1,8 @@
 //! LoadBalancer of type vm: the listeners and VMs that its spec requests, and the facts and the
 //! condition about its VMs and its Service.
 
+mod fault;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use super::service::SettingMisfit;
 use crate::limits::text::cut;
 use crate::reason;
 use api::{ConditionStatus, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
+pub use fault::ListenerFault;
 
 /// Maximum number of labels in a selector.
 pub const MOST_LABELS: usize = 16;
@@ -82,21 +85,19 @@ pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
 
 /// Listeners of the spec. The error names the field, the fault and a valid value. The operator's
 /// CRD refuses the same faults; Harvester's own CRD does not.
-pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, String> {
+pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, ListenerFault> {
     if spec.listeners.is_empty() {
-        return Err("spec.listeners: a load balancer of type vm needs at least one".to_owned());
+        return Err(ListenerFault::Missing);
     }
     if spec.listeners.len() > MOST_LISTENERS {
-        return Err(format!(
-            "spec.listeners: more than {MOST_LISTENERS}: use {MOST_LISTENERS} at most"
-        ));
+        return Err(ListenerFault::TooMany);
     }
     let mut listeners: Vec<ListenerPort> = Vec::new();
     let (mut names, mut ports) = (HashMap::new(), HashMap::new());
-    for (i, given) in spec.listeners.iter().enumerate() {
-        let port = |field: &str, value: i32| match u16::try_from(value) {
+    for (index, given) in spec.listeners.iter().enumerate() {
+        let port = |field: &'static str, value: i32| match u16::try_from(value) {
             Ok(port) if port > 0 => Ok(port),
-            _ => Err(format!("spec.listeners[{i}].{field}: {value} must be 1 to 65535")),
+            _ => Err(ListenerFault::NoPort { index, field, value }),
         };
         let listener = ListenerPort {
             name: given.name.clone(),
@@ -110,22 +111,17 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, String> {
         };
         let ListenerPort { name, protocol, port, .. } = &listener;
         if !matches!(protocol.as_str(), "TCP" | "UDP") {
-            return Err(format!("spec.listeners[{i}].protocol: {protocol:?} must be TCP or UDP"));
+            return Err(ListenerFault::NoProtocol { index, protocol: protocol.clone() });
         }
         if !is_port_name(name, spec.listeners.len()) {
-            return Err(format!(
-                "spec.listeners[{i}].name: {name:?} must be lower-case letters, digits and dashes, begin and end with a letter or digit, and be at most 63 long; only a single listener may have none"
-            ));
+            return Err(ListenerFault::NoName { index, name: name.clone() });
         }
-        if let Some(j) = names.insert(name.clone(), i) {
-            return Err(format!(
-                "spec.listeners[{i}].name: {name:?} is the name of spec.listeners[{j}] as well: use another"
-            ));
+        if let Some(earlier) = names.insert(name.clone(), index) {
+            return Err(ListenerFault::SameName { index, name: name.clone(), earlier });
         }
-        if let Some(j) = ports.insert((*port, protocol.clone()), i) {
-            return Err(format!(
-                "spec.listeners[{i}].port: {protocol} {port} is the port of spec.listeners[{j}] as well: use another"
-            ));
+        if let Some(earlier) = ports.insert((*port, protocol.clone()), index) {
+            let (protocol, port) = (protocol.clone(), *port);
+            return Err(ListenerFault::SamePort { index, protocol, port, earlier });
         }
         listeners.push(listener);
     }
