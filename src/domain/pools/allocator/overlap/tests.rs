@@ -1,5 +1,5 @@
-//! Tests of pools on one network, case by case. The model of the book covers the cases that are not
-//! listed here.
+//! Tests of pools on one network, case by case. The model of the allocator covers the cases that
+//! are not listed here.
 
 use super::super::tests::{at, everybody, lb, named, owner, seen};
 use super::super::{ClaimResult, LoadBalancerEntry, LoadBalancerIndex, NoAddressReason, PoolSeen};
@@ -22,124 +22,125 @@ fn on(network: &str, vlan: u16, mut pool: PoolSeen) -> PoolSeen {
     pool
 }
 
-fn book(pools: &[&PoolSeen]) -> PoolAllocator {
-    let mut book = PoolAllocator::default();
+fn allocator(pools: &[&PoolSeen]) -> PoolAllocator {
+    let mut allocator = PoolAllocator::default();
     for pool in pools {
-        book.merge(pool, &everybody());
+        allocator.merge(pool, &everybody());
     }
-    book
+    allocator
 }
 
-fn ip_of(verdict: &ClaimResult) -> String {
-    match verdict {
+fn ip_of(result: &ClaimResult) -> String {
+    match result {
         ClaimResult::Held { claim, .. } => format!("{} {}", claim.pool, claim.ip),
         ClaimResult::Waiting(wait) => wait.reason().to_owned(),
     }
 }
 
-fn stands_back(book: &PoolAllocator) -> Vec<(&str, &str)> {
-    let pools = book.pools().iter();
+fn stands_back(allocator: &PoolAllocator) -> Vec<(&str, &str)> {
+    let pools = allocator.pools().iter();
     pools.filter_map(|(name, pool)| Some((&**name, &*pool.conflict.as_ref()?.with))).collect()
 }
 
 #[test]
 fn the_younger_gives_out_nothing_new_and_keeps_what_it_gave() {
-    let mut book = book(&[&pool("b", 2, 10, 19)]);
-    assert_eq!(ip_of(&book.claim(&named(1, "b"))), "b 10.0.0.10");
-    book.merge(&pool("a", 1, 15, 30), &everybody());
-    assert_eq!(ip_of(&book.claim(&named(1, "b"))), "b 10.0.0.10");
-    let ClaimResult::Waiting(NoAddressReason::NotReady { pool, why }) = book.claim(&named(2, "b"))
+    let mut allocator = allocator(&[&pool("b", 2, 10, 19)]);
+    assert_eq!(ip_of(&allocator.claim(&named(1, "b"))), "b 10.0.0.10");
+    allocator.merge(&pool("a", 1, 15, 30), &everybody());
+    assert_eq!(ip_of(&allocator.claim(&named(1, "b"))), "b 10.0.0.10");
+    let ClaimResult::Waiting(NoAddressReason::NotReady { pool, why }) =
+        allocator.claim(&named(2, "b"))
     else {
         panic!("b gives out addresses")
     };
     assert!(pool == "b" && why.contains("10.0.0.15 to 10.0.0.19") && why.contains('a'), "{why}");
-    assert_eq!(stands_back(&book), [("b", "a")]);
+    assert_eq!(stands_back(&allocator), [("b", "a")]);
     assert!(
-        matches!(book.take_news().as_slice(), [OverlapNews::StandsBack(name, _)] if name == "b")
+        matches!(allocator.take_news().as_slice(), [OverlapNews::StandsBack(name, _)] if name == "b")
     );
 
     // After the older pool is deleted, the waiter gets an address.
-    book.take_touched();
-    book.remove_pool("a");
-    assert_eq!(book.serve_waiters(), [owner(2)]);
-    assert_eq!(book.take_touched(), BTreeSet::from(["b".to_owned()]));
-    assert!(stands_back(&book).is_empty());
-    assert_eq!(book.take_news(), []);
+    allocator.take_touched();
+    allocator.remove_pool("a");
+    assert_eq!(allocator.serve_waiters(), [owner(2)]);
+    assert_eq!(allocator.take_touched(), BTreeSet::from(["b".to_owned()]));
+    assert!(stands_back(&allocator).is_empty());
+    assert_eq!(allocator.take_news(), []);
 }
 
 #[test]
 fn an_older_one_that_is_widened_over_a_younger_ones_claims_leaves_them_out() {
-    let mut book = book(&[&pool("a", 1, 10, 11), &pool("b", 2, 12, 13)]);
-    assert_eq!(ip_of(&book.claim(&named(1, "b"))), "b 10.0.0.12");
-    assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.13");
-    book.merge(&pool("a", 1, 10, 13), &everybody());
-    assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.10");
-    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "a 10.0.0.11");
-    assert_eq!(ip_of(&book.claim(&named(5, "a"))), "NoAvailableIP");
-    assert_eq!((book.pools()["a"].ledger.available(), book.shared()), (0, 0));
+    let mut allocator = allocator(&[&pool("a", 1, 10, 11), &pool("b", 2, 12, 13)]);
+    assert_eq!(ip_of(&allocator.claim(&named(1, "b"))), "b 10.0.0.12");
+    assert_eq!(ip_of(&allocator.claim(&named(2, "b"))), "b 10.0.0.13");
+    allocator.merge(&pool("a", 1, 10, 13), &everybody());
+    assert_eq!(ip_of(&allocator.claim(&named(3, "a"))), "a 10.0.0.10");
+    assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "a 10.0.0.11");
+    assert_eq!(ip_of(&allocator.claim(&named(5, "a"))), "NoAvailableIP");
+    assert_eq!((allocator.pools()["a"].ledger.available(), allocator.shared()), (0, 0));
     // An address that pool b releases becomes free in pool a, and pool a is written.
-    book.take_touched();
-    book.release("u2");
-    assert_eq!(book.serve_waiters(), [owner(5)]);
-    assert_eq!(book.claims_of("u5"), [at("a", "10.0.0.13")]);
-    assert_eq!(book.take_touched(), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
+    allocator.take_touched();
+    allocator.release("u2");
+    assert_eq!(allocator.serve_waiters(), [owner(5)]);
+    assert_eq!(allocator.claims_of("u5"), [at("a", "10.0.0.13")]);
+    assert_eq!(allocator.take_touched(), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
     // An address that pool a gives out is held back in pool b.
-    assert!(book.pools()["b"].ledger.held_back().contains(&"10.0.0.13".parse().unwrap()));
+    assert!(allocator.pools()["b"].ledger.held_back().contains(&"10.0.0.13".parse().unwrap()));
 }
 
 /// Addresses of the cluster itself become known after the pool has given out an address.
 #[test]
 fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
-    let mut book = book(&[&pool("a", 1, 10, 13)]);
-    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
+    let mut allocator = allocator(&[&pool("a", 1, 10, 13)]);
+    assert_eq!(ip_of(&allocator.claim(&named(1, "a"))), "a 10.0.0.10");
     let node = |name: &str| Reserved::Node(name.into());
     let address = |last: u8| IpAddr::from([10, 0, 0, last]);
     let all = [(10, "n1"), (11, "n2"), (99, "n3")];
     let all = all.map(|(last, name)| (IpNet::from(address(last)), node(name)));
-    book.take_touched();
-    book.set_infrastructure(BTreeMap::from(all));
-    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10", "it is in use");
-    assert_eq!(ip_of(&book.claim(&named(2, "a"))), "a 10.0.0.12");
-    assert!(book.take_touched().contains("a"), "the condition says so");
-    let ready = crate::pools::status::pool_ready(&book.pools()["a"]);
+    allocator.take_touched();
+    allocator.set_infrastructure(BTreeMap::from(all));
+    assert_eq!(ip_of(&allocator.claim(&named(1, "a"))), "a 10.0.0.10", "it is in use");
+    assert_eq!(ip_of(&allocator.claim(&named(2, "a"))), "a 10.0.0.12");
+    assert!(allocator.take_touched().contains("a"), "the condition says so");
+    let ready = crate::pools::status::pool_ready(&allocator.pools()["a"]);
     assert_eq!(
         ready.message.as_deref(),
         Some(
             "held back: 10.0.0.10 is an address of Node n1, and LoadBalancer ns/lb1 holds it: move that LoadBalancer; 10.0.0.11 is an address of Node n2"
         )
     );
-    let [OverlapNews::ReservedInUse { ip, holder, .. }] = &*book.take_news() else {
+    let [OverlapNews::ReservedInUse { ip, holder, .. }] = &*allocator.take_news() else {
         panic!("no news")
     };
     assert_eq!((*ip, holder.as_str()), (address(10), "ns/lb1"));
-    book.release("u1");
-    assert_eq!(book.pools()["a"].ledger.available(), 1, "not free for the next one");
-    assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.13");
-    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
+    allocator.release("u1");
+    assert_eq!(allocator.pools()["a"].ledger.available(), 1, "not free for the next one");
+    assert_eq!(ip_of(&allocator.claim(&named(3, "a"))), "a 10.0.0.13");
+    assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "NoAvailableIP");
     // After the node is deleted, its address is free.
-    book.set_infrastructure(BTreeMap::from([(address(10).into(), node("n1"))]));
-    book.compare_pools();
-    assert_eq!(book.serve_waiters(), [owner(4)]);
-    assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.11")]);
-    assert_eq!(book.take_news(), []);
+    allocator.set_infrastructure(BTreeMap::from([(address(10).into(), node("n1"))]));
+    allocator.compare_pools();
+    assert_eq!(allocator.serve_waiters(), [owner(4)]);
+    assert_eq!(allocator.claims_of("u4"), [at("a", "10.0.0.11")]);
+    assert_eq!(allocator.take_news(), []);
 }
 
 /// Networks of pods and Services become known after the pool has given out addresses. Later, the
 /// pod network is removed.
 #[test]
 fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
-    let mut book = book(&[&pool("a", 1, 10, 17)]);
-    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
-    assert_eq!(ip_of(&book.claim(&named(2, "a"))), "a 10.0.0.11");
+    let mut allocator = allocator(&[&pool("a", 1, 10, 17)]);
+    assert_eq!(ip_of(&allocator.claim(&named(1, "a"))), "a 10.0.0.10");
+    assert_eq!(ip_of(&allocator.claim(&named(2, "a"))), "a 10.0.0.11");
     let network = |text: &str, what: Reserved| (text.parse().unwrap(), what);
     let services = network("10.0.0.8/29", Reserved::ServiceNetwork("kubernetes".into()));
     let pods = network("10.0.0.17/32", Reserved::PodNetwork("n1".into()));
     let node = network("10.0.0.11/32", Reserved::Node("n1".into()));
-    book.set_infrastructure(HeldBack::from([services.clone(), pods, node]));
-    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10", "it is in use");
-    assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.16");
-    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
-    let ready = crate::pools::status::pool_ready(&book.pools()["a"]);
+    allocator.set_infrastructure(HeldBack::from([services.clone(), pods, node]));
+    assert_eq!(ip_of(&allocator.claim(&named(1, "a"))), "a 10.0.0.10", "it is in use");
+    assert_eq!(ip_of(&allocator.claim(&named(3, "a"))), "a 10.0.0.16");
+    assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "NoAvailableIP");
+    let ready = crate::pools::status::pool_ready(&allocator.pools()["a"]);
     assert_eq!(
         ready.message.as_deref(),
         Some(
@@ -148,7 +149,7 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
              10.0.0.17 is in the pod network of Node n1"
         )
     );
-    let reported: Vec<_> = book
+    let reported: Vec<_> = allocator
         .take_news()
         .into_iter()
         .map(|news| match news {
@@ -164,14 +165,14 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
         ]
     );
     // After its release the address is not given out again, even when all pools are judged again.
-    book.release("u1");
-    book.merge(&pool("b", 2, 10, 17), &everybody());
-    book.compare_pools();
-    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
+    allocator.release("u1");
+    allocator.merge(&pool("b", 2, 10, 17), &everybody());
+    allocator.compare_pools();
+    assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "NoAvailableIP");
     // The pod network was removed, so its address is free.
-    book.set_infrastructure(HeldBack::from([services]));
-    assert_eq!(book.serve_waiters(), [owner(4)]);
-    assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.17")]);
+    allocator.set_infrastructure(HeldBack::from([services]));
+    assert_eq!(allocator.serve_waiters(), [owner(4)]);
+    assert_eq!(allocator.claims_of("u4"), [at("a", "10.0.0.17")]);
 }
 
 /// A tagged VLAN may use the same addresses as the cluster's pods and Services, so the pools of the
@@ -188,29 +189,29 @@ fn a_tagged_vlan_holds_back_no_network_of_the_cluster() {
         (Segment::Named("ns/gone".into()), "NoAvailableIP"),
         (Segment::Unlisted, "NoAvailableIP"),
     ] {
-        let mut book = book(&[&pool("a", 1, 10, 13)]);
-        book.pools.get_mut("a").unwrap().segment = segment.clone();
-        book.set_infrastructure(HeldBack::from([services.clone(), node.clone()]));
-        assert_eq!(ip_of(&book.claim(&named(1, "a"))), first, "{segment:?}");
+        let mut allocator = allocator(&[&pool("a", 1, 10, 13)]);
+        allocator.pools.get_mut("a").unwrap().segment = segment.clone();
+        allocator.set_infrastructure(HeldBack::from([services.clone(), node.clone()]));
+        assert_eq!(ip_of(&allocator.claim(&named(1, "a"))), first, "{segment:?}");
     }
 }
 
 #[test]
 fn a_claim_outside_its_shrunk_pool_is_not_given_to_another_owner() {
-    let mut book = book(&[&pool("a", 1, 10, 13)]);
+    let mut allocator = allocator(&[&pool("a", 1, 10, 13)]);
     for n in 1..=4 {
-        book.claim(&named(n, "a"));
+        allocator.claim(&named(n, "a"));
     }
-    book.merge(&pool("a", 1, 10, 11), &everybody());
+    allocator.merge(&pool("a", 1, 10, 11), &everybody());
     // The ranges do not overlap, so there is no conflict. But claims of pool a are in pool b's
     // range.
-    book.merge(&pool("b", 2, 12, 14), &everybody());
-    assert_eq!(ip_of(&book.claim(&named(5, "b"))), "b 10.0.0.14");
-    assert_eq!(ip_of(&book.claim(&named(6, "b"))), "NoAvailableIP");
-    assert!(stands_back(&book).is_empty());
-    book.release("u3");
-    assert_eq!(book.serve_waiters(), [owner(6)]);
-    assert_eq!(book.claims_of("u6"), [at("b", "10.0.0.12")]);
+    allocator.merge(&pool("b", 2, 12, 14), &everybody());
+    assert_eq!(ip_of(&allocator.claim(&named(5, "b"))), "b 10.0.0.14");
+    assert_eq!(ip_of(&allocator.claim(&named(6, "b"))), "NoAvailableIP");
+    assert!(stands_back(&allocator).is_empty());
+    allocator.release("u3");
+    assert_eq!(allocator.serve_waiters(), [owner(6)]);
+    assert_eq!(allocator.claims_of("u6"), [at("b", "10.0.0.12")]);
 }
 
 #[test]
@@ -225,72 +226,72 @@ fn claims_of_a_pool_that_leaves_or_makes_no_sense_stay_out_of_reach() {
             pool
         },
     ] {
-        let mut book = book(&[&pool("a", 1, 10, 11)]);
-        book.claim(&named(1, "a"));
-        book.merge(&spoil(pool("a", 1, 10, 11)), &everybody());
-        book.merge(&pool("b", 2, 10, 11), &everybody());
-        assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.11");
-        assert_eq!(ip_of(&book.claim(&named(3, "b"))), "NoAvailableIP");
-        assert!(stands_back(&book).is_empty());
+        let mut allocator = allocator(&[&pool("a", 1, 10, 11)]);
+        allocator.claim(&named(1, "a"));
+        allocator.merge(&spoil(pool("a", 1, 10, 11)), &everybody());
+        allocator.merge(&pool("b", 2, 10, 11), &everybody());
+        assert_eq!(ip_of(&allocator.claim(&named(2, "b"))), "b 10.0.0.11");
+        assert_eq!(ip_of(&allocator.claim(&named(3, "b"))), "NoAvailableIP");
+        assert!(stands_back(&allocator).is_empty());
     }
 }
 
 #[test]
 fn networks_that_turn_out_to_be_one_part_their_pools() {
     let (x, y) = (on("ns/x", 1, pool("a", 1, 10, 12)), on("ns/y", 2, pool("b", 2, 10, 12)));
-    let mut book = book(&[&x, &y]);
-    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
-    assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.10");
-    assert_eq!(ip_of(&book.claim(&named(3, "b"))), "b 10.0.0.11");
+    let mut allocator = allocator(&[&x, &y]);
+    assert_eq!(ip_of(&allocator.claim(&named(1, "a"))), "a 10.0.0.10");
+    assert_eq!(ip_of(&allocator.claim(&named(2, "b"))), "b 10.0.0.10");
+    assert_eq!(ip_of(&allocator.claim(&named(3, "b"))), "b 10.0.0.11");
     let one = NetworkAttachment { bridge: "br".into(), vlan: 1 };
-    book.relocate(|network| Segment::of(network, Some(&one), true));
+    allocator.relocate(|network| Segment::of(network, Some(&one), true));
     // Both LoadBalancers held the address before the conflict. The conflict is reported, and both
     // keep the address.
-    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
-    assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.10");
-    assert_eq!((stands_back(&book), book.shared()), (vec![("b", "a")], 1));
-    let news = book.take_news();
+    assert_eq!(ip_of(&allocator.claim(&named(1, "a"))), "a 10.0.0.10");
+    assert_eq!(ip_of(&allocator.claim(&named(2, "b"))), "b 10.0.0.10");
+    assert_eq!((stands_back(&allocator), allocator.shared()), (vec![("b", "a")], 1));
+    let news = allocator.take_news();
     let reported =
         |n: &OverlapNews| matches!(n, OverlapNews::Shared(s) if s.ip.to_string() == "10.0.0.10");
     assert!(news.len() == 2 && news.iter().any(reported), "{news:?}");
     // An address is given to no other LoadBalancer while pool b holds it, or while one of two
     // LoadBalancers still holds it.
-    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "a 10.0.0.12");
-    book.release("u1");
-    assert_eq!(book.shared(), 0);
-    assert_eq!(ip_of(&book.claim(&named(5, "a"))), "NoAvailableIP");
-    book.release("u2");
-    book.serve_waiters();
-    assert_eq!(book.claims_of("u5"), [at("a", "10.0.0.10")]);
+    assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "a 10.0.0.12");
+    allocator.release("u1");
+    assert_eq!(allocator.shared(), 0);
+    assert_eq!(ip_of(&allocator.claim(&named(5, "a"))), "NoAvailableIP");
+    allocator.release("u2");
+    allocator.serve_waiters();
+    assert_eq!(allocator.claims_of("u5"), [at("a", "10.0.0.10")]);
     // A conflict that was reported is not reported again.
-    book.merge(&x, &everybody());
-    book.serve_waiters();
-    assert_eq!(book.take_news(), []);
+    allocator.merge(&x, &everybody());
+    allocator.serve_waiters();
+    assert_eq!(allocator.take_news(), []);
 }
 
 #[test]
 fn what_three_pools_hold_comes_free_with_the_last() {
     let vlan = |name: &str, n: u16| on(&format!("ns/{name}"), n, pool(name, i64::from(n), 10, 10));
-    let mut book = book(&[&vlan("a", 1), &vlan("b", 2), &vlan("c", 3)]);
+    let mut allocator = allocator(&[&vlan("a", 1), &vlan("b", 2), &vlan("c", 3)]);
     for (n, name) in [(1, "b"), (2, "c")] {
-        book.claim(&named(n, name));
+        allocator.claim(&named(n, name));
     }
-    book.relocate(|_| Segment::Vlan("br".into(), 1));
+    allocator.relocate(|_| Segment::Vlan("br".into(), 1));
     for (n, expected) in [(1, "NoAvailableIP"), (2, "a 10.0.0.10")] {
-        book.release(&format!("u{n}"));
-        assert_eq!(ip_of(&book.claim(&named(5, "a"))), expected);
+        allocator.release(&format!("u{n}"));
+        assert_eq!(ip_of(&allocator.claim(&named(5, "a"))), expected);
     }
 }
 
 /// A tenant that writes the status must not gain an address that another pool gave out.
 #[test]
 fn a_published_address_that_another_pool_holds_is_not_taken_back() {
-    let mut book = book(&[&pool("a", 1, 10, 19), &pool("b", 2, 10, 19)]);
-    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
+    let mut allocator = allocator(&[&pool("a", 1, 10, 19), &pool("b", 2, 10, 19)]);
+    assert_eq!(ip_of(&allocator.claim(&named(1, "a"))), "a 10.0.0.10");
     let forged = crate::LbFacts { published: Some(at("b", "10.0.0.10")), ..lb(2) };
-    book.claim(&forged);
-    assert!(book.claims_of("u2").is_empty());
-    assert_eq!(book.shared(), 0);
+    allocator.claim(&forged);
+    assert!(allocator.claims_of("u2").is_empty());
+    assert_eq!(allocator.shared(), 0);
 }
 
 /// Published addresses count as in use when a pool is read. So a duplicate is reported, and both
@@ -304,11 +305,11 @@ fn two_that_publish_one_address_from_two_pools_both_keep_it() {
         deleting: false,
     };
     let world = LoadBalancerIndex::new([published(1, "a"), published(2, "b")]);
-    let mut book = PoolAllocator::default();
+    let mut allocator = PoolAllocator::default();
     for pool in [pool("a", 1, 10, 11), pool("b", 2, 10, 11)] {
-        book.merge(&pool, &world);
+        allocator.merge(&pool, &world);
     }
-    book.serve_waiters();
-    assert_eq!(book.shared(), 1);
-    assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.11");
+    allocator.serve_waiters();
+    assert_eq!(allocator.shared(), 1);
+    assert_eq!(ip_of(&allocator.claim(&named(3, "a"))), "a 10.0.0.11");
 }

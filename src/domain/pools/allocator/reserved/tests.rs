@@ -12,12 +12,12 @@ fn on_vlan(name: &str, vlan: u16, size: usize) -> PoolSeen {
     PoolSeen { segment: Segment::Vlan("br".into(), vlan), ..pool }
 }
 
-fn book(pools: &[PoolSeen]) -> PoolAllocator {
-    let mut book = PoolAllocator::default();
+fn allocator(pools: &[PoolSeen]) -> PoolAllocator {
+    let mut allocator = PoolAllocator::default();
     for pool in pools {
-        book.merge(pool, &everybody());
+        allocator.merge(pool, &everybody());
     }
-    book
+    allocator
 }
 
 /// A LoadBalancer of type vm. Nodes announce its address, and have no link for the pool's VLAN.
@@ -26,8 +26,8 @@ fn vm(n: usize, pool: &str) -> LbFacts {
 }
 
 /// The present address of the LoadBalancer, or the reason why it has none.
-fn given(book: &mut PoolAllocator, facts: &LbFacts) -> String {
-    match book.claim(facts) {
+fn given(allocator: &mut PoolAllocator, facts: &LbFacts) -> String {
+    match allocator.claim(facts) {
         ClaimResult::Held { claim, .. } => claim.ip.to_string(),
         ClaimResult::Waiting(wait) => wait.reason().to_owned(),
     }
@@ -39,36 +39,36 @@ fn ip(last: usize) -> String {
 
 #[test]
 fn an_address_is_one_load_balancers_where_it_is_announced() {
-    let mut book = book(&[on_vlan("v", 1, 3), seen("m", "10.0.0", 3)]);
+    let mut allocator = allocator(&[on_vlan("v", 1, 3), seen("m", "10.0.0", 3)]);
     // The VLAN's pool gives an address that is announced on the default interface, so the other
     // pool does not give out that address.
-    assert_eq!(given(&mut book, &vm(1, "v")), ip(10));
-    assert_eq!(given(&mut book, &named(2, "m")), ip(11));
+    assert_eq!(given(&mut allocator, &vm(1, "v")), ip(10));
+    assert_eq!(given(&mut allocator, &named(2, "m")), ip(11));
     // The reverse: the VLAN's pool does not give out the address of the other pool.
-    assert_eq!(given(&mut book, &vm(3, "v")), ip(12));
-    assert_eq!(given(&mut book, &named(4, "m")), "NoAvailableIP");
+    assert_eq!(given(&mut allocator, &vm(3, "v")), ip(12));
+    assert_eq!(given(&mut allocator, &named(4, "m")), "NoAvailableIP");
     // The address of a guest is announced on the VLAN only, so it does not conflict with pool m.
-    assert_eq!(given(&mut book, &named(5, "v")), ip(11));
-    assert_eq!(book.shared(), 0);
+    assert_eq!(given(&mut allocator, &named(5, "v")), ip(11));
+    assert_eq!(allocator.shared(), 0);
     // An address that the VLAN's pool releases is free in the other pool.
-    book.release("u1");
-    assert_eq!(book.serve_waiters(), [owner(4)]);
-    assert_eq!(book.claims_of("u4"), [at("m", "10.0.0.10")]);
+    allocator.release("u1");
+    assert_eq!(allocator.serve_waiters(), [owner(4)]);
+    assert_eq!(allocator.claims_of("u4"), [at("m", "10.0.0.10")]);
 }
 
 #[test]
 fn a_network_that_contradicts_the_pool_is_refused_to_the_new_and_reported_to_holders() {
-    let mut book = book(&[on_vlan("v", 1, 3)]);
+    let mut allocator = allocator(&[on_vlan("v", 1, 3)]);
     let elsewhere = |n| LbFacts { segment: Some(Segment::Vlan("br".into(), 2)), ..named(n, "v") };
     let ClaimResult::Waiting(NoAddressReason::NetworkMismatch { pool, .. }) =
-        book.claim(&elsewhere(1))
+        allocator.claim(&elsewhere(1))
     else {
         panic!("it has an address of a network that is not its own")
     };
     assert_eq!(pool, "v");
-    assert_eq!(given(&mut book, &named(2, "v")), ip(10));
+    assert_eq!(given(&mut allocator, &named(2, "v")), ip(10));
     let published = LbFacts { published: Some(at("v", "10.0.0.10")), ..elsewhere(2) };
-    let ClaimResult::Held { claim, instead, .. } = book.claim(&published) else {
+    let ClaimResult::Held { claim, instead, .. } = allocator.claim(&published) else {
         panic!("it lost it")
     };
     assert_eq!(claim, at("v", "10.0.0.10"));
@@ -78,50 +78,50 @@ fn a_network_that_contradicts_the_pool_is_refused_to_the_new_and_reported_to_hol
 /// The claim is not yet in the LoadBalancer's status.
 #[test]
 fn a_claim_that_is_not_published_yet_outlives_its_pool() {
-    let mut book = book(&[seen("a", "10.0.0", 3)]);
-    assert_eq!(given(&mut book, &lb(1)), ip(10));
-    book.remove_pool("a");
-    book.merge(&seen("b", "10.0.0", 3), &everybody());
-    assert_eq!(given(&mut book, &lb(2)), ip(11));
+    let mut allocator = allocator(&[seen("a", "10.0.0", 3)]);
+    assert_eq!(given(&mut allocator, &lb(1)), ip(10));
+    allocator.remove_pool("a");
+    allocator.merge(&seen("b", "10.0.0", 3), &everybody());
+    assert_eq!(given(&mut allocator, &lb(2)), ip(11));
     let published = LbFacts { published: Some(at("a", "10.0.0.10")), ..lb(1) };
-    assert_eq!(given(&mut book, &published), ip(10));
+    assert_eq!(given(&mut allocator, &published), ip(10));
 }
 
 #[test]
 fn what_a_term_begins_with_stays_whatever_scopes_say() {
     let other = for_namespace(seen("b", "10.0.0", 3), "other");
-    let mut book = book(&[other]);
+    let mut allocator = allocator(&[other]);
     let published = LbFacts { published: Some(at("gone", "10.0.0.10")), ..lb(1) };
-    book.adopt(&published);
-    assert_eq!(given(&mut book, &published), ip(10));
+    allocator.adopt(&published);
+    assert_eq!(given(&mut allocator, &published), ip(10));
     let mut anothers = lb(2);
     anothers.requirement.namespace = "other".into();
-    assert_eq!(given(&mut book, &anothers), ip(11));
+    assert_eq!(given(&mut allocator, &anothers), ip(11));
 }
 
 #[test]
 fn what_is_published_without_a_pool_is_reserved_as_soon_as_it_is_seen() {
-    let mut book = book(&[seen("b", "10.0.0", 3)]);
-    book.observe(&LbFacts { published: Some(at("gone", "10.0.0.10")), ..lb(1) });
-    assert_eq!(given(&mut book, &lb(2)), ip(11));
+    let mut allocator = allocator(&[seen("b", "10.0.0", 3)]);
+    allocator.observe(&LbFacts { published: Some(at("gone", "10.0.0.10")), ..lb(1) });
+    assert_eq!(given(&mut allocator, &lb(2)), ip(11));
 }
 
 #[test]
 fn who_asks_for_a_former_address_has_it_and_others_avoid_it_while_they_can() {
-    let mut book = book(&[seen("a", "10.0.0", 5)]);
+    let mut allocator = allocator(&[seen("a", "10.0.0", 5)]);
     let restored = |n, last: usize| {
         let former = at("a", &format!("10.0.0.{last}"));
         LbFacts { former: Some(former), ..lb(n) }
     };
     for (n, last) in [(1, 10), (2, 13)] {
-        book.observe(&restored(n, last));
+        allocator.observe(&restored(n, last));
     }
-    assert_eq!(given(&mut book, &lb(3)), ip(11), "the first is expected");
-    assert_eq!(given(&mut book, &restored(2, 13)), ip(13), "not the next one");
+    assert_eq!(given(&mut allocator, &lb(3)), ip(11), "the first is expected");
+    assert_eq!(given(&mut allocator, &restored(2, 13)), ip(13), "not the next one");
     for (n, last) in [(4, 12), (5, 14)] {
-        assert_eq!(given(&mut book, &lb(n)), ip(last));
+        assert_eq!(given(&mut allocator, &lb(n)), ip(last));
     }
     // No other address is left, so an expected address is given out.
-    assert_eq!(given(&mut book, &lb(6)), ip(10));
-    assert_eq!(given(&mut book, &restored(1, 10)), "NoAvailableIP");
+    assert_eq!(given(&mut allocator, &lb(6)), ip(10));
+    assert_eq!(given(&mut allocator, &restored(1, 10)), "NoAvailableIP");
 }

@@ -35,8 +35,8 @@ fn storing(claims: &[(&str, &str, &str)]) -> PoolSeen {
     pool
 }
 
-fn ledger(book: &PoolAllocator) -> Vec<(String, &str, &str)> {
-    let claims = book.pools()["a"].ledger.claims().iter();
+fn ledger(allocator: &PoolAllocator) -> Vec<(String, &str, &str)> {
+    let claims = allocator.pools()["a"].ledger.claims().iter();
     claims.map(|(ip, o)| (ip.to_string(), o.name.as_str(), o.uid.as_str())).collect()
 }
 
@@ -44,42 +44,43 @@ fn row<'a>(last: usize, name: &'a str, uid: &'a str) -> (String, &'a str, &'a st
     (format!("10.0.0.{last}"), name, uid)
 }
 
-fn stored(book: &PoolAllocator) -> IPPoolStatus {
-    pool_status(&book.pools()["a"], &[], None, None, Some(1), "2026-01-01T00:00:00Z")
+fn stored(allocator: &PoolAllocator) -> IPPoolStatus {
+    pool_status(&allocator.pools()["a"], &[], None, None, Some(1), "2026-01-01T00:00:00Z")
 }
 
 #[test]
 fn a_wiped_ledger_is_rebuilt_from_what_is_published_before_any_new_claim() {
-    let mut book = PoolAllocator::default();
-    let repairs = book.merge(&seen("a", "10.0.0", 10), &world(&[(1, Some(10)), (2, Some(14))]));
+    let mut allocator = PoolAllocator::default();
+    let repairs =
+        allocator.merge(&seen("a", "10.0.0", 10), &world(&[(1, Some(10)), (2, Some(14))]));
     let restored = |n, last| LedgerRepair::Restored(at("a", last), owner(n));
     assert_eq!(repairs, [restored(1, "10.0.0.10"), restored(2, "10.0.0.14")]);
-    let ClaimResult::Held { claim, .. } = book.claim(&lb(3)) else { panic!("no address") };
+    let ClaimResult::Held { claim, .. } = allocator.claim(&lb(3)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.11"));
     // Claims of LoadBalancers that have not published yet are rebuilt from memory.
-    book.merge(&seen("a", "10.0.0", 10), &world(&[(1, Some(10)), (2, Some(14)), (3, None)]));
+    allocator.merge(&seen("a", "10.0.0", 10), &world(&[(1, Some(10)), (2, Some(14)), (3, None)]));
     let rows = [row(10, "ns/lb1", "u1"), row(11, "ns/lb3", "u3"), row(14, "ns/lb2", "u2")];
-    assert_eq!(ledger(&book), rows);
-    assert_eq!(book.claims_of("u3"), [at("a", "10.0.0.11")]);
+    assert_eq!(ledger(&allocator), rows);
+    assert_eq!(allocator.claims_of("u3"), [at("a", "10.0.0.11")]);
 }
 
 #[test]
 fn what_is_published_goes_before_what_is_stored_and_that_before_memory() {
-    let mut book = PoolAllocator::default();
-    let ask = |book: &mut PoolAllocator, n| drop(book.claim(&lb(n)));
-    book.merge(&storing(&[]), &LoadBalancerIndex::default());
-    (1..=3).for_each(|n| ask(&mut book, n));
+    let mut allocator = PoolAllocator::default();
+    let ask = |allocator: &mut PoolAllocator, n| drop(allocator.claim(&lb(n)));
+    allocator.merge(&storing(&[]), &LoadBalancerIndex::default());
+    (1..=3).for_each(|n| ask(&mut allocator, n));
     // lb1 holds .10, lb2 .11, lb3 .12. Another leader gave .11 to lb5 and .12 to lb6; lb7
     // publishes .12.
     let foreign = storing(&[("10.0.0.11", "ns/lb5", "u5"), ("10.0.0.12", "ns/lb6", "u6")]);
-    let repairs = book.merge(&foreign, &world(&[(1, None), (7, Some(12))]));
+    let repairs = allocator.merge(&foreign, &world(&[(1, None), (7, Some(12))]));
     assert_eq!(repairs, [LedgerRepair::Corrected(at("a", "10.0.0.12"), owner(7))]);
     let rows = [row(10, "ns/lb1", "u1"), row(11, "ns/lb5", "u5"), row(12, "ns/lb7", "u7")];
-    assert_eq!(ledger(&book), rows);
+    assert_eq!(ledger(&allocator), rows);
     for loser in ["u2", "u3", "u6"] {
-        assert!(book.claims_of(loser).is_empty(), "{loser}");
+        assert!(allocator.claims_of(loser).is_empty(), "{loser}");
     }
-    let ClaimResult::Held { claim, .. } = book.claim(&lb(2)) else { panic!("no address") };
+    let ClaimResult::Held { claim, .. } = allocator.claim(&lb(2)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.13"), "the loser gets another");
 }
 
@@ -87,53 +88,53 @@ fn what_is_published_goes_before_what_is_stored_and_that_before_memory() {
 #[test]
 fn an_owner_keeps_one_address_of_a_pool() {
     let twice = storing(&[("10.0.0.12", "ns/lb1", "u1"), ("10.0.0.15", "ns/lb1", "u1")]);
-    let mut book = PoolAllocator::default();
-    book.merge(&twice, &world(&[(1, Some(15))]));
-    assert_eq!(ledger(&book), [row(15, "ns/lb1", "u1")]);
-    book.merge(&storing(&[("10.0.0.17", "ns/lb1", "u1")]), &world(&[(1, None)]));
-    assert_eq!(ledger(&book), [row(17, "ns/lb1", "u1")]);
-    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.17")]);
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&twice, &world(&[(1, Some(15))]));
+    assert_eq!(ledger(&allocator), [row(15, "ns/lb1", "u1")]);
+    allocator.merge(&storing(&[("10.0.0.17", "ns/lb1", "u1")]), &world(&[(1, None)]));
+    assert_eq!(ledger(&allocator), [row(17, "ns/lb1", "u1")]);
+    assert_eq!(allocator.claims_of("u1"), [at("a", "10.0.0.17")]);
 }
 
 #[test]
 fn an_entry_without_uid_adopts_that_of_the_load_balancer_of_its_name() {
     let old_style = storing(&[("10.0.0.12", "ns/lb1", ""), ("10.0.0.13", "ns/gone", "")]);
-    let mut book = PoolAllocator::default();
-    book.merge(&old_style, &world(&[(1, None)]));
-    assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1"), row(13, "ns/gone", "")]);
-    let ClaimResult::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&old_style, &world(&[(1, None)]));
+    assert_eq!(ledger(&allocator), [row(12, "ns/lb1", "u1"), row(13, "ns/gone", "")]);
+    let ClaimResult::Held { claim, .. } = allocator.claim(&lb(1)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.12"));
     // The UID comes from memory, even if the view does not contain the LoadBalancer.
-    book.merge(&old_style, &LoadBalancerIndex::default());
-    assert_eq!(ledger(&book)[0], row(12, "ns/lb1", "u1"));
+    allocator.merge(&old_style, &LoadBalancerIndex::default());
+    assert_eq!(ledger(&allocator)[0], row(12, "ns/lb1", "u1"));
 }
 
 /// The ledger's entry may be read before the LoadBalancer is in the view.
 #[test]
 fn an_entry_without_uid_adopts_it_later_too() {
     let old_style = storing(&[("10.0.0.12", "ns/lb1", "")]);
-    let mut book = PoolAllocator::default();
-    book.merge(&old_style, &LoadBalancerIndex::default());
-    book.merge(&old_style, &world(&[(1, None)]));
-    assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);
-    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&old_style, &LoadBalancerIndex::default());
+    allocator.merge(&old_style, &world(&[(1, None)]));
+    assert_eq!(ledger(&allocator), [row(12, "ns/lb1", "u1")]);
+    assert_eq!(allocator.claims_of("u1"), [at("a", "10.0.0.12")]);
     // The LoadBalancer may also ask for an address without ever being in the view.
-    let mut book = PoolAllocator::default();
-    book.merge(&old_style, &LoadBalancerIndex::default());
-    book.claim(&lb(1));
-    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&old_style, &LoadBalancerIndex::default());
+    allocator.claim(&lb(1));
+    assert_eq!(allocator.claims_of("u1"), [at("a", "10.0.0.12")]);
     // A LoadBalancer that got another address before retains that address, because the address may
     // be in use by now.
-    let mut book = PoolAllocator::default();
-    book.merge(&storing(&[]), &LoadBalancerIndex::default());
-    book.claim(&lb(1));
-    book.merge(&old_style, &world(&[(1, None)]));
-    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.10")]);
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&storing(&[]), &LoadBalancerIndex::default());
+    allocator.claim(&lb(1));
+    allocator.merge(&old_style, &world(&[(1, None)]));
+    assert_eq!(allocator.claims_of("u1"), [at("a", "10.0.0.10")]);
 }
 
 #[test]
 fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
-    let mut book = PoolAllocator::default();
+    let mut allocator = PoolAllocator::default();
     let all = world(&[(1, None), (2, Some(14)), (3, None)]);
     let pool = storing(&[
         ("10.0.0.12", "ns/lb1", "before"),
@@ -141,20 +142,20 @@ fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
         ("10.0.0.14", "ns/lb2", "u2"),
         ("10.0.0.15", "ns/lb3", ""),
     ]);
-    book.merge(&pool, &all);
-    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
-    let ClaimResult::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
+    allocator.merge(&pool, &all);
+    assert_eq!(allocator.claims_of("u1"), [at("a", "10.0.0.12")]);
+    let ClaimResult::Held { claim, .. } = allocator.claim(&lb(1)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.12"));
     // Before the merge, the API server is asked whether lb1 is the recorded object.
     assert_eq!(PoolAllocator::default().disputes(&pool, &all), [owner(1)]);
     let gone = Owner { name: "ns/gone".into(), uid: String::new() };
     let orphans = [(at("a", "10.0.0.13"), gone)];
-    assert_eq!(book.orphans(&all), orphans);
+    assert_eq!(allocator.orphans(&all), orphans);
     for (claim, owner) in orphans {
-        assert!(book.release_claim(&claim, &owner), "{claim:?}");
+        assert!(allocator.release_claim(&claim, &owner), "{claim:?}");
     }
-    assert!(book.orphans(&all).is_empty());
-    assert_eq!(book.pools()["a"].ledger.available(), 7);
+    assert!(allocator.orphans(&all).is_empty());
+    assert_eq!(allocator.pools()["a"].ledger.available(), 7);
 }
 
 /// The stored ledger decides which LoadBalancer keeps the address, else memory, else age. The other
@@ -169,17 +170,17 @@ fn of_two_that_publish_one_address_one_keeps_it() {
         (storing(&[("10.0.0.12", "ns/lb1", "u1")]), by_stored, 2),
         (storing(&[]), storing(&[]), 1),
     ] {
-        let mut book = PoolAllocator::default();
-        book.merge(&first_seen, &LoadBalancerIndex::default());
-        let repairs = book.merge(&then_seen, &both);
+        let mut allocator = PoolAllocator::default();
+        allocator.merge(&first_seen, &LoadBalancerIndex::default());
+        let repairs = allocator.merge(&then_seen, &both);
         let loser = 3 - keeper;
         assert!(repairs.contains(&LedgerRepair::Double(at("a", "10.0.0.12"), owner(loser))));
-        assert_eq!(book.claims_of(&owner(keeper).uid), [at("a", "10.0.0.12")]);
+        assert_eq!(allocator.claims_of(&owner(keeper).uid), [at("a", "10.0.0.12")]);
         for n in [loser, keeper] {
             let facts = lb(n);
             let published = Some(at("a", "10.0.0.12"));
-            let verdict = book.claim(&crate::LbFacts { published, ..facts });
-            let ClaimResult::Held { claim, .. } = verdict else { panic!("no address") };
+            let result = allocator.claim(&crate::LbFacts { published, ..facts });
+            let ClaimResult::Held { claim, .. } = result else { panic!("no address") };
             assert_eq!(claim == at("a", "10.0.0.12"), n == keeper, "{claim:?}");
         }
     }
@@ -192,19 +193,19 @@ fn of_two_that_publish_one_address_one_keeps_it() {
 fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     let late = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
     let agreed = [("10.0.0.12", "ns/lb2", "u2"), ("10.0.0.14", "ns/lb4", "u4")];
-    let mut book = PoolAllocator::default();
-    book.merge(&storing(&agreed), &LoadBalancerIndex::default());
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&storing(&agreed), &LoadBalancerIndex::default());
     let by_stored = [agreed[0], agreed[1], ("10.0.0.13", "ns/lb2", "other")];
-    assert_eq!(book.disputes(&storing(&by_stored), &late), [owner(3)]);
+    assert_eq!(allocator.disputes(&storing(&by_stored), &late), [owner(3)]);
     let mut current = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
     current.update(&owner(3), None);
-    assert!(book.disputes(&storing(&by_stored), &current).is_empty());
+    assert!(allocator.disputes(&storing(&by_stored), &current).is_empty());
     assert!(!current.knows(&owner(3)));
-    let repairs = book.merge(&storing(&by_stored), &current);
+    let repairs = allocator.merge(&storing(&by_stored), &current);
     let double = LedgerRepair::Double(at("a", "10.0.0.12"), owner(1));
     assert_eq!(repairs, [double, LedgerRepair::Restored(at("a", "10.0.0.15"), owner(5))]);
-    assert_eq!(book.claims_of("u2"), [at("a", "10.0.0.12")]);
-    assert_eq!(book.claims_of("other"), [at("a", "10.0.0.13")]);
+    assert_eq!(allocator.claims_of("u2"), [at("a", "10.0.0.12")]);
+    assert_eq!(allocator.claims_of("other"), [at("a", "10.0.0.13")]);
     // A LoadBalancer that was created again is found by its name.
     current.update(
         &owner(4),
@@ -223,50 +224,55 @@ fn a_publisher_that_is_being_deleted_counts_only_if_a_ledger_names_it() {
     // The third LoadBalancer's address is outside the pool's ranges, but it is in use.
     let all =
         LoadBalancerIndex::new([deleting(1, Some(11)), deleting(2, Some(12)), entry(3, Some(99))]);
-    let mut book = PoolAllocator::default();
-    book.merge(&storing(&[("10.0.0.11", "ns/lb1", "u1")]), &all);
-    assert_eq!(ledger(&book), [row(11, "ns/lb1", "u1"), row(99, "ns/lb3", "u3")]);
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&storing(&[("10.0.0.11", "ns/lb1", "u1")]), &all);
+    assert_eq!(ledger(&allocator), [row(11, "ns/lb1", "u1"), row(99, "ns/lb3", "u3")]);
 }
 
 #[test]
 fn an_entry_that_is_no_address_is_reported_and_dropped() {
-    let mut book = PoolAllocator::default();
+    let mut allocator = PoolAllocator::default();
     let mut pool = storing(&[("10.0.0.300", "ns/lb1", "u1"), ("10.0.0.12", "ns/lb2", "u2")]);
     pool.status.allocated_history.insert("nonsense".into(), "ns/lb3".into());
     pool.status.last_allocated = "nonsense".into();
-    let repairs = book.merge(&pool, &LoadBalancerIndex::default());
+    let repairs = allocator.merge(&pool, &LoadBalancerIndex::default());
     assert_eq!(repairs, [LedgerRepair::Unreadable("10.0.0.300".into())]);
-    assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
+    assert_eq!(ledger(&allocator), [row(12, "ns/lb2", "u2")]);
 }
 
 #[test]
 fn a_faulty_or_shrunk_pool_keeps_its_claims_and_heals() {
-    let mut book = PoolAllocator::default();
-    book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, None)]));
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, None)]));
     for size in [0, 1] {
-        let edited = PoolSeen { status: stored(&book), ..seen("a", "10.0.0", size) };
-        book.merge(&edited, &world(&[(1, None)]));
-        let ClaimResult::Held { claim, subnet, instead, .. } = book.claim(&lb(1)) else {
+        let edited = PoolSeen { status: stored(&allocator), ..seen("a", "10.0.0", size) };
+        allocator.merge(&edited, &world(&[(1, None)]));
+        let ClaimResult::Held { claim, subnet, instead, .. } = allocator.claim(&lb(1)) else {
             panic!("lost")
         };
         assert_eq!((claim, subnet, instead), (at("a", "10.0.0.12"), None, None));
-        assert_eq!(book.pools()["a"].fault.is_some(), size == 0);
+        assert_eq!(allocator.pools()["a"].fault.is_some(), size == 0);
     }
-    book.merge(&PoolSeen { status: stored(&book), ..storing(&[]) }, &world(&[(1, None)]));
-    let ClaimResult::Held { subnet: Some(subnet), .. } = book.claim(&lb(1)) else { panic!("lost") };
+    allocator.merge(&PoolSeen { status: stored(&allocator), ..storing(&[]) }, &world(&[(1, None)]));
+    let ClaimResult::Held { subnet: Some(subnet), .. } = allocator.claim(&lb(1)) else {
+        panic!("lost")
+    };
     assert_eq!(subnet.mask(), "255.255.255.0");
-    assert_eq!(book.pools()["a"].ledger.available(), 9);
+    assert_eq!(allocator.pools()["a"].ledger.available(), 9);
 }
 
 /// A pool whose selector stops to admit LoadBalancers gives them no new address, and releases no
 /// claim.
 #[test]
 fn a_selector_that_changes_ends_no_claim() {
-    let mut book = PoolAllocator::default();
-    book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, Some(12))]));
-    book.merge(&for_namespace(storing(&[]), "other"), &world(&[(1, Some(12))]));
-    assert!(matches!(book.claim(&lb(1)), ClaimResult::Held { instead: None, .. }));
-    assert!(matches!(book.claim(&lb(2)), ClaimResult::Waiting(NoAddressReason::NoMatch { .. })));
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, Some(12))]));
+    allocator.merge(&for_namespace(storing(&[]), "other"), &world(&[(1, Some(12))]));
+    assert!(matches!(allocator.claim(&lb(1)), ClaimResult::Held { instead: None, .. }));
+    assert!(matches!(
+        allocator.claim(&lb(2)),
+        ClaimResult::Waiting(NoAddressReason::NoMatch { .. })
+    ));
 }
 
 /// A merge after a write by another client keeps the order of releases.
@@ -274,22 +280,22 @@ fn a_selector_that_changes_ends_no_claim() {
 fn history_forgets_the_oldest_release_first_after_a_merge_too() {
     let mut pool = seen("a", "10.0.0", 1);
     pool.spec.ranges = vec![api::Range { subnet: "10.0.0.0/20".into(), ..api::Range::default() }];
-    let mut book = PoolAllocator::default();
-    book.merge(&pool, &LoadBalancerIndex::default());
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&pool, &LoadBalancerIndex::default());
     let held: Vec<_> = (0..=HISTORY_LENGTH)
-        .filter_map(|n| match book.claim(&lb(n)) {
+        .filter_map(|n| match allocator.claim(&lb(n)) {
             ClaimResult::Held { claim, .. } => Some(claim.ip),
             ClaimResult::Waiting(_) => None,
         })
         .collect();
     // The highest addresses are released first, so these are the oldest releases.
     for n in (1..=HISTORY_LENGTH).rev() {
-        book.release(&owner(n).uid);
+        allocator.release(&owner(n).uid);
     }
-    let status = stored(&book);
-    book.merge(&PoolSeen { status, ..pool }, &LoadBalancerIndex::default());
-    book.release(&owner(0).uid);
-    let remembered: Vec<_> = book.pools()["a"].ledger.history().map(|(ip, _)| ip).collect();
+    let status = stored(&allocator);
+    allocator.merge(&PoolSeen { status, ..pool }, &LoadBalancerIndex::default());
+    allocator.release(&owner(0).uid);
+    let remembered: Vec<_> = allocator.pools()["a"].ledger.history().map(|(ip, _)| ip).collect();
     assert!(remembered.contains(&held[0]) && remembered.contains(&held[1]));
     assert!(!remembered.contains(&held[HISTORY_LENGTH]), "the oldest release is forgotten");
 }
@@ -311,18 +317,20 @@ fn a_long_history_loses_the_names_that_no_longer_exist() {
         pool.status.allocated_history.insert(ip.to_string(), owner(*n).name);
     }
     let world = world(&expected.iter().map(|(n, _)| (*n, None)).collect::<Vec<_>>());
-    let mut book = PoolAllocator::default();
-    book.merge(&pool, &world);
-    assert_eq!(stored(&book).allocated_history.len(), expected.len(), "only expected ones");
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&pool, &world);
+    assert_eq!(stored(&allocator).allocated_history.len(), expected.len(), "only expected ones");
     for (n, ip) in &expected {
-        let ClaimResult::Held { claim, .. } = book.claim(&lb(*n)) else { panic!("no address") };
+        let ClaimResult::Held { claim, .. } = allocator.claim(&lb(*n)) else {
+            panic!("no address")
+        };
         assert_eq!(claim.ip, *ip);
     }
-    assert!(stored(&book).allocated_history.is_empty());
+    assert!(stored(&allocator).allocated_history.is_empty());
 
-    let mut book = PoolAllocator::default();
-    book.merge(&pool, &LoadBalancerIndex::default());
-    assert_eq!(stored(&book).allocated_history.len(), HISTORY_LENGTH);
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&pool, &LoadBalancerIndex::default());
+    assert_eq!(stored(&allocator).allocated_history.len(), HISTORY_LENGTH);
 }
 
 proptest! {
@@ -337,17 +345,17 @@ proptest! {
         outside in any::<bool>(),
     ) {
         let strangers = [("10.0.0.7", "ns/out", "out"), ("10.0.0.11", "ns/gone", "")];
-        let mut book = PoolAllocator::default();
+        let mut allocator = PoolAllocator::default();
         let pool = storing(if outside { &strangers } else { &[] });
-        book.merge(&pool, &LoadBalancerIndex::default());
+        allocator.merge(&pool, &LoadBalancerIndex::default());
         let mut exist = BTreeMap::new();
         for (n, create) in steps {
             if create {
-                if let ClaimResult::Held { claim, .. } = book.claim(&lb(n)) {
+                if let ClaimResult::Held { claim, .. } = allocator.claim(&lb(n)) {
                     exist.insert(n, claim);
                 }
             } else {
-                book.release(&owner(n).uid);
+                allocator.release(&owner(n).uid);
                 exist.remove(&n);
             }
         }
@@ -356,11 +364,11 @@ proptest! {
             published: Some(claim).filter(|_| n % 2 == 0),
             ..entry(n, None)
         }));
-        let edited = PoolSeen { status: stored(&book), ..seen("a", "10.0.0", size) };
-        book.merge(&edited, &world);
-        let status = stored(&book);
+        let edited = PoolSeen { status: stored(&allocator), ..seen("a", "10.0.0", size) };
+        allocator.merge(&edited, &world);
+        let status = stored(&allocator);
         let written = PoolSeen { status: status.clone(), ..edited };
-        for mut reader in [book, PoolAllocator::default()] {
+        for mut reader in [allocator, PoolAllocator::default()] {
             prop_assert_eq!(reader.merge(&written, &world), []);
             prop_assert_eq!(&stored(&reader), &status);
         }
@@ -371,11 +379,11 @@ proptest! {
 /// address, because otherwise both would announce it.
 #[test]
 fn what_ledger_and_memory_agree_on_outweighs_an_old_publication() {
-    let mut book = PoolAllocator::default();
-    book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world(&[(2, None)]));
-    let repairs =
-        book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world(&[(1, Some(12)), (2, None)]));
-    assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world(&[(2, None)]));
+    let repairs = allocator
+        .merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world(&[(1, Some(12)), (2, None)]));
+    assert_eq!(ledger(&allocator), [row(12, "ns/lb2", "u2")]);
     assert_eq!(repairs, [LedgerRepair::Double(at("a", "10.0.0.12"), owner(1))]);
 }
 
@@ -383,26 +391,26 @@ fn what_ledger_and_memory_agree_on_outweighs_an_old_publication() {
 fn one_that_is_being_deleted_takes_nothing_back_from_another() {
     let leaving = LoadBalancerEntry { deleting: true, ..entry(1, Some(12)) };
     let world = || LoadBalancerIndex::new([leaving.clone(), entry(2, None)]);
-    let mut book = PoolAllocator::default();
-    book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world());
-    assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world());
+    assert_eq!(ledger(&allocator), [row(12, "ns/lb2", "u2")]);
     // A LoadBalancer that the ledger names retains its claim until the claim is released.
-    let mut book = PoolAllocator::default();
-    book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world());
-    assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world());
+    assert_eq!(ledger(&allocator), [row(12, "ns/lb1", "u1")]);
 }
 
 #[test]
 fn a_contradiction_to_the_ledger_is_read_again() {
     let seen = storing(&[("10.0.0.12", "ns/lb2", "u2")]);
-    let mut book = PoolAllocator::default();
+    let mut allocator = PoolAllocator::default();
     let mut old_view = world(&[(1, Some(12)), (2, None)]);
-    assert_eq!(book.disputes(&seen, &old_view), [owner(1)]);
+    assert_eq!(allocator.disputes(&seen, &old_view), [owner(1)]);
     // The LoadBalancer has another address now, so the ledger is right.
     old_view.update(&owner(1), Some(entry(1, Some(13))));
-    assert_eq!(book.disputes(&seen, &old_view), []);
-    book.merge(&seen, &old_view);
-    assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2"), row(13, "ns/lb1", "u1")]);
+    assert_eq!(allocator.disputes(&seen, &old_view), []);
+    allocator.merge(&seen, &old_view);
+    assert_eq!(ledger(&allocator), [row(12, "ns/lb2", "u2"), row(13, "ns/lb1", "u1")]);
     // The LoadBalancer was deleted: its entry is removed.
     old_view.update(&owner(1), None);
     assert!(!old_view.knows(&owner(1)));
@@ -413,8 +421,8 @@ fn a_contradiction_to_the_ledger_is_read_again() {
 /// restored from memory, it would never be released, because the deletion is complete.
 #[test]
 fn memory_does_not_bring_back_the_claim_of_one_that_is_gone() {
-    let mut book = PoolAllocator::default();
-    book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, None)]));
-    book.merge(&storing(&[]), &world(&[(2, None)]));
-    assert_eq!(ledger(&book), []);
+    let mut allocator = PoolAllocator::default();
+    allocator.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, None)]));
+    allocator.merge(&storing(&[]), &world(&[(2, None)]));
+    assert_eq!(ledger(&allocator), []);
 }

@@ -38,21 +38,21 @@ fn entry(facts: &LbFacts) -> LoadBalancerEntry {
     }
 }
 
-/// A book in which the victim holds its address, and publishes it if `publishes` is set.
+/// An allocator in which the victim holds its address, and publishes it if `publishes` is set.
 fn with_victim(publishes: bool) -> (PoolAllocator, LbFacts) {
-    let mut book = book(&pools());
+    let mut allocator = allocator(&pools());
     let mut facts = victim();
-    let verdict = book.claim(&facts);
-    assert_eq!(answer(&verdict), held("a 10.0.0.10"));
+    let result = allocator.claim(&facts);
+    assert_eq!(answer(&result), held("a 10.0.0.10"));
     if publishes {
         facts.published = Some(at("a", "10.0.0.10"));
     }
-    (book, facts)
+    (allocator, facts)
 }
 
-/// The pool as the book would store it.
-fn stored(book: &PoolAllocator, of: &PoolSeen) -> PoolSeen {
-    let pool = &book.pools()[&of.name];
+/// The pool as the allocator would store it.
+fn stored(allocator: &PoolAllocator, of: &PoolSeen) -> PoolSeen {
+    let pool = &allocator.pools()[&of.name];
     let status =
         crate::pools::status::pool_status(pool, &[], None, None, Some(1), "2026-01-01T00:00:00Z");
     PoolSeen { status, ..of.clone() }
@@ -74,17 +74,17 @@ fn while_the_ledger_is_in_memory_a_lie_gains_nothing() {
         ] {
             // The attacker is a new LoadBalancer, or has an address already.
             for has_one in [false, true] {
-                let (mut book, victim) = with_victim(publishes);
+                let (mut allocator, victim) = with_victim(publishes);
                 if has_one {
                     assert_eq!(
-                        answer(&book.claim(&of(ATTACKER, "attacker"))),
+                        answer(&allocator.claim(&of(ATTACKER, "attacker"))),
                         held("own 10.0.1.10")
                     );
                 }
-                let verdict = book.claim(&attacker(pool, ip));
-                assert_eq!(answer(&verdict), held("own 10.0.1.10"), "{pool} {ip} {has_one}");
-                assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"), "{pool} {ip}");
-                assert_eq!(book.pools()["a"].ledger.claims().len(), 1, "{pool} {ip}");
+                let result = allocator.claim(&attacker(pool, ip));
+                assert_eq!(answer(&result), held("own 10.0.1.10"), "{pool} {ip} {has_one}");
+                assert_eq!(answer(&allocator.claim(&victim)), held("a 10.0.0.10"), "{pool} {ip}");
+                assert_eq!(allocator.pools()["a"].ledger.claims().len(), 1, "{pool} {ip}");
             }
         }
     }
@@ -94,11 +94,11 @@ fn while_the_ledger_is_in_memory_a_lie_gains_nothing() {
 #[test]
 fn a_neighbour_of_the_same_pool_gains_nothing_either() {
     for pool in ["a", "ghost"] {
-        let (mut book, victim) = with_victim(true);
+        let (mut allocator, victim) = with_victim(true);
         let neighbour =
             LbFacts { published: Some(at(pool, "10.0.0.10")), ..of(ATTACKER, "victim") };
-        assert_eq!(answer(&book.claim(&neighbour)), held("a 10.0.0.11"), "{pool}");
-        assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"), "{pool}");
+        assert_eq!(answer(&allocator.claim(&neighbour)), held("a 10.0.0.11"), "{pool}");
+        assert_eq!(answer(&allocator.claim(&victim)), held("a 10.0.0.10"), "{pool}");
     }
 }
 
@@ -106,24 +106,20 @@ fn a_neighbour_of_the_same_pool_gains_nothing_either() {
 #[test]
 fn an_address_whose_pool_is_gone_is_not_had_either() {
     for pool in ["a", "ghost"] {
-        let (mut book, victim) = with_victim(true);
-        book.remove_pool("a");
-        let verdict = book.claim(&attacker(pool, "10.0.0.10"));
-        assert_eq!(answer(&verdict), held("own 10.0.1.10"), "{pool}");
-        let verdict = book.claim(&victim);
-        assert_eq!(
-            answer(&verdict),
-            (Some("a 10.0.0.10".into()), Some("IPPoolNotFound")),
-            "{pool}"
-        );
+        let (mut allocator, victim) = with_victim(true);
+        allocator.remove_pool("a");
+        let result = allocator.claim(&attacker(pool, "10.0.0.10"));
+        assert_eq!(answer(&result), held("own 10.0.1.10"), "{pool}");
+        let result = allocator.claim(&victim);
+        assert_eq!(answer(&result), (Some("a 10.0.0.10".into()), Some("IPPoolNotFound")), "{pool}");
     }
 }
 
 /// The attacker may have any free address of its own pool anyway.
 #[test]
 fn in_a_pool_of_its_own_it_may_choose() {
-    let (mut book, _) = with_victim(true);
-    assert_eq!(answer(&book.claim(&attacker("own", "10.0.1.11"))), held("own 10.0.1.11"));
+    let (mut allocator, _) = with_victim(true);
+    assert_eq!(answer(&allocator.claim(&attacker("own", "10.0.1.11"))), held("own 10.0.1.11"));
 }
 
 /// A ledger is read at the start of a term, and after another client wrote the pool.
@@ -134,13 +130,17 @@ fn while_a_ledger_is_read_no_owner_loses_an_address_that_it_names() {
         let lie = attacker("a", "10.0.0.10");
         let world = LoadBalancerIndex::new([entry(&victim), entry(&lie)]);
         for in_memory in [false, true] {
-            let mut book = if in_memory { before.clone() } else { PoolAllocator::default() };
+            let mut allocator = if in_memory { before.clone() } else { PoolAllocator::default() };
             for pool in &pools() {
-                book.merge(&stored(&before, pool), &world);
+                allocator.merge(&stored(&before, pool), &world);
             }
-            assert_eq!(answer(&book.claim(&lie)), held("own 10.0.1.10"), "{publishes} {in_memory}");
             assert_eq!(
-                answer(&book.claim(&victim)),
+                answer(&allocator.claim(&lie)),
+                held("own 10.0.1.10"),
+                "{publishes} {in_memory}"
+            );
+            assert_eq!(
+                answer(&allocator.claim(&victim)),
                 held("a 10.0.0.10"),
                 "{publishes} {in_memory}"
             );
@@ -154,12 +154,12 @@ fn while_a_ledger_is_read_no_owner_loses_an_address_that_it_names() {
 fn where_the_ledger_is_lost_too_the_older_of_two_keeps_what_both_publish() {
     let (_, victim) = with_victim(true);
     let lie = attacker("a", "10.0.0.10");
-    let mut book = PoolAllocator::default();
+    let mut allocator = PoolAllocator::default();
     for pool in &pools() {
-        book.merge(pool, &LoadBalancerIndex::new([entry(&victim), entry(&lie)]));
+        allocator.merge(pool, &LoadBalancerIndex::new([entry(&victim), entry(&lie)]));
     }
-    assert_eq!(answer(&book.claim(&lie)), held("own 10.0.1.10"));
-    assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"));
+    assert_eq!(answer(&allocator.claim(&lie)), held("own 10.0.1.10"));
+    assert_eq!(answer(&allocator.claim(&victim)), held("a 10.0.0.10"));
 }
 
 /// A known gap: while a ledger is read, a free address that a LoadBalancer publishes counts as in
@@ -168,10 +168,15 @@ fn where_the_ledger_is_lost_too_the_older_of_two_keeps_what_both_publish() {
 fn while_a_ledger_is_read_an_address_that_is_free_can_be_had_out_of_scope() {
     let (before, victim) = with_victim(true);
     let lie = attacker("a", "10.0.0.12");
-    let mut book = PoolAllocator::default();
+    let mut allocator = PoolAllocator::default();
     for pool in &pools() {
-        book.merge(&stored(&before, pool), &LoadBalancerIndex::new([entry(&victim), entry(&lie)]));
+        allocator
+            .merge(&stored(&before, pool), &LoadBalancerIndex::new([entry(&victim), entry(&lie)]));
     }
-    assert_eq!(answer(&book.claim(&lie)), held("a 10.0.0.12"));
-    assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"), "and the victim keeps its own");
+    assert_eq!(answer(&allocator.claim(&lie)), held("a 10.0.0.12"));
+    assert_eq!(
+        answer(&allocator.claim(&victim)),
+        held("a 10.0.0.10"),
+        "and the victim keeps its own"
+    );
 }

@@ -23,7 +23,7 @@ fn asks(step: &Step) -> Option<usize> {
 }
 
 impl Cluster {
-    /// Runs a step, then the work that the ledger task does after each step. Then checks that each
+    /// Plays a step, and then the work that the ledger task does after it. Then checks that each
     /// confirmed answer equals the answer of the allocator.
     pub(super) fn play(&mut self, step: &Step) {
         if let Some(n) = asks(step) {
@@ -34,13 +34,13 @@ impl Cluster {
         match step {
             Step::AskLate(_) => {}
             Step::Restart(_) => self.confirmed = ConfirmedClaims::default(),
-            _ if asks(step).is_none() => self.confirmed.recheck(&self.book),
+            _ if asks(step).is_none() => self.confirmed.recheck(&self.allocator),
             _ => {}
         }
         for n in 0..LBS {
             let Some(facts) = self.facts(n) else { continue };
             let facts = LbFacts { fresh: false, ..facts };
-            let now = self.book.peek(&facts, |_| false);
+            let now = self.allocator.peek(&facts, |_| false);
             if let Some(answer) = self.confirmed.answer(&facts) {
                 assert_eq!(Some(answer), now, "{facts:?} after {step:?}");
             } else if let Some(answer) = now {
@@ -53,7 +53,7 @@ impl Cluster {
     /// held the address before their pools were found to be on one network.
     pub(super) fn check_networks(&mut self) {
         let mut shared = BTreeSet::new();
-        let pools: Vec<_> = self.book.pools().iter().collect();
+        let pools: Vec<_> = self.allocator.pools().iter().collect();
         for (place, (a, x)) in pools.iter().enumerate() {
             for (b, y) in &pools[place + 1..] {
                 if !x.contender(a).meets(&y.contender(b)) {
@@ -78,13 +78,13 @@ impl Cluster {
             }
         }
         if !shared.is_empty() {
-            assert!(self.book.shared() > 0, "{shared:?} is not reported");
+            assert!(self.allocator.shared() > 0, "{shared:?} is not reported");
         }
         self.check_announced(&mut shared);
         let taken_new = self.in_use();
         for (uid, claim) in taken_new.difference(&self.before) {
             let stands_back =
-                self.book.pools().get(&claim.pool).is_some_and(|pool| pool.conflict.is_some());
+                self.allocator.pools().get(&claim.pool).is_some_and(|pool| pool.conflict.is_some());
             // A LoadBalancer that was created again has the claims of its name.
             let name = uid.split('-').next();
             let inherited =
@@ -137,7 +137,7 @@ impl Cluster {
 
     /// Place where an address would be announced. `None`: its pool does not exist.
     pub(super) fn place(&self, facts: &LbFacts, claim: &Claim) -> Option<Place> {
-        let pool = self.book.pools().get(&claim.pool)?;
+        let pool = self.allocator.pools().get(&claim.pool)?;
         let mut segments = facts.announced_at(&pool.segment);
         segments.push(pool.segment.clone());
         Some((claim.ip, (!pool.selector.is_global()).then_some(segments)))
@@ -146,7 +146,7 @@ impl Cluster {
     /// Claims that are held or published, with the UID of the LoadBalancer.
     pub(super) fn in_use(&self) -> BTreeSet<(String, Claim)> {
         let held = self
-            .book
+            .allocator
             .holders
             .iter()
             .flat_map(|(uid, claims)| claims.iter().map(|claim| (uid.clone(), claim.clone())));
@@ -159,31 +159,31 @@ impl Cluster {
 
     pub(super) fn snapshot(&self) -> impl PartialEq + std::fmt::Debug + use<> {
         let ledgers: Vec<_> = self
-            .book
+            .allocator
             .pools()
             .values()
             .map(|p| (p.ledger.claims().clone(), p.ledger.cursor()))
             .collect();
-        let book = &self.book;
+        let allocator = &self.allocator;
         (
             ledgers,
-            book.holders.clone(),
-            book.waiters.clone(),
-            book.ages.clone(),
-            book.touched.clone(),
+            allocator.holders.clone(),
+            allocator.waiters.clone(),
+            allocator.ages.clone(),
+            allocator.touched.clone(),
         )
     }
 
     pub(super) fn check(&self) {
         let mut recorded: BTreeSet<(String, Claim)> = BTreeSet::new();
-        for (name, pool) in self.book.pools() {
+        for (name, pool) in self.allocator.pools() {
             pool.ledger.self_check();
             for (ip, owner) in pool.ledger.claims() {
                 let claim = Claim { pool: name.clone(), ip: *ip };
                 assert!(recorded.insert((owner.uid.clone(), claim)));
             }
         }
-        let held = self.book.holders.iter().flat_map(|(uid, claims)| {
+        let held = self.allocator.holders.iter().flat_map(|(uid, claims)| {
             assert!(!claims.is_empty() && claims.len() <= POOLS.len());
             claims.iter().map(|claim| (uid.clone(), claim.clone()))
         });
@@ -191,28 +191,30 @@ impl Cluster {
         let published: Vec<&Claim> =
             self.lbs.values().filter_map(|facts| facts.published.as_ref()).collect();
         assert!(published.iter().all(|c| published.iter().filter(|d| d == &c).count() == 1));
-        assert!(self.book.orphans(&self.world()).is_empty());
-        assert_eq!(self.book.waiters.len(), self.book.ages.len());
-        for (facts, wait) in self.book.waiting() {
+        assert!(self.allocator.orphans(&self.world()).is_empty());
+        assert_eq!(self.allocator.waiters.len(), self.allocator.ages.len());
+        for (facts, wait) in self.allocator.waiting() {
             let n = usize::try_from(facts.created).unwrap();
             let facts = &self.facts(n).unwrap();
             assert!(self.lbs.values().any(|lb| lb.owner == facts.owner), "{facts:?} is gone");
             // An address cannot be given if another LoadBalancer has it where it would be
             // announced.
             let serves = |name: &str| {
-                let pool = &self.book.pools()[name];
-                let fitness = self.book.fitness(facts, name, pool);
+                let pool = &self.allocator.pools()[name];
+                let fitness = self.allocator.fitness(facts, name, pool);
                 let mut ledger = pool.ledger.clone();
                 pool.idle().is_none()
                     && (facts.named_pool.is_none() || pool.mismatch(name, facts).is_none())
                     && ledger.claim_where(&facts.owner, None, fitness).is_ok()
             };
             let in_vain = match (&facts.named_pool, wait) {
-                (_, NoAddressReason::PoolGone { pool }) => self.book.pools().contains_key(pool),
-                (Some(named), _) => self.book.pools().get(named).is_some_and(|pool| {
+                (_, NoAddressReason::PoolGone { pool }) => {
+                    self.allocator.pools().contains_key(pool)
+                }
+                (Some(named), _) => self.allocator.pools().get(named).is_some_and(|pool| {
                     pool.selector.may_be_named_by(&facts.requirement) && serves(named)
                 }),
-                (None, _) => self.book.candidates(&facts.requirement).into_iter().any(serves),
+                (None, _) => self.allocator.candidates(&facts.requirement).into_iter().any(serves),
             };
             assert!(!in_vain, "{facts:?} waits in vain: {wait:?}");
         }

@@ -6,7 +6,7 @@ impl Cluster {
     /// Releases the claim of a LoadBalancer that does not publish the claim.
     pub(super) fn refuse(&mut self, n: usize) {
         if let Some(facts) = self.lbs.get(&n).filter(|facts| facts.published.is_none()) {
-            self.book.release(&facts.owner.uid);
+            self.allocator.release(&facts.owner.uid);
         }
     }
 
@@ -20,22 +20,22 @@ impl Cluster {
             self.confirmed.forget(&facts.owner);
             // If fresh facts are needed, no claim is made, because the API server does not have the
             // LoadBalancer.
-            (!self.book.needs_fresh(&facts)).then(|| self.book.claim(&facts))
+            (!self.allocator.needs_fresh(&facts)).then(|| self.allocator.claim(&facts))
         });
         if let Some(ClaimResult::Held { claim, .. }) = answer {
             self.check_own(n, &facts, &claim);
         }
         self.confirmed.forget(&facts.owner);
-        self.book.release(&facts.owner.uid);
+        self.allocator.release(&facts.owner.uid);
     }
 
     /// Checks that an address is the LoadBalancer's own, and announced for no other LoadBalancer.
     fn check_own(&self, n: usize, facts: &LbFacts, claim: &Claim) {
         let Owner { uid, .. } = &facts.owner;
-        if let Some(pool) = self.book.pools().get(&claim.pool) {
+        if let Some(pool) = self.allocator.pools().get(&claim.pool) {
             assert_eq!(pool.ledger.owner_of(claim.ip), Some(&facts.owner), "{claim:?} for {uid}");
         } else {
-            assert!(self.book.has_reserved(uid, claim), "{claim:?} for {uid}");
+            assert!(self.allocator.has_reserved(uid, claim), "{claim:?} for {uid}");
         }
         let (ip, mine) = self.place(facts, claim).unwrap_or((claim.ip, None));
         for (other, (announced, theirs)) in &self.announced {

@@ -1,5 +1,5 @@
-//! Tests of the book in a simulated cluster: LoadBalancers publish, pools are stored, edited, wiped
-//! and deleted, and new leaders start.
+//! Tests of the allocator in a simulated cluster: LoadBalancers publish, pools are stored, edited,
+//! wiped and deleted, and new leaders start.
 
 mod checks;
 mod late;
@@ -31,7 +31,7 @@ type Place = (IpAddr, Option<Vec<Segment>>);
 
 #[derive(Default)]
 struct Cluster {
-    book: PoolAllocator,
+    allocator: PoolAllocator,
     confirmed: ConfirmedClaims,
     /// Pools as stored, with their status.
     pools: BTreeMap<String, PoolSeen>,
@@ -78,7 +78,7 @@ impl Cluster {
 
     fn merge(&mut self, pool: usize) {
         if let Some(seen) = self.pools.get(POOLS[pool].0) {
-            self.book.merge(seen, &self.world());
+            self.allocator.merge(seen, &self.world());
         }
     }
 
@@ -95,10 +95,10 @@ impl Cluster {
     /// Observes all LoadBalancers, as the ledger task does after pools or networks change, and at
     /// the start of a term.
     fn observe(&mut self) {
-        if self.book.take_moved() {
+        if self.allocator.take_moved() {
             let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
             for facts in &all {
-                self.book.observe(facts);
+                self.allocator.observe(facts);
             }
         }
     }
@@ -114,29 +114,29 @@ impl Cluster {
     fn ask(&mut self, n: usize) -> Option<ClaimResult> {
         self.observe();
         let facts = self.facts(n)?;
-        let (peeked, before) = (self.book.peek(&facts, |_| false), self.snapshot());
-        let verdict = self.book.claim(&facts);
+        let (peeked, before) = (self.allocator.peek(&facts, |_| false), self.snapshot());
+        let result = self.allocator.claim(&facts);
         if let Some(peeked) = peeked {
-            assert_eq!(peeked, verdict, "peek and claim differ");
+            assert_eq!(peeked, result, "peek and claim differ");
             assert_eq!(self.snapshot(), before, "peek said that nothing changes");
         }
-        let again = self.book.claim(&facts);
-        assert_eq!(again, verdict, "claim is idempotent");
+        let again = self.allocator.claim(&facts);
+        assert_eq!(again, result, "claim is idempotent");
         if let Some(published) = facts.published.as_ref().filter(|p| !self.is_double(n, p)) {
-            let ClaimResult::Held { claim, .. } = &verdict else {
-                panic!("{facts:?} loses its address: {verdict:?}")
+            let ClaimResult::Held { claim, .. } = &result else {
+                panic!("{facts:?} loses its address: {result:?}")
             };
             assert!(
                 claim == published || Some(&claim.pool) == facts.named_pool.as_ref(),
                 "{facts:?} changes its address to {claim:?}"
             );
         }
-        Some(verdict)
+        Some(result)
     }
 
     fn publish(&mut self, n: usize) {
-        let Some(verdict) = self.ask(n) else { return };
-        let published = match verdict {
+        let Some(result) = self.ask(n) else { return };
+        let published = match result {
             ClaimResult::Held { claim, .. } => Some(claim),
             ClaimResult::Waiting(_) => None,
         };
@@ -162,24 +162,24 @@ impl Cluster {
         let before = self.lbs.insert(n, restored).unwrap();
         self.gone.insert(n, before.clone());
         if notified {
-            self.book.release(&before.owner.uid);
+            self.allocator.release(&before.owner.uid);
         }
         self.announced.remove(&n);
         let had = before.published.clone();
-        let verdict = self.ask(n);
+        let result = self.ask(n);
         let others = |claim: &Claim| {
             let holds = |pool: &AllocatorPool| {
                 let owner = pool.ledger.owner_of(claim.ip);
                 owner.is_some_and(|owner| owner.name != before.owner.name)
             };
-            self.is_double(n, claim) || self.book.pools().values().any(holds)
+            self.is_double(n, claim) || self.allocator.pools().values().any(holds)
         };
         let named =
             |claim: &Claim| before.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
         // The new LoadBalancer gets the old address back, if no other LoadBalancer had the address
         // and the pool may give it out.
         let still = had.filter(|claim| {
-            let pool = self.book.pools().get(&claim.pool);
+            let pool = self.allocator.pools().get(&claim.pool);
             named(claim)
                 && !others(claim)
                 && pool.is_some_and(|pool| {
@@ -188,16 +188,16 @@ impl Cluster {
                         && pool.selector.fit(&before.requirement).is_some()
                 })
         });
-        if let (Some(claim), Some(verdict)) = (still, verdict) {
-            let ClaimResult::Held { claim: now, .. } = &verdict else {
-                panic!("{claim:?} is not given back: {verdict:?}")
+        if let (Some(claim), Some(result)) = (still, result) {
+            let ClaimResult::Held { claim: now, .. } = &result else {
+                panic!("{claim:?} is not given back: {result:?}")
             };
-            let taken = self.book.pools()[&claim.pool].ledger.owner_of(claim.ip);
+            let taken = self.allocator.pools()[&claim.pool].ledger.owner_of(claim.ip);
             let free = taken.is_none_or(|owner| owner.name == before.owner.name);
-            assert!(*now == claim || !free || self.book.shared() > 0, "{now:?} for {claim:?}");
+            assert!(*now == claim || !free || self.allocator.shared() > 0, "{now:?} for {claim:?}");
         }
         // An entry with the old UID may stay until the sweep of orphaned claims.
-        self.book.release(&before.owner.uid);
+        self.allocator.release(&before.owner.uid);
     }
 
     fn carry_out(&mut self, step: &Step) {
@@ -216,8 +216,8 @@ impl Cluster {
             }
             Step::Delete(n) => {
                 if let Some(facts) = self.lbs.remove(&n) {
-                    self.book.release(&facts.owner.uid);
-                    assert!(self.book.claims_of(&facts.owner.uid).is_empty());
+                    self.allocator.release(&facts.owner.uid);
+                    assert!(self.allocator.claims_of(&facts.owner.uid).is_empty());
                     self.gone.insert(n, facts);
                 }
             }
@@ -271,11 +271,11 @@ impl Cluster {
                     let network = pool.spec.selector.as_ref().unwrap().network.clone();
                     pool.segment = segment(&network.unwrap_or_default(), same);
                 }
-                self.book.relocate(|network| segment(network, same));
+                self.allocator.relocate(|network| segment(network, same));
             }
             Step::RemovePool(p) => {
                 self.pools.remove(POOLS[p].0);
-                self.book.remove_pool(POOLS[p].0);
+                self.allocator.remove_pool(POOLS[p].0);
             }
             Step::Wipe(p, all) => {
                 if let Some(pool) = self.pools.get_mut(POOLS[p].0) {
@@ -290,11 +290,11 @@ impl Cluster {
                 if plain {
                     self.pools.values_mut().for_each(|p| p.status.allocated_owners.clear());
                 }
-                self.book = PoolAllocator::default();
+                self.allocator = PoolAllocator::default();
                 (0..POOLS.len()).for_each(|p| self.merge(p));
                 let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
                 for facts in &all {
-                    self.book.adopt(facts);
+                    self.allocator.adopt(facts);
                 }
                 (0..LBS).for_each(|n| drop(self.ask(n)));
             }
@@ -304,9 +304,9 @@ impl Cluster {
     /// Does the work that the ledger task does after each batch of requests.
     fn settle(&mut self) {
         self.observe();
-        self.book.serve_waiters();
-        for name in self.book.take_touched() {
-            let pool = &self.book.pools()[&name];
+        self.allocator.serve_waiters();
+        for name in self.allocator.take_touched() {
+            let pool = &self.allocator.pools()[&name];
             let status = pool_status(pool, &[], None, None, None, "2026-01-01T00:00:00Z");
             self.pools.get_mut(&name).unwrap().status = status;
         }
@@ -326,7 +326,7 @@ fn worlds() -> ProptestConfig {
     }
 }
 
-/// Runs the steps, and checks the allocator's rules after each step.
+/// Plays the steps, and checks the allocator's rules after each step.
 fn hold(steps: &[Step]) {
     let mut cluster = Cluster::default();
     for step in steps {
@@ -354,17 +354,17 @@ proptest! {
         sizes in [0_usize..4, 0..4, 0..4],
     ) {
         let outcome = |order: &[usize]| {
-            let mut book = PoolAllocator::default();
+            let mut allocator = PoolAllocator::default();
             for n in order {
                 let named_pool = named_pools[*n].map(|p| POOLS[p].0.to_owned());
                 // Pairs of LoadBalancers have the same age, so their names decide.
-                book.claim(&LbFacts { created: i64::try_from(n / 2).unwrap(), named_pool, ..lb(*n) });
+                allocator.claim(&LbFacts { created: i64::try_from(n / 2).unwrap(), named_pool, ..lb(*n) });
             }
             for ((name, net), size) in POOLS.iter().zip(&sizes) {
-                book.merge(&seen(name, net, *size), &LoadBalancerIndex::default());
+                allocator.merge(&seen(name, net, *size), &LoadBalancerIndex::default());
             }
-            book.serve_waiters();
-            (book.holders.clone(), book.waiters.clone())
+            allocator.serve_waiters();
+            (allocator.holders.clone(), allocator.waiters.clone())
         };
         prop_assert_eq!(outcome(&order), outcome(&(0..LBS).collect::<Vec<_>>()));
     }
