@@ -30,10 +30,9 @@ use crate::k8s::trimmed::PAGE;
 /// Objects by the LoadBalancer that they serve. Each object serves one LoadBalancer. Clones share
 /// the objects.
 ///
-/// The type contains its lock, because informers and reconciles change the objects in parallel,
-/// each through its own clone of [`Views`]. [`Self::note`] and [`Self::remove`] compare the
-/// versions and change the objects under one lock, so no other task can bring in a newer version in
-/// between.
+/// The lock is inside, because informers and reconciles change the objects in parallel, each
+/// through its own clone of [`Views`]. [`Self::store`] and [`Self::remove`] compare the versions
+/// and change the objects under one lock, so no other task can bring in a newer version in between.
 pub struct OwnedObjects<T>(Arc<Mutex<OwnedIndex<T>>>);
 
 struct OwnedIndex<T> {
