@@ -316,8 +316,7 @@ fn minted(
     secret: Option<Zeroizing<String>>,
 ) -> Result<DatedAnswer<MintedToken>, RancherError> {
     let secret = secret.filter(|secret| !secret.is_empty());
-    let secret =
-        secret.ok_or_else(|| RancherError::Unreadable("it contains no token".to_owned()))?;
+    let secret = secret.ok_or_else(|| answer.unreadable("it contains no token"))?;
     let secret = SecretText::trimmed(secret.as_str().to_owned());
     Ok(DatedAnswer { value: MintedToken { token, secret }, date: answer.date })
 }
