@@ -93,17 +93,34 @@ impl PoolOverlaps {
 
 impl PoolAllocator {
     /// Sets the segment of each pool after networks have changed. `segment` returns the segment of
-    /// a network, by its name.
+    /// a network, by its name. Waiters are tried again if they wait for a pool that moved to
+    /// another segment, or for a pool whose ranges contain an address of a moved pool's claims.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
-        // The network that a LoadBalancer names may be on another segment, even if the network of
-        // each pool is on the same segment as before.
+        // The network that a LoadBalancer names may have moved, even if the network of no pool has
+        // moved. So each LoadBalancer is observed again, which marks the waiters that changed.
         self.overlaps.moved = true;
-        self.waiter_changes.everything();
-        for pool in self.pools.values_mut() {
+        let mut moved = BTreeSet::new();
+        for (name, pool) in &mut self.pools {
             let now = segment(pool.selector.network());
             if pool.segment != now {
                 pool.segment = now;
-                self.overlaps.unsettled = true;
+                moved.insert(name.clone());
+            }
+        }
+        if moved.is_empty() {
+            return;
+        }
+        // When the pools are judged, each pool is marked whose conflict or held-back addresses have
+        // changed.
+        self.overlaps.unsettled = true;
+        for (name, pool) in &self.pools {
+            // An address of a pool on another segment may be free for a waiter from now on, because
+            // the address would be announced where the moved pool was.
+            let mut others = moved.iter().filter_map(|other| self.pools.get(other));
+            if moved.contains(name)
+                || others.any(|other| other.claims_within(pool).next().is_some())
+            {
+                self.waiter_changes.pool(name);
             }
         }
     }

@@ -3,9 +3,10 @@
 //!
 //! Invariants: waiters are served oldest first. A waiter that publishes no address is tried again
 //! only after one of these changes:
-//! * its own request has changed;
-//! * pools were added, removed or read again, or networks have changed;
-//! * a pool has changed that may serve the waiter, or that the reason for the wait names.
+//! * its own request has changed, or the segment of the network that it names;
+//! * pools were added, removed or read again;
+//! * a pool has changed, or has moved to another segment, that may serve the waiter or that the
+//!   reason for the wait names.
 //!
 //! So a change by one tenant does not cause a search of all pools for each waiter.
 
@@ -20,7 +21,7 @@ use crate::{LbFacts, Owner};
 /// waiters.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WaiterChanges {
-    /// Whether pools were added, removed or read again, or networks have changed.
+    /// Whether pools were added, removed or read again.
     everything: bool,
     /// Names of the pools that changed.
     pools: BTreeSet<String>,
@@ -148,6 +149,8 @@ impl AllocatorPool {
             matches!(wait, NoAddressReason::Full { .. })
                 && self.idle().is_none()
                 && self.ledger.available() == 0
+                // A pool that moved away from the waiter's network has another reason.
+                && (facts.named_pool.is_none() || self.mismatch(name, facts).is_none())
         };
         if is_asked { !is_named || !is_still_full() } else { is_named }
     }

@@ -1,7 +1,59 @@
 //! Tests of which waiters are tried again after a change.
 
-use super::super::tests::{everybody, for_namespace, lb, named, seen};
+use super::super::PoolSeen;
+use super::super::tests::{at, everybody, for_namespace, lb, named, owner, seen};
 use super::*;
+use crate::network::Segment;
+
+fn vlan(number: u16) -> Segment {
+    Segment::Vlan("br".into(), number)
+}
+
+/// A pool of `<net>.10` and the `size - 1` addresses after it, on a network with the pool's name.
+fn on(segment: Segment, name: &str, net: &str, size: usize) -> PoolSeen {
+    let mut pool = seen(name, net, size);
+    pool.spec.selector.as_mut().unwrap().network = Some(name.into());
+    PoolSeen { segment, ..pool }
+}
+
+/// LoadBalancer that names a pool, and a network on this segment.
+fn at_home_on(segment: Segment, n: usize, pool: &str) -> LbFacts {
+    LbFacts { segment: Some(segment), ..named(n, pool) }
+}
+
+/// A book with these pools and LoadBalancers, and without a waiter to be tried again.
+fn settled(pools: &[PoolSeen], lbs: &[LbFacts]) -> PoolAllocator {
+    let mut book = PoolAllocator::default();
+    for pool in pools {
+        book.merge(pool, &everybody());
+    }
+    for facts in lbs {
+        book.claim(facts);
+    }
+    book.serve_waiters();
+    assert_eq!(tried_again(&mut book), [""; 0]);
+    book
+}
+
+/// Moves the pools, and observes the LoadBalancers, as the ledger task does after a change of
+/// networks.
+fn relocate(book: &mut PoolAllocator, lbs: &[LbFacts], segment: impl FnMut(&str) -> Segment) {
+    book.relocate(segment);
+    assert!(book.take_moved());
+    for facts in lbs {
+        book.observe(facts);
+    }
+}
+
+/// Names of the waiters that the next [`PoolAllocator::serve_waiters`] tries again.
+fn tried_again(book: &mut PoolAllocator) -> Vec<String> {
+    book.judge();
+    let changes = &book.waiter_changes;
+    let all = book
+        .waiting()
+        .filter(|(facts, wait)| !changes.is_nothing() && book.may_change(facts, wait, changes));
+    all.map(|(facts, _)| facts.owner.name.clone()).collect()
+}
 
 /// A change by one tenant causes no search for the waiters of other pools.
 #[test]
@@ -28,4 +80,80 @@ fn only_those_are_asked_again_whom_a_change_may_serve() {
     assert_eq!(concerned("c").len(), 3, "it is gone, or new");
     allocator.release("u1");
     assert_eq!(allocator.serve_waiters(), [lb(2).owner]);
+}
+
+/// Tenants create networks in their own namespaces. Such a change must not cause a search for the
+/// waiters of all others.
+#[test]
+fn a_change_of_networks_that_moves_no_pool_tries_no_waiter_again() {
+    let pools = [on(vlan(1), "a", "10.0.0", 1), on(vlan(2), "b", "10.0.1", 1)];
+    let lbs = [at_home_on(vlan(3), 1, "a"), at_home_on(vlan(3), 2, "b"), named(3, "absent"), lb(4)];
+    let mut book = settled(&pools, &lbs);
+    assert_eq!(book.waiting().count(), 4);
+    relocate(&mut book, &lbs, |network| vlan(if network == "a" { 1 } else { 2 }));
+    assert_eq!(tried_again(&mut book), [""; 0]);
+    // The same change moves the network of one LoadBalancer.
+    let moved = [at_home_on(vlan(3), 1, "a"), at_home_on(vlan(2), 2, "b")];
+    relocate(&mut book, &moved, |network| vlan(if network == "a" { 1 } else { 2 }));
+    assert_eq!(tried_again(&mut book), ["ns/lb2"]);
+    assert_eq!(book.serve_waiters(), [owner(2)]);
+}
+
+/// Pool `a` moves. Pool `b`, which stood back behind `a`, gives out addresses. Pool `c` has nothing
+/// to do with the two.
+#[test]
+fn a_pool_that_moves_concerns_its_waiters_and_those_of_the_pools_that_it_blocked() {
+    let pools = [
+        on(vlan(1), "a", "10.0.0", 2),
+        on(vlan(1), "b", "10.0.0", 2),
+        on(vlan(3), "c", "10.0.2", 2),
+    ];
+    let lbs = [
+        named(1, "a"),
+        at_home_on(vlan(2), 2, "a"),
+        named(3, "b"),
+        named(4, "c"),
+        at_home_on(vlan(2), 5, "c"),
+    ];
+    let mut book = settled(&pools, &lbs);
+    let waits = book.waiting().map(|(facts, wait)| (facts.owner.uid.as_str(), wait.reason()));
+    assert_eq!(
+        waits.collect::<Vec<_>>(),
+        [("u2", "NetworkMismatch"), ("u3", "IPPoolNotReady"), ("u5", "NetworkMismatch")]
+    );
+    relocate(&mut book, &lbs, |network| match network {
+        "a" => vlan(2),
+        "b" => vlan(1),
+        _ => vlan(3),
+    });
+    assert_eq!(tried_again(&mut book), ["ns/lb2", "ns/lb3"]);
+    assert_eq!(book.serve_waiters(), [owner(2), owner(3)]);
+    assert_eq!(book.claims_of("u2"), [at("a", "10.0.0.11")]);
+    assert_eq!(book.claims_of("u3"), [at("b", "10.0.0.10")]);
+}
+
+/// The address of a vm LoadBalancer on a VLAN is announced on the nodes' own network. There a pool
+/// holds the same address, until this pool moves away. The pool of the VLAN stays where it is.
+#[test]
+fn a_pool_that_moves_concerns_the_pools_whose_addresses_were_announced_on_its_segment() {
+    let pools = [on(vlan(1), "v", "10.0.0", 1), on(Segment::Management, "m", "10.0.0", 1)];
+    let lbs = [named(1, "m"), LbFacts { guest: false, ..named(2, "v") }];
+    let mut book = settled(&pools, &lbs);
+    assert_eq!(book.waiting().count(), 1);
+    relocate(&mut book, &lbs, |network| vlan(if network == "v" { 1 } else { 2 }));
+    assert_eq!(tried_again(&mut book), ["ns/lb2"]);
+    assert_eq!(book.serve_waiters(), [owner(2)]);
+    assert_eq!(book.claims_of("u2"), [at("v", "10.0.0.10")]);
+}
+
+/// A waiter of a full pool learns that the pool moved away from its network.
+#[test]
+fn a_full_pool_that_moves_away_gives_its_waiters_another_reason() {
+    let lbs = [named(1, "a"), at_home_on(vlan(1), 2, "a"), named(3, "a")];
+    let mut book = settled(&[on(vlan(1), "a", "10.0.0", 1)], &lbs);
+    relocate(&mut book, &lbs, |_| vlan(2));
+    assert_eq!(tried_again(&mut book), ["ns/lb2"]);
+    assert_eq!(book.serve_waiters(), [owner(2)]);
+    let waits: Vec<_> = book.waiting().map(|(_, wait)| wait.reason()).collect();
+    assert_eq!(waits, ["NetworkMismatch", "NoAvailableIP"]);
 }
