@@ -49,6 +49,15 @@ impl Cluster {
         }
     }
 
+    /// Checks that the book tried each waiter again whose answer may change: no answer changes if
+    /// all waiters are tried again.
+    pub(super) fn check_waiters(&self) {
+        let mut book = self.book.clone();
+        book.waiter_changes.everything();
+        let missed = book.serve_waiters();
+        assert!(missed.is_empty(), "{missed:?} were not tried again");
+    }
+
     /// Checks that each address of a network has at most one LoadBalancer. Two are allowed if both
     /// held the address before their pools were found to be on one network.
     pub(super) fn check_networks(&mut self) {

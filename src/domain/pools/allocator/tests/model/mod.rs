@@ -17,14 +17,16 @@ use crate::network::Segment;
 use crate::pools::status::pool_status;
 
 const POOLS: [(&str, &str); 3] = [("a", "10.0.0"), ("b", "10.0.1"), ("c", "10.0.2")];
-/// Names of networks. Steps set whether the last two names mean one network. Before such a step,
-/// this is unknown.
+/// Names of networks. Steps set the VLANs of the last two; at first these are unknown.
 const NETWORKS: [&str; 3] = ["", "ns/x", "ns/y"];
 /// Number of LoadBalancers. The last two are of type vm, so nodes announce their addresses.
 /// LoadBalancer 1 names a network.
 const LBS: usize = 6;
 const GUESTS: std::ops::Range<usize> = 0..4;
 const ON_ITS_OWN: usize = 1;
+
+/// VLANs of the last two networks; 0 is the nodes' own network. `None`: unknown.
+type Vlans = Option<[u16; 2]>;
 
 /// An address, and the segments on which it is announced. `None`: on all segments.
 type Place = (IpAddr, Option<Vec<Segment>>);
@@ -39,7 +41,7 @@ struct Cluster {
     /// Last deleted LoadBalancer of each name, as a stale view shows it.
     gone: BTreeMap<usize, LbFacts>,
     born: usize,
-    networks: Option<bool>,
+    networks: Vlans,
     /// Claims that were held or published before the present step, each with its UID.
     before: BTreeSet<(String, Claim)>,
     /// Addresses that two LoadBalancers had before the present step, with the names of the two.
@@ -55,15 +57,13 @@ fn meet(a: Option<&Vec<Segment>>, b: Option<&Vec<Segment>>) -> bool {
     a.iter().any(|a| b.iter().any(|b| a.meets(b)))
 }
 
-/// Segment of a network; `same`: whether the last two names are one network. `None`: unknown.
-fn segment(network: &str, same: Option<bool>) -> Segment {
-    let vlan = |vlan| Some(NetworkAttachment { bridge: "br".into(), vlan });
-    let attachment = match (network, same) {
-        (_, None) | ("", _) => None,
-        (_, Some(true)) | ("ns/x", Some(false)) => vlan(1),
-        (_, Some(false)) => vlan(2),
-    };
-    Segment::of(network, attachment.as_ref(), same.is_some())
+fn segment(network: &str, vlans: Vlans) -> Segment {
+    let attachment = vlans.map(|[x, y]| {
+        let vlan = if network == "ns/x" { x } else { y };
+        let bridge = if vlan == 0 { "mgmt-br" } else { "br" };
+        NetworkAttachment { bridge: bridge.into(), vlan }
+    });
+    Segment::of(network, attachment.as_ref(), vlans.is_some())
 }
 
 impl Cluster {
@@ -265,13 +265,13 @@ impl Cluster {
                 self.pools.insert(name.into(), PoolSeen { created, segment, status, ..pool });
                 self.merge(p);
             }
-            Step::Networks(same) => {
-                self.networks = same;
+            Step::Networks(vlans) => {
+                self.networks = vlans;
                 for pool in self.pools.values_mut() {
                     let network = pool.spec.selector.as_ref().unwrap().network.clone();
-                    pool.segment = segment(&network.unwrap_or_default(), same);
+                    pool.segment = segment(&network.unwrap_or_default(), vlans);
                 }
-                self.allocator.relocate(|network| segment(network, same));
+                self.allocator.relocate(|network| segment(network, vlans));
             }
             Step::RemovePool(p) => {
                 self.pools.remove(POOLS[p].0);
@@ -305,6 +305,7 @@ impl Cluster {
     fn settle(&mut self) {
         self.observe();
         self.allocator.serve_waiters();
+        self.check_waiters();
         for name in self.allocator.take_touched() {
             let pool = &self.allocator.pools()[&name];
             let status = pool_status(pool, &[], None, None, None, "2026-01-01T00:00:00Z");
@@ -379,7 +380,7 @@ fn a_claim_is_reserved_where_it_is_announced_now() {
         Create(1, None),
         Create(2, None),
         Move(1, (0, 10, 1), 0, 1, false),
-        Networks(Some(false)),
+        Networks(Some([1, 2])),
         Move(1, (0, 10, 1), 1, 1, false),
         Edit(0, 1, true, false),
         Create(2, None),
@@ -398,7 +399,7 @@ fn an_address_of_two_is_reported_after_a_restore() {
         Move(2, (1, 11, 1), 1, 1, false),
         Create(0, Some(0)),
         Switch(1, Some(2)),
-        Networks(Some(true)),
+        Networks(Some([1, 1])),
         Edit(0, 0, false, false),
         Edit(2, 0, true, false),
         Restore(1, false),

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{LBS, NETWORKS, POOLS};
+use super::{LBS, NETWORKS, POOLS, Vlans};
 
 #[derive(Clone, Debug)]
 pub(super) enum Step {
@@ -28,8 +28,8 @@ pub(super) enum Step {
     /// Moves or creates a pool. The range: the pool whose addresses are used, the first address,
     /// the number of addresses. Then the network, the priority, and whether the pool is global.
     Move(usize, (usize, usize, usize), usize, i64, bool),
-    /// Sets whether the last two network names mean one network. `None`: unknown.
-    Networks(Option<bool>),
+    /// Sets the VLANs of the last two networks.
+    Networks(Vlans),
     RemovePool(usize),
     /// Removes the stored status: all of it, or only the owners.
     Wipe(usize, bool),
@@ -61,7 +61,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(p, range, network, priority, global)| {
                 Step::Move(p, range, network, priority, global)
             }),
-        1 => prop::option::weighted(0.8, any::<bool>()).prop_map(Step::Networks),
+        1 => prop::option::weighted(0.8, [0_u16..3, 0_u16..3]).prop_map(Step::Networks),
         1 => (0..POOLS.len()).prop_map(Step::RemovePool),
         2 => (0..POOLS.len(), any::<bool>()).prop_map(|(p, all)| Step::Wipe(p, all)),
         1 => any::<bool>().prop_map(Step::Restart),
