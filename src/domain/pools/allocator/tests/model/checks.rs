@@ -89,8 +89,8 @@ impl Cluster {
         if !shared.is_empty() {
             assert!(self.allocator.shared() > 0, "{shared:?} is not reported");
         }
-        self.check_announced(&mut shared);
         let taken_new = self.in_use();
+        self.check_announced(&taken_new, &mut shared);
         for (uid, claim) in taken_new.difference(&self.before) {
             let stands_back =
                 self.allocator.pools().get(&claim.pool).is_some_and(|pool| pool.conflict.is_some());
@@ -105,27 +105,47 @@ impl Cluster {
         self.before = taken_new;
     }
 
-    /// Makes the check of `check_networks` for the announced addresses of each segment, instead of
-    /// the addresses in the ledgers.
-    fn check_announced(&mut self, shared: &mut BTreeSet<(IpAddr, BTreeSet<String>)>) {
+    /// Makes the same check as `check_networks`, but for the segments on which the addresses of
+    /// `taken` are announced, or will be as soon as their claims are published. The content of the
+    /// ledgers does not matter. So an address that a LoadBalancer announced before the step, and
+    /// still announces, is given to no other LoadBalancer, not even as an unpublished claim.
+    fn check_announced(
+        &mut self,
+        taken: &BTreeSet<(String, Claim)>,
+        shared: &mut BTreeSet<(IpAddr, BTreeSet<String>)>,
+    ) {
         self.announce();
-        let uid = |n: &usize| name(&self.lbs[n].owner.uid);
-        for (a, (ip, mine)) in &self.announced {
-            for (b, (other, theirs)) in self.announced.range(a + 1..) {
-                if ip != other || !meet(mine.as_ref(), theirs.as_ref()) {
+        let places: Vec<_> =
+            taken.iter().map(|(uid, claim)| (uid, claim, self.segments(uid, claim))).collect();
+        for (index, (mine, claim, here)) in places.iter().enumerate() {
+            for (theirs, other, there) in &places[index + 1..] {
+                let both = BTreeSet::from([name(mine), name(theirs)]);
+                if claim.ip != other.ip || both.len() < 2 || !meet(here.as_ref(), there.as_ref()) {
                     continue;
                 }
-                let both = BTreeSet::from([uid(a), uid(b)]);
-                let had = |uid: &String| {
-                    self.before
-                        .iter()
-                        .any(|(holder, claim)| name(holder) == *uid && claim.ip == *ip)
-                };
-                let old = self.excused.contains(&(*ip, both.clone()));
-                assert!(old || both.iter().all(had), "{ip} is announced for {both:?}");
-                shared.insert((*ip, both));
+                let had = self.had(mine, claim) && self.had(theirs, other);
+                let old = self.excused.contains(&(claim.ip, both.clone()));
+                assert!(
+                    old || had,
+                    "{claim:?} of {mine} is announced where {other:?} of {theirs} is"
+                );
+                shared.insert((claim.ip, both));
             }
         }
+    }
+
+    /// Whether the LoadBalancer, or an earlier one of its name, held or published the claim before
+    /// the step.
+    fn had(&self, uid: &str, claim: &Claim) -> bool {
+        self.before.iter().any(|(holder, held)| name(holder) == name(uid) && held == claim)
+    }
+
+    /// Segments where a claim is announced, or will be as soon as it is published. The pool of a
+    /// published claim may be gone: then these are the last known segments. `None`: all segments.
+    fn segments(&self, uid: &str, claim: &Claim) -> Option<Vec<Segment>> {
+        let n = (0..LBS).find(|n| self.lbs.get(n).is_some_and(|lb| lb.owner.uid == uid)).unwrap();
+        let place = self.place(&self.facts(n).unwrap(), claim);
+        place.unwrap_or_else(|| self.announced[&n].clone()).1
     }
 
     /// Records where published addresses are announced.
