@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::load_balancer::facts::{LbSurroundings, Project, requirement};
 
 /// Scope from `"project namespace cluster"`; `-` stands for a blank field.
 fn scope(text: &str) -> api::Scope {
@@ -95,6 +96,56 @@ fn documented_cases() {
     assert_eq!(chosen(&twice, &asks("n", "c/p ns g")), [""; 0]);
     let unset = [pool("a", "", 0, &["* ns *"])];
     assert_eq!(chosen(&unset, &asks("", "- ns -")), ["a"]);
+}
+
+/// Requirement of a LoadBalancer whose namespace and annotations say the same as `asks`.
+fn asks_as(workload_type: api::WorkloadType, network: &str, text: &str) -> PoolRequirement {
+    let scope = scope(text);
+    let mut lb = api::LoadBalancer::default();
+    lb.spec.workload_type = Some(workload_type);
+    lb.metadata.namespace = scope.namespace;
+    let cluster = scope.guest_cluster.map(|name| (api::ANNOTATION_CLUSTER.to_owned(), name));
+    let network = (api::ANNOTATION_NETWORK.to_owned(), network.to_owned());
+    lb.metadata.annotations = Some(cluster.into_iter().chain([network]).collect());
+    let project = scope.project.map_or(Project::Outside, Project::In);
+    requirement(&lb, &LbSurroundings { project, vm_network: None })
+}
+
+/// Pools, the scope of a LoadBalancer on network `default/vlan10`, and the pool that is chosen.
+type GoRow<'a> = (&'a [&'a TestPool], &'static str, Option<&'static str>);
+
+/// Rows of the Go controller's test (harvester/load-balancer-harvester,
+/// `pkg/ipam/selector_test.go`), for both types of LoadBalancers. The last two rows are of the loose
+/// mode. The Go controller uses this mode for type cluster only, this operator for both types.
+#[test]
+fn rows_of_the_go_controller_hold() {
+    const NETWORK: &str = "default/vlan10";
+    let default = &pool("default", NETWORK, 0, &["* default *"]);
+    let prior = &pool("defaultPriority", NETWORK, 100, &["* default *"]);
+    let global = &pool("global", "", 0, &["* * *"]);
+    let blank = &pool("vlan-100-no-scope", NETWORK, 0, &["- default -"]);
+    let scoped = &pool("vlan-100-with-scope", NETWORK, 0, &["project1 default cluster1"]);
+    let rows: [GoRow<'_>; 10] = [
+        (&[default, global], "- default -", Some("default")),
+        (&[default, global], "- test -", Some("global")),
+        (&[default, global], "unknown - cluster1", Some("global")),
+        (&[default], "- default -", Some("default")),
+        (&[default], "- test -", None),
+        (&[default], "unknown guest-cluster-1 cluster1", None),
+        (&[default, prior], "- default -", Some("defaultPriority")),
+        (&[scoped, blank], "project1 default cluster1", Some("vlan-100-with-scope")),
+        (&[scoped, blank], "unknown default cluster1", Some("vlan-100-no-scope")),
+        (&[scoped, blank], "- default -", Some("vlan-100-no-scope")),
+    ];
+    for workload_type in [api::WorkloadType::Vm, api::WorkloadType::Cluster] {
+        for (pools, text, expected) in rows {
+            let pools: Vec<TestPool> = pools.iter().map(|pool| (*pool).clone()).collect();
+            let requirement = asks_as(workload_type, NETWORK, text);
+            assert_eq!(requirement, asks(NETWORK, text), "{workload_type:?}");
+            let first = chosen(&pools, &requirement).into_iter().next();
+            assert_eq!(first.as_deref(), expected, "{text} of type {workload_type:?}");
+        }
+    }
 }
 
 /// The author of a LoadBalancer cannot widen its scope.
