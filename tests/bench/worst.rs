@@ -1,12 +1,14 @@
 //! The most that one event can cost the operator's one thread, whatever a tenant writes.
 
 use std::hint::black_box;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use harvester_guest_operator::api::kubevirt::VirtualMachineInstance;
 use harvester_guest_operator::api::{IPPoolStatus, LoadBalancer};
 use harvester_guest_operator::domain::load_balancer::bounds;
 use harvester_guest_operator::domain::network::Segment;
+use harvester_guest_operator::domain::network::infrastructure::{Infrastructure, Reserved};
 use harvester_guest_operator::domain::pools::allocator::{
     ClaimResult, LoadBalancerEntry, LoadBalancerIndex, PoolAllocator, PoolSeen,
 };
@@ -14,6 +16,7 @@ use harvester_guest_operator::domain::pools::selection::PoolRequirement;
 use harvester_guest_operator::domain::pools::status::pool_status;
 use harvester_guest_operator::domain::vm_backends::{listeners, vm};
 use harvester_guest_operator::domain::{LbFacts, Owner};
+use ipnet::IpNet;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -40,6 +43,9 @@ pub(crate) fn measure() -> Vec<(&'static str, Duration)> {
         ),
         ("a release while 10,000 wait, 100 pools", median(|| change_among_waiters(true))),
         ("one more that waits among 10,000", median(|| change_among_waiters(false))),
+        ("a network of no pool changes while 10,000 wait", median(|| change_of_networks(1))),
+        ("the pool that 10,000 wait for moves to another VLAN", median(|| change_of_networks(2))),
+        ("1,000 Services are deleted while 10,000 wait", median(deletion_of_services)),
         ("a change of one of 1,000 pools, 10,000 LoadBalancers", median(change_among_pools)),
     ]
 }
@@ -105,8 +111,95 @@ fn change_among_waiters(is_release: bool) -> Duration {
     })
 }
 
-/// Time in which one of 1,000 pools is merged and all pools are judged. Each pool has ten claims,
-/// which their LoadBalancers publish.
+/// Time of a change of networks that moves one of the pools from VLAN 1 to the VLAN `moved`. All
+/// LoadBalancers wait, because they name this pool, and a network on another VLAN.
+fn change_of_networks(moved: u16) -> Duration {
+    let segment = |network: &str, vlan: u16| match network {
+        "pool-0" => Segment::Vlan("vlan-br".to_owned(), vlan),
+        _ => Segment::Management,
+    };
+    let mut book = PoolAllocator::default();
+    for number in 0..POOLS {
+        let mut seen = pool_seen(number);
+        if let (0, Some(selector)) = (number, &mut seen.spec.selector) {
+            selector.network = Some("pool-0".to_owned());
+            seen.segment = segment("pool-0", 1);
+        }
+        book.merge(&seen, &LoadBalancerIndex::default());
+    }
+    let elsewhere = |number| LbFacts {
+        segment: Some(Segment::Vlan("vlan-br".to_owned(), 4_000)),
+        named_pool: Some("pool-0".to_owned()),
+        ..facts(number, "n0")
+    };
+    let lbs: Vec<LbFacts> = (0..WAITERS).map(elsewhere).collect();
+    settle(&mut book, &lbs);
+    clock(|| {
+        book.relocate(|network| segment(network, moved));
+        observe(&mut book, &lbs);
+        drop(black_box(book.serve_waiters()));
+    })
+}
+
+/// Time in which the book learns of the deletion of 1,000 Services that had all addresses of all
+/// pools. Then 1,000 of the LoadBalancers that wait have an address.
+fn deletion_of_services() -> Duration {
+    const EACH: u8 = 10;
+    let mut infrastructure = Infrastructure::default();
+    let mut book = PoolAllocator::default();
+    let mut services = Vec::new();
+    for (pool, number) in (0_u8..).zip(0..POOLS) {
+        let mut seen = pool_seen(number);
+        let bounds = [1, EACH].map(|last| format!("10.0.{pool}.{}", 100 + last));
+        seen.spec.ranges = object(json!([
+            {"subnet": format!("10.0.{pool}.0/24"), "rangeStart": bounds[0], "rangeEnd": bounds[1]}
+        ]));
+        book.merge(&seen, &LoadBalancerIndex::default());
+        for last in 1..=EACH {
+            let service = Reserved::Ingress(format!("default/web-{pool}-{last}"));
+            let address = IpAddr::from([10, 0, pool, 100 + last]);
+            infrastructure.set(&service, [IpNet::from(address)]);
+            services.push(service);
+        }
+    }
+    book.set_infrastructure(infrastructure.held_back());
+    let each = |number: usize| facts(number, &format!("n{}", number % POOLS));
+    let lbs: Vec<LbFacts> = (0..WAITERS).map(each).collect();
+    settle(&mut book, &lbs);
+    let took = clock(|| {
+        for service in &services {
+            drop(black_box(infrastructure.set(service, [])));
+        }
+        book.relocate(|_| Segment::Management);
+        book.set_infrastructure(infrastructure.held_back());
+        observe(&mut book, &lbs);
+        drop(black_box(book.serve_waiters()));
+    });
+    assert_eq!(book.waiting().count(), WAITERS - services.len(), "an address is not given out");
+    took
+}
+
+/// Makes all LoadBalancers wait.
+fn settle(book: &mut PoolAllocator, lbs: &[LbFacts]) {
+    for facts in lbs {
+        book.claim(facts);
+    }
+    book.serve_waiters();
+    book.take_moved();
+    assert_eq!(book.waiting().count(), lbs.len(), "a LoadBalancer has an address");
+}
+
+/// Observes all LoadBalancers after a change of networks, as the ledger task does.
+fn observe(book: &mut PoolAllocator, lbs: &[LbFacts]) {
+    if book.take_moved() {
+        for facts in lbs {
+            book.observe(facts);
+        }
+    }
+}
+
+/// Time in which one of 1,000 pools is merged, all pools are judged, and the statuses of changed
+/// pools are made. Each pool has ten claims, which their LoadBalancers publish.
 fn change_among_pools() -> Duration {
     const MANY: usize = 1_000;
     let mut allocator = PoolAllocator::default();
@@ -127,10 +220,14 @@ fn change_among_pools() -> Duration {
     }
     assert_eq!(lbs.len(), WAITERS, "a LoadBalancer has no address");
     let mut changed = pool_seen(0);
-    changed.status = pool_status(&allocator.pools()["pool-0"], &[], None, None, None, "");
+    changed.status = pool_status(&book.pools()["pool-0"], &[], None, None, None, "");
+    book.take_touched();
     clock(|| {
-        allocator.merge(&changed, &LoadBalancerIndex::new(lbs));
-        drop(black_box(allocator.serve_waiters()));
+        book.merge(&changed, &LoadBalancerIndex::new(lbs));
+        drop(black_box(book.serve_waiters()));
+        for name in book.take_touched() {
+            drop(black_box(pool_status(&book.pools()[&name], &[], None, None, None, "")));
+        }
     })
 }
 
