@@ -118,14 +118,14 @@ fn change_of_networks(moved: u16) -> Duration {
         "pool-0" => Segment::Vlan("vlan-br".to_owned(), vlan),
         _ => Segment::Management,
     };
-    let mut book = PoolAllocator::default();
+    let mut allocator = PoolAllocator::default();
     for number in 0..POOLS {
         let mut seen = pool_seen(number);
         if let (0, Some(selector)) = (number, &mut seen.spec.selector) {
             selector.network = Some("pool-0".to_owned());
             seen.segment = segment("pool-0", 1);
         }
-        book.merge(&seen, &LoadBalancerIndex::default());
+        allocator.merge(&seen, &LoadBalancerIndex::default());
     }
     let elsewhere = |number| LbFacts {
         segment: Some(Segment::Vlan("vlan-br".to_owned(), 4_000)),
@@ -133,20 +133,20 @@ fn change_of_networks(moved: u16) -> Duration {
         ..facts(number, "n0")
     };
     let lbs: Vec<LbFacts> = (0..WAITERS).map(elsewhere).collect();
-    settle(&mut book, &lbs);
+    settle(&mut allocator, &lbs);
     clock(|| {
-        book.relocate(|network| segment(network, moved));
-        observe(&mut book, &lbs);
-        drop(black_box(book.serve_waiters()));
+        allocator.relocate(|network| segment(network, moved));
+        observe(&mut allocator, &lbs);
+        drop(black_box(allocator.serve_waiters()));
     })
 }
 
-/// Time in which the book learns of the deletion of 1,000 Services that had all addresses of all
+/// Time in which the allocator learns of the deletion of 1,000 Services that had all addresses of all
 /// pools. Then 1,000 of the LoadBalancers that wait have an address.
 fn deletion_of_services() -> Duration {
     const EACH: u8 = 10;
     let mut infrastructure = Infrastructure::default();
-    let mut book = PoolAllocator::default();
+    let mut allocator = PoolAllocator::default();
     let mut services = Vec::new();
     for (pool, number) in (0_u8..).zip(0..POOLS) {
         let mut seen = pool_seen(number);
@@ -154,7 +154,7 @@ fn deletion_of_services() -> Duration {
         seen.spec.ranges = object(json!([
             {"subnet": format!("10.0.{pool}.0/24"), "rangeStart": bounds[0], "rangeEnd": bounds[1]}
         ]));
-        book.merge(&seen, &LoadBalancerIndex::default());
+        allocator.merge(&seen, &LoadBalancerIndex::default());
         for last in 1..=EACH {
             let service = Reserved::Ingress(format!("default/web-{pool}-{last}"));
             let address = IpAddr::from([10, 0, pool, 100 + last]);
@@ -162,38 +162,42 @@ fn deletion_of_services() -> Duration {
             services.push(service);
         }
     }
-    book.set_infrastructure(infrastructure.held_back());
+    allocator.set_infrastructure(infrastructure.held_back());
     let each = |number: usize| facts(number, &format!("n{}", number % POOLS));
     let lbs: Vec<LbFacts> = (0..WAITERS).map(each).collect();
-    settle(&mut book, &lbs);
+    settle(&mut allocator, &lbs);
     let took = clock(|| {
         for service in &services {
             drop(black_box(infrastructure.set(service, [])));
         }
-        book.relocate(|_| Segment::Management);
-        book.set_infrastructure(infrastructure.held_back());
-        observe(&mut book, &lbs);
-        drop(black_box(book.serve_waiters()));
+        allocator.relocate(|_| Segment::Management);
+        allocator.set_infrastructure(infrastructure.held_back());
+        observe(&mut allocator, &lbs);
+        drop(black_box(allocator.serve_waiters()));
     });
-    assert_eq!(book.waiting().count(), WAITERS - services.len(), "an address is not given out");
+    assert_eq!(
+        allocator.waiting().count(),
+        WAITERS - services.len(),
+        "an address is not given out"
+    );
     took
 }
 
 /// Makes all LoadBalancers wait.
-fn settle(book: &mut PoolAllocator, lbs: &[LbFacts]) {
+fn settle(allocator: &mut PoolAllocator, lbs: &[LbFacts]) {
     for facts in lbs {
-        book.claim(facts);
+        allocator.claim(facts);
     }
-    book.serve_waiters();
-    book.take_moved();
-    assert_eq!(book.waiting().count(), lbs.len(), "a LoadBalancer has an address");
+    allocator.serve_waiters();
+    allocator.take_moved();
+    assert_eq!(allocator.waiting().count(), lbs.len(), "a LoadBalancer has an address");
 }
 
 /// Observes all LoadBalancers after a change of networks, as the ledger task does.
-fn observe(book: &mut PoolAllocator, lbs: &[LbFacts]) {
-    if book.take_moved() {
+fn observe(allocator: &mut PoolAllocator, lbs: &[LbFacts]) {
+    if allocator.take_moved() {
         for facts in lbs {
-            book.observe(facts);
+            allocator.observe(facts);
         }
     }
 }
@@ -220,13 +224,13 @@ fn change_among_pools() -> Duration {
     }
     assert_eq!(lbs.len(), WAITERS, "a LoadBalancer has no address");
     let mut changed = pool_seen(0);
-    changed.status = pool_status(&book.pools()["pool-0"], &[], None, None, None, "");
-    book.take_touched();
+    changed.status = pool_status(&allocator.pools()["pool-0"], &[], None, None, None, "");
+    allocator.take_touched();
     clock(|| {
-        book.merge(&changed, &LoadBalancerIndex::new(lbs));
-        drop(black_box(book.serve_waiters()));
-        for name in book.take_touched() {
-            drop(black_box(pool_status(&book.pools()[&name], &[], None, None, None, "")));
+        allocator.merge(&changed, &LoadBalancerIndex::new(lbs));
+        drop(black_box(allocator.serve_waiters()));
+        for name in allocator.take_touched() {
+            drop(black_box(pool_status(&allocator.pools()[&name], &[], None, None, None, "")));
         }
     })
 }

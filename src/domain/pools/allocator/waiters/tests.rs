@@ -21,37 +21,37 @@ fn at_home_on(segment: Segment, n: usize, pool: &str) -> LbFacts {
     LbFacts { segment: Some(segment), ..named(n, pool) }
 }
 
-/// A book with these pools and LoadBalancers, and without a waiter to be tried again.
+/// A allocator with these pools and LoadBalancers, and without a waiter to be tried again.
 fn settled(pools: &[PoolSeen], lbs: &[LbFacts]) -> PoolAllocator {
-    let mut book = PoolAllocator::default();
+    let mut allocator = PoolAllocator::default();
     for pool in pools {
-        book.merge(pool, &everybody());
+        allocator.merge(pool, &everybody());
     }
     for facts in lbs {
-        book.claim(facts);
+        allocator.claim(facts);
     }
-    book.serve_waiters();
-    assert_eq!(tried_again(&mut book), [""; 0]);
-    book
+    allocator.serve_waiters();
+    assert_eq!(tried_again(&mut allocator), [""; 0]);
+    allocator
 }
 
 /// Moves the pools, and observes the LoadBalancers, as the ledger task does after a change of
 /// networks.
-fn relocate(book: &mut PoolAllocator, lbs: &[LbFacts], segment: impl FnMut(&str) -> Segment) {
-    book.relocate(segment);
-    assert!(book.take_moved());
+fn relocate(allocator: &mut PoolAllocator, lbs: &[LbFacts], segment: impl FnMut(&str) -> Segment) {
+    allocator.relocate(segment);
+    assert!(allocator.take_moved());
     for facts in lbs {
-        book.observe(facts);
+        allocator.observe(facts);
     }
 }
 
 /// Names of the waiters that the next [`PoolAllocator::serve_waiters`] tries again.
-fn tried_again(book: &mut PoolAllocator) -> Vec<String> {
-    book.judge();
-    let changes = &book.waiter_changes;
-    let all = book
-        .waiting()
-        .filter(|(facts, wait)| !changes.is_nothing() && book.may_change(facts, wait, changes));
+fn tried_again(allocator: &mut PoolAllocator) -> Vec<String> {
+    allocator.compare_pools();
+    let changes = &allocator.waiter_changes;
+    let all = allocator.waiting().filter(|(facts, wait)| {
+        !changes.is_nothing() && allocator.may_change(facts, wait, changes)
+    });
     all.map(|(facts, _)| facts.owner.name.clone()).collect()
 }
 
@@ -88,15 +88,15 @@ fn only_those_are_asked_again_whom_a_change_may_serve() {
 fn a_change_of_networks_that_moves_no_pool_tries_no_waiter_again() {
     let pools = [on(vlan(1), "a", "10.0.0", 1), on(vlan(2), "b", "10.0.1", 1)];
     let lbs = [at_home_on(vlan(3), 1, "a"), at_home_on(vlan(3), 2, "b"), named(3, "absent"), lb(4)];
-    let mut book = settled(&pools, &lbs);
-    assert_eq!(book.waiting().count(), 4);
-    relocate(&mut book, &lbs, |network| vlan(if network == "a" { 1 } else { 2 }));
-    assert_eq!(tried_again(&mut book), [""; 0]);
+    let mut allocator = settled(&pools, &lbs);
+    assert_eq!(allocator.waiting().count(), 4);
+    relocate(&mut allocator, &lbs, |network| vlan(if network == "a" { 1 } else { 2 }));
+    assert_eq!(tried_again(&mut allocator), [""; 0]);
     // The same change moves the network of one LoadBalancer.
     let moved = [at_home_on(vlan(3), 1, "a"), at_home_on(vlan(2), 2, "b")];
-    relocate(&mut book, &moved, |network| vlan(if network == "a" { 1 } else { 2 }));
-    assert_eq!(tried_again(&mut book), ["ns/lb2"]);
-    assert_eq!(book.serve_waiters(), [owner(2)]);
+    relocate(&mut allocator, &moved, |network| vlan(if network == "a" { 1 } else { 2 }));
+    assert_eq!(tried_again(&mut allocator), ["ns/lb2"]);
+    assert_eq!(allocator.serve_waiters(), [owner(2)]);
 }
 
 /// Pool `a` moves. Pool `b`, which stood back behind `a`, gives out addresses. Pool `c` has nothing
@@ -115,21 +115,21 @@ fn a_pool_that_moves_concerns_its_waiters_and_those_of_the_pools_that_it_blocked
         named(4, "c"),
         at_home_on(vlan(2), 5, "c"),
     ];
-    let mut book = settled(&pools, &lbs);
-    let waits = book.waiting().map(|(facts, wait)| (facts.owner.uid.as_str(), wait.reason()));
+    let mut allocator = settled(&pools, &lbs);
+    let waits = allocator.waiting().map(|(facts, wait)| (facts.owner.uid.as_str(), wait.reason()));
     assert_eq!(
         waits.collect::<Vec<_>>(),
         [("u2", "NetworkMismatch"), ("u3", "IPPoolNotReady"), ("u5", "NetworkMismatch")]
     );
-    relocate(&mut book, &lbs, |network| match network {
+    relocate(&mut allocator, &lbs, |network| match network {
         "a" => vlan(2),
         "b" => vlan(1),
         _ => vlan(3),
     });
-    assert_eq!(tried_again(&mut book), ["ns/lb2", "ns/lb3"]);
-    assert_eq!(book.serve_waiters(), [owner(2), owner(3)]);
-    assert_eq!(book.claims_of("u2"), [at("a", "10.0.0.11")]);
-    assert_eq!(book.claims_of("u3"), [at("b", "10.0.0.10")]);
+    assert_eq!(tried_again(&mut allocator), ["ns/lb2", "ns/lb3"]);
+    assert_eq!(allocator.serve_waiters(), [owner(2), owner(3)]);
+    assert_eq!(allocator.claims_of("u2"), [at("a", "10.0.0.11")]);
+    assert_eq!(allocator.claims_of("u3"), [at("b", "10.0.0.10")]);
 }
 
 /// The address of a vm LoadBalancer on a VLAN is announced on the nodes' own network. There a pool
@@ -138,22 +138,22 @@ fn a_pool_that_moves_concerns_its_waiters_and_those_of_the_pools_that_it_blocked
 fn a_pool_that_moves_concerns_the_pools_whose_addresses_were_announced_on_its_segment() {
     let pools = [on(vlan(1), "v", "10.0.0", 1), on(Segment::Management, "m", "10.0.0", 1)];
     let lbs = [named(1, "m"), LbFacts { guest: false, ..named(2, "v") }];
-    let mut book = settled(&pools, &lbs);
-    assert_eq!(book.waiting().count(), 1);
-    relocate(&mut book, &lbs, |network| vlan(if network == "v" { 1 } else { 2 }));
-    assert_eq!(tried_again(&mut book), ["ns/lb2"]);
-    assert_eq!(book.serve_waiters(), [owner(2)]);
-    assert_eq!(book.claims_of("u2"), [at("v", "10.0.0.10")]);
+    let mut allocator = settled(&pools, &lbs);
+    assert_eq!(allocator.waiting().count(), 1);
+    relocate(&mut allocator, &lbs, |network| vlan(if network == "v" { 1 } else { 2 }));
+    assert_eq!(tried_again(&mut allocator), ["ns/lb2"]);
+    assert_eq!(allocator.serve_waiters(), [owner(2)]);
+    assert_eq!(allocator.claims_of("u2"), [at("v", "10.0.0.10")]);
 }
 
 /// A waiter of a full pool learns that the pool moved away from its network.
 #[test]
 fn a_full_pool_that_moves_away_gives_its_waiters_another_reason() {
     let lbs = [named(1, "a"), at_home_on(vlan(1), 2, "a"), named(3, "a")];
-    let mut book = settled(&[on(vlan(1), "a", "10.0.0", 1)], &lbs);
-    relocate(&mut book, &lbs, |_| vlan(2));
-    assert_eq!(tried_again(&mut book), ["ns/lb2"]);
-    assert_eq!(book.serve_waiters(), [owner(2)]);
-    let waits: Vec<_> = book.waiting().map(|(_, wait)| wait.reason()).collect();
+    let mut allocator = settled(&[on(vlan(1), "a", "10.0.0", 1)], &lbs);
+    relocate(&mut allocator, &lbs, |_| vlan(2));
+    assert_eq!(tried_again(&mut allocator), ["ns/lb2"]);
+    assert_eq!(allocator.serve_waiters(), [owner(2)]);
+    let waits: Vec<_> = allocator.waiting().map(|(_, wait)| wait.reason()).collect();
     assert_eq!(waits, ["NetworkMismatch", "NoAvailableIP"]);
 }

@@ -49,12 +49,12 @@ impl Cluster {
         }
     }
 
-    /// Checks that the book tried each waiter again whose answer may change: no answer changes if
+    /// Checks that the allocator tried each waiter again whose answer may change: no answer changes if
     /// all waiters are tried again.
     pub(super) fn check_waiters(&self) {
-        let mut book = self.book.clone();
-        book.waiter_changes.everything();
-        let missed = book.serve_waiters();
+        let mut allocator = self.allocator.clone();
+        allocator.waiter_changes.everything();
+        let missed = allocator.serve_waiters();
         assert!(missed.is_empty(), "{missed:?} were not tried again");
     }
 
