@@ -6,10 +6,10 @@ use super::super::ports::MOST_LISTENERS;
 /// valid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListenerFault {
-    /// There is no listener.
+    /// Spec without a listener.
     #[error("spec.listeners: a load balancer of type vm needs at least one")]
     Missing,
-    /// There are too many listeners.
+    /// More listeners than a Service can have.
     #[error("spec.listeners: more than {MOST_LISTENERS}: use {MOST_LISTENERS} at most")]
     TooMany,
     /// The number is no port.
