@@ -1,7 +1,8 @@
 //! Access to values that several tasks share.
 //!
-//! Invariant: a panic of the task that holds a lock leaves a usable value, because each entry of a
-//! shared value is changed by one statement.
+//! A panic of a task that holds a lock is a bug. The value may then lack a part of the change that
+//! the task was making. The other tasks continue with the value, because they would otherwise all
+//! panic too.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

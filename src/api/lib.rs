@@ -109,8 +109,10 @@ pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Label of an EndpointSlice: name of the controller that writes the EndpointSlice. Other
 /// controllers do not change it.
 pub const LABEL_SLICE_MANAGER: &str = "endpointslice.kubernetes.io/managed-by";
-/// Value of [`LABEL_SLICE_MANAGER`] on the EndpointSlices of this operator.
-pub const SLICE_MANAGER: &str = "harvester-guest-operator";
+/// Label with the manager of an object. On the chart's own objects, the value is `Helm`.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Name of this operator as the manager of an object, in labels.
+pub const MANAGER: &str = "harvester-guest-operator";
 
 /// Finalizer of a LoadBalancer that holds an address. The Go controller uses the same name, so that
 /// each controller finalizes the objects of the other.

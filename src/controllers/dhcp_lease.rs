@@ -124,7 +124,7 @@ fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Reten
 async fn current(record: &DHCPLease, ctx: &Context) -> Result<Option<LoadBalancer>, CallError> {
     let namespace = record.namespace().unwrap_or_default();
     let api: Api<LoadBalancer> = Api::namespaced(ctx.client.clone(), &namespace);
-    api.call_get_opt(&record.name_any()).await
+    api.call_get_if_served(&record.name_any()).await
 }
 
 async fn carry_out(

@@ -80,6 +80,6 @@ impl RecordClient {
     /// The present state of a record. `None`: the record does not exist.
     pub async fn read(&self, namespace: &str, name: &str) -> Result<Option<DHCPLease>, CallError> {
         let api = Api::<DHCPLease>::namespaced(self.client.clone(), namespace);
-        Box::pin(api.call_get_opt(name)).await
+        Box::pin(api.call_get_if_served(name)).await
     }
 }

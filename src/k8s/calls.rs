@@ -97,11 +97,15 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
         run_call(self.deadline(), || self.name_call("GET", name), self.api().get(name)).await
     }
 
-    /// The object. `None`: the object does not exist, or its kind is not served (404).
+    /// The object. `None`: the API server answered that the object does not exist. Any other 404,
+    /// for example of a proxy or for a kind that is not served, is an error.
     async fn call_get_opt(&self, name: &str) -> Result<Option<K>, CallError> {
-        // kube's `get_opt` returns an error for a kind that is not served.
-        match run_call(self.deadline(), || self.name_call("GET", name), self.api().get(name)).await
-        {
+        run_call(self.deadline(), || self.name_call("GET", name), self.api().get_opt(name)).await
+    }
+
+    /// The object. `None`: the object does not exist, or its kind is not served (any 404).
+    async fn call_get_if_served(&self, name: &str) -> Result<Option<K>, CallError> {
+        match self.call_get(name).await {
             Ok(object) => Ok(Some(object)),
             Err(CallError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),

@@ -183,7 +183,7 @@ impl CredentialReader {
         name: &str,
     ) -> Result<Option<TokenRotation>, CallError> {
         let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
-        Box::pin(api.call_get_opt(name)).await
+        Box::pin(api.call_get_if_served(name)).await
     }
 
     /// Content of a Secret under a key, and the server's clock. `None`: the Secret does not exist.

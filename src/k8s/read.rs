@@ -30,7 +30,7 @@ impl ApiReader {
     /// UID of the LoadBalancer with this name. `None`: the LoadBalancer does not exist.
     pub async fn uid_of(&self, namespace: &str, name: &str) -> Result<Option<String>, CallError> {
         let api = Api::<PartialObjectMeta<LoadBalancer>>::namespaced(self.0.clone(), namespace);
-        let lb = Box::pin(api.call_get_opt(name)).await?;
+        let lb = Box::pin(api.call_get_if_served(name)).await?;
         Ok(lb.map(|lb| lb.uid().unwrap_or_default()))
     }
 
@@ -41,7 +41,7 @@ impl ApiReader {
         name: &str,
     ) -> Result<Option<LoadBalancer>, CallError> {
         let api = Api::<LoadBalancer>::namespaced(self.0.clone(), namespace);
-        Box::pin(api.call_get_opt(name)).await
+        Box::pin(api.call_get_if_served(name)).await
     }
 
     /// Facts of all pools as the API server has them now. Lists the metadata, and reads each pool
@@ -58,7 +58,7 @@ impl ApiReader {
 
     /// Facts of a pool. `None`: the pool does not exist.
     pub async fn pool(&self, name: &str) -> Result<Option<PoolFacts>, CallError> {
-        let pool = Box::pin(Api::<IPPool>::all(self.0.clone()).call_get_opt(name)).await?;
+        let pool = Box::pin(Api::<IPPool>::all(self.0.clone()).call_get_if_served(name)).await?;
         Ok(pool.map(|pool| {
             let created = pool.metadata.creation_timestamp.as_ref();
             let created = created.map_or(0, |time| time.0.as_second());

@@ -43,7 +43,8 @@ struct ProberShared {
     /// Notified when a target may be due earlier than the time for which the scheduler waits.
     wake: Notify,
     metrics: Metrics,
-    /// Function that is called with the key of a LoadBalancer whose verdicts have flipped.
+    /// Function that is called with the key of a LoadBalancer whose verdicts have flipped. Called
+    /// without the lock of `state`. It must not block.
     flipped: Box<dyn Fn(&str) + Send + Sync>,
     /// Number of targets that are healthy only because their failures are doubted.
     held: watch::Sender<usize>,

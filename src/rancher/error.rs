@@ -11,7 +11,8 @@ use serde_json::Value;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, CertificateError};
 
-/// Maximum length of a server's text in an error, in bytes. A longer text is cut.
+/// Maximum length of a server's text, and of a call's name, in an error, in bytes. A longer text is
+/// cut.
 const LONGEST: usize = 200;
 /// Longest run of token characters that an error repeats, in bytes. A longer run may be a secret,
 /// because names are shorter.
@@ -66,7 +67,8 @@ pub enum RancherError {
         call: RancherCall,
         /// HTTP status. 0: the request was not sent.
         status: u16,
-        /// Text of the server, passed through `safe`.
+        /// Text of the server, passed through `safe`. If the request was not sent: the operator's
+        /// own text.
         message: String,
     },
     /// The answer does not have Rancher's format.

@@ -141,8 +141,8 @@ fn change_of_networks(moved: u16) -> Duration {
     })
 }
 
-/// Time in which the allocator learns of the deletion of 1,000 Services that had all addresses of all
-/// pools. Then 1,000 of the LoadBalancers that wait have an address.
+/// Time in which the allocator learns of the deletion of 1,000 Services that had all addresses of
+/// all pools. Then 1,000 of the LoadBalancers that wait have an address.
 fn deletion_of_services() -> Duration {
     const EACH: u8 = 10;
     let mut infrastructure = Infrastructure::default();

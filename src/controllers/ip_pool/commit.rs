@@ -103,7 +103,9 @@ impl LedgerTask {
                     }
                 }
                 Err(CallError::NotLeader) => anyhow::bail!("leadership lost"),
-                Err(error) if self.note_trouble(&job.name, &error) => drop(again.insert(job.name)),
+                Err(error) if self.count_failed_write(&job.name, &error) => {
+                    drop(again.insert(job.name))
+                }
                 Err(_) => drop(failed.insert(job.name)),
             }
         }
@@ -123,7 +125,7 @@ impl LedgerTask {
     }
 
     /// Counts a failed write of a pool. Returns whether the pool is tried again in the same batch.
-    fn note_trouble(&mut self, name: &str, error: &CallError) -> bool {
+    fn count_failed_write(&mut self, name: &str, error: &CallError) -> bool {
         let trouble = self.trouble.entry(name.to_owned()).or_default();
         if matches!(error, CallError::Conflict(_) | CallError::NotFound(_)) {
             trouble.conflicts += 1;

@@ -118,7 +118,7 @@ impl LedgerTask {
             return;
         }
         let api: Api<Guard<IPPool>> = Api::all(self.ctx.client.clone());
-        let answers = join_all(names.iter().map(|name| api.call_get_opt(name))).await;
+        let answers = join_all(names.iter().map(|name| api.call_get_if_served(name))).await;
         let mut index = self.lb_index();
         for (name, answer) in names.into_iter().zip(answers) {
             match answer {
@@ -157,7 +157,7 @@ impl LedgerTask {
         for owner in self.allocator.disputes(seen, index) {
             let Some((namespace, name)) = owner.name.split_once('/') else { continue };
             let api: Api<LoadBalancer> = Api::namespaced(self.ctx.client.clone(), namespace);
-            let current = api.call_get_opt(name).await?;
+            let current = api.call_get_if_served(name).await?;
             index.update(&owner, current.as_ref().and_then(facts::lb_entry));
         }
         Ok(())
@@ -178,7 +178,7 @@ impl LedgerTask {
     }
 
     /// Updates the allocator with the published addresses of all LoadBalancers in the view, after
-    /// pools were added, removed or moved to another network.
+    /// pools were added or removed, or networks have changed.
     pub(super) fn observe_all(&mut self) {
         let all = self.ctx.views.load_balancers.state();
         self.each_facts(all.iter().map(AsRef::as_ref), PoolAllocator::observe);

@@ -91,7 +91,7 @@ impl LedgerTask {
         let (namespace, name) = asked.name.split_once('/')?;
         let api: Api<PartialObjectMeta<LoadBalancer>> =
             Api::namespaced(self.ctx.client.clone(), namespace);
-        match api.call_get_opt(name).await {
+        match api.call_get_if_served(name).await {
             Ok(None) => {
                 self.allocator
                     .release_claim(&Claim { pool: pool.to_owned(), ip: asked.ip }, &owner);

@@ -106,7 +106,7 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
     let orphan = |namesake| OrphanClaim { claim, owner: owner.clone(), namesake };
     let Some((namespace, name)) = owner.name.split_once('/') else { return Some(orphan(None)) };
     let api: Api<PartialObjectMeta<LoadBalancer>> = Api::namespaced(client.clone(), namespace);
-    match api.call_get_opt(name).await.ok()? {
+    match api.call_get_if_served(name).await.ok()? {
         Some(lb) if owner.uid.is_empty() => return lb.uid().map(|uid| orphan(Some(uid))),
         Some(lb) if lb.uid().as_deref() == Some(&owner.uid) => return None,
         Some(_) | None => {}
@@ -120,7 +120,7 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
 /// server gave no answer.
 async fn is_served(client: &Client, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), namespace);
-    let service = api.call_get_opt(name).await.ok()?;
+    let service = api.call_get_if_served(name).await.ok()?;
     Some(service.is_some_and(|service| {
         service.owner_references().iter().any(|reference| {
             reference.kind == "LoadBalancer"

@@ -161,7 +161,7 @@ async fn create(new: &DHCPLease, ctx: &LbContext) -> Result<Result<DHCPLease, Ca
 async fn current(lb: &LoadBalancer, ctx: &LbContext) -> Result<Option<DHCPLease>, CallError> {
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<DHCPLease> = Api::namespaced(ctx.shared.client.clone(), &namespace);
-    Box::pin(api.call_get_opt(&lb.name_any())).await
+    Box::pin(api.call_get_if_served(&lb.name_any())).await
 }
 
 fn record_name(record: &DHCPLease) -> String {

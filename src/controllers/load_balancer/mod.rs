@@ -247,7 +247,7 @@ async fn observe_again(
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<LoadBalancer> = Api::namespaced(ctx.shared.client.clone(), &namespace);
     let place = if is_large { Some(ctx.whole.take(namespace).await) } else { None };
-    let now = Box::pin(api.call_get_opt(&lb.name_any())).await?;
+    let now = Box::pin(api.call_get_if_served(&lb.name_any())).await?;
     Ok(now.filter(|now| now.uid() == lb.uid()).map(|mut now| {
         let partial = !is_large && bounds::trim(&mut now);
         ObservedLb { lb: Arc::new(now), partial, fresh: true, place }

@@ -13,7 +13,8 @@ pub enum CredentialFault {
     /// The text is not YAML.
     #[error("it is not YAML")]
     NotYaml,
-    /// The value is a token alone, and the spec names a user of a kubeconfig.
+    /// The value is missing or a token alone, and the spec names a user of a kubeconfig, or the
+    /// reverse.
     #[error("it is no kubeconfig")]
     NoKubeconfig,
     /// The value has no users, so it is no kubeconfig.

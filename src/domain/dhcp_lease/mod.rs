@@ -84,7 +84,7 @@ pub enum LeasingStep {
     Keep,
     /// Wait, because there is no address that may be published.
     Wait(NoLease),
-    /// Publish this address, if [`obstacle`] finds no conflict with another object.
+    /// Publish this address, if [`why_unusable`] finds no conflict with another object.
     Take(LeasedAddress),
 }
 

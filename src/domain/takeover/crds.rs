@@ -6,14 +6,14 @@
 
 use serde_json::{Value, json};
 
+use api::MANAGED_BY;
+
 /// Annotation of a CRD, as JSON: the `spec.versions`, and Helm's label and annotations, that the
 /// CRD had before the operator's form replaced them.
 pub const ANNOTATION_FORM: &str = "loadbalancer.harvesterhci.io/form-before-takeover";
 /// Annotation of IPPool's CRD, written when a replica of the operator removes the status
 /// subresource because another controller leads.
 pub const ANNOTATION_STATUS_REMOVED: &str = "loadbalancer.harvesterhci.io/status-removed";
-/// Label by which Helm recognizes the objects that it manages.
-const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Annotations with the name and the namespace of the Helm release to which an object belongs.
 const RELEASE: [&str; 2] = ["meta.helm.sh/release-name", "meta.helm.sh/release-namespace"];
 

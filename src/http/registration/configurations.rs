@@ -60,7 +60,7 @@ impl Registrar {
         let mut wrong = Vec::new();
         for part in WebhookObject::ALL {
             let Some(stored) = state.parts.get(&part).and_then(Option::as_ref) else {
-                state.repairs.note_missing(part);
+                state.repairs.warn_once(part);
                 continue;
             };
             state.repairs.missing.remove(&part);
@@ -181,7 +181,7 @@ impl Registrar {
 impl Repairs {
     /// Logs that a configuration is missing. The line is logged again only after the configuration
     /// existed in between.
-    fn note_missing(&mut self, part: WebhookObject) {
+    fn warn_once(&mut self, part: WebhookObject) {
         if part != WebhookObject::Conversion && self.missing.insert(part) {
             let error = CallError::Missing(part.kind(), CONFIGURATION);
             tracing::warn!(%error, "admission is not called");

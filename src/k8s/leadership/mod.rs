@@ -25,7 +25,7 @@ use kube::api::ObjectMeta;
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 
-use super::calls::{ApiCalls as _, ApiWrites as _, TimedApi, run_call};
+use super::calls::{ApiCalls as _, ApiWrites as _, TimedApi};
 use super::{CallError, clock};
 use crate::api::{
     ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION,
@@ -288,10 +288,7 @@ impl LeaderElector {
         let sent = leadership.now();
         // Each call may last longer than the round, so that the round's deadline ends first.
         let calls = self.api.within(self.pace.deadline() * 2);
-        // Only a 404 with the reason "NotFound" means that there is no Lease. The 404 of a proxy
-        // ends no leadership.
-        let call = self.api.get_opt(&self.name);
-        let lease = run_call(calls.deadline(), || calls.name_call("GET", &self.name), call).await?;
+        let lease = calls.call_get_opt(&self.name).await?;
         let lease_seen = lease.as_ref().map(seen);
         let other = lease_seen.as_ref().and_then(LeaseSeen::other_controller).is_some();
         leadership.set_other(lease_seen.as_ref().and_then(LeaseSeen::other_controller));

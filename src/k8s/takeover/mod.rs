@@ -26,7 +26,8 @@ use serde_json::json;
 use super::CallError;
 use super::calls::{ApiCalls as _, ApiWrites as _};
 use super::leadership::seen;
-use crate::domain::admission::webhook_configuration::{CONFIGURATION, MANAGER, REGISTERED_BY};
+use crate::api::MANAGER;
+use crate::domain::admission::webhook_configuration::{CONFIGURATION, REGISTERED_BY};
 use crate::domain::takeover::steps::{
     ANNOTATION_REPLICAS, ANNOTATION_VALUES, Deployment as Replicas, Leader, ManagedChart,
     SUB_CHART, TakeoverProgram, TakeoverState, TakeoverStep, WebhookContent,
@@ -127,7 +128,7 @@ impl TakeoverClient {
     /// The ManagedChart. `None`: the ManagedChart does not exist, or the kind is not served because
     /// no Rancher manages this Harvester.
     async fn managed_chart(&self) -> Result<Option<DynamicObject>, CallError> {
-        self.charts().within(PATIENCE).call_get_opt(&self.chart.1).await
+        self.charts().within(PATIENCE).call_get_if_served(&self.chart.1).await
     }
 
     /// Holder of the Lease. [`Leader::None`]: the Lease is free, has expired or does not exist.

@@ -15,8 +15,9 @@ use kube::{Api, Resource as _};
 use serde_json::{Value, json};
 
 use super::ApiWriter;
-use crate::api::{ANNOTATION_HASH, LABEL_ROTATION, TokenRotation, Workload, WorkloadKind};
-use crate::domain::admission::webhook_configuration::{MANAGED_BY, MANAGER};
+use crate::api::{
+    ANNOTATION_HASH, LABEL_ROTATION, MANAGED_BY, MANAGER, TokenRotation, Workload, WorkloadKind,
+};
 use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::object_fields::digest::sha256_hex;
 use crate::k8s::CallError;

@@ -130,12 +130,12 @@ impl ServiceTarget<'_> {
                 .iter()
                 .any(|s| s.name == write.name() && s.holds_settings),
         };
-        self.note_slice(slice);
+        self.store_slice(slice);
         Ok(())
     }
 
     /// Stores a written slice in the view.
-    pub(super) fn note_slice(&self, slice: StoredSlice) {
+    pub(super) fn store_slice(&self, slice: StoredSlice) {
         let (name, version) = (slice.name.clone(), slice.version.clone());
         let owned = OwnedSlice { owner: self.uid.clone(), slice: Arc::new(slice) };
         self.ctx.shared.views.slices.store(&self.key, &name, &version, owned);
@@ -146,7 +146,7 @@ impl ServiceTarget<'_> {
     pub(super) async fn read_slice(&self, name: &str) -> Result<(), WriteObstacle> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         let slices = &self.ctx.shared.views.slices;
-        let Some(stored) = Box::pin(api.call_get_opt(name)).await? else {
+        let Some(stored) = Box::pin(api.call_get_if_served(name)).await? else {
             self.forget_slice(name);
             return Ok(());
         };

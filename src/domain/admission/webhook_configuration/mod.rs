@@ -8,7 +8,7 @@
 
 use serde_json::{Map, Value, json};
 
-use api::GROUP;
+use api::{GROUP, MANAGER};
 
 /// Name of the validating and of the mutating configuration, the same as the Go webhook's.
 pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
@@ -16,13 +16,9 @@ pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 /// The version of the CRD that needs conversion.
 const OLD_VERSION: &str = "v1alpha1";
-/// Label with the creator of an object.
-pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Label with the program that registered the webhooks of a configuration. Another program may have
 /// created the object.
 pub const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
-/// Value of these two labels for this operator.
-pub const MANAGER: &str = "harvester-guest-operator";
 /// Field with the owners of an object.
 const OWNERS: &str = "ownerReferences";
 /// Time limit for the answer of one webhook, in seconds. The API server calls two webhooks one

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::agent_name::agent_name;
 use super::networks::DhcpDeclaration;
-use crate::admission::webhook_configuration::{MANAGED_BY, MANAGER};
 use crate::object_fields::digest::sha256_hex;
+use api::{MANAGED_BY, MANAGER};
 
 /// Label on an agent's pod, and on its Deployment: the agent's name.
 const LABEL_AGENT: &str = "loadbalancer.harvesterhci.io/agent";

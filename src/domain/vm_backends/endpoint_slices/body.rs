@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::super::endpoints::{AddressFamily, VmEndpoint};
 use super::super::lb_identity::{LbIdentity, owner_reference};
 use super::super::ports::EndpointPort;
-use api::{LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, SLICE_MANAGER};
+use api::{LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, MANAGER};
 
 /// Annotation with the time of the last event that changed a slice's endpoints. kube-proxy uses the
 /// time for its metric of programming latency.
@@ -127,7 +127,7 @@ fn labels(lb: LbIdentity<'_>) -> Value {
     json!({
         LABEL_SERVICE_NAME: lb.name,
         LABEL_SERVICE_LB: "true",
-        LABEL_SLICE_MANAGER: SLICE_MANAGER,
+        LABEL_SLICE_MANAGER: MANAGER,
     })
 }
 

@@ -16,8 +16,7 @@ use super::{
 use crate::limits::text::cut;
 use api::{
     ANNOTATION_NETWORK, GROUP, KUBE_VIP_BROADCAST, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
-    KUBE_VIP_REQUESTED_IP, LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER,
-    SLICE_MANAGER,
+    KUBE_VIP_REQUESTED_IP, LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, MANAGER,
 };
 
 /// Annotations of a Service that decisions use.
@@ -156,7 +155,7 @@ pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, StoredSlice)
         sound: whole
             && label(LABEL_SERVICE_NAME, &owner.name)
             && label(LABEL_SERVICE_LB, "true")
-            && label(LABEL_SLICE_MANAGER, SLICE_MANAGER),
+            && label(LABEL_SLICE_MANAGER, MANAGER),
         holds_settings: annotations(&slice.metadata).any(|(key, _)| key == SETTINGS),
     };
     Some((lb, owner.uid.clone(), seen))

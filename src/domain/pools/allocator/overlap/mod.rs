@@ -27,7 +27,7 @@ use crate::{Claim, Owner};
 pub(super) struct PoolOverlaps {
     /// Whether pools changed since they were last compared.
     unsettled: bool,
-    /// Whether pools were added, removed or moved to another network. If so, addresses may be
+    /// Whether pools were added or removed, or networks have changed. If so, addresses may be
     /// announced on other segments than before.
     moved: bool,
     /// Map from the name of a pool to the names of the overlapping pools. These are on the same
@@ -110,7 +110,7 @@ impl PoolAllocator {
         if moved.is_empty() {
             return;
         }
-        // When the pools are judged, each pool is marked whose conflict or held-back addresses have
+        // When the pools are compared, each pool is marked whose conflict or held-back addresses have
         // changed.
         self.overlaps.unsettled = true;
         for (name, pool) in &self.pools {
@@ -133,7 +133,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether pools were added, removed or moved to another network since the last call. If so,
+    /// Whether pools were added or removed, or networks have changed, since the last call. If so,
     /// the caller must observe every LoadBalancer again ([`PoolAllocator::observe`]).
     pub fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.overlaps.moved)

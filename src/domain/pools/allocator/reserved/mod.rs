@@ -265,7 +265,7 @@ impl PoolAllocator {
     fn unreserve(&mut self, uid: &str, claim: &Claim) {
         if self.reserved.remove(uid, claim) {
             // The LoadBalancer may still hold the claim, and share its address with another
-            // LoadBalancer. So all pools are judged again.
+            // LoadBalancer. So all pools are compared again.
             if self.overlaps.is_shared(claim.ip) {
                 self.overlaps.changed();
             }
@@ -281,7 +281,7 @@ impl PoolAllocator {
             }
             let holder = pool.ledger.owner_of(ip);
             if holder.is_some_and(|holder| holder.uid != reservation.owner.uid) {
-                // Two LoadBalancers hold the address. All pools are judged again, so that the
+                // Two LoadBalancers hold the address. All pools are compared again, so that the
                 // shared address is reported.
                 self.overlaps.changed();
             }

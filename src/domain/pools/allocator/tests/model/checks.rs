@@ -49,8 +49,8 @@ impl Cluster {
         }
     }
 
-    /// Checks that the allocator tried each waiter again whose answer may change: no answer changes if
-    /// all waiters are tried again.
+    /// Checks that the allocator tried each waiter again whose answer may change: no answer changes
+    /// if all waiters are tried again.
     pub(super) fn check_waiters(&self) {
         let mut allocator = self.allocator.clone();
         allocator.waiter_changes.everything();

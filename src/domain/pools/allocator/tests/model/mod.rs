@@ -50,9 +50,9 @@ struct Cluster {
     /// Map from a LoadBalancer to its published address, with the segments where the address is
     /// announced. If the pool was deleted, these are the last known segments.
     announced: BTreeMap<usize, Place>,
-    /// Published addresses that their LoadBalancers may lose, because a term began after their pool
+    /// Published claims that their LoadBalancers, by UID, may lose, because a term began after their pool
     /// was deleted, and a ledger has the address for another owner ([`PoolAllocator::adopt`]).
-    contested: BTreeSet<(usize, Claim)>,
+    contested: BTreeSet<(String, Claim)>,
 }
 
 /// Whether two addresses have a segment in common. `None`: all segments.
@@ -116,14 +116,14 @@ impl Cluster {
 
     /// Published claim of the LoadBalancer, if its pool was deleted, and a ledger has the address
     /// for another owner.
-    fn contested_claim(&self, n: usize) -> Option<(usize, Claim)> {
+    fn contested_claim(&self, n: usize) -> Option<(String, Claim)> {
         let facts = self.lbs.get(&n)?;
         let claim = facts.published.clone()?;
         let pools = self.allocator.pools();
         let mut owners = pools.values().filter_map(|pool| pool.ledger.owner_of(claim.ip));
         let contested =
             !pools.contains_key(&claim.pool) && owners.any(|owner| owner.uid != facts.owner.uid);
-        contested.then_some((n, claim))
+        contested.then(|| (facts.owner.uid.clone(), claim))
     }
 
     /// Claims an address for a LoadBalancer, and checks the answer.
@@ -139,7 +139,8 @@ impl Cluster {
         let again = self.allocator.claim(&facts);
         assert_eq!(again, result, "claim is idempotent");
         let stays = |claim: &&Claim| {
-            !self.is_double(n, claim) && !self.contested.contains(&(n, (*claim).clone()))
+            let key = (facts.owner.uid.clone(), (*claim).clone());
+            !self.is_double(n, claim) && !self.contested.contains(&key)
         };
         if let Some(published) = facts.published.as_ref().filter(stays) {
             let ClaimResult::Held { claim, .. } = &result else {
