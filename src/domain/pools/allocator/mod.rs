@@ -51,8 +51,8 @@ pub struct AllocatorPool {
     pub segment: Segment,
     /// LoadBalancers that the pool serves.
     pub selector: PoolSelector,
-    /// Conflict because of which the pool gives out no new address. [`PoolAllocator`] updates it
-    /// after each change of pools. `None`: no conflict.
+    /// Conflict because of which the pool gives out no new address. [`PoolAllocator`] updates this
+    /// field after each change of pools. `None`: no conflict.
     pub conflict: Option<PoolConflict>,
     /// Fault in the pool's ranges. A pool with a fault retains its claims and gives out no address.
     /// `None`: the ranges are valid.
@@ -79,12 +79,12 @@ pub enum ClaimResult {
         /// Network of the pool, empty for the nodes' own network. `None`: the pool does not exist,
         /// or it serves every network.
         network: Option<String>,
-        /// Reason why the LoadBalancer has this address, although it does not meet the request.
-        /// `None`: the address meets the request.
+        /// Reason why the LoadBalancer keeps this address, although the address does not meet the
+        /// request. `None`: the address meets the request.
         instead: Option<NoAddressReason>,
     },
-    /// No address yet. The allocator remembers the request, and serves it when a pool has an
-    /// address.
+    /// No address yet, for this reason. The allocator remembers the request, and serves it when a
+    /// pool has an address.
     Waiting(NoAddressReason),
 }
 
@@ -92,9 +92,9 @@ pub enum ClaimResult {
 #[derive(Clone, Debug, Default)]
 pub struct PoolAllocator {
     pools: BTreeMap<String, AllocatorPool>,
-    /// Claims by the owner's UID. An owner has more than one claim while it changes pools.
+    /// Map from an owner's UID to its claims. An owner has more than one while it changes pools.
     holders: HashMap<String, Vec<Claim>>,
-    /// Claims by the owner's name, whatever the UID.
+    /// Map from an owner's name to the claims of all owners with this name.
     names: HashMap<String, BTreeSet<Claim>>,
     /// Waiting LoadBalancers, each with the reason for its wait.
     waiters: BTreeMap<Age, (LbFacts, NoAddressReason)>,
@@ -192,8 +192,8 @@ impl PoolAllocator {
                 || self.inheritance(facts).next().is_some())
     }
 
-    /// Whether the owner has no claim, no reservation and no waiting request, and no pool must be
-    /// written. Then [`Self::release`] would change nothing.
+    /// Whether the owner has no claim, no reservation, no expected address and no waiting request,
+    /// and no pool must be written. Then [`Self::release`] would change nothing.
     pub fn has_nothing_to_release(&self, uid: &str) -> bool {
         self.claims_of(uid).is_empty()
             && !self.ages.contains_key(uid)
@@ -262,12 +262,13 @@ impl PoolAllocator {
         self.waiter_changes.pool(pool);
     }
 
-    /// Claims of an owner, by UID.
+    /// Claims of the owner with this UID.
     pub fn claims_of(&self, uid: &str) -> &[Claim] {
         self.holders.get(uid).map_or(&[], Vec::as_slice)
     }
 
-    /// The claim that the LoadBalancer retains: the published claim, else its first claim.
+    /// The claim that the LoadBalancer retains: the published claim, else its first claim. `None`:
+    /// the LoadBalancer has no claim.
     fn current(&self, facts: &LbFacts) -> Option<Claim> {
         let claims = self.claims_of(&facts.owner.uid);
         claims
@@ -358,8 +359,8 @@ impl PoolAllocator {
     }
 
     fn claim_from(&mut self, name: &str, facts: &LbFacts) -> Result<Claim, NoAddress> {
-        // The pool is removed until its ledger has answered, so that `fitness` can read the other
-        // pools.
+        // The pool is taken out of `pools` while its ledger changes, so that `fitness` can read the
+        // other pools.
         let mut pool = self.pools.remove(name).ok_or(NoAddress::Full)?;
         let former = facts.former.as_ref().map(|former| former.ip);
         let fitness = self.fitness(facts, name, &pool);

@@ -22,7 +22,7 @@ use crate::network::Segment;
 use crate::network::infrastructure::{HeldBack, Reserved};
 use crate::{Claim, Owner};
 
-/// Relations between the pools as last compared, and marks of what has changed since.
+/// Relations between the pools as last compared, and marks of the changes after that comparison.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PoolOverlaps {
     /// Whether pools changed since they were last compared.
@@ -46,7 +46,8 @@ pub(super) struct PoolOverlaps {
 pub struct SharedAddress {
     /// The address.
     pub ip: IpAddr,
-    /// Names of the two pools, each with the LoadBalancer that has the address there.
+    /// Two pairs: the name of a pool, and the `namespace/name` of the LoadBalancer that has the
+    /// address in this pool.
     pub holders: [(String, String); 2],
 }
 
@@ -96,8 +97,9 @@ impl PoolAllocator {
     /// a network, by its name. Waiters are tried again if they wait for a pool that moved to
     /// another segment, or for a pool whose ranges contain an address of a moved pool's claims.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
-        // The network that a LoadBalancer names may have moved, even if the network of no pool has
-        // moved. So each LoadBalancer is observed again, which marks the waiters that changed.
+        // A LoadBalancer may name a network that is on another segment than before, even if no pool
+        // moved. So the caller must observe each LoadBalancer again, which marks the waiters that
+        // changed.
         self.overlaps.moved = true;
         let mut moved = BTreeSet::new();
         for (name, pool) in &mut self.pools {
@@ -110,12 +112,12 @@ impl PoolAllocator {
         if moved.is_empty() {
             return;
         }
-        // When the pools are compared, each pool is marked whose conflict or held-back addresses have
-        // changed.
+        // `compare_pools` then marks each pool whose conflict or held-back addresses have changed.
         self.overlaps.unsettled = true;
         for (name, pool) in &self.pools {
-            // An address of a pool on another segment may be free for a waiter from now on, because
-            // the address would be announced where the moved pool was.
+            // Claims of a moved pool are no longer on the segment that it left. LoadBalancers of
+            // the pool `name` may announce their addresses on that segment, so more addresses may
+            // be free for them.
             let mut others = moved.iter().filter_map(|other| self.pools.get(other));
             if moved.contains(name)
                 || others.any(|other| other.claims_within(pool).next().is_some())
@@ -241,7 +243,7 @@ impl PoolAllocator {
         let Some(beside) = self.overlaps.beside.get(&claim.pool) else { return };
         for name in beside {
             let Some(pool) = self.pools.get_mut(name) else { continue };
-            // A pool that gives out no address is not written only because of a held-back address.
+            // A held-back address alone is no reason to write a pool that gives out no address.
             if pool.ledger.hold_back(claim.ip) && pool.idle().is_none() {
                 self.touched.insert(name.clone());
             }
@@ -256,8 +258,8 @@ impl PoolAllocator {
         self.let_go(claim.ip);
     }
 
-    /// Stops holding back the address in each pool, except where another pool or a reservation has
-    /// the address on the network of that pool.
+    /// Makes each pool stop holding back the address. Exception: pools on whose network another
+    /// pool or a reservation has the address.
     pub(super) fn let_go(&mut self, ip: IpAddr) {
         self.mark_changed_at(ip);
         let is_free = |name: &str, pool: &AllocatorPool| {
@@ -309,7 +311,7 @@ impl PoolAllocator {
 }
 
 impl AllocatorPool {
-    /// Returns the facts that are compared with the facts of other pools.
+    /// Returns the facts about the pool that `find_conflicts` compares with those of other pools.
     pub fn contender<'a>(&'a self, name: &'a str) -> PoolContender<'a> {
         PoolContender {
             name,
@@ -330,7 +332,7 @@ impl AllocatorPool {
 }
 
 /// Addresses that both pools hold for different owners. Searches only the claims of the first pool,
-/// so the caller calls it in both orders.
+/// so the caller calls this function in both orders.
 fn shared_by(a: &str, x: &AllocatorPool, b: &str, y: &AllocatorPool) -> Vec<SharedAddress> {
     let within = x.claims_within(y).chain(x.ledger.outside().iter().copied());
     within

@@ -164,12 +164,12 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
             "10.0.0.10 ns/lb1 in the service network (ServiceCIDR kubernetes)",
         ]
     );
-    // After its release the address is not given out again, even when all pools are judged again.
+    // After its release, the address is not given out, even if all pools are compared again.
     allocator.release("u1");
     allocator.merge(&pool("b", 2, 10, 17), &everybody());
     allocator.compare_pools();
     assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "NoAvailableIP");
-    // The pod network was removed, so its address is free.
+    // The pod network was removed, so its address can be given out.
     allocator.set_infrastructure(HeldBack::from([services]));
     assert_eq!(allocator.serve_waiters(), [owner(4)]);
     assert_eq!(allocator.claims_of("u4"), [at("a", "10.0.0.17")]);
@@ -254,8 +254,8 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     let reported =
         |n: &OverlapNews| matches!(n, OverlapNews::Shared(s) if s.ip.to_string() == "10.0.0.10");
     assert!(news.len() == 2 && news.iter().any(reported), "{news:?}");
-    // An address is given to no other LoadBalancer while pool b holds it, or while one of two
-    // LoadBalancers still holds it.
+    // lb4 gets `.12`, because pool b holds `.11`. lb5 gets `.10` only after both LoadBalancers that
+    // held `.10` have released it.
     assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "a 10.0.0.12");
     allocator.release("u1");
     assert_eq!(allocator.shared(), 0);

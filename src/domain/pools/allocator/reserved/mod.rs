@@ -74,8 +74,7 @@ impl Reservations {
         self.by_uid.values().flatten()
     }
 
-    /// Whether this address of the pool is the former address of a LoadBalancer other than `uid`,
-    /// and that LoadBalancer waits for it.
+    /// Whether this address of the pool is an expected address of a LoadBalancer other than `uid`.
     fn is_expected(&self, pool: &str, ip: IpAddr, uid: &str) -> bool {
         if self.expected.is_empty() {
             return false;
@@ -170,8 +169,8 @@ impl PoolAllocator {
 
     /// Reserves the addresses that a LoadBalancer holds or publishes. If the LoadBalancer has none,
     /// records its former address as expected. A published address without a claim is reserved only
-    /// if `claim_of_deleted_pool` returns it. After pools or networks have moved, the caller must
-    /// observe every LoadBalancer again.
+    /// if `claim_of_deleted_pool` returns it. After a pool or a network has moved to another
+    /// segment, the caller must observe every LoadBalancer again.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
@@ -180,8 +179,8 @@ impl PoolAllocator {
             self.reserve(facts, claim);
         }
         match &facts.published {
-            // In any other case, the published address belongs to another LoadBalancer, or the
-            // ledger does not have it yet. It is not reserved.
+            // Without this condition, the published address may belong to another LoadBalancer, or
+            // the ledger does not have it yet. Such an address is not reserved.
             Some(claim) if self.claim_of_deleted_pool(facts).is_some() => {
                 self.reserve(facts, claim);
             }
@@ -210,8 +209,8 @@ impl PoolAllocator {
         self.reserved.of(uid).iter().any(|reservation| reservation.claim == *claim)
     }
 
-    /// Whether the claim is reserved for the LoadBalancer on exactly the segments that it needs,
-    /// and the LoadBalancer has no other reservation and no expected address.
+    /// Whether the LoadBalancer's only reservation is the one that [`Self::reserve`] makes for the
+    /// claim (or none, if `reserve` makes none), and the LoadBalancer has no expected address.
     pub(super) fn is_reserved(&self, facts: &LbFacts, claim: &Claim) -> bool {
         let uid = &facts.owner.uid;
         !self.reserved.former.contains_key(uid)
@@ -253,7 +252,8 @@ impl PoolAllocator {
         self.reserved.expect(uid, None);
     }
 
-    /// Removes all reservations of a LoadBalancer except that of one claim.
+    /// Removes all reservations of a LoadBalancer except that of the claim `keep`. `None`: removes
+    /// all.
     pub(super) fn unreserve_all_but(&mut self, uid: &str, keep: Option<&Claim>) {
         let all = self.reserved.of(uid).iter().map(|reservation| &reservation.claim);
         let surplus: Vec<Claim> = all.filter(|claim| Some(*claim) != keep).cloned().collect();
@@ -305,7 +305,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether another LoadBalancer has the claim's address on the segment of the claim's pool.
+    /// Whether a LoadBalancer other than `uid` has the claim's address on the segment of the
+    /// claim's pool.
     pub(super) fn is_anothers(&self, claim: &Claim, uid: &str) -> bool {
         let Some(pool) = self.pools.get(&claim.pool) else { return false };
         let holds =

@@ -25,7 +25,7 @@ fn vm(n: usize, pool: &str) -> LbFacts {
     LbFacts { guest: false, ..named(n, pool) }
 }
 
-/// The present address of the LoadBalancer, or the reason why it has none.
+/// Claims an address. Returns the address, or the reason why the LoadBalancer gets none.
 fn given(allocator: &mut PoolAllocator, facts: &LbFacts) -> String {
     match allocator.claim(facts) {
         ClaimResult::Held { claim, .. } => claim.ip.to_string(),
@@ -40,17 +40,17 @@ fn ip(last: usize) -> String {
 #[test]
 fn an_address_is_one_load_balancers_where_it_is_announced() {
     let mut allocator = allocator(&[on_vlan("v", 1, 3), seen("m", "10.0.0", 3)]);
-    // The VLAN's pool gives an address that is announced on the default interface, so the other
-    // pool does not give out that address.
+    // lb1's address of pool v is announced on the default interface. That is the segment of pool m,
+    // so pool m does not give out the address.
     assert_eq!(given(&mut allocator, &vm(1, "v")), ip(10));
     assert_eq!(given(&mut allocator, &named(2, "m")), ip(11));
-    // The reverse: the VLAN's pool does not give out the address of the other pool.
+    // The reverse: pool v does not give out the address of lb2, which is of pool m.
     assert_eq!(given(&mut allocator, &vm(3, "v")), ip(12));
     assert_eq!(given(&mut allocator, &named(4, "m")), "NoAvailableIP");
-    // The address of a guest is announced on the VLAN only, so it does not conflict with pool m.
+    // The address of a guest is announced on the VLAN only, so pools v and m may both give it out.
     assert_eq!(given(&mut allocator, &named(5, "v")), ip(11));
     assert_eq!(allocator.shared(), 0);
-    // An address that the VLAN's pool releases is free in the other pool.
+    // An address that pool v releases is free in pool m.
     allocator.release("u1");
     assert_eq!(allocator.serve_waiters(), [owner(4)]);
     assert_eq!(allocator.claims_of("u4"), [at("m", "10.0.0.10")]);
@@ -75,7 +75,7 @@ fn a_network_that_contradicts_the_pool_is_refused_to_the_new_and_reported_to_hol
     assert!(matches!(instead, Some(NoAddressReason::NetworkMismatch { .. })), "{instead:?}");
 }
 
-/// The claim is not yet in the LoadBalancer's status.
+/// The pool is deleted before the claim is in the LoadBalancer's status.
 #[test]
 fn a_claim_that_is_not_published_yet_outlives_its_pool() {
     let mut allocator = allocator(&[seen("a", "10.0.0", 3)]);

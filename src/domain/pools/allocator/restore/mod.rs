@@ -73,7 +73,7 @@ pub struct LoadBalancerEntry {
     pub owner: Owner,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// Claim in the LoadBalancer's status.
+    /// Claim in the LoadBalancer's status. `None`: the LoadBalancer publishes no claim.
     pub published: Option<Claim>,
     /// Whether the LoadBalancer is being deleted.
     pub deleting: bool,
@@ -89,15 +89,15 @@ pub struct LoadBalancerIndex {
 /// A fault of a stored ledger that was found and corrected, for an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LedgerRepair {
-    /// A published address was missing from the ledger.
+    /// A published address was missing from the ledger. The owner is its publisher.
     Restored(Claim, Owner),
-    /// The ledger named an owner other than the LoadBalancer that publishes the address. The
-    /// publisher, named here, is now the owner.
+    /// The ledger named an owner other than the LoadBalancer that publishes the address. The owner
+    /// in this value is the publisher, which has the claim from now on.
     Corrected(Claim, Owner),
-    /// A LoadBalancer publishes an address that belongs to another owner. The LoadBalancer named
-    /// here loses the address.
+    /// A LoadBalancer publishes an address that belongs to another owner. The owner in this value
+    /// is that LoadBalancer. It loses the address.
     Double(Claim, Owner),
-    /// The ledger had an entry whose key, given here, is not an IP address.
+    /// The ledger had an entry whose key is not an IP address. The value is this key.
     Unreadable(String),
 }
 
@@ -112,8 +112,8 @@ impl LoadBalancerIndex {
         index
     }
 
-    /// Replaces the owner's entry by the LoadBalancer that the API server has now. `None`: the
-    /// LoadBalancer was deleted.
+    /// Replaces the entry of `owner` by `current`, the LoadBalancer that a fresh read returned.
+    /// `None`: the LoadBalancer was deleted.
     pub fn update(&mut self, owner: &Owner, current: Option<LoadBalancerEntry>) {
         self.entries.remove(&owner.uid);
         if self.uid_of(&owner.name) == Some(&owner.uid) {
@@ -219,9 +219,9 @@ impl PoolAllocator {
                 Some(_) => {}
             }
         }
-        // Former addresses of existing LoadBalancers are kept, even above the limit. An import
-        // records the addresses of all LoadBalancers, and each LoadBalancer claims its own address
-        // later.
+        // The history keeps the former addresses of existing LoadBalancers, even above its length
+        // limit. An import records the addresses of all LoadBalancers, and each LoadBalancer claims
+        // its own address later.
         ledger.limit_history(|name| index.uid_of(name).is_some());
         // Conflicts are found again before the pool gives out an address. Until then, the pool
         // keeps the conflict that was found last.
@@ -282,8 +282,8 @@ impl PoolAllocator {
     }
 
     /// Claims whose owner is not in `index`, and claims without UID that are a second address
-    /// ([`Self::is_second`]). Before the caller releases a claim, it asks the API server about the
-    /// owner, because `index` may be older than the claim.
+    /// ([`Self::is_second`]). The caller must ask the API server about the owner before it releases
+    /// a claim, because `index` may be older than the claim.
     pub fn orphans(&self, index: &LoadBalancerIndex) -> Vec<(Claim, Owner)> {
         self.pools
             .iter()
@@ -307,8 +307,9 @@ impl PoolAllocator {
     }
 }
 
-/// Stored claims, each with the best-known UID of its owner. Adds the unreadable entries to
-/// `repairs`.
+/// Claims of the stored ledger, each with its owner. The owner's UID is the recorded one, else the
+/// one in memory, else that of the LoadBalancer with this name in `index`, else empty. Adds the
+/// unreadable entries to `repairs`.
 fn read_claims(
     status: &IPPoolStatus,
     memory: Option<&Ledger>,
@@ -324,7 +325,7 @@ fn read_claims(
         let remembered = memory
             .and_then(|m| m.owner_of(ip))
             .filter(|owner| owner.name == *name && !owner.uid.is_empty());
-        // A LoadBalancer that holds another address of the pool now does not get this address back.
+        // A LoadBalancer that holds another address of the pool in memory is not the owner here.
         let named = index.uid_of(name).filter(|uid| {
             let owner = Owner { name: name.clone(), uid: (*uid).to_owned() };
             memory.and_then(|m| m.held_by(&owner)).is_none_or(|held| held == ip)

@@ -8,7 +8,7 @@ use super::*;
 use crate::pools::ledger::HISTORY_LENGTH;
 use crate::pools::status::pool_status;
 
-/// A LoadBalancer that publishes `10.0.0.<last>` of pool `a`.
+/// LoadBalancer `n`. Publishes `10.0.0.<last>` of pool `a`, or no address if `last` is `None`.
 fn entry(n: usize, last: Option<usize>) -> LoadBalancerEntry {
     let published = last.map(|last| at("a", &format!("10.0.0.{last}")));
     LoadBalancerEntry {
@@ -70,8 +70,8 @@ fn what_is_published_goes_before_what_is_stored_and_that_before_memory() {
     let ask = |allocator: &mut PoolAllocator, n| drop(allocator.claim(&lb(n)));
     allocator.merge(&storing(&[]), &LoadBalancerIndex::default());
     (1..=3).for_each(|n| ask(&mut allocator, n));
-    // lb1 holds .10, lb2 .11, lb3 .12. Another leader gave .11 to lb5 and .12 to lb6; lb7
-    // publishes .12.
+    // In memory, lb1 holds .10, lb2 .11, lb3 .12. Another leader gave .11 to lb5 and .12 to lb6;
+    // lb7 publishes .12.
     let foreign = storing(&[("10.0.0.11", "ns/lb5", "u5"), ("10.0.0.12", "ns/lb6", "u6")]);
     let repairs = allocator.merge(&foreign, &world(&[(1, None), (7, Some(12))]));
     assert_eq!(repairs, [LedgerRepair::Corrected(at("a", "10.0.0.12"), owner(7))]);
@@ -158,8 +158,9 @@ fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
     assert_eq!(allocator.pools()["a"].ledger.available(), 7);
 }
 
-/// The stored ledger decides which LoadBalancer keeps the address, else memory, else age. The other
-/// LoadBalancer is reported, and gets another address.
+/// Two LoadBalancers publish one address. The owner in the stored ledger keeps the address, else
+/// the owner in memory, else the older LoadBalancer. The other one is reported, and gets another
+/// address.
 #[test]
 fn of_two_that_publish_one_address_one_keeps_it() {
     let both = world(&[(1, Some(12)), (2, Some(12))]);
@@ -261,7 +262,7 @@ fn a_faulty_or_shrunk_pool_keeps_its_claims_and_heals() {
     assert_eq!(allocator.pools()["a"].ledger.available(), 9);
 }
 
-/// A pool whose selector stops to admit LoadBalancers gives them no new address, and releases no
+/// A pool whose selector stops admitting LoadBalancers gives them no new address, and releases no
 /// claim.
 #[test]
 fn a_selector_that_changes_ends_no_claim() {
@@ -275,7 +276,7 @@ fn a_selector_that_changes_ends_no_claim() {
     ));
 }
 
-/// A merge after a write by another client keeps the order of releases.
+/// A merge after a write by another client keeps the order of releases in the history.
 #[test]
 fn history_forgets_the_oldest_release_first_after_a_merge_too() {
     let mut pool = seen("a", "10.0.0", 1);
@@ -300,8 +301,9 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
     assert!(!remembered.contains(&held[HISTORY_LENGTH]), "the oldest release is forgotten");
 }
 
-/// The Go controller limits its history to one entry per address. An import records the addresses
-/// of LoadBalancers that exist, which claim them next.
+/// Harvester's Go controller limits its history only to one entry per address. An import records
+/// the addresses of existing LoadBalancers, and each LoadBalancer claims its address later. So the
+/// entries of existing LoadBalancers are kept.
 #[test]
 fn a_long_history_loses_the_names_that_no_longer_exist() {
     const GONE: usize = 3_000;
@@ -359,7 +361,7 @@ proptest! {
                 exist.remove(&n);
             }
         }
-        // LoadBalancers with even numbers have published.
+        // LoadBalancers with even numbers publish their claim.
         let world = LoadBalancerIndex::new(exist.into_iter().map(|(n, claim)| LoadBalancerEntry {
             published: Some(claim).filter(|_| n % 2 == 0),
             ..entry(n, None)
@@ -406,12 +408,12 @@ fn a_contradiction_to_the_ledger_is_read_again() {
     let mut allocator = PoolAllocator::default();
     let mut old_view = world(&[(1, Some(12)), (2, None)]);
     assert_eq!(allocator.disputes(&seen, &old_view), [owner(1)]);
-    // The LoadBalancer has another address now, so the ledger is right.
+    // A fresh read shows lb1 with another address, so the ledger is right.
     old_view.update(&owner(1), Some(entry(1, Some(13))));
     assert_eq!(allocator.disputes(&seen, &old_view), []);
     allocator.merge(&seen, &old_view);
     assert_eq!(ledger(&allocator), [row(12, "ns/lb2", "u2"), row(13, "ns/lb1", "u1")]);
-    // The LoadBalancer was deleted: its entry is removed.
+    // A fresh read shows that lb1 was deleted, so its entry is removed.
     old_view.update(&owner(1), None);
     assert!(!old_view.knows(&owner(1)));
     assert!(!old_view.knows(&Owner { uid: String::new(), ..owner(1) }));

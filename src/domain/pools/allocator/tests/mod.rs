@@ -10,7 +10,7 @@ pub(super) fn owner(n: usize) -> Owner {
     Owner { name: format!("ns/lb{n}"), uid: format!("u{n}") }
 }
 
-/// A LoadBalancer in namespace `ns`; a lower number means an older LoadBalancer.
+/// LoadBalancer `n` in namespace `ns`. A lower number means an older LoadBalancer.
 pub(super) fn lb(n: usize) -> LbFacts {
     LbFacts {
         owner: owner(n),
@@ -80,12 +80,14 @@ pub(super) fn allocator(pools: &[PoolSeen]) -> PoolAllocator {
     allocator
 }
 
-/// Pools `a` and `b` with addresses `10.0.0.10` and `10.0.1.10` upwards.
+/// Allocator with pool `a` of `a` addresses from `10.0.0.10` on, and pool `b` of `b` addresses from
+/// `10.0.1.10` on.
 pub(super) fn two(a: usize, b: usize) -> PoolAllocator {
     allocator(&[seen("a", "10.0.0", a), seen("b", "10.0.1", b)])
 }
 
-/// The address in the answer, and the reason why it is not the requested address.
+/// Pool and address in the answer, and the reason why the LoadBalancer has no address, or not the
+/// one that it requests.
 fn answer(result: &ClaimResult) -> (Option<String>, Option<&'static str>) {
     match result {
         ClaimResult::Held { claim, instead, .. } => (
@@ -143,7 +145,8 @@ fn a_claim_is_peeked_at_only_after_its_pool_was_written() {
     assert!(allocator.has_nothing_to_release("u2") && !allocator.has_nothing_to_release("u1"));
 }
 
-/// A reconcile that began before the claim was released claims again.
+/// A reconcile may begin before its LoadBalancer's claim is released. Its request after the release
+/// finds no recorded answer, so it claims an address again.
 #[test]
 fn a_released_claim_is_no_confirmed_answer() {
     let mut allocator = allocator(&[seen("a", "10.0.0", 1)]);
@@ -236,7 +239,7 @@ fn a_waiter_is_notified_when_the_reason_changes() {
     assert!(allocator.serve_waiters().is_empty());
 }
 
-/// The new address is claimed, then published. The old address is released after that.
+/// The old address is released only after the new address is claimed and published.
 #[test]
 fn a_switch_of_pools_never_leaves_a_moment_without_an_address() {
     let mut allocator = two(1, 1);
@@ -368,8 +371,9 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
     assert_eq!(answer(&allocator.claim(&facts)), held("b 10.0.1.10"));
 }
 
-/// The address of a deleted pool stays in two more cases: its owner named another pool and then
-/// withdrew this, or the named pool gives no address.
+/// The owner of an address whose pool was deleted keeps the address in two more cases. In the
+/// first, it named another pool and then removed this name. In the second, the named pool gives it
+/// no address.
 #[test]
 fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_pool() {
     let kept = (Some("a 10.0.0.10".to_owned()), Some("IPPoolNotFound"));

@@ -69,7 +69,7 @@ impl PoolAllocator {
         let mut answered_anew = Vec::new();
         for age in concerned.collect::<Vec<Age>>() {
             let Some((facts, before)) = self.waiters.get(&age) else { continue };
-            // An earlier waiter may have taken the free address.
+            // A waiter that was served earlier in this loop may have taken the free address.
             if !self.may_change(facts, before, &changes) {
                 continue;
             }
@@ -149,7 +149,8 @@ impl AllocatorPool {
             matches!(wait, NoAddressReason::Full { .. })
                 && self.idle().is_none()
                 && self.ledger.available() == 0
-                // A pool that moved away from the waiter's network has another reason.
+                // If the pool has moved away from the waiter's network, the waiter gets another
+                // reason.
                 && (facts.named_pool.is_none() || self.mismatch(name, facts).is_none())
         };
         if is_asked { !is_named || !is_still_full() } else { is_named }

@@ -21,7 +21,7 @@ fn at_home_on(segment: Segment, n: usize, pool: &str) -> LbFacts {
     LbFacts { segment: Some(segment), ..named(n, pool) }
 }
 
-/// A allocator with these pools and LoadBalancers, and without a waiter to be tried again.
+/// An allocator with these pools and LoadBalancers, and without a waiter to be tried again.
 fn settled(pools: &[PoolSeen], lbs: &[LbFacts]) -> PoolAllocator {
     let mut allocator = PoolAllocator::default();
     for pool in pools {
@@ -83,7 +83,7 @@ fn only_those_are_asked_again_whom_a_change_may_serve() {
 }
 
 /// Tenants create networks in their own namespaces. Such a change must not cause a search for the
-/// waiters of all others.
+/// waiters of all other tenants.
 #[test]
 fn a_change_of_networks_that_moves_no_pool_tries_no_waiter_again() {
     let pools = [on(vlan(1), "a", "10.0.0", 1), on(vlan(2), "b", "10.0.1", 1)];
@@ -92,15 +92,15 @@ fn a_change_of_networks_that_moves_no_pool_tries_no_waiter_again() {
     assert_eq!(allocator.waiting().count(), 4);
     relocate(&mut allocator, &lbs, |network| vlan(if network == "a" { 1 } else { 2 }));
     assert_eq!(tried_again(&mut allocator), [""; 0]);
-    // The same change moves the network of one LoadBalancer.
+    // The pools stay where they are, but lb2's network moves to the segment of pool `b`.
     let moved = [at_home_on(vlan(3), 1, "a"), at_home_on(vlan(2), 2, "b")];
     relocate(&mut allocator, &moved, |network| vlan(if network == "a" { 1 } else { 2 }));
     assert_eq!(tried_again(&mut allocator), ["ns/lb2"]);
     assert_eq!(allocator.serve_waiters(), [owner(2)]);
 }
 
-/// Pool `a` moves. Pool `b`, which stood back behind `a`, gives out addresses. Pool `c` has nothing
-/// to do with the two.
+/// Pool `a` moves to another segment. Pool `b` stood back because of pool `a`, and gives out
+/// addresses after that. Pool `c` has nothing to do with the two.
 #[test]
 fn a_pool_that_moves_concerns_its_waiters_and_those_of_the_pools_that_it_blocked() {
     let pools = [
@@ -132,8 +132,9 @@ fn a_pool_that_moves_concerns_its_waiters_and_those_of_the_pools_that_it_blocked
     assert_eq!(allocator.claims_of("u3"), [at("b", "10.0.0.10")]);
 }
 
-/// The address of a vm LoadBalancer on a VLAN is announced on the nodes' own network. There a pool
-/// holds the same address, until this pool moves away. The pool of the VLAN stays where it is.
+/// The address of a vm LoadBalancer on the VLAN of pool `v` is announced on the nodes' own network.
+/// Pool `m` holds the same address there, until it moves to another segment. Pool `v` does not
+/// move.
 #[test]
 fn a_pool_that_moves_concerns_the_pools_whose_addresses_were_announced_on_its_segment() {
     let pools = [on(vlan(1), "v", "10.0.0", 1), on(Segment::Management, "m", "10.0.0", 1)];
@@ -146,7 +147,8 @@ fn a_pool_that_moves_concerns_the_pools_whose_addresses_were_announced_on_its_se
     assert_eq!(allocator.claims_of("u2"), [at("v", "10.0.0.10")]);
 }
 
-/// A waiter of a full pool learns that the pool moved away from its network.
+/// A full pool moves away from a waiter's network. The waiter's reason changes from a full pool to
+/// a pool on another network.
 #[test]
 fn a_full_pool_that_moves_away_gives_its_waiters_another_reason() {
     let lbs = [named(1, "a"), at_home_on(vlan(1), 2, "a"), named(3, "a")];

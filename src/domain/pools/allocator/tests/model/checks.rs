@@ -49,8 +49,8 @@ impl Cluster {
         }
     }
 
-    /// Checks that the allocator tried each waiter again whose answer may change: no answer changes
-    /// if all waiters are tried again.
+    /// Checks that the allocator has tried each waiter again whose answer may change. If so, no
+    /// answer changes when all waiters are tried again.
     pub(super) fn check_waiters(&self) {
         let mut allocator = self.allocator.clone();
         allocator.waiter_changes.everything();
@@ -94,7 +94,7 @@ impl Cluster {
         for (uid, claim) in taken_new.difference(&self.before) {
             let stands_back =
                 self.allocator.pools().get(&claim.pool).is_some_and(|pool| pool.conflict.is_some());
-            // A LoadBalancer that was created again has the claims of its name.
+            // A LoadBalancer that was created again inherits the claims of its name.
             let name = uid.split('-').next();
             let inherited =
                 |(before, had): &(String, Claim)| before.split('-').next() == name && had == claim;
@@ -140,8 +140,8 @@ impl Cluster {
         self.before.iter().any(|(holder, held)| name(holder) == name(uid) && held == claim)
     }
 
-    /// Segments where a claim is announced, or will be as soon as it is published. The pool of a
-    /// published claim may be gone: then these are the last known segments. `None`: all segments.
+    /// Segments where a claim is announced, or will be as soon as it is published. If the pool of a
+    /// published claim is gone, the result is the last known segments. `None`: all segments.
     fn segments(&self, uid: &str, claim: &Claim) -> Option<Vec<Segment>> {
         let n = (0..LBS).find(|n| self.lbs.get(n).is_some_and(|lb| lb.owner.uid == uid)).unwrap();
         let place = self.place(&self.facts(n).unwrap(), claim);
@@ -164,7 +164,8 @@ impl Cluster {
         }
     }
 
-    /// Place where an address would be announced. `None`: its pool does not exist.
+    /// Address of the claim, and the segments where it would be announced. `None`: the claim's pool
+    /// does not exist.
     pub(super) fn place(&self, facts: &LbFacts, claim: &Claim) -> Option<Place> {
         let pool = self.allocator.pools().get(&claim.pool)?;
         let mut segments = facts.announced_at(&pool.segment);

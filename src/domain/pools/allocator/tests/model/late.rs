@@ -10,9 +10,9 @@ impl Cluster {
         }
     }
 
-    /// Claims an address for a deleted LoadBalancer, as a reconcile with a stale view does. Then
-    /// releases the claim, because the status cannot be written. Before the release, the Service
-    /// may request the returned address.
+    /// Claims an address for a deleted LoadBalancer, as a reconcile with a stale view does. Checks
+    /// the answer, because the Service may request its address. Then releases the claim, as the
+    /// reconcile does when the status cannot be written.
     pub(super) fn ask_late(&mut self, n: usize) {
         let Some(facts) = self.gone.get(&n) else { return };
         let facts = LbFacts { fresh: false, ..self.on_networks(n, facts) };
@@ -29,7 +29,8 @@ impl Cluster {
         self.allocator.release(&facts.owner.uid);
     }
 
-    /// Checks that an address is the LoadBalancer's own, and announced for no other LoadBalancer.
+    /// Checks that the claim belongs to the LoadBalancer, and that its address is announced for no
+    /// other LoadBalancer.
     fn check_own(&self, n: usize, facts: &LbFacts, claim: &Claim) {
         let Owner { uid, .. } = &facts.owner;
         if let Some(pool) = self.allocator.pools().get(&claim.pool) {

@@ -18,7 +18,7 @@ use crate::network::Segment;
 use crate::pools::status::pool_status;
 
 const POOLS: [(&str, &str); 3] = [("a", "10.0.0"), ("b", "10.0.1"), ("c", "10.0.2")];
-/// Names of networks. Steps set the VLANs of the last two; at first these are unknown.
+/// Names of networks. Steps set the VLANs of the last two. Before, these VLANs are unknown.
 const NETWORKS: [&str; 3] = ["", "ns/x", "ns/y"];
 /// Number of LoadBalancers. The last two are of type vm, so nodes announce their addresses.
 /// LoadBalancer 1 names a network.
@@ -43,7 +43,7 @@ struct Cluster {
     gone: BTreeMap<usize, LbFacts>,
     born: usize,
     networks: Vlans,
-    /// Claims that were held or published before the present step, each with its UID.
+    /// Claims that were held or published before the present step, each with its owner's UID.
     before: BTreeSet<(String, Claim)>,
     /// Addresses that two LoadBalancers had before the present step, with the names of the two.
     excused: BTreeSet<(IpAddr, BTreeSet<String>)>,
@@ -114,8 +114,8 @@ impl Cluster {
         published.any(|other| other.ip == claim.ip)
     }
 
-    /// Published claim of the LoadBalancer, if its pool was deleted, and a ledger has the address
-    /// for another owner.
+    /// Number and published claim of the LoadBalancer, if the claim's pool was deleted, and a
+    /// ledger has the address for another owner.
     fn contested_claim(&self, n: usize) -> Option<(String, Claim)> {
         let facts = self.lbs.get(&n)?;
         let claim = facts.published.clone()?;
@@ -175,8 +175,8 @@ impl Cluster {
         Some(LbFacts { owner, published: None, ..facts.clone() })
     }
 
-    /// Deletes a LoadBalancer, creates it again under the same name, and checks the answer.
-    /// `notified`: whether the ledger is notified of the deletion before it is asked.
+    /// Deletes a LoadBalancer, creates it again under the same name, and checks the answer to its
+    /// request. `notified`: whether the allocator gets the deletion before this request.
     fn restore(&mut self, n: usize, notified: bool) {
         let Some(restored) = self.made_again(n) else { return };
         let before = self.lbs.insert(n, restored).unwrap();
@@ -216,7 +216,7 @@ impl Cluster {
             let free = taken.is_none_or(|owner| owner.name == before.owner.name);
             assert!(*now == claim || !free || self.allocator.shared() > 0, "{now:?} for {claim:?}");
         }
-        // An entry with the old UID may stay until the sweep of orphaned claims.
+        // Releases the claims that the old UID may still have, as the sweep does.
         self.allocator.release(&before.owner.uid);
     }
 

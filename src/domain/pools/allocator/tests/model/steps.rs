@@ -31,7 +31,8 @@ pub(super) enum Step {
     /// Sets the VLANs of the last two networks.
     Networks(Vlans),
     RemovePool(usize),
-    /// Removes the stored status: all of it, or only the owners.
+    /// Removes the stored status of a pool. The flag: whether all of it is removed, or only the
+    /// owners.
     Wipe(usize, bool),
     /// Starts a new leader from the stored pools. The flag: whether a schema without owners has
     /// removed the stored owners.
