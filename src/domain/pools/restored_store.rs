@@ -17,8 +17,8 @@ use api::{IPPool, IPPoolStatus};
 pub enum RestoreOutcome {
     /// The restored etcd does not contain the LoadBalancer. Its claim is kept in the pool's ledger.
     Kept,
-    /// The restored etcd contains no such LoadBalancer and no such pool. The claim cannot be
-    /// recorded.
+    /// The restored etcd contains neither the LoadBalancer nor the pool of its claim. So the claim
+    /// cannot be recorded.
     PoolGone,
     /// The restored etcd does not contain the LoadBalancer, and the restored ledger records its
     /// address for another LoadBalancer. The value is the `namespace/name` of the other
@@ -115,8 +115,8 @@ pub fn changes(
 }
 
 /// Returns the pool's status, with the claims of [`RestoreOutcome::Kept`] added. Each claim is
-/// recorded with the UID that its LoadBalancer had before the restore. `None`: the pool has no such
-/// claim.
+/// recorded with the UID that its LoadBalancer has in `before`. `None`: no such claim is of this
+/// pool.
 pub fn with_kept(
     pool: &IPPool,
     changes: &[RestoreChange],

@@ -19,10 +19,10 @@ const REST: u32 = 4;
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
 /// Shortest gap without new requests that ends gathering.
 const QUIET: Duration = Duration::from_millis(10);
-/// Divisor that gives the gap after a long write: gathering ends after a gap of the last write's
-/// duration divided by this number, but at least `QUIET`. Requests that arrive at random have gaps
-/// of 10 ms in any case. To wait through a gap is worthwhile if the gap is shorter than the write
-/// that the wait saves. If only releases wait, the divisor is 1.
+/// Divisor that gives the gap after a long write. Gathering ends after a gap without new requests
+/// that is the last write's duration divided by this number, but at least `QUIET`. Requests that
+/// arrive at random times have gaps of 10 ms in any case. Waiting through a gap is worthwhile if
+/// the gap is shorter than the write that the wait saves. If only releases wait, the divisor is 1.
 const QUIET_PART: u32 = 4;
 /// Bytes of ledgers that may be written per second on average. The API server's store retains all
 /// writes of the last five minutes, and has 2 GiB by default.
@@ -31,8 +31,8 @@ const BYTES_PER_SECOND: u32 = 1024 * 1024;
 /// `BYTES_PER_SECOND` gives 64 MiB in this time. So 64 MiB may be written at once after a long
 /// pause.
 const BURST: Duration = Duration::from_secs(64);
-/// Longest time after a write for which the byte budget delays the next write. Then requests are
-/// written even if the budget is used up.
+/// Longest time after a write for which the byte budget delays the next write. After this time,
+/// requests are written even if the budget is used up.
 const LONGEST_DEBT: Duration = Duration::from_secs(4);
 
 /// Pace of ledger writes: gives the pause before the next write. Times are offsets on one monotonic

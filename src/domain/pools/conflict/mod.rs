@@ -244,8 +244,9 @@ pub fn network_mismatch(
     })
 }
 
-/// First overlap of two pools: the index of the range in each pool, and the first and last address.
-/// The last value is the number of all addresses that the pools share. `None`: no overlap.
+/// First overlap of two pools. The fields: index of the range in `a`, index of the range in `b`,
+/// first address, last address, and the number of all addresses that the pools share. `None`: no
+/// overlap.
 pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, IpAddr, u128)> {
     let (mut left, mut right) = (a.stretches().iter().peekable(), b.stretches().iter().peekable());
     let mut found = None;
@@ -267,9 +268,9 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
 }
 
 /// Conflict between two pools that are not global, have the same network name and priority, and
-/// both have a scope. Without the conflict, the order of their names would decide which pool serves
-/// a LoadBalancer. With priority 0, there is a conflict only if the scopes of the two pools
-/// overlap.
+/// both have a scope. Reason: otherwise, only the order of their names would decide which pool
+/// serves a LoadBalancer. With priority 0, there is a conflict only if the scopes of the two pools
+/// overlap. `None`: no conflict.
 fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
     if a.network() != b.network()
         || a.priority() != b.priority()

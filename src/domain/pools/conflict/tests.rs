@@ -6,7 +6,8 @@ use super::*;
 use crate::network::NetworkAttachment;
 use api;
 
-/// A pool of `10.0.0.<first>` to `10.0.0.<last>`; `scope` is `project/namespace/cluster`.
+/// A pool of `10.0.0.<ends.0>` to `10.0.0.<ends.1>`. `rest`: the priority, and the entries of the
+/// scope, each as `project/namespace/cluster`.
 fn pool(
     name: &str,
     created: i64,
@@ -36,7 +37,8 @@ fn pool(
     PoolFacts::new(name, created, &spec)
 }
 
-/// Segment of a network on bridge `mgmt-br` or `data-br`. Two networks are VLAN 7 of `mgmt-br`.
+/// Segment of a network on bridge `mgmt-br` or `data-br`. `ns/seven` and `other/seven` are both
+/// VLAN 7 of `mgmt-br`.
 fn segment(network: &str, listed: bool) -> Segment {
     let at = |bridge: &str, vlan| Some(NetworkAttachment { bridge: bridge.into(), vlan });
     let attachment = match network {
@@ -131,7 +133,7 @@ fn priorities_and_scopes_compete_within_one_network_by_its_name() {
         (("", 0, &["p/x/*"]), ("", 0, &["q/x/*"]), None),
         (("", 0, &["*/x/*"]), ("", 0, &["*/*/c"]), Some("ScopeConflict")),
         (("", 0, &["/x/"]), ("", 0, &["*/x/*"]), Some("ScopeConflict")),
-        // The pool with the more exact scope is preferred.
+        // No conflict: the pool with the more exact scope is preferred.
         (("", 0, &["/x/"]), ("", 0, &["p/x/c"]), None),
         (("", 0, &["*//*"]), ("", 0, &["*//*"]), None),
     ];
@@ -184,8 +186,8 @@ fn the_weightiest_is_reported_with_both_places_and_the_remedy() {
     ] {
         assert!(message.contains(part), "{message}");
     }
-    // Admission ignores the pools' age: it refuses a pool that would stop an older or a younger
-    // pool.
+    // Admission ignores the pools' age: it refuses a pool that would make an older or a younger
+    // pool stop giving out addresses.
     assert_eq!(against(&old.contender(&segments[0]), &[new.contender(&segments[1])]).len(), 1);
     assert!(against(&old.contender(&segments[0]), &[old.contender(&segments[0])]).is_empty());
 }
@@ -205,9 +207,9 @@ fn any_pool(place: usize) -> impl Strategy<Value = PoolFacts> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 
-    /// Two pools that both give out addresses are not in conflict. Only an older pool stops a pool.
-    /// The order in which pools are judged does not matter. Admission admits every pool exactly
-    /// when the ledger task stops no pool.
+    /// Two pools that both give out addresses are not in conflict. Only an older pool makes a pool
+    /// stop giving out addresses. The order in which pools are compared does not matter. Admission
+    /// admits every pool exactly when the ledger task finds no conflict.
     #[test]
     fn verdicts_agree(pools in (any_pool(0), any_pool(1), any_pool(2), any_pool(3), any_pool(4))) {
         let pools = [pools.0, pools.1, pools.2, pools.3, pools.4];

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 use super::ranges::{PoolRanges, from_u128, to_u128};
 
-/// An address as (is IPv6, value): IPv4 sorts first.
+/// An address as a pair: whether it is IPv6, and its numeric value. So IPv4 sorts first.
 type Key = (bool, u128);
 
 /// The free addresses of a pool.

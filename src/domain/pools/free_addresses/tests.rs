@@ -118,7 +118,7 @@ fn the_search_wraps_from_the_end_of_ipv6_to_the_start_of_ipv4() {
     assert_eq!(after("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"), ip("10.0.0.2"));
 }
 
-/// No arithmetic overflows at the first and the last value of the type.
+/// No arithmetic overflows at the first and the last address of a family.
 #[test]
 fn the_ends_of_the_number_space_can_be_taken_and_put_back() {
     for ends in [["0.0.0.0", "255.255.255.255"], ["::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"]]

@@ -20,7 +20,7 @@ pub(super) fn is_format(format: &str) -> bool {
 /// prefix of the key, `cidr` or `range`. The error gives the fault and the remedy.
 pub(super) fn read(format: &str, text: &str) -> Result<(Range, Vec<String>), String> {
     let (range, notes) = if format == "cidr" { cidr(text)? } else { stretch(text)? };
-    // The rules of pools apply to the range too.
+    // The rules for the ranges of a pool apply to the imported range.
     PoolRanges::parse(std::slice::from_ref(&range)).map_err(|error| error.message)?;
     Ok((range, notes))
 }
@@ -58,7 +58,7 @@ fn address(text: &str) -> Result<IpAddr, String> {
 }
 
 /// The range from `first` to `last` with a derived subnet, and a note on its addresses that are not
-/// given out. `None`: all of its addresses are given out.
+/// given out. The note is `None` if all of its addresses are given out.
 fn derive(first: IpAddr, last: IpAddr) -> (Range, Option<String>) {
     let bits: u8 = if first.is_ipv4() { 32 } else { 128 };
     if first == last {

@@ -114,9 +114,9 @@ pub struct ImportPlan {
     pub ignored: Vec<String>,
 }
 
-/// Makes the plan for the import of a ConfigMap with this data. Namespaces come in alphabetical
-/// order and the global pool last. So if the global pool overlaps the pool of a namespace, the
-/// overlapping ranges of the global pool are refused.
+/// Makes the plan for the import of a ConfigMap with this data. The pools of namespaces are planned
+/// in alphabetical order, and the global pool last. So if the global pool overlaps the pool of a
+/// namespace, the overlapping ranges of the global pool are refused.
 pub fn plan(data: &BTreeMap<String, String>, known: &ImportFacts) -> ImportPlan {
     let mut import = ImportPlan::default();
     let mut ranges: BTreeMap<(bool, &str), Vec<(Range, RefusedItem)>> = BTreeMap::new();
@@ -162,7 +162,7 @@ pub fn plan(data: &BTreeMap<String, String>, known: &ImportFacts) -> ImportPlan 
 }
 
 impl ImportPlan {
-    /// Plans one pool from its items.
+    /// Plans the pool `name` from its items.
     fn pool(&mut self, name: &str, items: Vec<(Range, RefusedItem)>, known: &ImportFacts) {
         let there = known.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(name));
         if let Some(there) = there {
@@ -219,8 +219,9 @@ impl ImportPlan {
         conflicts.first().map(conflict::PoolConflict::message)
     }
 
-    /// Records each address of the planned pools that is in use, as a LoadBalancer's former address
-    /// or as excluded. `services`: value of the key [`SERVICES`].
+    /// Finds the addresses of the planned pools that are in use. Records the address of a
+    /// LoadBalancer as its former address. Excludes the address of any other Service from its
+    /// range. `services`: value of the key [`SERVICES`].
     fn in_use(&mut self, services: Option<&String>, known: &ImportFacts) {
         let mut users: BTreeMap<IpAddr, String> = BTreeMap::new();
         match services.map(|text| serde_json::from_str::<AnnouncedServices>(text)) {

@@ -59,17 +59,17 @@ fn each_namespace_gets_one_pool_of_both_its_keys() {
 }
 
 /// The ends of a range may be the network address or the gateway of the smallest subnet that
-/// contains both ends.
+/// contains both ends. In that case, the import gives the range a larger subnet.
 #[test]
 fn the_subnet_of_a_range_has_its_ends_as_hosts_and_its_gateway_outside() {
     for (range, expected) in [
         ("192.168.1.10-192.168.1.100", "192.168.1.0/25"),
-        // Address 64 is the network address of the /26, and 65 its gateway.
+        // `192.168.1.64` is the network address of `192.168.1.64/26`, and `.65` its gateway.
         ("192.168.1.64-192.168.1.100", "192.168.1.0/25"),
         ("192.168.1.65-192.168.1.100", "192.168.1.0/25"),
         ("192.168.1.66-192.168.1.100", "192.168.1.64/26"),
-        // Address 127 is the broadcast address of the /25 and of each smaller subnet that contains
-        // it.
+        // `192.168.1.127` is the broadcast address of `192.168.1.0/25` and of each smaller subnet
+        // that contains it.
         ("192.168.1.10-192.168.1.127", "192.168.1.0/24"),
         ("192.168.1.4-192.168.1.5", "192.168.1.0/29"),
         ("10.0.0.10-10.200.0.10", "10.0.0.0/8"),
@@ -116,7 +116,8 @@ fn reversed_ends_are_exchanged_and_reported() {
     );
 }
 
-/// The first address is the network address of every wider subnet, so no subnet has it as a host.
+/// `10.0.0.0` is the network address of every subnet that the import tries, so no such subnet has
+/// it as a host.
 #[test]
 fn what_no_subnet_can_give_out_is_reported() {
     let import = plan_of(&[("range-a", "10.0.0.0-10.0.0.15")]);
@@ -242,7 +243,7 @@ fn a_second_run_creates_nothing() {
     assert!(second.pools.len() == 2 && second.pools.iter().all(|pool| pool.there), "{second:?}");
     assert_eq!((second.left.len(), second.refused.len()), (0, 0));
     assert!(second.report(&BTreeSet::new()).contains("exists already: IPPool global"));
-    // An admin created a pool with that name.
+    // The stored pool `default` has another range, so an admin created or changed it.
     known.pools[0].spec.ranges[0].subnet = "10.9.0.0/24".to_owned();
     assert_eq!(plan(&data, &known).left, ["default"]);
 }

@@ -23,8 +23,8 @@ use super::free_addresses::FreeSet;
 use super::ranges::PoolRanges;
 use crate::Owner;
 
-/// Maximum number of bytes that the ledger may use in its object. The API server's store refuses
-/// objects above 1.5 MiB. The space between the two limits is for spec and metadata.
+/// Maximum number of bytes that the ledger may use in the object of its pool. The API server's
+/// store refuses objects above 1.5 MiB. The space between the two limits is for spec and metadata.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
 /// Maximum number of former owners in a ledger. Former owners make each write of the pool slower:
@@ -47,8 +47,8 @@ pub enum NoAddress {
 pub enum AddressFitness {
     /// May be given.
     Good,
-    /// May be given only when no other address is left, because it is the former address of another
-    /// LoadBalancer, which waits for it.
+    /// May be given only when no other address is left. The address is the expected address of
+    /// another LoadBalancer.
     Expected,
     /// Must not be given: another LoadBalancer has the address on the network where it would be
     /// announced.
@@ -64,7 +64,7 @@ pub struct Ledger {
     open: PoolRanges,
     free: FreeSet,
     claims: BTreeMap<IpAddr, Owner>,
-    /// Claims outside the ranges.
+    /// Claimed addresses outside the ranges.
     outside: BTreeSet<IpAddr>,
     /// Addresses in the ranges that are not given out here, because another pool or a reservation
     /// has them.
@@ -166,8 +166,8 @@ impl Ledger {
         true
     }
 
-    /// Records a claim that exists already. Returns `false` if the address belongs to another
-    /// owner.
+    /// Records the owner's claim of an address, even if the address is not free. Returns `false` if
+    /// the address belongs to another owner.
     pub fn restore(&mut self, ip: IpAddr, owner: &Owner) -> bool {
         if let Some(present) = self.claims.get(&ip) {
             return key(present) == key(owner);
@@ -246,7 +246,7 @@ impl Ledger {
         &self.held_back
     }
 
-    /// Claims outside the ranges. The pool has shrunk, or its ranges are invalid.
+    /// Claimed addresses outside the ranges. The pool has shrunk, or its ranges are invalid.
     pub fn outside(&self) -> &BTreeSet<IpAddr> {
         &self.outside
     }

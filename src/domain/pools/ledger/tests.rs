@@ -129,8 +129,9 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(700) })]
 
-    /// Five addresses can be given out. Steps also use four addresses that cannot: the network
-    /// address, the gateway, the broadcast address, and the address after the broadcast address.
+    /// The subnet has five addresses that can be given out. Steps also use four addresses that
+    /// cannot: the network address, the gateway, the broadcast address, and the address after the
+    /// broadcast address.
     #[test]
     fn agrees_with_linear_scans(steps in prop::collection::vec(step(), 0..60)) {
         // Some owners have the same name, like objects that are created one after the other. One
@@ -174,8 +175,8 @@ proptest! {
     }
 }
 
-/// The address of a closed network is not given out after its release, and after the release of
-/// another pool's claim.
+/// An address of a closed network is not given out after its claim is released. Nor is it given out
+/// after the ledger stops holding it back for another pool.
 #[test]
 fn an_address_of_a_closed_network_comes_free_when_the_network_goes() {
     let mut ledger = ledger("10.0.0.0/28");
@@ -259,7 +260,8 @@ fn history_is_bounded_and_drops_the_oldest_release_first() {
     assert!(remembered.iter().eq(addresses[..HISTORY_LENGTH].iter().rev()));
 }
 
-/// An import records more users than a release leaves, and each of them gets its address.
+/// More former owners are recorded than a release leaves in the history, as by an import. Each
+/// former owner gets its address.
 #[test]
 fn a_recorded_history_stays_whole_until_a_release() {
     let mut ledger = ledger("10.0.0.0/20");

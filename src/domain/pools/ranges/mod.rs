@@ -136,8 +136,8 @@ impl PoolRanges {
                 all.get_key_value(&network)
             });
             let last = IpNet::from(stretch.last);
-            // The map is sorted by address, then by length. So the range `first..=last` has all
-            // networks that begin within the stretch.
+            // The map is sorted by address, then by length. So the range `first..=last` contains
+            // all networks that begin within the stretch.
             found.extend(
                 around.chain(all.range(first..=last)).map(|(net, what)| (*net, what.clone())),
             );
@@ -214,8 +214,8 @@ pub fn to_u128(ip: IpAddr) -> u128 {
     }
 }
 
-/// Address with a numeric value. `v4`: whether it is an IPv4 address. A value of more than 32 bits
-/// then gives `255.255.255.255`.
+/// Address with the numeric value `value`. `v4`: whether it is an IPv4 address. If so, a value of
+/// more than 32 bits gives `255.255.255.255`.
 pub fn from_u128(value: u128, v4: bool) -> IpAddr {
     if v4 {
         IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(value).unwrap_or(u32::MAX)))
@@ -325,8 +325,9 @@ fn parse_excludes(
         .collect()
 }
 
-/// First block that overlaps `first..=last` and whose addresses no host can have, with the kind of
-/// the block (IANA special-purpose registries; RFC 6890, RFC 5771, RFC 4291).
+/// First block that overlaps `first..=last` and whose addresses no host can have: the block, and
+/// its kind. `None`: there is no such block. Source: IANA special-purpose registries; RFC 6890, RFC
+/// 5771, RFC 4291.
 fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static str)> {
     const BLOCKS: [(&str, &str); 7] = [
         ("0.0.0.0/8", "\"this network\""),

@@ -197,7 +197,8 @@ fn networks_are_cut_out_of_ranges() {
     }
 }
 
-/// A range drawn at random. Numbers are offsets from the address `base`, which is below the subnet.
+/// A range drawn at random. `bits`: number of host bits of the subnet. `net`: offset of an address
+/// in the subnet. All offsets are from the address `base`, which is below the subnet.
 #[derive(Clone, Debug)]
 struct Drawn {
     v4: bool,

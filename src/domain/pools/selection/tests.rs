@@ -55,7 +55,7 @@ fn chosen(pools: &[TestPool], requirement: &PoolRequirement) -> Vec<String> {
     ranked.into_iter().map(|(_, _, name)| name.to_owned()).collect()
 }
 
-/// Description of a case, the pools, and their order for a LoadBalancer.
+/// A case: its description, the pools, and the names of the pools that fit, best first.
 type Case = (&'static str, Vec<TestPool>, &'static [&'static str]);
 
 /// The LoadBalancer is in project `c/p`, namespace `ns`, guest cluster `g`, on network `n`.
@@ -98,7 +98,8 @@ fn documented_cases() {
     assert_eq!(chosen(&unset, &asks("", "- ns -")), ["a"]);
 }
 
-/// Requirement of a LoadBalancer whose namespace and annotations say the same as `asks`.
+/// Requirement that is read from a LoadBalancer of this type, with this network and scope. `text`
+/// has the same form as for `asks`, and both must return the same requirement.
 fn asks_as(workload_type: api::WorkloadType, network: &str, text: &str) -> PoolRequirement {
     let scope = scope(text);
     let mut lb = api::LoadBalancer::default();
@@ -111,11 +112,12 @@ fn asks_as(workload_type: api::WorkloadType, network: &str, text: &str) -> PoolR
     requirement(&lb, &LbSurroundings { project, vm_network: None })
 }
 
-/// Pools, the scope of a LoadBalancer on network `default/vlan10`, and the pool that is chosen.
+/// Pools, the scope of a LoadBalancer on network `default/vlan10`, and the name of the pool that is
+/// chosen. `None`: no pool is chosen.
 type GoRow<'a> = (&'a [&'a TestPool], &'static str, Option<&'static str>);
 
-/// Rows of the Go controller's test (harvester/load-balancer-harvester,
-/// `pkg/ipam/selector_test.go`), for both types of LoadBalancers. The last two rows are of the
+/// Rows of the test of Harvester's Go controller (harvester/load-balancer-harvester,
+/// `pkg/ipam/selector_test.go`), for both types of LoadBalancers. The last two rows are of its
 /// loose mode. The Go controller uses this mode for type cluster only, this operator for both
 /// types.
 #[test]
@@ -149,7 +151,7 @@ fn rows_of_the_go_controller_hold() {
     }
 }
 
-/// The author of a LoadBalancer cannot widen its scope.
+/// The author of a LoadBalancer cannot make it match more pools by a `*` in its fields.
 #[test]
 fn a_star_in_a_load_balancer_is_only_a_star() {
     for text in ["* * *", "* ns g", "c/p * g", "c/p ns *"] {
@@ -176,7 +178,8 @@ fn a_pool_may_be_named_by_anyone_unless_its_scope_says_whom_it_is_for() {
     assert!(bare.may_be_named_by(&who) && bare.fit(&who).is_none());
 }
 
-/// The documented selection, pass by pass.
+/// The documented selection in three passes: strict, loose, global. Returns the names of the pools,
+/// best first.
 fn naive(pools: &[TestPool], lb: &PoolRequirement) -> Vec<String> {
     let (global, scoped): (Vec<&TestPool>, Vec<&TestPool>) =
         pools.iter().partition(|p| is_global(p));
