@@ -39,8 +39,8 @@ pub struct AdmissionRequest<'a> {
     pub name: &'a str,
     /// Name of the requesting user.
     pub user: &'a str,
-    /// Whether the request comes from this operator (any replica), or from the Go controller while
-    /// a controller other than this operator holds the Lease.
+    /// Whether the request comes from this operator (any replica). Also true for a request of
+    /// Harvester's Go controller while a controller other than this operator holds the Lease.
     pub by_operator: bool,
     /// The object as it would be stored. `None`: the request is a deletion.
     pub object: Option<&'a Value>,
@@ -48,7 +48,8 @@ pub struct AdmissionRequest<'a> {
     pub old: Option<&'a Value>,
 }
 
-/// Maximum number of refusals in an answer, and of warnings. Further ones are dropped.
+/// Maximum number of refusals in an answer. The same maximum applies to warnings. Further refusals
+/// and warnings are dropped.
 const MOST: usize = 100;
 
 /// Refusal of a field: the field, and the reason.

@@ -32,25 +32,25 @@ pub const SETTLING: Duration = Duration::from_secs(2);
 /// Longest time that API servers get to learn of a new authority. The time is shorter if the
 /// present authority or the serving certificate expires soon.
 const LONGEST_SETTLING: Duration = Duration::from_mins(10);
-/// Time by which a new certificate must end later than the present one. With less, no new
+/// Minimum time by which a new certificate must end later than the present one. With less, no new
 /// certificate is signed.
 const LEAST_GAIN: Duration = Duration::from_mins(1);
 /// Maximum number of names in a serving certificate.
 const MOST_NAMES: usize = 20;
 
-/// A stored authority.
+/// A certificate authority in the Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredAuthority {
-    /// End of its validity.
+    /// End of the authority's validity.
     pub not_after: Duration,
     /// Whether the authority can sign: its private key is stored and matches its certificate.
     pub signs: bool,
 }
 
-/// A stored serving certificate.
+/// A serving certificate in the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredCertificate {
-    /// End of its validity.
+    /// End of the certificate's validity.
     pub not_after: Duration,
     /// DNS names and IP addresses that the certificate is valid for.
     pub names: BTreeSet<String>,
@@ -92,7 +92,7 @@ pub struct StepInput<'a> {
 }
 
 /// The next action on the Secret. Each action except `Wait` is one write, which fails if another
-/// replica was faster. Actions are taken one at a time.
+/// replica wrote the Secret first. Actions are taken one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateStep {
     /// Write the whole content of the Secret, because it holds no usable authority.
@@ -112,7 +112,8 @@ pub enum CertificateStep {
     Wait(Duration),
 }
 
-/// Decides the next step. `stored`: content of the Secret. `None`: it has no usable content.
+/// Decides the next step. `stored`: content of the Secret. `None`: the Secret has no usable
+/// content.
 pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> CertificateStep {
     let Some(stored) = stored else { return CertificateStep::Start };
     if !stored.knows_ours {
@@ -176,8 +177,9 @@ fn renewal(stored: &CertificateSecret, at: StepInput<'_>) -> Option<BTreeSet<Str
         return Some(at.names.clone());
     };
     if !at.names.is_subset(&serving.names) {
-        // While options change, replicas may be called by different names. If each replica signed
-        // only for its own names, the replicas would replace each other's certificate for ever.
+        // While options of the operator change, replicas may be called by different names. If each
+        // replica signed only for its own names, the replicas would replace each other's
+        // certificate for ever.
         let both: BTreeSet<String> = serving.names.union(at.names).cloned().collect();
         return Some(if both.len() > MOST_NAMES { at.names.clone() } else { both });
     }

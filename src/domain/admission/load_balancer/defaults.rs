@@ -14,8 +14,8 @@ use api::{
 const HEALTH_DEFAULTS: [(&str, i32); 4] =
     [("successThreshold", 1), ("failureThreshold", 3), ("periodSeconds", 5), ("timeoutSeconds", 3)];
 
-/// Overwrites the annotations for namespace and project with the true values. In a guest's
-/// LoadBalancer, also sets unset annotations for network and cluster.
+/// Overwrites the annotations for namespace and project with the values of the object's own
+/// namespace. In a guest's LoadBalancer, also sets unset annotations for network and cluster.
 pub(super) fn annotations(
     object: &mut Value,
     request: &AdmissionRequest<'_>,

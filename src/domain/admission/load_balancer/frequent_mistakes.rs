@@ -65,7 +65,7 @@ fn workload(text: &str) -> &'static str {
     }
 }
 
-/// Refuses a number in quotes, or other text in the place of a number.
+/// Refuses text in a field that must be a number, for example a number in quotes.
 fn number(of: &Value, path: &str, field: &str, answer: &mut AdmissionAnswer) {
     if let Some(Value::String(text)) = of.get(field) {
         let sent = shown(&Value::from(text.as_str()));

@@ -135,7 +135,7 @@ pub fn mutate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionA
     finish(answer)
 }
 
-/// Decides whether the object may be stored as it is.
+/// Returns the answer of the validation stage. Without refusals, the object may be stored as it is.
 pub fn validate(request: &AdmissionRequest<'_>, known: &LbRuleFacts) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     let Some(object) = request.object else { return answer };

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::{AdmissionAnswer, LbRuleFacts, is_blank, is_guest, shown};
 use api::{DHCP_ADDRESS, READY};
 
-/// Maximum number of differences that are reported. The others are not reported.
+/// Maximum number of differences between two statuses that are reported.
 const MOST_REPORTED: usize = 4;
 
 /// Restores fields of the status that the client did not send. A client whose types lack a field
@@ -157,7 +157,8 @@ fn owned(object: &Value, guest: bool) -> Value {
     Value::Object(owned)
 }
 
-/// Finds the first paths at which two values differ. Adds each path with both values to `found`.
+/// Adds to `found` the first paths at which `old` and `new` differ, each with both values. `path`:
+/// the path of `old` and `new` in the object.
 fn compare<'a>(
     path: &str,
     old: &'a Value,
@@ -180,7 +181,7 @@ fn compare<'a>(
     }
 }
 
-/// Checks the address that a guest publishes. `Err`: why the guest may not publish it.
+/// Checks the address that a guest publishes. `Err`: reason why the guest may not publish it.
 fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), String> {
     let Some(published) = address(new).filter(|published| address(old) != Some(published)) else {
         return Ok(());

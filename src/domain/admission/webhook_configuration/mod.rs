@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 
 use api::{GROUP, MANAGER};
 
-/// Name of the validating and of the mutating configuration, the same as the Go webhook's.
+/// Name of the validating and of the mutating configuration. Harvester's Go webhook has the same
+/// name for both.
 pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 /// Name of the CRD whose versions are converted.
 pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
@@ -83,7 +84,7 @@ pub struct Registration {
     pub me: String,
     /// Certificate authorities that the API server trusts for admission, in base64 of PEM.
     pub bundle: String,
-    /// Paths of validation, mutation and conversion.
+    /// Paths of validation, mutation and conversion, in this order.
     pub paths: [&'static str; 3],
     /// Owner of the webhook configurations. `None`: the configurations get no owner.
     pub owner: Option<OwnerRole>,
@@ -130,7 +131,8 @@ impl Registration {
         let mut webhook = self.webhook("validator", self.paths[0], "Fail");
         webhook["rules"] = json!([
             rule(&["ippools"], &operations, "Cluster"),
-            // The status is the ledger. Without this rule, only RBAC would protect the ledger.
+            // The status contains the ledger. Without this rule, only RBAC would protect the
+            // ledger.
             rule(&["ippools/status"], &["UPDATE"], "Cluster"),
             rule(&["loadbalancers"], &operations[..2], "Namespaced"),
         ]);
@@ -161,7 +163,8 @@ impl Registration {
             "clientConfig": self.client(path),
             "failurePolicy": failure,
             "sideEffects": "None",
-            // A request for v1alpha1 is judged too, after its conversion to v1beta1.
+            // The API server also sends requests for v1alpha1, after it has converted their objects
+            // to v1beta1.
             "matchPolicy": "Equivalent",
             "timeoutSeconds": TIMEOUT,
             "admissionReviewVersions": ["v1"],
@@ -215,22 +218,22 @@ pub fn needs_conversion(crd: &Value) -> bool {
 
 /// Whether the stored object has the desired content.
 pub fn has_content(stored: &Value, wanted: &Value) -> bool {
-    // The Go webhook's configuration has a Secret as owner. The deletion of that Secret would
-    // delete the configuration, so the owner must be removed.
+    // The configuration that Harvester's Go webhook wrote has a Secret as owner. The deletion of
+    // that Secret would delete the configuration, so the owner must be removed.
     let others = stored["metadata"].get(OWNERS).is_some() && wanted["metadata"][OWNERS].is_null();
     !others && covers(stored, wanted)
 }
 
-/// Whether `stored` contains everything in `wanted`. It may have further fields, but a list must
-/// not have further items.
+/// Whether `stored` contains everything in `wanted`. `stored` may have further fields, but a list
+/// in `stored` must not have further items.
 fn covers(stored: &Value, wanted: &Value) -> bool {
     match wanted {
-        // An empty selector selects everything, so the stored selector must be empty too.
+        // An empty selector selects everything, so the stored selector must be empty.
         Value::Object(fields) if fields.is_empty() => stored == wanted,
         Value::Object(fields) => fields.iter().all(|(name, wanted)| match stored.get(name) {
             Some(stored) => covers(stored, wanted),
-            // An API server before 1.28 drops `matchConditions`. It then sends the operator's own
-            // requests to admission too.
+            // An API server before 1.28 drops `matchConditions`. Such an API server sends even the
+            // operator's own requests to admission.
             None => wanted.is_null() || name == "matchConditions",
         }),
         Value::Array(items) => stored.as_array().is_some_and(|stored| {
@@ -241,7 +244,7 @@ fn covers(stored: &Value, wanted: &Value) -> bool {
 }
 
 /// The merge patch that changes a stored object to the desired content. The patch fails if the
-/// object has changed.
+/// stored object has changed since it was read.
 pub fn patch(stored: &Value, wanted: &Value) -> Value {
     let mut patch = wanted.clone();
     let metadata = patch.as_object_mut().map(|patch| patch.entry("metadata"));

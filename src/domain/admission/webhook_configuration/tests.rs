@@ -86,7 +86,8 @@ fn judgement_fails_closed_and_changes_fail_open() {
     );
     let own = &judge["matchConditions"][0]["expression"];
     assert_eq!(own, "request.userInfo.username != 'system:serviceaccount:ns:op'");
-    // A user waits for both webhooks if a replica has just lost power.
+    // If the node of a replica has just lost power, a user waits for the time limits of both
+    // webhooks.
     assert_eq!((&judge["timeoutSeconds"], &change["timeoutSeconds"]), (&json!(5), &json!(5)));
 }
 
@@ -137,8 +138,8 @@ fn a_foreign_change_is_found() {
         |s| s["webhooks"][0]["namespaceSelector"] = json!({"matchLabels": {"a": "b"}}),
         |s| s["webhooks"].as_array_mut().unwrap().push(json!({"name": "second"})),
         |s| s["metadata"]["labels"] = json!({}),
-        // The Go webhook set this owner. The configuration would be removed together with the
-        // Secret.
+        // An owner as Harvester's Go webhook sets it. The configuration would be removed together
+        // with the Secret.
         |s| s["metadata"]["ownerReferences"] = json!([{"kind": "Secret"}]),
     ];
     for (number, change) in changes.into_iter().enumerate() {

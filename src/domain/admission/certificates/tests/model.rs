@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Delay until an API server learns of a configuration.
+/// Delay until an API server learns of a change of a configuration.
 const LAG: Duration = SECOND;
 const CONFIGURATIONS: usize = 2;
 
@@ -90,7 +90,8 @@ impl World {
                 return memory;
             }
             let ca = self.authority();
-            // For this step, the replica reads the configurations again.
+            // `once` reads the configurations again before this step. The authorities that they
+            // trust become the previous authorities of the new Secret.
             let mut previous: Vec<Id> =
                 replica.bundles.iter().flatten().flat_map(|(_, bundle)| bundle.clone()).collect();
             previous.retain(|id| self.end(*id) > now);
@@ -333,8 +334,8 @@ proptest! {
     }
 }
 
-/// Checks that authorities change in the model over the years. Otherwise the test above would not
-/// test a change of authorities.
+/// Checks that authorities change in the model over the years. Otherwise
+/// `what_is_served_is_trusted_at_every_moment` would not test a change of authorities.
 #[test]
 fn authorities_change_over_the_years() {
     let mut world = World::new();

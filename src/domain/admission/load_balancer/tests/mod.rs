@@ -141,7 +141,7 @@ fn annotations_say_what_counts() {
         let says =
             answer.warnings.iter().any(|warning| warning.starts_with("annotation project: "));
         assert_eq!(says, claims, "{given}: {:?}", answer.warnings);
-        // A value that was set before gives no warning.
+        // A wrong value that the stored object already has gives no warning.
         let again = mutate(&request(Some(&object), &object), &known);
         assert_eq!(again.warnings, Vec::<String>::new(), "{given}");
     }
@@ -358,7 +358,8 @@ fn who_asks_the_dhcp_server_is_judged() {
     let free = |mac| update(&ask("02:00:00:00:00:01"), &ask(mac), &outside());
     assert_eq!(free("02:00:00:00:00:02"), AdmissionAnswer::default());
     assert_eq!(free("nonsense").refusals.len(), 1);
-    // An address from a pool has no DHCP client, so the settings are not checked.
+    // A LoadBalancer with an address from a pool has no DHCP client, so the settings are not
+    // checked.
     let pool = with(ask("nonsense"), "spec/ipam", json!("pool"));
     assert!(create(&pool, &outside()).refusals.is_empty());
 }

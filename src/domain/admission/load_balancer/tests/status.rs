@@ -247,7 +247,7 @@ fn a_guest_that_leases_says_where_unless_it_is_anothers() {
         after(&leasing, &at("x"), &outside()).1,
         ["status.address stays unset: \"x\" is not an IP address"]
     );
-    // A stored address is not judged again.
+    // An address that is already stored is not checked, even if another object uses it.
     assert_eq!(after(&at("10.1.0.2"), &at("10.1.0.2"), &taken), (at("10.1.0.2"), vec![]));
 }
 

@@ -59,7 +59,7 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
     assert_eq!(refusals(&answers(&new(2, 15), Some(new(50, 60)))).len(), 1);
     // While the networks are unknown, no range is refused because of them.
     assert_eq!(refusals(&judged(&new(2, 15), None, &PoolRuleFacts::default())), [""; 0]);
-    // On another VLAN, a pool may have these addresses.
+    // A pool on a tagged VLAN may have these addresses.
     let apart = PoolRuleFacts { segment: Segment::Vlan("vlan-br".into(), 100), ..some };
     let answer = judged(&new(2, 15), None, &apart);
     assert_eq!(refusals(&answer), [""; 0]);

@@ -10,7 +10,7 @@ use super::super::AdmissionAnswer;
 use super::{NAMED, PoolQuestion, PoolRuleFacts};
 use crate::network::Segment;
 
-/// A leased address.
+/// An address that the host cluster leased by DHCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leased {
     /// The address.

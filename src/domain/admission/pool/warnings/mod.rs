@@ -14,7 +14,7 @@ const LONGEST: usize = 120;
 /// Maximum number of warnings about addresses that the cluster uses.
 const FEW: usize = 3;
 
-/// Adds warnings to an answer. The caller calls it only if the answer has no refusals.
+/// Adds warnings to an answer. Called only for an answer without refusals.
 pub(super) fn warn(question: &PoolQuestion, known: &PoolRuleFacts, answer: &mut AdmissionAnswer) {
     let mut warnings = Vec::new();
     if question.ranges_changed {
@@ -89,8 +89,8 @@ fn of_addresses(ranges: &PoolRanges, known: &PoolRuleFacts, warnings: &mut Vec<S
     for (network, what) in ranges.held_back(&known.infrastructure).iter().take(FEW) {
         let is_one = network.prefix_len() == network.max_prefix_len();
         warnings.push(if !what.is_held_back_on(&known.segment) {
-            // A VM load balancer cannot use these addresses, because the nodes would announce its
-            // address and also use the same addresses for their pods and Services.
+            // A VM load balancer cannot use these addresses. The nodes would announce its address,
+            // and also use the same address for their pods or Services.
             format!("usable by guest clusters only: {network} is {what}")
         } else if is_one {
             format!("{} is held back: it is {what}", network.addr())
