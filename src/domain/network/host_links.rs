@@ -22,7 +22,7 @@ pub struct HostLink {
     pub nodes: BTreeSet<String>,
 }
 
-/// Reachability of a network for announcers.
+/// Whether announcers reach a network through a VLAN link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NetworkReach {
     /// The link works on each node where an announcer may run.
@@ -46,8 +46,8 @@ pub struct HostLinks {
 }
 
 impl HostLinks {
-    /// Stores the link of a HostNetworkConfig. `made`: `None` if the HostNetworkConfig was deleted.
-    /// Returns whether the link changed.
+    /// Stores the link of a HostNetworkConfig. `made`: the link, or `None` if the HostNetworkConfig
+    /// was deleted. Returns whether the link changed.
     pub fn set(&mut self, config: &str, made: Option<HostLink>) -> bool {
         match made {
             Some(made) if self.configs.get(config) == Some(&made) => false,
@@ -69,7 +69,7 @@ impl HostLinks {
         if may { self.announcing.insert(node.to_owned()) } else { self.announcing.remove(node) }
     }
 
-    /// Reachability of a network with this bridge and VLAN. An untagged network is always
+    /// Whether announcers reach a network with this bridge and VLAN. An untagged network is always
     /// [`NetworkReach::Ready`], because each node has the bridge.
     pub fn link(&self, attachment: &NetworkAttachment) -> NetworkReach {
         if attachment.vlan == 0 {
@@ -114,7 +114,7 @@ mod tests {
         for other in [at("mgmt-br", 8), at("prod-br", 7)] {
             assert_eq!(links.link(&other), NetworkReach::NotConfigured, "{other:?}");
         }
-        // Two configs may share a VLAN, each for some nodes.
+        // Two HostNetworkConfigs may make links for one VLAN, each on some nodes.
         assert!(links.set("more", Some(made("mgmt-br", 7, &["n2"]))));
         assert_eq!(links.link(&at("mgmt-br", 7)), NetworkReach::Ready);
         assert!(links.set("more", None) && !links.set("more", None));

@@ -47,9 +47,10 @@ impl Segment {
         }
     }
 
-    /// Segment on which an announcer on the nodes announces an address of this segment, if no VLAN
-    /// link is used. For an untagged network, nodes have a bridge. Addresses of other segments are
-    /// announced on the default interface, in the nodes' own network.
+    /// Segment on which an announcer on the nodes announces an address of this segment, if it uses
+    /// no VLAN link. On an untagged network, it announces through the bridge, which each node has.
+    /// Addresses of other segments are announced on the default interface, in the nodes' own
+    /// network.
     #[must_use]
     pub fn of_announcer(&self) -> Self {
         match self {

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 
 use super::Segment;
 
-/// The kind and name of the object that an address of the cluster belongs to.
+/// Kind and name of the object that reserves an address of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reserved {
     /// Harvester's management address, from the ConfigMap with this `namespace/name`.
@@ -48,8 +48,8 @@ impl Reserved {
         self.is_held_back() && !(self.is_network() && segment.is_tagged())
     }
 
-    /// Whether the object reserves a whole network. No load balancer can use an address in such a
-    /// network.
+    /// Whether the object reserves a whole network. Pools hold back its addresses, except pools on
+    /// tagged VLANs.
     pub fn is_network(&self) -> bool {
         matches!(self, Self::ServiceNetwork(_) | Self::PodNetwork(_))
     }
