@@ -28,7 +28,7 @@ pub enum AddressOutcome {
     /// The address comes from a pool. The value is the answer of the pools' ledgers.
     Pool(ClaimResult),
     /// The announcer leases the address by DHCP. The text is the reason, if this reconcile made the
-    /// decision.
+    /// decision. `None`: an earlier reconcile made the decision.
     Guest(Option<String>),
     /// The host leases the address by DHCP. The value is the address that may be published, or the
     /// reason why there is none.

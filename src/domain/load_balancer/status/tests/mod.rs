@@ -32,7 +32,7 @@ fn status(lb: &mut LoadBalancer) -> &mut LoadBalancerStatus {
     lb.status.get_or_insert_default()
 }
 
-/// A claim of `10.0.0.<last>`, or of `10.1.0.<last>` in another pool.
+/// A claim of `10.0.0.<last>` in pool `a`, or of `10.1.0.<last>` in any other pool.
 fn holds(pool: &str, last: u8, instead: Option<NoAddressReason>) -> AddressOutcome {
     let net = if pool == "a" { "10.0.0.0/24" } else { "10.1.0.0/24" };
     let mut octets = if pool == "a" { [10, 0, 0, 1] } else { [10, 1, 0, 1] };
@@ -112,8 +112,8 @@ fn an_announcer_that_leases_needs_no_finalizer_and_the_address_says_that_it_exis
 fn the_address_is_the_guests_once_it_wrote_its_own() {
     let first = patched(&lb(WorkloadType::Cluster), &holds("a", 5, None));
     for (wrote, moved, lost) in [
-        // The address equals the old claim, so the operator wrote it. The address follows the new
-        // claim.
+        // The address equals the old claim, so the operator wrote it. The operator replaces it by
+        // the new claim.
         (Some("10.0.0.5"), Some("10.1.0.6"), None),
         (Some(""), Some("10.1.0.6"), Some("")),
         (None, Some("10.1.0.6"), None),
@@ -233,7 +233,7 @@ fn condition_times_change_with_their_content_alone() {
     }
 }
 
-/// The claim is published whether or not the pool still has the claim's subnet.
+/// The mask and the gateway of a claim stay published after the pool has lost the claim's subnet.
 #[test]
 fn mask_and_gateway_outlive_the_ranges_they_came_from() {
     let lb = patched(&lb(WorkloadType::Cluster), &holds("a", 5, None));
