@@ -68,7 +68,7 @@ fn of_a_usual_object_nothing_is_lost() {
     assert_eq!(json!(trimmed), json!(lb(&usual())), "but what no decision takes");
 }
 
-/// In each case, one part of the object is too large.
+/// Each case makes one part of the object too large.
 #[test]
 fn of_the_largest_object_little_is_kept() {
     let long = "x".repeat(300_000);
