@@ -15,7 +15,7 @@ use api::{IPPool, IPPoolStatus};
 /// Outcome of a restore for a LoadBalancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RestoreOutcome {
-    /// The restored etcd does not contain the LoadBalancer. Its claim is kept in the pool's ledger.
+    /// The restored etcd does not contain the LoadBalancer. The pool's ledger keeps the claim.
     Kept,
     /// The restored etcd contains neither the LoadBalancer nor the pool of its claim. So the claim
     /// cannot be recorded.
@@ -37,7 +37,7 @@ pub struct RestoreChange {
     /// LoadBalancer, as `namespace/name`.
     pub name: String,
     /// Claim that the LoadBalancer published before the restore. For [`RestoreOutcome::Returned`],
-    /// the claim that it publishes now; `None` if it publishes none.
+    /// the claim that it publishes after the restore; `None` if it publishes none.
     pub claim: Option<Claim>,
     /// Outcome of the restore for this LoadBalancer.
     pub fate: RestoreOutcome,

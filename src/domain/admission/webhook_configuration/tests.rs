@@ -162,8 +162,8 @@ fn bundles_are_found_where_they_are() {
     let old = service().wanted(WebhookObject::Conversion, Some(&crd(&["v1alpha1"]))).unwrap();
     assert_eq!(bundles(WebhookObject::Conversion, &old), ["QQ=="]);
     assert_eq!(bundles(WebhookObject::Conversion, &json!({})), Vec::<&str>::new());
-    // A webhook without a bundle trusts the system's authorities. It counts as a webhook that does
-    // not trust the operator's authority.
+    // A webhook without a bundle trusts the system's authorities. Such a webhook counts as one that
+    // does not trust the operator's authority.
     assert_eq!(bundles(WebhookObject::Mutating, &json!({"webhooks": [{}]})), [""]);
     assert!(!is_ours(&json!({})));
 }

@@ -168,8 +168,7 @@ fn trim_spec(spec: &mut LoadBalancerSpec) {
         spec.health_check = None;
         return;
     }
-    // Keeps one more listener than allowed, so that a list that is too long is still found to be
-    // too long.
+    // Keeps one listener more than the limit, so that a later check still finds too many listeners.
     spec.listeners.truncate(MOST_LISTENERS + 1);
     spec.listeners.shrink_to_fit();
     for listener in &mut spec.listeners {

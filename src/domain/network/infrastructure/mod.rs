@@ -151,8 +151,8 @@ impl Infrastructure {
         self.reservations(address).next()
     }
 
-    /// Objects that reserve the address. They are sorted by network, the smallest first, then in
-    /// the order of [`Reserved`].
+    /// Objects that reserve the address. The objects are sorted by network, the smallest first,
+    /// then in the order of [`Reserved`].
     pub fn reservations(&self, address: IpAddr) -> impl Iterator<Item = &Reserved> {
         let address = address.to_canonical();
         let family = (address.is_ipv6(), 0)..=(address.is_ipv6(), u8::MAX);

@@ -92,7 +92,8 @@ pub enum ClaimResult {
 #[derive(Clone, Debug, Default)]
 pub struct PoolAllocator {
     pools: BTreeMap<String, AllocatorPool>,
-    /// Map from an owner's UID to its claims. An owner has more than one while it changes pools.
+    /// Map from an owner's UID to its claims. An owner has more than one claim while it changes
+    /// pools.
     holders: HashMap<String, Vec<Claim>>,
     /// Map from an owner's name to the claims of all owners with this name.
     names: HashMap<String, BTreeSet<Claim>>,

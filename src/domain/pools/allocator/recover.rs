@@ -17,8 +17,8 @@ impl PoolAllocator {
         if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
             return None;
         }
-        // An earlier version of the LoadBalancer may have named another pool. Its claims in that
-        // pool are released.
+        // An earlier version of the LoadBalancer may have named another pool. The LoadBalancer's
+        // claims in that pool are released.
         self.release_all_but(&facts.owner.uid, None);
         let wait = NoAddressReason::PoolGone { pool: claim.pool.clone() };
         self.wait(facts, wait.clone());
@@ -28,8 +28,8 @@ impl PoolAllocator {
     /// The published claim, if its pool does not exist. Where admission does not protect the
     /// status, a tenant can write any address into it, and the name of a pool that never existed.
     /// So the claim counts only in one of these cases:
-    /// * the claim was published at the start of this term, or a ledger recorded it until the pool
-    ///   was removed;
+    /// * the claim was published at the start of this replica's term of leadership, or a ledger
+    ///   recorded it until the pool was removed;
     /// * the address has no other owner, is reserved for no other LoadBalancer and is not the
     ///   gateway of a pool, and each pool whose ranges include the address admits the LoadBalancer.
     pub(super) fn claim_of_deleted_pool<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {

@@ -44,7 +44,7 @@ pub struct PoolFacts {
     pub ranges: Option<PoolRanges>,
 }
 
-/// Facts of a pool that are compared with the facts of other pools.
+/// Facts of a pool that are compared with those of other pools, to find conflicts.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolContender<'a> {
     /// Name of the pool.
@@ -75,7 +75,7 @@ pub struct PoolConflict {
 /// of these variants counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConflictCause {
-    /// Addresses that both pools have.
+    /// Both pools have some of the same addresses.
     Ranges {
         /// Index of the range in this pool's `spec.ranges`.
         mine: usize,
@@ -94,7 +94,7 @@ pub enum ConflictCause {
     Global,
     /// Both pools have this priority, which is not 0.
     Priority(i64),
-    /// Scopes that may match the same LoadBalancer. Both pools have priority 0.
+    /// Both pools have priority 0, and scopes that may match the same LoadBalancer.
     Scope {
         /// Index of the entry in this pool's `spec.selector.scope`.
         mine: usize,
@@ -115,7 +115,8 @@ impl PoolFacts {
         }
     }
 
-    /// Returns the facts that are compared with the facts of other pools.
+    /// Returns the facts that [`find_conflicts`] compares. `segment`: segment of the pool's
+    /// network.
     pub fn contender<'a>(&'a self, segment: &'a Segment) -> PoolContender<'a> {
         static NOTHING: PoolRanges = PoolRanges::none();
         PoolContender {

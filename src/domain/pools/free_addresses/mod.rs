@@ -84,7 +84,7 @@ impl FreeSet {
     }
 
     /// Makes an address free again, and joins its interval with the adjacent intervals. The caller
-    /// checks that the address belongs to the pool. Returns `false` if the address was free
+    /// must check that the address belongs to the pool. Returns `false` if the address was free
     /// already.
     pub fn put(&mut self, ip: IpAddr) -> bool {
         let at = key(ip);

@@ -54,7 +54,7 @@ pub struct ImportFacts {
 }
 
 impl ImportFacts {
-    /// State with these pools and LoadBalancers.
+    /// State with these pools and LoadBalancers, and with the ConfigMap in [`NAMESPACE`].
     pub fn new(pools: Vec<IPPool>, load_balancers: BTreeMap<String, Option<IpAddr>>) -> Self {
         Self { pools, load_balancers, namespace: NAMESPACE.to_owned() }
     }
@@ -67,7 +67,7 @@ pub struct NewPool {
     pub name: String,
     /// Spec of the pool.
     pub spec: IPPoolSpec,
-    /// Map from an address of the pool to the LoadBalancer that has it now, `namespace/name`.
+    /// Map from an address of the pool to the LoadBalancer that uses it, `namespace/name`.
     pub history: BTreeMap<String, String>,
     /// Whether the pool exists already, because an earlier run created it. That run may have ended
     /// before it wrote the history.
@@ -329,8 +329,8 @@ fn bounded(lines: &[String]) -> String {
     text
 }
 
-/// Whether all ranges of the pool are among `ranges`. Then an earlier run of the import created the
-/// pool, perhaps from a part of `ranges` because the others were refused.
+/// Whether all ranges of the pool are among `ranges`. If so, an earlier run of the import created
+/// the pool, perhaps from a part of `ranges` because the other ranges were refused.
 fn is_made_of(pool: &IPPool, ranges: &[Range]) -> bool {
     let bounds = |r: &Range| (r.subnet.clone(), r.range_start.clone(), r.range_end.clone());
     let planned: BTreeSet<_> = ranges.iter().map(bounds).collect();

@@ -373,8 +373,8 @@ fn key(owner: &Owner) -> &str {
     if owner.uid.is_empty() { &owner.name } else { &owner.uid }
 }
 
-/// Bytes that a claim uses in its object: in `allocated`, in `allocatedOwners`, and in the managed
-/// fields of a server whose schema does not make the maps atomic.
+/// Bytes that a claim uses in the object of its pool: in `allocated`, in `allocatedOwners`, and in
+/// the managed fields of a server whose schema does not make the maps atomic.
 fn claim_bytes(ip: IpAddr, owner: &Owner) -> usize {
     3 * ip_bytes(ip) + owner.name.len() + owner.uid.len() + 24
 }

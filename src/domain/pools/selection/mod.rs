@@ -155,7 +155,7 @@ impl PoolSelector {
 impl PoolScope {
     /// Whether the same LoadBalancer may match both entries strictly. In a strict match, a blank
     /// field matches only a blank field. Loose matches are not compared, because a strict match is
-    /// preferred to a loose match anyway.
+    /// preferred to a loose match.
     fn overlaps(&self, other: &Self) -> bool {
         let both = |a: &str, b: &str| a == b || a == ANY || b == ANY;
         // Every LoadBalancer has a namespace, so an entry with a blank namespace matches no

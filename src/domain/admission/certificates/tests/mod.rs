@@ -129,7 +129,7 @@ fn an_authority_that_cannot_sign_is_replaced() {
         let mut stored = fresh();
         spoil(&mut stored.ca);
         assert_eq!(planned(&stored, NOW, None), CertificateStep::Begin);
-        // The next authority is also replaced if it cannot sign.
+        // A next authority that cannot sign is replaced.
         let mut stored = fresh();
         stored.next = Some(stored.ca);
         spoil(stored.next.as_mut().unwrap());

@@ -338,7 +338,7 @@ fn only_what_a_rule_takes_is_looked_up() {
 }
 
 /// Invalid settings of the DHCP client are refused. A valid change after the address was leased
-/// gives a warning, because it takes effect only after the LoadBalancer is created again.
+/// gives a warning, because the change takes effect only after the LoadBalancer is created again.
 #[test]
 fn who_asks_the_dhcp_server_is_judged() {
     let ask = |mac: &str| {

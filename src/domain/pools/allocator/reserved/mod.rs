@@ -23,8 +23,8 @@ use super::{AllocatorPool, PoolAllocator};
 use crate::network::Segment;
 use crate::{Claim, LbFacts, Owner};
 
-/// An address that is reserved for a LoadBalancer, on segments that the ledger of the address's
-/// pool does not cover.
+/// An address that is reserved for a LoadBalancer, on segments where the ledger of the address's
+/// pool does not protect it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// LoadBalancer for which the address is reserved.
@@ -148,11 +148,11 @@ impl Reservation {
 }
 
 impl PoolAllocator {
-    /// Variant of [`Self::observe`] for the start of a term, before the first address is given out.
-    /// A published address whose pool was deleted is also reserved, even if the scopes of other
-    /// pools do not admit the LoadBalancer, because its claim may have been deleted with the pool.
-    /// Exception: if a ledger records the address for another owner, the address is not reserved
-    /// for this LoadBalancer, because the segment on which it is announced is unknown.
+    /// Variant of [`Self::observe`] for the start of a term of leadership, before the first address
+    /// is given out. A published address whose pool was deleted is also reserved, even if the
+    /// scopes of other pools do not admit the LoadBalancer, because its claim may have been deleted
+    /// with the pool. Exception: if a ledger records the address for another owner, the address is
+    /// not reserved for this LoadBalancer, because the segment on which it is announced is unknown.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let is_homeless = |claim: &&Claim| {
             let uid = &facts.owner.uid;
@@ -190,7 +190,7 @@ impl PoolAllocator {
     }
 
     /// Reserves the address of a claim for the LoadBalancer on each segment where the address is
-    /// announced, except the segments that the ledger of its pool covers.
+    /// announced, except where the ledger of its pool protects it.
     pub(super) fn reserve(&mut self, facts: &LbFacts, claim: &Claim) {
         let owner = &facts.owner;
         self.reserved.expect(&owner.uid, None);
@@ -295,9 +295,9 @@ impl PoolAllocator {
         self.reserved.insert(reservation);
     }
 
-    /// Segments where the claim's address is announced for the LoadBalancer, except the segments
-    /// that the ledger of its pool covers. If the pool was deleted, no ledger covers any segment,
-    /// and the result is [`Segment::Unlisted`], which means every segment.
+    /// Segments where the claim's address is announced for the LoadBalancer, except where the
+    /// ledger of its pool protects it. If the pool was deleted, no ledger protects the address, and
+    /// the result is [`Segment::Unlisted`], which means every segment.
     fn uncovered(&self, facts: &LbFacts, claim: &Claim) -> Vec<Segment> {
         match self.pools.get(&claim.pool) {
             None => vec![Segment::Unlisted],

@@ -308,8 +308,8 @@ fn a_namesake_inherits_and_the_release_of_the_earlier_one_frees_nothing() {
     assert!(!allocator.release_claim(&at("a", "10.0.0.10"), &owner(1)));
     assert_eq!(allocator.claims_of("new"), [at("a", "10.0.0.10")]);
     assert!(!allocator.needs_fresh(&LbFacts { fresh: false, ..reborn.clone() }));
-    // A LoadBalancer that is deleted and created again under its name gets its old address, though
-    // another LoadBalancer asks first.
+    // A LoadBalancer that is deleted and created again under its name gets its old address,
+    // although another LoadBalancer asks first.
     allocator.release("new");
     allocator.claim(&lb(2));
     allocator.release("u2");

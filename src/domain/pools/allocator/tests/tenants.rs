@@ -115,14 +115,14 @@ fn an_address_whose_pool_is_gone_is_not_had_either() {
     }
 }
 
-/// The attacker may have any free address of its own pool anyway.
+/// The attacker may have any free address of its own pool.
 #[test]
 fn in_a_pool_of_its_own_it_may_choose() {
     let (mut allocator, _) = with_victim(true);
     assert_eq!(answer(&allocator.claim(&attacker("own", "10.0.1.11"))), held("own 10.0.1.11"));
 }
 
-/// A ledger is read at the start of a term, and after another client wrote the pool.
+/// A ledger is read at the start of a term of leadership, and after another client wrote the pool.
 #[test]
 fn while_a_ledger_is_read_no_owner_loses_an_address_that_it_names() {
     for publishes in [false, true] {

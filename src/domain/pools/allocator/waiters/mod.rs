@@ -17,7 +17,7 @@ use super::{Age, AllocatorPool, PoolAllocator};
 use crate::reason::NoAddressReason;
 use crate::{LbFacts, Owner};
 
-/// Changes since the last call of [`PoolAllocator::serve_waiters`]. They may change the answers to
+/// Changes since the last call of [`PoolAllocator::serve_waiters`] that may change the answers to
 /// waiters.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WaiterChanges {

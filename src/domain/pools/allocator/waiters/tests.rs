@@ -147,8 +147,8 @@ fn a_pool_that_moves_concerns_the_pools_whose_addresses_were_announced_on_its_se
     assert_eq!(allocator.claims_of("u2"), [at("v", "10.0.0.10")]);
 }
 
-/// A full pool moves away from a waiter's network. The waiter's reason changes from a full pool to
-/// a pool on another network.
+/// A full pool moves away from a waiter's network. The waiter's reason is then that the pool is on
+/// another network, no longer that the pool is full.
 #[test]
 fn a_full_pool_that_moves_away_gives_its_waiters_another_reason() {
     let lbs = [named(1, "a"), at_home_on(vlan(1), 2, "a"), named(3, "a")];

@@ -97,7 +97,7 @@ impl Cluster {
     }
 
     /// Observes all LoadBalancers, as the ledger task does after pools or networks change, and at
-    /// the start of a term.
+    /// the start of a term of leadership.
     fn observe(&mut self) {
         if self.allocator.take_moved() {
             let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();

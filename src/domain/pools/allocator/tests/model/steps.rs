@@ -14,19 +14,20 @@ pub(super) enum Step {
     /// Claims again for a deleted LoadBalancer, as a reconcile with a stale view does.
     AskLate(usize),
     /// Deletes a LoadBalancer and creates it again under its name, with a new UID. The flag:
-    /// whether the ledger is first notified of the deletion. The new object has the annotation with
-    /// the former address, as in a backup.
+    /// whether the allocator gets the deletion before the new object's request. The new object has
+    /// the annotation with the former address, as in a backup.
     Restore(usize, bool),
     Switch(usize, Option<usize>),
     /// Claims an address, without publishing it.
     Ask(usize),
     /// Claims an address, publishes it, and claims again, as a reconcile after a write does.
     Publish(usize),
-    /// Creates or edits a pool. The values are its size, whether it admits the LoadBalancers, and
-    /// whether it is being deleted.
+    /// Creates or edits a pool. The fields: the pool, its size, whether it admits the
+    /// LoadBalancers, and whether it is being deleted.
     Edit(usize, usize, bool, bool),
-    /// Moves or creates a pool. The range: the pool whose addresses are used, the first address,
-    /// the number of addresses. Then the network, the priority, and whether the pool is global.
+    /// Moves or creates a pool. The fields: the pool; its range, as the pool whose addresses are
+    /// used, the first address, and the number of addresses; its network; its priority; and whether
+    /// it is global.
     Move(usize, (usize, usize, usize), usize, i64, bool),
     /// Sets the VLANs of the last two networks.
     Networks(Vlans),
