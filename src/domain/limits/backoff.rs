@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
-/// Delay before the next attempt, `first` if `failures` is 0. The delay doubles with each of the
-/// `failures`, up to `most`. `jitter`, from 0.0 to 1.0, shortens the delay by up to half.
+/// Delay before the next attempt. `failures` is the number of failed attempts. The delay is `first`
+/// if `failures` is 0, and doubles with each failure, up to `most`. `jitter`, from 0.0 to 1.0,
+/// shortens the result by up to half.
 pub fn backoff(failures: u32, first: Duration, most: Duration, jitter: f64) -> Duration {
     let doubled = first.saturating_mul(1_u32.checked_shl(failures.min(20)).unwrap_or(u32::MAX));
     doubled.min(most).mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)

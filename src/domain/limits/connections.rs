@@ -16,7 +16,7 @@ use std::time::Duration;
 pub struct ConnectionSource(IpAddr);
 
 impl ConnectionSource {
-    /// Source that a caller's address belongs to.
+    /// Source to which the client at `address` belongs.
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V6(v6) => Self(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64)).into()),
@@ -49,8 +49,8 @@ pub enum ConnectionPhase {
 }
 
 impl ConnectionPhase {
-    /// Whether the connection may be closed in this phase. The caller repeats a request that is cut
-    /// off before the whole request has arrived.
+    /// Whether a connection in this phase may be closed to make room. A request that is cut off
+    /// before it has arrived whole does no harm: the client sends it again.
     fn may_go(self) -> bool {
         !matches!(self, Self::Working | Self::Sending)
     }
@@ -79,14 +79,14 @@ pub struct ConnectionKey {
     number: u64,
 }
 
-/// A connection that must be closed.
+/// Connection that was removed from the table to make room. The caller must close the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub struct EvictedConnection<T> {
     /// Handle that closes the connection.
     pub ends: T,
     /// Source of the connection.
     pub source: ConnectionSource,
-    /// Number of connections that the source had, this one included.
+    /// Number of connections that the source had, the removed one included.
     pub had: usize,
 }
 
@@ -121,8 +121,8 @@ impl<T> ConnectionTable<T> {
         ConnectionKey { source, number: self.next }
     }
 
-    /// Sets the phase of a connection, which begins at `now`. Does nothing if the connection was
-    /// removed.
+    /// Sets the phase of a connection. The phase begins at `now`. Does nothing if the connection
+    /// was removed before.
     pub fn set_phase(&mut self, place: ConnectionKey, phase: ConnectionPhase, now: Duration) {
         let seats = self.seats.get_mut(&place.source);
         if let Some(seat) = seats.and_then(|seats| seats.get_mut(&place.number)) {
@@ -152,8 +152,8 @@ impl<T> ConnectionTable<T> {
     }
 }
 
-/// Error: no connection may be closed. Each has a request that is being processed, or an answer
-/// that is being sent.
+/// Error: the table is full, and no connection may be closed. Each connection has a request that is
+/// being processed, or an answer that is being sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom;
 
@@ -198,7 +198,7 @@ mod tests {
         }
         assert_eq!(come(&mut table, source(2), 5, "d").1, Some(("a", 3)));
         assert_eq!(come(&mut table, source(1), 6, "api 2").1, Some(("b", 3)));
-        // Both sources have two connections, so the oldest of the four is closed.
+        // Both sources have two connections, so the oldest of these four is closed.
         assert_eq!(come(&mut table, source(3), 7, "e").1, Some(("api", 2)));
         assert_eq!(table.len(), 4);
     }
@@ -224,7 +224,8 @@ mod tests {
         assert_eq!(table.make_room().unwrap(), None);
     }
 
-    /// A source that opens a thousand connections closes no connection of another source.
+    /// A thousand connections from one source never cause a connection of another source to be
+    /// closed.
     #[test]
     fn a_flood_from_one_source_costs_the_others_nothing() {
         let mut table = ConnectionTable::new(100);

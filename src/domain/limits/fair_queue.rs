@@ -12,11 +12,11 @@ pub const OF_ONE: usize = 16;
 /// Maximum number of entries of all namespaces together.
 pub const IN_ALL: usize = 512;
 
-/// Queue that returns one entry of each namespace with entries, in rotation.
+/// Queue in which namespaces take turns. Each turn returns one entry of one namespace.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     waiting: HashMap<String, VecDeque<T>>,
-    /// Namespaces with entries, the namespace of the next entry first.
+    /// Namespaces that have entries, in the order of their turns. The first one has the next turn.
     turns: VecDeque<String>,
     len: usize,
 }
@@ -28,12 +28,12 @@ impl<T> Default for FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// Adds an entry behind the other entries of its namespace. Returns the entry that was dropped
-    /// because of a limit, if any:
-    /// * the new entry, if its namespace has [`OF_ONE`] entries;
-    /// * if the queue has [`IN_ALL`] entries: the newest entry of the namespace with the most
-    ///   entries, if that namespace has at least two entries more than the new entry's namespace,
-    ///   else the new entry.
+    /// Adds an entry behind the other entries of its namespace. Returns the entry that is dropped
+    /// because of a limit. `None`: no entry is dropped.
+    /// * If the namespace has [`OF_ONE`] entries, the new entry is dropped.
+    /// * If the queue has [`IN_ALL`] entries, the namespace with the most entries loses its newest
+    ///   entry. This namespace must have at least two entries more than the new entry's namespace.
+    ///   If it has not, the new entry is dropped.
     pub fn push(&mut self, namespace: &str, entry: T) -> Option<T> {
         let own = self.waiting.get(namespace).map_or(0, VecDeque::len);
         if own >= OF_ONE {
@@ -57,7 +57,8 @@ impl<T> FairQueue<T> {
         lost
     }
 
-    /// Removes and returns the oldest entry of the next namespace. `None`: the queue is empty.
+    /// Removes and returns the oldest entry of the namespace that has the next turn. `None`: the
+    /// queue is empty.
     pub fn pop(&mut self) -> Option<T> {
         let namespace = self.turns.pop_front()?;
         let list = self.waiting.get_mut(&namespace)?;
@@ -107,13 +108,14 @@ mod tests {
                 assert_eq!(queue.push(&format!("n{name:02}"), format!("{name}/{n}")), None);
             }
         }
-        // The newest entry of one of the namespaces with the most entries is dropped.
+        // All namespaces have `OF_ONE` entries. The last one in alphabetical order loses its newest
+        // entry.
         assert_eq!(queue.push("b", "b1".to_owned()), Some("31/15".to_owned()));
         assert_eq!(queue.len, IN_ALL);
         let all = drain(&mut queue);
         assert_eq!(all.len(), IN_ALL);
         assert_eq!(all[IN_ALL / OF_ONE], "b1", "after one turn of each");
-        // If many namespaces have one entry each, no namespace loses its entry to another.
+        // If each namespace has one entry only, no namespace loses its entry to another.
         for n in 0..IN_ALL {
             assert_eq!(queue.push(&format!("n{n}"), format!("{n}")), None);
         }

@@ -3,20 +3,20 @@
 //! A value takes as little as two bytes of text, but 24 or more bytes of memory. So a bound on
 //! bytes of text alone bounds neither memory nor time.
 
-/// Upper bound of the number of values that a parser would make of a JSON text. Keys are not
-/// counted. The count takes one pass and no allocation. If the text is not JSON, the bound holds
-/// for the values before the first error.
+/// Upper bound of the number of values that a parser would make from a JSON text. Keys are not
+/// counted. The count takes one pass and no allocation. If the text is not valid JSON, the bound
+/// holds for the values before the first error.
 pub fn most_values(json: &str) -> usize {
     1 + count(json, |byte| matches!(byte, b',' | b'[' | b'{'))
 }
 
-/// Number of maps in a JSON text. A map takes hundreds of bytes, even with few fields, because the
-/// tree that stores the fields has room for eleven fields from the start.
+/// Number of maps in a JSON text. A map takes hundreds of bytes of memory, even with few fields,
+/// because the tree that stores the fields has room for eleven fields from the start.
 pub fn maps(json: &str) -> usize {
     count(json, |byte| byte == b'{')
 }
 
-/// Counts the bytes outside quotes for which `counts` returns true.
+/// Counts the bytes outside of quoted strings for which `counts` returns true.
 fn count(json: &str, counts: impl Fn(u8) -> bool) -> usize {
     let mut found = 0;
     let (mut is_quoted, mut is_escaped) = (false, false);

@@ -1,12 +1,12 @@
 //! Maximum lengths of texts that are stored and reported, and the cut of longer texts.
 
-/// Longest text that is written into a condition, an Event or an annotation, in bytes.
+/// Maximum length, in bytes, of a text that is written into a condition, an Event or an annotation.
 pub const LONGEST_TEXT: usize = 1024;
-/// Longest name, address, time or other short field that is kept, in bytes.
+/// Maximum length, in bytes, of a name, an address, a time or another short field that is kept.
 pub const LONGEST_WORD: usize = 320;
 
-/// The text, cut to at most `longest` bytes. A text that was cut ends with three dots, which count
-/// as three of these bytes.
+/// Returns the text, cut to at most `longest` bytes. A text that was cut ends with three dots,
+/// which count as three of these bytes.
 pub fn cut(mut text: String, longest: usize) -> String {
     shorten(&mut text, longest);
     text

@@ -10,18 +10,18 @@ use std::time::Duration;
 pub struct TokenBucket {
     most: u32,
     every: Duration,
-    /// Time at which the bucket has `most` tokens, if no token is taken before.
+    /// Time at which the bucket will have `most` tokens, if no further token is taken.
     full: Duration,
 }
 
 impl TokenBucket {
-    /// A full bucket: see [`TokenBucket`] for `most` and `every`.
+    /// Full bucket with `most` tokens. One token is added in each interval `every`, up to `most`.
     pub const fn new(most: u32, every: Duration) -> Self {
         Self { most, every, full: Duration::ZERO }
     }
 
-    /// Takes a token at the time `now`. `Err`: no token is left. The value is the time at which the
-    /// next token is available.
+    /// Takes a token at the time `now`. `Err`: no token is left. The error's value is the time at
+    /// which the next token is added.
     pub fn take(&mut self, now: Duration) -> Result<(), Duration> {
         let full = self.full.max(now) + self.every;
         let fits = now + self.every * self.most;

@@ -3,7 +3,7 @@
 use crate::limits::text::{LONGEST_TEXT, cut};
 use api::{Condition, ConditionStatus, READY};
 
-/// Condition `Ready`, without times. An empty message is left out. A message of more than
+/// Condition `Ready` without times. An empty message becomes no message. A message of more than
 /// [`LONGEST_TEXT`] bytes is cut.
 pub(crate) fn condition(status: ConditionStatus, reason: &str, message: String) -> Condition {
     Condition {
@@ -16,7 +16,7 @@ pub(crate) fn condition(status: ConditionStatus, reason: &str, message: String) 
 }
 
 /// Returns `list` with the condition `new`, which replaces a condition of the same type. `now`:
-/// time of the update (RFC 3339). `None`: the list already has the condition with the same status,
+/// time of the update (RFC 3339). `None`: `list` already has this condition with the same status,
 /// reason and message. The transition time changes only when the status changes.
 pub(crate) fn with_condition(
     list: &[Condition],
@@ -24,7 +24,7 @@ pub(crate) fn with_condition(
     now: &str,
 ) -> Option<Vec<Condition>> {
     let old = list.iter().find(|c| c.type_ == new.type_);
-    // Go clients write an empty message where this operator leaves the message out.
+    // Go clients write an empty text where this operator leaves the field out. Both are equal here.
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     if let Some(old) = old
         && old.status == new.status

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
 
-/// Octets in lower-case hexadecimal.
+/// Text of octets in lower-case hexadecimal, two digits for each octet.
 pub fn hex(octets: &[u8]) -> String {
     octets.iter().fold(String::with_capacity(2 * octets.len()), |mut text, octet| {
         // Writing to a String cannot fail.
@@ -15,7 +15,7 @@ pub fn hex(octets: &[u8]) -> String {
     })
 }
 
-/// SHA-256 of bytes in lower-case hexadecimal.
+/// SHA-256 digest of bytes, in lower-case hexadecimal.
 pub fn sha256_hex(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-/// Merge patch that turns the old value into the new one. `None`: they are equal.
+/// Merge patch that turns the value `old` into the value `new`. `None`: the two values are equal.
 pub fn merge_patch(old: &Value, new: &Value) -> Option<Value> {
     let (Value::Object(before), Value::Object(after)) = (old, new) else {
         return (old != new).then(|| new.clone());
@@ -19,8 +19,8 @@ pub fn merge_patch(old: &Value, new: &Value) -> Option<Value> {
     (!changes.is_empty()).then_some(Value::Object(changes))
 }
 
-/// Entries of a merge patch that turn the old map into the new one. Only these are copied, because
-/// a map may have thousands of entries.
+/// Entries of a merge patch that turns the map `old` into the map `new`. Only changed entries are
+/// copied, because a map may have thousands of entries.
 pub fn changed_entries(
     old: &BTreeMap<String, String>,
     new: &BTreeMap<String, String>,

@@ -5,20 +5,20 @@
 //! from etcd's revisions. Text that is not a number has no order, so the later version to arrive
 //! counts as newer. A view may then go back in time, but it never refuses every later version.
 
-/// Number of a resourceVersion, at most 128 bits. `None`: the version is not such a number, so it
-/// has no order.
+/// Parses a resourceVersion as a number of at most 128 bits. `None`: the text is not such a number,
+/// so the version cannot be ordered.
 pub fn number(version: &str) -> Option<u128> {
     version.parse().ok()
 }
 
-/// Whether `version`, of an object that arrives, is older than the `known` version. `false` if one
-/// of the two is not a number.
+/// Whether `version` is older than `known`, the version that was seen before. `false` if one of the
+/// two is not a number.
 pub fn is_older(version: &str, known: &str) -> bool {
     number(version).zip(number(known)).is_some_and(|(version, known)| version < known)
 }
 
-/// Whether `version`, of an object that arrives, is newer than the `known` version. If one of the
-/// two is not a number, each version other than `known` counts as newer.
+/// Whether `version` is newer than `known`, the version that was seen before. If one of the two is
+/// not a number, each `version` other than `known` counts as newer.
 pub fn is_newer(version: &str, known: &str) -> bool {
     version != known && !is_older(version, known)
 }
