@@ -12,10 +12,10 @@ use crate::domain::vm_backends::health::{
     BackendProbe, CheckSettings, HealthSpecFault, ProbeRequest,
 };
 
-/// Connection settings of a check.
+/// Connection settings of a health check.
 pub(super) struct DialSettings {
     pub(super) port: u16,
-    /// GET to send. `None`: an accepted connection is enough.
+    /// GET to send. `None`: the target passes when it accepts the connection.
     pub(super) get: Option<ProbeGet>,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct DialSettings {
 pub(super) struct ProbeGet {
     pub(super) path: Uri,
     pub(super) request: ProbeRequest,
-    /// Host header. `None`: the header is made from each backend's address.
+    /// Host header. `None`: each backend's address is the host.
     host: Option<HeaderValue>,
     port_suffix: String,
     pub(super) tls: Option<ProbeTls>,
@@ -32,12 +32,14 @@ pub(super) struct ProbeGet {
 /// TLS settings of a probe.
 pub(super) struct ProbeTls {
     pub(super) config: Arc<ClientConfig>,
-    /// Name that the certificate must have. `None`: the backend's address is used.
+    /// Name that the backend's certificate must have. `None`: the certificate must have the
+    /// backend's address.
     name: Option<ServerName<'static>>,
 }
 
 impl DialSettings {
-    /// Converts a check. Fails when its path, CA bundle or server name is invalid.
+    /// Makes the connection settings of a health check. Fails if the check's path, CA bundle or
+    /// server name is invalid.
     pub(super) fn new(check: &CheckSettings) -> Result<Self, HealthSpecFault> {
         let get = match &check.probe {
             BackendProbe::Tcp => None,
@@ -69,13 +71,13 @@ impl ProbeGet {
         let path = request.path.parse().map_err(|e| {
             HealthSpecFault::new("path", format!("{e}"), "use a path such as /healthz?ready=1")
         })?;
-        // A Host header omits the scheme's default port.
+        // A Host header contains no port if the port is the scheme's default.
         let port_suffix = if port == usual { String::new() } else { format!(":{port}") };
         let host = request.server_name.as_ref().and_then(|name| header(name, &port_suffix));
         Ok(Self { path, request: request.clone(), host, port_suffix, tls })
     }
 
-    /// Host header for a backend at the address.
+    /// Host header of a GET to the backend at `address`.
     pub(super) fn host(&self, address: IpAddr) -> Option<HeaderValue> {
         self.host.clone().or_else(|| match address {
             IpAddr::V4(ip) => header(&ip.to_string(), &self.port_suffix),
@@ -85,7 +87,8 @@ impl ProbeGet {
 }
 
 impl ProbeTls {
-    /// Name that the certificate must have. A DNS name is also sent as SNI.
+    /// Name that the certificate of the backend at `address` must have. A DNS name is also sent as
+    /// SNI.
     pub(super) fn name(&self, address: IpAddr) -> ServerName<'static> {
         self.name.clone().unwrap_or_else(|| ServerName::IpAddress(address.into()))
     }

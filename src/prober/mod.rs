@@ -34,38 +34,41 @@ pub use scheduler::Scheduler;
 use target_schedule::{Key, TargetSchedule};
 pub use unscheduled_probes::survey;
 
-/// Handle to set targets and read verdicts. Cheap to clone; clones share all state.
+/// Handle that sets targets and reads verdicts. A clone is cheap, and shares all state with the
+/// original.
 #[derive(Clone)]
 pub struct Prober(Arc<ProberShared>);
 
 struct ProberShared {
     state: Mutex<ProberState>,
-    /// Notified when a target may be due earlier than the time for which the scheduler waits.
+    /// Wakes the scheduler from its sleep, when a target may be due before the end of this sleep.
     wake: Notify,
     metrics: Metrics,
-    /// Function that is called with the key of a LoadBalancer whose verdicts have flipped. Called
-    /// without the lock of `state`. It must not block.
+    /// Function that is called with the key of a LoadBalancer when a verdict on one of its targets
+    /// flips.
     flipped: Box<dyn Fn(&str) + Send + Sync>,
-    /// Number of targets that are healthy only because their failures are doubted.
+    /// Number of targets that count as healthy only because their failures are doubted.
     held: watch::Sender<usize>,
-    /// Start of this term. All times are offsets from it.
+    /// Start of this term of leadership. All times are offsets from this start.
     epoch: Instant,
 }
 
 #[derive(Default)]
 struct ProberState {
     schedule: TargetSchedule<DialSettings>,
-    /// Probes under way. The scheduler removes entries of probes that ended.
+    /// Probes under way, each with the handle that aborts it. The scheduler removes the entry of a
+    /// probe that has ended.
     under_way: HashMap<Key, AbortHandle>,
-    /// Explanation of the doubted failures.
+    /// Explanation of the doubt. Empty: no replica has given a second opinion yet.
     why_doubted: String,
 }
 
 impl Prober {
-    /// Creates a prober without targets, and the scheduler that probes while it runs.
+    /// Creates a prober without targets, and the scheduler that runs the probes.
     ///
-    /// When a verdict flips, `flipped` is called with the LoadBalancer's key, as given to
-    /// [`Self::set`]. Several flips of one LoadBalancer at the same time are one call.
+    /// When a verdict flips, `flipped` is called with the LoadBalancer's key, which [`Self::set`]
+    /// got as `lb`. If several verdicts of one LoadBalancer flip at the same time, `flipped` is
+    /// called once.
     pub fn new(
         metrics: Metrics,
         flipped: impl Fn(&str) + Send + Sync + 'static,
@@ -82,16 +85,17 @@ impl Prober {
         (Self(Arc::clone(&shared)), Scheduler::new(shared))
     }
 
-    /// Sets the targets of a LoadBalancer, and removes its other targets.
+    /// Sets the targets of a LoadBalancer, and removes its former targets that `targets` lacks.
     ///
-    /// A target with the same id, address and request retains its verdict, its results and its
-    /// times of probing; thresholds, period and timeout may change. With another request, the
-    /// target retains only its verdict. At another address, it is a new target. `check: None`
-    /// removes all targets.
+    /// A target with the same id, address and request keeps its verdict, its results and its times
+    /// of probing. The thresholds, the period and the timeout may change. If the request changes,
+    /// the target keeps only its verdict. If the address changes, the target is a new one. `check:
+    /// None` removes all targets.
     ///
     /// A target whose address cannot belong to a backend is unhealthy and never probed.
     ///
-    /// Fails, and removes all targets, when the check's path, CA bundle or server name is invalid.
+    /// Fails if the check's path, CA bundle or server name is invalid. Then all targets are
+    /// removed.
     pub fn set(
         &self,
         lb: &str,
@@ -103,8 +107,8 @@ impl Prober {
             return Ok(());
         };
         let mut state = self.0.lock();
-        // Making connection settings parses certificates, so a reconcile without a change must not
-        // make them again.
+        // Certificates are parsed to make connection settings. So if the check is unchanged, the
+        // settings are not made again.
         let dial = match state.schedule.dial(lb, check) {
             Some(dial) => dial,
             None => match DialSettings::new(check) {
@@ -129,36 +133,38 @@ impl Prober {
     pub fn remove(&self, lb: &str) {
         let mut state = self.0.lock();
         let dropped = state.schedule.remove(lb);
-        // Most LoadBalancers have no health check, and this function is called repeatedly for each
-        // of them. So nothing is notified if no target was removed.
+        // Most LoadBalancers have no health check, and `remove` is called for them at each
+        // reconcile. So the scheduler is not notified if no target was removed.
         if !dropped.is_empty() {
             self.0.abort_dropped(state, &dropped);
         }
     }
 
-    /// Verdict on a target. `None`: the target does not exist.
+    /// Verdict on the target `id` of the LoadBalancer `lb`: whether it is healthy. `None`: the
+    /// target does not exist.
     pub fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
         self.0.lock().schedule.is_healthy(lb, id)
     }
 
-    /// Verdicts on all targets of a LoadBalancer, by id.
+    /// Verdicts on all targets of a LoadBalancer: a map from the target's id to whether it is
+    /// healthy.
     pub fn verdicts(&self, lb: &str) -> HashMap<String, bool> {
         self.0.lock().schedule.verdicts(lb)
     }
 
-    /// Watch of the number of targets that are healthy only because their failures are doubted.
+    /// Watches the number of targets that count as healthy only because their failures are doubted.
     pub fn held(&self) -> watch::Receiver<usize> {
         self.0.held.subscribe()
     }
 
-    /// Some of the doubted targets, as [`second_opinion::sample`] picks them. `at`: seed of the
+    /// Chooses some of the doubted targets, as [`second_opinion::sample`] does. `at`: seed of the
     /// choice.
     pub fn sample(&self, at: &str) -> Vec<AskedTarget> {
         second_opinion::sample(self.0.lock().schedule.held(), at)
     }
 
-    /// Sets the explanation for LoadBalancers with doubted targets. Empty: no replica has answered
-    /// yet, and the explanation says so.
+    /// Sets the explanation that LoadBalancers with doubted targets show. Empty: the explanation is
+    /// that no replica has answered yet.
     pub fn explain(&self, why: String) {
         let mut state = self.0.lock();
         if state.why_doubted != why {
@@ -168,7 +174,7 @@ impl Prober {
         }
     }
 
-    /// Explanation of the doubt, if the LoadBalancer has a doubted target.
+    /// Explanation of the doubt. `None`: the LoadBalancer has no doubted target.
     pub fn why_doubted(&self, lb: &str) -> Option<String> {
         let state = self.0.lock();
         let why = if state.why_doubted.is_empty() { ASKED } else { &state.why_doubted };
@@ -186,7 +192,7 @@ impl Prober {
 }
 
 impl ProberShared {
-    /// Locks the state.
+    /// Locks the state of the prober.
     fn lock(&self) -> MutexGuard<'_, ProberState> {
         lock(&self.state)
     }
@@ -195,7 +201,7 @@ impl ProberShared {
         self.epoch.elapsed()
     }
 
-    /// Aborts the probes of dropped targets, and wakes the scheduler.
+    /// Aborts the probes of removed targets, and wakes the scheduler.
     fn abort_dropped(&self, mut state: MutexGuard<'_, ProberState>, dropped: &[Key]) {
         for key in dropped {
             if let Some(probe) = state.under_way.remove(key) {
@@ -207,8 +213,8 @@ impl ProberShared {
         self.wake.notify_one();
     }
 
-    /// Sends notifications for these LoadBalancers, and for LoadBalancers with a target whose doubt
-    /// began or ended.
+    /// Calls `flipped` for the LoadBalancers `lbs`, and for each LoadBalancer with a target whose
+    /// doubt began or ended.
     fn notify(&self, mut state: MutexGuard<'_, ProberState>, mut lbs: BTreeSet<Arc<str>>) {
         lbs.append(&mut state.schedule.take_concerned());
         let held = state.schedule.count_held();

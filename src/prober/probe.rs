@@ -28,35 +28,37 @@ use tokio_rustls::TlsConnector;
 use super::check_connection::{DialSettings, ProbeGet};
 use crate::domain::vm_backends::health::CheckSettings;
 
-/// Maximum size of an answer's status line and headers, in bytes: the size of their buffer.
+/// Maximum size of an answer's status line and headers, in bytes. The buffer that receives them has
+/// this size.
 const LONGEST_HEAD: usize = 16 * 1024;
 const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));
 
-/// Outcome of a probe. The number of outcomes is fixed, because [`Self::word`] is the value of a
-/// metric's label.
+/// Outcome of a probe. The set of outcomes is fixed, because [`Self::word`] is a label's value in a
+/// metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProbeOutcome {
-    /// The backend answered as expected.
+    /// The connection was made and, if the probe sends a GET, the answer has an expected status.
     Success,
     /// No process listens on the port.
     Refused,
-    /// No host has the address, or there is no route, or a firewall refuses.
+    /// No host has the address, or there is no route to it, or a firewall rejects the connection.
     Unreachable,
-    /// The probe took longer than the check's timeout, or the kernel's timeout for connections.
+    /// The probe took longer than the check's timeout, or than the kernel's timeout for
+    /// connections.
     Timeout,
     /// The connection broke, or the answer was not HTTP.
     Broken,
     /// The TLS handshake failed, or the certificate is not valid.
     Tls,
-    /// The answer has an unexpected status.
+    /// The answer has a status that the check does not expect.
     Status,
-    /// No descriptor, memory or port was free in this process. The outcome shows nothing about the
+    /// No descriptor, memory or port was free in this process, so the outcome shows nothing about the
     /// backend.
     Error,
 }
 
 impl ProbeOutcome {
-    /// Label value for the metric.
+    /// Value of the metric's label for this outcome.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -70,7 +72,7 @@ impl ProbeOutcome {
         }
     }
 
-    /// Whether the backend passed. `None`: the outcome shows nothing about the backend.
+    /// Whether the backend passed the probe. `None`: the outcome shows nothing about the backend.
     pub(super) fn verdict(self) -> Option<bool> {
         match self {
             Self::Success => Some(true),
@@ -80,7 +82,7 @@ impl ProbeOutcome {
     }
 }
 
-/// Probes the backend at the address.
+/// Probes the backend at `address` once.
 pub(super) async fn ask(
     address: IpAddr,
     check: &CheckSettings,
@@ -96,8 +98,8 @@ async fn attempt(address: IpAddr, dial: &DialSettings) -> ProbeOutcome {
     };
     match &dial.get {
         None => ProbeOutcome::Success,
-        // The future is on the heap, because most probes send no request, and thousands may be
-        // under way.
+        // The future of the request is on the heap, because thousands of probes may be under way,
+        // and most of them send no request.
         Some(get) => Box::pin(request(stream, address, get)).await,
     }
 }
@@ -157,8 +159,8 @@ async fn exchange(
     }
 }
 
-/// Waits for `wanted`, and polls `driver` at the same time. If `driver` ends first, the wait
-/// continues.
+/// Waits for the result of `wanted`, and polls `driver` meanwhile. If `driver` ends first, `wanted`
+/// is still waited for.
 async fn while_driving<T>(wanted: impl Future<Output = T>, driver: impl Future) -> T {
     match select(pin!(wanted), pin!(driver)).await {
         Either::Left((done, _)) => done,

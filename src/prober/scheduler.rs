@@ -16,15 +16,15 @@ use super::probe::{ProbeOutcome, ask};
 use super::target_schedule::{Key, ProbeStart};
 use super::{DialSettings, ProberShared, sockets};
 
-/// Divisor of a check's period. A probe counts as late if it starts more than a tenth of the period
-/// after it was due.
+/// Part of a check's period by which a probe may start late: one tenth. A probe that starts later
+/// counts as late.
 const LATE_SHARE: u32 = 10;
 
-/// Maximum number of probes that are started in one batch. Probes under way are polled before the
-/// next batch, so that a burst is spread and does not hold all its buffers at once.
+/// Maximum number of probes that are started in one batch. The probes under way are polled before
+/// the next batch. So thousands of due probes do not allocate their buffers all at once.
 const AT_ONCE: usize = 32;
 
-/// Scheduler of a prober.
+/// Task that starts the probes of a [`Prober`](super::Prober) when they are due.
 #[must_use = "nothing is probed unless it runs"]
 pub struct Scheduler(Arc<ProberShared>);
 
@@ -41,12 +41,12 @@ impl Scheduler {
     }
 
     /// Probes the targets until this future is dropped. Raises the process's limit of open files as
-    /// far as possible. Dropping the future closes every socket as soon as the runtime drops the
-    /// probes.
+    /// far as possible. After the future is dropped, the runtime drops the probes, which closes
+    /// their sockets.
     pub async fn run(self) {
         let most = sockets::allowance();
-        // Schedules in a separate task, so that thousands of wake-ups a second do not wake the
-        // caller.
+        // The schedule runs in a task of its own. So its thousands of wake-ups a second do not wake
+        // the caller's task.
         let task = AbortOnDropHandle::new(tokio::spawn(schedule(self.0, most)));
         if let Err(error) = task.await {
             tracing::error!(%error, "the probe scheduler ended");
@@ -54,7 +54,8 @@ impl Scheduler {
     }
 }
 
-/// Sets the gauge of targets to 0 on drop, because this process then probes no target.
+/// Guard that sets the metric of the number of targets to 0 when it is dropped, because no target
+/// is probed after that.
 struct AtEnd(IntGauge);
 
 impl Drop for AtEnd {
@@ -78,8 +79,8 @@ async fn schedule(shared: Arc<ProberShared>, most: usize) {
             Begun::All => shared.lock().schedule.next_due(),
             Begun::NoRoom => None,
         };
-        // Sleeps until a time, not for a duration, so that the time before the sleep begins counts
-        // too.
+        // Sleeps until a time, not for a duration. So the time that passes before the sleep begins
+        // does not lengthen the wait.
         let sleep = async {
             match next {
                 Some(due) => sleep_until(shared.epoch + due).await,
@@ -94,13 +95,13 @@ async fn schedule(shared: Arc<ProberShared>, most: usize) {
     }
 }
 
-/// Share of the due probes that were started.
+/// Result of starting the due probes.
 enum Begun {
-    /// No probe is due any more.
+    /// All due probes were started.
     All,
-    /// A full batch of [`AT_ONCE`] probes was started, and more may be due.
+    /// A full batch of [`AT_ONCE`] probes was started. More probes may be due.
     Some,
-    /// Some probes have to wait until other probes end.
+    /// The maximum number of probes is under way. Further probes wait until one of them ends.
     NoRoom,
 }
 
@@ -128,7 +129,8 @@ async fn probe(start: ProbeStart<DialSettings>) -> ProbeAnswer {
     ProbeAnswer { key, protocol: check.probe.protocol(), outcome, took: began.elapsed() }
 }
 
-/// Handles `first` and all other probes that have ended, and notifies of verdicts that flipped.
+/// Handles the result `first` and the results of all other probes that have ended. Then calls
+/// `flipped` for the LoadBalancers whose verdicts flipped.
 fn take_in(
     shared: &ProberShared,
     first: Result<ProbeAnswer, JoinError>,
@@ -145,8 +147,8 @@ fn take_in(
                 metrics.probes.seconds.with_label_values(&[protocol]).observe(took.as_secs_f64());
                 (key, outcome.verdict())
             }
-            // An aborted probe is no longer in the map. A probe that panicked has no result, and
-            // its target is probed again.
+            // An aborted probe has no entry in `under_way` any more, and is skipped. A probe that
+            // panicked has no result, and its target is probed again at its next time.
             Err(error) => {
                 let of_task = |(_, probe): &(&Key, &AbortHandle)| probe.id() == error.id();
                 let Some((key, _)) = state.under_way.iter().find(of_task) else { continue };

@@ -4,15 +4,17 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Maximum number of probes under way. Example: 10,000 targets have a period of 5 s, and do not
 /// answer before the timeout of 3 s. Then 10,000 / 5 * 3 = 6,000 probes are under way. The maximum
-/// leaves room for a third more. Each probe costs the kernel about 4 KiB.
+/// is a third above this number. Each probe costs the kernel about 4 KiB.
 const MOST: usize = 8_192;
-/// Descriptors reserved for the rest of the process: connections to the API server, metrics, files.
+/// Number of descriptors reserved for the rest of the process: connections to the API server,
+/// metrics, files.
 const RESERVED: usize = 256;
-/// Smallest limit of probes under way. With few descriptors probing is slow, but does not stop.
+/// Number of probes that may be under way even if there are few descriptors. Probing is then slow,
+/// but does not stop.
 const LEAST: usize = 64;
 
-/// Raises the limit of open files as far as the process may. Returns the number of probes that may
-/// be under way. The usual soft limit of 1,024 exists for programs that call select(2). This
+/// Raises the process's soft limit of open files to its hard limit. Returns the number of probes
+/// that may be under way. The usual soft limit of 1,024 protects programs that call select(2). This
 /// program does not call select(2).
 pub(super) fn allowance() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
@@ -30,7 +32,8 @@ pub(super) fn allowance() -> usize {
     most
 }
 
-/// Number of probes that a limit of open files allows. `None`: there is no limit.
+/// Number of probes that may be under way if the limit of open files is `files`. `None`: there is
+/// no limit.
 fn allowed(files: Option<u64>) -> usize {
     let files = files.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
     files.saturating_sub(RESERVED).clamp(LEAST, MOST)

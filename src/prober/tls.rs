@@ -6,7 +6,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use crate::domain::vm_backends::health::{HealthSpecFault, ProbeRequest};
 use crate::tls;
 
-/// Client configuration for a check that trusts exactly the certificates in this PEM.
+/// Client configuration that trusts exactly the CA certificates in the text `pem`.
 pub(super) fn trusting(pem: &str) -> Result<ClientConfig, HealthSpecFault> {
     tls::trusting(pem).map_err(|why| {
         HealthSpecFault::new(
@@ -17,14 +17,15 @@ pub(super) fn trusting(pem: &str) -> Result<ClientConfig, HealthSpecFault> {
     })
 }
 
-/// Client configuration that accepts any certificate, as kubelet's HTTPS probes do, because most
-/// backends have self-signed certificates. The probe sends no secret, and uses only the status of
-/// the answer.
+/// Client configuration that accepts any certificate, as kubelet's HTTPS probes do. Most backends
+/// have self-signed certificates. The probe sends no secret, and uses only the status of the
+/// answer.
 pub(super) fn unverified() -> Result<ClientConfig, HealthSpecFault> {
     tls::unverified().map_err(|why| HealthSpecFault::new("protocol", why, "use tcp or http"))
 }
 
-/// Server name to send and to verify, if the check has one.
+/// Server name that is sent as SNI and that the certificate must have. `None`: the check has no
+/// server name.
 pub(super) fn name(request: &ProbeRequest) -> Result<Option<ServerName<'static>>, HealthSpecFault> {
     let name = request.server_name.clone();
     name.map(ServerName::try_from).transpose().map_err(|e| {

@@ -9,11 +9,12 @@ use super::check_connection::DialSettings;
 use super::probe::ask;
 use crate::domain::vm_backends::health::{CheckSettings, may_be_backend};
 
-/// Maximum time for probing a target. The time is limited because the caller waits for the answer.
+/// Maximum time for the probe of a target. The leader waits for the result, so a longer timeout of
+/// the check is cut to this time.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Probes each target once, all at the same time. Returns the number of targets that pass and the
-/// number of targets that fail. A probe that shows nothing about its target is not counted.
+/// Probes each target once, all at the same time. Returns (number of targets that passed, number of
+/// targets that failed). A probe that shows nothing about its target is not counted.
 pub async fn survey(targets: Vec<(IpAddr, CheckSettings)>) -> (usize, usize) {
     let mut probes = JoinSet::new();
     for (address, check) in targets {

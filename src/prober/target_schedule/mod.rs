@@ -22,16 +22,16 @@ use crate::domain::vm_backends::health::{
 /// Key of a target. The target gets a new key when its address or the request of its check changes.
 pub(super) type Key = u64;
 
-/// All targets. `D` holds the connection settings of a check, made once for each check.
+/// All targets, and the times of their probes. `D` is the type of a check's connection settings.
 pub(super) struct TargetSchedule<D> {
     lbs: HashMap<Arc<str>, CheckGroup<D>>,
     entries: HashMap<Key, ScheduledTarget>,
-    /// Times at which targets are due, each with its key.
+    /// Times at which targets are due, each with the key of its target.
     due: BTreeSet<(Duration, Key)>,
     next_key: Key,
-    /// Doubt about failures that may be the prober's fault. `None`: no failure is doubted.
+    /// Doubt about failures that the prober itself may have caused. `None`: no failure is doubted.
     doubt: Option<Doubt>,
-    /// LoadBalancers with a target whose doubt began or ended since the last
+    /// LoadBalancers with a target whose doubt began or ended since the last call of
     /// [`TargetSchedule::take_concerned`].
     concerned: BTreeSet<Arc<str>>,
 }
@@ -51,22 +51,22 @@ struct ScheduledTarget {
     due: Option<Duration>,
 }
 
-/// Effects of a new list of targets.
+/// Effects of a new list of a LoadBalancer's targets.
 #[derive(Default)]
 pub(super) struct TargetChange {
-    /// Targets that were removed.
+    /// Keys of the targets that were removed or replaced.
     pub(super) dropped: Vec<Key>,
-    /// New targets that will not be probed, because their address cannot be a backend's.
+    /// New targets that will not be probed, because their addresses cannot belong to a backend.
     pub(super) refused: Vec<ProbeTarget>,
 }
 
-/// Probe to start.
+/// Probe that is to be started now.
 pub(super) struct ProbeStart<D> {
     pub(super) key: Key,
     pub(super) address: IpAddr,
     pub(super) check: Arc<CheckSettings>,
     pub(super) dial: Arc<D>,
-    /// Time since the probe was due.
+    /// Time that has passed since the probe was due.
     pub(super) late: Duration,
 }
 
@@ -79,14 +79,15 @@ impl<D> Default for TargetSchedule<D> {
 }
 
 impl<D> TargetSchedule<D> {
-    /// Connection settings of the LoadBalancer's targets, if they also suit this check.
+    /// Connection settings of the LoadBalancer `lb`, if they also fit `check`. `None`: new settings
+    /// must be made.
     pub(super) fn dial(&self, lb: &str, check: &CheckSettings) -> Option<Arc<D>> {
         let group = self.lbs.get(lb).filter(|group| group.check.asks_the_same(check))?;
         Some(Arc::clone(&group.dial))
     }
 
-    /// Sets the targets of the LoadBalancer. If several targets have the same id, only the first of
-    /// them counts.
+    /// Sets the targets of the LoadBalancer `lb`. If several targets have the same id, only the
+    /// first of them counts.
     pub(super) fn set(
         &mut self,
         lb: &str,
@@ -145,7 +146,7 @@ impl<D> TargetSchedule<D> {
         change
     }
 
-    /// Removes the LoadBalancer. Returns its targets.
+    /// Removes the LoadBalancer `lb`. Returns the keys of its targets.
     pub(super) fn remove(&mut self, lb: &str) -> Vec<Key> {
         let keys: Vec<Key> = self
             .lbs
@@ -158,13 +159,13 @@ impl<D> TargetSchedule<D> {
         keys
     }
 
-    /// Time at which the next target is due.
+    /// Time at which the next target is due. `None`: no target is due at any time.
     pub(super) fn next_due(&self) -> Option<Duration> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Takes the target that has been due for longest, if any is due. Its probe is under way from
-    /// now on.
+    /// Takes the target that has been due for the longest time. Its probe counts as under way from
+    /// then on. `None`: no target is due at `now`.
     pub(super) fn begin(&mut self, now: Duration) -> Option<ProbeStart<D>> {
         let (due, key) = *self.due.first().filter(|(due, _)| *due <= now)?;
         self.due.pop_first();
@@ -180,10 +181,10 @@ impl<D> TargetSchedule<D> {
         })
     }
 
-    /// Records the result of a probe, and sets the time of the target's next probe. `passed` is
-    /// `None` if the probe gave no information about the target. Regular times that passed while
-    /// the probe was under way are skipped. Returns the LoadBalancer and the new verdict if the
-    /// verdict flipped. Doubted failures flip no verdict.
+    /// Records the result of the target's probe, and sets the time of the next probe. `passed:
+    /// None`: the probe showed nothing about the target. Regular times that passed while the probe
+    /// was under way are skipped. If a verdict flipped, returns the LoadBalancer and whether the
+    /// target is healthy. A doubted failure flips no verdict.
     pub(super) fn end(
         &mut self,
         key: Key,
@@ -221,8 +222,9 @@ impl<D> TargetSchedule<D> {
         turned.then(|| (lb, health.is_healthy()))
     }
 
-    /// Whether the failures of a target that just became unhealthy are doubted. If most targets
-    /// have failed together, failures that were accepted as real before are doubted too.
+    /// Whether the failures of the target `key`, which just became unhealthy, are doubted. If most
+    /// targets have failed at one moment, the doubt also covers targets whose verdict flipped
+    /// earlier in this moment.
     fn doubts(&mut self, key: Key, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
@@ -244,7 +246,7 @@ impl<D> TargetSchedule<D> {
         true
     }
 
-    /// Accepts all doubted failures as real.
+    /// Accepts all doubted failures as real. The targets become unhealthy.
     pub(super) fn believe(&mut self) {
         let Some(mut doubt) = self.doubt.take() else { return };
         for entry in self.entries.values_mut().filter(|entry| entry.health.is_held()) {
@@ -253,25 +255,26 @@ impl<D> TargetSchedule<D> {
         }
     }
 
-    /// Targets that are healthy only because their failures are doubted.
+    /// Targets that count as healthy only because their failures are doubted.
     pub(super) fn held(&self) -> impl Iterator<Item = AskedTarget> {
         let held = self.entries.values().filter(|entry| entry.health.is_held());
         held.map(|entry| AskedTarget { lb: entry.lb.to_string(), address: entry.address })
     }
 
-    /// Number of doubted targets.
+    /// Number of targets whose failures are doubted.
     pub(super) fn count_held(&self) -> usize {
         self.doubt.as_ref().map_or(0, Doubt::held)
     }
 
-    /// Whether the LoadBalancer has a doubted target.
+    /// Whether the LoadBalancer `lb` has a target whose failures are doubted.
     pub(super) fn holds(&self, lb: &str) -> bool {
         let members = self.lbs.get(lb).into_iter().flat_map(|group| group.members.values());
         let mut entries = members.filter_map(|key| self.entries.get(key));
         self.doubt.is_some() && entries.any(|entry| entry.health.is_held())
     }
 
-    /// Takes the LoadBalancers with a target whose doubt began or ended since the last call.
+    /// Takes the LoadBalancers with a target whose doubt began or ended since the last call of this
+    /// function.
     pub(super) fn take_concerned(&mut self) -> BTreeSet<Arc<str>> {
         std::mem::take(&mut self.concerned)
     }
@@ -294,7 +297,7 @@ impl<D> TargetSchedule<D> {
             .collect()
     }
 
-    /// Number of targets, including the refused targets.
+    /// Number of all targets, including those that are never probed.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -310,8 +313,8 @@ impl<D> TargetSchedule<D> {
         let phase = ProbePhase::of(&[lb, &target.id, &target.address.to_string()]);
         let wanted = may_be_backend(target.address);
         let healthy = wanted && verdict.unwrap_or(target.assume_healthy);
-        // A target that is assumed healthy can wait for its regular time. Another target is probed
-        // at once, because the LoadBalancer waits for its verdict.
+        // The first probe of a target that is assumed healthy can wait for its regular time.
+        // Another target is probed at once, because the LoadBalancer waits for its verdict.
         let when = if healthy { next } else { first };
         let due = wanted.then(|| when(now, phase, check.period));
         let key = self.next_key;
@@ -335,7 +338,8 @@ impl<D> TargetSchedule<D> {
         Some(entry)
     }
 
-    /// Moves a target to the times of another period. A target under way moves when its probe ends.
+    /// Moves the next probe of a target to a regular time of the check's new period. If a probe is
+    /// under way, its end sets the time of the next one.
     fn reschedule(&mut self, key: Key, check: &CheckSettings, now: Duration) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         if let Some(due) = entry.due.as_mut() {

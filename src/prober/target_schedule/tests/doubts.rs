@@ -10,14 +10,14 @@ use proptest::prelude::*;
 use super::{TargetSchedule, check, s, set};
 use crate::domain::vm_backends::health::{CheckSettings, ProbeTarget};
 
-/// LoadBalancers, each with its check and the VMs behind it.
+/// LoadBalancers by name, each with its health check and the numbers of the VMs behind it.
 type Fleet = BTreeMap<String, (CheckSettings, Vec<u8>)>;
 
 fn vm(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, number).into()
 }
 
-/// Creates this number of LoadBalancers with three VMs each. No two LoadBalancers share a VM.
+/// Creates `lbs` LoadBalancers with three VMs each. No two LoadBalancers share a VM.
 fn fleet(lbs: u8, check: &CheckSettings) -> Fleet {
     (0..lbs).map(|lb| (lb.to_string(), (check.clone(), (3 * lb..3 * lb + 3).collect()))).collect()
 }
@@ -26,14 +26,14 @@ struct World {
     fleet: Fleet,
     schedule: TargetSchedule<()>,
     now: Duration,
-    /// VMs that do not answer.
+    /// Numbers of the VMs that do not answer.
     silent: BTreeSet<u8>,
-    /// Times at which verdicts flipped to unhealthy.
+    /// Times at which a verdict flipped to unhealthy.
     out: Vec<Duration>,
 }
 
 impl World {
-    /// All VMs are assumed healthy, as by a new leader.
+    /// Creates a simulation in which all VMs are assumed healthy, as a new leader assumes.
     fn new(fleet: Fleet) -> Self {
         let mut schedule = TargetSchedule::default();
         for (lb, (check, vms)) in &fleet {
@@ -43,7 +43,7 @@ impl World {
         Self { fleet, schedule, now: s(0), silent: BTreeSet::new(), out: Vec::new() }
     }
 
-    /// Runs all probes of the next seconds; each takes no time.
+    /// Runs all probes of the next `seconds`. Each probe takes no time.
     fn pass(&mut self, seconds: u64) {
         let until = self.now + s(seconds);
         while let Some(due) = self.schedule.next_due().filter(|due| *due <= until) {
@@ -57,7 +57,7 @@ impl World {
         self.now = until;
     }
 
-    /// Pairs of a LoadBalancer and a VM whose verdict is unhealthy.
+    /// Pairs of a LoadBalancer and a VM, for each verdict that is unhealthy.
     fn unhealthy(&self) -> Vec<(String, u8)> {
         let all = self.fleet.iter().flat_map(|(lb, (_, vms))| vms.iter().map(move |vm| (lb, *vm)));
         all.filter(|(lb, vm)| self.schedule.is_healthy(lb, &vm.to_string()) == Some(false))
@@ -74,7 +74,7 @@ fn target(number: u8) -> ProbeTarget {
     ProbeTarget { id: number.to_string(), address: vm(number), assume_healthy: true }
 }
 
-/// Health check with the default values.
+/// Health check with the default thresholds, period and timeout.
 fn usual() -> CheckSettings {
     CheckSettings { failure_threshold: 3, ..check() }
 }
@@ -125,7 +125,7 @@ fn what_is_believed_goes_out_and_is_judged_anew_when_it_answers() {
     world.schedule.believe();
     assert_eq!((world.held(), world.unhealthy().len()), (0, 15));
     assert_eq!(world.schedule.take_concerned().len(), 5);
-    // A failure that was accepted as real is not doubted again, and causes no other doubt.
+    // A failure that was accepted as real is not doubted again, and starts no new doubt.
     world.pass(60);
     assert_eq!((world.held(), world.unhealthy().len()), (0, 15));
     world.silent = (1..15).collect();
@@ -174,14 +174,14 @@ fn a_single_failure_counts_as_ever_before_a_doubt_and_within_one() {
     world.silent = [0].into();
     world.pass(15);
     assert_eq!(world.unhealthy(), [("0".to_owned(), 0)]);
-    // Fourteen VMs still answer. Eight of these stop answering.
+    // Fourteen of the fifteen VMs still answer. Eight of these stop answering now.
     world.silent = (0..9).collect();
     world.pass(15);
     assert_eq!((world.held(), world.unhealthy().len()), (8, 1));
     world.silent.insert(14);
     world.pass(15);
     assert_eq!((world.held(), world.unhealthy().len()), (8, 2));
-    // One VM answers again, and then stops.
+    // VM 5, whose failures are doubted, answers again, and then stops. This failure is not doubted.
     world.silent.remove(&5);
     world.pass(5);
     world.silent.insert(5);
@@ -201,7 +201,8 @@ fn what_stays_silent_when_most_answer_again_goes_out_when_it_had_the_time_to() {
     assert_eq!((world.held(), world.unhealthy().len()), (2, 0), "others had the same time");
     world.pass(15);
     assert_eq!((world.held(), world.unhealthy().len()), (0, 2));
-    // Verdicts flip no earlier than a period and a timeout after most VMs answer again.
+    // Verdicts flip only after most VMs answer again, and a period and a timeout (5 s and 3 s) have
+    // passed.
     assert!(world.out.iter().all(|at| *at > mended + s(8)), "{:?} {mended:?}", world.out);
 }
 
@@ -215,7 +216,7 @@ fn a_doubt_goes_with_what_it_is_about() {
         world.schedule.remove(&lb.to_string());
     }
     assert_eq!(world.held(), 3);
-    // A changed request makes a new target, which starts with the former verdict.
+    // A changed request makes a new target. The verdict of the former target is kept.
     let other = CheckSettings { port: 81, ..usual() };
     set(&mut world.schedule, "4", &other, &[target(12), target(13)], world.now);
     assert_eq!(world.held(), 0);
@@ -223,7 +224,7 @@ fn a_doubt_goes_with_what_it_is_about() {
     assert_eq!(world.schedule.is_healthy("4", "12"), Some(true));
 }
 
-/// Any LoadBalancers, VMs and checks.
+/// LoadBalancers with any checks, which may share VMs.
 fn fleets() -> impl Strategy<Value = Fleet> {
     let check =
         (1..12_u64, 1..4_u32, 1..4_u32).prop_map(|(period, failures, successes)| CheckSettings {
@@ -264,7 +265,7 @@ proptest! {
             .flat_map(|(lb, (_, vms))| vms.iter().map(move |number| (lb.clone(), *number)))
             .filter(|(_, number)| silent.contains(number))
             .collect();
-        // Every check fails or recovers within this time.
+        // Each check has failed or recovered by the end of this time.
         world.pass(48);
         if doubted {
             prop_assert_eq!(world.unhealthy(), vec![]);

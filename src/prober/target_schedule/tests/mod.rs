@@ -45,7 +45,7 @@ fn set(
     schedule.set(lb, check, &Arc::new(()), targets, now)
 }
 
-/// Starts the next probe when it is due. Returns its time and its key.
+/// Starts the next probe at the time at which it is due. Returns this time and the target's key.
 fn run_next(schedule: &mut TargetSchedule<()>) -> (Duration, Key) {
     let due = schedule.next_due().unwrap();
     let start = schedule.begin(due).unwrap();
@@ -60,7 +60,7 @@ fn an_unchanged_target_keeps_results_and_place_when_thresholds_change() {
     let (due, key) = run_next(&mut schedule);
     assert_eq!(schedule.end(key, Some(false), due), None);
     let changed = CheckSettings { failure_threshold: 3, timeout: s(1), ..check() };
-    // `assume_healthy` counts for new targets only.
+    // `assume_healthy` has an effect on new targets only.
     let change = set(&mut schedule, "lb", &changed, &[target("a", 1, false)], due);
     assert!(change.dropped.is_empty());
     assert_eq!(schedule.next_due(), Some(due + PERIOD));
@@ -79,7 +79,7 @@ fn another_question_starts_anew_from_the_verdict_and_another_address_from_nothin
     let (due, key) = run_next(&mut schedule);
     schedule.end(key, Some(true), due);
     assert_eq!(schedule.is_healthy("lb", "a"), Some(true));
-    // The target fails once. Two failures are needed for the verdict to flip.
+    // The target fails once. The verdict flips after two failures.
     let (due, key) = run_next(&mut schedule);
     schedule.end(key, Some(false), due);
 
@@ -152,12 +152,13 @@ fn of_the_same_id_the_first_counts() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// LoadBalancer, port, period in seconds, targets as id and address.
+    /// Sets a LoadBalancer's targets: its number, port, period in seconds, and targets as (id, last
+    /// octet of the address).
     Set(u8, u16, u64, Vec<(u8, u8)>),
     Remove(u8),
-    /// Advances the clock by this number of milliseconds, and starts due probes.
+    /// Advances the clock by this number of milliseconds, and starts the probes that become due.
     Wait(u64),
-    /// Ends one of the probes under way.
+    /// Ends one of the probes under way. The second field is whether the target passed.
     End(prop::sample::Index, bool),
 }
 
@@ -171,7 +172,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Wanted targets in the simplest form: for each LoadBalancer its port, its period and its targets.
+/// Targets that the schedule must have. Key: LoadBalancer. Value: its port, its period in seconds,
+/// and a map from a target's id to the last octet of its address.
 type Wanted = BTreeMap<u8, (u16, u64, BTreeMap<u8, u8>)>;
 
 proptest! {
@@ -181,7 +183,7 @@ proptest! {
         let mut schedule = TargetSchedule::default();
         let mut now = s(100);
         let mut wanted = Wanted::new();
-        // Probes under way whose results still count, as a map from key to LoadBalancer and id.
+        // Probes under way whose results count: a map from the probe's key to (LoadBalancer, id).
         let mut live: BTreeMap<Key, (u8, u8)> = BTreeMap::new();
         let mut stale: Vec<Key> = Vec::new();
         let mut lasts: BTreeMap<(u8, u8), Duration> = BTreeMap::new();
@@ -241,8 +243,8 @@ proptest! {
                     if !live.is_empty() {
                         let key = *index.get(&live.keys().copied().collect::<Vec<_>>());
                         live.remove(&key);
-                        // A probe outside of the target's regular times, such as the first probe,
-                        // is not compared.
+                        // Only probes at the target's regular times are compared. The first probe,
+                        // for example, is not at such a time.
                         if let Some((lb, id)) = schedule.entries.get(&key).map(|e| e.lb.clone()).zip(
                             schedule.lbs.values().find_map(|g| g.members.iter().find(|(_, k)| **k == key))
                                 .map(|(id, _)| id.clone())) {
@@ -264,7 +266,7 @@ proptest! {
             }
             let listed: usize = wanted.values().map(|(_, _, members)| members.len()).sum();
             prop_assert_eq!(schedule.len(), listed);
-            // Every listed target is either due or under way.
+            // Each target is either due or has a probe under way.
             prop_assert_eq!(schedule.due.len() + live.len(), listed);
             for (due, key) in &schedule.due {
                 prop_assert_eq!(schedule.entries[key].due, Some(*due));
