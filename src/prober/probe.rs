@@ -52,8 +52,8 @@ pub(super) enum ProbeOutcome {
     Tls,
     /// The answer has a status that the check does not expect.
     Status,
-    /// No descriptor, memory or port was free in this process, so the outcome shows nothing about the
-    /// backend.
+    /// No descriptor, memory or port was free in this process. So the outcome shows nothing about
+    /// the backend.
     Error,
 }
 
