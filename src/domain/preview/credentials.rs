@@ -9,19 +9,20 @@ use api::{SecretTarget, TokenRotation, WatchedCredential};
 /// Credential with a known expiry.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EndingCredential {
-    /// Expiry, in seconds since the epoch.
+    /// Time of the expiry, in seconds since the epoch.
     pub end: Seconds,
-    /// Kind and name of the object that contains the credential, with the key and the user.
+    /// Kind and name of the object that contains the credential. For a Secret, the key and the user
+    /// follow.
     pub place: String,
-    /// Whether the credential expires soon, and no TokenRotation replaces it in time.
+    /// Whether the credential expires soon, and no TokenRotation replaces it before that.
     pub is_soon: bool,
-    /// TokenRotation that replaces the credential before its expiry, `namespace/name`. `None`: no
-    /// TokenRotation replaces it.
+    /// TokenRotation that replaces the credential before its expiry, as `namespace/name`. `None`:
+    /// no TokenRotation replaces the credential.
     pub renewed_by: Option<String>,
 }
 
-/// Credentials of a TokenRotation with a known expiry, as its status states them. `now`: in seconds
-/// since the epoch.
+/// Credentials whose expiry the status of a TokenRotation states. `now`: in seconds since the
+/// epoch.
 pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredential> {
     let meta = &rotation.metadata;
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
@@ -59,8 +60,8 @@ pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<EndingCredenti
     status.watched.iter().filter_map(one).collect()
 }
 
-/// Credentials with a known expiry in one key of a Secret. In a kubeconfig, each credential belongs
-/// to a user. `now`: in seconds since the epoch.
+/// Credentials with a known expiry under one key of a Secret. In a kubeconfig, each user has a
+/// credential. `now`: in seconds since the epoch.
 pub fn of_secret(
     namespace: &str,
     name: &str,
@@ -81,8 +82,8 @@ pub fn of_secret(
     listed.iter().filter_map(one).collect()
 }
 
-/// Credentials of both lists, in the order of their expiry. A credential that is in both lists is
-/// returned once.
+/// Credentials of both lists, in the order of their expiry. If both lists have a credential in the
+/// same place, only the one from `rotations` is returned.
 pub fn merged(
     rotations: Vec<EndingCredential>,
     secrets: Vec<EndingCredential>,

@@ -26,29 +26,29 @@ use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 /// Plan of what the operator would do if it became the leader now.
 #[derive(Clone, Debug, Default)]
 pub struct Preview {
-    /// Holder of the Lease. `None`: not known.
+    /// Holder of the leader's Lease. `None`: not known.
     pub leader: Option<Leader>,
-    /// Webhook that the validating webhook configuration makes the API server call. `None`: not
+    /// Webhook that the API server calls, as the validating webhook configuration says. `None`: not
     /// known.
     pub admission: Option<WebhookContent>,
-    /// Line of every LoadBalancer, sorted by name.
+    /// One line for each LoadBalancer, sorted by name.
     pub load_balancers: Vec<LoadBalancerLine>,
-    /// Line of every pool, sorted by name.
+    /// One line for each pool, sorted by name.
     pub pools: Vec<PoolLine>,
-    /// Objects that would be written.
+    /// Writes of objects that the operator would make.
     pub changes: Vec<PlannedWrite>,
-    /// Findings of the forecast that no line of `load_balancers` or `pools` shows.
+    /// Findings of the forecast that neither `load_balancers` nor `pools` shows.
     pub findings: Vec<forecast::ForecastFinding>,
     /// Credentials whose expiry is known, in the order of their expiry.
     pub credentials: Vec<EndingCredential>,
-    /// Sentences about facts that could not be read, each with the reason.
+    /// Sentences about facts that could not be read. Each sentence says why.
     pub unknown: Vec<String>,
 }
 
 /// Content of the condition `Ready` that the operator would write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConditionContent {
-    /// Status of the condition `Ready`. `None`: not known, or there would be no such condition.
+    /// Status of the condition. `None`: not known, or the operator would write no condition.
     pub ready: Option<ConditionStatus>,
     /// Reason of the condition.
     pub reason: String,
@@ -59,13 +59,13 @@ pub struct ConditionContent {
 /// Line of the plan about a LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadBalancerLine {
-    /// `namespace/name`.
+    /// Namespace and name of the LoadBalancer: `namespace/name`.
     pub name: String,
-    /// Address that the LoadBalancer has now; empty if it has none.
+    /// Address that the LoadBalancer has before the plan; empty if it has none.
     pub has: String,
-    /// Address that the LoadBalancer would have; empty if it would have none.
+    /// Address that the LoadBalancer would have after the plan; empty if it would have none.
     pub gets: String,
-    /// Condition `Ready` that the LoadBalancer would have.
+    /// Condition `Ready` that the operator would write into the LoadBalancer.
     pub said: ConditionContent,
 }
 
@@ -74,9 +74,9 @@ pub struct LoadBalancerLine {
 pub struct PoolLine {
     /// Name of the pool.
     pub name: String,
-    /// Number of addresses that the pool could still allocate after the plan.
+    /// Number of addresses that are still free in the pool after the plan.
     pub available: i64,
-    /// Condition `Ready` that the pool would have.
+    /// Condition `Ready` that the operator would write into the pool.
     pub said: ConditionContent,
 }
 
@@ -85,23 +85,25 @@ pub struct PoolLine {
 pub struct PlannedWrite {
     /// Kind and name of the object.
     pub object: String,
-    /// Fields that would be written.
+    /// Fields that the operator would write, as text.
     pub what: String,
 }
 
 impl PlannedWrite {
-    /// A write of the named object. `what`: fields that would be written.
+    /// Planned write of the object with this kind and name. `what`: fields that would be written.
     pub fn new(kind: &str, name: &str, what: impl Into<String>) -> Self {
         Self { object: format!("{kind} {name}"), what: what.into() }
     }
 
-    /// A write of the named object by a merge patch. Its text lists the fields that the patch sets.
+    /// Planned write of the object with this kind and name by a merge patch. [`Self::what`] lists
+    /// the fields that the patch sets.
     pub fn patch(kind: &str, name: &str, patch: &Value) -> Self {
         Self::new(kind, name, fields(patch).join(", "))
     }
 }
 
-/// Fields that a merge patch sets, down to the second level, except `metadata.resourceVersion`.
+/// Fields that a merge patch sets, down to the second level. `metadata.resourceVersion` is left
+/// out, because it is only a precondition.
 fn fields(patch: &Value) -> Vec<String> {
     let mut fields = Vec::new();
     for (name, value) in patch.as_object().into_iter().flatten() {
@@ -114,8 +116,9 @@ fn fields(patch: &Value) -> Vec<String> {
     fields
 }
 
-/// Line of the plan about a LoadBalancer, and the write that it needs, if any. `outcome`: decision
-/// about its address. `report`: state of a vm load balancer's Service. `now`: an RFC 3339 time.
+/// Line of the plan about a LoadBalancer, and the planned write. `None` as the write: nothing would
+/// change. `outcome`: decision about the LoadBalancer's address. `report`: state of a VM load
+/// balancer's Service. `now`: time of the plan (RFC 3339).
 pub fn load_balancer(
     lb: &LoadBalancer,
     outcome: &AddressOutcome,
@@ -138,8 +141,8 @@ pub fn load_balancer(
     (line, change)
 }
 
-/// Line of the plan about a LoadBalancer that is being deleted, and the write that removes its
-/// finalizer, if any.
+/// Line of the plan about a LoadBalancer that is being deleted, and the write that removes the
+/// operator's finalizer. `None` as the write: the LoadBalancer does not have this finalizer.
 pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
     let message = "is being deleted: its address is released, and it is gone".to_owned();
     let said = ConditionContent { message, ..ConditionContent::default() };
@@ -151,7 +154,7 @@ pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<PlannedWrite>) {
 }
 
 /// Line of the plan about a LoadBalancer whose address cannot be planned, because facts could not
-/// be read. The line shows its present address as its planned address.
+/// be read. The line shows the present address as the planned one.
 pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
     let message = "not known: see below".to_owned();
     let said = ConditionContent { message, ..ConditionContent::default() };
@@ -163,9 +166,10 @@ fn has(lb: &LoadBalancer) -> String {
     allocated.and_then(|allocated| allocated.ip.clone()).unwrap_or_default()
 }
 
-/// Line of the plan about a pool, and the planned write of the pool, if any. `seen`: the stored
-/// pool. `pool`: the pool after the planned allocations. `touched`: whether the ledger of `pool`
-/// differs from the stored ledger. `now`: an RFC 3339 time.
+/// Line of the plan about a pool, and the planned write of the pool. `None` as the write: nothing
+/// would change. `seen`: the stored pool. `pool`: the pool after the planned allocations.
+/// `touched`: whether the ledger of `pool` differs from the stored ledger. `now`: time of the plan
+/// (RFC 3339).
 pub fn pool(
     seen: &PoolSeen,
     finalizers: &[String],
@@ -205,7 +209,7 @@ fn status_fields(stored: &IPPoolStatus, new: &IPPoolStatus) -> Vec<String> {
     names.into_iter().filter(differs).map(|name| format!("status.{name}")).collect()
 }
 
-/// Findings of a forecast that no line of `plan` shows.
+/// Findings of the forecast that the lines of `plan` do not show.
 pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::ForecastFinding> {
     let is_said = |finding: &&forecast::ForecastFinding| match finding.object.split_once(' ') {
         Some(("LoadBalancer", name)) => plan.load_balancers.iter().any(|line| line.name == name),

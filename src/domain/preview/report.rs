@@ -9,11 +9,12 @@ use crate::credentials::timestamp::{Seconds, rfc3339};
 use crate::takeover::steps::{Leader, WebhookContent};
 use api::ConditionStatus;
 
-/// Maximum number of lines that are printed in one section. The number of further lines is printed.
+/// Maximum number of lines in one section. The number of the lines that are left out is printed
+/// instead.
 const MOST: usize = 200;
 const DAY: Seconds = 24 * 60 * 60;
 
-/// The whole plan as text. `now`: in seconds since the epoch.
+/// Text of the whole plan. `now`: in seconds since the epoch.
 pub fn text(plan: &Preview, now: Seconds) -> String {
     let mut text = String::new();
     let leader = match &plan.leader {
@@ -117,7 +118,7 @@ fn ends(credential: &EndingCredential, now: Seconds) -> String {
     format!("{}  {place}: {when}{}{soon}", rfc3339(*end), renewed.unwrap_or_default())
 }
 
-/// Appends a table with a title to `text`. Each column is as wide as its widest cell; the last
+/// Appends a table with a title to `text`. Each column is as wide as its widest cell. The last
 /// column is not padded.
 fn table(text: &mut String, title: &str, head: &[&str], rows: &[Vec<String>]) {
     let _ = writeln!(text, "\n{title} ({}):", rows.len());

@@ -40,7 +40,7 @@ fn asks() -> Value {
     json!({"workloadType": "cluster", "ipam": "pool"})
 }
 
-/// The plan for a pool and for LoadBalancers that ask for an address from that pool.
+/// Plan for one pool, and for LoadBalancers that request an address of that pool.
 fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
     let around = LbSurroundings { project: Project::Outside, vm_network: None };
     let facts = lbs.iter().filter(|lb| !facts::is_leaving(lb));
@@ -136,8 +136,8 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
     assert!(!new.contains("resourceVersion"), "{new}");
     let pool = changes["IPPool pool"];
     assert!(pool.contains("metadata.finalizers") && pool.contains("status.allocated"), "{pool}");
-    // A finding about the repair of a pool is listed, because no line shows it. A finding that a
-    // line shows is not listed.
+    // A finding about a repair of a pool is listed, because no line of the plan shows it. A finding
+    // that a line shows is not listed.
     let found: Vec<&str> = plan.findings.iter().map(|f| f.object.as_str()).collect();
     assert_eq!(found, ["IPPool pool"]);
     assert!(plan.findings[0].text.contains("10.1.0.7 is recorded for LoadBalancer default/gone"));
@@ -147,7 +147,7 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
 fn what_is_as_it_would_be_is_not_written() {
     let first = plan(&pool_of(&any(), &Value::Null), &[lb("a", &asks(), &Value::Null)]);
     assert!(!first.changes.is_empty());
-    // The same LoadBalancer, after the operator's write.
+    // The LoadBalancer as it is after the operator has written the plan.
     let result = crate::pools::allocator::ClaimResult::Held {
         claim: crate::Claim { pool: "pool".to_owned(), ip: "10.1.0.2".parse().unwrap() },
         subnet: None,
@@ -240,7 +240,7 @@ fn what_is_not_known_names_the_right_and_what_depends_on_it() {
         (read("list", "nodes", ""), ReadFailure::Forbidden),
         (read("list", "configmaps", "harvester-system"), ReadFailure::Forbidden),
         (read("list", "virtualmachineinstances", ""), ReadFailure::NotServed),
-        // If the kind is not served, there is no TokenRotation.
+        // If the cluster does not serve TokenRotations, there are none, so no fact is missing.
         (read("list", "tokenrotations", ""), ReadFailure::NotServed),
     ]);
     let said = sentences(&reads, &["pods"]);

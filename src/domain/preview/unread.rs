@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-/// A read of objects, in the terms of a rule of an RBAC Role.
+/// Read of objects, in the terms of a rule in an RBAC Role.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RoleRead {
-    /// `get` or `list`.
+    /// Verb of the request: `get` or `list`.
     pub verb: &'static str,
-    /// API group; empty for the core group.
+    /// API group of the kind; empty for the core group.
     pub group: String,
-    /// Plural name of the kind.
+    /// Plural name of the kind, such as `pods`.
     pub resource: String,
     /// Namespace; empty for all namespaces, and for kinds without a namespace.
     pub namespace: String,
@@ -35,17 +35,17 @@ impl fmt::Display for RoleRead {
     }
 }
 
-/// Reason why a read returned nothing.
+/// Reason why a read failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReadFailure {
-    /// No role of the user allows the read.
+    /// No role gives the user the right to this read.
     Forbidden,
     /// The cluster does not serve the kind.
     NotServed,
 }
 
-/// Facts that the plan lacks if the objects of a kind cannot be read. `None`: the plan does not
-/// depend on the kind.
+/// Facts that the plan lacks if the objects of the kind `resource` cannot be read. `None`: the plan
+/// does not depend on this kind.
 fn facts(resource: &str) -> Option<&'static str> {
     Some(match resource {
         "namespaces" => "the Rancher project of each namespace, and who leases by DHCP",
@@ -73,8 +73,8 @@ fn facts(resource: &str) -> Option<&'static str> {
     })
 }
 
-/// Sentences about facts that the plan lacks. There is one sentence for each read that returned
-/// nothing, and for each resource in `late`, which was not listed in time.
+/// Sentences about facts that the plan lacks: one for each failed read in `reads`, and one for each
+/// kind in `late`. The kinds in `late` were not listed in time.
 pub fn sentences(reads: &BTreeMap<RoleRead, ReadFailure>, late: &[&str]) -> Vec<String> {
     let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
     let late = late.iter().map(|resource| {
@@ -98,7 +98,7 @@ pub fn section(sentences: &[String]) -> String {
     text
 }
 
-/// Sentence about a read that returned nothing. `None`: the plan is complete without that read.
+/// Sentence about a failed read. `None`: the plan lacks no fact because of this read.
 fn sentence(read: &RoleRead, why: ReadFailure) -> Option<String> {
     let facts = facts(&read.resource)?;
     match why {
@@ -106,7 +106,8 @@ fn sentence(read: &RoleRead, why: ReadFailure) -> Option<String> {
         ReadFailure::NotServed if read.resource.starts_with("virtualmachine") => {
             Some(format!("{facts}: this cluster does not serve {}", read.resource))
         }
-        // If the kind is not served, there are no objects of this kind, so no fact is missing.
+        // If the cluster does not serve the kind, there are no objects of the kind, so no fact is
+        // missing.
         ReadFailure::NotServed => None,
     }
 }
