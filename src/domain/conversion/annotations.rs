@@ -26,15 +26,15 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Maximum size in bytes of all annotations of an object, keys included.
+/// Maximum size, in bytes, of all annotations of an object together, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
-/// Maximum number of fields of one section that `cut` names. One name is enough for admission to
-/// refuse the object.
+/// Maximum number of fields of one section whose names are put into `cut`. Admission refuses the
+/// object even if `cut` has only one name.
 const MOST_CUT: usize = 32;
-/// Maximum number of characters of a field's name in `cut`.
+/// Maximum length of a field's name in `cut`, in characters.
 const LONGEST_CUT: usize = 128;
 
-/// Content of the annotation: the fields that the object's own version lacks.
+/// Content of the annotation: fields that the version of the object lacks.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CarriedFields {
@@ -51,8 +51,8 @@ pub(super) struct CarriedFields {
 }
 
 impl CarriedFields {
-    /// Adds the fields of a section that a translation to the other version and back loses or
-    /// changes. `source`: the section before both translations. `back`: the section after them.
+    /// Adds the fields of a section that the conversion to the other version and back loses or
+    /// changes. `source`: the section before both conversions. `back`: the section after them.
     pub(super) fn add(
         &mut self,
         section: &str,
@@ -70,8 +70,8 @@ impl CarriedFields {
         fields.extend(source.into_iter().filter(|(key, value)| back.get(key) != Some(value)));
     }
 
-    /// Names and values of a section's fields in the annotation. `None` as the value: the field was
-    /// not set.
+    /// Names of the fields that the annotation carries for a section, each with its value. `None`
+    /// as the value: the field was not set.
     pub(super) fn of<'a>(
         &'a self,
         section: &'a str,
@@ -83,16 +83,16 @@ impl CarriedFields {
         unset.chain(fields.iter().map(|(key, value)| (key.as_str(), Some(value))))
     }
 
-    /// Whether the object had no such section before its conversion.
+    /// Whether the object had no section of this name before it was converted.
     pub(super) fn section_is_unset(&self, section: &str) -> bool {
         self.unset.iter().any(|path| path == section)
     }
 
-    /// Parses an annotation that this or another replica wrote.
+    /// Parses the text of the annotation. `None`: no replica of the operator can have written the
+    /// text.
     fn parse(text: &str) -> Option<Self> {
-        // A text that is not a JSON object is refused, because serde would also accept a JSON list
-        // of the fields' values. A text above the limit is refused, because no API server stores
-        // it.
+        // A JSON list is refused, although serde would read it as a list of the fields' values. A
+        // text above the limit is refused, because no API server stores it.
         if !text.starts_with('{') || text.len() > ANNOTATIONS_LIMIT {
             return None;
         }
@@ -107,15 +107,15 @@ impl CarriedFields {
         if *self == Self::default() { None } else { serde_json::to_string(self).ok() }
     }
 
-    /// Text of the annotation, of at most `room` bytes. Fields that do not fit are left out.
+    /// Text of the annotation, cut to at most `room` bytes. Fields that do not fit are left out.
     /// `None`: no field is left.
     fn text_within(mut self, room: usize) -> Option<String> {
         let text = self.text()?;
         if text.len() <= room {
             return Some(text);
         }
-        // `length` is an upper bound of the text's length. If the name of a removed field has
-        // escaped characters, less than the field's true length is subtracted.
+        // `length` is never less than the text's true length. If the name of a removed field has
+        // escaped characters, fewer bytes are subtracted than the removal frees.
         let mut length = text.len() + r#","cut":[]"#.len();
         for (section, fields) in [("status", &mut self.status), ("spec", &mut self.spec)] {
             let size = |(key, value): (&String, &Value)| {
@@ -144,16 +144,16 @@ impl CarriedFields {
     }
 }
 
-/// Names of the fields that the spec of `object` has lost, because they did not fit into the
-/// annotation. Empty: no field is lost. `object`: the object of a write request.
+/// Names of the spec's fields that `object` has lost, because they did not fit into the annotation.
+/// Empty: no field is lost. `object`: the object of a write request, after its conversion.
 pub fn lost(object: &Value, annotation: &str) -> Vec<String> {
     let text = object["metadata"]["annotations"][annotation].as_str().unwrap_or_default();
     let carry = CarriedFields::parse(text).unwrap_or_default();
     if carry.is_only_cut() { carry.cut } else { Vec::new() }
 }
 
-/// Removes the carried fields from this annotation of the object, and returns them. Text of another
-/// program, and the names of lost fields of the spec, stay in the annotation.
+/// Removes the carried fields from the annotation `annotation` of the object, and returns them. The
+/// annotation keeps a text of another program, and the names of lost fields of the spec.
 pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> CarriedFields {
     let Some(annotations) = annotations(object) else { return CarriedFields::default() };
     let text = annotations.get(annotation).and_then(Value::as_str).unwrap_or_default();
@@ -172,13 +172,13 @@ pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> Carried
     carry
 }
 
-/// Writes the fields `carry` into this annotation of the object.
+/// Writes the fields `carry` into the annotation `annotation` of the object.
 pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: CarriedFields) {
     let there = annotations(object)
         .and_then(|annotations| annotations.get(annotation)?.as_str().map(str::to_owned));
     if let Some(there) = there {
-        // A present text that has the form of [`CarriedFields`] is moved into `kept`. If it stayed
-        // in place, the conversion back would read it as carried fields.
+        // A text in the annotation that looks like carried fields is moved into `kept`. If it
+        // stayed in place, the conversion back would read carried fields from it.
         let taken = CarriedFields::parse(&there);
         let stale = taken.as_ref().is_some_and(CarriedFields::is_only_cut);
         if (taken.is_some() || carry != CarriedFields::default()) && !stale {
@@ -213,8 +213,8 @@ fn annotations(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value
     object.get_mut("metadata")?.get_mut("annotations")?.as_object_mut()
 }
 
-/// Removes the map of annotations if the map is empty. The API server stores no empty maps, so an
-/// object without annotations must be converted to an object without the map.
+/// Removes an empty map of annotations. The API server stores no empty maps, so an object without
+/// annotations must not get one by its conversion.
 fn drop_if_empty(object: &mut Map<String, Value>) {
     if annotations(object).is_some_and(|annotations| annotations.is_empty())
         && let Some(Value::Object(metadata)) = object.get_mut("metadata")

@@ -43,8 +43,8 @@ use serde_json::{Map, Value, json};
 use annotations::CarriedFields;
 use api::{self, ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS, LABEL_VM_NAME, v1alpha1};
 
-/// Fields of a health check that are numbers: name in v1beta1, name in v1alpha1, and default when
-/// unset.
+/// Fields of a health check that are numbers: (name in v1beta1, name in v1alpha1, default of a
+/// field that is not set).
 const HEALTH: [(&str, &str, i32); 5] = [
     ("port", "port", 0),
     ("successThreshold", "successThreshold", 1),
@@ -52,7 +52,7 @@ const HEALTH: [(&str, &str, i32); 5] = [
     ("periodSeconds", "PeriodSeconds", 5),
     ("timeoutSeconds", "timeoutSeconds", 3),
 ];
-/// Health check fields that only v1beta1 has.
+/// Fields of a health check that v1alpha1 lacks.
 const HEALTH_V1BETA1: [&str; 5] =
     ["protocol", "path", "expectedStatuses", "serverName", "caBundle"];
 
@@ -65,15 +65,15 @@ pub enum Version {
     V1beta1,
 }
 
-/// A part of a LoadBalancer: its spec or its status.
+/// Part of a LoadBalancer that is converted: its spec or its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Section {
     Spec,
     Status,
 }
 
-/// Error: the `apiVersion` is not a version of `LoadBalancer`. The text is the `apiVersion`, cut to
-/// 100 characters.
+/// Error: the `apiVersion` of an object is not a version of `LoadBalancer`. The field is this
+/// `apiVersion`, cut to 100 characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a version of LoadBalancer: the versions are {V1ALPHA1} and {V1BETA1}")]
 pub struct NoVersion(pub String);
@@ -91,8 +91,7 @@ impl Version {
         }
     }
 
-    /// Annotation in which an object of the other version carries the fields that only this version
-    /// has.
+    /// Annotation that carries the fields of this version, in an object of the other version.
     fn annotation(self) -> &'static str {
         match self {
             Self::V1alpha1 => ANNOTATION_V1ALPHA1_FIELDS,
@@ -119,7 +118,7 @@ impl Section {
     }
 }
 
-/// Converts a LoadBalancer to the version `to`. An object that already has that version is returned
+/// Converts a LoadBalancer to the version `to`. An object that has this version already is returned
 /// unchanged.
 pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
     let from = Version::parse(object["apiVersion"].as_str().unwrap_or_default())?;
@@ -131,7 +130,7 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
         let source = match fields.remove(section.name()) {
             Some(Value::Object(source)) => Some(source),
             None => None,
-            // A section that is not an object is kept unchanged.
+            // A section that is not a JSON object is copied unchanged.
             Some(other) => {
                 fields.insert(section.name().to_owned(), other);
                 continue;
@@ -148,9 +147,10 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
     Ok(object)
 }
 
-/// Converts a section to the version `to`. Then restores fields from the annotation, `travelled`. A
-/// field is restored if its value has the right type, and if no client has edited the field's
-/// counterpart in `source`. An edited health check is merged with the restored one.
+/// Converts a section to the version `to`, and restores the fields `travelled`, which the
+/// annotation carried. A field is restored only if its value has the right type, and if no client
+/// has edited the counterpart of the field in `source`. An edited health check is merged with the
+/// carried one.
 fn recall(
     section: Section,
     to: Version,
@@ -190,8 +190,8 @@ fn recall(
     is_set.then_some(target)
 }
 
-/// Converts a section from the version `from` to the other version. Fields of the annotation are
-/// not restored here.
+/// Converts a section from the version `from` to the other version. Restores no fields from the
+/// annotation.
 fn translate(
     section: Section,
     from: Version,
@@ -212,13 +212,14 @@ fn translate(
     (source.is_some() || required).then_some(target)
 }
 
-/// Name that the field `key` has in the other version. `None`: the other version lacks the field.
+/// Name of the counterpart of the field `key` of the version `from`. `None`: the other version
+/// lacks the field.
 fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     match (section, from, key) {
         (Section::Spec, Version::V1beta1, "backendServerSelector") => Some("backendServers"),
         (Section::Spec, Version::V1alpha1, "backendServers") => Some("backendServerSelector"),
-        // A name that is not a field of this version, such as `backendServers` in v1beta1, is not
-        // copied. The other version would read it as its own field.
+        // A name that is not a field of the version `from`, such as `backendServers` in v1beta1, is
+        // not copied. The other version would read it as its own field.
         (
             Section::Spec,
             _,
@@ -240,7 +241,8 @@ fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     }
 }
 
-/// Value that the field `key` has in the other version. `None`: the field is unset there.
+/// Value in the other version of the field `key` of the version `from`. `None`: the field is not
+/// set in the other version.
 fn field(section: Section, from: Version, key: &str, value: Option<&Value>) -> Option<Value> {
     if section == Section::Status {
         return value.cloned();
@@ -283,7 +285,8 @@ fn listener(listener: &Value) -> Value {
     shown
 }
 
-/// Converts a health check from v1beta1 to v1alpha1.
+/// Converts a health check from v1beta1 to v1alpha1. `None`: `value` is neither a JSON object nor
+/// null.
 fn show_health(value: &Value) -> Option<Value> {
     let fields = match value {
         Value::Object(fields) => fields,
@@ -302,14 +305,15 @@ fn show_health(value: &Value) -> Option<Value> {
     Some(Value::Object(shown))
 }
 
-/// Number that v1alpha1's schema accepts: `value`, or `default` if `value` is not a whole number
+/// Number that the schema of v1alpha1 accepts. Returns `default` if `value` is not a whole number
 /// from 0 to `i32::MAX`.
 fn number(value: Option<&Value>, default: i32) -> i32 {
     let number = value.and_then(Value::as_i64).and_then(|number| i32::try_from(number).ok());
     number.filter(|number| *number >= 0).unwrap_or(default)
 }
 
-/// Converts a health check from v1alpha1 to v1beta1.
+/// Converts a health check from v1alpha1 to v1beta1. `None`: `value` is neither a JSON object nor
+/// null.
 fn read_health(value: &Value) -> Option<Value> {
     let fields = match value {
         Value::Object(fields) => fields,
@@ -330,9 +334,9 @@ fn read_health(value: &Value) -> Option<Value> {
     Some(Value::Object(read))
 }
 
-/// Merges `now`, a health check in v1alpha1 that a client may have edited, into `travelled`, the
-/// health check from the annotation. Numbers that were not edited, and fields that only v1beta1
-/// has, come from `travelled`.
+/// Merges a health check in v1alpha1 with `travelled`, the one that the annotation carried in
+/// v1beta1. A client may have edited `now`, the one in v1alpha1. Numbers that it did not edit, and
+/// fields that v1alpha1 lacks, come from `travelled`.
 fn merge_health(travelled: &Value, now: &Value) -> Value {
     let read = read_health(now).unwrap_or(Value::Null);
     let (Value::Object(travelled), Value::Object(mut merged)) = (travelled, read.clone()) else {
@@ -355,8 +359,9 @@ fn merge_health(travelled: &Value, now: &Value) -> Value {
     Value::Object(merged)
 }
 
-/// Whether a value from the annotation has the type of its field. Any user may have written the
-/// value. A value of another type would make clients fail to read every list with this object.
+/// Whether `value`, which the annotation carried for the field `key`, has the type of this field.
+/// Any user may have written the annotation. One value of a wrong type would make clients fail to
+/// read each list that contains the object.
 fn fits(section: Section, version: Version, key: &str, value: &Value) -> bool {
     let mut alone = Map::from_iter([(key.to_owned(), value.clone())]);
     match (section, version) {

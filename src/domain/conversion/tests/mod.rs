@@ -31,7 +31,7 @@ fn travelling(object: &Value) -> &str {
     object["metadata"]["annotations"][ANNOTATION_V1BETA1_FIELDS].as_str().unwrap_or_default()
 }
 
-/// Converts to v1alpha1, edits there, and converts back.
+/// Converts `stored` to v1alpha1, edits the result, and converts it back.
 fn edited(stored: &Value, edit: impl FnOnce(&mut Value)) -> Value {
     let mut shown = to(stored, ALPHA);
     edit(&mut shown);
@@ -163,7 +163,7 @@ fn an_edit_in_v1beta1_wins_over_what_v1alpha1_had() {
     assert_eq!(shown["metadata"].get("annotations"), None);
 }
 
-/// Fields in the annotations are lost when a client sends the object without annotations.
+/// A client that sends the object without annotations loses the fields that they carried.
 #[test]
 fn without_the_annotation_only_v1alpha1s_fields_are_there() {
     let stored = object(
@@ -185,7 +185,7 @@ fn a_text_that_is_not_ours_stays_and_says_nothing() {
         assert_eq!(stored["metadata"], sent["metadata"], "{text}");
         assert_eq!(stored["spec"], sent["spec"]);
         assert_eq!(to(&stored, ALPHA), sent);
-        // The text also stays if the annotation must carry a field.
+        // The text also stays if the conversion has to write this annotation.
         let mut stored = beta(json!({"workloadType": "vm"}));
         stored["metadata"]["annotations"] = json!({ANNOTATION_V1BETA1_FIELDS: text, "a": "b"});
         assert_eq!(to(&to(&stored, ALPHA), BETA), stored, "{text}");
@@ -213,8 +213,7 @@ fn values_of_another_type_do_not_travel() {
     }
 }
 
-/// A field of v1alpha1 has precedence over an annotation that contradicts it, because the client
-/// sent the field.
+/// A field that the client sent in v1alpha1 has precedence over an annotation that contradicts it.
 #[test]
 fn what_travels_never_overrules_what_is_said() {
     let mut sent = object(
@@ -235,7 +234,7 @@ fn what_travels_never_overrules_what_is_said() {
     assert_eq!(stored["status"], json!({"address": "10.0.0.1"}));
 }
 
-/// Admission's refusals of an update.
+/// Refusals of admission for an update from `old` to `new`.
 fn asked(old: &Value, new: &Value) -> Vec<Refusal> {
     let request = AdmissionRequest {
         operation: Operation::Update,
@@ -274,8 +273,8 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     assert_eq!(back, stored);
     assert!(annotations::lost(&back, ANNOTATION_V1BETA1_FIELDS).is_empty());
 
-    // The annotation has no room for the fields of the spec. Admission can see that the write lost
-    // a field.
+    // The annotation has no room for the fields of the spec. Its text shows admission that the
+    // write has lost a field.
     stored["metadata"]["annotations"] = json!({"big": "x".repeat(256 * 1024 - 200)});
     let shown = to(&stored, ALPHA);
     assert!(annotations_size(&shown) <= 256 * 1024);
@@ -285,13 +284,13 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     let answer = asked(&stored, &back);
     let refusal = answer.iter().find(|refusal| refusal.field == "spec.healthCheck");
     assert!(refusal.unwrap().message.contains("write it in v1beta1"), "{answer:?}");
-    // If such an object is stored nevertheless, it does not block a change in v1beta1.
+    // If such an object was stored nevertheless, a client can still change it in v1beta1.
     let mut labelled = back.clone();
     labelled["metadata"]["labels"] = json!({"a": "b"});
     assert_eq!(asked(&back, &labelled), []);
     assert_eq!(to(&to(&back, ALPHA), BETA)["spec"], back["spec"]);
 
-    // The annotation has no room for any field.
+    // The annotation has no room for any field, nor for a field's name.
     stored["metadata"]["annotations"] = json!({"big": "x".repeat(256 * 1024 - 10)});
     let shown = to(&stored, ALPHA);
     assert!(annotations_size(&shown) <= 256 * 1024);

@@ -2,7 +2,7 @@
 //! and back returns the same object, and the schema of the other version allows the converted
 //! object. Objects are made from the generated schemas, so no field is forgotten.
 
-// The bounds in schemas are whole numbers, and a double represents them exactly.
+// The bounds in the schemas are whole numbers, which a double represents exactly.
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
 
 use std::sync::LazyLock;
@@ -23,7 +23,7 @@ fn schema(version: Version) -> &'static Value {
     &found.unwrap()["schema"]["openAPIV3Schema"]
 }
 
-/// A value that a schema allows.
+/// Strategy for the values that a schema allows.
 fn value(schema: &Value) -> BoxedStrategy<Value> {
     let plain = match schema["type"].as_str() {
         Some("object") if schema["properties"].is_object() => fields(schema),
@@ -88,7 +88,7 @@ fn text(schema: &Value) -> BoxedStrategy<Value> {
         .boxed()
 }
 
-/// Faults of a value that violate the schema.
+/// Faults of a value that violates the schema. Empty: the schema allows the value.
 fn faults(schema: &Value, value: &Value, path: &str) -> Vec<String> {
     let fault = |what: &str| vec![format!("{path}: {what}: {value}")];
     if value.is_null() {
@@ -131,14 +131,14 @@ fn faults(schema: &Value, value: &Value, path: &str) -> Vec<String> {
     }
 }
 
-/// Objects that the schema of a version allows, with annotations. Some annotations have the name of
-/// an annotation that carries fields.
+/// Strategy for objects that the schema of a version allows, with annotations. Some objects have an
+/// annotation of a name that the conversion uses.
 fn object(version: Version) -> BoxedStrategy<Value> {
     let properties = &schema(version)["properties"];
     let spec = value(&properties["spec"]);
     let status = prop_oneof![value(&properties["status"]), Just(Value::Null)];
-    // Texts that are not of the annotation's form. The annotation from which the conversion
-    // restores fields gets only these texts.
+    // Texts that are not carried fields. The conversion restores fields from the annotation
+    // `others`, so this annotation gets only these texts.
     let garbage = vec!["", "?", "{\"spec\":5}", "{\"specs\":{}}"];
     let mut texts = garbage.clone();
     texts.extend(["{}", "{\"spec\":{\"ipPool\":\"x\"}}", "{\"kept\":\"{}\"}"]);
@@ -214,8 +214,8 @@ proptest! {
         there_and_back(&object, BETA, ALPHA)?;
     }
 
-    /// Overwrites the spec of `one`, in v1alpha1, with the spec of `other`. The spec's fields that
-    /// v1alpha1 has then come from `other`, and the remaining fields still come from `one`.
+    /// The spec of `one`, shown in v1alpha1, is replaced by the spec of `other`. Then the fields
+    /// that v1alpha1 has come from `other`, and the remaining fields still come from `one`.
     #[test]
     fn edits_in_v1alpha1_win(one in object(BETA), other in object(BETA)) {
         let (mut shown, other) = (to(&one, ALPHA), to(&other, ALPHA));
@@ -231,7 +231,7 @@ proptest! {
         }
     }
 
-    /// An object of any shape, with any annotation, is converted to the requested version.
+    /// An object of any shape, with any annotations, can be converted to the other version.
     #[test]
     fn nothing_that_has_a_version_fails(
         spec in any_json(), status in any_json(), metadata in any_json(), text in any_json(),
