@@ -13,14 +13,14 @@ use crate::metrics::{DhcpMetrics, Metrics};
 /// Sources of the agent's answers to health and metrics requests.
 #[derive(Clone)]
 pub struct AgentHealth {
-    /// The process's metrics.
+    /// Metrics of this process.
     pub metrics: Metrics,
-    /// Metrics of the process's DHCP leases.
+    /// Metrics of the DHCP leases that this process holds.
     pub dhcp: DhcpMetrics,
-    /// Earliest expiry of the leases that this agent holds. Each request for metrics computes the
-    /// remaining time from this expiry.
+    /// Earliest expiry of the DHCP leases that this agent holds. Each request for metrics computes
+    /// from it how much time remains.
     pub expiry: Arc<ExpiryGauge>,
-    /// Leadership: whether this process holds the network's Lease.
+    /// State that says whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,
 }
 

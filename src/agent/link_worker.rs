@@ -15,12 +15,12 @@ use crate::domain::dhcp::Mac;
 /// Job for the task that makes and removes links.
 #[derive(Clone, Debug)]
 pub(super) enum LinkJob {
-    /// Make a lease's link on the interface with the index `parent`.
+    /// Makes a lease's link on the interface with the index `parent`.
     Make { parent: u32, mac: Mac, lease: String },
-    /// Remove a lease's link.
+    /// Removes the link of the lease with this hardware address.
     Remove(Mac),
-    /// Remove the network's links that a crash left behind. Keep each link that has one of these
-    /// names and is configured correctly.
+    /// Removes the network's links that a crashed agent left behind. Links with these names stay,
+    /// if they are configured correctly.
     ClearAllBut(HashSet<String>),
 }
 
@@ -28,12 +28,13 @@ pub(super) enum LinkJob {
 #[derive(Clone, Debug)]
 pub(super) enum JobOutcome {
     Made(Mac),
-    /// The link could not be made. The text is the error.
+    /// The link could not be made. The text says why.
     Failed(Mac, String),
     Removed(Mac),
 }
 
-/// Handle of the task: accepts jobs and reports their outcomes. Dropping the handle ends the task.
+/// Handle of the task. `ask` gives the task a job, and `done` receives the outcomes. Dropping the
+/// handle ends the task.
 pub(super) struct LinkWorker {
     jobs: UnboundedSender<LinkJob>,
     pub(super) done: UnboundedReceiver<JobOutcome>,
@@ -49,7 +50,7 @@ impl LinkWorker {
     }
 
     pub(super) fn ask(&self, job: LinkJob) {
-        // The send fails only after the end of the term, which also ends the task.
+        // The task receives jobs until the end of the term, so the send fails only after that.
         let _ = self.jobs.send(job);
     }
 }
@@ -91,7 +92,8 @@ async fn work(
                 continue;
             }
         };
-        // If the old link still waits for its removal, it is removed before the new link is made.
+        // An old link with this hardware address may still wait for its removal. Then it is removed
+        // first.
         if let Some(at) = later.iter().position(|other| *other == mac) {
             later.remove(at);
             remove(&links, mac, &sender).await;
@@ -104,8 +106,8 @@ async fn work(
     }
 }
 
-/// Removes links that an earlier agent left behind, except the links named in `needed`. A link that
-/// cannot be removed disappears with the network namespace, or the next agent removes it.
+/// Removes links that an earlier agent left behind, except the links with a name in `needed`. If
+/// the removal fails, the next agent tries again, or the links end with the network namespace.
 async fn clear(links: &KernelLinks, needed: &HashSet<String>) {
     match links.remove_all_but(needed).await {
         Ok(removed) if removed.is_empty() => {}
@@ -117,7 +119,7 @@ async fn clear(links: &KernelLinks, needed: &HashSet<String>) {
 async fn remove(links: &KernelLinks, mac: Mac, sender: &UnboundedSender<JobOutcome>) {
     let link = name(mac);
     if let Err(error) = links.remove(&link).await {
-        // The link disappears with the network namespace, or the next agent removes it.
+        // The next agent removes the link, or the link ends with the network namespace.
         tracing::warn!(link, %error, "cannot remove a link");
     }
     let _ = sender.send(JobOutcome::Removed(mac));

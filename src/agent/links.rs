@@ -37,20 +37,20 @@ use rtnetlink::{
 use crate::domain::dhcp::Mac;
 use crate::domain::dhcp_lease::agent_name;
 
-/// Error codes of the kernel, as negative errno.
+/// Error codes of the kernel, as negative values of errno.
 const EXISTS: i32 = -17;
 const NO_SUCH_DEVICE: i32 = -19;
-/// Lowest interface group that may be used to remove several links together. The first free group
-/// from this number on is used.
+/// Lowest number of the interface group in which several links are removed together. The first
+/// number from here on that no link uses is taken.
 const FIRST_GROUP: u32 = 0x6c62_0000;
 
 type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
-/// Access to the kernel's network links, by netlink.
+/// Access to the links of the kernel, by netlink.
 #[derive(Clone, Debug)]
 pub(super) struct KernelLinks {
     handle: Handle,
-    /// Prefix of the alias of each link of this network.
+    /// Text with which the alias of each link of this network starts.
     mark: String,
 }
 
@@ -58,13 +58,13 @@ pub(super) struct KernelLinks {
 pub(super) struct LinkChanges {
     messages: Messages,
     links: KernelLinks,
-    /// Running request for a list of all links. The request starts after the kernel dropped
-    /// notifications for lack of buffer space. Because a list of many links takes long, the request
-    /// continues when the future of [`LinkChanges::next`] is dropped.
+    /// Running request for a list of all links. It starts after the kernel has dropped
+    /// notifications because the socket's buffer was full. The list of many links takes long. So
+    /// the request goes on when the future of [`LinkChanges::next`] is dropped.
     listing: Option<BoxFuture<'static, Result<Vec<KernelLink>, Error>>>,
 }
 
-/// State of a link.
+/// State of a network interface in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KernelLink {
     pub(super) index: u32,
@@ -72,29 +72,29 @@ pub(super) struct KernelLink {
     pub(super) mac: Option<Mac>,
     pub(super) parent: Option<u32>,
     pub(super) alias: String,
-    /// Whether the link is up and has carrier.
+    /// Whether the interface is up and has carrier.
     pub(super) carries: bool,
-    /// Interface group of the link.
+    /// Interface group to which the link belongs.
     pub(super) group: u32,
-    /// Mode of the macvlan. `None`: the link is not a macvlan.
+    /// Mode of the macvlan. `None`: the interface is not a macvlan.
     pub(super) mode: Option<MacVlanMode>,
-    /// Whether the link is a macvlan in mode `source`, up, with ARP off.
+    /// Whether the interface is a macvlan in mode `source` that is up and has ARP off.
     pub(super) ready: bool,
 }
 
-/// Change of the kernel's links.
+/// Change of the network interfaces in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LinkChange {
-    /// The link is new, or has changed to this state.
+    /// The interface is new, or has changed. The value is its new state.
     Is(KernelLink),
-    /// The link was removed.
+    /// The interface was removed. The value is its last state.
     Gone(KernelLink),
-    /// Notifications were lost; these are all links that exist now.
+    /// Notifications were lost. The value lists all interfaces that exist now.
     All(Vec<KernelLink>),
 }
 
 impl KernelLinks {
-    /// Connects to netlink. Notifications start now.
+    /// Connects to netlink. Notifications are received from this call on.
     pub(super) fn connect(network: &str) -> io::Result<(Self, LinkChanges)> {
         let (connection, _, messages) = new_multicast_connection(&[MulticastGroup::Link])?;
         tokio::spawn(connection);
@@ -104,16 +104,16 @@ impl KernelLinks {
         Ok((links.clone(), LinkChanges { messages, links, listing: None }))
     }
 
-    /// Lists all links of the network namespace.
+    /// Lists all interfaces of the network namespace.
     pub(super) async fn all(&self) -> Result<Vec<KernelLink>, Error> {
         self.handle.link().get().execute().map_ok(read).try_collect().await
     }
 
-    /// Whether this agent, or an earlier agent, made the link for this network.
+    /// Whether an agent of this network made the link.
     ///
-    /// If an agent crashed before it set the alias, its link has no alias. Then the link's name and
-    /// mode prove that an agent made the link. Agents of earlier versions made links in mode
-    /// `private`.
+    /// An agent that crashed before it set the alias has left a link without an alias. The name and
+    /// the mode of this link prove that an agent made it. Agents of earlier versions made links in
+    /// mode `private`.
     pub(super) fn is_ours(&self, link: &KernelLink) -> bool {
         let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
         let unmarked = link.alias.is_empty() && made;
@@ -121,8 +121,8 @@ impl KernelLinks {
             || (unmarked && link.mac.is_some_and(|mac| link.name == name(mac)))
     }
 
-    /// Makes the link of a lease and sets it up. An existing link is reused if it has the right
-    /// configuration, and replaced if not.
+    /// Makes the link of a lease and sets it up. An existing link of this name stays if it is
+    /// configured correctly. If not, it is replaced.
     pub(super) async fn make(&self, parent: u32, mac: Mac, lease: &str) -> Result<(), Error> {
         let (name, alias) = (name(mac), self.alias(lease));
         match self.add(parent, mac, &name, &alias).await {
@@ -140,21 +140,21 @@ impl KernelLinks {
         self.add(parent, mac, &name, &alias).await
     }
 
-    /// Adds a link. ARP and IPv6 addresses are turned off before the link comes up, so that the
-    /// link never sends a frame by itself. With ARP on, the link would also answer for the
-    /// machine's own addresses.
+    /// Adds a link. ARP and IPv6 addresses are turned off before the link is set up, so the link
+    /// sends no frame by itself. With ARP on, the link would also answer for the machine's own
+    /// addresses.
     async fn add(&self, parent: u32, mac: Mac, name: &str, alias: &str) -> Result<(), Error> {
         let link =
             LinkMacVlan::new(name, parent, MacVlanMode::Source).address(mac.0.to_vec()).arp(false);
         self.handle.link().add(link.build()).execute().await?;
-        // The kernel ignores an alias in the request that makes a link.
+        // The kernel ignores the alias in a request that makes a link.
         let alias = LinkUnspec::new_with_name(name).alias(alias);
         self.handle.link().set(alias.build()).execute().await?;
         let quiet = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
         let quiet = LinkUnspec::new_with_name(name)
             .append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![quiet]));
         if let Err(error) = self.handle.link().set(quiet.build()).execute().await {
-            // Expected on a machine without IPv6.
+            // This error is expected on a machine without IPv6.
             tracing::debug!(name, %error, "cannot turn off IPv6 addresses on the link");
         }
         let up = LinkUnspec::new_with_name(name).up();
@@ -165,8 +165,8 @@ impl KernelLinks {
         done
     }
 
-    /// Removes the link with this name, if an agent of this network made the link. The kernel takes
-    /// about 20 ms.
+    /// Removes the link with this name, if an agent of this network made it. The kernel takes about
+    /// 20 ms for this.
     pub(super) async fn remove(&self, name: &str) -> Result<(), Error> {
         let Some(link) = self.by_name(name).await? else { return Ok(()) };
         if !self.is_ours(&link) {
@@ -175,9 +175,9 @@ impl KernelLinks {
         gone_or(self.handle.link().del(link.index).execute().await)
     }
 
-    /// Removes all links of the network, except correctly configured links whose names are in
-    /// `needed`. Returns the names of the removed links. The kernel removes the links as one group,
-    /// which takes little longer than the removal of one link.
+    /// Removes all links of the network, except those that have a name in `needed` and are
+    /// configured correctly. Returns the names of the removed links. The kernel removes the links
+    /// as one group. This takes little longer than the removal of one link.
     pub(super) async fn remove_all_but(
         &self,
         needed: &HashSet<String>,
@@ -200,7 +200,7 @@ impl KernelLinks {
         Ok(left.into_iter().map(|link| link.name).collect())
     }
 
-    /// Reads the link with this name. `None`: no link has the name.
+    /// Reads the interface with this name. `None`: no interface has this name.
     pub(super) async fn by_name(&self, name: &str) -> Result<Option<KernelLink>, Error> {
         let mut found = self.handle.link().get().match_name(name.to_owned()).execute();
         match found.try_next().await {
@@ -210,8 +210,8 @@ impl KernelLinks {
         }
     }
 
-    /// Alias of a lease's link. The kernel accepts 255 octets at most, so the alias is cut. The cut
-    /// part is the end of the lease's name, which only people read.
+    /// Alias of a lease's link. The kernel accepts at most 255 octets, so a longer alias is cut.
+    /// The end of the lease's name is lost then, but no program reads it.
     fn alias(&self, lease: &str) -> String {
         let mut alias = format!("{} {lease}", self.mark);
         alias.truncate(250);
@@ -220,8 +220,8 @@ impl KernelLinks {
 }
 
 impl LinkChanges {
-    /// Next change. `None`: the kernel sends no more notifications, or the links cannot be listed.
-    /// Cancel-safe.
+    /// Waits for the next change. `None`: the kernel sends no more notifications, or the links
+    /// cannot be listed. If the future is dropped, no change is lost.
     pub(super) async fn next(&mut self) -> Option<LinkChange> {
         loop {
             if let Some(listing) = &mut self.listing {
@@ -252,12 +252,12 @@ impl LinkChanges {
     }
 }
 
-/// Name of a lease's link: `lb` and the hardware address without colons.
+/// Name of a lease's link: `lb`, then the hardware address without colons.
 pub(super) fn name(mac: Mac) -> String {
     format!("lb{}", mac.to_string().replace(':', ""))
 }
 
-/// Treats the error for a link that does not exist as success.
+/// Turns the error for a link that does not exist into a success.
 fn gone_or(answer: Result<(), Error>) -> Result<(), Error> {
     match answer {
         Err(error) if is(&error, NO_SUCH_DEVICE) => Ok(()),
@@ -301,7 +301,7 @@ fn read(message: LinkMessage) -> KernelLink {
     link
 }
 
-/// Mode in a macvlan's link information. `None`: other link information.
+/// Mode of a macvlan, read from its link information. `None`: the information says no mode.
 fn mode(info: LinkInfo) -> Option<MacVlanMode> {
     let LinkInfo::Data(InfoData::MacVlan(data)) = info else { return None };
     data.into_iter().find_map(|one| match one {
@@ -319,7 +319,8 @@ mod tests {
 
     use super::*;
 
-    /// A busy agent drops the future of `next` each time that another event comes first.
+    /// A busy agent drops the future of `next` whenever another event comes first. The list of all
+    /// links must arrive nevertheless.
     #[tokio::test]
     async fn a_look_at_all_links_goes_on_while_there_is_other_work() {
         let (links, _) = KernelLinks::connect("default/lan").unwrap();

@@ -15,76 +15,78 @@ use crate::domain::dhcp_lease::status::{Moment, former, held};
 use crate::domain::object_fields::finalizers::without_finalizers;
 use crate::domain::object_fields::resource_version::is_newer;
 
-/// State of a lease's link.
+/// State of the link of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
     /// The link is being made.
     Making,
     /// The link exists.
     There,
-    /// The link is being removed; the lease ends after that.
+    /// The link is being removed. The lease ends after that.
     Removing,
-    /// The link is removed.
+    /// The link has been removed.
     Gone,
 }
 
-/// State of one lease.
+/// State of one lease in the agent.
 #[allow(clippy::struct_excessive_bools, reason = "each can be so or not at any time")]
 pub(super) struct ManagedLease {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) uid: String,
-    /// The record's resourceVersion, as last read or written.
+    /// resourceVersion of the record, as last read or written.
     pub(super) version: String,
     finalizers: Vec<String>,
-    /// Whether the record is being deleted, so that the address must be released.
+    /// Whether the record is being deleted or is gone. Then the address must be released.
     pub(super) leaving: bool,
     /// Whether the record was deleted, or replaced by another record of the same name.
     pub(super) gone: bool,
     pub(super) identity: ClientIdentity,
-    /// Address in `spec.requestedAddress`. A client that has held no address before requests this
-    /// address.
+    /// Address in `spec.requestedAddress`. The client requests this address if it has held no other
+    /// address before.
     wish: Option<Ipv4Addr>,
     /// Whether the client always asks servers to broadcast their answers.
     broadcast: bool,
-    /// DHCP client. `None` until the link exists, or until a held address must be released.
+    /// DHCP client. `None`: the link was never made. A release of a stored address also creates the
+    /// client.
     pub(super) client: Option<DhcpClient>,
     pub(super) link: LinkState,
-    /// Number of failed attempts to make the link.
+    /// Number of failed attempts to make the link since the last success.
     pub(super) failures: u32,
-    /// Status as stored in the record.
+    /// Status that the stored record has.
     pub(super) stored: DHCPLeaseStatus,
-    /// Next write of the record. `None`: nothing is to be written, or the write has started.
+    /// Next write of the record. `None`: no write is needed, or the write has started.
     pub(super) pending: Option<PendingWrite>,
     pub(super) writing: bool,
     /// Time of the next attempt to make the link, to write the record or to release the address.
-    /// `None`: no attempt is waiting.
+    /// `None`: no attempt is planned.
     pub(super) retry: Option<Duration>,
     /// Whether the client was asked to release the address.
     pub(super) released: bool,
-    /// Time at which the lease is handled next: the client's deadline, or `retry` if it is earlier.
+    /// Time at which the lease is handled next: the deadline of the client, or `retry` if this is
+    /// earlier.
     pub(super) deadline: Option<Duration>,
-    /// Whether the client has finished, so that the link and the finalizer can be removed.
+    /// Whether the client has finished. Then the link and the finalizer can be removed.
     pub(super) done: bool,
-    /// Client state under which the metrics count the lease. `None`: the metrics do not count the
-    /// lease.
+    /// State of the client under which the metrics count the lease. `None`: the metrics do not
+    /// count the lease.
     pub(super) counted: Option<LeaseState>,
     pub(super) listening: OpenSockets,
 }
 
-/// Pending write of a record.
+/// Write of a record that has not started yet.
 #[derive(Clone, Debug)]
 pub(super) enum PendingWrite {
-    /// State of the lease that the client asked to store.
+    /// Stores the state of the lease that the client reported.
     Record(LeaseRecord),
-    /// Report that the link could not be made.
+    /// Reports that the link could not be made. The text says why.
     LinkFailed(String),
-    /// Removal of the agent's finalizer.
+    /// Removes the agent's finalizer.
     Finish,
 }
 
 impl ManagedLease {
-    /// Parses a record. `Err` names the invalid field value.
+    /// Parses a record. `Err`: a field of the spec has an invalid value, which the text names.
     pub(super) fn read(record: DHCPLease) -> Result<Self, String> {
         let spec = &record.spec;
         let identity = ClientIdentity {
@@ -123,8 +125,8 @@ impl ManagedLease {
         })
     }
 
-    /// Updates the version, the finalizers and `leaving` from a newer version of the record.
-    /// Updates the status too, if no write is under way.
+    /// Updates this state from the record, if the record's resourceVersion is newer. The status is
+    /// updated only if no write of it is under way.
     pub(super) fn update(&mut self, record: &DHCPLease) {
         let version = record.resource_version().unwrap_or_default();
         if !is_newer(&version, &self.version) {
@@ -160,18 +162,18 @@ impl ManagedLease {
         self.client.insert(client)
     }
 
-    /// Whether the record holds an address.
+    /// Whether the stored record holds an address.
     pub(super) fn holds(&self) -> bool {
         self.stored.address.is_some()
     }
 
-    /// Finalizers of the record that are not the agent's. `None`: the record does not have the
+    /// Finalizers of the record without the agent's finalizer. `None`: the record does not have the
     /// agent's finalizer.
     pub(super) fn other_finalizers(&self) -> Option<Vec<String>> {
         without_finalizers(&self.finalizers, &[DHCP_FINALIZER])
     }
 
-    /// `namespace/name` of the record, for messages.
+    /// Namespace and name of the record, as `namespace/name`, for messages.
     pub(super) fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
@@ -189,7 +191,7 @@ impl ManagedLease {
     }
 }
 
-/// Current time on both clocks: time since the machine started, and time of day.
+/// Current time on two clocks: the time since the machine started, and the time of day.
 pub(super) fn moment() -> Moment {
     Moment { now: clock::now(), wall: clock::wall() }
 }

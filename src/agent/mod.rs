@@ -44,44 +44,43 @@ use crate::metrics::DhcpMetrics;
 /// Configuration of one agent.
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
-    /// `namespace/name` of the NetworkAttachmentDefinition.
+    /// NetworkAttachmentDefinition of the network, as `namespace/name`.
     pub network: String,
-    /// Name of the interface on the network.
+    /// Name of the agent's interface on the network.
     pub interface: String,
-    /// Name of this agent in records.
+    /// Name of this agent, as it is written into records.
     pub me: String,
     /// Timing of the ARP probe, which checks whether another host uses a newly granted address.
     pub probe: ProbeTiming,
-    /// Subnets whose addresses may be leased. Empty: any address.
+    /// Subnets from which the agent accepts addresses. Empty: it accepts any address.
     pub subnets: Arc<[Ipv4Net]>,
-    /// Whether an address stays in use when its lease expires because no server answers.
+    /// Whether an address stays in use after its lease has expired without an answer of a server.
     pub keep: bool,
-    /// Whether servers are always asked to broadcast their answers.
+    /// Whether clients always ask the servers to broadcast their answers.
     pub broadcast: bool,
 }
 
 /// Agent of one network, with its dependencies.
 #[derive(Clone)]
 pub struct DhcpAgent {
-    /// Configuration.
+    /// Settings of the agent.
     pub settings: AgentSettings,
     /// Reader of DHCPLeases.
     pub records: RecordClient,
-    /// Writer of DHCPLeases; it writes only while this process is leader.
+    /// Writer of DHCPLeases. It writes only while this process holds the network's Lease.
     pub writer: ApiWriter,
-    /// Leadership: whether this process holds the network's Lease.
+    /// State that says whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,
     /// Recorder of Events.
     pub events: EventRecorder,
-    /// Metrics of the leases.
+    /// Metrics of the DHCP leases.
     pub dhcp: DhcpMetrics,
-    /// Earliest expiry of the leases that this agent holds. Each request for metrics computes the
-    /// remaining time from this expiry.
+    /// Earliest expiry of the DHCP leases that this agent holds, for the metrics.
     pub expiry: Arc<ExpiryGauge>,
 }
 
-/// Earliest expiry of the leases that this agent holds. Each request for metrics computes the
-/// remaining time from this expiry.
+/// Earliest expiry of the DHCP leases that this agent holds. Each request for metrics computes from
+/// it how much time remains.
 #[derive(Debug, Default)]
 pub struct ExpiryGauge {
     /// Earliest expiry of a lease, in milliseconds on the agent's clock. 0: no lease expires.
@@ -89,7 +88,8 @@ pub struct ExpiryGauge {
 }
 
 impl ExpiryGauge {
-    /// Updates the agent's metrics. `speaks`: whether this process holds the network's Lease.
+    /// Sets the metrics of the remaining time and of the leadership. `speaks`: whether this process
+    /// holds the network's Lease.
     pub fn show(&self, dhcp: &DhcpMetrics, speaks: bool) {
         let end = Duration::from_millis(self.first_expiry.load(Ordering::Relaxed));
         let left = end.saturating_sub(clock::now()).as_secs();
@@ -103,27 +103,28 @@ impl ExpiryGauge {
     }
 }
 
-/// Drops all capabilities except `NET_ADMIN` and `NET_RAW`. Must run before a second thread starts.
+/// Drops all capabilities of this thread except `NET_ADMIN` and `NET_RAW`. Must be called before
+/// the process starts a second thread.
 pub fn drop_privileges() -> anyhow::Result<()> {
     privileges::keep_two()
 }
 
-/// Checks that the interface exists and that a packet socket can be opened on it. A packet socket
-/// that can be opened can also send.
+/// Checks that the interface exists and that a packet socket can be opened on it. Such a socket can
+/// also send.
 pub fn check(interface: &str) -> anyhow::Result<()> {
     packet_socket::may_open(interface).with_context(|| format!("--interface {interface}"))
 }
 
 impl DhcpAgent {
-    /// Runs one term. Returns only on an error.
+    /// Runs one term of leadership. Returns only if the term ends with an error.
     pub async fn term(&self) -> anyhow::Result<()> {
         let result = AgentTerm::begin(self).await?.run().await;
         self.expiry.set(None);
         result
     }
 
-    /// Removes all links that this agent, or an earlier agent, made for the network. Called before
-    /// the agent exits.
+    /// Removes all links that this agent or an earlier agent made for the network. Called before
+    /// the process exits.
     pub async fn clear(&self) -> anyhow::Result<()> {
         let (links, _changes) = KernelLinks::connect(&self.settings.network)?;
         links.remove_all_but(&HashSet::new()).await?;

@@ -22,20 +22,21 @@ use tokio::net::UnixDatagram;
 
 use crate::domain::dhcp;
 
-/// `ETH_P_ALL` in network byte order. Only a socket of this protocol receives frames before the
-/// kernel hands them to the link that they are for.
+/// `ETH_P_ALL` in network byte order. The kernel hands a frame to a socket of this protocol before
+/// it hands the frame to the link that the frame is for. A socket of another protocol does not
+/// receive the frame.
 const EVERYTHING: i32 = 0x0300;
 /// Opcode of the instruction that ends a BPF filter. Its operand is the number of octets of the
-/// frame to accept.
+/// frame that are accepted.
 const RETURN: u16 = 0x06;
-/// Requested size of the receive buffer in octets, so that a burst of answers fits. The kernel
-/// reduces a size above its limit `net.core.rmem_max` to that limit.
+/// Requested size of the receive buffer in octets, so that a burst of answers fits. A size above
+/// the kernel's limit `net.core.rmem_max` is reduced to this limit.
 const QUEUE: usize = 1 << 20;
 
-/// Frames that the filter accepts.
+/// Frames that the kernel hands to the socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum FrameFilter {
-    /// No frame: the socket is closed.
+    /// No frame. The socket is closed.
     #[default]
     Nothing,
     /// UDP to port 68, and requests of DHCP clients to port 67.
@@ -44,7 +45,7 @@ pub(super) enum FrameFilter {
     DhcpAndArp,
 }
 
-/// Packet socket, open or closed.
+/// Packet socket that can be closed and opened again.
 #[derive(Debug)]
 pub(super) struct PacketSocket {
     interface: String,
@@ -53,18 +54,18 @@ pub(super) struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// Creates a closed socket.
+    /// Creates a packet socket that is not open.
     pub(super) fn new(interface: &str) -> Self {
         Self { interface: interface.to_owned(), accepted: FrameFilter::Nothing, socket: None }
     }
 
-    /// Frames that the filter accepts now.
+    /// Frames that the socket accepts at present.
     pub(super) fn accepted(&self) -> FrameFilter {
         self.accepted
     }
 
-    /// Accepts these frames from now on. [`FrameFilter::Nothing`] closes the socket. If this call
-    /// opens the socket, the socket receives no earlier frame.
+    /// Sets the frames that the socket accepts. [`FrameFilter::Nothing`] closes the socket. If the
+    /// socket was closed, it is opened, and receives no frame that arrived earlier.
     pub(super) fn set_filter(&mut self, accepted: FrameFilter) -> io::Result<()> {
         if accepted == self.accepted {
             return Ok(());
@@ -84,11 +85,11 @@ impl PacketSocket {
         self.accepted = FrameFilter::Nothing;
     }
 
-    /// Sends a whole frame, or fails at once.
+    /// Sends a frame at once. `Err`: the socket is closed, or has not sent the whole frame.
     pub(super) fn send(&self, frame: &[u8]) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
-        // Bypasses tokio, because tokio treats a socket that was just opened as not ready. If the
-        // interface's queue is full, the frame is treated as lost in the network.
+        // The call bypasses tokio, because tokio treats a new socket as not ready. If the
+        // interface's queue is full, the frame counts as lost in the network.
         match SockRef::from(socket).send(frame) {
             Ok(sent) if sent < frame.len() => Err(ErrorKind::WriteZero.into()),
             Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
@@ -96,7 +97,7 @@ impl PacketSocket {
         }
     }
 
-    /// Waits for frames. Never returns while the socket is closed.
+    /// Waits until a frame can be taken. Never returns while the socket is closed.
     pub(super) async fn ready(&self) -> io::Result<()> {
         match &self.socket {
             Some(socket) => socket.readable().await,
@@ -104,7 +105,7 @@ impl PacketSocket {
         }
     }
 
-    /// Next received frame. `None`: no frame is waiting, or the socket is closed.
+    /// Takes the next received frame. `None`: no frame is waiting, or the socket is closed.
     pub(super) fn take<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
         let Some(socket) = &self.socket else { return Ok(None) };
         match socket.try_recv(buffer) {
@@ -115,15 +116,15 @@ impl PacketSocket {
     }
 }
 
-/// Checks that this process may open a packet socket, because it cannot lease without one.
+/// Checks that this process may open a packet socket. An agent cannot lease without one.
 pub(super) fn may_open(interface: &str) -> io::Result<()> {
     open(interface, FrameFilter::Dhcp).map(drop)
 }
 
 fn open(interface: &str, accepted: FrameFilter) -> io::Result<UnixDatagram> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(EVERYTHING)))?;
-    // Drops every frame until the real filter is attached, because frames of every interface arrive
-    // before the socket is bound.
+    // The socket drops all frames until the real filter is attached. Before the socket is bound,
+    // frames of all interfaces arrive.
     socket.attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])?;
     let found = getifaddrs()?.find_map(|one| {
         let address = *one.address?.as_link_addr()?;
@@ -132,30 +133,30 @@ fn open(interface: &str, accepted: FrameFilter) -> io::Result<UnixDatagram> {
     let address = found.ok_or_else(|| {
         io::Error::new(ErrorKind::NotFound, format!("there is no interface {interface}"))
     })?;
-    // The address names no protocol, so the socket keeps the protocol that it was created with.
+    // The address names no protocol, so the socket keeps its protocol from `Socket::new`.
     nix::sys::socket::bind(socket.as_raw_fd(), &address)?;
-    // Another CPU may still be delivering a frame that arrived before the filter was attached.
-    // After every CPU has passed a barrier, that frame is in the queue, and is discarded below. If
-    // the barrier is not permitted, the frame may be received later. Its content still names its
-    // client.
+    // Another CPU may still deliver a frame that arrived before the drop-all filter was attached.
+    // After each CPU has passed a barrier, such a frame is in the queue, and the loop below
+    // discards it. If the barrier is not permitted, the frame may be received later. This does no
+    // harm, because its content says which client it is for.
     let _ = membarrier(MembarrierCommand::Global);
     socket.set_nonblocking(true)?;
     let _ = socket.set_recv_buffer_size(QUEUE);
-    // The Rust type makes no difference: a packet socket sends and receives datagrams in the same
-    // way as a Unix socket.
+    // Any Rust type for datagrams can hold the socket: a packet socket sends and receives them like
+    // a Unix socket.
     let socket = Datagrams::from(OwnedFd::from(socket));
     while socket.recv(&mut [0; 1]).is_ok() {}
     SockRef::from(&socket).attach_filter(&filter(accepted))?;
     UnixDatagram::from_std(socket)
 }
 
-/// Filter program of the socket. Drops the frames that this machine sends, and applies a DHCP
-/// client's filter to the other frames. The client's filter checks no hardware address here, so
-/// frames for all clients pass.
+/// Filter program of the socket. It drops the frames that this machine sends, and applies the
+/// filter of a DHCP client to all other frames. This filter is made for no single hardware address,
+/// so frames for all clients pass.
 fn filter(accepted: FrameFilter) -> Vec<SockFilter> {
     const LOAD_BYTE: u16 = 0x30;
     const JUMP_EQUAL: u16 = 0x15;
-    /// Offset of the packet type in the kernel's ancillary data of a frame.
+    /// Offset at which a BPF program reads whether the frame was received or sent.
     const DIRECTION: u32 = 0xffff_f000 + 4;
     const OUTGOING: u32 = 4;
     let incoming = [
@@ -174,7 +175,8 @@ mod tests {
 
     use super::*;
 
-    /// An Ethernet frame with an empty UDP datagram to a DHCP client.
+    /// Ethernet frame with an empty UDP datagram for a DHCP client. `identification`: number in the
+    /// IP header that tells the frames of a test apart.
     fn frame(identification: u8) -> Vec<u8> {
         let mut frame = vec![0; 12];
         frame.extend([0x08, 0x00, 0x45, 0, 0, 28, 0, identification, 0, 0, 64, 17, 0, 0]);
@@ -182,9 +184,9 @@ mod tests {
         frame
     }
 
-    /// An idle agent opens its socket for the first frame of a new lease, and that frame must not
-    /// be lost. A frame of another socket is received once, when it arrives, and not also when it
-    /// leaves.
+    /// An idle agent opens its socket for the first frame of a new lease, and this frame must not
+    /// be lost. A frame that another socket sends on `lo` is received once: when it arrives, and
+    /// not also when it leaves.
     #[tokio::test]
     async fn a_socket_sends_as_soon_as_it_is_open() {
         if may_open("lo").is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {

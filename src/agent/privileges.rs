@@ -3,15 +3,16 @@
 use anyhow::{Context as _, bail};
 use rustix::thread::{CapabilityFlags, CapabilitySets, capabilities, set_capabilities};
 
-/// Required capabilities, each with its name and its purpose.
+/// Capabilities that the agent needs: (capability, its name, its purpose).
 const NEEDED: [(CapabilityFlags, &str, &str); 2] = [
     (CapabilityFlags::NET_ADMIN, "NET_ADMIN", "the agent makes an interface for each address"),
     (CapabilityFlags::NET_RAW, "NET_RAW", "the agent sends DHCP before there is an address"),
 ];
 
-/// Drops all capabilities but the two that are required. An error names a missing capability.
+/// Drops all capabilities except the two that the agent needs. `Err`: one of these two is missing,
+/// and the error names it.
 ///
-/// Capabilities belong to a thread: this must run before any other thread starts.
+/// Capabilities belong to a thread, so this function must run before any other thread starts.
 pub(super) fn keep_two() -> anyhow::Result<()> {
     let now = capabilities(None).context("read this process's capabilities")?;
     for (flag, name, purpose) in NEEDED {
@@ -23,7 +24,7 @@ pub(super) fn keep_two() -> anyhow::Result<()> {
     let sets =
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilityFlags::empty() };
     set_capabilities(None, sets).context("give up capabilities")?;
-    // A program that the process might start cannot regain the dropped capabilities.
+    // A program that this process starts cannot get the dropped capabilities back.
     rustix::thread::set_no_new_privs(true).context("give up gaining privileges")?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use super::managed_lease::ManagedLease;
 use crate::domain::dhcp::{ClientEvent, ClientTrouble, LeaseRecord};
 use crate::domain::dhcp_lease::status::reason;
 
-/// Counts, logs and publishes an event of a lease.
+/// Counts an event of a lease in the metrics, logs it, and publishes it as an Event.
 pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent) {
     let dhcp = &agent.dhcp;
     let record = lease.title();
@@ -78,7 +78,8 @@ pub(super) fn event(agent: &DhcpAgent, lease: &ManagedLease, event: &ClientEvent
     }
 }
 
-/// Reports the trouble in a record as a warning. Skips the troubles that [`event`] reports.
+/// Reports the trouble that a record states as a warning. Skips the kinds of trouble that [`event`]
+/// reports.
 pub(super) fn trouble(agent: &DhcpAgent, lease: &ManagedLease, record: &LeaseRecord) {
     let is_event = |trouble: &ClientTrouble| {
         matches!(

@@ -11,13 +11,14 @@ use crate::api::LeaseState;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets};
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Delay before the socket is closed or stops accepting ARP, after the last client needed the
-/// socket or ARP. The next exchange often follows soon. A socket that failed is opened again after
-/// the same delay.
+/// Delay between the end of the last client's need and the change of the socket: the socket is
+/// closed, or stops accepting ARP. Often another client needs it soon. A socket that failed is
+/// opened again after the same delay.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl AgentTerm<'_> {
-    /// Executes the actions of a lease's client: queues writes, reports events, sends frames.
+    /// Executes the actions `said` that a lease's client requests: queues writes, reports events,
+    /// sends frames.
     pub(super) fn act(&mut self, mac: Mac, said: Vec<ClientAction>) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let mut frames = Vec::new();
@@ -72,8 +73,8 @@ impl AgentTerm<'_> {
         self.continue_ending(mac);
     }
 
-    /// Updates the lease's timer, its count in the metrics, and the frames that the socket accepts
-    /// for it.
+    /// Sets the lease's timer, its count in the metrics, and the frames that the socket accepts for
+    /// its client.
     pub(super) fn reschedule(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let client = lease.client.as_ref();
@@ -114,9 +115,9 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Adjusts the frames that the socket accepts to the clients' needs. A change to more frames
-    /// takes effect at once. `less`: whether a change to fewer frames takes effect at once too,
-    /// instead of after [`EASE`].
+    /// Sets the frames that the socket accepts to those that the clients need. A change to more
+    /// frames takes effect at once. `less`: whether a change to fewer frames also takes effect at
+    /// once. If not, it takes effect after [`EASE`].
     pub(super) fn adjust_filter(&mut self, less: bool) {
         let needed = match (self.asking, self.probing.is_empty()) {
             (_, false) => FrameFilter::DhcpAndArp,
@@ -134,9 +135,10 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Sends a lease's frames if this agent may send. While the API server is silent, the leader is
-    /// not known. Then this agent only extends held leases. This agent stops extending leases when
-    /// it observes another active agent, because one agent is enough.
+    /// Sends the frames of a lease's client, if this agent may send. While the API server does not
+    /// answer, no agent knows which one is the leader. Then this agent sends only requests that
+    /// extend held leases. After it has seen another active agent, it sends none of these either,
+    /// because one agent is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
         let leads = self.agent.leadership.is_current();
         self.yields &= !leads;
@@ -149,7 +151,7 @@ impl AgentTerm<'_> {
             tracing::debug!(%mac, "frame not sent: this agent is not the leader");
             return;
         }
-        // The socket may be closed, because a client that sends a RELEASE waits for no answer.
+        // The socket may be closed here: a client that sends a DHCPRELEASE waits for no answer.
         if self.socket.accepted() == FrameFilter::Nothing {
             if let Err(error) = self.socket.set_filter(FrameFilter::Dhcp) {
                 tracing::debug!(%mac, %error, "frame not sent");
@@ -164,7 +166,7 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Updates the metrics that cover all leases.
+    /// Sets the metrics that are computed from all leases.
     pub(super) fn show(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;

@@ -14,14 +14,15 @@ use crate::domain::dhcp::{ClientOptions, Mac, phase, start_within};
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::informer::key;
 
-/// Time over which the clients spread their first requests after a restart. The time is
-/// [`RESUME_EACH`] for each lease, up to [`RESUME_LONGEST`] in total.
+/// Time over which the clients spread their first requests after a restart of the agent:
+/// [`RESUME_EACH`] for each lease, and at most [`RESUME_LONGEST`].
 const RESUME_EACH: Duration = Duration::from_millis(60);
 const RESUME_LONGEST: Duration = Duration::from_secs(30);
-/// Number of clients without an address that may start at the same time. If there are more, the
-/// clients spread their first messages over time.
+/// Number of clients without an address that may start at the same time. If there are more of them,
+/// they spread their first messages over time.
 const A_FEW: usize = 10;
-/// First and longest pause before another attempt to make a link.
+/// Pause after the first failed attempt to make a link. It doubles with each further failure, up to
+/// [`LINK_LONGEST_PAUSE`].
 const LINK_PAUSE: Duration = Duration::from_millis(500);
 const LINK_LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -40,7 +41,7 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Starts to serve all leases, after the first list of DHCPLeases is complete.
+    /// Starts to serve all leases. Called when the first list of DHCPLeases is complete.
     fn take_up_all(&mut self) {
         self.complete = true;
         tracing::info!(leases = self.leases.len(), "records loaded");
@@ -88,7 +89,8 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Starts to serve a lease, beginning with its link.
+    /// Starts to serve a lease: requests its link, or releases its address if the record is being
+    /// deleted.
     fn take_up(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.leaving {
@@ -121,8 +123,8 @@ impl AgentTerm<'_> {
         self.reschedule(mac);
     }
 
-    /// Starts the lease's client, whose link exists now. A client that runs already is only
-    /// notified whether the carrier is up.
+    /// Starts the client of a lease, after the lease's link was made. If the client runs already,
+    /// it only learns whether the carrier is up.
     pub(super) fn start(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();
@@ -154,7 +156,7 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Handles a lease whose deadline has passed.
+    /// Handles a lease at its deadline.
     pub(super) fn deadline_passed(&mut self, mac: Mac, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.deadline = None;
@@ -175,7 +177,7 @@ impl AgentTerm<'_> {
         self.act(mac, said.unwrap_or_default());
     }
 
-    /// Ends a lease whose record was deleted or replaced.
+    /// Ends a lease whose record was deleted, or replaced by another record of the same name.
     pub(super) fn end_without_record(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.gone = true;
@@ -184,8 +186,8 @@ impl AgentTerm<'_> {
         self.leave(mac);
     }
 
-    /// Releases the lease's address, if it has one. If this agent does not lead, or if the rate
-    /// limit of releases is reached, a timer is set to try again.
+    /// Releases the address of a lease, if it holds one. If this agent is not the leader, or
+    /// releases are too frequent, a timer for another attempt is set instead.
     pub(super) fn leave(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();
@@ -218,8 +220,8 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Takes the next step to end a lease, if this step is possible now. The steps are, in this
-    /// order: write the last record, remove the link, remove the finalizer.
+    /// Takes the next step to end a lease, if this step is possible now. The order of the steps:
+    /// write the last state into the record, remove the link, remove the finalizer.
     pub(super) fn continue_ending(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.gone {
@@ -242,8 +244,8 @@ impl AgentTerm<'_> {
         }
     }
 
-    /// Drops the remaining state of the lease, and serves the record that replaced its record, if
-    /// there is one.
+    /// Drops the remaining state of a lease. If another record has replaced the lease's record,
+    /// starts to serve that record.
     pub(super) fn forget(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.client = None;

@@ -31,57 +31,57 @@ use crate::domain::limits::token_bucket::TokenBucket;
 use crate::k8s::agent_records::RecordEvent;
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Longest sleep of the loop. A limit is needed because the clock counts the time for which the
-/// machine is suspended, but a sleep does not.
+/// Longest sleep of the loop. The clock counts the time for which the machine is suspended, but a
+/// sleep does not. So a longer sleep could end far too late.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
-/// Maximum number of frames that are read before other events are handled.
+/// Maximum number of frames that are read in a row, before the loop handles other events.
 const MOST_FRAMES: usize = 256;
-/// Longest frame that is read whole, in octets.
+/// Length, in octets, up to which a frame is read. The rest of a longer frame is lost.
 const LONGEST_FRAME: usize = 2048;
 
-/// State of a term.
+/// State of a term of leadership.
 pub(super) struct AgentTerm<'a> {
     agent: &'a DhcpAgent,
     leases: HashMap<Mac, ManagedLease>,
-    /// Hardware address of each lease, by the `namespace/name` of its record.
+    /// Hardware address of each lease. The key is `namespace/name` of the lease's record.
     names: HashMap<String, Mac>,
-    /// Records that replaced a record of the same name, by the hardware address of the earlier
-    /// lease. The earlier lease has not ended yet.
+    /// Records that replaced a record of the same name. The key is the hardware address of the
+    /// earlier record's lease, which has not ended yet.
     successors: HashMap<Mac, Box<DHCPLease>>,
     timers: BTreeSet<(Duration, Mac)>,
     /// Whether the first list of DHCPLeases is complete.
     complete: bool,
     records: UnboundedReceiver<RecordEvent>,
     socket: PacketSocket,
-    /// Leases whose client waits for ARP frames.
+    /// Leases whose clients wait for ARP frames.
     probing: BTreeSet<Mac>,
     /// Number of clients that wait for DHCP or ARP frames.
     asking: usize,
     /// Time at which the socket is closed, accepts fewer frames, or is opened again after a
-    /// failure. `None`: no such change is due.
+    /// failure. `None`: no such change is planned.
     ease: Option<Duration>,
     changes: LinkChanges,
     link_worker: LinkWorker,
-    /// Interface on the network, which carries the leases' links. `None`: the interface does not
-    /// exist.
+    /// Interface on the network, on which the leases' links are made. `None`: the interface does
+    /// not exist.
     parent: Option<KernelLink>,
-    /// Leases whose record is to be written.
+    /// Leases whose records are to be written, in the order of the writes.
     queue: VecDeque<Mac>,
     writes: JoinSet<WriteOutcome>,
     releases: TokenBucket,
-    /// Stations that answer ARP for addresses that the DHCP servers granted.
+    /// Stations that answered ARP for addresses that the DHCP servers granted.
     disputes: AddressDisputes,
-    /// Number of clients whose options were made. The number gives each client its own phase, so
-    /// that clients spread their messages over time.
+    /// Number of client options that were made in this term. Each client gets its own phase from
+    /// this number, so that clients spread their messages over time.
     begun: u32,
     seeds: RandomState,
     claim: watch::Receiver<LeadershipClaim>,
-    /// Whether another agent was active on this network while the leader was not known. If so, this
-    /// agent renews no lease.
+    /// Whether another agent was active on this network while it was unknown which agent is the
+    /// leader. Then this agent renews no lease.
     yields: bool,
-    /// Whether the metrics that cover all leases are out of date.
+    /// Whether the metrics that are computed from all leases are out of date.
     stale: bool,
-    /// Task that watches DHCPLeases, until the end of the term.
+    /// Task that watches DHCPLeases. It is aborted at the end of the term.
     _watch: JoinSet<()>,
 }
 
@@ -131,7 +131,8 @@ impl<'a> AgentTerm<'a> {
         self.agent.dhcp.leases.reset();
         let mut buffer = vec![0; LONGEST_FRAME];
         loop {
-            // Without current leadership no lease is started, written or released.
+            // No lease is started, written or released while this agent does not hold the network's
+            // Lease.
             let current = self.agent.leadership.is_current();
             if current {
                 self.write_some();
@@ -161,7 +162,7 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Earliest deadline of a lease or of the socket.
+    /// Earliest deadline of a lease, or the time of the socket's planned change if this is earlier.
     fn next_turn(&self) -> Duration {
         let first = self.timers.first().map(|(at, _)| *at);
         let ease = self.ease;
@@ -183,7 +184,7 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Reads frames and hands them to the clients.
+    /// Reads received frames, and gives them to the clients.
     fn receive_frames(&mut self, readable: std::io::Result<()>, buffer: &mut [u8]) {
         let mut problem = readable.err();
         for _ in 0..MOST_FRAMES {
@@ -206,7 +207,7 @@ impl<'a> AgentTerm<'a> {
                 }
                 continue;
             }
-            // Handling a frame may remove a client from `probing`.
+            // A client may leave `probing` while it handles the frame.
             let mut next = self.probing.first().copied();
             while let Some(mac) = next {
                 next = self.probing.range((Bound::Excluded(mac), Bound::Unbounded)).next().copied();
@@ -218,15 +219,16 @@ impl<'a> AgentTerm<'a> {
             }
         }
         if let Some(error) = problem {
-            // The interface went down or was removed. A notification of the kernel reports which of
-            // the two happened. Until then, a new socket would fail, too.
+            // The interface went down or was removed. The kernel will send a notification that says
+            // which of the two happened. A socket that is opened before that would fail like this
+            // one.
             tracing::debug!(%error, "the packet socket failed");
             self.socket.close();
             self.ease = Some(clock::now() + EASE);
         }
     }
 
-    /// Handles a change of a link.
+    /// Handles a change of a network interface.
     fn changed(&mut self, change: LinkChange) {
         let interface = &self.agent.settings.interface;
         match change {
@@ -276,7 +278,7 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Handles the removal of the interface. Each client is notified that its carrier is down.
+    /// Handles the removal of the agent's interface. Each client learns that it has no carrier.
     fn orphaned(&mut self) {
         let interface = &self.agent.settings.interface;
         tracing::warn!(interface, "the interface is gone, and all links with it");
@@ -285,7 +287,7 @@ impl<'a> AgentTerm<'a> {
         self.carry(false);
     }
 
-    /// Makes a lease's link again after another process removed it.
+    /// Makes the link of a lease again, after another process removed it.
     fn unlinked(&mut self, mac: Mac) {
         if let Some(lease) = self.leases.get_mut(&mac)
             && lease.link == LinkState::There
@@ -297,7 +299,7 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Makes every link again, because the interface was replaced.
+    /// Makes all links again, because the interface that carries them was replaced.
     fn make_all(&mut self, parent: u32) {
         for (mac, lease) in &mut self.leases {
             if matches!(lease.link, LinkState::There | LinkState::Making) {
@@ -307,7 +309,7 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Notifies the clients that the carrier is up or down.
+    /// Passes to all clients whether the carrier is up.
     fn carry(&mut self, up: bool) {
         let now = clock::now();
         let macs: Vec<Mac> = self.leases.keys().copied().collect();
@@ -320,7 +322,7 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Handles the outcome of a link job.
+    /// Handles the outcome of a link's making or removal.
     fn linked(&mut self, done: JobOutcome) {
         let now = clock::now();
         match done {

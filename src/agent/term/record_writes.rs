@@ -11,8 +11,8 @@ use crate::domain::dhcp::Mac;
 use crate::domain::dhcp_lease::status::{link_failed, report, status_patch};
 use crate::k8s::CallError;
 
-/// Maximum number of writes at the same time, for all leases together. More parallel writes do not
-/// make an API server faster.
+/// Maximum number of writes at the same time, for all leases together. An API server does not
+/// become faster with more writes at a time.
 const MOST: usize = 8;
 /// Pause before a failed write is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -22,24 +22,25 @@ pub(super) struct WriteOutcome {
     mac: Mac,
     uid: String,
     what: PendingWrite,
-    /// New resourceVersion; `None` after the finalizer was removed.
+    /// New resourceVersion of the record. `None`: the write removed the finalizer, and the record
+    /// may be gone.
     outcome: Result<Option<String>, CallError>,
     status: DHCPLeaseStatus,
-    /// Current record, read after a write that failed with 409 or 404.
+    /// Record as read after the write failed with 409 or 404.
     fresh: RereadRecord,
 }
 
-/// Record as read again after a write failed with 409 or 404. A 404 means that the record does not
+/// Record that was read after a write failed with 409 or 404. A 404 means that the record does not
 /// exist, or that its CRD has no status subresource.
 enum RereadRecord {
-    /// The record was not read, or could not be read.
+    /// The write did not fail in this way, or the record could not be read.
     Unread,
     Gone,
     Is(Box<DHCPLease>),
 }
 
 impl AgentTerm<'_> {
-    /// Starts queued writes until [`MOST`] writes are running.
+    /// Starts queued writes, until [`MOST`] writes are under way.
     pub(super) fn write_some(&mut self) {
         while self.writes.len() < MOST {
             let Some(mac) = self.queue.pop_front() else { break };
@@ -140,8 +141,8 @@ impl AgentTerm<'_> {
         self.reschedule(mac);
     }
 
-    /// Queues the lease's next write if one became pending during the last write. Then takes the
-    /// next step to end the lease, if the lease is ending.
+    /// Queues the next write of a lease, if it became pending during the last one. If the lease is
+    /// ending, takes the next step of its end.
     fn again(&mut self, mac: Mac) {
         if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
             self.queue.push_back(mac);
