@@ -5,8 +5,8 @@
 
 use crate::object_fields::digest::sha256_hex;
 
-/// Longest readable part of a name, in characters. With the digest, the name fits into a DNS label
-/// of 63 characters.
+/// Maximum length of the readable part of a name, in characters. A name of this part and the digest
+/// fits into a DNS label of 63 characters.
 const READABLE: usize = 45;
 /// Length of the digest in a name, in characters.
 const DIGITS: usize = 8;
@@ -14,10 +14,10 @@ const DIGITS: usize = 8;
 /// Prefix of each agent's name.
 pub const AGENT_PREFIX: &str = "hgo-lease-agent-";
 
-/// Name of a network's agent. `network` is `namespace/name` of the NetworkAttachmentDefinition. The
-/// agent's Deployment and the agent's Lease have this name. The agent's active pod holds this
-/// Lease, in the operator's namespace. The name ends in a part of the SHA-256 of the whole network
-/// name, so that two networks do not share a name.
+/// Name of a network's agent. `network`: `namespace/name` of the NetworkAttachmentDefinition. The
+/// agent's Deployment has this name, and so has the Lease that the active pod of the agent holds in
+/// the operator's namespace. The name ends with a part of the SHA-256 of `network`, so that two
+/// networks never have the same name.
 pub fn agent_name(network: &str) -> String {
     let plain = format!("{AGENT_PREFIX}{}", network.replace('/', "-"));
     let cut: String = plain.chars().take(READABLE).collect();
@@ -31,7 +31,7 @@ pub fn agent_name(network: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The expected name is the name that Helm renders.
+    /// The expected name is the one that Helm renders.
     #[test]
     fn a_name_is_readable_and_its_own() {
         assert_eq!(agent_name("default/vlan100"), "hgo-lease-agent-default-vlan100-752faa03");

@@ -51,20 +51,21 @@ pub use networks::{DhcpDeclaration, DhcpNetworks, NetworkForm, WantedAgent};
 pub use requested_identity::{ASKING, AnnotationFault, RequestedIdentity, asked};
 pub use retention::{RetentionStep, keep, without_finalizer};
 
-/// Largest assumed difference between the clocks of two machines. With this margin, times of the
-/// wall clock show whether a Lease is abandoned.
+/// Largest assumed difference between the clocks of two machines. A Lease whose last renewal
+/// expired longer ago than this has been abandoned.
 const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
 
-/// Party that leases the address of a LoadBalancer, as named in the annotation [`ANNOTATION_DHCP`].
+/// Party that leases the address of a LoadBalancer. The annotation [`ANNOTATION_DHCP`] may choose
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeasingParty {
-    /// The network's agent leases the address, on the host.
+    /// The agent of the network leases the address, on the host.
     Host,
-    /// The announcer of the address leases it.
+    /// The announcer of the address leases it, in the guest or on the host.
     Guest,
 }
 
-/// Error for an annotation [`ANNOTATION_DHCP`] that names no party.
+/// Error: the value of the annotation [`ANNOTATION_DHCP`], which is the field, is not a party.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} must be host or guest: it chooses who leases the IPv4 address")]
 pub struct NoLeasingParty(String);
@@ -72,19 +73,20 @@ pub struct NoLeasingParty(String);
 /// Next step for a LoadBalancer whose address comes from a DHCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeasingStep {
-    /// The announcer leases the address. The text is the reason to report, if there is one.
+    /// The announcer leases the address. The text is the reason that the condition reports. `None`:
+    /// there is nothing to report.
     Guest(Option<String>),
-    /// Create the record, because the host is to lease the address, and no record exists yet.
+    /// Create the record: the host is to lease the address, and there is no record yet.
     Create,
-    /// Take over the announcer's lease. This merge patch stores the identity of the announcer's
-    /// DHCP client on the LoadBalancer.
+    /// Begin to take over the announcer's lease. The value is a merge patch for the LoadBalancer.
+    /// It stores the identity of the announcer's DHCP client.
     Adopt(Value),
-    /// Cancel the planned release of the record, because the LoadBalancer needs the record's
+    /// Cancel the planned release of the record's address, because the LoadBalancer needs this
     /// address.
     Keep,
-    /// Wait, because there is no address that may be published.
+    /// Wait, because there is no address that may be published. The value says why.
     Wait(NoLease),
-    /// Publish this address, if [`why_unusable`] finds no conflict with another object.
+    /// Publish this address, if [`obstacle`] finds no other object that has it.
     Take(LeasedAddress),
 }
 
@@ -93,52 +95,52 @@ pub enum LeasingStep {
 pub struct LeasingFacts<'a> {
     /// LoadBalancer, which is not being deleted.
     pub lb: &'a LoadBalancer,
-    /// Network of the LoadBalancer, `namespace/name`; empty for none.
+    /// Network of the LoadBalancer, `namespace/name`. Empty: the LoadBalancer has no network.
     pub network: &'a str,
-    /// Record of the same name, if there is one.
+    /// Record with the name of the LoadBalancer. `None`: there is none.
     pub record: Option<&'a DHCPLease>,
-    /// Whether the network is declared: the host leases addresses on it.
+    /// Whether the network is a declared one: the host leases addresses on it.
     pub declared: bool,
-    /// Reason why the host starts no new leases on the network: one of the network's annotations is
-    /// not valid. `None`: all are valid.
+    /// Reason why the host starts no new leases on the network: one of its annotations is not
+    /// valid. `None`: all its annotations are valid.
     pub fault: Option<&'a str>,
-    /// Whether the agent of the record's network is active. If there is no record, the agent of the
-    /// LoadBalancer's network counts.
+    /// Whether the agent of the record's network is active. If there is no record, this is about
+    /// the agent of `network`.
     pub serving: bool,
-    /// Service of the LoadBalancer, if there is one. In a takeover, this is the Service for which
-    /// the announcer has leased the address until now.
+    /// Service of the LoadBalancer. `None`: there is none. During a takeover, this is the Service
+    /// for which the announcer has leased the address.
     pub service: Option<&'a service::StoredService>,
-    /// Whether the leader's term has just begun. Agents may then not yet have written the renewals
-    /// that they made while the API server was unavailable.
+    /// Whether the leader's term has just begun. The API server may have been unavailable before.
+    /// Then agents may not yet have written the renewals of that time.
     pub early: bool,
     /// Current time.
     pub now: DateTime<FixedOffset>,
 }
 
-/// Kubernetes Lease of a network's agent.
+/// Lease object of a network's agent (with a capital L: `coordination.k8s.io/v1`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentLease {
-    /// Holder of the Lease; empty if there is none.
+    /// Holder of the Lease. Empty: no agent holds the Lease.
     pub holder: String,
-    /// Time for which each renewal of the Lease is valid.
+    /// Time for which a renewal of the Lease is valid.
     pub duration: Duration,
-    /// Time of the acquisition, on the holder's clock.
+    /// Time at which the holder acquired the Lease, on the holder's clock.
     pub acquired: Option<DateTime<FixedOffset>>,
-    /// Time of the last renewal, on the holder's clock.
+    /// Time of the last renewal of the Lease, on the holder's clock.
     pub renewed: Option<DateTime<FixedOffset>>,
-    /// `metadata.resourceVersion`. Each renewal by the holder changes this value.
+    /// `metadata.resourceVersion` of the Lease. Each renewal changes it.
     pub version: String,
 }
 
-/// Whether the agent that holds the Lease is active. `silent_for` is the time since the last change
-/// of the Lease was observed.
+/// Whether the agent that holds the Lease is active. `silent_for`: time since a change of the Lease
+/// was last seen.
 pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
 
-/// Whether a Lease that is observed for the first time has surely expired, because its holder died.
-/// The last renewal must have expired before `now`, with a margin of `CLOCKS_APART` for clocks that
-/// differ. `false`: the Lease counts as abandoned only if it does not change for its whole
+/// Whether the holder of a Lease that is seen for the first time has surely died. For this, the
+/// last renewal must have expired before `now` by more than `CLOCKS_APART`, because clocks may
+/// differ. `false`: the Lease counts as abandoned only if it stays unchanged for its whole
 /// duration.
 pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = TimeDelta::from_std(holding.duration).unwrap_or(TimeDelta::MAX);
@@ -148,9 +150,8 @@ pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool 
     holding.renewed.and_then(end).is_some_and(|end| end < now)
 }
 
-/// Party that leases the address, as named in the annotation [`ANNOTATION_DHCP`] of the
-/// LoadBalancer. `Ok(None)`: the annotation is missing or empty. `Err`: the value is not `host` or
-/// `guest`.
+/// Party that the annotation [`ANNOTATION_DHCP`] of the LoadBalancer chooses to lease the address.
+/// `Ok(None)`: the annotation is missing or empty. `Err`: its value is neither `host` nor `guest`.
 pub fn choice(lb: &LoadBalancer) -> Result<Option<LeasingParty>, NoLeasingParty> {
     let annotations = lb.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(ANNOTATION_DHCP)).map(String::as_str) {
@@ -161,7 +162,7 @@ pub fn choice(lb: &LoadBalancer) -> Result<Option<LeasingParty>, NoLeasingParty>
     }
 }
 
-/// Decides the next step for a LoadBalancer.
+/// Decides the next step for a LoadBalancer, from the facts `seen`.
 pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
     let LeasingFacts { lb, network, record, declared, fault, serving, .. } = *seen;
     let leased = facts::leased(lb);
@@ -179,7 +180,7 @@ pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
         return kube_vip_takeover::begin(seen);
     }
     let host = match choice {
-        // The host leases if the annotation says so, or if the host has already leased the address.
+        // The host leases if the annotation chooses it, or if it has leased the published address.
         Ok(choice) => choice == Some(LeasingParty::Host) || leased.is_some(),
         Err(fault) => {
             let fault = format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}");
@@ -213,8 +214,8 @@ pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
     }))
 }
 
-/// Decides the next step for a LoadBalancer with a record. The host leases the LoadBalancer's
-/// address.
+/// Decides the next step for a LoadBalancer whose address the host leases, if the LoadBalancer has
+/// a record.
 fn with(record: &DHCPLease, seen: &LeasingFacts<'_>) -> LeasingStep {
     let LeasingFacts { lb, network, declared, serving, early, now, .. } = *seen;
     if record.metadata.deletion_timestamp.is_some() {
@@ -245,26 +246,27 @@ fn with(record: &DHCPLease, seen: &LeasingFacts<'_>) -> LeasingStep {
     })
 }
 
-/// Whether a LoadBalancer without an address was created again on a network other than its
-/// record's. A LoadBalancer with an address keeps the address, even if its annotations change
+/// Whether a LoadBalancer without an address is on another network than its record, because it was
+/// created again. A LoadBalancer that has an address keeps it, even if its annotations change
 /// later.
 fn has_moved(record: &DHCPLease, lb: &LoadBalancer, network: &str) -> bool {
     !network.is_empty() && record.spec.network != network && facts::leased(lb).is_none()
 }
 
-/// Whether the announcer leases the LoadBalancer's address: the published address is `0.0.0.0`.
+/// Whether the announcer leases the LoadBalancer's address. Then the published address is
+/// `0.0.0.0`.
 fn is_guests(lb: &LoadBalancer) -> bool {
     facts::has_address(lb) && facts::leased(lb).is_none()
 }
 
-/// Whether a LoadBalancer without an address requests a client identity other than its record's. A
-/// LoadBalancer with an address keeps the address, even if its annotations change later.
+/// Whether a LoadBalancer without an address requests another client identity than its record has.
+/// A LoadBalancer that has an address keeps it, even if its annotations change later.
 fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }
 
-/// Whether the LoadBalancer had an address before. If so, the missing address is reported as lost.
-/// Otherwise, the address is reported as pending.
+/// Whether the LoadBalancer had an address before. `true`: the condition reports that the address
+/// was lost. `false`: it reports that the address is pending.
 fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     let status = lb.status.as_ref();
     let ready = status.and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
@@ -273,19 +275,19 @@ fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
         || record.status.as_ref().is_some_and(|status| status.state == Some(LeaseState::Lost))
 }
 
-/// Address of a record, if the address may be used at `now`.
+/// Address of a record. `None`: the record has no address that may be used at `now`.
 pub fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<LeasedAddress> {
     let good = |end| end > now || keeps(record);
     recorded(record).filter(|_| ends(record).is_none_or(good))
 }
 
-/// Whether the address of a record is kept after the expiry of its lease: see [`OnLeaseLoss`].
+/// Whether the address of a record is kept after its lease has expired: see [`OnLeaseLoss`].
 pub fn keeps(record: &DHCPLease) -> bool {
     record.status.as_ref().is_some_and(|status| status.on_lease_loss == Some(OnLeaseLoss::Keep))
 }
 
-/// Address of a record. `None`: the record has no valid address, or the address was lost or
-/// released. The expiry of the lease is not checked.
+/// Address of a record, whether or not its lease has expired. `None`: the record has no valid
+/// address, or its address was lost or released.
 fn recorded(record: &DHCPLease) -> Option<LeasedAddress> {
     let status = record.status.as_ref()?;
     let over = matches!(status.state, Some(LeaseState::Lost | LeaseState::Released));
@@ -300,7 +302,7 @@ fn recorded(record: &DHCPLease) -> Option<LeasedAddress> {
     Some(LeasedAddress { ip, mask: subnet.map(|subnet| subnet.netmask()), gateway, network })
 }
 
-/// Whether the address can belong to a single host. The agent checks more conditions.
+/// Whether an address can belong to a single host. The agent checks further conditions.
 fn is_host(ip: Ipv4Addr) -> bool {
     !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.is_broadcast())
 }
@@ -308,22 +310,22 @@ fn is_host(ip: Ipv4Addr) -> bool {
 /// Expiry of a record's lease. `None`: the lease never expires, or the record has no address.
 pub fn ends(record: &DHCPLease) -> Option<DateTime<FixedOffset>> {
     let status = record.status.as_ref().filter(|status| status.address.is_some())?;
-    // An invalid time counts as past, because an address without a known expiry may belong to
+    // A time that is not valid counts as past. An address whose expiry is unknown may belong to
     // another client.
     status.expires_at.as_ref().map(|at| rfc3339::parse(at).unwrap_or_default())
 }
 
 /// Whether the renewal of a record's lease is long overdue: less than an eighth of the lease time
-/// is left.
+/// is left before the expiry.
 pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = record.status.as_ref().and_then(|status| status.lease_seconds);
     let (Some(end), Some(lasts)) = (ends(record), lasts) else { return false };
     (end - now).num_seconds() < lasts / 8
 }
 
-/// Record to create for a LoadBalancer. `cluster` is the UID of the Namespace kube-system. `form`
-/// is the network's form of client identifiers. `Err`: an annotation that requests an identity is
-/// not valid.
+/// Record to create for a LoadBalancer. `cluster`: UID of the Namespace kube-system. `form`: form
+/// of client identifiers on the network. `Err`: an annotation of the LoadBalancer that requests an
+/// identity is not valid.
 pub fn record(
     lb: &LoadBalancer,
     cluster: &str,
@@ -350,14 +352,14 @@ pub fn record(
     Ok(record)
 }
 
-/// Whether a DHCP server would identify the holders of two records as one client.
+/// Whether a DHCP server would take the clients of two records for one client.
 pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
     let same_id = !one.client_id.is_empty() && one.client_id == other.client_id;
     one.network == other.network && (one.mac_address == other.mac_address || same_id)
 }
 
-/// Reason why the record `new` is not created: a DHCP server would identify the client of `new` and
-/// the client of the record `other` (`namespace/name`) as one client.
+/// Reason why the record `new` is not created. A DHCP server would take its client and the client
+/// of the record `other` (`namespace/name`) for one client.
 pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
     let DHCPLeaseSpec { network, mac_address, client_id, .. } = &new.spec;
     NoLease::IdentityTaken(format!(
@@ -365,8 +367,8 @@ pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
     ))
 }
 
-/// Merge patch that schedules the release of a record for the time `at`. `None` cancels the
-/// release.
+/// Merge patch that plans the release of a record's address. `at`: time of the release. `None`: a
+/// planned release is cancelled.
 pub fn release_after(record: &DHCPLease, at: Option<DateTime<FixedOffset>>) -> Value {
     let at = at.map(rfc3339::to_millisecond);
     json!({

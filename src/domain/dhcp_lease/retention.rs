@@ -11,27 +11,27 @@ use crate::object_fields::finalizers::removal_patch;
 use crate::object_fields::rfc3339;
 use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 
-/// Next action on a record, to keep it or to release its address.
+/// Next action on a record: keep it, or release its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetentionStep {
-    /// Do nothing, because the LoadBalancer uses the record or is being deleted, or because the
-    /// record is deleted and waits for its agent.
+    /// Do nothing. The LoadBalancer uses the record or is being deleted, or the record is being
+    /// deleted and waits for its agent.
     Nothing,
-    /// Decide again after this time.
+    /// Decide again after this time has passed.
     Later(Duration),
-    /// Set `spec.releaseAfter` to this time. At this time, the record is deleted if no LoadBalancer
-    /// wants it.
+    /// Set `spec.releaseAfter` to this time. If no LoadBalancer uses the record then, the record is
+    /// deleted.
     Leave(DateTime<FixedOffset>),
-    /// Delete the record: its agent then gives the address back.
+    /// Delete the record. Then its agent gives the address back.
     Delete,
-    /// Remove the finalizer of a deleted record, although no agent gave its address back. No agent
-    /// is active, and the lease has expired by the wall clock or the record has no address.
+    /// Remove the finalizer of a deleted record, although no agent has given its address back. No
+    /// agent is active, and the lease has expired by the wall clock, or the record has no address.
     Forget,
 }
 
-/// Decides the next action on a record. `lb` is the LoadBalancer of the same name, and `network` is
-/// the network of this LoadBalancer. `agent`: whether the agent of the record's network is active.
-/// An address is kept for `grace` after its LoadBalancer was deleted.
+/// Decides the next action on a record. `lb`: the LoadBalancer with the record's name. `network`:
+/// the network of `lb`. `agent`: whether the agent of the record's network is active. `grace`: time
+/// for which the address is kept after the deletion of its LoadBalancer.
 pub fn keep(
     record: &DHCPLease,
     lb: Option<&LoadBalancer>,
@@ -44,17 +44,17 @@ pub fn keep(
         return match ends(record) {
             _ if agent || without_finalizer(record).is_none() => RetentionStep::Nothing,
             Some(end) if end > now => later(end, now),
-            // Only an agent can give back a lease that never expires.
+            // A lease that never expires can be given back only by an agent.
             None if has_address(record) => RetentionStep::Nothing,
             _ => RetentionStep::Forget,
         };
     }
     match lb {
-        // The LoadBalancer is being deleted: first its Service and its finalizer are removed.
+        // The LoadBalancer is being deleted. Its Service and its finalizer are removed first.
         Some(lb) if facts::is_leaving(lb) => return RetentionStep::Nothing,
         Some(lb) if wants(record, lb, network, now) => return RetentionStep::Nothing,
-        // The LoadBalancer exists and does not use the record, so no later LoadBalancer will use
-        // it.
+        // The LoadBalancer exists and does not use the record. So a LoadBalancer that is created
+        // later will not use it either.
         Some(_) => return RetentionStep::Delete,
         None => {}
     }
@@ -65,8 +65,8 @@ pub fn keep(
     }
 }
 
-/// Whether a LoadBalancer has, or is to have, its address from this record. The LoadBalancer is not
-/// being deleted.
+/// Whether a LoadBalancer that is not being deleted has its address from this record, or will get
+/// it from this record.
 fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<FixedOffset>) -> bool {
     let moved = has_moved(record, lb, network) || is_anothers(record, lb);
     let record = Some(record);
@@ -83,8 +83,8 @@ fn has_address(record: &DHCPLease) -> bool {
     record.status.as_ref().is_some_and(|status| status.address.is_some())
 }
 
-/// Merge patch that removes the agent's finalizer from a deleted record. `None`: the finalizer is
-/// not set.
+/// Merge patch that removes the agent's finalizer from a deleted record. `None`: the record does
+/// not have this finalizer.
 pub fn without_finalizer(record: &DHCPLease) -> Option<Value> {
     removal_patch(&record.metadata, &[DHCP_FINALIZER])
 }

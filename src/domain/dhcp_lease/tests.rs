@@ -34,7 +34,7 @@ fn publishing(mut lb: LoadBalancer, ip: &str) -> LoadBalancer {
     lb
 }
 
-/// A record with a lease of one hour. If `address` is `None`, the record has no lease.
+/// Record with a lease of one hour for `address`. `None`: the record has no lease.
 fn leased(address: Option<&str>) -> DHCPLease {
     let mut record = record(&lb(), "cluster", NETWORK, ClientIdForm::Duid).unwrap();
     record.status = Some(DHCPLeaseStatus {
@@ -52,7 +52,7 @@ fn status(record: &mut DHCPLease) -> &mut DHCPLeaseStatus {
     record.status.as_mut().unwrap()
 }
 
-/// Facts for a LoadBalancer on a declared network.
+/// Facts about a LoadBalancer on a declared network. `serving`: whether the agent is active.
 fn seen<'a>(
     lb: &'a LoadBalancer,
     record: Option<&'a DHCPLease>,
@@ -77,7 +77,8 @@ fn waits(step: &LeasingStep) -> &'static str {
     why.reason()
 }
 
-/// A fault of a network delays new leases. A LoadBalancer that has an address keeps it.
+/// A fault in a network's annotations delays new leases. A LoadBalancer that has an address keeps
+/// it.
 #[test]
 fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     const FAULT: &str = "metadata.annotations[x]: \"y\" must be z";
@@ -102,7 +103,8 @@ fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     assert_eq!(faulty(&lb(), Some(&left), true), LeasingStep::Keep);
 }
 
-/// An absent agent delays an address. An active agent does not make its network a declared network.
+/// An address waits while the agent is absent. An active agent does not make its network a declared
+/// one.
 #[test]
 fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
     for choice in ["", "host"] {
@@ -116,7 +118,7 @@ fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
         assert_eq!(waits(&hosts), "NoDHCPAgent");
         let LeasingStep::Wait(why) = hosts else { panic!() };
         assert!(why.message().contains(&format!("{ANNOTATION_DHCP}=host")), "{why:?}");
-        // If a record exists, the host leases, even on a network that is not declared.
+        // If there is a record, the host leases, even on a network that is not declared.
         let record = leased(Some("10.7.0.9"));
         assert!(matches!(undeclared(&lb(), Some(&record), serving), LeasingStep::Take(_)));
         let guests = publishing(lb(), "0.0.0.0");
@@ -143,7 +145,7 @@ fn the_annotation_chooses() {
     }
 }
 
-/// The first address decides which party leases from then on.
+/// The party that leased the first address goes on to lease, whatever the annotation says later.
 #[test]
 fn the_party_that_leases_goes_on() {
     for choice in ["", "guest", "nonsense"] {
@@ -155,10 +157,10 @@ fn the_party_that_leases_goes_on() {
         let step = said(&hosts, Some(&leased(Some("10.7.0.9"))), false);
         assert!(matches!(step, LeasingStep::Take(_)), "{choice}: {step:?}");
     }
-    // If agent and record are missing, the announcer does not begin to lease.
+    // The announcer does not begin to lease, even if the agent and the record are missing.
     assert_eq!(waits(&said(&publishing(lb(), "10.7.0.9"), None, false)), "NoDHCPAgent");
-    // A LoadBalancer at `0.0.0.0` ignores a record whose release is scheduled. With any other
-    // record, the host leases.
+    // A LoadBalancer at `0.0.0.0` does not use a record whose release is planned. If the record's
+    // release is not planned, the host leases.
     let mut left = leased(Some("10.7.0.9"));
     let guests = publishing(lb(), "0.0.0.0");
     assert!(matches!(said(&guests, Some(&left), true), LeasingStep::Take(_)), "an edited status");
@@ -198,8 +200,8 @@ fn an_address_is_taken_while_it_may_be_used() {
     assert_eq!(waits(&changed(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
 }
 
-/// A requested identity applies only to a new record. The new record replaces the old record if the
-/// address of the old record is not published.
+/// A requested identity has an effect on a new record only. The record is replaced if its address
+/// is not published.
 #[test]
 fn a_record_of_another_client_goes_first() {
     let asking = |mut lb: LoadBalancer, mac: &str| {
@@ -215,14 +217,14 @@ fn a_record_of_another_client_goes_first() {
     let has = publishing(fresh, "10.7.0.9");
     assert!(matches!(said(&has, Some(&record), true), LeasingStep::Take(_)));
     assert_eq!(kept(&has), RetentionStep::Nothing);
-    // While an annotation is not valid, no address is withdrawn, and no record is created.
+    // If an annotation is not valid, no address is withdrawn, and no record is created.
     let wrong = asking(lb(), "nonsense");
     assert!(matches!(said(&wrong, Some(&record), true), LeasingStep::Take(_)));
     assert_eq!(kept(&wrong), RetentionStep::Nothing);
     assert_eq!(waits(&said(&wrong, None, true)), "InvalidAnnotation");
 }
 
-/// An agent soon writes the renewals that it could not write while the API server was unavailable.
+/// Agents soon write the renewals that they could not write while the API server was unavailable.
 #[test]
 fn a_young_term_takes_no_published_address_for_ended() {
     let mut record = leased(Some("10.7.0.9"));
@@ -239,8 +241,8 @@ fn a_young_term_takes_no_published_address_for_ended() {
     assert_eq!(waits(&early(&published, &record, true)), "DHCPLeaseLost", "the agent says so");
 }
 
-/// The condition keeps the reason `DHCPLeaseLost` while the address is lost, because an alert uses
-/// this reason.
+/// The condition keeps the reason `DHCPLeaseLost` until there is an address again, because an alert
+/// uses this reason.
 #[test]
 fn what_was_lost_is_not_just_late() {
     let none = leased(None);
@@ -372,7 +374,8 @@ fn an_agent_is_there_while_its_lease_is_renewed() {
     assert!(!is_left_behind(&AgentLease { renewed: None, ..held }, at(1_000_000)));
 }
 
-/// A kept address stays published. Once its record is deleted, its lease counts as over.
+/// A kept address stays published after its lease has expired. After its record is deleted, the
+/// lease counts as over.
 #[test]
 fn a_kept_address_is_usable_after_its_end() {
     let mut record = leased(Some("10.7.0.9"));

@@ -21,27 +21,27 @@ use crate::pools::conflict::PoolFacts;
 use crate::pools::ranges::PoolRanges;
 use crate::vm_backends::backend_address::NetworkRange;
 
-/// IPPool with the segment on which its addresses are announced.
+/// IPPool, with the segment on which its addresses are announced.
 #[derive(Clone, Debug)]
 pub struct PoolSegment {
-    /// Facts about the IPPool, with its ranges.
+    /// Facts about the IPPool, its ranges among them.
     pub facts: Arc<PoolFacts>,
     /// Segment on which the addresses of the IPPool are announced.
     pub segment: Segment,
 }
 
-/// Another LoadBalancer that has the leased address, on any network.
+/// Another LoadBalancer that has the leased address. It may be on any network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherHolder {
-    /// Segment on which that LoadBalancer's address is announced. `None`: the address counts on
-    /// every segment.
+    /// Segment on which the address of that LoadBalancer is announced. `None`: the address counts
+    /// on each segment.
     pub segment: Option<Segment>,
     /// Whether a pool allocated the address to that LoadBalancer.
     pub by_pool: bool,
-    /// Whether that LoadBalancer publishes the address. If not, the address is only recorded for
+    /// Whether that LoadBalancer publishes the address. `false`: the address is only recorded for
     /// it.
     pub publishes: bool,
-    /// Whether that LoadBalancer is older than the LoadBalancer that is to publish the address.
+    /// Whether that LoadBalancer is older than the one that is to publish the address.
     pub older: bool,
 }
 
@@ -54,16 +54,16 @@ pub struct AddressUses {
     pub pools: Vec<PoolSegment>,
     /// Other LoadBalancers that have the address.
     pub others: Vec<OtherHolder>,
-    /// Objects of the cluster that have the address.
+    /// Objects of the cluster itself that have the address.
     pub reserved: Vec<Reserved>,
-    /// CIDR and gateway of the network on which the address was leased; `None`: unknown.
+    /// CIDR and gateway of the network on which the address was leased. `None`: unknown.
     pub range: Option<NetworkRange>,
-    /// Whether the LoadBalancer that is to publish the address publishes it already.
+    /// Whether the LoadBalancer that is to publish the address already publishes it.
     pub published: bool,
 }
 
-/// Reason not to publish the leased address; `None`: it may be published. The text contains no
-/// names of other tenants' objects.
+/// Reason not to publish the leased address. `None`: the address may be published. The text
+/// contains no names of other tenants' objects.
 pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String> {
     let ip: Ipv4Addr = lease.ip;
     let held = |other: &&OtherHolder| {
@@ -99,8 +99,8 @@ pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String>
     uses.pools.iter().find_map(|pool| in_pool(ip, pool, &uses.segment))
 }
 
-/// Description of a reserved address. `None`: the address is on a Service that names a LoadBalancer
-/// as its owner. Other LoadBalancers with the address are in [`AddressUses::others`].
+/// Description of the object that has a reserved address. `None`: the address is on a Service whose
+/// owner is a LoadBalancer. That LoadBalancer is in [`AddressUses::others`], if it is another one.
 fn use_of(reserved: &Reserved) -> Option<&'static str> {
     match reserved {
         Reserved::Management(_) => Some("the cluster's management address"),
@@ -112,8 +112,8 @@ fn use_of(reserved: &Reserved) -> Option<&'static str> {
     }
 }
 
-/// Reason not to publish an address that is the network's gateway, or outside the network's CIDR.
-/// `None`: the address is inside the CIDR and is not the gateway, or the CIDR is IPv6.
+/// Reason not to publish an address that is the network's gateway, or is outside the network's
+/// CIDR. `None`: the address is inside the CIDR and not the gateway, or the CIDR is an IPv6 one.
 fn outside(ip: Ipv4Addr, network: &str, range: &NetworkRange) -> Option<String> {
     let NetworkRange { cidr, gateway } = range;
     let ip = IpAddr::V4(ip);

@@ -54,7 +54,7 @@ fn what_a_pool_may_give_out_is_not_published() {
         assert!(with(pool.clone(), "10.7.0.150").unwrap().contains("IPPool p"));
         assert!(with(pool.clone(), "10.7.0.254").unwrap().contains("gateway"));
         assert_eq!(with(pool.clone(), "10.7.0.99"), None);
-        // A published address stays published.
+        // An address that is published already stays published.
         let published = AddressUses { pools: vec![pool], published: true, ..world() };
         assert_eq!(why_unusable(&lease("10.7.0.150"), &published), None);
     }
@@ -89,12 +89,11 @@ fn what_the_cluster_itself_has_is_never_published() {
             assert_eq!(why(reserved.clone(), published).as_deref(), Some(says), "{reserved:?}");
         }
     }
-    // Tenants choose the addresses of their Services, so a tenant's Service does not cause the
-    // withdrawal of a published address.
+    // Tenants choose the addresses of their Services. So a Service prevents that the address is
+    // published, but a published address is not withdrawn.
     assert!(why(Ingress(name()), false).is_some());
     assert_eq!(why(Ingress(name()), true), None);
-    // The Service belongs to this LoadBalancer, or to another LoadBalancer, which is then in
-    // `others`.
+    // The owner of the Service is this LoadBalancer, or another one, which `others` then contains.
     assert_eq!(why(OwnIngress(name()), false), None);
 }
 
@@ -117,8 +116,8 @@ fn what_the_network_does_not_have_is_not_published() {
     assert_eq!(why(range("10.8.0.0/24", "10.7.0.9"), true), "", "what is in use stays");
 }
 
-/// Exactly one of two LoadBalancers publishes the address that both have. If a pool allocated the
-/// address to one of them, that LoadBalancer publishes it.
+/// Exactly one of two LoadBalancers with the same address publishes it. The LoadBalancer to which a
+/// pool allocated the address comes first.
 #[test]
 fn an_address_is_published_for_one() {
     let other = |by_pool, publishes, older| OtherHolder {

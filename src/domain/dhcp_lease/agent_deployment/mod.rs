@@ -12,26 +12,27 @@ use super::networks::DhcpDeclaration;
 use crate::object_fields::digest::sha256_hex;
 use api::{MANAGED_BY, MANAGER};
 
-/// Label on an agent's pod, and on its Deployment: the agent's name.
+/// Label on an agent's Deployment and on its pod. The value is the agent's name.
 const LABEL_AGENT: &str = "loadbalancer.harvesterhci.io/agent";
-/// Annotation on an agent's Deployment: `namespace/name` of its network.
+/// Annotation on an agent's Deployment. The value is the `namespace/name` of the agent's network.
 const ANNOTATION_AGENT_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
-/// Annotation on an agent's Deployment: first octets of the SHA-256 of the Deployment that the
-/// operator wants, in hexadecimal.
+/// Annotation on an agent's Deployment. The value is a digest of the Deployment that the operator
+/// wrote: the first octets of its SHA-256, in hexadecimal.
 const ANNOTATION_WANTED: &str = "loadbalancer.harvesterhci.io/wanted";
 /// Length of the digest in [`ANNOTATION_WANTED`], in characters.
 const DIGITS: usize = 16;
-/// Annotation on a pod: the networks to which Multus attaches the pod.
+/// Annotation on a pod. The value lists the networks to which Multus attaches the pod.
 const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-/// Name of the network's interface in the pod.
+/// Name that the interface on the agent's network has in the pod.
 const INTERFACE: &str = "net1";
-/// Label prefix of a cluster network's nodes: `network.harvesterhci.io/<cluster network>: "true"`.
-/// Source: network-controller-harvester, pkg/controller/manager/nad/controller.go.
+/// Prefix of the label on the nodes that have a cluster network: `network.harvesterhci.io/<cluster
+/// network>: "true"`. Source: network-controller-harvester,
+/// pkg/controller/manager/nad/controller.go.
 pub const LABEL_CLUSTER_NETWORKS: &str = "network.harvesterhci.io/";
-/// Cluster network that each node has.
+/// Name of the cluster network that each node has.
 const MANAGEMENT: &str = "mgmt";
 
-/// Deployment of an agent, as it is stored.
+/// Deployment of an agent, as the API server has stored it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoredDeployment {
     /// `metadata.uid`.
@@ -42,17 +43,19 @@ pub struct StoredDeployment {
     pub ours: bool,
     /// Whether the Deployment is being deleted.
     pub leaving: bool,
-    /// Digest of the Deployment that the operator wrote last; empty if there is none.
+    /// Digest of the Deployment that the operator wrote last. Empty: the annotation with the digest
+    /// is missing.
     pub wanted: String,
     /// Stored `spec`.
     pub spec: Value,
-    /// Reason why the Deployment's pod cannot be created, if the Deployment controller reports one.
+    /// Reason why the Deployment's pod cannot be created. `None`: the Deployment controller reports
+    /// no such reason.
     pub failure: Option<String>,
 }
 
 impl StoredDeployment {
-    /// Options that the stored Deployment passes to the agent of `network`. `None`: the Deployment
-    /// is not the operator's, or is for another network.
+    /// Options of the agent in the stored Deployment. `None`: the operator did not create the
+    /// Deployment, or its agent is for another network than `network`.
     pub fn options(&self, network: &str) -> Option<Vec<String>> {
         let args = self.spec["template"]["spec"]["containers"][0]["args"].as_array()?;
         let args: Vec<&str> = args.iter().map(Value::as_str).collect::<Option<_>>()?;
@@ -80,30 +83,31 @@ impl StoredDeployment {
     }
 }
 
-/// Due change to the Deployment of a network's agent.
+/// Change that the Deployment of a network's agent needs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeploymentChange {
-    /// No change is due.
+    /// The Deployment needs no change now.
     Nothing,
-    /// Create this Deployment.
+    /// Creates this Deployment.
     Create(Value),
-    /// Replace the stored Deployment by this Deployment.
+    /// Replaces the stored Deployment by this one.
     Replace(Value),
-    /// Delete the stored Deployment.
+    /// Deletes the stored Deployment.
     Delete,
-    /// No change is possible: the Deployment with this name is not the operator's.
+    /// The Deployment must not be changed: it has the agent's name, but the operator did not create
+    /// it.
     Foreign,
 }
 
-/// Plans the change to the Deployment of a network's agent. `wanted` is the Deployment that the
-/// network is to have; `None`: the network is to have no Deployment.
+/// Plans the change that the Deployment of a network's agent needs. `wanted`: the Deployment that
+/// the network must have. `None`: the network must have none.
 pub fn plan(wanted: Option<Value>, stored: Option<&StoredDeployment>) -> DeploymentChange {
     match (wanted, stored) {
         (None, Some(stored)) if stored.ours && !stored.leaving => DeploymentChange::Delete,
         (None, _) => DeploymentChange::Nothing,
         (Some(wanted), None) => DeploymentChange::Create(wanted),
         (Some(_), Some(stored)) if !stored.ours => DeploymentChange::Foreign,
-        // The new Deployment is created after the old one is deleted.
+        // The wanted Deployment is created after the stored one is gone.
         (Some(_), Some(stored)) if stored.leaving => DeploymentChange::Nothing,
         (Some(mut wanted), Some(stored)) => {
             let same = wanted["metadata"]["annotations"][ANNOTATION_WANTED] == stored.wanted
@@ -117,8 +121,9 @@ pub fn plan(wanted: Option<Value>, stored: Option<&StoredDeployment>) -> Deploym
     }
 }
 
-/// Whether the stored value has all wanted fields. Fields that the API server adds do not count.
-/// `resources` do not count either, because the API server normalizes quantities.
+/// Whether `stored` has each field of `wanted`, with the same value. Further fields in `stored` do
+/// not count, because the API server adds fields. `resources` are not compared, because the API
+/// server normalizes quantities.
 fn covers(stored: &Value, wanted: &Value) -> bool {
     match (stored, wanted) {
         (_, Value::Null) => true,
@@ -135,7 +140,7 @@ fn covers(stored: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// Options to pass to a network's agent, from the network's annotations.
+/// Options of a network's agent, made from the network's annotations.
 pub fn options(declaration: &DhcpDeclaration) -> Vec<String> {
     let mut options = Vec::new();
     let subnets = declaration.subnets().unwrap_or_default();
@@ -152,13 +157,13 @@ pub fn options(declaration: &DhcpDeclaration) -> Vec<String> {
     options
 }
 
-/// Arguments that come before the options on the command line of the network's agent.
+/// Arguments of a network's agent that come before its options on the command line.
 fn arguments(network: &str) -> [&str; 4] {
     ["--network", network, "--interface", INTERFACE]
 }
 
-/// Deployment of a network's agent with these options, made from the chart's `template`. `owner` is
-/// the owner reference to set, if any.
+/// Deployment of a network's agent with these options, made from the chart's `template`. `owner`:
+/// owner reference of the Deployment. `None`: the Deployment gets no owner reference.
 pub fn deployment(
     template: &Value,
     network: &str,
@@ -200,7 +205,8 @@ pub fn deployment(
     wanted
 }
 
-/// Label of the nodes that have this cluster network. `None`: each node has this cluster network.
+/// Key of the label on the nodes that have this cluster network. `None`: each node has this cluster
+/// network.
 pub fn node_label(cluster_network: &str) -> Option<String> {
     let everywhere = cluster_network.is_empty() || cluster_network == MANAGEMENT;
     (!everywhere).then(|| format!("{LABEL_CLUSTER_NETWORKS}{cluster_network}"))

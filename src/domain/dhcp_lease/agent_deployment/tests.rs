@@ -28,7 +28,7 @@ fn on(cluster_network: &str) -> Value {
     deployment(&template(), NETWORK, cluster_network, &[], None)
 }
 
-/// The Deployment as the API server returns it: with defaults, and normalized quantities.
+/// Deployment as the API server returns it: with default values, and with normalized quantities.
 fn stored(mut object: Value) -> StoredDeployment {
     object["metadata"]["uid"] = json!("u");
     object["metadata"]["resourceVersion"] = json!("7");
@@ -82,7 +82,7 @@ fn a_network_gets_an_agent_of_its_own_where_it_is() {
     }
 }
 
-/// A network's name is one whole value in every place: no text is built from the name.
+/// A network's name is one whole value wherever it is used. No text is composed with the name.
 #[test]
 fn a_name_injects_nothing() {
     let evil = "default/x\",\"name\":\"y\"}]$(HOME) --interface eth0";
@@ -115,15 +115,14 @@ fn what_differs_is_put_right_in_the_version_that_was_seen() {
         let DeploymentChange::Replace(object) = plan(Some(wanted), Some(stored)) else { panic!() };
         assert_eq!(object["metadata"]["resourceVersion"], "7");
     };
-    // The cases are another cluster network, and a change of the template that only the digest
-    // shows.
+    // The cluster network changes, or a part of the template that only the digest shows.
     replaces(on("other"), &stored(on("prod")));
     replaces(on("mgmt"), &stored(on("prod")));
     let mut template = template();
     template["spec"]["template"]["spec"]["containers"][0]["resources"] = json!({});
     let less = deployment(&template, NETWORK, "", &[], None);
     replaces(less, &stored(on("")));
-    // Manual edits.
+    // Edits of the stored Deployment by a user.
     let edits: [&dyn Fn(&mut Value); 4] = [
         &|spec| spec["replicas"] = json!(0),
         &|spec| spec["template"]["spec"]["containers"][0]["image"] = json!("y:1"),
@@ -148,7 +147,7 @@ fn foreign_objects_are_never_touched() {
     }
 }
 
-/// The Deployment contains the last valid options.
+/// The Deployment holds the options that were valid last, and they can be read from it.
 #[test]
 fn the_options_of_an_agent_are_read_from_its_deployment() {
     let said = DhcpDeclaration {
@@ -161,7 +160,7 @@ fn the_options_of_an_agent_are_read_from_its_deployment() {
         let options = options(&said);
         let made = deployment(&template(), NETWORK, "prod", &options, None);
         assert_eq!(stored(made.clone()).options(NETWORK), Some(options.clone()));
-        // If other fields of a Deployment are changed, the Deployment can keep these options.
+        // If another field of the Deployment changes, the options stay the same.
         let moved = deployment(&template(), NETWORK, "other", &options, None);
         assert!(matches!(
             plan(Some(moved), Some(&stored(made.clone()))),

@@ -18,30 +18,32 @@ use crate::reason::{NoLease, TAKEOVER};
 use crate::vm_backends::listeners;
 use api::{Condition, LoadBalancer, READY};
 
-/// Time after the deletion of a Service within which kube-vip may still send the RELEASE.
+/// Time after the deletion of a Service in which kube-vip may still send the DHCPRELEASE.
 const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
-/// Interval at which the operator checks whether a takeover can continue.
+/// Interval between two checks whether a takeover can continue.
 pub const AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether the host may take over the announcer's lease: the LoadBalancer is a VM load balancer,
-/// and its annotation chooses the host.
+/// Whether the host may take over the lease of the LoadBalancer's announcer. The LoadBalancer must
+/// be a VM load balancer whose annotation chooses the host.
 pub fn is_possible(lb: &LoadBalancer) -> bool {
     listeners::is_vm(lb) && choice(lb) == Ok(Some(LeasingParty::Host))
 }
 
-/// Whether the next step for a LoadBalancer depends on its Service, because of a takeover.
+/// Whether the next step for a LoadBalancer depends on its Service, because a takeover is possible
+/// or has begun.
 pub fn needs_service(lb: &LoadBalancer) -> bool {
     is_possible(lb) && (is_guests(lb) || noted(lb).is_some())
 }
 
-/// Ready condition of the LoadBalancer, if it reports that a takeover has begun.
+/// Condition `Ready` of the LoadBalancer. `None`: the condition does not say that a takeover has
+/// begun.
 fn noted(lb: &LoadBalancer) -> Option<&Condition> {
     let mut conditions = lb.status.iter().flat_map(|status| &status.conditions);
     let ready = conditions.find(|condition| condition.type_ == READY);
     ready.filter(|ready| ready.reason.as_deref() == Some(TAKEOVER))
 }
 
-/// Next step for a LoadBalancer whose address the announcer leases.
+/// Next step for a LoadBalancer whose address is leased by its announcer.
 pub(super) fn begin(seen: &LeasingFacts<'_>) -> LeasingStep {
     let LeasingFacts { lb, network, declared, fault, serving, service, .. } = *seen;
     if !is_possible(lb) {
@@ -68,7 +70,7 @@ pub(super) fn begin(seen: &LeasingFacts<'_>) -> LeasingStep {
     }
 }
 
-/// Reason why the host does not lease the address yet, during a takeover. `None`: no takeover has
+/// Reason why the host does not lease the address yet during a takeover. `None`: no takeover has
 /// begun, or kube-vip has had the time to give the address back.
 pub(super) fn waits(seen: &LeasingFacts<'_>) -> Option<NoLease> {
     let LeasingFacts { lb, network, service, now, .. } = *seen;

@@ -18,7 +18,8 @@ fn at(seconds: i64) -> DateTime<FixedOffset> {
     DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap().fixed_offset()
 }
 
-/// A VM load balancer whose address kube-vip leases. The host is to take the lease over.
+/// VM load balancer whose address kube-vip leases. Its annotation asks the host to take the lease
+/// over.
 fn lb() -> LoadBalancer {
     let mut lb = LoadBalancer::default();
     lb.metadata.resource_version = Some("7".into());
@@ -67,13 +68,13 @@ fn it_is_kube_vips_client_before_kube_vip_ends() {
             "annotations": {KUBE_VIP_HWADDR: MAC, KUBE_VIP_REQUESTED_IP: "10.7.0.9"},
         }})
     );
-    // Annotations of the user stay.
+    // The LoadBalancer keeps an annotation that the user has set.
     let own = asks(lb.clone(), &[(KUBE_VIP_HWADDR, "02:00:00:00:00:01")]);
     let LeasingStep::Adopt(patch) = step(&seen(&own, Some(&kube_vips))) else {
         panic!("no address")
     };
     assert_eq!(patch["metadata"]["annotations"], json!({KUBE_VIP_REQUESTED_IP: "10.7.0.9"}));
-    // Once the identity is stored, or if there is no identity to store, the Service is deleted.
+    // The Service is deleted after the identity is stored, or if there is no identity to store.
     let noted = asks(lb.clone(), &[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "10.7.0.9")]);
     let before_a_lease = service(&[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "")]);
     let with_mac = asks(lb.clone(), &[(KUBE_VIP_HWADDR, MAC)]);
@@ -110,7 +111,7 @@ fn nothing_is_taken_over_unasked_or_where_nothing_would_lease() {
             "{why}: {step:?}"
         );
     }
-    // A lease that the host cannot continue stays with kube-vip.
+    // kube-vip goes on with a lease that the host cannot take over.
     let machines = service(&[(KUBE_VIP_HWADDR, "3c:ec:ef:01:02:03")]);
     let LeasingStep::Guest(Some(why)) = step(&seen(&lb, Some(&machines))) else {
         panic!("taken over")
@@ -118,8 +119,8 @@ fn nothing_is_taken_over_unasked_or_where_nothing_would_lease() {
     assert!(why.contains(KUBE_VIP_HWADDR) && why.contains("another machine's"), "{why}");
 }
 
-/// kube-vip gives the address back when its Service is deleted. If the host leased the address
-/// earlier, the server would consider the address free after kube-vip's RELEASE.
+/// kube-vip gives the address back after its Service is deleted. If the host leased the address
+/// before that, the server would consider the address free after kube-vip's DHCPRELEASE.
 #[test]
 fn the_host_asks_after_kube_vip_has_given_back() {
     let kube_vips = leasing();
@@ -138,7 +139,7 @@ fn the_host_asks_after_kube_vip_has_given_back() {
     };
     assert!(waits(&seen(&lb, Some(&kube_vips))), "its Service is there");
     assert!(waits(&LeasingFacts { now: at(-1), ..seen(&lb, None) }), "it had no time");
-    // Without that condition, no takeover has begun, so there is nothing to wait for.
+    // Without that condition, no takeover has begun, and the host leases at once.
     lb.status.as_mut().unwrap().conditions.clear();
     assert_eq!(step(&seen(&lb, None)), LeasingStep::Create);
 }

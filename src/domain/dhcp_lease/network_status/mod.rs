@@ -18,41 +18,41 @@ use crate::object_fields::rfc3339;
 /// Facts about a network's agent.
 #[derive(Clone, Debug)]
 pub struct AgentFacts<'a> {
-    /// `namespace/name` of the network.
+    /// NetworkAttachmentDefinition of the network, as `namespace/name`.
     pub network: &'a str,
     /// Namespace of the network's agent.
     pub namespace: &'a str,
     /// Agent that the network is to have.
     pub agent: &'a WantedAgent,
-    /// Pod that holds the Lease of the network's agent, and the time since which it holds the
-    /// Lease. `None`: no pod holds the Lease.
+    /// Pod that holds the Lease of the network's agent, and the time since which the pod holds it.
+    /// `None`: no pod holds the Lease. `None` in the second field: the time is not known.
     pub served_by: Option<(String, Option<DateTime<FixedOffset>>)>,
     /// Name of the cluster network that the network belongs to.
     pub cluster_network: &'a str,
     /// Whether at least one node belongs to this cluster network.
     pub has_node: bool,
-    /// Deployment of the agent, if it is known.
+    /// Deployment of the agent. `None`: not known, or there is none.
     pub deployment: Option<&'a StoredDeployment>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct NetworkStatus {
-    /// Name of the pod that serves the network; empty for none.
+    /// Name of the pod that serves the network. Empty: no pod serves it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     agent: String,
-    /// Time at which the agent got its Lease. If this time is not known, or no agent holds the
-    /// Lease: time at which `agent` or `reason` last changed.
+    /// Time at which the pod acquired the Lease of the network's agent. If this time is not known,
+    /// or no pod holds the Lease: time at which `agent` or `reason` last changed.
     since: String,
     /// Reason why no agent serves the network, or why the agent does not follow the network's
-    /// annotations; empty for none.
+    /// annotations. Empty: there is no such problem.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     reason: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     message: String,
 }
 
-/// New value of the annotation that contains the network's status. `Some(None)`: the annotation is
-/// to be removed. `None`: nothing is to be written, because `stored` is already the right value.
+/// New value of the annotation that holds the network's status. `stored`: its present value.
+/// `None`: the annotation needs no write. `Some(None)`: the annotation must be removed.
 pub fn change(
     facts: &AgentFacts<'_>,
     stored: &str,
@@ -75,8 +75,8 @@ pub fn change(
     serde_json::to_string(&status).ok().map(Some)
 }
 
-/// Status to write. `None`: the network is to have no status. If `since` is empty, [`change`] sets
-/// the time.
+/// Status that the network must have. `None`: the network must have no status. If `since` is empty
+/// in the result, [`change`] sets it.
 fn status(facts: &AgentFacts<'_>) -> Option<NetworkStatus> {
     let AgentFacts { network, namespace, agent, cluster_network, .. } = facts;
     let why = |reason: &str, message: String| {

@@ -20,7 +20,8 @@ fn facts(agent: &WantedAgent) -> AgentFacts<'_> {
     }
 }
 
-/// Returns the written text, also parsed as JSON, and checks that the text is written only once.
+/// Returns the new text of the annotation, and the same text parsed as JSON. Checks that it is not
+/// written a second time.
 fn written(facts: &AgentFacts<'_>, before: &str, now: i64) -> (String, Value) {
     let text = change(facts, before, at(now)).expect("nothing is written").expect("it is removed");
     assert_eq!(change(facts, &text, at(now + 60)), None, "written twice: {text}");
@@ -32,7 +33,8 @@ fn written(facts: &AgentFacts<'_>, before: &str, now: i64) -> (String, Value) {
 fn it_says_who_serves_and_since_when() {
     let served = |by: &str, since| AgentFacts {
         served_by: Some((by.to_owned(), since)),
-        // An agent that holds the Lease is active, whatever labels and Deployments say.
+        // An agent that holds the Lease is active, whatever the nodes' labels and the Deployment
+        // say.
         has_node: false,
         ..facts(&WantedAgent::Ours)
     };
@@ -69,7 +71,7 @@ fn it_gives_the_reason_for_a_missing_agent() {
         assert!(value["message"].as_str().unwrap().contains(message), "{value}");
         before = value.to_string();
     }
-    // `since` stays while only the message changes; text that is no JSON is replaced.
+    // `since` stays while only the message changes. A stored text that is not JSON is replaced.
     let other = AgentFacts { namespace: "other", ..ours.clone() };
     assert_eq!(written(&other, &before, 70).1["since"], "2027-01-15T08:00:07Z");
     assert_eq!(written(&ours, "yes", 70).1["since"], "2027-01-15T08:01:10Z");

@@ -16,51 +16,52 @@ use api::{
     ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_SUBNETS, LoadBalancer,
 };
 
-/// Value of the annotation [`ANNOTATION_DHCP`] that declares a network: the host leases addresses
-/// on it.
+/// Value of the annotation [`ANNOTATION_DHCP`] by which a network becomes a declared one: the host
+/// leases addresses on it.
 const HOST: &str = "host";
 
-/// Operator options for the networks on which the host leases addresses.
+/// Options of the operator about the networks on which the host leases addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DhcpNetworks {
-    /// Networks that count as declared, even without a declaration in their
-    /// NetworkAttachmentDefinition. Key: `namespace/name`; value: the network's form of client
-    /// identifiers. The operator does not create the agents of these networks.
+    /// Networks that are declared even if their NetworkAttachmentDefinition does not declare them.
+    /// Key: `namespace/name`. Value: form of client identifiers on the network. The operator does
+    /// not create the agents of these networks.
     pub listed: BTreeMap<String, ClientIdForm>,
-    /// Namespaces in which a NetworkAttachmentDefinition may declare its network. The namespaces
-    /// are limited because a tenant may be able to write a NetworkAttachmentDefinition in its own
-    /// namespace, and an agent has Linux capabilities.
+    /// Namespaces in which a NetworkAttachmentDefinition may declare its network. Elsewhere a
+    /// tenant may be able to write a NetworkAttachmentDefinition, and an agent has Linux
+    /// capabilities.
     pub namespaces: BTreeSet<String>,
-    /// Network on which the host leases addresses for VM load balancers that name no network:
-    /// `namespace/name`, empty for none. The default network must be declared, too.
+    /// Network on which the host leases for VM load balancers that name no network,
+    /// `namespace/name`. Empty: there is no such network. This network must be a declared one, too.
     pub default: String,
 }
 
-/// Form of a network. An agent can be attached only to the form [`NetworkForm::Bridge`].
+/// Form of a network. An agent can be attached to a network of the form [`NetworkForm::Bridge`]
+/// only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NetworkForm {
-    /// A bridge whose frames are untagged, or in one VLAN.
+    /// A bridge with untagged frames, or with frames of one VLAN.
     Bridge,
-    /// A bridge whose frames are in many VLANs.
+    /// A bridge with frames of many VLANs.
     Trunk,
     /// Any other network, or a network whose configuration cannot be read.
     #[default]
     Other,
 }
 
-/// Annotations for DHCP on a NetworkAttachmentDefinition, and facts about its network.
+/// Annotations about DHCP on a NetworkAttachmentDefinition, and facts about its network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DhcpDeclaration {
-    /// Value of the annotation [`ANNOTATION_DHCP`], which declares the network; empty if it is
-    /// missing.
+    /// Value of the annotation [`ANNOTATION_DHCP`], which may declare the network. Empty: the
+    /// annotation is missing.
     pub annotation: String,
     /// Form of the network.
     pub form: NetworkForm,
-    /// Value of the annotation [`ANNOTATION_DHCP_SUBNETS`]: the subnets whose addresses may be
+    /// Value of the annotation [`ANNOTATION_DHCP_SUBNETS`]: the subnets from which addresses may be
     /// leased. Empty: any address may be leased.
     pub subnets: String,
     /// Value of the annotation [`ANNOTATION_DHCP_ON_LEASE_LOSS`]: whether an address is kept if its
-    /// lease expires without an answer. Empty: `Withdraw`.
+    /// lease expires without an answer of a server. Empty: `Withdraw`.
     pub on_lease_loss: String,
     /// Value of the annotation [`ANNOTATION_DHCP_CLIENT_ID`]: the form of client identifiers.
     /// Empty: the default form.
@@ -68,31 +69,32 @@ pub struct DhcpDeclaration {
     /// Value of the annotation [`ANNOTATION_DHCP_BROADCAST`]: whether servers are asked to
     /// broadcast their answers. Empty: no.
     pub broadcast: String,
-    /// Name of the Harvester cluster network that the network belongs to. Only nodes with the label
-    /// of this cluster network have the network. Empty: each node has the network.
+    /// Name of the Harvester cluster network to which the network belongs. Only nodes with the
+    /// label of this cluster network have the network. Empty: each node has the network.
     pub cluster_network: String,
 }
 
 /// Agent that a network is to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WantedAgent {
-    /// The network has no agent: the host leases no addresses on it.
+    /// The network must have no agent: the host leases no addresses on it.
     None,
-    /// The network has an agent that the operator does not create: the chart creates it, for
+    /// The network has an agent that the operator does not create. The chart creates it, for
     /// example.
     Others,
-    /// The operator creates the agent.
+    /// The network must have an agent that the operator creates.
     Ours,
-    /// An annotation other than [`ANNOTATION_DHCP`] is not valid, for the reason in the text. The
-    /// operator creates no new agent, and does not change the options of an existing agent.
+    /// An annotation other than [`ANNOTATION_DHCP`] is not valid. The text says why. The operator
+    /// creates no new agent, and does not change the options of an existing agent.
     Faulty(String),
-    /// The annotation [`ANNOTATION_DHCP`] asks for an agent that the operator does not create, for
-    /// the reason in the text.
+    /// The annotation [`ANNOTATION_DHCP`] requests an agent, but the operator does not create it.
+    /// The text says why.
     Refused(String),
 }
 
 impl WantedAgent {
-    /// Reason why the operator does not create or update an agent that an annotation asks for.
+    /// Reason why the operator does not create or update an agent that an annotation requests.
+    /// `None`: there is no such reason.
     pub fn fault(&self) -> Option<&str> {
         match self {
             Self::None | Self::Others | Self::Ours => None,
@@ -102,19 +104,19 @@ impl WantedAgent {
 }
 
 impl DhcpDeclaration {
-    /// Subnets whose addresses may be leased. Empty: any address may be leased.
+    /// Subnets from which addresses may be leased. Empty: any address may be leased.
     ///
     /// # Errors
-    /// The first part of the annotation that is no IPv4 subnet.
+    /// The first part of the annotation that is not an IPv4 subnet.
     pub fn subnets(&self) -> Result<Vec<Ipv4Net>, &str> {
         let parts = self.subnets.split(',').map(str::trim).filter(|part| !part.is_empty());
         parts.map(|part| part.parse().map_err(|_| part)).collect()
     }
 
-    /// Whether an address is kept if its lease expires without an answer from a server.
+    /// Whether an address is kept if its lease expires without an answer of a server.
     ///
     /// # Errors
-    /// The annotation is neither `Withdraw` nor `Keep`.
+    /// The value of the annotation is neither `Withdraw` nor `Keep`.
     pub fn keeps(&self) -> Result<bool, String> {
         match self.on_lease_loss.as_str() {
             "" | "Withdraw" => Ok(false),
@@ -123,11 +125,11 @@ impl DhcpDeclaration {
         }
     }
 
-    /// Form of client identifiers that the annotation requests. An empty annotation requests the
-    /// default.
+    /// Form of client identifiers that the annotation requests. If the annotation is empty, the
+    /// default form.
     ///
     /// # Errors
-    /// The annotation is no form of a client identifier.
+    /// The value of the annotation is not a form of client identifiers.
     pub fn client_id_form(&self) -> Result<ClientIdForm, NoForm> {
         let text = self.client_id.as_str();
         if text.is_empty() { Ok(ClientIdForm::default()) } else { text.parse() }
@@ -136,14 +138,14 @@ impl DhcpDeclaration {
     /// Whether DHCP servers are asked to broadcast their answers.
     ///
     /// # Errors
-    /// The annotation is neither `true` nor `false`.
+    /// The value of the annotation is neither `true` nor `false`.
     pub fn broadcasts(&self) -> Result<bool, String> {
         let text = self.broadcast.as_str();
         if text.is_empty() { Ok(false) } else { flag(text) }
     }
 
     /// Key of the first annotation that is not valid, and the reason. The annotation
-    /// [`ANNOTATION_DHCP`] is not checked. `None`: the other annotations are valid.
+    /// [`ANNOTATION_DHCP`] is not checked here. `None`: all other annotations are valid.
     fn fault(&self) -> Option<(&str, String)> {
         let subnets = self
             .subnets()
@@ -160,23 +162,23 @@ impl DhcpDeclaration {
 }
 
 impl DhcpNetworks {
-    /// Network on which the address of a LoadBalancer is to be leased; empty for none. A guest
-    /// cluster is on the network of its VMs, so the default does not apply to it.
+    /// Network on which the address of a LoadBalancer is leased. Empty: none. The default network
+    /// is not for guest load balancers, because a guest cluster is on the network of its VMs.
     pub fn of(&self, lb: &LoadBalancer, around: &LbSurroundings) -> String {
         let network = facts::requirement(lb, around).network;
         if network.is_empty() && !facts::is_guest(lb) { self.default.clone() } else { network }
     }
 
-    /// Whether a network is declared, by its NetworkAttachmentDefinition or by the operator
-    /// options: the host leases addresses on it.
+    /// Whether a network is a declared one, by its NetworkAttachmentDefinition or by the operator's
+    /// options.
     pub fn declare(&self, network: &str, declaration: Option<&DhcpDeclaration>) -> bool {
         let asks =
             |said| matches!(self.agent(network, said), WantedAgent::Ours | WantedAgent::Faulty(_));
         self.listed.contains_key(network) || declaration.is_some_and(asks)
     }
 
-    /// Reason why no new lease starts on a declared network: an annotation of the network is not
-    /// valid. `None`: no annotation prevents new leases.
+    /// Reason why no new lease starts on a declared network: one of its annotations is not valid.
+    /// `None`: no annotation prevents new leases.
     pub fn fault(&self, network: &str, declaration: Option<&DhcpDeclaration>) -> Option<String> {
         match self.agent(network, declaration?) {
             WantedAgent::Faulty(fault) => Some(fault),
@@ -187,7 +189,7 @@ impl DhcpNetworks {
         }
     }
 
-    /// Agent that a network is to have, by its annotations and the operator options.
+    /// Agent that a network must have, by its annotations and by the operator's options.
     pub fn agent(&self, network: &str, declaration: &DhcpDeclaration) -> WantedAgent {
         let DhcpDeclaration { annotation, form, .. } = declaration;
         let listed = self.listed.contains_key(network);
@@ -223,8 +225,8 @@ impl DhcpNetworks {
         WantedAgent::Refused(format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}"))
     }
 
-    /// Form of client identifiers on a declared network. The operator options have precedence over
-    /// the annotation. An annotation that is not valid counts as missing.
+    /// Form of client identifiers on a declared network. The operator's options have precedence
+    /// over the annotation. An annotation that is not valid has no effect.
     pub fn client_id_form(
         &self,
         network: &str,
@@ -234,15 +236,16 @@ impl DhcpNetworks {
         self.listed.get(network).copied().or_else(said).unwrap_or_default()
     }
 
-    /// Whether a network is in a namespace in which the annotation [`ANNOTATION_DHCP`] counts.
+    /// Whether a network is in a namespace in which the annotation [`ANNOTATION_DHCP`] has an
+    /// effect.
     pub fn may_declare(&self, network: &str) -> bool {
         let namespace = network.split_once('/').map(|(namespace, _)| namespace);
         namespace.is_some_and(|namespace| self.namespaces.contains(namespace))
     }
 }
 
-/// Whether the text is `namespace/name` with names that the API server accepts. Other names come
-/// from an unknown source, so no Deployment is created for them.
+/// Whether the text is `namespace/name`, with names that the API server accepts. Other names have
+/// an unknown origin, so no Deployment is created for them.
 fn is_name(network: &str) -> bool {
     let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let fits = |part: &str| {

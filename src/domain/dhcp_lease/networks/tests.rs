@@ -35,7 +35,7 @@ fn a_network_is_declared_by_name_or_where_its_namespace_may() {
         ("default-2/vlan7", "host", NetworkForm::Bridge, false, Some("leaseAgent.namespaces")),
         ("default", "host", NetworkForm::Bridge, false, Some(refused)),
         ("", "host", NetworkForm::Bridge, false, Some(refused)),
-        // The operator creates no second agent for a network.
+        // The operator creates no second agent for a network that the options list.
         ("default/vlan9", "host", NetworkForm::Bridge, true, Some("leaseAgent.networks")),
         ("prod/vlan9", "host", NetworkForm::Bridge, true, Some("leaseAgent.namespaces")),
     ] {
@@ -56,7 +56,7 @@ fn a_network_is_declared_by_name_or_where_its_namespace_may() {
     );
 }
 
-/// Returns the fault of a network, and checks that the network is declared nevertheless.
+/// Returns the fault of a network, and checks that the network is a declared one nevertheless.
 fn fault(networks: &DhcpNetworks, said: &DhcpDeclaration) -> String {
     let network = "default/vlan7";
     assert!(networks.declare(network, Some(said)), "{said:?} is the guest's");
@@ -67,8 +67,8 @@ fn fault(networks: &DhcpNetworks, said: &DhcpDeclaration) -> String {
     why.clone()
 }
 
-/// A fault in another annotation changes no declaration. The network is declared if its declaring
-/// annotation counts and an agent can be attached. Otherwise, it stays undeclared.
+/// A fault in another annotation does not change whether the network is declared. It is declared if
+/// its annotation `ANNOTATION_DHCP` has an effect and an agent can be attached.
 #[test]
 fn a_fault_declares_nothing() {
     let networks =

@@ -20,17 +20,17 @@ use api::{
     KUBE_VIP_REQUESTED_IP, LoadBalancer,
 };
 
-/// First octets of hardware addresses that kube-vip generates. Source: `GenerateMac` in
+/// First octets of the hardware addresses that kube-vip generates. Source: `GenerateMac` in
 /// pkg/vip/util.go.
 const KUBE_VIP: [u8; 3] = [0x00, 0x00, 0x6c];
-/// Bit that is set in the first octet of a hardware address if no vendor assigned the address.
+/// Bit in the first octet of a hardware address. The bit is set if no vendor assigned the address.
 const LOCAL: u8 = 0x02;
-/// Longest host name, in characters.
+/// Maximum length of a host name, in characters.
 const LONGEST_HOSTNAME: usize = 253;
-/// First octet of a client identifier of the form `duid`, in hexadecimal.
+/// First octet of client identifiers of the form `duid`, in hexadecimal.
 const DUID: &str = "ff";
 
-/// Annotations of a LoadBalancer that request an identity.
+/// Annotations by which a LoadBalancer requests a client identity.
 pub const ASKING: [&str; 5] = [
     KUBE_VIP_HWADDR,
     KUBE_VIP_REQUESTED_IP,
@@ -38,11 +38,12 @@ pub const ASKING: [&str; 5] = [
     KUBE_VIP_BROADCAST,
     ANNOTATION_DHCP_CLIENT_ID,
 ];
-/// Annotations among [`ASKING`] that kube-vip reads or writes on a Service for which it leases.
+/// Annotations among [`ASKING`] that kube-vip reads or writes on the Service for which it leases an
+/// address.
 const OF_A_SERVICE: [&str; 4] =
     [KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP, KUBE_VIP_HOSTNAME, KUBE_VIP_BROADCAST];
 
-/// Identity that a LoadBalancer requests.
+/// Client identity that a LoadBalancer requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestedIdentity {
     mac: Option<Mac>,
@@ -52,33 +53,33 @@ pub struct RequestedIdentity {
     broadcast: bool,
 }
 
-/// Requested client identifier.
+/// Client identifier that a LoadBalancer requests.
 enum AskedId {
-    /// Nothing is requested: the network's form applies.
+    /// The LoadBalancer requests nothing, so the network's form of client identifiers is used.
     Any,
-    /// A requested form.
+    /// The LoadBalancer requests a form of client identifiers.
     Form(ClientIdForm),
-    /// A given client identifier.
+    /// The LoadBalancer requests this client identifier.
     Is(ClientId),
 }
 
-/// Annotation that is not valid.
+/// Fault of an annotation that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnnotationFault {
-    /// Path of the annotation, from the root of the LoadBalancer.
+    /// Path of the annotation in the LoadBalancer.
     pub field: String,
-    /// Fault of the annotation's value, and a description of a valid value.
+    /// Description of the fault, and of the values that are valid.
     pub message: String,
 }
 
 impl AnnotationFault {
-    /// Field and message in one text.
+    /// Text with the field and the message.
     pub fn text(&self) -> String {
         format!("{}: {}", self.field, self.message)
     }
 }
 
-/// Reads the identity that a LoadBalancer requests.
+/// Reads the client identity that a LoadBalancer requests.
 ///
 /// # Errors
 /// The first annotation that is not valid.
@@ -140,14 +141,14 @@ fn hostname(text: &str) -> Result<String, String> {
     fits.then(|| text.to_owned()).ok_or_else(wrong)
 }
 
-/// Reads `true` or `false`.
+/// Parses `true` or `false`. `Err`: the text is neither of them.
 pub(super) fn flag(text: &str) -> Result<bool, String> {
     text.parse().map_err(|_| format!("{text:?} must be true or false"))
 }
 
 impl RequestedIdentity {
-    /// Identity to present to the DHCP server. `derived` is the identity that applies if the user
-    /// requests none. `form` is the form of client identifiers on this network.
+    /// Client identity for the DHCP server. `derived`: the identity for a LoadBalancer that
+    /// requests none. `form`: form of client identifiers on the network.
     pub fn identity(&self, derived: ClientIdentity, form: ClientIdForm) -> ClientIdentity {
         let mut identity = derived;
         identity.mac = self.mac.unwrap_or(identity.mac);
@@ -159,9 +160,10 @@ impl RequestedIdentity {
         }
     }
 
-    /// Requested client identifier. A client with a requested hardware address behaves like
-    /// kube-vip: it sends a client identifier only if a host name is requested, too. A requested
-    /// form has precedence. Source for kube-vip: `request` in pkg/vip/dhcpv4.go.
+    /// Client identifier that the LoadBalancer requests. A requested form has precedence. Without
+    /// it, a client with a requested hardware address behaves like kube-vip. It sends a client
+    /// identifier only if a host name is also requested. Source: `request` in kube-vip's
+    /// pkg/vip/dhcpv4.go.
     fn client_id(&self) -> AskedId {
         match (self.form, self.mac, &self.hostname) {
             (Some(form), _, _) => AskedId::Form(form),
@@ -173,8 +175,8 @@ impl RequestedIdentity {
         }
     }
 
-    /// Whether a record has the requested identity. Fields that are not requested may have any
-    /// value.
+    /// Whether a record has the requested client identity. A field that is not requested may have
+    /// any value.
     pub fn fits(&self, record: &DHCPLease) -> bool {
         let spec = &record.spec;
         let of_mac = || spec.mac_address.parse().ok().map(|mac| ClientId::of_mac(mac).to_string());
@@ -193,20 +195,21 @@ impl RequestedIdentity {
             && self.address.is_none_or(|address| addresses.contains(&Some(&address.to_string())))
     }
 
-    /// IPv4 address that the user requests. A client without a former address asks for it.
+    /// IPv4 address that the user requests. A client that had no address before asks the server for
+    /// it.
     pub const fn address(&self) -> Option<Ipv4Addr> {
         self.address
     }
 
-    /// Whether the server is to be asked to broadcast its answers.
+    /// Whether the client asks the server to broadcast its answers.
     pub const fn broadcast(&self) -> bool {
         self.broadcast
     }
 }
 
-/// Merge patch that copies annotations from the Service to the LoadBalancer. With these
-/// annotations, the host is the same DHCP client as kube-vip was for the Service. `None`: the
-/// LoadBalancer has these annotations already, or the Service has none of them.
+/// Merge patch that copies annotations of kube-vip from the Service to the LoadBalancer. The DHCP
+/// server then takes the host for the client that kube-vip was for the Service. `None`: the
+/// LoadBalancer already has these annotations, or the Service has none of them.
 ///
 /// # Errors
 /// The first annotation that is not valid.

@@ -26,19 +26,20 @@ fn recorded(annotations: &[(&str, &str)], form: ClientIdForm) -> DHCPLease {
 fn who_asks_by_kube_vips_annotations_is_kube_vips_client() {
     let usual = recorded(&[], ClientIdForm::Duid).spec;
     for (annotations, mac, id, hostname) in [
-        // kube-vip sends no client identifier, whatever the network's form is.
+        // kube-vip sends no client identifier, whatever form the network has.
         (&[(KUBE_VIP_HWADDR, MAC)][..], MAC, "", "web"),
         (&[(KUBE_VIP_HWADDR, " 00:00:6C:0D:5A:BE ")], MAC, "", "web"),
-        // With a host name, kube-vip sends the name as the client identifier, without a type octet.
+        // If a host name is set, kube-vip sends it as the client identifier, without a type octet
+        // before it.
         (
             &[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_HOSTNAME, "Shop.example")],
             MAC,
             "53686f702e6578616d706c65",
             "Shop.example",
         ),
-        // One octet is too short for a client identifier.
+        // A host name of one octet is too short for a client identifier.
         (&[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_HOSTNAME, "a")], MAC, "", "a"),
-        // A requested form has precedence.
+        // A requested form has precedence over kube-vip's behaviour.
         (
             &[(KUBE_VIP_HWADDR, MAC), (ANNOTATION_DHCP_CLIENT_ID, "mac")],
             MAC,
@@ -85,7 +86,8 @@ fn what_cannot_be_followed_is_refused_by_name() {
         (KUBE_VIP_HWADDR, "02:00:5e:10:00", "must be a hardware address"),
         (KUBE_VIP_HWADDR, "03:00:5e:10:00:01", "unicast"),
         (KUBE_VIP_HWADDR, "ff:ff:ff:ff:ff:ff", "unicast"),
-        // Hardware address of a real machine: that machine's frames would be delivered here.
+        // This is the hardware address of a real machine, whose frames would then be delivered
+        // here.
         (KUBE_VIP_HWADDR, "3c:ec:ef:01:02:03", "another machine's"),
         (KUBE_VIP_HWADDR, "00:00:00:00:00:00", "another machine's"),
         (KUBE_VIP_REQUESTED_IP, "fd00::1", "IPv4"),
@@ -117,13 +119,14 @@ fn a_record_of_another_client_does_not_fit() {
         (ANNOTATION_DHCP_CLIENT_ID, "none"),
     ] {
         assert!(!asked(&lb(&[(key, value)])).unwrap().fits(&usual), "{key} {value}");
-        // The record keeps a value that is no longer requested, or that only the network has set.
+        // A record fits even if it has a value that is no longer requested, or that came from the
+        // network.
         let former = recorded(&[(key, value)], ClientIdForm::Duid);
         assert!(asked(&lb(&[])).unwrap().fits(&former), "{key} {value}");
     }
     let duid = [(ANNOTATION_DHCP_CLIENT_ID, "duid")];
     assert!(!asked(&lb(&duid)).unwrap().fits(&of_mac));
-    // A record fits if its leased address is the requested address.
+    // A record fits if the leased address in its status is the requested one.
     let mut has = usual;
     let address = Some("10.7.0.9".to_owned());
     has.status = Some(DHCPLeaseStatus { address, ..DHCPLeaseStatus::default() });
@@ -131,7 +134,7 @@ fn a_record_of_another_client_does_not_fit() {
     assert!(!asked(&lb(&[(KUBE_VIP_REQUESTED_IP, "10.7.0.8")])).unwrap().fits(&has));
 }
 
-/// dnsmasq, Kea and dhcpd identify a client by its client identifier first, whatever its hardware
+/// dnsmasq, Kea and dhcpd recognise a client by its client identifier first, whatever its hardware
 /// address is.
 #[test]
 fn two_holders_with_one_address_or_identifier_are_one_client() {

@@ -15,12 +15,12 @@ use crate::object_fields::condition::{condition, with_condition};
 use crate::object_fields::rfc3339;
 use api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, OnLeaseLoss};
 
-/// One moment, on the client's clock and on the wall clock.
+/// One moment, as read on the client's clock and on the wall clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
-    /// Offset on the client's clock.
+    /// Time on the client's clock, as an offset from its start.
     pub now: Duration,
-    /// Time by the wall clock.
+    /// Time on the wall clock.
     pub wall: DateTime<FixedOffset>,
 }
 
@@ -36,8 +36,8 @@ impl Moment {
     }
 }
 
-/// Status to write for the record of a client. `agent` is the identity of the writing agent, and
-/// `former` is the stored status.
+/// Status to write into a record. `record`: state of the lease that the client reports. `agent`:
+/// name of the agent that writes. `former`: the stored status.
 pub fn report(
     record: &LeaseRecord,
     at: Moment,
@@ -96,8 +96,8 @@ pub fn report(
     status
 }
 
-/// Status to write for a record if no network link could be created for its client. `why` is the
-/// reason, and `former` is the stored status.
+/// Status to write into a record if the link of its lease could not be made. `why`: the reason.
+/// `former`: the stored status.
 pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLeaseStatus {
     let ready = if former.address.is_some() {
         let message = format!("the address is leased, and cannot be renewed: {why}");
@@ -112,8 +112,8 @@ pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLease
 const BOUND: &str = "Bound";
 const LINK_FAILED: &str = "LinkFailed";
 
-/// Reason in the Ready condition and in Events for a trouble of the client. Reasons are stable:
-/// alerts and scripts may depend on them.
+/// Reason for a client's trouble, in the condition `Ready` and in Events. Reasons do not change
+/// from version to version, because alerts and scripts may depend on them.
 pub fn reason(trouble: ClientTrouble) -> &'static str {
     match trouble {
         ClientTrouble::NoOffer => "NoOffer",
@@ -140,8 +140,9 @@ fn conditions(
         .unwrap_or_else(|| former.to_vec())
 }
 
-/// Merge patch (RFC 7396) that changes a stored status to the new one. The patch has all fields,
-/// not only the changed ones, because the server may have stored a write whose answer was lost.
+/// Merge patch (RFC 7396) that replaces the stored status by the new one. The patch has all fields,
+/// even the unchanged ones. The API server may have stored an earlier write whose answer was lost,
+/// so `stored` may be out of date.
 pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
     let fields = |status: &DHCPLeaseStatus| match serde_json::to_value(status) {
         Ok(Value::Object(fields)) => fields,
@@ -154,7 +155,7 @@ pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
     Value::Object(patch)
 }
 
-/// Lease that an earlier process of the agent held, from the status of the record. `wall` is the
+/// Lease that a former process of the agent held, read from the status of the record. `wall`: the
 /// current time. `None`: the status contains no lease.
 pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<RecordedLease> {
     let time = |text: &Option<String>| rfc3339::parse(text.as_deref()?);
@@ -176,7 +177,7 @@ pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<Rec
     })
 }
 
-/// Address that an earlier process of the agent had and lost, from the status of the record.
+/// Address that a former process of the agent held and lost, read from the status of the record.
 /// `None`: the status contains no such address.
 pub fn former(status: &DHCPLeaseStatus) -> Option<AnnouncedAddress> {
     let address = status.former_address.as_deref()?.parse().ok()?;

@@ -49,7 +49,7 @@ fn a_lease_survives_its_record() {
     let held = held(&status, moment(250).wall).unwrap();
     assert_eq!((held.left, held.age, held.seconds), (at(70), at(150), Some(120)));
     assert_eq!((held.prefix, held.server_mac), (Some(24), Some(Mac([2, 0, 0, 0, 0, 1]))));
-    // First a lease that is over, then a lease that never ends.
+    // The first lease has expired, and the second one never expires.
     assert_eq!(super::held(&status, moment(999).wall).unwrap().left, at(0));
     let for_ever = record(Some(lease(None)), None);
     let status = report(&for_ever, moment(210), "me", &DHCPLeaseStatus::default());
@@ -86,7 +86,7 @@ fn a_kept_address_is_ready_and_says_so() {
     assert_eq!(status.expires_at.as_deref(), Some("2026-01-01T00:05:20.000Z"));
     let ready = &status.conditions[0];
     assert_eq!((ready.status, ready.reason.as_deref()), (ConditionStatus::True, Some("Kept")));
-    // The client was resumed after the option `keep` was removed.
+    // The option `keep` was removed, and then the client was resumed.
     let lost = record(None, Some(ClientTrouble::Expired));
     let patch = status_patch(&report(&lost, moment(500), "me", &status), &status);
     assert_eq!(patch["onLeaseLoss"], json!(null));
