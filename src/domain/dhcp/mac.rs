@@ -8,12 +8,12 @@ use std::str::FromStr;
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// Broadcast address: all stations.
+    /// Broadcast address, which all stations accept.
     pub const BROADCAST: Self = Self([0xff; 6]);
-    /// Zero address: in an ARP question, the placeholder for the unknown hardware address.
+    /// Zero address. An ARP question has it in place of the hardware address that is asked for.
     pub const UNKNOWN: Self = Self([0; 6]);
 
-    /// Whether the address belongs to one station, not to a group.
+    /// Whether the address is that of one station, not of a group.
     pub const fn is_unicast(self) -> bool {
         self.0[0] & 1 == 0
     }
@@ -28,7 +28,7 @@ impl fmt::Display for Mac {
     }
 }
 
-/// Error for a text that is no hardware address.
+/// Error: a text, which is the field, is not a hardware address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no hardware address, such as 02:00:5e:10:00:01")]
 pub struct NoMac(String);

@@ -10,32 +10,33 @@ use super::probe::Probing;
 use super::send::MessageExchange;
 use super::{ClientPhase, DhcpClient};
 
-/// Time for which the client waits for the preferred offer after another offer has come.
+/// Time for which the client waits for its preferred offer, counted from the first usable offer.
 const OFFER_WAIT: Duration = Duration::from_millis(250);
-/// Largest number of offers that are compared.
+/// Maximum number of offers among which the client chooses.
 const MOST_OFFERS: usize = 8;
-/// Count of DISCOVERs at which [`ClientTrouble::NoOffer`] is recorded. When the third DISCOVER is
-/// sent, the first two have brought no offer.
+/// Number of DISCOVERs after which [`ClientTrouble::NoOffer`] is recorded, if no offer has come.
+/// The trouble is recorded when the third DISCOVER is sent, so two were not answered.
 const SILENT_TRIES: u32 = 3;
-/// Largest number of REQUESTs for one offer. The client waits about a minute for answers to them.
+/// Maximum number of REQUESTs for one offer. The client waits about a minute in all for an answer
+/// to them.
 const MOST_REQUESTS: u32 = 4;
-/// Number of refusals after which the client stops asking for a preferred address: its former
-/// address, or the address `wish` from its options.
+/// Number of refusals after which the client no longer prefers an address. It then requests neither
+/// its former address nor the address `wish` of its options.
 const MOST_WISHES: u32 = 2;
-/// Pause after the first refusal. The pause is short, because the refusal may be normal. For
-/// example, a server that offered the same address to two clients refuses one of them.
+/// Pause after the first refusal. It is short, because one refusal may be normal. For example, a
+/// server offers the same address to two clients, and then refuses one of them.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause after a refusal.
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 
-/// State of a client that has sent a DISCOVER and waits for offers.
+/// State of a client that has sent a DISCOVER, and waits for offers.
 #[derive(Clone, Debug)]
 pub struct Selecting {
     pub exchange: MessageExchange,
     offers: Vec<Offer>,
-    /// Time at which the best offer is taken. `None`: no usable offer has come yet.
+    /// Time at which the client takes the best offer. `None`: no usable offer has come yet.
     choose: Option<Duration>,
-    /// Whether an unusable offer has come since the last DISCOVER.
+    /// Whether an offer that cannot be used has come since the last DISCOVER.
     useless: bool,
 }
 
@@ -45,14 +46,14 @@ impl Selecting {
     }
 }
 
-/// An offer that can be used.
+/// Offer that the client can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     address: Ipv4Addr,
     server: Ipv4Addr,
 }
 
-/// State of a client that has sent a REQUEST for an offer and waits for the answer.
+/// State of a client that has sent a REQUEST for an offer, and waits for the answer.
 #[derive(Clone, Debug)]
 pub struct Requesting {
     pub exchange: MessageExchange,
@@ -60,8 +61,9 @@ pub struct Requesting {
 }
 
 impl DhcpClient {
-    /// Preferred offer: the former address, from the server that granted it. If the client has no
-    /// former address: the address `wish` from the options. `None`: the client prefers no address.
+    /// Offer that the client prefers: its former address, from the server that granted it. Without
+    /// a former address, it is the address `wish` of the options, from any server. `None`: the
+    /// client prefers no address.
     fn wish(&self) -> Option<Offer> {
         let former = self.former.filter(|former| former.wanted);
         let former = former.map(|of| Offer { address: of.address, server: of.server });
@@ -103,8 +105,8 @@ impl DhcpClient {
         }
         if let Err(why) = self.check_offer(reply) {
             let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
-            // The trouble is recorded once for each DISCOVER, because a flood of offers must not
-            // cause a flood of records.
+            // The trouble is recorded once after each DISCOVER, so that many bad offers do not
+            // cause many records.
             if !std::mem::replace(&mut selecting.useless, true) {
                 self.record_trouble(ClientTrouble::Unusable {
                     address: reply.address,
@@ -129,8 +131,8 @@ impl DhcpClient {
         }
     }
 
-    /// Takes the best offer: an offer of the preferred address, otherwise an offer from the former
-    /// server, otherwise the first offer.
+    /// Takes the best offer. An offer of the preferred address comes first, then an offer of the
+    /// former server, then the offer that came first.
     fn take_best(&mut self, selecting: &Selecting) {
         let wish = self.wish();
         let dislike = |offer: &&Offer| match wish {
@@ -139,7 +141,8 @@ impl DhcpClient {
         };
         let Some(offer) = selecting.offers.iter().min_by_key(dislike).copied() else { return };
         let next = self.now + self.patience(1);
-        // The REQUEST has the xid and the `secs` of the DISCOVER that was answered.
+        // The REQUEST has the same `xid` and `secs` as the DISCOVER to which the offer is an
+        // answer.
         let exchange = MessageExchange { first: self.now, tries: 1, next, ..selecting.exchange };
         self.send_to_all(MessageKind::Select(offer.address, offer.server), &exchange);
         self.phase = ClientPhase::Requesting(Requesting { exchange, offer });
@@ -187,9 +190,9 @@ impl DhcpClient {
         self.granted(lease);
     }
 
-    /// Handles a grant to a client without an address. The client probes the granted address. The
-    /// probe is omitted if it is disabled, or if a guest or kube-vip may still announce the address
-    /// for this client.
+    /// Handles a grant to a client without an address. The client then probes the granted address
+    /// by ARP. No probe is sent if probes are off, or if a guest or kube-vip may still announce the
+    /// address for this client.
     pub(super) fn granted(&mut self, lease: GrantedLease) {
         let may_be_ours = self
             .former
@@ -201,8 +204,7 @@ impl DhcpClient {
         }
     }
 
-    /// Stores the granted lease as held, because its probe found no other host or was not
-    /// necessary.
+    /// Holds the granted lease. Its probe was not necessary, or no other host has answered it.
     pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);
@@ -210,7 +212,8 @@ impl DhcpClient {
         self.event(ClientEvent::Acquired { address, server, took });
     }
 
-    /// Checks whether the offer or grant can be used. If not, an event reports the fault.
+    /// Checks whether the address of an offer or a grant can be used. `Err`: it cannot, and an
+    /// event reports why.
     pub(super) fn check_offer(&mut self, reply: &ServerReply) -> Result<(), OfferFault> {
         offer_check::check(reply, &self.options.subnets).inspect_err(|why| {
             let (server, address, why) = (reply.server, reply.address, *why);
@@ -218,7 +221,7 @@ impl DhcpClient {
         })
     }
 
-    /// Handles a server's refusal of an address that this server had offered.
+    /// Handles the refusal of an address by the server that offered it.
     fn refused(&mut self, trouble: ClientTrouble) {
         let pause = self.pause_after_refusal();
         if self.naks >= MOST_WISHES {
@@ -228,17 +231,17 @@ impl DhcpClient {
             }
         }
         self.phase = ClientPhase::Waiting(self.now + pause);
-        // The first refusal is not recorded, because it is normal if two clients ask at the same
-        // moment.
+        // The first refusal is not recorded. It is normal if two clients request an address at the
+        // same moment.
         if self.naks > 1 {
             self.record_trouble(trouble);
         }
     }
 
-    /// Counts a refusal, and returns the pause after it. The upper limit of the pause doubles with
-    /// each refusal, from `FIRST_PAUSE` to `LONGEST_PAUSE`. The pause is a random time between half
-    /// of the limit and the limit, so that two clients with simultaneous requests ask at different
-    /// times next.
+    /// Counts a refusal, and returns the pause after it. The longest pause doubles with each
+    /// refusal, from `FIRST_PAUSE` to `LONGEST_PAUSE`. The returned pause is a random time from
+    /// half of the longest pause to all of it. So two clients that sent a REQUEST at the same
+    /// moment send the next one at different times.
     pub(super) fn pause_after_refusal(&mut self) -> Duration {
         self.naks = self.naks.saturating_add(1);
         let doubled = FIRST_PAUSE * 1_u32.checked_shl((self.naks - 1).min(8)).unwrap_or(1);

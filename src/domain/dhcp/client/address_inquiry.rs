@@ -21,40 +21,39 @@ use super::super::{ClientEvent, Mac};
 use super::DhcpClient;
 use super::output::{AnnouncedAddress, MOST_STATIONS};
 
-/// Time from the publication of an address to the first question about its announcer.
+/// Time from the publication of an address to the first ARP question about its announcer.
 const FIRST_INQUIRY: Duration = Duration::from_secs(30);
-/// Time to wait for the answers to an ARP question.
+/// Time for which the client waits for answers to an ARP question.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Interval of the ARP questions about a lost or kept address. The first question about a lost
-/// address is asked one interval after the loss.
+/// Interval between two ARP questions about a lost or kept address. The first question about a lost
+/// address follows one interval after the loss.
 const INQUIRY_INTERVAL: Duration = Duration::from_secs(30);
-/// Number of consecutive ARP questions about a lost address after which the address counts as not
-/// announced, if no known announcer answers them.
+/// Number of ARP questions about a lost address after which it counts as no longer announced. None
+/// of the address's known announcers has answered these questions, and they followed one another.
 const MOST_SILENT: u32 = 3;
 
-/// Subject of the questions about an address.
+/// Subject of the ARP questions about an address.
 #[derive(Clone, Debug)]
 pub enum InquirySubject {
-    /// A leased address. The question is which station announces it.
+    /// The address is leased. The question is which station announces it.
     Leased,
-    /// An address that is kept after its lease has expired. The question is whether another host
-    /// also has the address. The value contains the stations that have answered the current
-    /// question.
+    /// The address is kept after its lease has expired. The question is whether another host also
+    /// has it. The value lists the stations that have answered the current question.
     Kept(Vec<Mac>),
-    /// A lost address. The question is whether a station still announces it.
+    /// The address is lost. The question is whether a station still announces it.
     Lost,
 }
 
-/// ARP questions about one address.
+/// ARP questions about an address.
 #[derive(Clone, Debug)]
 pub struct AddressInquiry {
     about: AnnouncedAddress,
     subject: InquirySubject,
-    /// Whether the last question was sent, and the client still waits for its answers.
+    /// Whether a question was sent, and the time for its answers is not over.
     pub waits: bool,
-    /// Number of consecutive questions that count for the decision about the address. Lost address:
-    /// questions that no known announcer answered. Kept address: questions that several hosts
-    /// answered, including a host that is not a known announcer.
+    /// Number of consecutive questions with the same result. For a lost address: no known announcer
+    /// has answered. For a kept address: several hosts have answered, and one of them is not a
+    /// known announcer.
     pub tally: u32,
     pub next: Duration,
 }
@@ -74,7 +73,7 @@ impl AddressInquiry {
 }
 
 impl DhcpClient {
-    /// Whether a station still announces an address that was lost.
+    /// Whether a station still announces an address that this client has lost.
     pub const fn is_still_announced(&self) -> bool {
         self.still.is_some()
     }
@@ -83,9 +82,9 @@ impl DhcpClient {
         self.options.probe.count > 0
     }
 
-    /// Schedules the ARP question about the announcer of the address. The question is sent after
-    /// `pause` and a random time of at most one second. Questions about a lost address have
-    /// precedence.
+    /// Plans an ARP question about the announcer of the leased address. The question follows after
+    /// `pause` and a random time of at most one second. No question is planned while questions
+    /// about a lost address are open.
     pub(super) fn ask_for_announcer_after(&mut self, pause: Duration) {
         let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
         if self.inquiry.as_ref().is_none_or(|open| !matches!(open.subject, InquirySubject::Lost)) {
@@ -94,13 +93,13 @@ impl DhcpClient {
         }
     }
 
-    /// Handles the publication of the address: schedules the question about its announcer.
+    /// Plans the first ARP question about the announcer, because the address is published now.
     pub(super) fn published(&mut self) {
         self.ask_for_announcer_after(FIRST_INQUIRY);
     }
 
-    /// Schedules ARP questions about a lost address, if its announcers are known. The questions end
-    /// when the announcers have left `MOST_SILENT` consecutive questions unanswered.
+    /// Plans ARP questions about a lost address, if its announcers are known. The questions end
+    /// after the announcers have not answered `MOST_SILENT` of them in a row.
     pub(super) fn ask_after_loss(&mut self) {
         self.still = None;
         let announced = self.announced.clone().filter(|announced| !announced.by.is_empty());
@@ -145,8 +144,7 @@ impl DhcpClient {
         }
     }
 
-    /// Handles an ARP frame. Returns whether the frame answers the question that the client has
-    /// sent.
+    /// Handles an ARP frame. Returns whether the frame answers the client's last question.
     pub(super) fn receive_inquiry_answer(&mut self, arp: ArpPacket) -> bool {
         let ours = self.identity.mac;
         let answers = |inquiry: &&mut AddressInquiry| {
@@ -181,8 +179,8 @@ impl DhcpClient {
         true
     }
 
-    /// Whether the station announces the address for this client: the station announced the address
-    /// while the client held it.
+    /// Whether the station announces the address for this client. This is so if the station
+    /// announced the address while the client held it.
     pub(super) fn announces_for_us(&self, address: Ipv4Addr, station: Mac) -> bool {
         let announced = self.announced.as_ref().filter(|announced| announced.address == address);
         announced.is_some_and(|announced| announced.by.contains(&station))

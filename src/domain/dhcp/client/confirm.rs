@@ -18,43 +18,45 @@ use super::super::wire::message::{MessageKind, ReplyKind, ServerReply};
 use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason, LossCause, Mac};
 use super::{ClientPhase, DhcpClient};
 
-/// Number of REQUESTs that are sent to the lease's server alone. Later REQUESTs go to all servers.
+/// Number of REQUESTs that are sent only to the server that granted the lease. Later REQUESTs go to
+/// all servers.
 const ALONE: u32 = 2;
-/// Number of REQUESTs to all servers after which the client accepts a grant of another server
-/// before T2. By then, the server that granted the lease has left the earlier REQUESTs unanswered.
+/// Number of broadcast REQUESTs that the server of the lease must leave unanswered. After that
+/// many, the client accepts a grant of another server, even before T2.
 const BEFORE_OTHERS_GRANT: u32 = 2;
-/// Number of REQUESTs to all servers after which the client accepts a refusal (NAK) by a server
-/// that did not grant the lease. If the lease has an expiry, T2 must also have passed.
+/// Number of broadcast REQUESTs that must be sent before the client accepts a refusal (NAK) of a
+/// server that did not grant the lease. If the lease has an expiry, T2 must also have passed.
 const BEFORE_OTHERS_REFUSE: u32 = 3;
-/// Largest number of REQUESTs after a restart. The client waits about a minute for answers to them.
-/// If no server answers, the lease continues with its old T1, T2 and expiry.
+/// Maximum number of REQUESTs after a restart. The client waits about a minute in all for answers
+/// to them. If no server answers, the client goes on with the T1, T2 and expiry that the lease had.
 const AFTER_RESTART: u32 = 4;
-/// Number of recent REQUESTs whose answers are still accepted, because an answer may arrive after
-/// the next REQUEST was sent.
+/// Number of recent REQUESTs whose answers are accepted. An answer may arrive after the next
+/// REQUEST was sent.
 const REMEMBERED: usize = 4;
 
-/// REQUEST that was sent. The client stores its xid to recognize the answer.
+/// REQUEST that was sent. An answer is recognised by its `xid`.
 #[derive(Clone, Copy, Debug)]
 struct ConfirmAttempt {
     xid: u32,
     at: Duration,
-    /// Server whose offer the REQUEST accepts; `None`: any server may answer.
+    /// Server whose offer the REQUEST takes. `None`: the REQUEST takes no offer, and any server may
+    /// answer.
     server: Option<Ipv4Addr>,
 }
 
-/// State while the client asks servers to confirm or extend a held lease.
+/// State of a client that asks servers to confirm or extend its lease.
 #[derive(Clone, Debug)]
 pub struct Confirming {
-    /// Whether the client asks because of a restart, or because its link has changed. Otherwise, it
-    /// asks because T1 has passed.
+    /// Whether the client asks because it was restarted, or because its link has changed. `false`:
+    /// it asks because T1 has passed.
     pub restart: bool,
     began: Duration,
     tries: u32,
-    /// Number of REQUESTs that were sent to all servers.
+    /// Number of REQUESTs that were sent to all servers, not to one server alone.
     broadcasts: u32,
     asked: Vec<ConfirmAttempt>,
-    /// The xid of the DISCOVER that was sent in addition to the last REQUEST. `None`: there was no
-    /// such DISCOVER, or its offer was accepted.
+    /// The `xid` of the DISCOVER that was sent beside the last REQUEST. `None`: no DISCOVER was
+    /// sent, or its offer was taken.
     search: Option<u32>,
     pub next: Duration,
 }
@@ -123,8 +125,8 @@ impl DhcpClient {
             self.event(ClientEvent::Retry);
         }
         if !alone && rebinding && confirming.broadcasts > 0 {
-            // A server that has no data about the lease does not answer the REQUEST, but may offer
-            // the same address in answer to a DISCOVER.
+            // A server that has no data about the lease does not answer the REQUEST. But it may
+            // answer a DISCOVER with an offer of the same address.
             let search = self.rng.word();
             self.send(MessageKind::Discover(Some(lease.address)), search, secs, all);
             confirming.search = Some(search);
@@ -209,10 +211,9 @@ impl DhcpClient {
         }
     }
 
-    /// Handles an offer that answers the additional DISCOVER. The offer is accepted only if it is
-    /// for the address that the client holds. A kept address counts as lost if the lease's own
-    /// server offers another address, because this server may grant the kept address to another
-    /// client.
+    /// Handles an offer that answers the DISCOVER beside a REQUEST. The offer is taken only if it
+    /// is for the address that the client holds. If the server that granted the lease offers
+    /// another address, a kept address counts as lost: the server may grant it to another client.
     fn offered_besides(
         &mut self,
         reply: &ServerReply,

@@ -44,28 +44,29 @@ use recorded_lease::FormerAddress;
 pub use recorded_lease::RecordedLease;
 use releasing::PendingRelease;
 
-/// Time after the loss of an address during which a guest or kube-vip may still announce it. If the
-/// address is granted again within this time, it is not probed, because the announcer would answer.
+/// Time after the loss of an address for which a guest or kube-vip may still announce it. An
+/// address that is granted again within this time is not probed, because the announcer would
+/// answer.
 const STILL_OURS: Duration = Duration::from_mins(5);
 
-/// Phase of the protocol. The held lease is stored separately, in [`DhcpClient::held`].
+/// Phase of the DHCP protocol. The held lease is stored in [`DhcpClient::held`].
 #[derive(Clone, Debug)]
 enum ClientPhase {
-    /// Idle until this time. Then the client sends a DISCOVER.
+    /// The client does nothing until this time. Then it sends a DISCOVER.
     Waiting(Duration),
     Selecting(Selecting),
     Requesting(Requesting),
     Probing(Probing),
-    /// Idle until T1.
+    /// The client does nothing until T1.
     Bound,
     Confirming(Confirming),
-    /// The client asks by ARP whether a station has the address. If none has, a RELEASE is sent.
+    /// The client asks by ARP whether a station has the address. If none has, RELEASE follows.
     Parting(PendingRelease),
-    /// The address was given back. `Some`: the RELEASE is sent again at this time.
+    /// The client has given its address back. `Some`: it sends the RELEASE again at this time.
     Released(Option<(Duration, GrantedLease)>),
 }
 
-/// Client of one lease, with its state.
+/// DHCP client of one lease.
 #[derive(Clone, Debug)]
 pub struct DhcpClient {
     identity: ClientIdentity,
@@ -75,31 +76,31 @@ pub struct DhcpClient {
     up: bool,
     phase: ClientPhase,
     held: Option<GrantedLease>,
-    /// Serial of the record that must be written before the held address may be used.
+    /// Serial of the record that must be written before the address may be used. `None`: none.
     awaits: Option<u64>,
     serial: u64,
     former: Option<FormerAddress>,
-    /// Address that is held, or was held last, and the stations that answered ARP for it.
+    /// Address that the client holds or held last, and the stations that answered ARP for it.
     announced: Option<AnnouncedAddress>,
     inquiry: Option<AddressInquiry>,
-    /// Whether the held lease has expired, and the client keeps its address.
+    /// Whether the held lease has expired, and the client keeps the address.
     kept: bool,
-    /// Lost address that is still announced, and the station that announces it.
+    /// Lost address that a station still announces, and this station. `None`: there is none.
     still: Option<(Ipv4Addr, Mac)>,
     /// Start of the search for an address: the loss of the last address, or the first DISCOVER.
     began: Duration,
-    /// Number of NAKs and of unusable grants since an address was last held.
+    /// Number of NAKs and of grants that cannot be used, since the client last held an address.
     naks: u32,
-    /// Number of declined addresses since an address was last held.
+    /// Number of addresses that the client declined since it last held an address.
     conflicts: u32,
     trouble: Option<ClientTrouble>,
-    /// The xid of the last message that the client sent.
+    /// The `xid` of the last message that the client sent.
     spoken: u32,
     out: Vec<ClientAction>,
 }
 
 impl DhcpClient {
-    /// New client without an address. Its first DISCOVER is due within `options.start_within`.
+    /// Creates a client without an address. It sends DISCOVER within `options.start_within`.
     pub fn new(identity: ClientIdentity, options: ClientOptions, seed: u64, now: Duration) -> Self {
         let start = now + part(options.phase, options.start_within);
         Self {
@@ -126,9 +127,9 @@ impl DhcpClient {
         }
     }
 
-    /// Client that held the lease `held` before its restart. The address may be used at once, and
-    /// the client asks a server to confirm it within `options.resume_within`. An expired lease is
-    /// handled by `options.keep`: the address is kept, or is lost and requested again.
+    /// Creates a client that held the lease `held` before a restart. The address may be used at
+    /// once. A server is asked to confirm it within `options.resume_within`. If the lease has
+    /// expired, `options.keep` decides whether the address is kept, or is lost and requested again.
     pub fn resume(
         identity: ClientIdentity,
         options: ClientOptions,
@@ -149,8 +150,8 @@ impl DhcpClient {
         client
     }
 
-    /// Makes a client without a lease ask for the address `announced`, because the client lost this
-    /// address before it was stopped.
+    /// Makes a client without a lease request the address `announced`, which it lost before the
+    /// restart.
     #[must_use]
     pub fn remembering(mut self, announced: AnnouncedAddress) -> Self {
         self.former = Some(FormerAddress {
@@ -164,7 +165,7 @@ impl DhcpClient {
         self
     }
 
-    /// Time at which to call [`DhcpClient::due`]. `None`: no call is due before the next input.
+    /// Time at which [`DhcpClient::due`] must be called. `None`: only the next input is waited for.
     pub fn deadline(&self) -> Option<Duration> {
         let inquiry = self.inquiry.as_ref().map(|inquiry| inquiry.next).filter(|_| self.up);
         let end = self.held.as_ref().filter(|_| !self.kept).and_then(|lease| lease.expires);
@@ -174,7 +175,7 @@ impl DhcpClient {
         }
     }
 
-    /// Time at which the next step of the current phase is due.
+    /// Time of the next step of the phase. `None`: no step is planned.
     fn next(&self) -> Option<Duration> {
         let under_way = match &self.phase {
             ClientPhase::Released(again) => return again.as_ref().map(|(at, _)| *at),
@@ -189,7 +190,7 @@ impl DhcpClient {
         under_way.filter(|_| self.up)
     }
 
-    /// Sockets that must be open before the frames that the client returned are sent.
+    /// Sockets that must be open before the caller sends the frames that the client returned.
     pub fn listening(&self) -> OpenSockets {
         match &self.phase {
             _ if !self.up => OpenSockets::Nothing,
@@ -205,7 +206,7 @@ impl DhcpClient {
         }
     }
 
-    /// State of the client.
+    /// State of the client, as it is written into the record.
     pub fn state(&self) -> LeaseState {
         match &self.phase {
             ClientPhase::Waiting(_) if self.former.is_some() => LeaseState::Lost,
@@ -221,7 +222,7 @@ impl DhcpClient {
         }
     }
 
-    /// The lease, if its address may be used.
+    /// Held lease. `None`: the client holds no lease, or its address may not be used yet.
     pub fn lease(&self) -> Option<&GrantedLease> {
         self.held.as_ref().filter(|_| self.awaits.is_none())
     }
@@ -231,12 +232,12 @@ impl DhcpClient {
         self.lease().is_some() && matches!(self.phase, ClientPhase::Confirming(_))
     }
 
-    /// Identity of the client: hardware address, client identifier, host name.
+    /// Identity of the client: its hardware address, client identifier and host name.
     pub const fn identity(&self) -> &ClientIdentity {
         &self.identity
     }
 
-    /// Handles a received Ethernet frame, which must be whole.
+    /// Handles a received Ethernet frame. `frame` must be the whole frame.
     pub fn receive(&mut self, frame: &[u8], now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         match ethernet::read(frame) {
@@ -257,7 +258,7 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Carries out everything that is due at `now`. An early call does nothing.
+    /// Does all steps that are due at `now`. If none is due, does nothing.
     pub fn due(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
@@ -281,9 +282,8 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Handles a change of the link. `up`: whether the link is up. The caller also passes `false`
-    /// while the client must not send. The lease time continues while the link is down. A new
-    /// client assumes that its link is up.
+    /// Handles a change of the link. `up`: whether the link is up and the client may send. The
+    /// lease time runs on while the link is down. A new client assumes that its link is up.
     pub fn link(&mut self, up: bool, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let changed = up != self.up;
@@ -291,7 +291,7 @@ impl DhcpClient {
         if changed && !matches!(self.phase, ClientPhase::Released(_) | ClientPhase::Parting(_)) {
             let start = self.now + part(self.options.phase, self.options.start_within);
             if self.held.is_some() {
-                // The link may now lead to another network, without the lease's server.
+                // The link may now lead to another network, without the server of the lease.
                 self.phase = ClientPhase::Confirming(Confirming::of_restart(start));
             } else {
                 self.began = start;
@@ -301,7 +301,7 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Handles the notice that the record with this serial, or a later record, was written.
+    /// Handles the news that the record with the number `serial`, or a later one, was written.
     pub fn recorded(&mut self, serial: u64, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         if self.awaits.is_some_and(|awaited| serial >= awaited) {
@@ -311,13 +311,13 @@ impl DhcpClient {
         self.leave()
     }
 
-    /// Sets the station that answers ARP for every address; `None`: no station does.
+    /// Sets the station that answers ARP for all addresses. `None`: there is no such station.
     pub fn set_proxy(&mut self, proxy: Option<Mac>) {
         self.options.proxy = proxy;
     }
 
-    /// First step for every input. Moves the client's clock forward to `now`. If the lease has
-    /// expired, the client loses its address, or keeps the address if the options say so.
+    /// Begins the handling of each input. Moves the client's clock forward to `now`. If the lease
+    /// has expired, the client loses the address, or keeps it if `options.keep` is set.
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
@@ -339,8 +339,8 @@ impl DhcpClient {
         self.held.as_ref().is_some_and(|lease| lease.may_rebind(self.now))
     }
 
-    /// Gives up the address, and reports the loss in the record. After `pause`, the client asks for
-    /// an address again.
+    /// Gives up the address, and records the loss. After `pause`, the client begins to ask for an
+    /// address again.
     fn lose(&mut self, how: LossCause, trouble: ClientTrouble, pause: Duration) {
         let Some(lease) = self.held.take() else { return };
         (self.awaits, self.kept) = (None, false);
@@ -357,7 +357,7 @@ impl DhcpClient {
         self.event(ClientEvent::Lost { address: lease.address, how });
     }
 
-    /// Stores `lease` as the held lease. `fresh`: whether its address is not in the record yet.
+    /// Holds `lease`. `fresh`: whether the address of `lease` is not yet in a written record.
     fn hold(&mut self, lease: GrantedLease, fresh: bool) {
         let announced = self.announced.take().filter(|known| known.address == lease.address);
         self.announced = Some(announced.unwrap_or_else(|| AnnouncedAddress::new(lease.address)));
@@ -377,12 +377,12 @@ impl DhcpClient {
         self.record(None);
     }
 
-    /// Outputs a record of the current state.
+    /// Returns a record of the present state to the caller.
     fn record(&mut self, trouble: Option<ClientTrouble>) {
         self.serial += 1;
         self.trouble = trouble;
         let state = match &self.phase {
-            // Bound, not Probing: once this record is written, the address may be used.
+            // Not `Probing`: the address may be used after this record is written.
             ClientPhase::Bound => LeaseState::Bound,
             _ => self.state(),
         };
@@ -398,7 +398,7 @@ impl DhcpClient {
         self.out.push(ClientAction::Record(record));
     }
 
-    /// Outputs a record with this trouble. Does nothing if the last record already contains it.
+    /// Returns a record with this trouble to the caller, if the last record has another trouble.
     fn record_trouble(&mut self, trouble: ClientTrouble) {
         if self.trouble != Some(trouble) {
             self.record(Some(trouble));
@@ -413,9 +413,9 @@ impl DhcpClient {
         self.event(ClientEvent::Ignored(why));
     }
 
-    /// Handles a message from a client to a server. If the message has our hardware address, a loop
-    /// in the network returned our own message, or another client uses our address. The xid shows
-    /// which.
+    /// Handles a message from a client to a server. If the message has the client's own hardware
+    /// address, there are two cases. A loop in the network has returned the client's own message,
+    /// or another client uses the same address. The `xid` shows which case it is.
     fn receive_client_message(&mut self, datagram: ethernet::UdpDatagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);

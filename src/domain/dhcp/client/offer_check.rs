@@ -10,43 +10,44 @@ use ipnet::Ipv4Net;
 
 use super::super::wire::message::ServerReply;
 
-/// Shortest accepted lease, in seconds. A shorter lease would be renewed without pause.
+/// Shortest lease time that is accepted, in seconds. A client would have to renew a shorter lease
+/// all the time.
 pub const SHORTEST_LEASE: u32 = 10;
 
-/// Reason why an offer or grant cannot be used.
+/// Reason why an offer or a grant cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum OfferFault {
-    /// Address in 0.0.0.0/8.
+    /// The address is in 0.0.0.0/8.
     #[error("it cannot be the address of a host")]
     Unspecified,
-    /// Address in 127.0.0.0/8.
+    /// The address is in 127.0.0.0/8.
     #[error("it is a loopback address")]
     Loopback,
-    /// Address in 169.254.0.0/16.
+    /// The address is in 169.254.0.0/16.
     #[error("it is a link-local address")]
     LinkLocal,
-    /// Address in 224.0.0.0/4.
+    /// The address is in 224.0.0.0/4.
     #[error("it is a multicast address")]
     Multicast,
-    /// Address in 240.0.0.0/4.
+    /// The address is in 240.0.0.0/4.
     #[error("it is in the reserved range 240.0.0.0/4")]
     Reserved,
-    /// Address 255.255.255.255, or the last address of its subnet.
+    /// The address is 255.255.255.255, or the last address of its subnet.
     #[error("it is a broadcast address")]
     Broadcast,
-    /// First address of its subnet.
+    /// The address is the first address of its subnet.
     #[error("it is the address of its network")]
     Network,
-    /// Address of the subnet's router, from the same offer.
+    /// The address is that of the subnet's router, which the same offer names.
     #[error("it is the gateway of its own subnet")]
     Gateway,
-    /// Address of the server that offers it.
+    /// The address is that of the server that offers it.
     #[error("it is the server's own address")]
     Server,
-    /// The address is in none of the subnets whose addresses may be leased on the network.
+    /// The address is in none of the subnets from which addresses may be leased on the network.
     #[error("it is in none of the subnets that are allowed on this network")]
     NotAllowed,
-    /// The lease time is missing, because the server uses BOOTP or has a fault.
+    /// The lease time is missing. The server uses BOOTP or has a fault.
     #[error("it comes without a lease time")]
     NoLeaseTime,
     /// The lease time is less than ten seconds.
@@ -54,8 +55,8 @@ pub enum OfferFault {
     TooShort,
 }
 
-/// Checks whether an offer or a grant can be used. `subnets` are the subnets whose addresses may be
-/// leased; if empty, any address may be leased.
+/// Checks whether an offer or a grant can be used. `subnets`: subnets from which addresses may be
+/// leased. Empty: any address may be leased.
 pub fn check(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault> {
     let address = reply.address;
     let [first, ..] = address.octets();
@@ -81,8 +82,8 @@ pub fn check(reply: &ServerReply, subnets: &[Ipv4Net]) -> Result<(), OfferFault>
     found.or(gateway).or(server).or(foreign).or(time).map_or(Ok(()), Err)
 }
 
-/// Fault of an address that is the first or the last address of its subnet. If the prefix length is
-/// 30 or less, no host may have these two addresses.
+/// Fault of an address that is the first or the last one of its subnet. No host may have these two
+/// addresses if `prefix` is 30 or less. `None`: the address has no such fault.
 fn edge(address: Ipv4Addr, prefix: u8) -> Option<OfferFault> {
     if prefix > 30 {
         return None;

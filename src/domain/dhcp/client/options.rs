@@ -8,33 +8,34 @@ use ipnet::Ipv4Net;
 
 use super::super::Mac;
 
-/// Options of a client.
+/// Options of a DHCP client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientOptions {
     /// Timing of the ARP probe of a newly granted address.
     pub probe: ProbeTiming,
-    /// Time over which clients that begin together spread their first message.
+    /// Time over which clients that begin together spread their first messages.
     pub start_within: Duration,
-    /// Longest time over which clients that are resumed together spread their first messages. If a
-    /// lease ends soon, the limit is a quarter of its remaining time.
+    /// Maximum time over which clients that are resumed together spread their first messages. For a
+    /// lease that ends soon, the maximum is a quarter of its remaining time.
     pub resume_within: Duration,
-    /// Position of this client's messages in a time range: see [`super::super::phase`]. Different
-    /// phases spread the first messages and the renewals of many clients.
+    /// Place of this client's messages in a time range: see [`super::super::phase`]. Clients with
+    /// different phases send their first messages and renewals at different times.
     pub phase: u32,
-    /// Whether every message asks servers to broadcast their answers. Otherwise, a message asks for
-    /// this only while the client's address may be in use. The reason is dnsmasq on a router. If
-    /// dnsmasq grants an address by unicast, it writes an ARP entry for the address (SIOCSARP,
-    /// src/dhcp.c). The router would then send the traffic of the address to this client, which
-    /// does not serve the address.
+    /// Whether each message asks servers to broadcast their answers. `false`: a message asks for
+    /// this only while the client's address may be in use. The option is for dnsmasq on a router.
+    /// When dnsmasq grants an address by unicast, it writes an ARP entry for the address (SIOCSARP,
+    /// src/dhcp.c). Then the router would send the address's traffic to this client, which does not
+    /// serve the address.
     pub broadcast: bool,
-    /// Subnets whose addresses may be leased. Empty: any address.
+    /// Subnets from which addresses may be leased. Empty: any address may be leased.
     pub subnets: Arc<[Ipv4Net]>,
-    /// Whether the client keeps an address after its lease has expired without an answer from a
-    /// server: see `kept_address.rs`.
+    /// Whether the client keeps its address if the lease expires without an answer of a server: see
+    /// `kept_address.rs`.
     pub keep: bool,
-    /// Address that a client without a former address asks for. `None`: any address.
+    /// Address that the client requests while it has no former address. `None`: it requests any
+    /// address.
     pub wish: Option<Ipv4Addr>,
-    /// Station that answers ARP for every address: see [`super::super::AddressDisputes`]. `None`:
+    /// Station that answers ARP for all addresses: see [`super::super::AddressDisputes`]. `None`:
     /// no such station is known.
     pub proxy: Option<Mac>,
 }
@@ -55,18 +56,18 @@ impl Default for ClientOptions {
     }
 }
 
-/// Timing of the ARP probe of a newly granted address: RFC 5227.
+/// Timing of the ARP probe of a newly granted address, in the terms of RFC 5227.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeTiming {
-    /// Number of ARP questions about the address. Zero: no probe.
+    /// Number of ARP questions in a probe. Zero: no probe is sent.
     pub count: u32,
-    /// Longest random wait before the first question.
+    /// Maximum of the random time before the first question.
     pub first_within: Duration,
-    /// Shortest time from one question to the next.
+    /// Minimum time between two questions.
     pub shortest_gap: Duration,
-    /// Longest time from one question to the next.
+    /// Maximum time between two questions.
     pub longest_gap: Duration,
-    /// Time to wait for an answer to the last question.
+    /// Time for which the client waits for an answer after the last question.
     pub wait: Duration,
 }
 
@@ -79,7 +80,7 @@ impl ProbeTiming {
         longest_gap: Duration::from_secs(2),
         wait: Duration::from_secs(2),
     };
-    /// Three questions within half a second, because a host on the same segment answers in
+    /// Timing with three questions within half a second. A host on the same segment answers within
     /// milliseconds.
     pub const QUICK: Self = Self {
         count: 3,
@@ -88,17 +89,17 @@ impl ProbeTiming {
         longest_gap: Duration::from_millis(160),
         wait: Duration::from_millis(150),
     };
-    /// Disabled: a newly granted address is not probed.
+    /// No probe: a newly granted address is used without questions.
     pub const OFF: Self = Self { count: 0, ..Self::QUICK };
 }
 
-/// Sockets that must be open before a client sends.
+/// Sockets that must be open for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenSockets {
     /// No socket is needed.
     Nothing,
     /// A socket for answers of DHCP servers.
     Dhcp,
-    /// Sockets for answers of DHCP servers and for ARP.
+    /// Sockets for answers of DHCP servers and for ARP frames.
     DhcpAndArp,
 }

@@ -7,18 +7,18 @@ use std::time::Duration;
 use super::super::{GrantedLease, Mac, OfferFault};
 use api::LeaseState;
 
-/// Largest number of stations that are stored for an address. There may be several stations,
-/// because an announcer moves between nodes.
+/// Maximum number of stations that are stored for an address. One address may have several
+/// stations, because its announcer moves between nodes.
 pub(super) const MOST_STATIONS: usize = 4;
 
-/// Action that the caller carries out. The caller must keep the order of the actions.
+/// Action that the caller must carry out. Actions must be carried out in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientAction {
-    /// Send this whole Ethernet frame. Before that, open the sockets that
-    /// [`super::super::DhcpClient::listening`] returns after the call that returned this action.
+    /// Send this Ethernet frame, which is whole. The sockets of
+    /// [`super::super::DhcpClient::listening`] must be open before that.
     Send(Vec<u8>),
     /// Write this record, then call [`super::super::DhcpClient::recorded`]. A later record replaces
-    /// all earlier records that have not been written yet.
+    /// an earlier one that is not written yet.
     Record(LeaseRecord),
     /// Report this event in metrics, logs and Events.
     Event(ClientEvent),
@@ -26,31 +26,33 @@ pub enum ClientAction {
     Done,
 }
 
-/// Content of a client's durable record. The caller writes it to the DHCPLease.
+/// Content of a client's record. The caller writes it into the DHCPLease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRecord {
-    /// Serial number. A later record has a greater number.
+    /// Serial number of the record. A later record of the client has a greater number.
     pub serial: u64,
     /// State of the client.
     pub state: LeaseState,
-    /// Held lease. Its address may be used once this record is written.
+    /// Held lease. Its address may be used after this record is written. `None`: the client holds
+    /// no lease.
     pub lease: Option<GrantedLease>,
-    /// Trouble of the client, if any.
+    /// Trouble of the client. `None`: it has no trouble.
     pub trouble: Option<ClientTrouble>,
-    /// Whether the client keeps the address after its lease has expired without an answer.
+    /// Whether the client keeps its address if the lease expires without an answer of a server.
     pub keeps: bool,
-    /// Address that the client has or had last, and the stations that answered ARP for it.
+    /// Address that the client holds or held last, and the stations that answered ARP for it.
     pub announced: Option<AnnouncedAddress>,
-    /// Lost address that is still announced, and the station that announces it.
+    /// Lost address that a station still announces, and this station. `None`: there is no such
+    /// address.
     pub still_announced: Option<(Ipv4Addr, Mac)>,
 }
 
-/// An address, and the stations that answered for it while it was held.
+/// Address, and the stations that answered ARP for it while the client held it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnnouncedAddress {
-    /// IP address that the stations announce.
+    /// Address that the stations announce.
     pub address: Ipv4Addr,
-    /// Announcing stations. The station that was stored last comes first.
+    /// Stations that announce the address. The one that was stored last comes first.
     pub by: Vec<Mac>,
 }
 
@@ -59,7 +61,7 @@ impl AnnouncedAddress {
         Self { address, by: Vec::new() }
     }
 
-    /// Stores a station. Returns `true` if the station was not stored before.
+    /// Stores a station that announces the address. Returns whether the station is new.
     pub(super) fn add_station(&mut self, station: Mac) -> bool {
         if self.by.contains(&station) {
             return false;
@@ -75,14 +77,14 @@ impl AnnouncedAddress {
 pub enum ClientTrouble {
     /// No server has sent an offer in answer to several DISCOVERs.
     NoOffer,
-    /// A server refused the offered or leased address.
+    /// A server refused the address that was offered or leased.
     Refused,
-    /// The granted address belongs to another host: this station.
+    /// The granted address belongs to another host, which is this station.
     AddressInUse(Mac),
-    /// Too many consecutive granted addresses belonged to other hosts. The last of these addresses
-    /// belongs to this station.
+    /// Too many granted addresses in a row belonged to other hosts. The last address belongs to
+    /// this station.
     TooManyInUse(Mac),
-    /// The offer or grant cannot be used.
+    /// The offer or the grant cannot be used.
     Unusable {
         /// Offered or granted address.
         address: Ipv4Addr,
@@ -91,18 +93,18 @@ pub enum ClientTrouble {
         /// Reason why the offer or grant cannot be used.
         why: OfferFault,
     },
-    /// A station answers ARP for every address, so the client cannot check whether an address is
-    /// free.
+    /// A station answers ARP for all addresses, so the client cannot find out whether an address is
+    /// free. The value is this station.
     AnswersForAll(Mac),
-    /// The server that granted the lease has not answered from T1 to T2.
+    /// The server that granted the lease has not answered between T1 and T2.
     ServerSilent,
-    /// The lease expired, because no server answered.
+    /// The lease has expired, because no server answered.
     Expired,
-    /// The lease expired, because no server answered, and the address is kept.
+    /// The lease has expired, because no server answered. The address is kept.
     Kept,
-    /// The kept address also belongs to another host: this station.
+    /// The kept address also belongs to another host, which is this station.
     Taken(Mac),
-    /// A server granted or offered an address other than the client's.
+    /// A server granted or offered another address than the client holds.
     Changed,
 }
 
@@ -139,13 +141,13 @@ impl fmt::Display for ClientTrouble {
 /// Cause of the loss of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LossCause {
-    /// The lease expired.
+    /// The lease has expired.
     Expired,
     /// A server refused the address.
     Nak,
-    /// The address was kept after the expiry of its lease, and another host has it.
+    /// The address was kept after its lease had expired, and another host has it.
     Taken,
-    /// A server granted or offered an address other than the client's.
+    /// A server granted or offered another address than the client holds.
     Changed,
 }
 
@@ -159,7 +161,7 @@ pub enum ClientEvent {
         /// Offered address.
         address: Ipv4Addr,
     },
-    /// A server's offer or grant cannot be used.
+    /// An offer or a grant of a server cannot be used.
     Unusable {
         /// Server that sent the offer or grant.
         server: Ipv4Addr,
@@ -168,23 +170,23 @@ pub enum ClientEvent {
         /// Reason why the offer or grant cannot be used.
         why: OfferFault,
     },
-    /// An address was granted, and its probe, if there was one, found no other host.
+    /// An address was granted. No other host answered its probe, or no probe was sent.
     Acquired {
         /// Granted address.
         address: Ipv4Addr,
         /// Server that granted the address.
         server: Ipv4Addr,
-        /// Time since the client began to ask for an address.
+        /// Time from the start of the search for an address to the grant.
         took: Duration,
     },
     /// The lease was renewed.
     Renewed {
         /// Server that granted the renewal.
         server: Ipv4Addr,
-        /// Time since the client began to ask for the renewal.
+        /// Time from the first REQUEST of the renewal to the grant.
         took: Duration,
     },
-    /// The lease was renewed by a server other than the one that granted it.
+    /// Another server than the one that granted the lease has renewed it.
     ServerChanged {
         /// Server that granted the lease before.
         from: Ipv4Addr,
@@ -198,12 +200,12 @@ pub enum ClientEvent {
         /// Cause of the loss.
         how: LossCause,
     },
-    /// A server refused the leased or requested address.
+    /// A server refused the address that the client holds or requests.
     Nak {
         /// Server that sent the NAK.
         server: Ipv4Addr,
-        /// Whether the client accepted the refusal. A refusal by a server that did not grant the
-        /// lease is accepted only after several REQUESTs without an answer.
+        /// Whether the client accepted the refusal. A refusal of another server than the lease's
+        /// own is accepted only after several REQUESTs without an answer.
         heeded: bool,
     },
     /// The client declined the granted address, because another station has it.
@@ -215,16 +217,16 @@ pub enum ClientEvent {
         /// Station that sent the grant.
         server: Mac,
     },
-    /// The ARP probe of a granted address has ended, and no station disputed the address.
+    /// The ARP probe of a granted address is over, and no station has disputed the address.
     Undisputed,
-    /// A lost address is still announced by a station that announced it before the loss.
+    /// A lost address is still announced by a station that announced it before it was lost.
     StillAnnounced {
         /// Lost address that is still announced.
         address: Ipv4Addr,
         /// Station that announces the address.
         by: Mac,
     },
-    /// No RELEASE was sent for the address, because a station still answers ARP for it.
+    /// The client sent no RELEASE for the address, because a station still answers ARP for it.
     NotReleased {
         /// Address that was not given back.
         address: Ipv4Addr,
@@ -238,24 +240,24 @@ pub enum ClientEvent {
         /// Address that was given back.
         address: Ipv4Addr,
     },
-    /// A message of another client with this client's hardware address was received.
+    /// A message of another client that has this client's hardware address was received.
     Duplicate {
-        /// Station that the message came from.
+        /// Station that sent the message.
         from: Mac,
     },
-    /// A frame was ignored.
+    /// A received frame was ignored.
     Ignored(IgnoreReason),
 }
 
 /// Reason why a frame was ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum IgnoreReason {
-    /// The frame is no valid frame of DHCP or ARP.
+    /// The frame is not a valid DHCP or ARP frame.
     Malformed,
     /// The frame is for another client.
     NotOurs,
-    /// The frame is not the answer that the client waits for, or the answer is of no use.
+    /// The client waits for no such answer, or the answer is of no use to it.
     Unasked,
-    /// The frame is from a server that the client did not ask, or whose answer does not count yet.
+    /// The answer of this server does not count, or does not count yet.
     OtherServer,
 }

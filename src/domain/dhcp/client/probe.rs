@@ -11,19 +11,19 @@ use super::super::wire::message::MessageKind;
 use super::super::{ClientEvent, ClientTrouble, GrantedLease, IgnoreReason};
 use super::{ClientPhase, DhcpClient};
 
-/// Pause after a DECLINE, so that the server can process it: RFC 2131, 3.1.
+/// Pause after a DECLINE, so that the server can process the DECLINE: RFC 2131, 3.1.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Number of consecutive declined addresses that causes the long pause: RFC 5227, `MAX_CONFLICTS`.
+/// Number of addresses declined in a row that causes the long pause: `MAX_CONFLICTS` of RFC 5227.
 const MOST_CONFLICTS: u32 = 10;
-/// Pause after `MOST_CONFLICTS` conflicts. RFC 5227 allows one new address a minute. At that rate,
-/// the client would use up all addresses of the server, because a server does not grant a declined
-/// address again for about a day.
+/// Pause after `MOST_CONFLICTS` declined addresses. RFC 5227 allows one new address each minute.
+/// But a server does not grant a declined address again for about a day, so the client would use up
+/// all its addresses.
 const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
-/// Pause before the next DISCOVER if a station answers ARP for every address. No DECLINE is sent in
-/// this case, so the server offers the same address again.
+/// Pause before the next DISCOVER, if a station answers ARP for all addresses. The client sends no
+/// DECLINE then, so the server offers the same address again.
 const PROXY_PAUSE: Duration = Duration::from_mins(1);
 
-/// State while a granted address is probed.
+/// State of a client that probes a granted address.
 #[derive(Clone, Debug)]
 pub struct Probing {
     pub lease: GrantedLease,
@@ -78,7 +78,7 @@ impl DhcpClient {
             return self.acquired(lease);
         }
         if self.options.proxy == Some(arp.sender) {
-            // No DECLINE is sent, so the server reserves the address for this client, and offers it
+            // No DECLINE is sent. So the server keeps the address for this client, and offers it
             // again.
             self.phase = ClientPhase::Waiting(self.now + PROXY_PAUSE);
             return self.record_trouble(ClientTrouble::AnswersForAll(arp.sender));

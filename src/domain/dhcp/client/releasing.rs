@@ -10,11 +10,12 @@ use super::super::wire::arp::ArpPacket;
 use super::super::{ClientAction, ClientEvent, GrantedLease};
 use super::{ClientPhase, DhcpClient};
 
-/// Pause before the second RELEASE. The RELEASE is sent twice, because it has no answer, and a
-/// server that was too busy for the first may be ready for the second.
+/// Pause between the two RELEASEs of an address. A server does not answer a RELEASE, and may be too
+/// busy to process the first one.
 const RELEASE_AGAIN: Duration = Duration::from_secs(1);
 
-/// State while the client asks by ARP whether a station still has the address to release.
+/// State of a client that asks by ARP whether a station still has the address that is to be
+/// released.
 #[derive(Clone, Debug)]
 pub struct PendingRelease {
     pub lease: GrantedLease,
@@ -23,9 +24,9 @@ pub struct PendingRelease {
 }
 
 impl DhcpClient {
-    /// Gives the address back to the server, and ends the client. The RELEASE is sent twice. No
-    /// RELEASE is sent if a station still answers ARP for the address, because the server would
-    /// grant the address to another host.
+    /// Gives the address back to its server by two RELEASEs, and ends the client. No RELEASE is
+    /// sent if a station still answers ARP for the address, because the server would grant the
+    /// address to another host.
     pub fn release(&mut self, now: Duration) -> Vec<ClientAction> {
         self.enter(now);
         let (granted, held) = match (&self.phase, self.held.take()) {
@@ -64,7 +65,8 @@ impl DhcpClient {
         self.out.push(ClientAction::Done);
     }
 
-    /// Gives back a published address, unless a station still answers ARP for it.
+    /// Gives back an address that was published. If a station answers ARP for the address, no
+    /// RELEASE is sent.
     pub(super) fn part_with(&mut self, lease: GrantedLease) {
         self.phase = if self.asks_by_arp() && self.options.proxy.is_none() {
             ClientPhase::Parting(PendingRelease { lease, sent: 0, next: self.now })
@@ -90,8 +92,8 @@ impl DhcpClient {
         self.phase = ClientPhase::Parting(parting);
     }
 
-    /// Handles an ARP frame that arrives before the RELEASE. If a station still has the address,
-    /// the client ends without a RELEASE.
+    /// Handles an ARP frame that is received before the RELEASE. If it shows that a station still
+    /// has the address, the client ends without a RELEASE.
     pub(super) fn receive_while_parting(&mut self, arp: ArpPacket) {
         let ClientPhase::Parting(parting) = &self.phase else { return };
         let address = parting.lease.address;

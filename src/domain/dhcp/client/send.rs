@@ -9,14 +9,15 @@ use super::super::wire::message::{ClientMessage, MessageKind};
 use super::super::{ClientAction, ClientEvent, GrantedLease};
 use super::DhcpClient;
 
-/// First wait for a server's answer to a message. The wait doubles with each try.
+/// Wait for a server's answer after a message was sent for the first time. The wait doubles with
+/// each repetition of the message.
 const FIRST_WAIT: Duration = Duration::from_secs(4);
-/// Longest wait for a server's answer to a message.
+/// Maximum wait for a server's answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(64);
-/// Largest random time by which a wait becomes longer or shorter.
+/// Maximum random time by which a wait is made longer or shorter.
 const JITTER: Duration = Duration::from_secs(1);
 
-/// State of a message that the client sends again until a server answers.
+/// State of a message that is sent again until a server answers.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageExchange {
     pub xid: u32,
@@ -25,30 +26,30 @@ pub struct MessageExchange {
     pub tries: u32,
     /// Time at which the message is sent again.
     pub next: Duration,
-    /// Field `secs` of the message: seconds since the client began to ask for an address.
+    /// Field `secs` of the message: seconds since the client began to search for an address.
     pub secs: u16,
 }
 
 impl DhcpClient {
-    /// Time to wait for an answer after a message was sent for the nth time: RFC 2131, 4.1.
+    /// Wait for an answer after a message was sent for the `tries`-th time: RFC 2131, 4.1.
     pub(super) fn patience(&mut self, tries: u32) -> Duration {
         let doubled = FIRST_WAIT * 1_u32.checked_shl(tries.saturating_sub(1).min(8)).unwrap_or(1);
         doubled.min(LONGEST_WAIT).saturating_sub(JITTER) + self.rng.below(JITTER * 2)
     }
 
-    /// Seconds since the client began to ask for an address, at most `u16::MAX`.
+    /// Seconds since the client began to search for an address, at most `u16::MAX`.
     pub(super) fn secs(&self) -> u16 {
         u16::try_from(self.now.saturating_sub(self.began).as_secs()).unwrap_or(u16::MAX)
     }
 
-    /// Begins an exchange. The caller sends its message for the first time.
+    /// Begins an exchange. The caller must send the exchange's message now.
     pub(super) fn exchange(&mut self) -> MessageExchange {
         let next = self.now + self.patience(1);
         let secs = self.secs();
         MessageExchange { xid: self.rng.word(), first: self.now, tries: 1, next, secs }
     }
 
-    /// Counts a repetition of an exchange's message, and sets the time of the next repetition.
+    /// Counts one more repetition of an exchange's message, and sets the time of the next one.
     pub(super) fn again(&mut self, exchange: &mut MessageExchange) {
         exchange.tries += 1;
         exchange.next = self.now + self.patience(exchange.tries);
@@ -67,9 +68,9 @@ impl DhcpClient {
         self.send(kind, exchange.xid, exchange.secs, FrameAddresses::to_all(self.identity.mac));
     }
 
-    /// Addresses of a message to the server of a lease. The IP address of the sender is the leased
-    /// address, because two of the four tested servers use plain sockets, and answer only messages
-    /// from this address.
+    /// Addresses of a message to the server that granted the lease. The sender's IP address is the
+    /// leased one. Two of the four tested servers use plain sockets, and answer only messages from
+    /// the leased address.
     pub(super) fn way_to_server(&self, lease: &GrantedLease) -> FrameAddresses {
         FrameAddresses {
             source: self.identity.mac,

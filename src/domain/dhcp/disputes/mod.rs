@@ -12,18 +12,19 @@ use std::net::Ipv4Addr;
 
 use super::Mac;
 
-/// Disputes of granted addresses on one network. They show whether a station answers ARP for every
-/// address (proxy ARP).
+/// Disputes of granted addresses on one network. They show whether a station answers ARP for all
+/// addresses (proxy ARP).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressDisputes {
-    /// Station that sends the grants, and the address that this station disputed last.
+    /// Station that sends the grants, and the address that it disputed last. `None`: it has
+    /// disputed no address.
     last: Option<(Mac, Ipv4Addr)>,
     proxy: Option<Mac>,
 }
 
 impl AddressDisputes {
-    /// Adds the dispute of a granted address by the station `by`. `server` is the station that sent
-    /// the grant.
+    /// Adds a dispute: the station `by` has disputed the granted address `address`. `server`:
+    /// station that sent the grant.
     pub fn add(&mut self, address: Ipv4Addr, by: Mac, server: Mac) {
         if by != server {
             return;
@@ -34,13 +35,13 @@ impl AddressDisputes {
         }
     }
 
-    /// Forgets all disputes, because no station disputed a granted address. This shows that no
-    /// station answers ARP for every address.
+    /// Forgets all disputes, because a granted address was not disputed. So no station answers ARP
+    /// for all addresses.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Station that answers ARP for every address. `None`: no such station is known.
+    /// Station that answers ARP for all addresses. `None`: no such station is known.
     pub fn proxy(&self) -> Option<Mac> {
         self.proxy
     }

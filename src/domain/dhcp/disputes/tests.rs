@@ -13,7 +13,7 @@ fn ip(last: u8) -> Ipv4Addr {
 fn a_router_that_disputes_two_addresses_answers_for_all() {
     let mut disputes = AddressDisputes::default();
     disputes.add(ip(20), ROUTER, ROUTER);
-    // A server grants the same address again, to another client.
+    // The server grants the same address to another client, and the router disputes it again.
     disputes.add(ip(20), ROUTER, ROUTER);
     assert_eq!(disputes.proxy(), None);
     disputes.add(ip(21), ROUTER, ROUTER);
@@ -22,8 +22,8 @@ fn a_router_that_disputes_two_addresses_answers_for_all() {
     assert_eq!(disputes, AddressDisputes::default());
 }
 
-/// A host that has several addresses disputes grants of them, because each grant would make a
-/// duplicate address. The host does not count as a router that answers for all addresses.
+/// A host with several addresses disputes the grants of these addresses, and is right to do so. It
+/// does not count as a router that answers ARP for all addresses.
 #[test]
 fn a_host_with_many_addresses_is_no_router() {
     let mut disputes = AddressDisputes::default();

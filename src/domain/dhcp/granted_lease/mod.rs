@@ -12,49 +12,51 @@ use std::time::Duration;
 use super::Mac;
 use super::wire::message::ServerReply;
 
-/// Lease time, in seconds, of a lease that never expires.
+/// Lease time, in seconds, that means that the lease never expires.
 const FOR_EVER: u32 = u32::MAX;
-/// Interval at which the client asks the server to confirm a lease that never expires. The request
-/// is needed because the server may have lost its data about the lease.
+/// Interval at which the client asks the server to confirm a lease that never expires. The server
+/// may have lost its data about the lease.
 const DAILY: Duration = Duration::from_hours(24);
-/// Longest time over which renewals of many leases are spread.
+/// Maximum time over which the renewals of many leases are spread.
 const WIDEST_SPREAD: Duration = Duration::from_mins(10);
-/// Shortest T1 that is accepted from a server. If the lease is shorter than two minutes, the limit
-/// is a quarter of the lease time.
+/// Shortest T1 that is accepted from a server. For a lease shorter than two minutes, the limit is a
+/// quarter of the lease time instead.
 const EARLIEST_T1: Duration = Duration::from_secs(30);
 
-/// A granted address.
+/// Lease that a server has granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantedLease {
     /// Leased IP address.
     pub address: Ipv4Addr,
-    /// Length of the prefix of the address's subnet, if the server sent a mask.
+    /// Length of the subnet's prefix. `None`: the server sent no valid mask.
     pub prefix: Option<u8>,
-    /// Router of the subnet.
+    /// Router of the subnet. `None`: the server sent none.
     pub gateway: Option<Ipv4Addr>,
     /// Name servers of the subnet.
     pub name_servers: Vec<Ipv4Addr>,
     /// Server that granted the lease.
     pub server: Ipv4Addr,
-    /// Station that the server's answer came from: the server, or the router on the way to it.
+    /// Station that sent the server's answer: the server itself, or the router on the way to it.
     pub server_mac: Mac,
     /// Lease time, in seconds. `None`: the lease never expires.
     pub seconds: Option<u32>,
-    /// Time of the request by which the client first got this address. Renewals do not change it.
+    /// Time of the REQUEST that first got this address. A renewal does not change this time.
     pub obtained: Duration,
-    /// Start of the lease time: the time at which the lease was last requested.
+    /// Time of the last REQUEST that was answered by a grant. The lease time counts from there.
     pub granted: Duration,
-    /// T1: time at which the client asks the lease's server to extend the lease.
+    /// T1: time from which the client asks the lease's server to extend the lease.
     pub renew: Duration,
-    /// T2: time from which the client asks any server to extend the lease. `None`: never.
+    /// T2: time from which the client asks any server to extend the lease. `None`: the lease has no
+    /// T2.
     pub rebind: Option<Duration>,
     /// Expiry of the lease. `None`: the lease never expires.
     pub expires: Option<Duration>,
 }
 
 impl GrantedLease {
-    /// Lease that a reply grants. `mac` is the station that sent the reply, and `granted` is the
-    /// time of the client's request. `phase` spreads the renewals of many leases.
+    /// Lease that the message `reply` grants. `mac`: station that sent the message. `granted`: time
+    /// of the client's REQUEST, because the lease time counts from there. `phase`: number that
+    /// makes renewals of many leases come at different times.
     pub(super) fn from_reply(reply: &ServerReply, mac: Mac, granted: Duration, phase: u32) -> Self {
         let seconds = reply.seconds.unwrap_or(0);
         let times = LeaseTimes::of(seconds, reply.t1, reply.t2);
@@ -80,28 +82,28 @@ impl GrantedLease {
         self.expires.is_some_and(|end| now >= end)
     }
 
-    /// Whether T2 has passed at `now`: any server may then extend the lease.
+    /// Whether T2 has passed at `now`. After T2, any server may extend the lease.
     pub(super) fn may_rebind(&self, now: Duration) -> bool {
         self.rebind.is_some_and(|rebind| now >= rebind)
     }
 
     /// Whether the lease's server is in the subnet of the leased address, so that no router is
-    /// necessary. `false` if the subnet is not known.
+    /// between the client and the server. `false` if the subnet is not known.
     pub(super) fn is_server_near(&self) -> bool {
         let Some(prefix) = self.prefix else { return false };
         let host = u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0);
         (self.address.to_bits() ^ self.server.to_bits()) & !host == 0
     }
 
-    /// Shortest time between two attempts to renew: a twentieth of the lease time, but at least a
-    /// second and at most a minute.
+    /// Minimum time between two attempts to renew. It is a twentieth of the lease time, but at
+    /// least a second and at most a minute.
     fn shortest_wait(&self) -> Duration {
         let seconds = self.seconds.unwrap_or(u32::MAX);
         Duration::from_secs(u64::from((seconds / 20).clamp(1, 60)))
     }
 
-    /// Time of the next request if no server answers the request that is sent at `now`. The wait is
-    /// at least [`Self::shortest_wait`], but does not exceed T2 or the expiry:
+    /// Time of the next REQUEST, if no server answers the one that is sent at `now`. The wait is at
+    /// least [`Self::shortest_wait`], but never goes beyond T2 or the expiry. The wait is:
     ///
     /// * before T2: half of the time until T2
     /// * after T2: half of the time until the expiry
@@ -120,7 +122,7 @@ impl GrantedLease {
     }
 }
 
-/// T1, T2 and the expiry, counted from the start of the lease.
+/// T1, T2 and expiry of a lease, as durations from the start of the lease time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LeaseTimes {
     pub t1: Duration,
@@ -129,9 +131,9 @@ pub(super) struct LeaseTimes {
 }
 
 impl LeaseTimes {
-    /// Times of a lease. The defaults of T1 and T2 are half and seven eighths of the lease time. A
-    /// default replaces a value that the server did not send. If T1 and T2 are then not valid
-    /// together, both defaults apply.
+    /// Times of a lease of `seconds`. If the server sent no T1, half of the lease time is used. If
+    /// it sent no T2, seven eighths of the lease time are used. If the resulting T1 and T2 are not
+    /// valid together, both of these defaults are used.
     pub fn of(seconds: u32, t1: Option<u32>, t2: Option<u32>) -> Self {
         if seconds == FOR_EVER {
             return Self { t1: DAILY, t2: None, end: None };
@@ -145,17 +147,17 @@ impl LeaseTimes {
         Self { t1, t2: Some(t2), end: Some(end) }
     }
 
-    /// Time before T1 over which renewals are spread: a fifth of the lease time, but at most half
-    /// of T1, and at most [`WIDEST_SPREAD`]. Leases of one length therefore have the same spread,
-    /// except if a server sends a T1 below two fifths of the lease time.
+    /// Time before T1 over which renewals are spread. It is a fifth of the lease time, but at most
+    /// half of T1, and at most [`WIDEST_SPREAD`]. Leases of the same length have the same spread,
+    /// unless a server sends a T1 below two fifths of the lease time.
     fn spread(&self) -> Duration {
         let whole = self.end.unwrap_or(DAILY);
         (whole / 5).min(self.t1 / 2).min(WIDEST_SPREAD)
     }
 }
 
-/// Last point of the grid `(k + phase) * width` that is not after `latest`. On this grid, the
-/// renewals of many leases stay spread, however often the leases are renewed.
+/// Last time of the form `(k + phase) * width` that is not after `latest`. Renewals at such times
+/// stay spread, however often the leases are renewed.
 fn on_grid(latest: Duration, width: Duration, phase: u32) -> Duration {
     let nanos = width.as_nanos();
     if nanos == 0 {

@@ -35,8 +35,8 @@ pub fn t1_and_t2_are_taken_only_together_and_in_order() {
         (Some(300), Some(600), (secs(300), Some(secs(600)))),
         (Some(300), None, (secs(300), Some(secs(875)))),
         (None, Some(600), (secs(500), Some(secs(600)))),
-        // If T1 and T2 are not in order, or if one of them is too late or too early, neither of
-        // them is used.
+        // If T1 and T2 are in the wrong order, or if one of them is too early or too late, neither
+        // of them is used.
         (Some(600), Some(600), default),
         (Some(700), Some(600), default),
         (Some(900), None, default),
@@ -52,7 +52,7 @@ pub fn t1_and_t2_are_taken_only_together_and_in_order() {
         assert_eq!((times.t1, times.t2), expected, "{t1:?} {t2:?}");
         assert_eq!(times.end, Some(secs(1000)));
     }
-    // A lease that never ends has no T2, whatever a server sends.
+    // A lease that never expires has no T2, whatever the server sends.
     let times = LeaseTimes::of(u32::MAX, Some(1), Some(2));
     assert_eq!((times.t1, times.t2, times.end), (DAILY, None, None));
 }
@@ -118,8 +118,8 @@ proptest! {
     }
 }
 
-/// Five hundred leases are acquired within five seconds, and renewed for hours. At most 5 % of them
-/// are renewed in any one second.
+/// Five hundred leases are acquired within five seconds, and renewed for hours. In each second, at
+/// most 5 % of them are renewed.
 #[test]
 pub fn five_hundred_renewals_stay_spread() {
     for (seconds, fuzz) in [(120, 0), (120, 6), (3600, 0), (3600, 200)] {
@@ -128,7 +128,7 @@ pub fn five_hundred_renewals_stay_spread() {
             let mut granted = secs(100) + Duration::from_millis(u64::from(n) * 10);
             let mut round = n;
             while granted < secs(15_000) {
-                // Some servers send a different T1 each time.
+                // Some servers send another T1 with each grant.
                 round = round.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let t1 = seconds / 2 - if fuzz == 0 { 0 } else { (round >> 16) % fuzz };
                 let answer = reply(seconds, Some(t1), None);

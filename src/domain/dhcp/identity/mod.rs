@@ -17,22 +17,22 @@ use sha2::{Digest, Sha256};
 use super::Mac;
 use crate::object_fields::digest::hex;
 
-/// First text of the hash's input. A different text would change every derived identity.
+/// First part of the hash's input. Another text would change all derived identities.
 const PURPOSE: &str = "harvester-guest-operator dhcp identity 1";
-/// Type of a client identifier that contains an IAID and a DUID: RFC 4361.
+/// Type octet of a client identifier with an IAID and a DUID: RFC 4361.
 const TYPE_DUID: u8 = 255;
-/// Type of a DUID that is a UUID: RFC 6355.
+/// Type of a DUID with a UUID: RFC 6355.
 const DUID_UUID: [u8; 2] = [0, 4];
-/// Permitted lengths of a client identifier, in octets. The type octet is included.
+/// Valid lengths of a client identifier, in octets, with the type octet.
 const CLIENT_ID: std::ops::RangeInclusive<usize> = 2..=255;
-/// Longest label of a DNS name, in characters.
+/// Maximum length of one label of a DNS name, in characters.
 const LABEL: usize = 63;
-/// Number of hash digits at the end of a host name that was cut.
+/// Number of the hash's digits at the end of a host name that was cut.
 const TAIL: usize = 8;
-/// Type of a client identifier that contains an Ethernet address: RFC 2132.
+/// Type octet of a client identifier with an Ethernet address: RFC 2132.
 const TYPE_ETHERNET: u8 = 1;
 
-/// Client identifier: option 61, its type octet included.
+/// Client identifier: the value of option 61, with the type octet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClientId(Vec<u8>);
 
@@ -42,12 +42,12 @@ impl ClientId {
         &self.0
     }
 
-    /// Client identifier made of a hardware address.
+    /// Client identifier with the hardware address `mac`.
     pub fn of_mac(mac: Mac) -> Self {
         Self([&[TYPE_ETHERNET][..], &mac.0].concat())
     }
 
-    /// Client identifier of these octets. `None`: there are fewer than 2 octets, or more than 255.
+    /// Client identifier of these octets. `None`: there are fewer than 2 or more than 255 octets.
     pub fn of(octets: &[u8]) -> Option<Self> {
         CLIENT_ID.contains(&octets.len()).then(|| Self(octets.to_vec()))
     }
@@ -59,7 +59,7 @@ impl fmt::Display for ClientId {
     }
 }
 
-/// Error for a text that is no client identifier.
+/// Error: a text is not a client identifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a client identifier is 2 to 255 octets in hexadecimal")]
 pub struct NoClientId;
@@ -81,17 +81,17 @@ impl FromStr for ClientId {
 /// Form of the client identifier that a client sends to DHCP servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientIdForm {
-    /// A DUID (RFC 4361) that is different for each client.
+    /// A DUID (RFC 4361). Each client has another one.
     #[default]
     Duid,
-    /// The hardware address with its type. Windows and several address managers use it as the key
-    /// of reservations.
+    /// The hardware address, after its type octet. Windows and several address managers use this
+    /// form as the key of reservations.
     Mac,
-    /// No client identifier is sent: servers identify the client by its hardware address.
+    /// No client identifier. Servers then recognise the client by its hardware address.
     None,
 }
 
-/// Error for a text that is no form of a client identifier.
+/// Error: a text, which is the field, is not a form of client identifiers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} must be duid, mac or none: the client identifier that the DHCP server sees")]
 pub struct NoForm(String);
@@ -109,24 +109,25 @@ impl FromStr for ClientIdForm {
     }
 }
 
-/// Identity of a DHCP client. Servers identify the holder of a lease by this identity.
+/// Identity of a DHCP client, by which servers recognise the holder of a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientIdentity {
-    /// Hardware address: source of the client's frames, and `chaddr`.
+    /// Hardware address: the source of the client's frames, and the field `chaddr` of its messages.
     pub mac: Mac,
-    /// Client identifier, option 61. `None`: no client identifier is sent.
+    /// Client identifier, option 61. `None`: the client sends none.
     pub client_id: Option<ClientId>,
-    /// Host name, option 12. At most 255 octets are sent. An empty host name is not sent.
+    /// Host name, option 12. Only the first 255 octets are sent. Empty: the client sends no host
+    /// name.
     pub hostname: String,
 }
 
 impl ClientIdentity {
-    /// Derives the identity for a LoadBalancer. `cluster` identifies this cluster: the UID of its
-    /// Namespace kube-system. `network` is `namespace/name` of the network.
+    /// Derives the identity for a LoadBalancer. `cluster`: UID of the cluster's Namespace
+    /// kube-system. `network`: `namespace/name` of the network.
     pub fn derive(cluster: &str, network: &str, namespace: &str, name: &str) -> Self {
         let mut hash = Sha256::new();
         for part in [PURPOSE, cluster, network, namespace, name] {
-            // The length is hashed, too. Otherwise, for example, the parts `a` and `bc` would give
+            // The length of each part is also hashed. Without it, the parts `a` and `bc` would give
             // the same octets as `ab` and `c`.
             hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
             hash.update(part);
@@ -134,7 +135,7 @@ impl ClientIdentity {
         let hash = hash.finalize();
         let mut mac = [0; 6];
         mac.copy_from_slice(&hash[..6]);
-        // Marks the address as locally administered and unicast.
+        // The address is marked as locally administered, and as that of one station.
         mac[0] = (mac[0] & 0xfc) | 0x02;
         let mut client_id = vec![TYPE_DUID];
         client_id.extend(&hash[6..10]);
@@ -144,7 +145,7 @@ impl ClientIdentity {
         Self { mac: Mac(mac), client_id, hostname: hostname(name, &hash) }
     }
 
-    /// The same identity with a client identifier of the form `form`. `self` must come from
+    /// Changes the client identifier to the form `form`. `self` must be the result of
     /// [`Self::derive`].
     #[must_use]
     pub fn with_form(mut self, form: ClientIdForm) -> Self {
@@ -157,9 +158,9 @@ impl ClientIdentity {
     }
 }
 
-/// A LoadBalancer's name as one label of a DNS name. Names of objects are lower-case letters,
-/// digits, `-` and `.`, and begin with a letter or a digit. A name longer than a label is cut and
-/// ends in digits of the hash, because two names may differ only at their end.
+/// Makes one label of a DNS name from a LoadBalancer's name. Such a name has lower-case letters,
+/// digits, `-` and `.`, and begins with a letter or a digit. A name that is too long is cut, and
+/// gets digits of the hash at its end, because two names may differ only at their end.
 fn hostname(name: &str, hash: &[u8]) -> String {
     let label = |length| {
         let label = name.chars().map(|c| if c == '.' { '-' } else { c }).take(length);

@@ -12,8 +12,8 @@ fn id(identity: &ClientIdentity) -> String {
     identity.client_id.as_ref().unwrap().to_string()
 }
 
-/// Servers identify a client by its identity. A version that derives another identity would lose
-/// every address.
+/// Servers recognise a client by its identity. If a new version derived another identity, all
+/// addresses would be lost.
 #[test]
 fn it_never_changes() {
     let identity = derive("web");
@@ -64,7 +64,7 @@ fn a_host_name_is_a_label() {
     assert_eq!(derive("web.example").hostname, "web-example");
     let whole = "x".repeat(63);
     assert_eq!(derive(&whole).hostname, whole);
-    // Two long names may differ only at their end.
+    // Two long names that differ only at their end get different host names.
     let long = |end: &str| derive(&format!("{}.{end}", "a".repeat(53))).hostname;
     assert_ne!(long("bbbbbbbbbb-1a2b3c4d"), long("bbbbbbbbbb-5e6f7a8b"));
     assert_eq!(long("bbbbbbbbbb"), format!("{}-e9c27692", "a".repeat(53)));

@@ -9,7 +9,7 @@ use super::header::{ETHERTYPE_ARP, ethernet_header, octets};
 /// First octets of each ARP packet: the types Ethernet and IPv4, and the lengths of their
 /// addresses.
 const KIND: [u8; 6] = [0, 1, 0x08, 0, 6, 4];
-/// Length of a packet, in octets.
+/// Length of an ARP packet, in octets.
 const LENGTH: usize = 28;
 const REQUEST: [u8; 2] = [0, 1];
 const REPLY: [u8; 2] = [0, 2];
@@ -17,18 +17,19 @@ const REPLY: [u8; 2] = [0, 2];
 /// Content of an ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArpPacket {
-    /// Whether the packet is a request, not a reply.
+    /// Whether the packet is a request. `false`: it is a reply.
     pub request: bool,
-    /// Hardware address of the sender, from the packet.
+    /// Hardware address of the sender, as the packet states it.
     pub sender: Mac,
-    /// IP address of the sender; `0.0.0.0` in a probe.
+    /// IP address of the sender. `0.0.0.0`: the packet is a probe.
     pub sender_ip: Ipv4Addr,
-    /// IP address that is asked for.
+    /// IP address that the packet asks for.
     pub target_ip: Ipv4Addr,
 }
 
 impl ArpPacket {
-    /// Reads the payload of a frame. `None`: the payload is not ARP for IPv4 on Ethernet.
+    /// Reads an ARP packet from the payload of a frame. `None`: the payload is not ARP for IPv4 on
+    /// Ethernet.
     pub fn read(payload: &[u8]) -> Option<Self> {
         if payload.get(..6)? != KIND {
             return None;
@@ -46,8 +47,8 @@ impl ArpPacket {
         })
     }
 
-    /// Whether the packet shows that another station has `address`, or is about to take it: RFC
-    /// 5227, 2.1.1. `ours` is the client's own hardware address.
+    /// Whether the packet shows that another station has `address` or probes it: RFC 5227, 2.1.1.
+    /// `ours`: the client's own hardware address.
     pub fn disputes(&self, address: Ipv4Addr, ours: Mac) -> bool {
         let has = self.sender_ip == address;
         let probes = self.request && self.sender_ip.is_unspecified() && self.target_ip == address;
@@ -55,8 +56,8 @@ impl ArpPacket {
     }
 }
 
-/// Frame that asks which station has `address`. The sender's hardware address is `ours`, and the
-/// sender's IP address is unspecified.
+/// Frame of the ARP probe for `address`, which asks for the station that has this address. The
+/// sender's hardware address is `ours`. The sender's IP address is `0.0.0.0`.
 pub fn probe(ours: Mac, address: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet_header(ours, Mac::BROADCAST, ETHERTYPE_ARP, LENGTH);
     frame.extend(KIND);

@@ -10,22 +10,23 @@ use super::super::identity::ClientIdentity;
 use super::header::octets;
 use super::options::{self, OptionReader, OptionWriter};
 
-/// Shortest message, in octets: the length that BOOTP relays and servers expect.
+/// Minimum length of a message, in octets. BOOTP relays and some servers expect this length.
 pub const SHORTEST: usize = 300;
-/// Offset of the options, after the cookie.
+/// Offset of the options in a message, after the cookie.
 const OPTIONS: usize = 240;
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const ETHERNET: [u8; 2] = [1, 6];
 const BROADCAST_FLAG: u16 = 0x8000;
-/// Largest message that servers may send, option 57: one frame, in octets, headers included.
+/// Maximum length of a server's message, which option 57 states: one frame, in octets, with its
+/// headers.
 const LARGEST: u16 = 1500;
-/// Largest number of name servers that are stored: as many as a resolver asks.
+/// Maximum number of name servers that are stored. A resolver uses no more.
 const MOST_NAME_SERVERS: usize = 3;
-/// Vendor class of the client, option 60.
+/// Vendor class that the client sends in option 60.
 const VENDOR: &[u8] = b"harvester-guest-operator";
-/// Options that a client requests, option 55.
+/// Options that the client requests by option 55.
 const PARAMETERS: [u8; 7] = [
     options::SUBNET_MASK,
     options::ROUTER,
@@ -36,19 +37,20 @@ const PARAMETERS: [u8; 7] = [
     options::T2,
 ];
 
-/// Kind of a client's message, with its addresses.
+/// Kind of a client's message, with the addresses in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageKind {
-    /// DISCOVER: asks all servers for an address. The value is the preferred address.
+    /// DISCOVER: asks all servers for an address. The value is the address that the client prefers.
     Discover(Option<Ipv4Addr>),
-    /// REQUEST for the first address, which the server at the second address offered.
+    /// REQUEST: takes an offer. The first value is the offered address, the second one the server.
     Select(Ipv4Addr, Ipv4Addr),
-    /// REQUEST in the form of a client that has restarted: asks any server to confirm this address.
+    /// REQUEST in the form of a client that has restarted. It asks servers to confirm this address.
     Confirm(Ipv4Addr),
-    /// DECLINE: another host has the first address. The server at the second address granted it.
+    /// DECLINE: another host has the granted address. The first value is this address, the second
+    /// one the server that granted it.
     Decline(Ipv4Addr, Ipv4Addr),
-    /// RELEASE: the client no longer needs the first address. The server at the second address
-    /// granted it.
+    /// RELEASE: the client gives an address back. The first value is this address, the second one
+    /// the server that granted it.
     Release(Ipv4Addr, Ipv4Addr),
 }
 
@@ -62,7 +64,7 @@ impl MessageKind {
         }
     }
 
-    /// Values of options 50 and 54, and of the field `ciaddr`.
+    /// Addresses in a message: (option 50, option 54, field `ciaddr`).
     const fn addresses(self) -> (Option<Ipv4Addr>, Option<Ipv4Addr>, Ipv4Addr) {
         let none = Ipv4Addr::UNSPECIFIED;
         match self {
@@ -76,23 +78,23 @@ impl MessageKind {
     }
 }
 
-/// Message that a client is to send.
+/// Message that a client will send.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientMessage<'a> {
-    /// Kind of message, with its addresses.
+    /// Kind of the message, with the addresses in it.
     pub kind: MessageKind,
     /// Client that sends the message.
     pub identity: &'a ClientIdentity,
-    /// Transaction ID. The server's answers repeat it.
+    /// Transaction ID. A server's answer repeats it.
     pub xid: u32,
-    /// Seconds since the client began to ask for an address, or to extend its lease.
+    /// Seconds since the client began to search for an address, or to extend its lease.
     pub secs: u16,
     /// Whether servers are asked to broadcast their answers.
     pub broadcast: bool,
 }
 
 impl ClientMessage<'_> {
-    /// Octets of the message, at least [`SHORTEST`].
+    /// Octets of the message, at least [`SHORTEST`] of them.
     pub fn write(&self) -> Vec<u8> {
         let asks = !matches!(self.kind, MessageKind::Decline(..) | MessageKind::Release(..));
         let (wish, server, ciaddr) = self.kind.addresses();
@@ -148,31 +150,32 @@ pub enum ReplyKind {
 /// Message of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerReply {
-    /// Kind of message.
+    /// Kind of the message.
     pub kind: ReplyKind,
-    /// Transaction ID of the client's message that this message answers.
+    /// Transaction ID of the client's message to which this is the answer.
     pub xid: u32,
-    /// Offered or granted address, `yiaddr`.
+    /// Address that the server offers or grants, `yiaddr`.
     pub address: Ipv4Addr,
-    /// Server's address, option 54.
+    /// Address of the server, option 54.
     pub server: Ipv4Addr,
-    /// Lease time in seconds, option 51; `u32::MAX`: the lease never expires.
+    /// Lease time in seconds, option 51. `u32::MAX`: the lease never expires. `None`: the option is
+    /// missing.
     pub seconds: Option<u32>,
-    /// T1 in seconds, option 58.
+    /// T1 in seconds, option 58. `None`: the option is missing.
     pub t1: Option<u32>,
-    /// T2 in seconds, option 59.
+    /// T2 in seconds, option 59. `None`: the option is missing.
     pub t2: Option<u32>,
-    /// Prefix length of the subnet, from option 1. `None`: the option is missing, or contains no
+    /// Length of the subnet's prefix, from option 1. `None`: the option is missing, or is not a
     /// valid mask.
     pub prefix: Option<u8>,
-    /// First router of option 3.
+    /// First router in option 3. `None`: the option names no router.
     pub gateway: Option<Ipv4Addr>,
-    /// First name servers of option 6, at most three.
+    /// First name servers in option 6, at most three.
     pub name_servers: Vec<Ipv4Addr>,
 }
 
 /// Hardware address of the client that sends or receives a message. `None`: the octets are not a
-/// DHCP message on Ethernet.
+/// DHCP message for Ethernet.
 pub fn holder(message: &[u8]) -> Option<Mac> {
     let ethernet = octets(message, 1)? == ETHERNET;
     let cookie = octets(message, OPTIONS - 4)? == COOKIE;
@@ -180,14 +183,14 @@ pub fn holder(message: &[u8]) -> Option<Mac> {
     (ethernet && cookie).then_some(mac)
 }
 
-/// Transaction ID of a client's message. `None`: the message is a server's, or is not a DHCP
+/// Transaction ID of a client's message. `None`: the message is from a server, or is not a DHCP
 /// message.
 pub fn client_xid(message: &[u8]) -> Option<u32> {
     let xid = octets(message, 4)?;
     (message.first() == Some(&REQUEST)).then(|| u32::from_be_bytes(xid))
 }
 
-/// Reason why [`read`] rejected a message.
+/// Reason why [`read`] refused a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageFault {
     /// The message violates the protocol.
@@ -196,7 +199,7 @@ pub enum MessageFault {
     NotOurs,
 }
 
-/// Reads a server's message to the client with the identity `identity`.
+/// Reads a server's message to the client with this identity.
 pub fn read(message: &[u8], identity: &ClientIdentity) -> Result<ServerReply, MessageFault> {
     if message.first() != Some(&REPLY) {
         return Err(MessageFault::Malformed);
@@ -210,9 +213,8 @@ pub fn read(message: &[u8], identity: &ClientIdentity) -> Result<ServerReply, Me
     let field = message.get(OPTIONS..).unwrap_or_default();
     let options =
         OptionReader::new(field, area(108, 236), area(44, 108)).ok_or(MessageFault::Malformed)?;
-    // RFC 6842: a server may omit the client identifier. If the server sends one, it must be the
-    // identifier of this client. A server that received no client identifier may send an identifier
-    // of its own for the hardware address.
+    // A server may leave out the client identifier (RFC 6842). If it sends one, it must be this
+    // client's. If the client has sent none, the server may send an identifier of its own.
     let meant = options.get(options::CLIENT_ID);
     let other = |id: &[u8]| identity.client_id.as_ref().is_some_and(|own| own.octets() != id);
     if meant.is_some_and(|id| other(&id)) {
@@ -246,16 +248,16 @@ fn reply(message: &[u8], options: &OptionReader<'_>) -> Option<ServerReply> {
     is_host(server).then_some(reply)
 }
 
-/// First [`MOST_NAME_SERVERS`] addresses of a list. Addresses that no host can have are skipped. An
-/// incomplete address at the end of the list is ignored.
+/// First [`MOST_NAME_SERVERS`] addresses of a list. Addresses that cannot belong to a host are
+/// skipped. At the end of the list, octets that are not a whole address are ignored.
 fn hosts(list: &[u8]) -> Vec<Ipv4Addr> {
     let (addresses, _) = list.as_chunks::<4>();
     let hosts = addresses.iter().copied().map(Ipv4Addr::from).filter(|host| is_host(*host));
     hosts.take(MOST_NAME_SERVERS).collect()
 }
 
-/// Prefix length of a mask. `None`: the mask is zero, or its one bits do not all come before its
-/// zero bits.
+/// Length of the prefix that a mask states. `None`: the mask is zero, or a zero bit comes before a
+/// one bit.
 fn prefix(mask: [u8; 4]) -> Option<u8> {
     let mask = u32::from_be_bytes(mask);
     let length = mask.leading_ones();
@@ -263,7 +265,7 @@ fn prefix(mask: [u8; 4]) -> Option<u8> {
     if whole && length > 0 { u8::try_from(length).ok() } else { None }
 }
 
-/// Whether the address can belong to a single host.
+/// Whether an address can belong to a single host.
 fn is_host(address: Ipv4Addr) -> bool {
     let [first, ..] = address.octets();
     !(first == 0 || address.is_loopback() || first >= 224)

@@ -24,12 +24,12 @@ pub const CLIENT_ID: u8 = 61;
 const PAD: u8 = 0;
 const END: u8 = 255;
 
-/// Options of a message that is being written, as octets.
+/// Octets of the options of a message that is being written.
 #[derive(Debug, Default)]
 pub struct OptionWriter(Vec<u8>);
 
 impl OptionWriter {
-    /// Adds an option. An option has at most 255 octets; a longer value is cut.
+    /// Adds an option. A value of more than 255 octets is cut.
     pub fn put(&mut self, code: u8, value: &[u8]) {
         let value = &value[..value.len().min(255)];
         self.0.push(code);
@@ -37,7 +37,7 @@ impl OptionWriter {
         self.0.extend(value);
     }
 
-    /// Octets of the options, with the end mark.
+    /// Octets of all options, with the end mark.
     pub fn end(mut self) -> Vec<u8> {
         self.0.push(END);
         self.0
@@ -45,16 +45,16 @@ impl OptionWriter {
 }
 
 /// Options of a received message. Each area is a part of the message that contains options. The
-/// areas are in the order in which they are read.
+/// areas are in the order in which they must be read.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionReader<'a> {
     areas: [&'a [u8]; 3],
 }
 
 impl<'a> OptionReader<'a> {
-    /// Takes the areas of a message: the options field, and the fields `file` and `sname`. These
-    /// two contain options only if option 52 in the options field says so. `None`: an option
-    /// exceeds the end of its area.
+    /// Finds the areas of a message: the options field, and the fields `file` and `sname`. These
+    /// two fields contain options only if option 52 in the options field says so. `None`: an option
+    /// goes beyond the end of its area.
     pub fn new(field: &'a [u8], file: &'a [u8], sname: &'a [u8]) -> Option<Self> {
         let field = Self { areas: [field, &[], &[]] };
         field.is_sound().then_some(())?;
@@ -73,7 +73,7 @@ impl<'a> OptionReader<'a> {
         self.areas.iter().all(|area| OptionEntries(area).all(|entry| entry.is_some()))
     }
 
-    /// Value of the option. `None`: the option is absent.
+    /// Value of the option `code`. `None`: the message does not have this option.
     pub fn get(&self, code: u8) -> Option<Vec<u8>> {
         let entries = self.areas.iter().flat_map(|area| OptionEntries(area)).flatten();
         let mut parts = entries.filter(|(found, _)| *found == code).map(|(_, value)| value);
@@ -82,13 +82,15 @@ impl<'a> OptionReader<'a> {
         Some(value)
     }
 
-    /// Value of an option of a fixed length. `None`: the option is absent, or of another length.
+    /// Value of the option `code`, which must have `N` octets. `None`: the option is missing, or
+    /// has another length.
     pub fn fixed<const N: usize>(&self, code: u8) -> Option<[u8; N]> {
         self.get(code)?.try_into().ok()
     }
 }
 
-/// Entries of one area. An entry that exceeds the end of the area is `None`, and is the last entry.
+/// Options in one area. The entry `None` is the last one: an option that goes beyond the end of the
+/// area.
 struct OptionEntries<'a>(&'a [u8]);
 
 impl<'a> Iterator for OptionEntries<'a> {

@@ -8,37 +8,37 @@ use std::time::Duration;
 
 use crate::limits::token_bucket::TokenBucket;
 
-/// Rate limit of RELEASEs: 10 at once, then one every 20 ms. RELEASEs have no answer and are not
-/// urgent. A server that stops for a second can still buffer the 50 RELEASEs of that second.
+/// Rate limit of RELEASEs: 10 at once, then one every 20 ms. A server sends no answer to a RELEASE.
+/// A server that stops for a second can still buffer the 50 RELEASEs of that second.
 pub const RELEASES: TokenBucket = TokenBucket::new(10, Duration::from_millis(20));
-/// Assumed time that a server needs for the exchange of messages with one client.
+/// Time that a server is assumed to need for the messages of one client.
 const EACH: Duration = Duration::from_millis(8);
-/// Longest time over which clients that begin together spread their first messages.
+/// Maximum time over which clients that begin together spread their first messages.
 const LONGEST: Duration = Duration::from_secs(4);
-/// 2^32 divided by the golden ratio. Consecutive multiples of this number, modulo 2^32, are spread
+/// 2^32 divided by the golden ratio. The first multiples of this number, modulo 2^32, are spread
 /// evenly.
 const GOLDEN: u32 = 0x9e37_79b9;
 
-/// Phase of client number `n`: its position in a time range, in units of 1/2^32 of the range.
-/// Consecutive values of `n` give phases that are spread evenly.
+/// Phase of the client with number `n`: its place in a time range, in units of 1/2^32 of the range.
+/// Clients with consecutive numbers are spread evenly over the range.
 pub const fn phase(n: u32) -> u32 {
     n.wrapping_mul(GOLDEN)
 }
 
-/// Time over which `clients` clients that begin together spread their first messages. The caller
-/// stores it as [`super::super::ClientOptions::start_within`].
+/// Time over which `clients` clients that begin together spread their first messages.
+/// [`super::super::ClientOptions::start_within`] gets this time.
 pub fn start_within(clients: usize) -> Duration {
     EACH.saturating_mul(u32::try_from(clients).unwrap_or(u32::MAX)).min(LONGEST)
 }
 
-/// Part of the time `whole`: the fraction `phase` / 2^32.
+/// Part of the time `whole`: the fraction `phase` / 2^32 of it.
 pub(super) fn part(phase: u32, whole: Duration) -> Duration {
     let nanos = (whole.as_nanos() * u128::from(phase)) >> 32;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-/// Pseudorandom numbers from a seed: SplitMix64. The crate `rand` would add more code to the
-/// privileged agent than these ten lines.
+/// Generator of pseudorandom numbers from a seed (SplitMix64). The crate `rand` would add more code
+/// to the privileged agent than this type.
 #[derive(Clone, Debug)]
 pub(super) struct JitterRng(u64);
 
@@ -59,7 +59,7 @@ impl JitterRng {
         u32::try_from(self.roll() >> 32).unwrap_or(0)
     }
 
-    /// A random time from zero to less than `whole`.
+    /// Random time, from zero to less than `whole`.
     pub fn below(&mut self, whole: Duration) -> Duration {
         part(self.word(), whole)
     }

@@ -38,13 +38,13 @@ pub fn a_bucket_lets_a_few_through_at_once_and_the_rest_in_time() {
     }
     assert_eq!(passed[9], Duration::from_secs(7));
     assert_eq!(passed[10], Duration::from_secs(7) + Duration::from_millis(20));
-    // In any second, at most 60 tokens are taken: the burst of 10, and 50 at the steady rate.
+    // In any second, at most 60 tokens are taken: 10 at once, and 50 at one every 20 ms.
     for start in &passed {
         let window = *start..*start + Duration::from_secs(1);
         assert!(passed.iter().filter(|at| window.contains(*at)).count() <= 60);
     }
     assert_eq!(*passed.last().unwrap(), Duration::from_secs(7) + Duration::from_millis(9800));
-    // After a pause the bucket is full again.
+    // After a second without a RELEASE, the bucket is full again.
     now += Duration::from_secs(1);
     assert_eq!((0..60).filter(|_| bucket.take(now).is_ok()).count(), 10);
 }

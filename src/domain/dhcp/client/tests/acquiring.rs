@@ -27,8 +27,8 @@ pub fn clients_of_one_moment_do_not_begin_together() {
     let mut starts: Vec<Duration> = (0..500).map(start).collect();
     starts.sort();
     assert!(*starts.last().unwrap() < secs(4));
-    // The phases are multiples of the golden ratio, so no two times are much closer than the
-    // average.
+    // The phases are multiples of the golden ratio, so two neighbouring times are never much closer
+    // than the average.
     for pair in starts.windows(2) {
         assert!((ms(3)..ms(20)).contains(&pair[1].checked_sub(pair[0]).unwrap()), "{pair:?}");
     }
@@ -47,8 +47,8 @@ pub fn a_request_takes_up_the_offer_and_its_server() {
     assert!(request.is_broadcast());
 }
 
-/// The client asks for the wished address before it has held any address. It prefers this address
-/// to other offers until servers have refused it twice.
+/// A client that has held no address requests the address `wish`. It prefers this address to other
+/// offers, until servers have refused it twice.
 #[test]
 fn an_address_is_asked_for_by_name() {
     let wished = Ipv4Addr::new(10, 0, 0, 77);
@@ -88,8 +88,8 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     assert_eq!((record.state, lease.address, lease.prefix), (LeaseState::Bound, ADDRESS, Some(24)));
     assert_eq!((lease.server, lease.server_mac), (SERVER, SERVER_MAC));
     assert_eq!(lease.gateway, Some(Ipv4Addr::new(10, 0, 0, 254)));
-    // The first three addresses that hosts can have are stored. The incomplete address at the end
-    // of the list is not stored.
+    // The first three addresses that can belong to a host are stored. The end of the list is not a
+    // whole address, and is ignored.
     assert_eq!(lease.name_servers, [53, 54, 55].map(|host| Ipv4Addr::new(10, 0, 0, host)));
     assert_eq!((bed.client.state(), bed.address()), (LeaseState::Probing, None));
     bed.client.recorded(record.serial - 1, bed.now);
@@ -99,8 +99,8 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     assert_eq!(bed.client.listening(), OpenSockets::Nothing);
 }
 
-/// The API server may be unavailable for longer than T1. The record is written only when the API
-/// server is available again.
+/// The API server may be unavailable for longer than T1. The lease is renewed meanwhile, but its
+/// record is written only later.
 #[test]
 pub fn a_lease_is_renewed_though_its_record_is_not_written() {
     let mut bed = Bed::with(ClientOptions { probe: ProbeTiming::OFF, ..ClientOptions::default() });
@@ -138,7 +138,7 @@ pub fn silence_is_met_by_ever_longer_waits_and_reported() {
     }
     assert_eq!(bed.record().trouble, Some(ClientTrouble::NoOffer));
     assert_eq!(bed.records.len(), 1, "it is reported once");
-    // An answer that comes after a long silence is accepted.
+    // An offer that comes after a long time without any is accepted.
     bed.acquire_by(&last, ADDRESS, 120);
     assert_eq!((bed.address(), bed.record().trouble), (Some(ADDRESS), None));
 }
@@ -206,13 +206,13 @@ pub fn only_the_chosen_server_grants_or_refuses() {
         assert_eq!(bed.client.state(), LeaseState::Requesting);
     }
     assert!(bed.saw(&ClientEvent::Ignored(IgnoreReason::OtherServer)));
-    // A grant of an address that was not requested is ignored.
+    // A grant of another address than the requested one is ignored.
     bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
     assert_eq!(bed.client.state(), LeaseState::Requesting);
 }
 
-/// Servers that do not reserve offered addresses refuse one of two clients that ask at the same
-/// moment.
+/// A server that does not reserve the addresses that it offers refuses one of two clients that send
+/// a REQUEST at the same moment.
 #[test]
 pub fn a_refusal_is_met_by_a_short_pause_that_grows() {
     let mut bed = Bed::new();
@@ -231,7 +231,7 @@ pub fn a_refusal_is_met_by_a_short_pause_that_grows() {
 
 #[test]
 pub fn of_several_servers_the_former_one_and_its_address_are_preferred() {
-    // Without a preferred address, the first offer is taken at once.
+    // A client that prefers no address takes the first offer at once.
     let mut bed = Bed::new();
     let discover = bed.speaks();
     assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, OTHER, 120)).len(), 1);
@@ -244,13 +244,13 @@ pub fn of_several_servers_the_former_one_and_its_address_are_preferred() {
         assert_eq!(discover.wish(), Some(ADDRESS));
         (bed, discover)
     };
-    // The former address is offered second, and is taken at once.
+    // The second offer is for the former address. The client takes it at once.
     let (mut bed, discover) = lost();
     assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, OTHER, 120)), []);
     let request = bed.offer(&discover, ADDRESS, 120);
     assert_eq!((request.wish(), request.server()), (Some(ADDRESS), Some(SERVER)));
-    // The client waits before it takes an offer of the former address from another server. It also
-    // waits before it takes another address from the former server.
+    // The client does not take these offers at once: the former address from another server, and
+    // another address from the former server.
     for (address, server) in [(ADDRESS, OTHER), (SECOND, SERVER)] {
         let (mut bed, discover) = lost();
         assert_eq!(
@@ -283,7 +283,7 @@ pub fn an_ack_that_is_not_what_was_offered_is_judged_again() {
     assert_eq!((bed.client.state(), bed.address()), (LeaseState::Selecting, None));
 }
 
-/// A server with an exhausted pool is asked for ever, and no more than once a minute.
+/// The client goes on to ask a server that has no free address, but at most once a minute.
 #[test]
 pub fn a_server_without_addresses_is_asked_for_ever() {
     let mut bed = Bed::new();

@@ -8,7 +8,7 @@ const GUEST: Mac = Mac([2, 0, 0, 0, 0, 0x55]);
 const NODE: Mac = Mac([2, 0, 0, 0, 0, 0x56]);
 const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
 
-/// A client that has a one-hour lease and a published address.
+/// Client that has leased an address for one hour. The address is published.
 fn published() -> Bed {
     let mut bed = Bed::new();
     bed.acquire(ADDRESS, 3600);
@@ -16,7 +16,7 @@ fn published() -> Bed {
     bed
 }
 
-/// The same client, after the guest was observed to announce the address.
+/// The client of `published`, after a guest has announced the address.
 fn announced() -> Bed {
     let mut bed = published();
     bed.asks();
@@ -26,7 +26,7 @@ fn announced() -> Bed {
 }
 
 impl Bed {
-    /// Advances until the client sends the next ARP question.
+    /// Advances the clock until the client sends its next ARP question.
     fn asks(&mut self) {
         let before = self.probes.len();
         for _ in 0..1000 {
@@ -47,7 +47,7 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
     bed.asks();
     assert!(bed.now <= secs(32) && bed.client.listening() == OpenSockets::DhcpAndArp);
     let before = bed.records.len();
-    // Our own frame, and an answer about another address, are ignored.
+    // A frame of the client itself, and an answer about another address, are ignored.
     bed.hears(&arp(false, identity().mac, ADDRESS, NONE));
     bed.hears(&arp(false, GUEST, SECOND, NONE));
     assert_eq!(bed.records.len(), before);
@@ -60,8 +60,8 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
         (bed.client.state(), bed.client.listening()),
         (LeaseState::Bound, OpenSockets::Nothing)
     );
-    // The client asks again at each renewal. Here, the announcer has moved to another node since
-    // the last question.
+    // The client asks about the announcer again after each renewal. The announcer has moved to
+    // another node meanwhile.
     let renewal = bed.speaks();
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 3600));
     let before = bed.now;
@@ -71,7 +71,8 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
     assert_eq!(bed.record().announced.as_ref().unwrap().by, [NODE, GUEST]);
 }
 
-/// An unanswered ARP question leads to no record. The client asks again only at the next renewal.
+/// No record is written if no station answers the ARP question. The next question follows only
+/// after a renewal.
 #[test]
 pub fn silence_about_a_published_address_ends_the_question() {
     let mut bed = published();
@@ -84,7 +85,7 @@ pub fn silence_about_a_published_address_ends_the_question() {
 pub fn an_address_that_its_own_announcer_has_is_taken_again() {
     for (station, declined) in [(GUEST, false), (NODE, true)] {
         let mut bed = announced();
-        // The server is absent until long after the end of the lease.
+        // No server answers until long after the lease has expired.
         bed.until(secs(3600 + 1000));
         assert_eq!(bed.address(), None);
         let discover = bed.speaks();
@@ -105,15 +106,15 @@ pub fn a_lost_address_that_is_still_announced_is_reported() {
     assert_eq!(bed.record().trouble, Some(ClientTrouble::Expired));
     let asked = bed.probes.len();
     bed.asks();
-    // A station that did not announce the address before may be another host that acquired it. This
-    // station is not reported.
+    // A station that did not announce the address before may be a host that has got the address
+    // since. It is not reported.
     bed.hears(&arp(false, NODE, ADDRESS, NONE));
     assert_eq!(bed.record().still_announced, None);
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
     assert_eq!(bed.record().still_announced, Some((ADDRESS, GUEST)));
     assert!(bed.saw(&ClientEvent::StillAnnounced { address: ADDRESS, by: GUEST }));
-    // The announcer is reported once, even if it answers several times. The report is removed after
-    // three questions without an answer.
+    // The announcer is reported once, even if it answers several times. The report ends after three
+    // questions without an answer.
     let records = bed.records.len();
     bed.asks();
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
@@ -150,7 +151,7 @@ pub fn a_client_that_was_stopped_after_a_loss_asks_for_the_same_address() {
     assert_eq!(bed.client.state(), LeaseState::Lost);
     let discover = bed.speaks();
     assert_eq!(discover.wish(), Some(ADDRESS));
-    // The client does not know its former server, so it waits for other offers first.
+    // A resumed client does not know its former server. So it waits for other offers first.
     assert_eq!(bed.hears(&answer(&discover, OFFER, ADDRESS, SERVER, 120)), []);
     let request = bed.speaks();
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
@@ -161,7 +162,7 @@ pub fn a_client_that_was_stopped_after_a_loss_asks_for_the_same_address() {
 
 #[test]
 pub fn an_address_that_a_station_has_is_not_given_back() {
-    // It does not matter whether the station was observed before.
+    // The result is the same, whether or not the station announced the address before.
     for station in [GUEST, NODE] {
         let mut bed = announced();
         assert_eq!(bed.release(), []);
@@ -172,14 +173,14 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
         assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
         assert_eq!((bed.record().state, bed.client.deadline()), (LeaseState::Released, None));
     }
-    // If no station has the address, the address is given back half a second after the call of
+    // If no station has the address, the first RELEASE follows half a second after the call of
     // `release`.
     let mut bed = announced();
     let before = bed.now;
     assert_eq!(bed.release(), []);
     assert_eq!(bed.speaks().kind(), RELEASE);
     assert_eq!((bed.now.checked_sub(before).unwrap(), bed.probes.len()), (ms(430), 1 + 3));
-    // If the link goes down during this time, the client finishes without a RELEASE.
+    // If the link goes down before that, the client ends without a RELEASE.
     let mut bed = announced();
     bed.release();
     bed.link(false);

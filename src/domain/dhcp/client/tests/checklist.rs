@@ -8,26 +8,28 @@ use super::super::jitter;
 use super::{acquiring, confirming, hostile, leaving, probing, renewing};
 use crate::dhcp::granted_lease;
 
-/// A test, by name.
+/// Test that proves a requirement: its name, and its function.
 type Proof = (&'static str, fn());
 
-/// The tests that prove a point.
+/// List of the tests that prove a requirement.
 macro_rules! proofs {
     ($($proof:path),+ $(,)?) => { &[$((stringify!($proof), $proof)),+] };
 }
 
-/// Number, requirement, tests of this folder, and tests with real servers.
+/// Requirement: its number, its text, the tests of this folder that prove it, and the names of
+/// tests with real servers.
 type Point = (u8, &'static str, &'static [Proof], &'static [&'static str]);
 
-/// Tests of a lease from its first packet to its last, one test with each of the four servers.
+/// Names of the tests that follow a lease from its first packet to its last, one test for each of
+/// the four servers.
 const LIVES: &[&str] = &[
     "servers::a_lease_of_dnsmasq_from_its_first_packet_to_its_last",
     "servers::a_lease_of_kea_from_its_first_packet_to_its_last",
     "servers::a_lease_of_isc_dhcpd_from_its_first_packet_to_its_last",
     "servers::a_lease_of_udhcpd_from_its_first_packet_to_its_last",
 ];
-/// Tests in which a server is replaced by another server of the same kind, one test for each of the
-/// four servers.
+/// Names of the tests in which another server of the same kind replaces a server, one test for each
+/// of the four servers.
 const GONE: &[&str] = &[
     "faults::dnsmasq_is_gone_and_another_one_takes_over",
     "faults::kea_is_gone_and_another_one_takes_over",
@@ -416,6 +418,7 @@ fn the_checklist() {
             let _ = writeln!(table, "      dhcp::{test}");
         }
     }
-    // The table is written to stdout directly, because the output of tests is captured otherwise.
+    // The table is written to stdout directly, because the test runner captures the output of
+    // `print!`.
     let _ = std::io::Write::write_all(&mut std::io::stdout(), table.as_bytes());
 }

@@ -46,7 +46,7 @@ pub fn silence_lets_the_lease_run_on_then_the_address_is_looked_for() {
     assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), LeaseState::Rebinding));
     assert_eq!((bed.speaks().wish(), bed.address()), (Some(ADDRESS), None));
 
-    // If no server answers and T1 is far away, the client is idle until T1.
+    // If no server answers before T1, the client does nothing more until T1.
     let mut held = held(80_000);
     held.seconds = Some(86_400);
     let options = ClientOptions { resume_within: ms(0), ..ClientOptions::default() };
@@ -71,15 +71,16 @@ pub fn the_server_may_take_it_back_and_another_one_may_not() {
     assert_eq!(bed.speaks().kind(), DISCOVER);
 }
 
-/// The recorded end of a lease is a time of the wall clock. That clock may have been set while no
+/// The record says when the lease expires by the wall clock. This clock may have been set while no
 /// process ran.
 #[test]
 pub fn a_recorded_end_is_only_a_hint() {
-    // The clock was set back by a year: the lease does not become longer than it was granted for.
+    // The clock was set back by a year. The lease does not become longer than the server granted
+    // it.
     let bed = Bed::resumed(365 * 86_400);
     assert_eq!(bed.lease().expires, Some(secs(120)));
-    // The clock was set forward, or the lease is really over: the address is not used, and the
-    // client asks for the address again.
+    // The clock was set forward, or the lease has really expired. The address is not used, and the
+    // client requests it again.
     let mut bed = Bed::resumed(0);
     let discover = bed.speaks();
     assert_eq!((bed.address(), bed.record().lease.is_none()), (None, true));
@@ -96,8 +97,8 @@ pub fn a_record_without_the_server_s_station_reaches_it_all_the_same() {
     assert_eq!((confirm.destination, confirm.to, confirm.from), (Mac::BROADCAST, SERVER, ADDRESS));
 }
 
-/// The identity is the same in all messages about a lease, because servers identify the client by
-/// its identity.
+/// All messages about a lease have the same identity, because servers recognise the client by its
+/// identity.
 #[test]
 pub fn who_the_client_is_stays_the_same_in_every_message() {
     let mut all = Vec::new();
@@ -116,7 +117,7 @@ pub fn who_the_client_is_stays_the_same_in_every_message() {
             seen.option(61),
             identity().client_id.as_ref().map(crate::dhcp::ClientId::octets)
         );
-        // From the grant on, the address may be in use, so servers are asked to broadcast their
+        // The address may be in use from its grant on. So servers are asked to broadcast their
         // answers.
         let may_be_live = n >= 2 && [DISCOVER, REQUEST].contains(&seen.kind());
         assert_eq!(seen.flags, if may_be_live { 0x8000 } else { 0 }, "message {n}");

@@ -5,8 +5,8 @@ use super::*;
 use crate::dhcp::ClientIdForm;
 use crate::dhcp::OfferFault;
 
-/// One client in each state in which a client reads answers. Each entry also contains the message
-/// that the client sent, and the kind of the answer for which the client waits.
+/// One client in each state in which a client reads answers, as (client, its last message, kind of
+/// the answer that it waits for).
 fn listening() -> [(Bed, Seen, u8); 4] {
     let mut selecting = Bed::new();
     let discover = selecting.speaks();
@@ -25,14 +25,14 @@ fn listening() -> [(Bed, Seen, u8); 4] {
     ]
 }
 
-/// Parts of a client's state that an ignored frame must not change.
+/// Parts of a client's state that must not change when a frame is ignored.
 fn outline(bed: &Bed) -> (LeaseState, Option<GrantedLease>, Option<Duration>, usize) {
     let client = &bed.client;
     (client.state(), client.lease().cloned(), client.deadline(), bed.records.len())
 }
 
-/// Checks for every state that the spoilt answer changes nothing, and that the sound answer changes
-/// something.
+/// Checks in each state that a spoilt answer changes nothing, and that the same answer, not spoilt,
+/// changes something.
 fn changes_nothing(what: &str, spoil: impl Fn(Answer) -> Vec<u8>) {
     for (mut bed, asked, kind) in listening() {
         let before = outline(&bed);
@@ -46,7 +46,7 @@ fn changes_nothing(what: &str, spoil: impl Fn(Answer) -> Vec<u8>) {
     }
 }
 
-/// Returns a function that spoils one octet of an answer's message.
+/// Returns a function that sets one octet in the message of an answer.
 fn with_octet(at: usize, value: u8) -> impl Fn(Answer) -> Vec<u8> {
     move |answer| {
         let mut message = answer.message();
@@ -79,14 +79,14 @@ pub fn only_what_answers_us_is_heard() {
 pub fn an_answer_to_another_client_identifier_is_not_ours() {
     changes_nothing("another client", |answer| answer.with(61, &[1, 2, 3]).frame());
     changes_nothing("an empty one", |answer| answer.with(61, &[]).frame());
-    // An answer is accepted whether the server echoes the client identifier or not.
+    // An answer is accepted whether or not it repeats the client identifier.
     let mut bed = Bed::new();
     let discover = bed.speaks();
     let echo = identity();
     let offer = Answer::new(&discover, OFFER, ADDRESS, SERVER, 120);
     assert_eq!(bed.hears(&offer.with(61, echo.client_id.unwrap().octets()).frame()).len(), 1);
-    // A client that sends no client identifier is identified by its hardware address, whatever
-    // identifier the server sends.
+    // A client without a client identifier is recognised by its hardware address, whatever
+    // identifier the answer has.
     let identity = identity().with_form(ClientIdForm::None);
     let mut bed = Bed::of(DhcpClient::new(identity, ClientOptions::default(), 1, ms(0)));
     let discover = bed.speaks();
@@ -121,17 +121,16 @@ pub fn a_message_that_ends_too_early_is_none() {
         let answer = Answer::new(&asked, kind, ADDRESS, SERVER, 120);
         let whole = answer.frame();
         for length in 0..whole.len() {
-            // The frame is cut, but its headers still contain the full length.
+            // The frame is cut, but its headers still state the full length.
             assert_eq!(bed.hears(&whole[..length]), []);
             assert_eq!(outline(&bed), before, "frame of {length}");
         }
         let message = answer.message();
-        // A message that lacks only its last octet, the end mark, is still whole.
+        // A message that lacks only the end mark, its last octet, counts as whole.
         for length in 0..message.len() - 1 {
             let part = &message[..length];
             let frame = framed(part, answer.from, SERVER, ADDRESS, answer.chaddr);
-            // A message that is cut exactly after an option may be valid, so this length is not
-            // checked.
+            // A message that is cut between two options may be valid. So it is not checked here.
             let mut at = 240;
             while at < length {
                 at += 2 + usize::from(message[at + 1]);
@@ -216,7 +215,8 @@ pub fn useless_offers_are_refused_by_name() {
             Some(ClientTrouble::Unusable { address, server: SERVER, why })
         );
         assert_eq!((bed.client.state(), bed.address()), (LeaseState::Selecting, None));
-        // The client asks again, because another server may have a better offer.
+        // The client sends a DISCOVER again, because another server may send an offer that can be
+        // used.
         let next = bed.speaks();
         assert_eq!(next.kind(), DISCOVER);
         bed.acquire_by(&next, ADDRESS, 120);
@@ -244,15 +244,14 @@ pub fn an_address_outside_the_allowed_subnets_is_refused() {
         "{said}"
     );
     bed.acquire(ADDRESS, 120);
-    // The client holds an allowed address. A grant of an address that is not allowed changes
-    // nothing.
+    // The client holds an allowed address. It ignores the grant of an address that is not allowed.
     let renewal = bed.speaks();
     let foreign = answer(&renewal, ACK, Ipv4Addr::new(8, 8, 8, 8), SERVER, 120);
     assert_eq!(bed.hears(&foreign), []);
     assert_eq!(bed.address(), Some(ADDRESS));
 }
 
-/// Unusable grants do not end a lease that is held.
+/// A held lease does not end because of a grant that cannot be used.
 #[test]
 pub fn useless_grants_take_nothing_away() {
     for address in [[0, 0, 0, 0], [127, 0, 0, 1], [10, 0, 0, 1], [10, 0, 0, 255]] {
@@ -274,7 +273,7 @@ pub fn a_flood_makes_no_flood() {
         assert_eq!(bed.hears(&offer), []);
     }
     assert_eq!(bed.records.len(), 1);
-    // Endless offers cause one request, endless refusals one pause.
+    // Thousands of offers cause one REQUEST, and thousands of refusals cause one pause.
     let request = bed.offer(&discover, ADDRESS, 120);
     for kind in [OFFER, NAK, NAK, ACK] {
         for _ in 0..1000 {
@@ -306,7 +305,7 @@ pub fn another_host_with_our_hardware_address_is_noticed() {
     assert!(!bed.events.iter().any(|event| matches!(event, ClientEvent::Duplicate { .. })));
     bed.hears(&frame(&theirs));
     assert!(bed.saw(&ClientEvent::Duplicate { from: identity().mac }));
-    // Another client with its own hardware address is no duplicate.
+    // A client with another hardware address is not a duplicate.
     let third = ClientIdentity::derive("cluster", "default/net", "default", "third");
     let third = DhcpClient::new(third, ClientOptions::default(), 1, ms(0)).due(ms(0));
     bed.events.clear();
@@ -314,7 +313,8 @@ pub fn another_host_with_our_hardware_address_is_noticed() {
     assert_eq!(bed.events, [ClientEvent::Ignored(IgnoreReason::NotOurs)]);
 }
 
-/// A server on this same host sends no valid UDP checksum, because no network card computes it.
+/// A server on the same host sends no valid UDP checksum, because no network card computes the
+/// checksum.
 #[test]
 pub fn a_wrong_checksum_of_udp_does_not_matter_and_one_of_ipv4_does() {
     let mut bed = Bed::new();
@@ -331,8 +331,8 @@ pub fn a_wrong_checksum_of_udp_does_not_matter_and_one_of_ipv4_does() {
 pub fn options_in_other_fields_and_in_parts_are_read() {
     let mut bed = Bed::new();
     let discover = bed.speaks();
-    // The server, the lease time and the mask are in `file` and `sname`. The lease time is in two
-    // parts.
+    // The fields `file` and `sname` contain the server, the lease time and the mask. The lease time
+    // is split into two parts.
     let mut offer = Answer::new(&discover, OFFER, ADDRESS, SERVER, 120).without(54).without(51);
     offer = offer.without(1).with(51, &[0, 0]).with(52, &[3]);
     offer.file = [&[54, 4][..], &SERVER.octets(), &[51, 2, 0, 120, 255]].concat();

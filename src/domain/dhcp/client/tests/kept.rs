@@ -6,14 +6,15 @@ use super::*;
 const GUEST: Mac = Mac([2, 0, 0, 0, 0, 0x55]);
 const OTHER_HOST: Mac = Mac([2, 0, 0, 0, 0, 0x57]);
 const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
-/// Lease time in these tests, in seconds: one hour.
+/// Lease time in these tests: one hour, in seconds.
 const HOUR: u32 = 3600;
 
 fn keeping() -> ClientOptions {
     ClientOptions { keep: true, resume_within: ms(0), ..ClientOptions::default() }
 }
 
-/// A client whose one-hour lease has ended without an answer; the guest announces the address.
+/// Client whose lease of one hour has expired without an answer of a server. A guest announces the
+/// address.
 fn ended() -> Bed {
     let mut bed = Bed::with(keeping());
     bed.acquire(ADDRESS, HOUR);
@@ -26,7 +27,7 @@ fn ended() -> Bed {
     bed
 }
 
-/// Advances to the end of the next ARP question, which the stations answer.
+/// Advances the clock until the next ARP question is over. The stations `by` answer it.
 fn answered(bed: &mut Bed, by: &[Mac]) {
     let asked = bed.probes.len();
     while bed.probes.len() == asked {
@@ -44,13 +45,13 @@ pub fn the_end_of_a_lease_without_an_answer_leaves_the_address() {
     let record = bed.record().clone();
     assert_eq!((record.trouble, record.keeps), (Some(ClientTrouble::Kept), true));
     assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), LeaseState::Rebinding));
-    // A day later, servers have been asked once each minute, and not more often.
+    // The client has asked servers once a minute for a day, and not more often.
     let (before, from) = (bed.records.len(), bed.now);
     let day = secs(24 * 3600);
     let asked = bed.until(from + day);
     assert!((1440..=2 * 1440 + 2).contains(&asked.len()), "{} messages", asked.len());
     assert_eq!((bed.records.len(), bed.address()), (before, Some(ADDRESS)));
-    // The server is back.
+    // The server answers again.
     let question = bed.speaks_all().remove(0);
     bed.hears(&answer(&question, ACK, ADDRESS, SERVER, HOUR));
     assert_eq!((bed.record().trouble, bed.client.state()), (None, LeaseState::Bound));
@@ -59,7 +60,7 @@ pub fn the_end_of_a_lease_without_an_answer_leaves_the_address() {
     assert_eq!(bed.events.iter().find(lost), None);
 }
 
-/// The renewed lease ends without an answer, too, so the address is kept again.
+/// The renewed lease also expires without an answer. So the address is kept once more.
 #[test]
 pub fn an_address_that_was_renewed_after_its_end_ends_again() {
     let mut bed = ended();
@@ -72,7 +73,7 @@ pub fn an_address_that_was_renewed_after_its_end_ends_again() {
 
 #[test]
 pub fn a_server_that_says_no_ends_a_kept_address() {
-    // The kept address is lost if the lease's own server refuses it or offers another address. It
+    // The kept address is lost if the server of its lease refuses it, or offers another address. It
     // is not lost if another server offers another address.
     let mut bed = ended();
     let question = bed.speaks_all().remove(0);
@@ -91,7 +92,7 @@ pub fn another_host_at_a_kept_address_ends_it() {
     let mut bed = ended();
     answered(&mut bed, &[GUEST]);
     answered(&mut bed, &[GUEST, OTHER_HOST]);
-    // While the announcer moves, two nodes answer for a moment. Then only the new node answers.
+    // Two nodes answer while the announcer moves. After that, only the new node answers.
     answered(&mut bed, &[OTHER_HOST]);
     answered(&mut bed, &[GUEST, OTHER_HOST]);
     answered(&mut bed, &[]);
@@ -103,12 +104,12 @@ pub fn another_host_at_a_kept_address_ends_it() {
         (None, Some(ClientTrouble::Taken(OTHER_HOST)))
     );
     assert!(bed.saw(&ClientEvent::Lost { address: ADDRESS, how: LossCause::Taken }));
-    // The guest still announces the address, and the client reports this.
+    // The client reports that the guest still announces the lost address.
     answered(&mut bed, &[GUEST]);
     assert!(bed.saw(&ClientEvent::StillAnnounced { address: ADDRESS, by: GUEST }));
 }
 
-/// A router that answers for every address does not count as another host.
+/// A router that answers ARP for all addresses does not count as another host with the address.
 #[test]
 pub fn proxy_arp_ends_no_kept_address() {
     let mut bed = ended();
@@ -119,8 +120,8 @@ pub fn proxy_arp_ends_no_kept_address() {
     assert_eq!(bed.address(), Some(ADDRESS));
 }
 
-/// An agent that starts after the end of a lease keeps the address, if the option says so. Without
-/// the option, the address is lost.
+/// An agent that starts after the lease has expired keeps the address if `keep` is set. If `keep`
+/// is not set, the address is lost.
 #[test]
 pub fn a_restart_after_the_end_goes_by_the_option() {
     for (keep, kept) in [(true, Some(ADDRESS)), (false, None)] {
@@ -131,7 +132,7 @@ pub fn a_restart_after_the_end_goes_by_the_option() {
     }
 }
 
-/// An address without a record was not published, and is not kept.
+/// An address whose record was not written is not published, and so is not kept.
 #[test]
 pub fn an_address_that_was_never_recorded_is_not_kept() {
     let mut bed = Bed::with(keeping());
@@ -141,8 +142,7 @@ pub fn an_address_that_was_never_recorded_is_not_kept() {
     assert_eq!(bed.record().trouble, Some(ClientTrouble::Expired));
 }
 
-/// No RELEASE is sent for a kept address, because the server may already have granted the address
-/// to another client.
+/// No RELEASE is sent for a kept address. The server may have granted it to another client.
 #[test]
 pub fn a_kept_address_is_not_released() {
     let mut bed = ended();

@@ -36,7 +36,7 @@ pub fn who_has_nothing_or_cannot_speak_is_done_at_once() {
     let mut bed = Bed::bound(120);
     bed.link(false);
     assert_eq!((bed.release(), bed.done), (vec![], true));
-    // An address that is being probed was granted, so it is given back.
+    // An address that is being probed is already granted, so it is given back.
     let mut bed = Bed::new();
     bed.acquire_to_probe();
     assert_eq!(bed.release()[0].kind(), RELEASE);
@@ -51,7 +51,8 @@ impl Bed {
     }
 }
 
-/// A process that ends, or may no longer send, gives no address back.
+/// Only `release` gives the address back. No RELEASE is sent when the process exits, or when the
+/// client must not send packets, as while its link is down.
 #[test]
 pub fn nothing_but_release_releases() {
     let mut bed = Bed::bound(120);
@@ -64,7 +65,8 @@ pub fn nothing_but_release_releases() {
 
 #[test]
 pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
-    // The link is down for half of a lease: the address is confirmed as soon as the link is back.
+    // The link is down for half of the lease time. The client confirms the address when the link is
+    // up again.
     let mut bed = Bed::bound(120);
     bed.now = secs(10);
     assert_eq!(bed.link(false), []);
@@ -81,8 +83,8 @@ pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
     bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
     assert_eq!(bed.lease().expires, Some(secs(190)));
 
-    // The link is down for longer than a lease: the address is given up in time, and requested when
-    // the link is back.
+    // The link is down for longer than the lease time. The client gives up the address when the
+    // lease expires, and requests it when the link is up again.
     bed.link(false);
     assert_eq!(bed.until(secs(400)), []);
     assert_eq!((bed.address(), bed.record().trouble), (None, Some(ClientTrouble::Expired)));
@@ -120,7 +122,8 @@ pub fn an_address_is_given_up_when_its_time_is_over() {
     assert_eq!((discover.kind(), discover.wish()), (DISCOVER, Some(ADDRESS)));
 }
 
-/// The host has slept. Before the client handles the answer, it finds that the lease is over.
+/// The host was suspended until the lease had expired. The client notices the expiry before it
+/// handles the answer.
 #[test]
 pub fn a_late_answer_does_not_revive_a_lease() {
     let mut bed = Bed::bound(120);

@@ -36,7 +36,7 @@ fn identity() -> ClientIdentity {
     ClientIdentity::derive("cluster", "default/net", "default", "web")
 }
 
-/// A client, its clock, and its output. Records are written at once unless `slow`.
+/// Client with its clock and its output. If `slow` is false, each record counts as written at once.
 struct Bed {
     client: DhcpClient,
     now: Duration,
@@ -62,7 +62,7 @@ impl Bed {
         Self::with(ClientOptions::default())
     }
 
-    /// A client with a lease of `seconds`, granted at zero.
+    /// Client with a lease of `seconds` that was granted at the time zero, without a probe.
     fn bound(seconds: u32) -> Self {
         let mut bed =
             Self::with(ClientOptions { probe: ProbeTiming::OFF, ..ClientOptions::default() });
@@ -71,13 +71,13 @@ impl Bed {
         bed
     }
 
-    /// A client that was restarted with `left` seconds of a lease of 120 s.
+    /// Client that was restarted when `left` seconds of a lease of 120 s remained.
     fn resumed(left: u64) -> Self {
         let options = ClientOptions { resume_within: ms(0), ..ClientOptions::default() };
         Self::of(DhcpClient::resume(identity(), options, held(left), 7, ms(0)))
     }
 
-    /// Runs the exchange that acquires an address, including the probe.
+    /// Runs all messages by which the client acquires the address, with the probe.
     fn acquire(&mut self, address: Ipv4Addr, seconds: u32) {
         let discover = self.speaks();
         self.acquire_by(&discover, address, seconds);
@@ -123,14 +123,15 @@ impl Bed {
         sent
     }
 
-    /// Advances to the client's next deadline.
+    /// Advances the clock to the client's next deadline. Returns the messages that the client sends
+    /// then.
     fn passes(&mut self) -> Vec<Seen> {
         self.now = self.now.max(self.client.deadline().expect("a deadline"));
         let out = self.client.due(self.now);
         self.takes(out)
     }
 
-    /// Advances until the client sends, and checks that it sends one message.
+    /// Advances the clock until the client sends a message. Checks that it sends only one.
     fn speaks(&mut self) -> Seen {
         let mut sent = self.speaks_all();
         assert_eq!(sent.len(), 1, "{sent:?}");
@@ -147,8 +148,8 @@ impl Bed {
         panic!("the client says nothing");
     }
 
-    /// Advances to `time`, and handles all deadlines until then. Returns the messages that were
-    /// sent.
+    /// Advances the clock to `time`, and handles all deadlines on the way. Returns the messages
+    /// that the client sent.
     fn until(&mut self, time: Duration) -> Vec<Seen> {
         let mut sent = Vec::new();
         while self.client.deadline().is_some_and(|deadline| deadline <= time) {
@@ -190,7 +191,7 @@ impl Bed {
     }
 }
 
-/// Record of a lease of 120 s, of which `left` seconds remain.
+/// Recorded lease of 120 s, of which `left` seconds remain.
 fn held(left: u64) -> RecordedLease {
     RecordedLease {
         address: ADDRESS,

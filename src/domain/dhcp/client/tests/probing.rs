@@ -6,7 +6,7 @@ use super::*;
 const NEIGHBOUR: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
 const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
 
-/// A client that is about to probe.
+/// Client that will probe an address that was just granted.
 fn granted(probe: ProbeTiming) -> Bed {
     let mut bed = Bed::with(ClientOptions { probe, ..ClientOptions::default() });
     let discover = bed.speaks();
@@ -39,7 +39,7 @@ pub fn three_questions_are_asked_without_claiming_the_address() {
         let mut expected = arp(true, mac, NONE, ADDRESS);
         assert_eq!(bed.probes[0].1, expected);
         expected[28..32].copy_from_slice(&ADDRESS.octets());
-        // The client does not announce the address, because a guest or kube-vip announces it.
+        // The client never announces the address, because a guest or kube-vip does.
         assert!(bed.probes.iter().all(|(_, frame)| *frame != expected));
     }
 }
@@ -115,7 +115,7 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
     assert_eq!(bed.hears(&arp(false, NEIGHBOUR, ADDRESS, NONE)), []);
     assert_eq!(bed.record().trouble, Some(ClientTrouble::AnswersForAll(NEIGHBOUR)));
     assert_eq!(bed.address(), None, "it may be another's");
-    // The client asks again a minute later. This time, another station also has the address.
+    // The client sends a DISCOVER after a minute. Now a second station also has the address.
     let before = bed.now;
     let discover = bed.speaks();
     assert_eq!((discover.kind(), bed.now.checked_sub(before).unwrap()), (DISCOVER, secs(60)));
@@ -123,7 +123,7 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 3600));
     let other = Mac([2, 0, 0, 0, 0, 0x78]);
     assert_eq!(bed.hears(&arp(false, other, ADDRESS, NONE))[0].kind(), DECLINE);
-    // Once no station answers for every address any more, a granted address is used.
+    // A granted address is used after no station answers ARP for all addresses any more.
     bed.client.set_proxy(None);
     bed.acquire(SECOND, 3600);
     assert_eq!(bed.address(), Some(SECOND));
@@ -132,21 +132,21 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
 
 #[test]
 pub fn an_address_that_we_may_be_announcing_is_never_probed() {
-    // The lease expired, and the address is granted again. It is not probed, because a station that
-    // answers for it may be the guest that had it.
+    // The lease has expired, and the address is granted again. It is not probed, because the guest
+    // that had it may answer.
     let mut bed = Bed::bound(120);
     bed.until(ms(119_999));
     bed.client.options.probe = ProbeTiming::QUICK;
     bed.acquire(ADDRESS, 120);
     assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));
 
-    // After a restart, the address is not probed either. It does not matter how long the lease has
-    // been over by the wall clock.
+    // After a restart, the address is not probed either, no matter how long ago the lease expired
+    // by the wall clock.
     let mut bed = Bed::resumed(0);
     bed.acquire(ADDRESS, 120);
     assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));
 
-    // Another address is fresh, so it is probed.
+    // Another address is new to the client, so it is probed.
     let mut bed = Bed::resumed(0);
     let discover = bed.speaks();
     assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, SERVER, 120)), []);
@@ -154,8 +154,8 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
     assert_eq!(bed.client.state(), LeaseState::Probing);
 
-    // Five minutes after its loss, an address is fresh, too, because none of our announcers has it
-    // any more.
+    // The same address is probed if it is granted more than five minutes after its loss. No
+    // announcer of this client has it any more.
     let mut bed = Bed::resumed(0);
     bed.until(secs(301));
     let discover = bed.speaks();
@@ -165,7 +165,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     assert_eq!(bed.client.state(), LeaseState::Probing);
 }
 
-/// ARP answers are ignored while a lease is held, because the announcer of the address sends them.
+/// ARP answers are ignored while a lease is held, because the announcer of its address sends them.
 #[test]
 pub fn a_held_address_is_never_declined() {
     let mut bed = Bed::bound(120);

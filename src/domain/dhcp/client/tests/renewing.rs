@@ -3,7 +3,7 @@
 use super::server::{Answer, DISCOVER, NAK, REQUEST};
 use super::*;
 
-/// A client one millisecond before T2.
+/// Client whose clock is one millisecond before T2.
 fn rebinding(seconds: u32) -> Bed {
     let mut bed = Bed::bound(seconds);
     let rebind = bed.lease().rebind.unwrap();
@@ -29,7 +29,7 @@ pub fn t1_asks_its_server_alone_in_the_form_of_a_restart() {
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 120));
     assert_eq!(bed.client.state(), LeaseState::Bound);
     let lease = bed.lease();
-    // The lease time begins with the request, not with the answer.
+    // The lease time counts from the REQUEST, not from the answer.
     assert_eq!((lease.granted, lease.expires), (asked, Some(asked + secs(120))));
     assert_eq!(lease.obtained, ms(0));
     assert!(bed.saw(&ClientEvent::Renewed { server: SERVER, took: ms(700) }));
@@ -61,7 +61,7 @@ pub fn a_silent_server_is_asked_twice_alone_then_all_are() {
         at.push(bed.now);
     }
     assert_eq!((at[0], bed.client.state()), (renew, LeaseState::Renewing));
-    // Each wait is half of the time until T2, but at least a minute.
+    // Each pause is half of the time until T2, and at least a minute.
     for pair in at.windows(2) {
         let half = rebind.checked_sub(pair[0]).unwrap() / 2;
         assert_eq!(pair[1].checked_sub(pair[0]).unwrap(), half.max(secs(60)), "{at:?}");
@@ -98,19 +98,19 @@ pub fn from_t2_on_any_server_may_answer() {
     assert_eq!(bed.record().trouble, None);
 }
 
-/// A server without the lease may ignore a client that asks to confirm the lease, but may offer the
-/// address to this client.
+/// A server that has no data about the lease may ignore the REQUEST. But it may offer the same
+/// address in answer to a DISCOVER.
 #[test]
 pub fn from_t2_on_the_same_address_is_also_looked_for() {
     let mut bed = rebinding(3600);
     let both = bed.speaks_all();
     let discover = both.iter().find(|seen| seen.kind() == DISCOVER).expect("a DISCOVER");
     assert_eq!((discover.wish(), discover.server()), (Some(ADDRESS), None));
-    // While the client has an address, an offer of another address is of no use.
+    // An offer of another address is of no use while the client holds an address.
     assert_eq!(bed.hears(&answer(discover, OFFER, SECOND, OTHER, 3600)), []);
     let request = bed.hears(&answer(discover, OFFER, ADDRESS, OTHER, 3600)).remove(0);
     assert_eq!((request.xid, request.server()), (discover.xid, Some(OTHER)));
-    // Only a grant by the chosen server counts.
+    // Only the server whose offer the client took may grant the address.
     bed.hears(&answer(&request, ACK, ADDRESS, Ipv4Addr::new(10, 0, 0, 3), 3600));
     assert_eq!(bed.client.state(), LeaseState::Rebinding);
     bed.hears(&answer(&request, ACK, ADDRESS, OTHER, 3600));
@@ -187,14 +187,14 @@ pub fn another_server_s_refusal_does_not_count_while_its_own_may_answer() {
         assert_eq!(bed.address(), Some(ADDRESS), "at {:?}", bed.now);
     }
     assert!(bed.saw(&ClientEvent::Nak { server: OTHER, heeded: false }));
-    // By now, the lease's own server has been silent from T1 to T2.
+    // T2 has passed, and the server of the lease has not answered since T1.
     let confirm = bed.speaks_all().remove(0);
     bed.hears(&answer(&confirm, NAK, ADDRESS, OTHER, 0));
     assert_eq!(bed.address(), None);
     assert!(bed.saw(&ClientEvent::Nak { server: OTHER, heeded: true }));
 }
 
-/// Another server's grant counts before T2 only if the lease's own server was asked and did not
+/// Another server's grant counts before T2 only after the server of the lease was asked and did not
 /// answer.
 #[test]
 pub fn another_server_s_grant_counts_after_its_own_was_silent() {
@@ -246,7 +246,8 @@ pub fn an_answer_that_cannot_be_used_changes_nothing() {
     assert_eq!(bed.events.iter().filter(unusable).count(), 4);
 }
 
-/// Only renewals are harmless while another agent may act as the same client.
+/// Only a client that renews may send while another agent may act for the same client. Other
+/// messages could do harm.
 #[test]
 fn a_client_renews_while_it_may_use_its_address_and_asks_for_time() {
     let mut bed = Bed::with(ClientOptions::default());

@@ -14,7 +14,7 @@ pub const ACK: u8 = 5;
 pub const NAK: u8 = 6;
 pub const RELEASE: u8 = 7;
 
-/// A frame of DHCP that a client sent.
+/// DHCP message that a client sent, with the fields of its frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub source: Mac,
@@ -22,14 +22,14 @@ pub struct Seen {
     pub from: Ipv4Addr,
     pub to: Ipv4Addr,
     pub ports: (u16, u16),
-    /// The whole message.
+    /// Octets of the whole message.
     pub message: Vec<u8>,
     pub xid: u32,
     pub secs: u16,
     pub flags: u16,
     pub ciaddr: Ipv4Addr,
     pub chaddr: Mac,
-    /// Options in their order.
+    /// Options as (code, value), in the order of the message.
     pub options: Vec<(u8, Vec<u8>)>,
 }
 
@@ -55,7 +55,7 @@ impl Seen {
         self.address(54)
     }
 
-    /// Whether this is a request in the form of a client that has restarted.
+    /// Whether this is a REQUEST in the form of a client that has restarted (INIT-REBOOT).
     pub fn confirms(&self) -> bool {
         self.kind() == REQUEST && self.wish().is_some() && self.server().is_none()
     }
@@ -78,7 +78,8 @@ fn mac(bytes: &[u8], at: usize) -> Mac {
     Mac(bytes[at..at + 6].try_into().unwrap())
 }
 
-/// Folded sum of 16-bit words, the checksum included. The sum is 0xffff if the checksum is right.
+/// Sum of 16-bit words, with carries added. If a correct checksum is among the words, the sum is
+/// 0xffff.
 fn sum(parts: &[&[u8]]) -> u16 {
     let mut bytes = parts.concat();
     if bytes.len() % 2 == 1 {
@@ -91,7 +92,8 @@ fn sum(parts: &[&[u8]]) -> u16 {
     u16::try_from(sum).unwrap()
 }
 
-/// Reads a client's frame, and checks both checksums and all lengths. `None`: the frame is ARP.
+/// Reads a frame of a client, and checks its two checksums and its lengths. `None`: the frame is
+/// ARP.
 pub fn seen(frame: &[u8]) -> Option<Seen> {
     if two(frame, 12) == 0x0806 {
         return None;
@@ -129,7 +131,7 @@ pub fn seen(frame: &[u8]) -> Option<Seen> {
     })
 }
 
-/// An answer of a server. Tests may spoil the answer before it is put into a frame.
+/// Answer of a server. A test may change the answer before it makes a frame of it.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub kind: u8,
@@ -138,14 +140,14 @@ pub struct Answer {
     pub chaddr: Mac,
     pub server: Ipv4Addr,
     pub from: Mac,
-    /// Options besides 53, in their order.
+    /// Options except option 53, as (code, value), in the order of the message.
     pub options: Vec<(u8, Vec<u8>)>,
     pub file: Vec<u8>,
     pub sname: Vec<u8>,
 }
 
 impl Answer {
-    /// A sound answer for a /24 subnet, with the gateway .254 and the first name server .53.
+    /// Valid answer for a subnet /24. The gateway is .254, and the first name server is .53.
     pub fn new(to: &Seen, kind: u8, yiaddr: Ipv4Addr, server: Ipv4Addr, seconds: u32) -> Self {
         let mut answer = Self {
             kind,
@@ -201,7 +203,7 @@ impl Answer {
     }
 }
 
-/// Frame with a server's message. UDP has no checksum, as in a frame from a server on this same
+/// Frame with a message of a server. It has no UDP checksum, like the frame of a server on the same
 /// host.
 pub fn framed(message: &[u8], from: Mac, server: Ipv4Addr, to: Ipv4Addr, chaddr: Mac) -> Vec<u8> {
     let length = u16::try_from(message.len()).unwrap();
@@ -222,12 +224,12 @@ pub fn framed(message: &[u8], from: Mac, server: Ipv4Addr, to: Ipv4Addr, chaddr:
     frame
 }
 
-/// Frame with a sound answer.
+/// Frame with a valid answer.
 pub fn answer(to: &Seen, kind: u8, yiaddr: Ipv4Addr, server: Ipv4Addr, seconds: u32) -> Vec<u8> {
     Answer::new(to, kind, yiaddr, server, seconds).frame()
 }
 
-/// ARP frame of another host: a question or an answer.
+/// ARP frame of another host. `request`: whether it is a question, not an answer.
 pub fn arp(request: bool, sender: Mac, sender_ip: Ipv4Addr, target_ip: Ipv4Addr) -> Vec<u8> {
     let mut frame = [Mac::BROADCAST.0, sender.0].concat();
     frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, if request { 1 } else { 2 }]);

@@ -9,12 +9,13 @@ use super::super::jitter::JitterRng;
 use super::server::{Answer, DECLINE, DISCOVER, RELEASE, REQUEST};
 use super::*;
 
-/// A server that follows RFC 2131. It stores each lease until the lease ends.
+/// DHCP server that follows RFC 2131. It stores each lease until the lease expires.
 struct Server {
     address: Ipv4Addr,
     seconds: u32,
     pool: Vec<Ipv4Addr>,
-    /// Lease of our client: the address, and its end.
+    /// Lease of the client under test: the address, and the expiry. `None`: the client has no
+    /// lease.
     lease: Option<(Ipv4Addr, Duration)>,
     granted: u64,
 }
@@ -43,8 +44,8 @@ impl Server {
                 if held.is_some_and(|held| held != wish) {
                     return Some(reply(NAK, wish));
                 }
-                // A server without the lease does not answer a client that asks to confirm the
-                // lease.
+                // A server that has no data about the lease does not answer a REQUEST that confirms
+                // it.
                 if held.is_none() && seen.server().is_none() {
                     return None;
                 }
@@ -67,7 +68,7 @@ impl Server {
     }
 }
 
-/// Faults of a wire: lost and doubled frames per thousand, and the longest delay.
+/// Faults of the wire: lost and doubled frames, both per thousand frames, and the longest delay.
 #[derive(Clone, Copy, Debug)]
 struct Wire {
     lost: u32,
@@ -75,7 +76,7 @@ struct Wire {
     delay: Duration,
 }
 
-/// A client, its servers, and the frames in transit, by their time of arrival.
+/// Client with its servers, and the frames that have not arrived yet, by their times of arrival.
 struct World {
     bed: Bed,
     servers: Vec<Server>,
@@ -94,7 +95,7 @@ impl World {
         Self { bed, servers, wire, rng: JitterRng::new(!seed), to_server, to_client, count: 0 }
     }
 
-    /// Times at which the copies of a frame arrive.
+    /// Times of arrival of a frame, one for each copy of it. Empty: the frame is lost.
     fn arrivals(&mut self) -> Vec<(Duration, u64)> {
         let lost = self.rng.word() % 1000 < self.wire.lost;
         let doubled = self.rng.word() % 1000 < self.wire.doubled;
@@ -115,7 +116,7 @@ impl World {
         }
     }
 
-    /// Runs the next event.
+    /// Advances to the next event, and handles it.
     fn step(&mut self) {
         let deadline = self.bed.client.deadline();
         let server = self.to_server.keys().next().map(|(at, _)| *at);
@@ -146,7 +147,7 @@ impl World {
         self.bed.records.drain(..self.bed.records.len().saturating_sub(1));
     }
 
-    /// Checks the invariants that hold whatever the wire did.
+    /// Checks the invariants, which hold whatever faults the wire has.
     fn is_sound(&self) {
         let now = self.bed.now;
         if let Some(address) = self.bed.address() {
@@ -178,15 +179,15 @@ fn never_without(seconds: u32, count: usize, seed: u64) {
     assert!(world.servers[0].granted >= u64::try_from(count).unwrap());
 }
 
-/// About one renewal in ten loses one of its two frames. The test exists because kube-vip lost an
-/// address about once a week.
+/// About one renewal in ten loses its REQUEST or its answer. The test exists because kube-vip lost
+/// an address about once a week.
 #[test]
 pub fn ten_thousand_renewals_over_a_bad_link_lose_no_address() {
     never_without(120, 5_000, 1);
     never_without(3600, 5_000, 2);
 }
 
-/// The server has many outages, each of which lasts for almost half of a lease time.
+/// The server has 50 outages. Each of them lasts for almost half of the lease time.
 #[test]
 pub fn an_outage_shorter_than_what_is_left_costs_nothing() {
     let wire = Wire { lost: 0, doubled: 0, delay: ms(10) };
@@ -210,8 +211,8 @@ pub fn an_outage_shorter_than_what_is_left_costs_nothing() {
     }
 }
 
-/// A server is replaced by a new server that does not have the leases of the old server. The new
-/// server grants the same address to the client without a break.
+/// A new server without data about the leases replaces the server. It grants the client the same
+/// address, which the client never loses.
 #[test]
 pub fn a_new_server_takes_over_without_a_break() {
     let wire = Wire { lost: 50, doubled: 50, delay: ms(50) };
@@ -229,7 +230,7 @@ pub fn a_new_server_takes_over_without_a_break() {
     }
 }
 
-/// The client stays with the server that it chose if two servers have the client's lease.
+/// Two servers have the client's lease. The client stays with the one that it chose.
 #[test]
 pub fn two_servers_do_not_pull_at_a_client() {
     let wire = Wire { lost: 0, doubled: 0, delay: ms(20) };
@@ -242,10 +243,10 @@ pub fn two_servers_do_not_pull_at_a_client() {
     assert!(!world.bed.events.iter().any(changed));
 }
 
-/// Hostile input to a client.
+/// Input with which a hostile network attacks a client.
 #[derive(Clone, Debug)]
 enum Blow {
-    /// An answer to the last question, spoilt at some octets.
+    /// An answer to the client's last message, with some octets changed.
     Spoilt {
         kind: u8,
         last: u8,
@@ -253,11 +254,11 @@ enum Blow {
         octets: Vec<(usize, u8)>,
         cut: usize,
     },
-    /// A frame of any octets.
+    /// A frame of random octets.
     Noise(Vec<u8>),
-    /// Time passes.
+    /// Time passes. The value is in milliseconds.
     Wait(u64),
-    /// The client's next deadline comes.
+    /// The time of the client's next deadline comes.
     Due,
     Link(bool),
     Recorded,
@@ -285,8 +286,8 @@ fn blow() -> impl Strategy<Value = Blow> {
     ]
 }
 
-/// Checks that no input causes a panic, a flood of messages, or the use of an address that is
-/// forbidden or whose lease has ended.
+/// Checks that no input causes a panic or a flood of messages, and that no address is used that is
+/// forbidden or whose lease has expired.
 fn endures(blows: &[Blow]) {
     let mut bed = Bed::new();
     bed.slow = true;
@@ -360,7 +361,7 @@ proptest! {
     }
 }
 
-/// The model of the wire loses and doubles frames at the rates that it is set to.
+/// The model of the wire loses and doubles frames at the rates to which it is set.
 #[test]
 fn the_model_loses_and_doubles_as_it_says() {
     let wire = Wire { lost: 50, doubled: 50, delay: ms(10) };

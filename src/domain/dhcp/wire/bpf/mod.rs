@@ -9,37 +9,37 @@
 
 use super::super::Mac;
 
-/// Instruction, with the fields of `struct sock_filter`.
+/// Instruction of a BPF program, with the fields of `struct sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BpfInstruction {
     /// Operation code.
     pub code: u16,
-    /// Number of instructions to skip if a comparison holds.
+    /// Number of instructions that are skipped if a comparison is true.
     pub jt: u8,
-    /// Number of instructions to skip if the comparison does not hold.
+    /// Number of instructions that are skipped if a comparison is false.
     pub jf: u8,
     /// Operand of the operation.
     pub k: u32,
 }
 
-/// Instruction `A = 16 bits of the frame at k`. [`LD_BYTE`] loads 8 bits.
+/// Operation code of `A = 16 bits of the frame at k`. [`LD_BYTE`] loads 8 bits.
 const LD_HALF: u16 = 0x28;
 const LD_BYTE: u16 = 0x30;
-/// Instruction `A = 16 bits of the frame at X + k`. [`LD_BYTE_X`] loads 8 bits.
+/// Operation code of `A = 16 bits of the frame at X + k`. [`LD_BYTE_X`] loads 8 bits.
 const LD_HALF_X: u16 = 0x48;
 const LD_BYTE_X: u16 = 0x50;
-/// Instruction `X = 4 * (low half of the byte at k)`. The result is the length of an IPv4 header.
+/// Operation code of `X = 4 * (low half of the byte at k)`: the length of an IPv4 header.
 const LDX_HEADER: u16 = 0xb1;
 const JUMP_EQUAL: u16 = 0x15;
 const JUMP_ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
-/// Special offset of Linux (`SKF_AD_OFF + SKF_AD_VLAN_TAG`): a load from it gives the VLAN tag that
-/// the network card removed from the frame.
+/// Offset from which Linux loads the VLAN tag that the network card removed from the frame
+/// (`SKF_AD_OFF + SKF_AD_VLAN_TAG`).
 const VLAN_TAG: u32 = 0xffff_f000 + 44;
 const VLAN_ID: u32 = 0x0fff;
 const WHOLE_FRAME: u32 = 0x0004_0000;
 
-/// A jump's target, resolved when the program is complete.
+/// Target of a jump, which becomes a number when the program is complete.
 #[derive(Clone, Copy)]
 enum JumpTarget {
     Next,
@@ -48,7 +48,8 @@ enum JumpTarget {
     Arp,
 }
 
-/// A program under construction: operations, each with its two jump targets.
+/// Program that is being made. Each entry is (operation code, operand, target if true, target if
+/// false).
 struct BpfProgram(Vec<(u16, u32, JumpTarget, JumpTarget)>);
 
 impl BpfProgram {
@@ -83,15 +84,15 @@ impl BpfProgram {
     }
 }
 
-/// Program that passes no frame.
+/// Program that lets no frame pass.
 pub fn nothing() -> Vec<BpfInstruction> {
     vec![BpfInstruction { code: RETURN, jt: 0, jf: 0, k: 0 }]
 }
 
-/// Program for the client with the hardware address `mac`. It passes unfragmented DHCP datagrams
-/// for this hardware address: all datagrams to a client's port, and the datagrams to a server's
-/// port that a client sent. `None` as `mac`: the program passes these datagrams for all clients.
-/// `arp`: whether the program also passes ARP. The program drops frames of a VLAN.
+/// Program for the client with the hardware address `mac`. It lets unfragmented DHCP datagrams for
+/// this hardware address pass: datagrams to the client's port, and datagrams of a client to the
+/// server's port. If `mac` is `None`, it lets such datagrams of all clients pass. `arp`: whether
+/// ARP packets also pass. Frames of a VLAN never pass.
 pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<BpfInstruction> {
     let mut program = BpfProgram(Vec::new());
     let no_ip = if arp { JumpTarget::Arp } else { JumpTarget::Drop };
@@ -101,8 +102,8 @@ pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<BpfInstruction> {
     program.load(LD_HALF, 20).jump(JUMP_ANY_BIT, 0x3fff, JumpTarget::Drop, JumpTarget::Next);
     program.load(LDX_HEADER, 14);
     if let Some(Mac(mac)) = mac {
-        // The DHCP message begins after 14 octets of Ethernet, X octets of IPv4 and 8 octets of
-        // UDP.
+        // The DHCP message starts after 14 octets of Ethernet header, X octets of IPv4 header, and
+        // 8 octets of UDP header.
         for (at, pair) in (50..).step_by(2).zip(mac.chunks(2)) {
             let pair = pair.iter().fold(0, |high, low| (high << 8) | u32::from(*low));
             program.load(LD_HALF_X, at).jump(JUMP_EQUAL, pair, JumpTarget::Next, JumpTarget::Drop);
@@ -113,7 +114,7 @@ pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<BpfInstruction> {
     program.load(LD_BYTE_X, 22).jump(JUMP_EQUAL, 1, JumpTarget::Pass, JumpTarget::Drop);
     let at = program.0.len();
     if arp {
-        // Register A contains the type of the frame.
+        // Register A still holds the type of the frame.
         program.jump(JUMP_EQUAL, 0x0806, JumpTarget::Pass, JumpTarget::Drop);
     }
     program.end(arp.then_some(at))

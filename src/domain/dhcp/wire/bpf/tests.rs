@@ -6,8 +6,8 @@ use super::*;
 use crate::dhcp::identity::ClientIdentity;
 use std::net::Ipv4Addr;
 
-/// Runs a program as the kernel does. A read beyond the end of the frame drops the frame. `vlan` is
-/// the VLAN tag that was removed from the frame.
+/// Runs a program as the kernel does. If the program reads beyond the end of the frame, the frame
+/// is dropped. `vlan`: VLAN tag that was removed from the frame.
 fn passes(program: &[BpfInstruction], frame: &[u8], vlan: u32) -> bool {
     let octets = |at: usize, count: usize| -> Option<u32> {
         let octets = frame.get(at..at + count)?;
@@ -46,7 +46,8 @@ fn mac(name: &str) -> ClientIdentity {
     ClientIdentity::derive("cluster", "default/net", "default", name)
 }
 
-/// A message of the client `name` to a server's port, and a server's message to this client.
+/// Two frames: a message of the client `name` to the server's port, and a server's message to this
+/// client.
 fn frames(name: &str) -> (Vec<u8>, Vec<u8>) {
     let identity = mac(name);
     let query = ClientMessage {
@@ -78,8 +79,8 @@ fn what_is_about_this_client_passes_and_nothing_else() {
         near[14 + 20 + 8 + 28 + at] ^= 1;
         assert!(!passes(&ours, &near, 0), "octet {at} of the hardware address");
     }
-    // A server's message to a server's port is dropped. Datagrams to other ports, and packets of
-    // other protocols, are dropped, too.
+    // These are dropped: a server's message to the server's port, datagrams to other ports, and
+    // packets of other protocols.
     for (at, octets) in [(34, [0, 67, 0, 67]), (34, [0, 67, 0, 69]), (34, [0, 67, 1, 68])] {
         let mut other = answer.clone();
         other[at..at + 4].copy_from_slice(&octets);
@@ -90,7 +91,7 @@ fn what_is_about_this_client_passes_and_nothing_else() {
         other[at] = value;
         assert!(!passes(&ours, &other, 0), "octet {at} is {value}");
     }
-    // A frame with the flag "don't fragment" is not a fragment.
+    // A frame with the flag "don't fragment" is not a fragment, and passes.
     let mut whole = answer.clone();
     whole[20] = 0x40;
     assert!(passes(&ours, &whole, 0));
@@ -116,7 +117,7 @@ fn frames_of_a_vlan_are_not_accepted() {
     let (_, answer) = frames("web");
     for program in [filter(Some(mac("web").mac), true), filter(None, false)] {
         assert!(!passes(&program, &answer, 100) && !passes(&program, &answer, 4095));
-        // A tag that contains only a priority belongs to no VLAN.
+        // A tag with a priority but no VLAN number belongs to no VLAN.
         assert!(passes(&program, &answer, 0xe000));
     }
 }
@@ -132,7 +133,7 @@ fn arp_passes_where_it_is_asked_for() {
     assert!(!passes(&nothing(), &question, 0) && !passes(&nothing(), &answer, 0));
 }
 
-/// Programs that the kernel accepts are short, jump only forward, and end with a return.
+/// The kernel accepts only programs that are short, jump forward, and end with a return.
 #[test]
 fn programs_are_short_and_jump_forward() {
     for program in [filter(Some(Mac::BROADCAST), true), filter(None, false), nothing()] {

@@ -12,29 +12,29 @@ use super::arp::ArpPacket;
 use super::header::{ETHERNET, ETHERTYPE_ARP, ethernet_header, octets, word};
 use super::message;
 
-/// UDP port of a server.
+/// UDP port to which clients send.
 pub const SERVER_PORT: u16 = 67;
-/// UDP port of a client.
+/// UDP port to which servers send.
 pub const CLIENT_PORT: u16 = 68;
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const IPV4: usize = 20;
 const UDP: usize = 8;
 const PROTOCOL_UDP: u8 = 17;
 const TTL: u8 = 64;
-/// Mask of the flag "more fragments" and of the fragment offset. A packet is a fragment if one of
-/// these bits is set.
+/// Bits of the flag "more fragments" and of the fragment offset. A packet is a fragment if one of
+/// them is set.
 const FRAGMENT: u16 = 0x3fff;
 
-/// Content of a frame, as far as DHCP needs it.
+/// Content of a frame that a DHCP client can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameContent<'a> {
-    /// A datagram to the port of a server or of a client.
+    /// UDP datagram to the port of a DHCP server or of a DHCP client.
     Udp(UdpDatagram<'a>),
-    /// An ARP packet for IPv4.
+    /// ARP packet for IPv4.
     Arp(ArpPacket),
 }
 
-/// A datagram of UDP.
+/// UDP datagram to a DHCP port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpDatagram<'a> {
     /// Hardware address of the sending station.
@@ -45,8 +45,8 @@ pub struct UdpDatagram<'a> {
     pub payload: &'a [u8],
 }
 
-/// Reads a whole frame. `None`: the frame contains no ARP packet, and no complete, valid datagram
-/// to a DHCP port.
+/// Reads a frame, which must be whole. `None`: the frame has neither an ARP packet nor a valid
+/// datagram to a DHCP port.
 pub fn read(frame: &[u8]) -> Option<FrameContent<'_>> {
     let source = Mac(octets(frame, 6)?);
     let payload = frame.get(ETHERNET..)?;
@@ -60,7 +60,8 @@ pub fn read(frame: &[u8]) -> Option<FrameContent<'_>> {
 fn datagram(source: Mac, packet: &[u8]) -> Option<UdpDatagram<'_>> {
     let first = *packet.first()?;
     let header = usize::from(first & 0x0f) * 4;
-    // A short frame is padded. Octets beyond the length in the header are not part of the packet.
+    // A short frame is padded. Octets after the length that the header states are not a part of the
+    // packet.
     let packet = packet.get(..usize::from(word(packet, 2)?))?;
     if first >> 4 != 4 || header < IPV4 || checksum(&[packet.get(..header)?]) != 0 {
         return None;
@@ -74,9 +75,9 @@ fn datagram(source: Mac, packet: &[u8]) -> Option<UdpDatagram<'_>> {
     (port == CLIENT_PORT || port == SERVER_PORT).then_some(UdpDatagram { source, port, payload })
 }
 
-/// Hardware address of the client that sends or receives the DHCP message in a frame. If one socket
-/// serves many clients, the agent forwards the frame to this client. `None`: the frame contains no
-/// DHCP message. The agent forwards an ARP frame to every client that probes.
+/// Hardware address of the client that sends or receives the DHCP message in a frame. The agent,
+/// whose socket serves all clients, gives the frame to this client. `None`: the frame has no DHCP
+/// message. The agent gives such a frame, if it is ARP, to all clients that wait for ARP.
 pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     match read(frame)? {
         FrameContent::Udp(datagram) => message::holder(datagram.payload),
@@ -84,21 +85,21 @@ pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     }
 }
 
-/// Addresses of a message's sender and receiver.
+/// Addresses of the sender and of the receiver of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameAddresses {
     /// Hardware address of the sending station.
     pub source: Mac,
     /// Hardware address of the receiving station.
     pub destination: Mac,
-    /// IP address of the sender; unspecified while the sender has no address.
+    /// IP address of the sender. `0.0.0.0`: the sender has no address yet.
     pub from: Ipv4Addr,
     /// IP address of the receiver.
     pub to: Ipv4Addr,
 }
 
 impl FrameAddresses {
-    /// Addresses of a message to all servers from a client without an IP address.
+    /// Addresses of a message that a client without an IP address sends to all servers.
     pub const fn to_all(source: Mac) -> Self {
         Self {
             source,
@@ -109,7 +110,7 @@ impl FrameAddresses {
     }
 }
 
-/// Frame with a client's message to a server.
+/// Frame with a client's message to one or to all servers.
 pub fn to_server(way: FrameAddresses, payload: &[u8]) -> Vec<u8> {
     let length = |parts: usize| u16::try_from(parts + payload.len()).unwrap_or(u16::MAX);
     let mut ip = [0; IPV4];
@@ -128,7 +129,7 @@ pub fn to_server(way: FrameAddresses, payload: &[u8]) -> Vec<u8> {
     udp[4..6].copy_from_slice(&length(UDP).to_be_bytes());
     let pseudo = [0, PROTOCOL_UDP];
     let sum = checksum(&[&ip[12..20], &pseudo, &udp[4..6], &udp, payload]);
-    // A zero in this field would mean that there is no checksum.
+    // A zero in the field would mean that there is no checksum.
     let sum = if sum == 0 { u16::MAX } else { sum };
     udp[6..8].copy_from_slice(&sum.to_be_bytes());
 
@@ -140,7 +141,8 @@ pub fn to_server(way: FrameAddresses, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Internet checksum. Every part but the last must have an even number of octets.
+/// Internet checksum of all parts together. Each part except the last one must have an even number
+/// of octets.
 fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0_u32;
     for pair in parts.iter().flat_map(|part| part.chunks(2)) {

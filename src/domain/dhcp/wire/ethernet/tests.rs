@@ -11,7 +11,7 @@ fn payload(frame: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Corrects the checksum of the IPv4 header.
+/// Returns the frame with the correct checksum in its IPv4 header.
 fn sealed(mut frame: Vec<u8>) -> Vec<u8> {
     let header = usize::from(frame[14] & 0x0f) * 4;
     frame[24..26].fill(0);
@@ -64,7 +64,7 @@ fn options_of_ipv4_are_stepped_over() {
     assert_eq!(payload(&sealed(frame)), Some(b"something".to_vec()));
 }
 
-/// RFC 768: a sum of zero is sent as 0xffff, because zero means that there is no checksum.
+/// A checksum of zero is sent as 0xffff (RFC 768), because zero means that there is no checksum.
 #[test]
 fn a_checksum_is_never_zero() {
     let frames =
