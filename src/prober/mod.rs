@@ -89,8 +89,8 @@ impl Prober {
     ///
     /// A target with the same id, address and request keeps its verdict, its results and its times
     /// of probing. The thresholds, the period and the timeout may change. If the request changes,
-    /// the target keeps only its verdict. If the address changes, the target is a new one. `check:
-    /// None` removes all targets.
+    /// the target keeps only its verdict. If the address changes, the target is a new one. `None`
+    /// as `check` removes all targets.
     ///
     /// A target whose address cannot belong to a backend is unhealthy and never probed.
     ///

@@ -181,10 +181,10 @@ impl<D> TargetSchedule<D> {
         })
     }
 
-    /// Records the result of the target's probe, and sets the time of the next probe. `passed:
-    /// None`: the probe showed nothing about the target. Regular times that passed while the probe
-    /// was under way are skipped. If a verdict flipped, returns the LoadBalancer and whether the
-    /// target is healthy. A doubted failure flips no verdict.
+    /// Records the result of the target's probe, and sets the time of the next probe. `None` as
+    /// `passed`: the probe showed nothing about the target. Regular times that passed while the
+    /// probe was under way are skipped. If a verdict flipped, returns the LoadBalancer and whether
+    /// the target is healthy. A doubted failure flips no verdict.
     pub(super) fn end(
         &mut self,
         key: Key,

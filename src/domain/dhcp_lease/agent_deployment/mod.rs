@@ -25,8 +25,8 @@ const DIGITS: usize = 16;
 const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Name that the interface on the agent's network has in the pod.
 const INTERFACE: &str = "net1";
-/// Prefix of the label on the nodes that have a cluster network: `network.harvesterhci.io/<cluster
-/// network>: "true"`. Source: network-controller-harvester,
+/// Prefix of a label on nodes. The rest of the label is the name of a cluster network that the node
+/// has, and the value is "true". Source: network-controller-harvester,
 /// pkg/controller/manager/nad/controller.go.
 pub const LABEL_CLUSTER_NETWORKS: &str = "network.harvesterhci.io/";
 /// Name of the cluster network that each node has.
