@@ -7,14 +7,13 @@ use super::cloud_credential::CREATOR;
 /// Reason why a credential cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CredentialFault {
-    /// The key of the Secret is not there.
+    /// The Secret does not have the key that the spec names, or the value is empty.
     #[error("it is not there")]
     NotThere,
     /// The text is not YAML.
     #[error("it is not YAML")]
     NotYaml,
-    /// The value is missing or a token alone, and the spec names a user of a kubeconfig, or the
-    /// reverse.
+    /// The spec names a user of a kubeconfig, but the value is no kubeconfig.
     #[error("it is no kubeconfig")]
     NoKubeconfig,
     /// The value has no users, so it is no kubeconfig.
@@ -26,51 +25,52 @@ pub enum CredentialFault {
     /// The current context is missing, or names no user.
     #[error("it has no current context, or that no user")]
     NoCurrentUser,
-    /// The user is missing.
+    /// The kubeconfig has no user with this name.
     #[error("it has no user {0:?}")]
     NoUser(String),
-    /// Two entries have the name of the user.
+    /// Two user entries of the kubeconfig have this name.
     #[error("it has two users {0:?}")]
     TwoUsers(String),
-    /// The user does not authenticate by a token in the file.
+    /// The user's entry has a field of another method of authentication than a token in the file.
     #[error("its user {user:?} authenticates by {method}, not by a token in the file")]
     OtherMethod {
         /// Name of the user.
         user: String,
-        /// Field of the other method.
+        /// Field of the user's entry that selects the other method.
         method: &'static str,
     },
     /// No context names the user.
     #[error("no context names the user {0:?}, so its token has no server")]
     NoContext(String),
-    /// The cluster of the user's context is missing.
+    /// The kubeconfig lacks the cluster that the user's context names.
     #[error("the cluster of the user {0:?} is not in it")]
     NoCluster(String),
-    /// The cluster has a field with which the operator cannot reach its server.
+    /// The cluster has a field with which the operator cannot reach the cluster's server: a proxy,
+    /// or a path to a file.
     #[error("its cluster has {0}, with which a token cannot be tested")]
     Untestable(&'static str),
     /// The cluster names no server.
     #[error("its cluster has no server")]
     NoServer,
-    /// The kubeconfig says that the server is not verified.
+    /// The kubeconfig turns off the check of the server's certificate.
     #[error(
         "its cluster has insecure-skip-tls-verify, so the token would go to any server that answers there: it must have \
          certificate-authority-data instead"
     )]
     Unverified,
-    /// The server's URL is not one of HTTPS.
+    /// The server's URL does not begin with `https://`.
     #[error("its cluster's server must begin with https://: a token is not sent in clear")]
     InClear,
-    /// The new content is no YAML.
+    /// The new content cannot be written as YAML.
     #[error("it cannot be written")]
     NotWritable,
-    /// The new content would be read as other content.
+    /// The new content, written as YAML, would be parsed to another value.
     #[error("written as YAML it would read as something else")]
     ReadsOtherwise,
     /// The cloud credential is being deleted.
     #[error("it is being deleted")]
     Leaving,
-    /// The cloud credential names no user who made it.
+    /// The cloud credential's Secret does not name the user who made the cloud credential.
     #[error(
         "it has no annotation {CREATOR}: Rancher ignores it, and crashes on one without any annotation"
     )]
@@ -78,7 +78,7 @@ pub enum CredentialFault {
     /// The cloud credential has no content for Harvester.
     #[error("it is no credential for Harvester")]
     NotForHarvester,
-    /// The kubeconfig of the cloud credential says that the server is not verified.
+    /// The cloud credential's kubeconfig turns off the check of the server's certificate.
     #[error(
         "its cluster has insecure-skip-tls-verify: a token is not sent to a server that is not verified"
     )]

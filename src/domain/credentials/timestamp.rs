@@ -7,7 +7,7 @@ use crate::object_fields::rfc3339;
 /// Number of seconds: a duration, or a time since the epoch by the issuer's clock.
 pub type Seconds = i64;
 
-/// Text of a time in RFC 3339, to the second.
+/// Text of a time in RFC 3339, in whole seconds.
 pub fn rfc3339(at: Seconds) -> String {
     rfc3339::to_second(DateTime::from_timestamp(at, 0).unwrap_or_default())
 }

@@ -18,10 +18,11 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// Maximum number of characters of a parent's name that its children's names contain.
+/// Maximum number of characters of the parent's name in a child's name. The rest is cut.
 const LONGEST_STEM: usize = 180;
-/// Maximum number of credentials that a message names, and maximum length of each reason, in bytes.
+/// Maximum number of credentials that a message names. Further credentials are only counted.
 const MOST_NAMED: usize = 8;
+/// Maximum length of the reason for one credential in a message, in bytes.
 const LONGEST_REASON: usize = 240;
 
 /// A cloud credential, as Rancher lists it.
@@ -29,14 +30,14 @@ const LONGEST_REASON: usize = 240;
 pub struct ChildCandidate {
     /// Name of the cloud credential's Secret.
     pub name: String,
-    /// User who made the cloud credential.
+    /// ID of the Rancher user who made the cloud credential.
     pub owner: String,
 }
 
 /// Observed state of a Rancher and of other TokenRotations.
 #[derive(Clone, Debug)]
 pub struct ObservedRancher<'a> {
-    /// URL of the Rancher.
+    /// URL of the Rancher server.
     pub url: &'a str,
     /// ID of the user to whom the API key belongs.
     pub user: &'a str,
@@ -59,7 +60,8 @@ pub struct ChildRotations {
     pub changed: Vec<TokenRotation>,
     /// Existing children that must be deleted.
     pub superfluous: Vec<SuperfluousChild>,
-    /// Names of the listed cloud credentials that get no child, with the reasons.
+    /// Cloud credentials that Rancher lists and that get no child. Field 0: name of the cloud
+    /// credential's Secret. Field 1: reason.
     pub apart: Vec<(String, String)>,
 }
 
@@ -70,12 +72,14 @@ pub struct SuperfluousChild {
     pub name: String,
     /// UID of the child.
     pub uid: String,
-    /// Name of the cloud credential, if the list omits it. The child is then deleted only if a read
-    /// by name also does not find the cloud credential. `None`: the child may be deleted at once.
+    /// Name of the child's cloud credential, if Rancher's list lacks it. The child is deleted only
+    /// if a read by this name does not find the cloud credential either. `None`: the child may be
+    /// deleted at once.
     pub unlisted: Option<String>,
 }
 
-/// Wanted children of a TokenRotation for all cloud credentials, compared with existing children.
+/// Compares the children that must exist with the children that exist. `parent`: TokenRotation for
+/// all cloud credentials, to which the children belong.
 pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRotations {
     let (mine, others): (Vec<_>, Vec<_>) =
         seen.others.iter().copied().partition(|other| is_child(other, parent));
@@ -83,7 +87,8 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
     let mut wanted = BTreeMap::new();
     let mut want = |child: TokenRotation| -> Option<String> {
         let name = child.metadata.name.clone().unwrap_or_default();
-        // If the child exists, its creation time decides which TokenRotation has precedence.
+        // `first_rival` compares creation times. If the child exists, the stored child is passed,
+        // because it has a creation time.
         let there = mine.iter().find(|one| one.metadata.name == child.metadata.name);
         let first = first_rival(there.copied().unwrap_or(&child), others.iter().copied());
         if let Some(first) = first {
@@ -132,7 +137,7 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
     children
 }
 
-/// Whether every credential with a wanted child is replaced, and a message about all cloud
+/// Field 0: whether every wanted child replaces its credential. Field 1: message about all cloud
 /// credentials. `seen`: TokenRotations of the namespace. `failures`: map from a child's name to the
 /// reason why the child could not be created or changed.
 pub fn summary(
@@ -174,7 +179,8 @@ fn named_in_short(what: &str, all: Vec<String>) -> Option<String> {
     (!named.is_empty()).then(|| format!("{what}: {}", named.join(", ")))
 }
 
-/// Reason why a child does not replace its credential. `None`: the child replaces it.
+/// Reason why a child does not replace its credential. `None`: the child replaces it. `child`:
+/// `None` if the child does not exist.
 fn fault(child: Option<&TokenRotation>) -> Option<String> {
     let status = child.and_then(|child| child.status.as_ref());
     let ready = status.and_then(|status| status.conditions.iter().find(|one| one.type_ == READY));
@@ -184,7 +190,7 @@ fn fault(child: Option<&TokenRotation>) -> Option<String> {
     (ready.status != ConditionStatus::True).then(|| words.join(": "))
 }
 
-/// Whether `parent` made `one`.
+/// Whether `parent` made the TokenRotation `one` as its child.
 pub fn is_child(one: &TokenRotation, parent: &TokenRotation) -> bool {
     one.metadata.namespace == parent.metadata.namespace
         && made_by(one).is_some_and(|owner| Some(&owner.uid) == parent.metadata.uid.as_ref())
@@ -199,8 +205,8 @@ fn of_credential(parent: &TokenRotation, credential: &str, url: &str) -> TokenRo
     child(parent, credential, url, target)
 }
 
-/// Child for the API key. The child's deletion does not revoke the key, because the key belongs to
-/// a Rancher's user.
+/// Child that replaces the API key. A deletion of this child does not revoke the API key, because
+/// the key belongs to a user of Rancher.
 fn of_key(parent: &TokenRotation, url: &str) -> TokenRotation {
     let minter = parent.spec.rancher.clone().unwrap_or_default().minter;
     let secret = SecretTarget { name: minter.secret_name, key: minter.key, kubeconfig_user: None };

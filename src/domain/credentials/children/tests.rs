@@ -42,7 +42,7 @@ fn names(all: &[TokenRotation]) -> Vec<&str> {
     all.iter().filter_map(|one| one.metadata.name.as_deref()).collect()
 }
 
-/// Missing children as the API server stores them: with a creation time and a UID.
+/// Children in `missing` as the API server stores them: with a creation time and a UID.
 fn born(children: &ChildRotations) -> Vec<TokenRotation> {
     let made = |(at, child): (usize, &TokenRotation)| {
         let mut child = child.clone();
@@ -95,20 +95,21 @@ fn each_credential_of_the_keys_user_has_one_and_the_key() {
     assert_eq!(key["target"], json!({"secret": {"name": "rancher", "key": "token"}}));
     assert_eq!(key.get("onDelete"), None, "the API key is not revoked with its parent");
 
-    // All children exist: nothing has to be done.
+    // If all children exist, no child is created, changed or deleted.
     let there = born(&found);
     let others: Vec<&TokenRotation> = there.iter().chain([&parent]).collect();
     let again = see(&parent, &creds, &others);
     assert!(again.missing.is_empty() && again.changed.is_empty() && again.superfluous.is_empty());
     assert_eq!(names(&again.wanted), names(&found.wanted));
-    // If the key's end is not known, the key's child is neither made nor deleted.
+    // If `key_ends` is `None` (not known), the child for the API key is neither created nor
+    // deleted.
     let unknown = |others: &[&TokenRotation]| {
         let seen =
             ObservedRancher { url: URL, user: "u-1", listed: &creds, key_ends: None, others };
         super::children(&parent, &seen)
     };
     assert_eq!((unknown(&others).superfluous, unknown(&[]).missing.len()), (Vec::new(), 2));
-    // An API key without an end gets no child.
+    // An API key that does not expire needs no child, so the child for it must be deleted.
     let seen = ObservedRancher {
         url: URL,
         user: "u-1",
@@ -132,11 +133,12 @@ fn children_follow_their_parent() {
     let found = see(&parent, &creds, &others);
     assert_eq!(names(&found.changed), ["rancher-api-key", "rancher-cc-a"]);
     assert_eq!(found.changed[0].spec.overlap_seconds, Some(120));
-    // A credential that is not listed is read by its name before its child is deleted.
+    // A cloud credential that Rancher's list lacks is read by its name before the child for it is
+    // deleted. `unlisted` holds this name.
     let found = see(&parent, &[], &others);
     let gone: Vec<_> = found.superfluous.iter().map(|one| one.unlisted.as_deref()).collect();
     assert_eq!(gone, [Some("cc-a")]);
-    // A child that is being deleted is neither deleted nor made again.
+    // A child with a deletion timestamp is neither deleted a second time nor created.
     let mut going = there.clone();
     for child in &mut going {
         child.metadata.deletion_timestamp = child.metadata.creation_timestamp.clone();
@@ -155,7 +157,8 @@ fn what_is_made_by_hand_goes_first() {
     let found = see(&parent, &creds, &[&credential]);
     assert_eq!(names(&found.missing), ["rancher-api-key"]);
     assert_eq!(found.apart, [("cc-a".to_owned(), "TokenRotation ns/prod replaces it".to_owned())]);
-    // A child that exists already is superfluous.
+    // If a TokenRotation was made by hand for the same credential, an existing child must be
+    // deleted.
     let others: Vec<&TokenRotation> = there.iter().chain([&credential]).collect();
     let found = see(&parent, &creds, &others);
     assert_eq!(found.superfluous.len(), 1);
@@ -166,7 +169,8 @@ fn what_is_made_by_hand_goes_first() {
     let key = by_hand(&json!({"secret": {"name": "rancher", "key": "token"}}));
     assert_eq!(names(&see(&parent, &creds, &[&key]).missing), ["rancher-cc-a"]);
 
-    // A second parent makes no children for credentials that another parent's children replace.
+    // A second TokenRotation for all cloud credentials gets no children, because children of the
+    // first one already replace these credentials.
     let mut second = parent.clone();
     second.metadata.name = Some("second".to_owned());
     second.metadata.uid = Some("2".to_owned());
@@ -200,7 +204,7 @@ fn what_is_replaced_and_what_is_not_is_said() {
     let (whole, said) = summary(&found, &ready, &way);
     assert!(!whole && said.contains("cc-a: no right"), "{said}");
 
-    // The text is bounded for any number of credentials and any reasons.
+    // The message has a maximum length, even for 1,000 credentials.
     let many: Vec<ChildCandidate> = (0..500)
         .flat_map(|n| listed(&[(&format!("cc-{n}"), "u-1"), (&format!("x-{n}"), "u-2")]))
         .collect();

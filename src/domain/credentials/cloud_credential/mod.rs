@@ -15,14 +15,14 @@ use super::credential_fault::CredentialFault;
 use super::kubeconfig::{Kubeconfig, ServerEndpoint};
 use super::secret_text::SecretText;
 
-/// Annotation of a cloud credential: user of Rancher who made it.
+/// Annotation of a cloud credential's Secret: ID of the Rancher user who made the cloud credential.
 pub(super) const CREATOR: &str = "field.cattle.io/creatorId";
 
-/// Content of a cloud credential.
+/// Parsed content of a cloud credential: a kubeconfig, with the user whose token is in use.
 pub struct CloudCredential {
     config: Kubeconfig,
     user: String,
-    /// User of Rancher who made the credential, and may read it.
+    /// ID of the Rancher user who made the cloud credential. This user may read its token.
     pub owner: String,
     /// Server where the credential's token is used.
     pub reach: ServerEndpoint,
@@ -35,8 +35,9 @@ impl std::fmt::Debug for CloudCredential {
 }
 
 impl CloudCredential {
-    /// Reads a Secret. The error is the reason why the Secret cannot be used. `going`: whether the
-    /// Secret is being deleted.
+    /// Parses the Secret of a cloud credential. `going`: whether the Secret is being deleted.
+    /// `content`: the kubeconfig in the Secret, if the Secret has one. The error is the reason why
+    /// the cloud credential cannot be used.
     pub fn read(
         annotations: &BTreeMap<String, String>,
         going: bool,
@@ -58,24 +59,25 @@ impl CloudCredential {
         Ok(Self { config, user, owner: owner.clone(), reach })
     }
 
-    /// Token in use. `None`: the current user has no token.
+    /// Token in use: the token of the current context's user. `None`: this user has no token.
     pub fn token(&self) -> Result<Option<SecretText>, CredentialFault> {
         self.config.token_of(&self.user)
     }
 
-    /// Old token that is kept beside the one in use. `None`: no token is kept.
+    /// Replaced token that the content keeps beside the token in use. `None`: no token is kept.
     pub fn kept_token(&self) -> Option<SecretText> {
         self.config.kept_token(&self.user)
     }
 
-    /// Hashes of all tokens except the token in use.
+    /// SHA-256 hashes of all tokens in the content except the token in use.
     pub fn other_tokens(&self) -> Vec<String> {
         let others = self.config.tokens().into_iter().filter(|(user, _)| *user != self.user);
         others.map(|(_, token)| token.hash()).collect()
     }
 
-    /// Content with another token. `keep`: whether the old token stays beside the new token. `to`:
-    /// the new server of the token, if the server changes. In this case, a new kubeconfig is made.
+    /// Content with `token` as the token in use. `keep`: whether the old token stays beside
+    /// `token`. `to`: server of `token`, if it differs from the old token's server. A new
+    /// kubeconfig is then made. `None`: the server stays the same.
     pub fn with_token(
         &self,
         token: &SecretText,

@@ -76,7 +76,8 @@ fn a_token_is_exchanged_beside_the_old_one_or_without_it() {
     assert_eq!(both.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
     assert_eq!(both.kept_token().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
     assert_eq!(both.other_tokens(), [token("kubeconfig-u-abcde12345:one").hash()]);
-    // A write of the same token changes nothing. If there is no old token, no token is kept.
+    // A second write of the same token does not change the kept token. If the content had no token
+    // before, no token is kept.
     let again = read(&both.with_token(&token("token-bbbbb:two"), true, None).unwrap()).unwrap();
     assert_eq!(again.kept_token().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
     let none = read(&CONTENT.replace("\"kubeconfig-u-abcde12345:one\"", "null")).unwrap();
@@ -110,8 +111,8 @@ fn for_another_server_the_kubeconfig_is_made_anew() {
     let next = read(&both.with_token(&token("d.e.f"), true, Some(&to)).unwrap()).unwrap();
     assert_eq!(next.kept_token().unwrap().reveal(), "a.b.c");
     assert_eq!(next.other_tokens().len(), 1);
-    // The token in use is not also kept, because the file would then contain the token under two
-    // names.
+    // If the written token equals the token in use, it is not kept as the old token. Otherwise the
+    // file would contain one token under two names.
     let same = read(&next.with_token(&token("d.e.f"), true, Some(&to)).unwrap()).unwrap();
     assert!(same.other_tokens().is_empty());
     let alone = read(&next.without_kept().unwrap().unwrap()).unwrap();

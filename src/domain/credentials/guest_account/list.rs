@@ -16,15 +16,15 @@ const DAY: i64 = 24 * 60 * 60;
 /// Objects of one namespace or of all namespaces, as they were read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuestObjects {
-    /// ServiceAccounts, by namespace and name.
+    /// ServiceAccounts, each with its namespace and its name.
     pub accounts: Vec<((String, String), StoredAccount)>,
     /// RoleBindings and ClusterRoleBindings.
     pub bindings: Vec<StoredBinding>,
-    /// Token Secrets, by namespace.
+    /// Token Secrets, each with its namespace.
     pub tokens: Vec<(String, TokenSecret)>,
-    /// VMs. `None`: they could not be listed.
+    /// VMs. `None`: the VMs could not be listed.
     pub machines: Option<Vec<GuestVm>>,
-    /// TokenRotations, whatever their source is.
+    /// TokenRotations with any source.
     pub rotations: Vec<AccountRotation>,
 }
 
@@ -46,15 +46,16 @@ pub struct GuestVm {
     pub namespace: String,
     /// Name of the VM.
     pub name: String,
-    /// Guest cluster that the VM's label names.
+    /// Guest cluster that the VM's label names. `None`: the VM has no such label.
     pub cluster: Option<String>,
     /// Whether a node driver made the VM.
     pub by_driver: bool,
 }
 
 impl GuestVm {
-    /// Whether the VM is a node of the guest. Without a label, the VM's name decides. A name may
-    /// match too many VMs. This does no harm, because the credential of a guest with VMs is kept.
+    /// Whether the VM is a node of `guest`. If the VM has no label, its name decides: it begins
+    /// with the guest cluster's name and a dash. A VM of another guest cluster can have such a
+    /// name. This does no harm, because a guest with VMs keeps its credential.
     fn is_node_of(&self, guest: &GuestCluster) -> bool {
         self.namespace == guest.namespace
             && if let Some(cluster) = &self.cluster {
@@ -76,7 +77,8 @@ pub struct GuestCredential {
     /// Number of the guest's VMs. `None`: not known.
     pub machines: Option<usize>,
     /// Name of the TokenRotation that makes tokens of the guest's account. The use of those tokens
-    /// is not recorded. `None`: no TokenRotation makes such tokens.
+    /// is not recorded, so a guest with a TokenRotation does not count as gone. `None`: no
+    /// TokenRotation makes such tokens.
     pub rotation: Option<String>,
 }
 
@@ -97,7 +99,8 @@ impl GuestObjects {
         }
     }
 
-    /// Name of the TokenRotation that makes tokens of the guest's account.
+    /// Name of the TokenRotation that makes tokens of the guest's account. `None`: no TokenRotation
+    /// makes such tokens.
     fn rotation(&self, guest: &GuestCluster) -> Option<String> {
         let is_of = |rotation: &&AccountRotation| {
             rotation.namespace == guest.namespace
@@ -106,13 +109,14 @@ impl GuestObjects {
         self.rotations.iter().find(is_of).map(|rotation| rotation.name.clone())
     }
 
-    /// Number of VMs that are nodes of the guest. `None`: the VMs could not be listed.
+    /// Number of VMs that are nodes of `guest`. `None`: the VMs could not be listed.
     fn machines(&self, guest: &GuestCluster) -> Option<usize> {
         let machines = self.machines.as_ref()?;
         Some(machines.iter().filter(|machine| machine.is_node_of(guest)).count())
     }
 
-    /// Credentials of all namespaces, or only of `namespace`, sorted by namespace and cluster.
+    /// Credentials of the guests in `namespace`, sorted by namespace and guest cluster. `None`:
+    /// guests in all namespaces.
     pub fn credentials(&self, namespace: Option<&str>) -> Vec<GuestCredential> {
         let roles = [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED];
         let bound = self
@@ -142,8 +146,8 @@ impl GuestObjects {
 }
 
 impl GuestCredential {
-    /// Whole days since the last of these events: the account was made, a token was made, a token
-    /// was used. `None`: the account does not exist.
+    /// Number of days since the latest of these events: the account was made, a token was made, a
+    /// token was used. `None`: the account does not exist.
     pub(super) fn quiet_days(&self, now: i64) -> Option<i64> {
         let account = self.found.account.as_ref()?;
         let today = now.div_euclid(DAY);
@@ -212,7 +216,8 @@ pub fn table(credentials: &[GuestCredential], now: i64, unused_days: i64) -> Str
     text
 }
 
-/// Time span in the largest unit (days, hours, minutes) that gives at least 2, else in seconds.
+/// Text of a time span. The unit is the largest of days, hours and minutes in which the number is
+/// at least 2. A shorter time span is in seconds.
 fn age(seconds: i64) -> String {
     let seconds = seconds.max(0);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / DAY);

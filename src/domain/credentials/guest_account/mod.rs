@@ -29,9 +29,9 @@ pub use roles::{
 
 use crate::object_fields::digest::sha256_hex;
 
-/// Annotation of a ServiceAccount: name of the guest cluster for which it was made.
+/// Annotation of a ServiceAccount: name of the guest cluster for which the account was made.
 pub const ANNOTATION_GUEST: &str = "credentials.harvesterhci.io/guest-cluster";
-/// Annotation of a Secret that holds a copy of a token: name of the token Secret that was copied.
+/// Annotation of a placeholder: name of the token Secret whose content it copies. Empty: no copy.
 pub const ANNOTATION_STANDS_IN: &str = "credentials.harvesterhci.io/stands-in-for";
 /// Annotation of a token Secret: name of the token's account.
 pub const ANNOTATION_ACCOUNT: &str = "kubernetes.io/service-account.name";
@@ -46,7 +46,7 @@ pub const LABEL_INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since"
 pub const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
 
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// Longest name that Harvester builds from parts, in bytes.
+/// Maximum length of a name that Harvester builds from parts, in bytes.
 const LONGEST: usize = 63;
 
 /// Reasons for a refusal, each one a sentence.
@@ -64,7 +64,7 @@ pub struct GuestCluster {
 }
 
 impl GuestCluster {
-    /// Guest cluster with these names. The error lists the reasons why a name is invalid.
+    /// Guest cluster `cluster` with its VMs in `namespace`. The error says why a name is invalid.
     pub fn new(cluster: &str, namespace: &str) -> Result<Self, RefusalReasons> {
         let mut faults: Vec<String> = namespace_fault(namespace).into_iter().collect();
         if !is_object_name(cluster) {
@@ -84,12 +84,12 @@ impl GuestCluster {
         }
     }
 
-    /// Name of the guest's bindings.
+    /// Name of the guest's RoleBinding and of its ClusterRoleBinding.
     pub fn binding(&self) -> String {
         safe_name(&[&self.namespace, &self.cluster])
     }
 
-    /// Name of the token Secret that Harvester makes and looks for.
+    /// Name of the token Secret that Harvester itself makes for the guest.
     pub fn token(&self) -> String {
         safe_name(&[&self.cluster, "token"])
     }
@@ -103,7 +103,7 @@ impl GuestCluster {
     }
 }
 
-/// Error about the name of a namespace, if the name is invalid.
+/// Error text about an invalid name of a namespace. `None`: the name is valid.
 pub fn namespace_fault(namespace: &str) -> Option<String> {
     (!is_label(namespace) || namespace.len() > LONGEST).then(|| {
         format!("--namespace {namespace:?}: must be the name of a namespace: lower-case letters, digits and '-'")
@@ -123,7 +123,7 @@ fn is_label(text: &str) -> bool {
         && text.bytes().next_back().is_some_and(inner)
 }
 
-/// Name from parts, as Harvester builds it. If the name is too long, a hash replaces its end.
+/// Joins parts to a name, as Harvester does. If the name is too long, a hash replaces its end.
 fn safe_name(parts: &[&str]) -> String {
     let full = parts.join("-");
     if full.len() <= LONGEST {
@@ -177,7 +177,7 @@ pub struct StoredAccount {
     pub version: String,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// Guest cluster that the account's annotation names.
+    /// Guest cluster that the account's annotation names. `None`: the annotation is missing.
     pub made_for: Option<String>,
 }
 
@@ -197,7 +197,7 @@ pub struct StoredBinding {
     pub namespace: Option<String>,
     /// Name of the binding.
     pub name: String,
-    /// Kind and name of the role.
+    /// Role of the binding. Field 0: its kind, such as ClusterRole. Field 1: its name.
     pub role: (String, String),
     /// Subjects that get the role.
     pub subjects: Vec<BindingSubject>,
@@ -230,7 +230,7 @@ impl StoredBinding {
 pub struct TokenSecret {
     /// Name of the Secret.
     pub name: String,
-    /// Name and UID of the ServiceAccount that the token authenticates.
+    /// ServiceAccount that the token authenticates. Field 0: its name. Field 1: its UID.
     pub account: (String, String),
     /// `metadata.uid`.
     pub uid: String,
@@ -244,39 +244,40 @@ pub struct TokenSecret {
     pub invalid_since: Option<String>,
 }
 
-/// A Secret of another type that has the name of a token Secret.
+/// A Secret that has the name of a token Secret, but another type.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForeignSecret {
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// Name of the copied token Secret: see [`name_placeholder()`]. `None`: this is no placeholder.
+    /// Name of the token Secret whose content the placeholder copies: see [`name_placeholder()`].
+    /// `None`: the Secret is no placeholder.
     pub stands_for: Option<String>,
 }
 
 /// Existing objects of a guest's credential.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExistingObjects {
-    /// Map from the name of a ClusterRole that guests get to its rules. A ClusterRole that does not
-    /// exist is missing in the map.
+    /// Rules of the ClusterRoles that guests get, by the ClusterRole's name. A ClusterRole that
+    /// does not exist is not in the map.
     pub roles: BTreeMap<String, Value>,
-    /// Existing namespaces of [`SHARED_NAMESPACES`].
+    /// Namespaces of [`SHARED_NAMESPACES`] that exist.
     pub shared: BTreeSet<String>,
-    /// Account of the guest.
+    /// Account of the guest. `None`: the account does not exist.
     pub account: Option<StoredAccount>,
     /// Bindings that name the guest's account, or whose name begins with the name of the guest's
     /// bindings.
     pub bindings: Vec<StoredBinding>,
     /// Token Secrets of all accounts in the namespace.
     pub tokens: Vec<TokenSecret>,
-    /// Secrets of another type in the namespace, by name. Only the names that the caller requested
-    /// were looked up.
+    /// Secrets that have the name of a token Secret, but another type. Only the names that the
+    /// caller requested were looked up.
     pub taken: BTreeMap<String, ForeignSecret>,
 }
 
 impl ExistingObjects {
-    /// The guest's tokens that the API server accepts, the newest last.
+    /// Token Secrets of the guest whose token the API server accepts, the newest last.
     pub fn valid(&self, guest: &GuestCluster) -> Vec<&TokenSecret> {
         let mut valid: Vec<_> =
             self.own(guest).into_iter().filter(|token| token.invalid_since.is_none()).collect();
@@ -284,8 +285,8 @@ impl ExistingObjects {
         valid
     }
 
-    /// The guest's tokens. Tokens of an earlier account with the same name do not count, because
-    /// Kubernetes deletes them.
+    /// Token Secrets of the guest's present account. Kubernetes deletes the token Secrets of an
+    /// earlier account with the same name, so these do not count.
     pub fn own(&self, guest: &GuestCluster) -> Vec<&TokenSecret> {
         let Some(account) = &self.account else { return Vec::new() };
         let is_own = |token: &&TokenSecret| {
@@ -304,9 +305,9 @@ pub struct CreationStep {
     pub body: Value,
 }
 
-/// Name of the Secret whose token is handed out: the newest Secret with a valid token, or a new
-/// Secret. `stamp`: suffix by which a new name differs from all earlier names. `rotate`: whether
-/// the Secret must be new.
+/// Name of the Secret whose token is handed out. If `rotate` is false, it is the newest Secret with
+/// a valid token, if one exists. Otherwise it is a name that no token Secret of the guest had
+/// before. `stamp`: suffix that makes a name unique.
 pub fn wanted_token(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -326,10 +327,10 @@ pub fn wanted_token(
     if was_used { fresh() } else { plain }
 }
 
-/// Missing objects, in the order in which they must be created. `token`: name of the token Secret.
-/// While the account is missing, only the names of the other objects are valid, because their
-/// content needs the account's UID. The error lists why they cannot be created, such as a foreign
-/// object with the same name.
+/// Objects of the guest's credential that are missing, in the order in which they must be created.
+/// `token`: name of the token Secret. If the account is missing, the content of the other objects
+/// is not valid yet, because it needs the account's UID. The error lists the obstacles, such as a
+/// foreign object with the name of a missing one.
 pub fn plan(
     guest: &GuestCluster,
     csi: CsiAccess,
@@ -379,9 +380,9 @@ pub fn plan(
     if faults.is_empty() { Ok(steps) } else { Err(RefusalReasons(faults)) }
 }
 
-/// Whether the account belongs to the guest. Either the account's annotation names the guest, or
-/// the account already has a guest's rights. The second case occurs if the UI or Harvester's script
-/// made the account.
+/// Whether `account` belongs to the guest. One of two facts shows this: the account's annotation
+/// names the guest, or the account has the cloud provider's role. An account that Rancher's UI or
+/// Harvester's script made has no annotation.
 fn is_guests(guest: &GuestCluster, account: &StoredAccount, found: &ExistingObjects) -> bool {
     let subject = guest.subject();
     account.made_for.as_deref() == Some(guest.cluster.as_str())
@@ -399,13 +400,14 @@ fn token_body(guest: &GuestCluster, found: &ExistingObjects) -> Value {
     })
 }
 
-/// Owner reference to the account.
+/// Owner reference to the guest's account.
 fn owner(guest: &GuestCluster, found: &ExistingObjects) -> Value {
     let uid = found.account.as_ref().map(|account| account.uid.as_str()).unwrap_or_default();
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "name": guest.cluster, "uid": uid})
 }
 
-/// Sentences about rights that the guest has in all namespaces and does not need.
+/// Sentences about rights that bindings give the guest in all namespaces, and that it does not
+/// need.
 pub fn too_much(guest: &GuestCluster, found: &ExistingObjects) -> Vec<String> {
     let subject = guest.subject();
     let describe = |binding: &StoredBinding| {

@@ -13,22 +13,22 @@ use super::{
     owner,
 };
 
-/// Change of the placeholder.
+/// Placeholder that must be created, and the placeholder that it replaces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamePlaceholder {
-    /// Existing placeholder that must be deleted, because it holds another token. `None`: no
-    /// placeholder exists.
+    /// Existing placeholder that must be deleted first, because it copies another token Secret.
+    /// `None`: no placeholder exists.
     pub old: Option<ObjectRemoval>,
-    /// Name of the Secret whose content is copied. `None`: the placeholder is empty, and only takes
-    /// the name.
+    /// Name of the token Secret whose content is copied. `None`: the placeholder has no content,
+    /// and only takes the name.
     pub copies: Option<String>,
     /// Reference to the placeholder.
     pub object: KindAndName,
 }
 
-/// Necessary change of the placeholder. `None`: no change. `kept`: name of the Secret with the
-/// valid token, if there is one. `make`: whether a missing placeholder is made, because a token
-/// Secret with the same name existed and was deleted.
+/// Placeholder that must be created. `None`: no change is necessary. `kept`: name of the Secret
+/// with the valid token, if one exists. `make`: whether a missing placeholder is created. The
+/// caller sets `make` after the deletion of a token Secret with the placeholder's name.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -49,7 +49,7 @@ pub fn name_placeholder(
         None if !make => return None,
         None => None,
         Some(taken) => {
-            // A Secret without the annotation is not a placeholder, and is not changed.
+            // A Secret without the annotation of a placeholder is foreign, and is not changed.
             let stands_for = taken.stands_for.as_deref()?;
             if stands_for == kept.unwrap_or_default() {
                 return None;
@@ -61,7 +61,8 @@ pub fn name_placeholder(
     Some(NamePlaceholder { old, copies: kept.map(str::to_owned), object })
 }
 
-/// Content of the placeholder, without the copied data.
+/// Content of the placeholder, without the copied data. `copies`: name of the token Secret from
+/// which the caller copies the data.
 pub fn placeholder_content(
     guest: &GuestCluster,
     found: &ExistingObjects,

@@ -53,9 +53,10 @@ pub struct Revocation {
     pub left: Vec<String>,
 }
 
-/// Objects to delete for the request `what`. `kept`: Secret of the token that has just been handed
-/// out, and that the guest has not used yet. `None`: the newest token stays, and `--revoke old` is
-/// refused if another token was used and the newest token was not.
+/// Objects to delete for the request `what`. `kept`: name of the Secret whose token was handed out
+/// just now. This Secret stays. `None`: the Secret with the newest token stays. In that case
+/// `--revoke old` is refused if the newest token was never used, and another token was used: the
+/// guest would lose its access.
 pub fn revoke(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -143,8 +144,9 @@ fn all(guest: &GuestCluster, found: &ExistingObjects) -> Result<Revocation, Refu
     let of_guest = |binding: &&StoredBinding| {
         binding.subjects.contains(&subject) && roles.iter().any(|role| binding.gives(role))
     };
-    // Rights for the whole cluster are removed first. The account is removed before the bindings in
-    // the guest's namespace, because these bindings show that the account is the guest's.
+    // ClusterRoleBindings are removed before the RoleBindings in other namespaces. The account is
+    // removed before the bindings in the guest's namespace, because these bindings show that the
+    // account is the guest's.
     let here = Some(&guest.namespace);
     let (here, mut elsewhere): (Vec<_>, Vec<_>) =
         found.bindings.iter().filter(of_guest).partition(|b| b.namespace.as_ref() == here);
@@ -182,7 +184,7 @@ fn remove_subject(
 
 impl GuestCredential {
     /// Reason why `--revoke gone` keeps the guest's credential. `None`: the guest counts as gone.
-    /// `unused_days`: days that must have passed since the guest's credential was made or used.
+    /// `unused_days`: minimum number of days since the credential of such a guest was made or used.
     pub fn reason_to_keep(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {
             Some(0) => {}

@@ -26,18 +26,19 @@ pub const SHARED_NAMESPACES: [&str; 2] = ["harvester-system", "longhorn-system"]
 /// Rights of the guest's CSI driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CsiAccess {
-    /// Harvester's role for the whole cluster, as Harvester itself gives it.
+    /// Harvester's role for CSI drivers, bound for the whole cluster, as Harvester itself binds it.
     Harvester,
-    /// Harvester's role in the guest's namespace, and elsewhere only the necessary rights.
+    /// Harvester's role for CSI drivers, bound in the guest's namespace. In other namespaces, the
+    /// driver gets only the rights that it needs.
     Narrow,
     /// No rights: the guest has no CSI driver.
     None,
 }
 
-/// Rights of the guest's CSI driver: the requested rights (`asked`), or else the existing rights. A
-/// guest without existing rights gets narrow rights if it never had a token, and otherwise none.
-/// The token is made last. So a guest that never had a token is new, or its creation was
-/// interrupted.
+/// Rights that the guest's CSI driver gets. `asked`: requested rights. `None`: the driver keeps its
+/// existing rights. A driver without existing rights gets none if the guest has or had a token.
+/// Otherwise it gets narrow rights: the token is made last, so a guest that never had a token is
+/// new, or its creation was interrupted.
 pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();
     let has = |role: &str, in_namespace: bool| {
@@ -70,7 +71,8 @@ struct WantedBinding {
     /// Role with more rights that an existing binding may have instead of `role`. `None`: no other
     /// role is accepted.
     or: Option<&'static str>,
-    /// Whether the account owns the binding. No account can own a binding in another namespace.
+    /// Whether the binding has the account as its owner. A binding in another namespace than the
+    /// account's has no owner, because the garbage collector would delete it.
     owned: bool,
 }
 
@@ -134,9 +136,9 @@ fn wanted(guest: &GuestCluster, csi: CsiAccess, found: &ExistingObjects) -> Vec<
     }];
     match csi {
         CsiAccess::None => {}
-        // A ServiceAccount cannot own a cluster-scoped object, so the garbage collector ignores
-        // this owner reference. The reference is set because Harvester reads from it to which guest
-        // the binding belongs.
+        // The garbage collector ignores the owner reference of this ClusterRoleBinding, because a
+        // ServiceAccount cannot own a cluster-scoped object. Harvester reads from the owner
+        // reference to which guest the binding belongs.
         CsiAccess::Harvester => {
             all.push(WantedBinding {
                 namespace: None,
@@ -147,7 +149,8 @@ fn wanted(guest: &GuestCluster, csi: CsiAccess, found: &ExistingObjects) -> Vec<
             });
         }
         CsiAccess::Narrow => {
-            // No account's name contains a colon, so no other guest's binding has this name.
+            // The name of an account never contains a colon, so no binding of another guest has
+            // this name.
             let csi = format!("{}:csi", guest.binding());
             let or = Some(CSI_DRIVER);
             all.push(WantedBinding {
@@ -223,7 +226,7 @@ fn names(binding: &StoredBinding) -> String {
     if names.is_empty() { "no subject".to_owned() } else { names.join(", ") }
 }
 
-/// The two roles of `--csi narrow`.
+/// The two ClusterRoles of `--csi narrow`: name and rules of each.
 fn own_roles() -> [(&'static str, Value); 2] {
     let rule = |group: &str, resources: &[&str], verbs: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": verbs});
     let mut settings = rule("harvesterhci.io", &["settings"], &["get"]);

@@ -19,8 +19,8 @@ use super::credential_fault::CredentialFault;
 use super::secret_text::SecretText;
 use super::token::TokenClaims;
 
-/// Fields that a user entry must not have, because clients use them instead of the token or beside
-/// it.
+/// Fields that the operator accepts in no user entry. A client would use them instead of the token,
+/// or together with the token.
 const OTHER_AUTH_FIELDS: [&str; 8] = [
     "exec",
     "auth-provider",
@@ -31,11 +31,11 @@ const OTHER_AUTH_FIELDS: [&str; 8] = [
     "client-certificate-data",
     "client-key",
 ];
-/// Fields of a user entry. Each field selects a method of authentication whose expiry is not in the
-/// file.
+/// Fields of a user entry. Each field selects a method of authentication for which the file does
+/// not state an expiry.
 const UNKNOWN_END_FIELDS: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
-/// Suffix for the name of the entry that keeps a user's old token for the overlap.
+/// Suffix of the user's name in the user entry that keeps the user's old token for the overlap.
 const PREVIOUS: &str = "-previous";
 /// Name of the cluster, the context and the user of a new kubeconfig.
 const MADE: &str = "harvester";
@@ -49,7 +49,7 @@ pub enum AuthMethod {
     Token(SecretText),
     /// A certificate in the file. The claims are its name and times.
     Certificate(TokenClaims),
-    /// A method whose expiry is not known. The text is the reason.
+    /// A method whose expiry is not known. The text says why.
     Unknown(String),
 }
 
@@ -58,7 +58,8 @@ pub enum AuthMethod {
 pub struct ServerEndpoint {
     /// URL of the API server.
     pub server: String,
-    /// Certificates of the server's authority, PEM in base64. `None`: the system's authorities.
+    /// Certificates of the server's authority, PEM in base64. `None`: the system's authorities are
+    /// trusted.
     pub authority: Option<String>,
     /// Name in the server's certificate, if it differs from the host in the URL.
     pub server_name: Option<String>,
@@ -90,7 +91,7 @@ impl Kubeconfig {
         Ok(Self(value))
     }
 
-    /// All tokens in the file, with their users.
+    /// All tokens in the file. Field 0: name of the user. Field 1: token of this user.
     pub fn tokens(&self) -> Vec<(String, SecretText)> {
         let users = self.0["users"].as_array().into_iter().flatten();
         users
@@ -102,7 +103,8 @@ impl Kubeconfig {
             .collect()
     }
 
-    /// All methods of authentication in the file, with their users.
+    /// All methods of authentication in the file. Field 0: name of the user. Field 1: method of
+    /// this user.
     pub fn auth_methods(&self) -> Vec<(String, AuthMethod)> {
         let users = self.0["users"].as_array().into_iter().flatten();
         users
@@ -128,13 +130,14 @@ impl Kubeconfig {
         user.map(str::to_owned).ok_or(CredentialFault::NoCurrentUser)
     }
 
-    /// Old token that is kept beside the user's present token. `None`: no old token is kept.
+    /// Old token of `user` that the file keeps beside the user's present token. `None`: no old
+    /// token is kept.
     pub fn kept_token(&self, user: &str) -> Option<SecretText> {
         let name = format!("{user}{PREVIOUS}");
         self.tokens().into_iter().find(|(user, _)| *user == name).map(|(_, token)| token)
     }
 
-    /// Token of a user. `None`: the user has no token yet, and may get one. The error says why the
+    /// Token of `user`. `None`: the user has no token yet, and may get one. The error says why the
     /// user may not get a token.
     pub fn token_of(&self, user: &str) -> Result<Option<SecretText>, CredentialFault> {
         let entry = self.entry(user)?;
@@ -142,8 +145,9 @@ impl Kubeconfig {
         Ok(token.map(|token| SecretText::trimmed(token.to_owned())))
     }
 
-    /// Text of this kubeconfig with another token for the user. `kept`: old token that stays in an
-    /// entry of its own, because some issuers delete a token that the target no longer names.
+    /// Text of this kubeconfig with `token` as the token of `user`. `kept`: old token that stays in
+    /// a user entry of its own. Such an entry is necessary if the issuer deletes a token that the
+    /// target no longer names.
     pub fn with_token(
         &self,
         user: &str,
@@ -167,8 +171,8 @@ impl Kubeconfig {
         to_yaml(&config)
     }
 
-    /// Text of a new kubeconfig for another server, with one context, and one user with this token.
-    /// `kept`: old token that stays in an entry of its own.
+    /// Text of a new kubeconfig for the server `to`, with one context, and one user with `token`.
+    /// `kept`: old token that stays in a user entry of its own.
     pub fn for_server(
         to: &ServerEndpoint,
         token: &SecretText,
@@ -202,8 +206,8 @@ impl Kubeconfig {
         if users.len() == before { Ok(None) } else { to_yaml(&config).map(Some) }
     }
 
-    /// Server where the user's token is used. The current context gives the server if that context
-    /// belongs to the user. Otherwise, the user's first context gives the server.
+    /// Server where the token of `user` is used. If the current context has this user, the current
+    /// context gives the server. Otherwise the first context with this user gives the server.
     pub fn reach(&self, user: &str) -> Result<ServerEndpoint, CredentialFault> {
         self.entry(user)?;
         let contexts = || self.0["contexts"].as_array().into_iter().flatten();
@@ -254,7 +258,7 @@ impl Kubeconfig {
 fn auth_methods(user: &Value) -> Vec<AuthMethod> {
     let text = |field: &str| user[field].as_str().filter(|text| !text.is_empty());
     let mut auth_methods = Vec::new();
-    // A token file takes precedence over the token beside it.
+    // A client prefers `tokenFile` to `token`. So `token` counts only if there is no `tokenFile`.
     if let Some(token) = text("token").filter(|_| text("tokenFile").is_none()) {
         auth_methods.push(AuthMethod::Token(SecretText::trimmed(token.to_owned())));
     }
@@ -265,7 +269,8 @@ fn auth_methods(user: &Value) -> Vec<AuthMethod> {
         ));
     }
     let is_there = |method: &&&str| !user[**method].is_null() && user[**method] != "";
-    // A certificate in the file takes precedence over a path to a certificate.
+    // A client prefers a certificate in the file to a path to a certificate. So the path counts
+    // only if there is no certificate in the file.
     let path = |method: &&&str| {
         **method == "client-certificate" && text("client-certificate-data").is_some()
     };

@@ -66,7 +66,8 @@ fn the_old_token_stays_in_an_entry_of_its_own_until_it_is_taken_out() {
         tokens(&both),
         [pair("guest", "new"), pair("other", "theirs"), pair(previous, "old")]
     );
-    // A write of the same token changes nothing. A third token replaces the kept token.
+    // A second write of the same token changes nothing. With a third token, the second token is
+    // kept in place of the first one.
     let again = parsed(&both.with_token("guest", &token("new"), None).unwrap());
     assert_eq!(again.0, both.0);
     let third = parsed(&both.with_token("guest", &token("newer"), Some(&token("new"))).unwrap());
@@ -137,7 +138,7 @@ fn the_way_is_that_of_the_current_context_if_it_is_the_users() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Text that YAML would read as another type stays text.
+    /// A text that YAML could read as another type, such as `yes`, is written and parsed as text.
     #[test]
     fn whatever_is_in_it_reads_back_the_same(
         name in "[ -~]{1,12}|yes|no|on|null|~|0x1f|1e3|0o17|2026-01-01|true|- a|a: b|#c",

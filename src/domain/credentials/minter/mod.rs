@@ -9,7 +9,7 @@
 
 use api::ANNOTATION_RANCHER_URL;
 
-/// Maximum number of characters of a URL that a condition repeats.
+/// Maximum number of characters of a URL in a condition. The rest of the URL is cut.
 const LONGEST_URL: usize = 200;
 
 /// Cloud credential that is to get a token of the API key's user.
@@ -17,9 +17,9 @@ const LONGEST_URL: usize = 200;
 pub struct TokenGrant<'a> {
     /// Name of the cloud credential's Secret.
     pub credential: &'a str,
-    /// User who made the cloud credential, and may read it.
+    /// ID of the user who made the cloud credential, and may read it.
     pub owner: &'a str,
-    /// User of the API key.
+    /// ID of the user to whom the API key belongs.
     pub user: &'a str,
     /// Whether the spec allows that the owner and the API key's user differ.
     pub allowed: bool,
@@ -39,8 +39,9 @@ impl TokenGrant<'_> {
     }
 }
 
-/// Cluster to which a token in a cloud credential is limited: the cluster in the spec, or else the
-/// cluster in the kubeconfig's URL (`server`). It is an error if both name no cluster.
+/// ID of the cluster to which a cloud credential's token is limited. `wanted`: cluster in the spec.
+/// `server`: URL in the kubeconfig, which gives the cluster if `wanted` is `None`. The error says
+/// that no cluster is named.
 pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, String> {
     wanted.or_else(|| cluster(server)).map(str::to_owned).ok_or_else(|| {
         "its kubeconfig must lead to https://RANCHER/k8s/clusters/ID, so that a token can be made that is good \
@@ -49,7 +50,8 @@ pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, String> {
     })
 }
 
-/// ID of a cluster, from the cluster's URL at a Rancher. `None`: the URL has another form.
+/// ID of the cluster in a URL of the form `https://RANCHER/k8s/clusters/ID`. `None`: the URL has
+/// another form.
 fn cluster(server: &str) -> Option<&str> {
     let (_, path) = server.split_once("://")?.1.split_once('/')?;
     let id = path.strip_prefix("k8s/clusters/")?;
@@ -67,8 +69,8 @@ pub struct MinterSecret<'a> {
     pub named: Option<&'a str>,
     /// URL in the spec.
     pub wanted: Option<&'a str>,
-    /// URL that the Secret named first, from the TokenRotation's status. Used only if the spec
-    /// names no URL.
+    /// URL that the Secret's annotation had at the first use, as the TokenRotation's status records
+    /// it. Used only if the spec names no URL.
     pub first: Option<&'a str>,
 }
 

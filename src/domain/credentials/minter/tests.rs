@@ -21,8 +21,7 @@ fn a_token_of_another_user_is_given_only_if_the_spec_says_so() {
     for allowed in [false, true] {
         assert_eq!(TokenGrant { user: "u-owner", allowed, ..gift }.fault(), None);
     }
-    // A user without an ID is not the owner. A user whose ID resembles the owner's ID is not the
-    // owner either.
+    // A user whose ID is empty, or only similar to the owner's ID, is not the owner.
     for user in ["u-owner2", "U-OWNER", "u-owne", ""] {
         assert!(TokenGrant { user, ..gift }.fault().is_some(), "{user}");
     }
@@ -91,7 +90,8 @@ fn is_named(why: Option<&String>) {
     }
 }
 
-/// The Rancher that was recorded first stays, so a key of another Rancher is refused.
+/// The spec names no URL. The URL that was recorded first stays, so an API key for another URL is
+/// refused.
 #[test]
 fn a_secret_may_say_alone_where_its_api_key_goes() {
     for (named, first, url) in [

@@ -9,12 +9,12 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-/// A right that the driver needs.
+/// A right that Rancher's node driver for Harvester needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverRight {
     pub(super) verb: &'static str,
     pub(super) group: &'static str,
-    /// Resource. For a right to a subresource, a slash and the subresource follow.
+    /// Resource. In a right to a subresource: resource, slash, subresource.
     pub(super) resource: &'static str,
     /// Name of the only object that the right is for. `None`: all objects.
     pub(super) name: Option<&'static str>,
@@ -24,7 +24,8 @@ const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> 
     DriverRight { verb, group, resource, name: None }
 }
 
-/// Rights that the driver needs. The rights that a user with read access lacks come first.
+/// Rights that the node driver needs. First come the rights that a user with only read access
+/// lacks.
 pub const RIGHTS: [DriverRight; 10] = [
     of("create", "kubevirt.io", "virtualmachines"),
     of("get", "kubevirt.io", "virtualmachines"),
@@ -38,7 +39,7 @@ pub const RIGHTS: [DriverRight; 10] = [
     of("list", "", "persistentvolumeclaims"),
 ];
 
-/// Rights to get the objects that a machine's configuration can name, and Harvester's version. The
+/// Rights to get Harvester's version, and the objects that a machine's configuration can name. The
 /// objects may be in any namespace. For one machine, the driver needs only the rights for the
 /// objects that its configuration names.
 pub const READS: [DriverRight; 5] = [
@@ -50,8 +51,8 @@ pub const READS: [DriverRight; 5] = [
 ];
 
 impl DriverRight {
-    /// SelfSubjectAccessReview that asks the API server whether a token's user has the right. If no
-    /// namespace is given, the review asks for all namespaces.
+    /// SelfSubjectAccessReview that asks whether a token's user has the right. `namespace`:
+    /// namespace of the right. `None`: all namespaces.
     pub fn review(&self, namespace: Option<&str>) -> Value {
         let (resource, subresource) = self.resource.split_once('/').unwrap_or((self.resource, ""));
         json!({

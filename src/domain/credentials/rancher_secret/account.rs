@@ -17,12 +17,13 @@ use api::{
     Source, Target, TokenRotation, TokenRotationSpec,
 };
 
-/// ClusterRole that lets the account manage virtual machines in one namespace: [`RIGHTS`].
+/// Name of the ClusterRole with [`RIGHTS`]: the account may manage virtual machines in one
+/// namespace.
 const DRIVER: &str = "harvester-guest-operator:node-driver";
-/// ClusterRole that lets the account get, in all namespaces, the objects that a machine's
-/// configuration can name: [`READS`].
+/// Name of the ClusterRole with [`READS`]: the account may get, in all namespaces, the objects that
+/// a machine's configuration can name.
 const READER: &str = "harvester-guest-operator:node-driver-reader";
-/// Longest name of a cloud credential, in bytes.
+/// Maximum length of a cloud credential's name, in bytes.
 const LONGEST: usize = 63;
 
 /// Options of `rancher-secret` for a ServiceAccount whose token is put into a cloud credential.
@@ -89,8 +90,9 @@ impl AccountOptions<'_> {
         self.account.unwrap_or(self.credential)
     }
 
-    /// Text in YAML of the account, its rights and the TokenRotations. `renews`: whether the API
-    /// key expires, so that a TokenRotation for the key is printed, too.
+    /// Text in YAML of the account, its rights and the TokenRotation for its token. `renews`:
+    /// whether the API key expires. If so, the text also has a TokenRotation that renews the API
+    /// key.
     pub fn text(&self, renews: bool) -> String {
         let mut all = self.vm_namespace.map(|machines| self.rights(machines)).unwrap_or_default();
         all.push(self.rotation(self.credential, self.spec()));
@@ -115,7 +117,8 @@ impl AccountOptions<'_> {
                 "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
             })
         };
-        // The namespace is in the name, because accounts of two namespaces may share a name.
+        // The names of the bindings contain the account's namespace, because accounts of two
+        // namespaces may share a name.
         let [driver, reader] = [DRIVER, READER].map(|role| format!("{role}:{namespace}:{name}"));
         vec![
             json!({"apiVersion": "v1", "kind": "ServiceAccount",

@@ -22,7 +22,7 @@ use super::timestamp::Seconds;
 use crate::object_fields::digest::sha256_hex;
 use api::ANNOTATION_RANCHER_URL;
 
-/// Path at which a Rancher shows its certificate authority.
+/// Path at which a Rancher serves its certificate authority without authentication.
 pub const AUTHORITY: &str = "/cacerts";
 
 /// Options of `rancher-secret`, and the API key.
@@ -30,8 +30,8 @@ pub const AUTHORITY: &str = "/cacerts";
 pub struct RancherSecretOptions<'a> {
     /// URL of the Rancher.
     pub url: &'a str,
-    /// SHA-256 of the Rancher's authority, in hexadecimal. `None`: a public authority signs the
-    /// Rancher's certificate.
+    /// SHA-256 of the Rancher's certificate authority, in hexadecimal. `None`: a public authority
+    /// signs the certificate of the Rancher server.
     pub checksum: Option<&'a str>,
     /// Namespace of the Secret.
     pub namespace: &'a str,
@@ -67,7 +67,7 @@ impl RancherSecretOptions<'_> {
     }
 
     /// Text of the Secret in YAML, wiped from memory when it is dropped. `authority`: certificate
-    /// authority that the Secret gets, in PEM, if it gets one.
+    /// authority in PEM that the Secret contains. `None`: the Secret contains no authority.
     pub fn text(&self, authority: Option<&str>) -> Zeroizing<String> {
         let encoded = |text: &str| Zeroizing::new(STANDARD.encode(text));
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
@@ -91,12 +91,13 @@ impl RancherSecretOptions<'_> {
     }
 }
 
-/// Checksum of an authority, as in Rancher's own registration commands.
+/// Checksum of a certificate authority, as in Rancher's own registration commands.
 pub fn checksum(authority: &str) -> String {
     sha256_hex(authority.as_bytes())
 }
 
-/// Returns the authority that a Rancher shows, if the authority has the wanted checksum.
+/// Returns `shown`, the certificate authority that a Rancher serves, if its checksum is `wanted`.
+/// The error says why the authority is refused.
 pub fn authority(shown: String, wanted: &str) -> Result<String, String> {
     let found = checksum(&shown);
     if shown.trim().is_empty() {
@@ -115,8 +116,8 @@ pub fn authority(shown: String, wanted: &str) -> Result<String, String> {
     ))
 }
 
-/// Error for a certificate that no known authority signs. `shown`: the authority that Rancher
-/// shows.
+/// Error about a Rancher's certificate that no known authority signs. `shown`: the certificate
+/// authority that the Rancher serves.
 pub fn unknown_authority(shown: &str) -> String {
     format!(
         "--ca-checksum: must be given, because no public authority signs the certificate. The one that answers at /cacerts \
@@ -126,8 +127,8 @@ pub fn unknown_authority(shown: &str) -> String {
     )
 }
 
-/// Report about the API key: its user, its expiry (`ends`, `None`: it does not expire), and the
-/// cloud credentials that the user may read (`listed`).
+/// Report about the API key. `user`: the user of the key. `ends`: expiry of the key. `None`: the
+/// key does not expire. `listed`: cloud credentials that the user may read.
 pub fn report(user: &str, ends: Option<Seconds>, listed: &[ChildCandidate]) -> String {
     let own = listed.iter().filter(|one| one.owner == user).count();
     let others = listed.len() - own;

@@ -71,7 +71,7 @@ fn the_secret_has_the_key_the_authority_and_the_url() {
 
 #[test]
 fn an_authority_is_taken_by_its_checksum_alone() {
-    // SHA-256 of "test", as sha256sum prints it.
+    // `SUM` is the SHA-256 of "test", as sha256sum prints it.
     assert_eq!(checksum("test"), SUM);
     assert_eq!(authority("test".to_owned(), SUM), Ok("test".to_owned()));
     assert_eq!(authority("test".to_owned(), &SUM.to_uppercase()), Ok("test".to_owned()));
@@ -148,7 +148,7 @@ fn an_account_gets_the_drivers_rights_and_no_others() {
     for rule in rules.iter().chain(all[2]["rules"].as_array().unwrap()) {
         assert!(!rule.to_string().contains('*'), "{rule}");
     }
-    // In all namespaces, the account may only get objects by their name.
+    // The ClusterRole for all namespaces allows the verb get alone, so no object can be listed.
     for rule in all[2]["rules"].as_array().unwrap() {
         assert_eq!(rule["verbs"], serde_json::json!(["get"]));
     }

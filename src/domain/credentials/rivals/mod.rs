@@ -12,11 +12,13 @@ use super::minter::is_same_url;
 use api::TokenRotation;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// API version and kind of an owner that is a TokenRotation.
+/// API version of an owner that is a TokenRotation.
 pub(super) const API_VERSION: &str = "credentials.harvesterhci.io/v1alpha1";
+/// Kind of an owner that is a TokenRotation.
 pub(super) const KIND: &str = "TokenRotation";
 
-/// Owner of a child: the TokenRotation for all cloud credentials that made the child.
+/// Owner reference of a child to the TokenRotation that made the child. `None`: the TokenRotation
+/// `rotation` is no child.
 pub fn made_by(rotation: &TokenRotation) -> Option<&OwnerReference> {
     let made = |owner: &&OwnerReference| {
         (owner.api_version.as_str(), owner.kind.as_str()) == (API_VERSION, KIND)
@@ -33,8 +35,8 @@ pub fn rancher_url(rotation: &TokenRotation) -> Option<&str> {
     server.url.as_deref().or(first)
 }
 
-/// Whether both TokenRotations have the same Rancher. Their URLs are compared, or the Secrets of
-/// their API keys if a URL is not known.
+/// Whether both TokenRotations use the same Rancher. Their URLs are compared. If one of the URLs is
+/// not known, the Secrets of their API keys are compared.
 pub fn is_same_rancher(one: &TokenRotation, other: &TokenRotation) -> bool {
     let (Some(here), Some(there)) = (&one.spec.rancher, &other.spec.rancher) else { return false };
     match (rancher_url(one), rancher_url(other)) {
@@ -58,9 +60,8 @@ pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
     }
 }
 
-/// Returns the TokenRotation for the same credential that has precedence over `one`. If there are
-/// several, the TokenRotation with the highest precedence is returned. `None`: `one` has
-/// precedence.
+/// Returns the TokenRotation with the highest precedence among `others` that have precedence over
+/// `one` for the same credential. `None`: `one` has precedence.
 pub fn first_rival<'a>(
     one: &TokenRotation,
     others: impl IntoIterator<Item = &'a TokenRotation>,
@@ -78,14 +79,15 @@ pub fn first_rival<'a>(
         .min_by_key(|other| rank(other))
 }
 
-/// Whether the operator has read the credential of this TokenRotation, with an API key that may be
-/// used for the credential.
+/// Whether the status of this TokenRotation names a credential. If so, the operator has read the
+/// credential, with an API key that may be used for it.
 fn has_seen(rotation: &TokenRotation) -> bool {
     rotation.status.as_ref().is_some_and(|status| status.current.is_some())
 }
 
-/// Sort key: the TokenRotation with the smallest key has precedence. A TokenRotation that is not
-/// created yet counts as the youngest.
+/// Sort key: the TokenRotation with the smallest key has precedence. Fields of the key: whether it
+/// is a child, creation time, namespace, name. A TokenRotation that is not created yet counts as
+/// the youngest.
 fn rank(rotation: &TokenRotation) -> (bool, i64, Option<&str>, Option<&str>) {
     let metadata = &rotation.metadata;
     let made = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());

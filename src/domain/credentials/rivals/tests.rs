@@ -4,7 +4,7 @@ use super::super::children;
 use super::*;
 use serde_json::{Value, json};
 
-/// A TokenRotation with a name and a creation time in seconds since the epoch.
+/// TokenRotation with this name and spec. `made`: creation time in seconds since the epoch.
 fn rotation(name: &str, made: i64, spec: &Value) -> TokenRotation {
     let at = chrono::DateTime::from_timestamp(made, 0).unwrap().to_rfc3339();
     serde_json::from_value(json!({
@@ -52,8 +52,8 @@ fn of_two_exactly_one_goes_first() {
     assert!(said.contains("ns/b") && said.contains("the older one"), "{said}");
 }
 
-/// Limit for tenants: the right to make a TokenRotation in some namespace must not be enough to
-/// stop the renewal of all credentials.
+/// Right of tenants: a user who may make TokenRotations in one namespace must not be able to stop
+/// the renewal of credentials in other namespaces.
 #[test]
 fn in_another_namespace_only_one_that_has_seen_the_credential_goes_first() {
     let made = child("all-cc", 1);

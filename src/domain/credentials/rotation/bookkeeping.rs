@@ -9,15 +9,16 @@ use super::{
     TargetState, issuer_report,
 };
 
-/// First pause after a failure, in seconds. Each further failure doubles the pause, up to
-/// [`LAST_RETRY`], or [`LAST_REVOKE`] for a revocation.
+/// Pause after the first failure of a step, in seconds. Each further failure doubles the pause, up
+/// to [`LAST_RETRY`]. For a revocation, the limit is [`LAST_REVOKE`].
 const FIRST_RETRY: Seconds = 5;
+/// Longest pause after a failed step other than a revocation, in seconds.
 const LAST_RETRY: Seconds = 600;
 /// Longest pause after a failed revocation, in seconds. The pause is short for two reasons: the
 /// credential may have leaked, and no event reports that a missing right was granted.
 const LAST_REVOKE: Seconds = 120;
 
-/// Earliest of the times that were passed to `or`. `None`: no time yet.
+/// Earliest of the times that were passed to `or`. `None`: `or` was not called yet.
 #[derive(Default)]
 pub(super) struct EarliestTime(pub(super) Option<Seconds>);
 
@@ -27,8 +28,8 @@ impl EarliestTime {
     }
 }
 
-/// Action that updates the record. `None`: the record agrees with the target's content and with the
-/// existing credentials.
+/// Action that writes the changes in `seen` into the record. `None`: `record` agrees with the
+/// target's content and with the existing credentials.
 pub(super) fn update_record(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -54,9 +55,9 @@ pub(super) fn update_record(
     record_found(plan, record, seen)
 }
 
-/// Whether the target still holds the recorded credential. A credential that is only watched may be
-/// a password, and a hash in a status would reveal the password. Therefore the name and the expiry
-/// of such a credential are compared.
+/// Whether `held`, the credential in the target, is the recorded credential (`current`). Hashes are
+/// compared if the operator replaces the credential. Otherwise, name and expiry are compared: a
+/// watched credential may be a password, and a hash in a status would reveal the password.
 fn is_same(plan: &RotationPlan, current: &CurrentEntry, held: &TargetCredential) -> bool {
     if plan.source.is_some() {
         return current.hash == held.hash;
@@ -75,7 +76,7 @@ impl RotationRecord {
         self.pending.as_ref()?.publishing.as_ref()
     }
 
-    /// Whether the operator made the credential in the target, and the credential no longer exists.
+    /// Whether the operator made the credential in the target, and the issuer no longer has it.
     pub(super) fn is_current_gone(&self, seen: &ObservedState) -> bool {
         let exists = |name: &String| seen.existing.as_ref().is_none_or(|all| all.contains(name));
         self.current.as_ref().is_some_and(|current| current.ours && !exists(&current.name))
@@ -87,7 +88,8 @@ fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> Rota
     let mut next = record.clone();
     let Some(pending) = next.pending.take() else { return next };
     let Some(PendingPublication { made, .. }) = pending.publishing else { return next };
-    // The overlap is one second longer, because times are cut to whole seconds.
+    // One second is added to the overlap: times are cut to whole seconds, and an overlap is never
+    // shorter than the spec says.
     retire(&mut next, (!plan.restarts).then_some(now + plan.overlap + 1));
     if pending.requests.leaked.is_some() {
         for old in &mut next.previous {
@@ -113,8 +115,8 @@ fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> Rota
     next
 }
 
-/// Moves the current credential to `previous` if the operator made it. `previous` lists the
-/// credentials to revoke.
+/// Takes the current credential out of the record `next`. If the operator made it, it is added to
+/// `previous`, the list of credentials to revoke. `after`: earliest time of the revocation.
 fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
         let (name, hash) = (old.name, Some(old.hash));
@@ -122,8 +124,8 @@ fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
     }
 }
 
-/// Record after another party has changed the target. The target now holds a foreign credential, or
-/// an old credential again.
+/// Record after another party has changed the target. `held`: credential in the target. It is
+/// foreign, or an old credential that was put back.
 fn adopted(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -134,12 +136,13 @@ fn adopted(
     abandon(plan, &mut next, seen.now);
     let after = Some(seen.now + plan.overlap + 1);
     retire(&mut next, after);
-    // The party that changed the target must restart the workloads. So every overlap begins now.
+    // An overlap that waits for a restart of the workloads begins now, because the party that
+    // changed the target must restart the workloads itself.
     for old in next.previous.iter_mut().filter(|old| old.after.is_none()) {
         old.after = after;
     }
     let by_hash = next.previous.iter().position(|old| has_hash(old.hash.as_ref(), held));
-    // The record of a credential may lack the hash. Then the credential is found by its name.
+    // An entry of `previous` may lack the hash. Such an entry is found by its name.
     let named = |name: &String| *name == held.claims.name;
     let by_name = || next.previous.iter().position(|old| old.hash.is_none() && named(&old.name));
     let again = by_hash.or_else(by_name).map(|at| next.previous.remove(at).name);
@@ -158,8 +161,8 @@ fn adopted(
     next
 }
 
-/// Moves the pending credential to `previous`, which lists the credentials to revoke. If the
-/// publication was recorded, a client may have read the credential, so the overlap applies.
+/// Moves the pending credential to `previous`, the list of credentials to revoke. If its
+/// publication was recorded, a client may have read it. It is then revoked only after the overlap.
 pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Seconds) {
     let Some(PendingEntry { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
@@ -174,8 +177,9 @@ pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Secon
     });
 }
 
-/// Record after a failed step. If the pending credential could not be made or verified, it is
-/// abandoned. If it could not be published, it stays, because the write may still have succeeded.
+/// Record after `step` has failed. `name`: the credential, if `step` is a revocation. If the
+/// pending credential could not be made or verified, it is abandoned. If it could not be published,
+/// it stays, because the write may still have succeeded.
 pub fn failed(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -186,7 +190,8 @@ pub fn failed(
     let mut next = record.clone();
     next.last_result = Some(format!("Failed {}", step.word()));
     if step == RotationStep::Revoke {
-        // The pause is only for this credential. The other credentials are revoked meanwhile.
+        // Only the credential `name` waits for its next try. The other credentials are revoked
+        // meanwhile.
         for old in next.previous.iter_mut().filter(|old| old.name == name) {
             old.failures = old.failures.saturating_add(1);
             old.after = Some(now + retry_pause(old.failures).min(LAST_REVOKE));
@@ -201,13 +206,13 @@ pub fn failed(
     next
 }
 
-/// Pause in seconds after this number of consecutive failures. The caller limits the pause.
+/// Pause in seconds after `failures` consecutive failures. The caller limits the pause.
 fn retry_pause(failures: u32) -> Seconds {
     FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
 
-/// Action that revokes the old credential. If the credential no longer exists, the action removes
-/// the credential from the record.
+/// Action that revokes the credential `old`. If the credential no longer exists, the action removes
+/// `old` from the record instead.
 pub(super) fn revoke_or_forget(
     record: &RotationRecord,
     old: &RetiredCredential,
@@ -225,16 +230,17 @@ pub(super) fn revoke_or_forget(
     RotationAction::write(RecordChange::Revoked, next)
 }
 
-/// Whether the target holds the old credential beside the one in use.
+/// Whether the target holds the old credential beside the credential in use.
 pub(super) fn is_other_token(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let TargetState::There { other_tokens, .. } = &seen.target else { return false };
     old.hash.as_ref().is_some_and(|hash| other_tokens.contains(hash))
 }
 
-/// True if the target does not hold the credential, and no late write can put it there.
+/// Whether the target does not hold `old`, and no late write can put `old` there. A late write is
+/// one whose outcome is not known.
 pub(super) fn may_be_revoked(old: &RetiredCredential, seen: &ObservedState) -> bool {
     if old.hash.is_none() && old.replaces.is_none() {
-        // The credential was never published.
+        // The credential was never published, so no target can hold it.
         return true;
     }
     match &seen.target {

@@ -25,7 +25,7 @@ pub fn decide(
         None if plan.is_second => return RotationAction::Wait(None),
         None => {}
     }
-    // If the target could not be read, only a wait is possible.
+    // No step is possible while the target's state is unknown. The target is read again later.
     if matches!(seen.target, TargetState::Unknown) {
         return RotationAction::Wait(Some(seen.now + READ_AGAIN_AFTER));
     }
@@ -43,8 +43,8 @@ pub fn decide(
         .unwrap_or(RotationAction::Wait(until.0))
 }
 
-/// Next step of a replacement that is due or requested. `None`: no step is possible now. Then
-/// `until` gets the time of the next try, if that time is known.
+/// Next step of a replacement that is due or requested. `None`: no step is due, or none is possible
+/// now. `until` then gets the time of the next step, if that time is known.
 fn replace(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -65,8 +65,8 @@ fn replace(
     };
     let retry = record.retry_after.filter(|retry| *retry > seen.now);
     if let Some(pending) = &record.pending {
-        // The pending credential is also obsolete if the issuer now keeps the current credential
-        // alive.
+        // If no request needs the pending credential, it is obsolete once the issuer keeps the
+        // current credential alive.
         let is_obsolete = record.is_kept_alive() && !record.is_asked() && !takes_over(plan, record);
         if plan.source.is_none() || is_obsolete {
             return Some(abandon_pending(plan, record, seen.now));
@@ -116,8 +116,8 @@ fn replace(
     }
 }
 
-/// Whether the first replacement is due at once, because the target holds a credential of another
-/// kind than the source makes.
+/// Whether the first replacement is due at once. This is so if the target holds a credential of
+/// another kind than the source makes.
 fn takes_over(plan: &RotationPlan, record: &RotationRecord) -> bool {
     plan.is_apart()
         && record.last_rotation.is_none()
@@ -130,8 +130,8 @@ fn abandon_pending(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -
     RotationAction::write(RecordChange::Abandoned, next)
 }
 
-/// Next step that makes, verifies or publishes the pending credential. `version`: present version
-/// of the target, empty if the target does not exist.
+/// Next step for the pending credential: make, verify or publish it. `version`: present version of
+/// the target, empty if the target does not exist.
 fn continue_pending(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -143,13 +143,13 @@ fn continue_pending(
     let unpublished =
         seen.unpublished.as_ref().filter(|unpublished| unpublished.name == pending.name);
     let made = match unpublished {
-        // Another process that believes it is the leader may have the credential in memory, so this
-        // process waits. If two processes abandoned each other's credentials at once, no credential
-        // would ever be published.
+        // Another process that believes it is the leader may have the pending credential in memory,
+        // so this process waits. If two processes abandoned each other's credentials at once, no
+        // credential would ever be published.
         None if !readable && now < pending.since + HELD_ELSEWHERE => {
             return RotationAction::Wait(Some(pending.since + HELD_ELSEWHERE));
         }
-        // The process that had the credential has ended, and the credential cannot be read again.
+        // No process has the pending credential in memory any more, and it cannot be read again.
         None if !readable => return abandon_pending(plan, record, now),
         None | Some(UnpublishedCredential { made: None, .. }) => {
             return RotationAction::Mint(pending.name.clone());
@@ -158,7 +158,8 @@ fn continue_pending(
     };
     let end = made.expires.unwrap_or(made.issued + plan.presumed);
     if now - made.issued > (end - made.issued) / 2 {
-        // Half of the credential's lifetime is over, or the issuer granted a very short lifetime.
+        // More than half of the new credential's lifetime is over before its publication, or the
+        // issuer granted a very short lifetime. Another credential is made later.
         return RotationAction::write(
             RecordChange::Abandoned,
             failed(plan, record, RotationStep::Mint, &pending.name, now),
@@ -172,7 +173,7 @@ fn continue_pending(
         .as_ref()
         .is_some_and(|publishing| publishing.replaces == version && publishing.made == *made);
     if is_recorded {
-        // A token that does not work is not kept. Rancher stops reading the content of a cloud
+        // The old token stays in the target only if it works. Rancher stops reading a cloud
         // credential that names an unknown token.
         let is_alive =
             matches!(&seen.target, TargetState::There { holds: Some(held), .. } if !held.is_dead);
@@ -187,9 +188,9 @@ fn continue_pending(
     RotationAction::write(RecordChange::Publishing, next)
 }
 
-/// Restarts the workloads if they were not restarted for the credential in the target. Otherwise
-/// begins the overlap of the old credentials. `None`: both were done before, or a failed restart is
-/// tried again later.
+/// Action that restarts the workloads for the credential in the target. If they were restarted for
+/// it before, the action begins the overlap of the old credentials. `None`: both were done before,
+/// or a failed restart waits for its next try.
 fn restart(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -231,8 +232,8 @@ pub fn after_restart(plan: &RotationPlan, record: &RotationRecord, now: Seconds)
     next
 }
 
-/// Revokes the first old credential whose overlap is over, if the target does not hold the
-/// credential and no late write can put it there.
+/// Action that revokes the first old credential whose overlap is over. A credential that the target
+/// holds, or that a late write can put there, is skipped. `None`: no credential can be revoked now.
 fn revoke(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -265,10 +266,10 @@ fn revoke(
     None
 }
 
-/// Removes from the record each late write that the server now refuses, because the target no
-/// longer has the version that the write replaces. The write may have succeeded before, and a
-/// client may have read the old credential. Therefore the overlap of the old credential begins now.
-/// `None`: no such write is recorded.
+/// Record without the late writes that the server now refuses, because the target no longer has the
+/// version that the write replaces. Such a write may have succeeded before, and a client may have
+/// read its credential. Therefore the overlap of this credential begins now. `None`: no such write
+/// is recorded.
 fn without_late_writes(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -10,12 +10,12 @@ use super::{
     SURELY_ANSWERED, Seconds, TargetState, UnknownReason,
 };
 
-/// Time that a deletion waits for servers that do not answer and for refused revocations. A Rancher
-/// that is started again or upgraded answers within that time.
+/// Time that a deletion waits for servers that do not answer, and for revocations that a server
+/// refuses. A Rancher that restarts, or is upgraded, answers within that time.
 const PATIENCE: Seconds = 15 * 60;
 
-/// Latest time at which a deletion completes, even if a credential could not be revoked. It is
-/// [`PATIENCE`] after the end of the running overlaps. If no overlap runs, or if the deletion
+/// Latest time at which a deletion completes, even if a credential could not be revoked. The time
+/// is [`PATIENCE`] after the end of the running overlaps. If no overlap runs, or if the deletion
 /// revokes everything at once, it is [`PATIENCE`] after the request to delete.
 pub(super) fn deadline(plan: &RotationPlan, record: &RotationRecord) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
@@ -26,7 +26,7 @@ pub(super) fn deadline(plan: &RotationPlan, record: &RotationRecord) -> Seconds 
     end.min(asked + plan.overlap).max(asked) + PATIENCE
 }
 
-/// Names of the credentials that a deletion should have revoked but has not.
+/// Names of the credentials that a deletion leaves, although it should revoke them.
 pub fn left_behind<'a>(plan: &RotationPlan, record: &'a RotationRecord) -> Vec<&'a str> {
     let current = record.current.as_ref().filter(|current| plan.revokes && current.ours);
     let previous = record.previous.iter().map(|old| &old.name);
@@ -36,8 +36,8 @@ pub fn left_behind<'a>(plan: &RotationPlan, record: &'a RotationRecord) -> Vec<&
     names.map(String::as_str).collect()
 }
 
-/// Reason why a deletion does not continue: the target or the list of credentials is not known, or
-/// a step has failed.
+/// Reason why a deletion does not continue: the target or the list of credentials is not known
+/// (`unknown`), or a step has failed. `None`: neither is the case.
 pub fn why_deletion_waits<'a>(
     record: &'a RotationRecord,
     unknown: Option<&'a str>,
@@ -69,8 +69,8 @@ pub(super) fn next_step(
             return RotationAction::Wait(Some(last.min(seen.now + super::READ_AGAIN_AFTER)));
         }
     }
-    // With `revokes`, the deletion revokes every credential that the operator made. So a new
-    // content of the target is not recorded.
+    // With `revokes`, the deletion revokes every credential that the operator made. So it does not
+    // matter which of them the target holds, and a change of the target is not recorded.
     let news = if plan.revokes {
         record_found(plan, record, seen)
     } else {
@@ -107,13 +107,14 @@ pub(super) fn next_step(
         return act;
     }
     for old in &record.previous {
-        // A deleted target has no readers, so no overlap is necessary. A failed revocation is tried
-        // again after a pause.
+        // The time `after` is the end of an overlap, or of a pause after a failed revocation. An
+        // overlap is skipped with `revokes`, and if the target was deleted: a deleted target has no
+        // readers.
         let is_read = !plan.revokes && seen.target != TargetState::Absent;
         let after = old.after.filter(|_| is_read || old.failures > 0);
         match after {
             Some(after) if after > seen.now => until.or(after),
-            // The credential is published and may be read, so it stays.
+            // The target holds the credential, and a client may read it there, so it stays.
             _ if !plan.revokes && (is_held(old, seen) || is_other_token(old, seen)) => {}
             _ if plan.revokes || may_be_revoked_by_deletion(old, seen) => {
                 return revoke_or_forget(record, old, seen);
@@ -129,8 +130,8 @@ fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {
     old.hash.as_ref() == Some(&held.hash)
 }
 
-/// Whether a deletion may revoke the credential now. `replaces` is ignored: at the time of the
-/// revocation (`after`), every write of the credential has succeeded or failed.
+/// Whether a deletion may revoke `old` now. The field `replaces` is ignored: at the time `after`,
+/// every write of the credential has succeeded or failed.
 fn may_be_revoked_by_deletion(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let answered = RetiredCredential { replaces: None, ..old.clone() };
     matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)

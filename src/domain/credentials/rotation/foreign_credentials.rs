@@ -9,12 +9,12 @@ use super::{
 };
 
 /// Maximum distance between the number in a credential's name and the last recorded number. A
-/// credential with a number further ahead is not ours. Otherwise, a party that may make credentials
-/// with such names could use up all numbers.
+/// credential with a number further ahead does not count as the operator's. Otherwise, a party that
+/// may make credentials with such names could use up all numbers.
 const FURTHEST_AHEAD: u64 = 1_000;
 
-/// Action that records an existing credential of this plan that the record does not contain.
-/// `None`: the record contains all existing credentials of this plan.
+/// Action that records one existing credential of this plan that the record lacks. `None`: the
+/// record has all existing credentials of this plan.
 pub(super) fn record_found(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -28,7 +28,8 @@ pub(super) fn record_found(
         .filter(unknown)
         .find_map(|name| Some((name, serial_of(plan, record, name)?)))?;
     let mut next = record.clone();
-    // The operator may have published the credential before the record of it was lost.
+    // The operator may have published this credential before the record was lost, so the overlap
+    // applies.
     next.previous.push(RetiredCredential {
         name: found.clone(),
         after: Some(seen.now + plan.overlap + 1),
@@ -46,9 +47,9 @@ pub(super) fn serial_of(plan: &RotationPlan, record: &RotationRecord, name: &str
     (1..=record.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)
 }
 
-/// Whether only the name of a foreign credential in the target is known. Such a credential may
-/// expire at any time. The result is false for a separate issuer (`is_apart`), because a credential
-/// that a person has put into the target stays until its replacement is due.
+/// Whether only the name of a foreign credential in the target is known, so that it may expire at
+/// any time. False for a separate issuer (`is_apart`): a credential that a person has put into the
+/// target stays until its replacement is due.
 pub(super) fn is_unseen(
     plan: &RotationPlan,
     record: &RotationRecord,

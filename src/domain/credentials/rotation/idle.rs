@@ -10,15 +10,15 @@ use super::{
 };
 use api::{READY, ROTATION_FINALIZER, TokenRotation};
 
-/// Next step if nothing has changed since the last reconcile. `None`: the target must be read.
-/// `unpublished`: credential that only this process has, in memory.
+/// Next step if nothing has changed since the last reconcile. `None`: the target must be read to
+/// find the next step. `unpublished`: credential that only this process has, in memory.
 pub fn step_if_unchanged(
     rotation: &TokenRotation,
     unpublished: Option<UnpublishedCredential>,
     now: Seconds,
 ) -> Option<RotationAction> {
-    // With a Rancher, the target must be read. Only the Rancher reports which credentials exist
-    // there, and the time of its clock.
+    // With a Rancher, the target must be read: only the Rancher server reports which credentials
+    // exist there, and the time of its clock.
     if rotation.spec.rancher.is_some() {
         return None;
     }
@@ -27,7 +27,7 @@ pub fn step_if_unchanged(
     let plan = status::plan(rotation);
     let mut finalizers = rotation.metadata.finalizers.iter().flatten();
     let is_held = plan.source.is_none() || finalizers.any(|one| one == ROTATION_FINALIZER);
-    // A target that could not be read is read again, because a granted right causes no event.
+    // A target that could not be read must be read again, because no event reports a granted right.
     let mut conditions = status.conditions.iter();
     let is_blind =
         conditions.any(|one| one.type_ == READY && one.reason.as_deref() == Some(UNREADABLE));
@@ -57,7 +57,8 @@ pub(super) fn step_as_recorded(
     let held =
         TargetCredential { hash: current.hash.clone(), claims, ..TargetCredential::default() };
     let target = TargetState::There {
-        // The target exists, so the server refuses a late write that would create the target.
+        // The version is not empty, because the target exists. So a late write that would create
+        // the target counts as refused.
         version: "recorded".to_owned(),
         holds: Some(held),
         other_tokens: Vec::new(),

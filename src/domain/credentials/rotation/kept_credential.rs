@@ -7,8 +7,9 @@ use super::{
     TargetState,
 };
 
-/// Removes a kept foreign credential from the target when its overlap is over. The operator does
-/// not revoke that credential. `None`: there is nothing to remove now.
+/// Action that removes a kept foreign credential from the target when its overlap is over. The
+/// operator does not revoke that credential. `None`: no such credential is kept, or it must stay
+/// for now. In the second case, `until` gets the time of the removal, if that time is known.
 pub(super) fn drop_kept_foreign(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -29,8 +30,9 @@ pub(super) fn drop_kept_foreign(
     Some(RotationAction::DropOld)
 }
 
-/// Time until which the target keeps a replaced credential. Until then, the target cannot keep a
-/// second replaced credential. `None`: the target keeps none, or the time is not known.
+/// End of the overlap of the credential that the target keeps beside the one in use. Until then,
+/// the target cannot keep another replaced credential. `None`: the target keeps none, or the time
+/// is not known.
 pub(super) fn occupied_until(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -43,18 +45,17 @@ pub(super) fn occupied_until(
     }
 }
 
-/// Time at which the overlap ends for a foreign credential that is kept. `None`: a credential is
-/// pending, or no credential was published yet.
+/// End of the overlap of a foreign credential that the target keeps. It is counted from the last
+/// publication. `None`: a credential is pending, or no credential was published yet.
 pub(super) fn kept_foreign_until(plan: &RotationPlan, record: &RotationRecord) -> Option<Seconds> {
     let published = record.last_rotation.filter(|_| record.pending.is_none())?;
     let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;
     Some(if leaked { published } else { published + plan.overlap + 1 })
 }
 
-/// Observed state for a TokenRotation that does nothing, because another TokenRotation has
-/// precedence. The state omits the kept credential, because it belongs to the TokenRotation with
-/// precedence. The state contains the kept credential only if the target holds the credential that
-/// this TokenRotation published last.
+/// Observed state for a TokenRotation without precedence, which must not remove the kept credential
+/// of the TokenRotation with precedence. So the state omits the kept credential. Exception: the
+/// target holds the credential that this TokenRotation published last.
 pub(super) fn as_second(record: &RotationRecord, seen: &ObservedState) -> ObservedState {
     let mut seen = seen.clone();
     if let TargetState::There { holds, kept, .. } = &mut seen.target {

@@ -48,8 +48,8 @@ use super::timestamp::Seconds;
 const MOST_PREVIOUS: usize = 16;
 /// Pause before a target that could not be read is read again.
 const READ_AGAIN_AFTER: Seconds = 30;
-/// Time for which another process may have a pending credential in memory. The credential is
-/// abandoned only after that time.
+/// Time for which another process may have a pending credential in memory, from the recording of
+/// its name. Until then, the credential is not abandoned.
 const HELD_ELSEWHERE: Seconds = 15;
 /// Time after which every write that was sent has either succeeded or failed.
 const SURELY_ANSWERED: Seconds = 120;
@@ -123,7 +123,7 @@ pub struct RotationRequests {
 }
 
 impl RotationRequests {
-    /// Requests in `self` that are not carried out yet. `done`: requests that were carried out.
+    /// Requests in `self` that are not among `done`, the requests that were carried out.
     fn beyond(&self, done: &Self) -> Self {
         let new = |asked: &Option<String>, done: &Option<String>| {
             asked.clone().filter(|asked| !asked.is_empty() && Some(asked) != done.as_ref())
@@ -153,7 +153,8 @@ pub struct RotationRecord {
     pub done: RotationRequests,
     /// Number of consecutive failures of a step other than a revocation.
     pub failures: u32,
-    /// Earliest time of the next try after such a failure. `None`: no failed step waits.
+    /// Earliest time of the next try of a step that failed, other than a revocation. `None`: no
+    /// failed step waits.
     pub retry_after: Option<Seconds>,
     /// Time of the last publication. `None`: no credential was published yet.
     pub last_rotation: Option<Seconds>,
@@ -170,7 +171,7 @@ pub struct CurrentEntry {
     pub hash: String,
     /// Whether the operator made the credential.
     pub ours: bool,
-    /// Time since which the credential is valid, or time of its first observation.
+    /// Time since which the credential is valid, or else time of its first observation.
     pub issued: Seconds,
     /// Expiry. `None`: the credential has no expiry, or does not state it.
     pub expires: Option<Seconds>,
@@ -272,8 +273,8 @@ pub enum TargetState {
     Unknown,
     /// The target does not exist, and may be created.
     Absent,
-    /// The target does not hold what the spec names, or a write would do harm. The text is the
-    /// reason.
+    /// The target cannot be used: the user or another part that the spec names is missing, or a
+    /// write would do harm. The text is the reason.
     Unfit(String),
     /// The target exists, and could be read.
     There {
@@ -297,7 +298,7 @@ pub struct TargetCredential {
     pub hash: String,
     /// Name and times of the credential.
     pub claims: super::token::TokenClaims,
-    /// Whether only the name of the credential is known. The validity and the expiry are unknown.
+    /// Whether only the name of the credential is known, but neither its validity nor its expiry.
     pub is_unseen: bool,
     /// Whether the issuer does not accept the credential any more.
     pub is_dead: bool,
@@ -323,15 +324,16 @@ pub struct UnpublishedCredential {
 /// Next step of a rotation, which the process must carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RotationAction {
-    /// Write this record, if no other process wrote a record meanwhile. The change names the
-    /// difference from the earlier record.
+    /// Write the record (field 1), if no other process wrote one meanwhile. Field 0: difference
+    /// from the record before it.
     Write(RecordChange, Box<RotationRecord>),
     /// Make the credential with this name. If the credential exists and is readable
     /// ([`IssuerTraits::readable`]), read it again.
     Mint(String),
     /// Test the credential in memory where it will be used.
     Verify,
-    /// Write the credential in memory into the target, if the target has the recorded version.
+    /// Write the credential in memory into the target, if the target still has the version that the
+    /// record names.
     Publish {
         /// Whether the old credential stays in the target, beside the new one.
         keep: bool,
@@ -344,12 +346,12 @@ pub enum RotationAction {
     Revoke(String),
     /// Complete the deletion: remove the TokenRotation's finalizer.
     Finish,
-    /// Do nothing, until this time at the latest. `None`: until an event.
+    /// Do nothing until this time, or until an earlier event. `None`: until an event.
     Wait(Option<Seconds>),
 }
 
 impl RotationAction {
-    /// Action that writes a record. `change`: difference from the record before it.
+    /// Action that writes `record`. `change`: difference from the record before it.
     fn write(change: RecordChange, record: RotationRecord) -> Self {
         Self::Write(change, Box::new(record))
     }
@@ -394,7 +396,7 @@ pub enum RotationStep {
 }
 
 impl RotationStep {
-    /// Name of the step in statuses, Events and metrics.
+    /// Name of the step for statuses, Events and metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Mint => "Mint",
@@ -411,7 +413,7 @@ impl RotationStep {
 }
 
 impl RotationRecord {
-    /// Whether a step has failed and has not succeeded since.
+    /// Whether the last recorded result is a failed step.
     pub fn has_failed(&self) -> bool {
         self.last_result.as_ref().is_some_and(|result| result.starts_with("Failed"))
     }

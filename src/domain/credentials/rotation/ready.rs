@@ -9,59 +9,60 @@ use super::{ObservedState, RotationPlan, RotationRecord, RotationStep, TargetSta
 use api::ConditionStatus::{self, False, True};
 use api::Target;
 
-/// Reason of Ready when the target cannot be read. The same reason is used if the list of
-/// credentials that were made for the target cannot be read.
+/// Reason of Ready if the target, or the list of credentials that were made for it, cannot be read.
 pub const UNREADABLE: &str = "TargetUnreadable";
 
 /// Observed facts, beside the target's state, on which Ready depends.
 #[derive(Clone, Debug, Default)]
 pub struct ReadyFacts<'a> {
-    /// Message about the TokenRotation that has precedence. `None`: no other TokenRotation has
-    /// precedence.
+    /// Message about another TokenRotation that has precedence for the same credential. `None`: no
+    /// other TokenRotation has precedence.
     pub second: Option<String>,
-    /// Reason why the target's state is unknown, and the reason of Ready for this case. `None`: the
-    /// target's state is known.
+    /// Field 0: text about why the target's state is unknown. Field 1: reason of Ready in this
+    /// case. `None`: the target's state is known.
     pub unknown: Option<(&'a str, ReadyReason)>,
     /// Credentials in a target that is only watched.
     pub watched: Option<&'a WatchedCredentials>,
     /// Number of cloud credentials that were not read yet.
     pub unread: usize,
-    /// Whether all cloud credentials that must be replaced are replaced, and a message about them.
-    /// `None`: the cloud credentials are only watched.
+    /// Field 0: whether all cloud credentials that must be replaced are replaced. Field 1: message
+    /// about them. `None`: the cloud credentials are only watched.
     pub children: Option<(bool, String)>,
 }
 
 /// Reason of the condition Ready for a rotation that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadyReason {
-    /// The credential exists and is managed.
+    /// The target holds a credential that works, and the operator replaces it in time.
     Current,
-    /// The credential exists, and its Rancher keeps it valid without an expiry.
+    /// The target holds a credential that its Rancher keeps valid without an expiry.
     KeptByRancher,
-    /// The credential exists, and is only watched.
+    /// The target holds a credential that is only watched.
     Watched,
     /// The spec pauses the rotation.
     Paused,
     /// The operator has no rights in the namespace.
     NotAllowed,
-    /// The target cannot be read, as the text says.
+    /// The target cannot be read. The text says why.
     Unreadable(String),
-    /// The API key may not be used for this target or server, as the text says.
+    /// The API key may not be used for this target or server. The text says why.
     MinterRefused(String),
-    /// The target does not hold what the spec names, or a write would do harm. The text says why.
+    /// The target cannot be used: the user or another part that the spec names is missing, or a
+    /// write would do harm. The text says why.
     Unfit(String),
     /// The credentials exist and are only watched. Some were not read yet, or their expiry is not
     /// known. The text says how many.
     WatchedInPart(String),
-    /// All cloud credentials of the API key's user are replaced, each by its own TokenRotation.
+    /// All cloud credentials of the API key's user are replaced, each by its own TokenRotation. The
+    /// text counts them.
     Renewed(String),
-    /// Some of the cloud credentials are not replaced, as the text says.
+    /// Some of the cloud credentials are not replaced. The text names them.
     RenewedInPart(String),
-    /// Another TokenRotation has precedence for the same credential, as the text says.
+    /// Another TokenRotation has precedence for the same credential. The text names it.
     Second(String),
-    /// No credential exists that could be watched, as the text says.
+    /// No credential exists that could be watched. The text says where it is missing.
     Missing(String),
-    /// A step has failed, and will be tried again.
+    /// A step has failed, and will be tried again. The text says why.
     Failed(RotationStep, String),
     /// Too many old credentials could not be revoked, so no new credential is made.
     NotRevoked,
@@ -74,8 +75,8 @@ pub enum ReadyReason {
 }
 
 impl ReadyReason {
-    /// Reason of Ready for a rotation that waits. `None`: a step has failed, and Ready does not
-    /// change until that step has succeeded. `wants`: the target in the spec.
+    /// Reason of Ready for a rotation that waits. `None`: a step has failed, so Ready stays as it
+    /// is until that step has succeeded. `wants`: the target in the spec.
     pub fn of(
         plan: &RotationPlan,
         record: &RotationRecord,

@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 use super::secret_text::SecretText;
 use super::timestamp::Seconds;
 
-/// Longest name that is reported, in bytes.
+/// Maximum length of a name that is reported, in bytes.
 const LONGEST_NAME: usize = 253;
 /// End of the year 9999. A later time is ignored.
 const LAST_END: Seconds = 253_402_300_799;
@@ -30,7 +30,8 @@ pub struct TokenClaims {
 }
 
 impl SecretText {
-    /// Name and times that the text states, if it is a token. They are not verified.
+    /// Name and times that a token states about itself. They are not verified. A text that is no
+    /// token has no name and no times.
     pub fn claims(&self) -> TokenClaims {
         let text = self.reveal();
         json_claims(text).map_or_else(|| opaque(text), |claims| of_claims(&claims))
@@ -65,8 +66,8 @@ fn of_claims(claims: &Value) -> TokenClaims {
     }
 }
 
-/// Name of an opaque token. Rancher's tokens have the name before the colon and the secret after
-/// it.
+/// Name of an opaque token. A token of Rancher has its name before the colon, and its secret after
+/// the colon.
 fn opaque(token: &str) -> TokenClaims {
     let name = token.split_once(':').map(|(name, _)| name);
     let name = name.filter(|name| RANCHER.iter().any(|prefix| name.starts_with(prefix)));

@@ -47,7 +47,7 @@ fn of_a_ranchers_token_only_the_name_is_shown() {
     }
 }
 
-/// An invalid name is not reported, because it may be any text of any length.
+/// An invalid name or time is not reported. Such a name may be any text of any length.
 #[test]
 fn what_makes_no_sense_is_left_out() {
     for name in [json!("Not A Name"), json!("x".repeat(300)), json!(7), json!("a\nb")] {

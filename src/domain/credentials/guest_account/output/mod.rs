@@ -12,25 +12,27 @@ use zeroize::Zeroizing;
 
 use super::{GuestCluster, safe_name};
 
-/// ConfigMap where Harvester records the address of its API server: namespace, name and key.
+/// ConfigMap with the address of Harvester's API server. Field 0: namespace. Field 1: name. Field
+/// 2: key.
 pub const VIP: (&str, &str, &str) = ("harvester-system", "vip", "ip");
 /// Port of Harvester's API server.
 const PORT: u16 = 6443;
-/// Path where the charts of RKE2 read the cloud config.
+/// Path on a guest's node where the charts of RKE2 read the cloud config.
 const RKE2_PATH: &str = "/var/lib/rancher/rke2/etc/config-files/cloud-provider-config";
-/// Older path of the cloud config, documented for K3s and for nodes that are set up by hand.
+/// Older path of the cloud config on a guest's node. Documentation names it for K3s and for nodes
+/// that are set up by hand.
 const PATH: &str = "/etc/kubernetes/cloud-config";
 
-/// Values with which the charts mount the Secret. Without these values, the charts prefer a path
-/// over the Secret. Source: the charts harvester-cloud-provider 0.2.12 to 0.2.15
-/// (templates/deployment.yaml: `items` of the volume) and harvester-csi-driver 0.1.31
-/// (templates/daemonset.yaml: it reads the file `cloud-provider-config`).
+/// Helm values with which the charts mount the Secret [`SECRET`]. Without these values, the charts
+/// read a path on the node instead of the Secret. Source: the charts harvester-cloud-provider
+/// 0.2.12 to 0.2.15 (templates/deployment.yaml: `items` of the volume) and harvester-csi-driver
+/// 0.1.31 (templates/daemonset.yaml: it reads the file `cloud-provider-config`).
 const CHART_VALUES: &str = "\
 # harvester-cloud-provider: --set cloudConfigPath= --set cloudConfig.secretName=harvester-csi-config
 #                           --set cloudConfig.secretKey=cloud-provider-config
 # harvester-csi-driver: --set cloudConfig.secretName=harvester-csi-config
 ";
-/// Beginning of the Secret for the guest. The value of its key follows.
+/// Beginning of the guest's Secret in YAML. [`text`] appends the value of `cloud-provider-config`.
 const SECRET: &str = "\
 apiVersion: v1
 kind: Secret
@@ -40,10 +42,10 @@ metadata:
 type: Opaque
 data:
   cloud-provider-config: ";
-/// Beginning of the HelmChart of the cloud provider. The guest cluster's name follows. Because
-/// `cloudConfigPath` is empty, a chart version that takes no Secret fails with an error that names
-/// this value. `bootstrap` installs the chart before a node is ready, because the cloud provider
-/// makes nodes ready.
+/// Beginning of the cloud provider's HelmChart in YAML. [`text`] appends the guest cluster's name.
+/// `cloudConfigPath` is empty, so a chart version that takes no Secret fails with an error that
+/// names this value. With `bootstrap`, K3s installs the chart before a node is ready. This is
+/// necessary, because only the cloud provider makes nodes ready.
 const CLOUD_PROVIDER: &str = "
 ---
 apiVersion: helm.cattle.io/v1
@@ -156,8 +158,8 @@ fn kubeconfig(guest: &GuestCluster, server: &str, material: &TokenMaterial) -> Z
     ])
 }
 
-/// User data that writes the cloud config to both paths. Only root may read the files. This is
-/// enough, because both charts run as root.
+/// User data that writes the cloud config to the paths `first` and `second`. `encoded`: the cloud
+/// config in base64. Only root may read the files. This is enough, because both charts run as root.
 fn cloud_init(encoded: &str, [first, second]: [&str; 2]) -> Zeroizing<String> {
     let (file, path) = ("- encoding: b64\n  content: ", "\n  owner: root:root\n  path: ");
     let end = "\n  permissions: '0600'\n";
@@ -175,7 +177,7 @@ fn joined(parts: &[&str]) -> Zeroizing<String> {
     text
 }
 
-/// Text in double quotes as JSON, which YAML reads as well.
+/// The text as a JSON string. YAML parses a JSON string to the same text.
 fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }
@@ -222,8 +224,8 @@ pub fn server(url: &str) -> Result<String, String> {
     Ok(url.trim_end_matches('/').to_owned())
 }
 
-/// URL of the API server, as in Harvester's own cloud configs. `vip`: the address in [`VIP`].
-/// `None`: the ConfigMap does not exist.
+/// URL of the API server, as in Harvester's own cloud configs. `vip`: the address in the ConfigMap
+/// [`VIP`]. `None`: the ConfigMap does not exist. The error says why there is no such URL.
 pub fn default_server(vip: Option<&str>) -> Result<String, String> {
     let (namespace, name, key) = VIP;
     let give = "give --server https://HOST:PORT, as the guest's nodes reach Harvester";

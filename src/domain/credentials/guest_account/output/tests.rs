@@ -56,7 +56,7 @@ fn texts_are_what_clients_read() {
     let golden = format!("#cloud-config\nwrite_files:\n{}{}", file(old), file(rke2));
     assert_eq!(*of(OutputForm::CloudInitK3s), golden);
     assert_eq!(decoded(&read(&golden)["write_files"][1]["content"]), CONFIG);
-    // A name that YAML would read as another type.
+    // YAML would read `true` and `123` without quotes as a boolean and a number.
     let odd = GuestCluster::new("true", "123").unwrap();
     let secret = read(&text(OutputForm::RancherSecret, &odd, "https://h", &material(), true));
     let annotations = &secret["metadata"]["annotations"];

@@ -27,7 +27,7 @@ fn a_guest_is_gone_without_vms_and_without_use() {
         gone(Some(0), aged(0, Some("2027-01-08")), 7)
             && !gone(Some(0), aged(0, Some("2027-01-09")), 7)
     );
-    // A day that cannot be read is ignored. A future day counts as today.
+    // A day of last use that cannot be parsed is ignored. A future day counts as today.
     assert!(
         gone(Some(0), aged(0, Some("yesterday")), 7)
             && !gone(Some(0), aged(0, Some("2030-01-01")), 7)
@@ -37,13 +37,14 @@ fn a_guest_is_gone_without_vms_and_without_use() {
         gone(Some(0), ExistingObjects { account: None, ..aged(NOW, None) }, 7),
         "no token is valid"
     );
-    // The use of tokens that a TokenRotation makes is not recorded.
+    // The use of tokens that a TokenRotation makes is not recorded, so the guest does not count as
+    // gone.
     let mut rotated = credential(Some(0), aged(0, None));
     rotated.rotation = Some("keeper".to_owned());
     assert!(rotated.reason_to_keep(NOW, 7).is_some_and(|why| why.contains("keeper")));
     rotated.found.account = None;
     assert!(rotated.reason_to_keep(NOW, 7).is_none());
-    // A single new token counts as use.
+    // One new token is enough to keep the credential of an old account.
     let mut found = aged(0, None);
     found.tokens.push(token("blue-token-2", NOW));
     assert!(!gone(Some(0), found, 7));
@@ -78,7 +79,7 @@ fn guests_are_known_by_their_vms() {
     assert_eq!(count(vm("blue-pool-1", "guests", None, false)), Some(0));
     assert_eq!(count(vm("bluer", "guests", None, true)), Some(0));
     assert_eq!(count(vm("x", "other", Some("blue"), true)), Some(0));
-    // An account without bindings is listed only if its annotation names the guest.
+    // An account without bindings is listed only if its annotation holds the account's own name.
     let marked = |made_for: Option<&str>| {
         let account =
             StoredAccount { made_for: made_for.map(str::to_owned), ..StoredAccount::default() };

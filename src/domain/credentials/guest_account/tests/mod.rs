@@ -42,7 +42,7 @@ fn binding(namespace: Option<&str>, name: &str, role: &str, accounts: &[&str]) -
     }
 }
 
-/// A cluster with Harvester's roles and no objects of the guest.
+/// Objects in a Harvester cluster that has Harvester's roles, and no objects of the guest.
 fn empty() -> ExistingObjects {
     let roles = [CLOUD_PROVIDER, CSI_DRIVER].map(|role| (role.to_owned(), json!([])));
     ExistingObjects {
@@ -105,7 +105,7 @@ fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
     ];
     assert_eq!(names(&all), expected);
     assert_eq!(plan(&guest(), CsiAccess::Harvester, "blue-token", &whole()).unwrap(), []);
-    // If only one object is missing, only that object is made.
+    // If one object is missing, the plan creates this object alone.
     let spoils: [(Spoil, &str); 3] = [
         (|found| drop(found.bindings.remove(0)), expected[1]),
         (|found| drop(found.bindings.remove(1)), expected[2]),
@@ -134,7 +134,8 @@ fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
             expected[3],
         ]
     );
-    // With an owner in another namespace, the garbage collector would delete the binding.
+    // A binding in another namespace than the account's has no owner reference. The garbage
+    // collector deletes an object whose owner is in another namespace.
     let owners =
         |at: usize| steps[at].body["metadata"]["ownerReferences"].as_array().unwrap().len();
     assert_eq!((owners(4), owners(5), owners(6)), (1, 1, 0));
@@ -161,8 +162,9 @@ fn rights_of_a_csi_driver_stay_as_they_are_unless_others_are_asked_for() {
         assert_eq!(of(&with(&[provider(), narrow.clone()])), CsiAccess::Narrow, "{narrow:?}");
         assert_eq!(of(&with(&[narrow, both])), CsiAccess::Harvester);
     }
-    // A guest with a token was created without rights for a CSI driver. If the guest has no token,
-    // its creation was interrupted.
+    // A guest with a token, and without rights of a CSI driver, was created so and gets no such
+    // rights. The creation of a guest without a token was interrupted, so the guest gets narrow
+    // rights.
     let mut found = with(&[provider(), binding(None, "other", CSI_DRIVER, &["red"])]);
     assert_eq!(of(&found), CsiAccess::None);
     found.tokens.clear();
@@ -220,8 +222,8 @@ fn foreign_objects_are_named() {
     };
     has(with(&taken), &["Secret guests/blue-token", "not ours"]);
     has(with(&|f| f.roles.clear()), &[CLOUD_PROVIDER, CSI_DRIVER, "--csi"]);
-    // The UI's binding for the whole cluster gives more than narrow rights. The binding is
-    // accepted.
+    // The existing ClusterRoleBinding, as Rancher's UI makes it, gives more than narrow rights. The
+    // plan accepts it, but refuses the ClusterRole with other rules.
     let mut found = whole();
     found.roles.insert(CSI_SHARED.into(), json!([]));
     let narrow = plan(&guest(), CsiAccess::Narrow, "blue-token", &found);
@@ -248,7 +250,7 @@ fn the_newest_valid_token_is_handed_out_and_no_name_comes_back() {
         .taken
         .insert("blue-token".into(), ForeignSecret { stands_for, ..ForeignSecret::default() });
     assert_eq!(wanted(&found), "blue-token-STAMP");
-    // A token of another account, or of an earlier account with that name, is not the guest's.
+    // A token of an earlier account with the same name (UID `u0`) is not the guest's.
     let mut found = whole();
     found.tokens[0].account.1 = "u0".to_owned();
     assert_eq!(found.valid(&guest()), Vec::<&TokenSecret>::new());
@@ -275,7 +277,7 @@ fn old_tokens_go_when_the_new_one_is_in_use() {
     assert_eq!(going(&found, &RevokeScope::from("blue-token"), None), ["Secret guests/blue-token"]);
     found.tokens[1].last_used = Some("2027-01-15".to_owned());
     assert_eq!(going(&found, &RevokeScope::Old, None), ["Secret guests/blue-token"]);
-    // Neither of the two tokens was used.
+    // If neither of the two tokens was used, the older one is revoked.
     found.tokens.iter_mut().for_each(|token| token.last_used = None);
     assert_eq!(going(&found, &RevokeScope::Old, None), ["Secret guests/blue-token"]);
     found
@@ -305,7 +307,7 @@ fn access_goes_first_and_the_last_trace_last() {
     assert_eq!(going(&found, &RevokeScope::All, None), expected);
     let left = revoke(&guest(), &found, &RevokeScope::All, None).unwrap().left;
     assert!(left.len() == 1 && left[0].contains("team"), "{left:?}");
-    // After a run that ended early, the remaining objects are still found.
+    // If a revocation ended early, the same request still finds the remaining objects.
     found.tokens.clear();
     found.bindings.retain(|b| b.namespace.as_deref() == Some("guests"));
     assert_eq!(going(&found, &RevokeScope::All, None), expected[4..]);

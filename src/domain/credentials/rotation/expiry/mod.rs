@@ -6,7 +6,7 @@ use super::{RotationPlan, RotationRecord, Seconds, due};
 use api::ApiKey;
 use api::ConditionStatus::{self, False, True};
 
-/// Type of the condition that a credential expires soon.
+/// Type of the condition that a credential in the target expires soon.
 pub const EXPIRING: &str = "Expiring";
 /// Type of the condition that the API key expires soon.
 pub const MINTER_EXPIRING: &str = "MinterExpiring";
@@ -14,8 +14,8 @@ pub const MINTER_EXPIRING: &str = "MinterExpiring";
 /// Status, reason and message of a condition.
 pub(super) type ConditionText = (ConditionStatus, &'static str, String);
 
-/// Time from which the condition Expiring is True. `ends`: earliest expiry of the target's
-/// credentials, or `None`. The result is `None` if no credential is known to expire.
+/// Time from which the condition Expiring is True. `ends`: earliest known expiry of the target's
+/// credentials. The result is `None` if no credential is known to expire.
 pub fn alarm(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -27,7 +27,8 @@ pub fn alarm(
     }
 }
 
-/// Condition Expiring of the target's credentials. `ends`: earliest expiry of these credentials.
+/// Condition Expiring of the target's credentials. `ends`: earliest known expiry of these
+/// credentials.
 pub(super) fn expiring_condition(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -56,9 +57,9 @@ pub(super) fn expiring_condition(
     }
 }
 
-/// Time from which the expiry of an API key is reported as near. That is `minimum_left` of the
-/// schedule before the expiry, but at most half of the key's lifetime before it. If a TokenRotation
-/// renews the key, only the expiry itself is reported. `None`: the key does not expire.
+/// Time from which the expiry of an API key is reported as near. It is `minimum_left` of the
+/// schedule before the expiry. For a short-lived key, it is half of the lifetime before the expiry.
+/// For a key that a TokenRotation renews, it is the expiry itself. `None`: the key does not expire.
 pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     let end = parse_rfc3339(key.expires_at.as_deref()?)?;
     if key.renewed {
@@ -69,8 +70,8 @@ pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     Some(end - plan.schedule.minimum_left.min(half).max(0))
 }
 
-/// Condition MinterExpiring of an API key. `refused`: whether the Rancher rejects the key. A key
-/// can be rejected before its expiry.
+/// Condition MinterExpiring of an API key. `refused`: whether the Rancher server rejects the key,
+/// which can happen before the key's expiry.
 pub(super) fn minter_condition(
     plan: &RotationPlan,
     key: &ApiKey,

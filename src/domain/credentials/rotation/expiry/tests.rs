@@ -29,7 +29,7 @@ fn an_api_key_without_renewal_is_reported_in_time() {
         (key(Some(0), Some(90 * DAY), true), 89 * DAY, "Renewed"),
         (key(Some(0), Some(90 * DAY), true), 90 * DAY, "Expired"),
         (key(Some(0), Some(90 * DAY), false), 90 * DAY, "Expired"),
-        // The lifetime is short, so the report begins after half of it.
+        // The key's lifetime is one day, so the report begins after half a day.
         (key(Some(0), Some(DAY), false), DAY / 2 - 1, "TimeLeft"),
         (key(Some(0), Some(DAY), false), DAY / 2, "NotRenewed"),
         (key(None, Some(90 * DAY), false), 83 * DAY, "NotRenewed"),

@@ -61,8 +61,8 @@ impl CredentialInventory {
         Self { known: before.iter().filter_map(entry).collect(), reads: 0 }
     }
 
-    /// Replaces the set of credentials by those that Rancher lists, as pairs of name and title. A
-    /// credential that was known before keeps its entry.
+    /// Replaces the set of credentials by those in `all`, which Rancher lists: name and title of
+    /// each. A credential that was known before keeps its entry.
     pub fn set_list(&mut self, all: impl IntoIterator<Item = (String, String)>) {
         let mut before = std::mem::take(&mut self.known);
         for (name, title) in all {
@@ -72,15 +72,15 @@ impl CredentialInventory {
     }
 
     /// Names of at most `most` credentials to read next. Credentials that were not read yet come
-    /// first, then the credentials whose last read is the oldest.
+    /// first. The others follow, the oldest read first.
     pub fn next_to_read(&self, most: usize) -> Vec<String> {
         let mut all: Vec<(&String, &InventoryEntry)> = self.known.iter().collect();
         all.sort_by_key(|(_, entry)| entry.read);
         all.into_iter().take(most).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Stores the result of reading the credential `name`. The exact end of a credential that has
-    /// ended is not known, so the end that was stored first stays.
+    /// Stores the result of reading the credential `name`. For a credential that has ended, Rancher
+    /// reports another end at each read. So the end that was stored first stays.
     pub fn store_read(&mut self, name: &str, found: CredentialReadResult, now: Seconds) {
         let Some(entry) = self.known.get_mut(name) else { return };
         self.reads += 1;
@@ -106,7 +106,7 @@ impl CredentialInventory {
     }
 
     /// Credentials as a status lists them. `is_rotated`: whether a TokenRotation replaces the
-    /// credential of that name.
+    /// credential with the given name.
     pub fn watched(&self, is_rotated: impl Fn(&str) -> bool) -> WatchedCredentials {
         let watched = |(name, entry): (&String, &InventoryEntry)| WatchedCredential {
             user: String::new(),

@@ -21,7 +21,7 @@ pub struct IssuerReport {
 }
 
 impl IssuerReport {
-    /// State of a token, from a Rancher's answer `word`. `None`: the answer does not contain the
+    /// State of a token. `word`: name and times in Rancher's answer. `None`: the answer lacks the
     /// token, or the token states its own times. A token counts as kept alive if Rancher itself
     /// made it, a cloud credential holds it, and it has no expiry. This rule is the same for all
     /// versions of Rancher.
@@ -37,15 +37,15 @@ impl IssuerReport {
 }
 
 impl TargetCredential {
-    /// Whether the issuer keeps the credential valid without an expiry. False: also if there is no
-    /// report.
+    /// Whether the issuer keeps the credential valid without an expiry. False if the issuer reports
+    /// nothing.
     pub(super) fn is_kept_alive(&self) -> bool {
         self.report.as_ref().is_some_and(|report| report.kept_alive)
     }
 }
 
-/// Record with the expiry that the issuer now reports for the credential in use. `None`: the issuer
-/// reports nothing, or the record need not change.
+/// Record with the expiry that the issuer reports for the credential in use. `None`: the issuer
+/// reports nothing, or the record already has this expiry.
 pub(super) fn with_reported_end(
     record: &RotationRecord,
     held: &TargetCredential,
@@ -70,7 +70,7 @@ pub(super) fn with_reported_end(
     }
     (current.expires, current.kept_alive) = (report.expires, report.kept_alive);
     if report.kept_alive && next.pending.is_none() {
-        // A failed step is not tried again, because nothing is due.
+        // The replacement is not due any more, so its failed step is not tried again.
         (next.failures, next.retry_after) = (0, None);
         next.last_result = Some("Adopted".to_owned());
     }

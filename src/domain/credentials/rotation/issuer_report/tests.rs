@@ -35,7 +35,8 @@ fn what_rancher_keeps_alive_is_its_own_kind_without_an_end_in_a_cloud_credential
     }
 }
 
-/// A token that Rancher's answer does not contain, such as another user's, may end at any time.
+/// No report is made if Rancher's answer lacks the token, such as a token of another user. Such a
+/// token may end at any time.
 #[test]
 fn silence_is_no_word_of_a_token_without_end() {
     let unknown = TokenClaims { issued: None, ..claims(None) };
@@ -76,7 +77,8 @@ fn seen(now: Seconds, expires: Option<Seconds>, kept_alive: bool) -> ObservedSta
     ObservedState { now, target, existing: Some(Vec::new()), ..ObservedState::default() }
 }
 
-/// Record and next action after an observation of the UI's token.
+/// Applies the changes of the record that follow from `seen`, a state of the token of Rancher's UI.
+/// Returns the new record and the next action.
 fn after(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -100,12 +102,12 @@ fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_end() {
     assert!(record.is_kept_alive());
     assert_eq!((act, due(&plan, &record)), (RotationAction::Wait(None), None));
     assert_eq!(expiry::alarm(&plan, &record, None), None);
-    // After ten years, nothing has changed.
+    // Ten years later, Rancher still keeps the token alive, and no replacement is due.
     let later = NOW + 3_650 * DAY;
     let (record, act) = after(&plan, &record, &seen(later, None, true));
     assert_eq!(act, RotationAction::Wait(None));
-    // If Rancher no longer keeps the token alive, it is replaced in time. An old token is replaced
-    // at once.
+    // If Rancher gives the token an expiry, the token is replaced in time before this expiry. A
+    // token that is ten years old is replaced at once.
     let (soon, end) = (NOW + 5 * DAY, NOW + 95 * DAY);
     let (ends, act) = after(&plan, &record, &seen(soon, Some(end), false));
     assert!(
@@ -121,8 +123,8 @@ fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_end() {
     }
 }
 
-/// The token was revoked by hand, or the API key now belongs to another user, so the operator no
-/// longer knows whether the token works.
+/// A token that the issuer reported before, and does not list now, is replaced at once. Such a
+/// token was revoked by hand, or the API key now belongs to another user.
 #[test]
 fn what_was_seen_and_is_missing_is_replaced_at_once() {
     let plan = plan();
@@ -141,7 +143,7 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
     };
     for before in [seen(NOW, Some(NOW + 90 * DAY), false), seen(NOW, None, true)] {
         let (record, _) = after(&plan, &RotationRecord::default(), &before);
-        // If the issuer's list could not be read, the token is not replaced.
+        // With `is_missing` false, the issuer's list could not be read. The token is not replaced.
         let (_, act) = after(&plan, &record, &missing());
         assert!(matches!(act, RotationAction::Wait(_)), "{act:?}");
         let mut gone = missing();
@@ -168,7 +170,8 @@ fn what_rancher_begins_to_keep_alive_is_left_alone_from_then_on() {
     assert_eq!(act, RotationAction::Wait(None));
 }
 
-/// A replacement that was due before Rancher kept the token alive is abandoned and not reported.
+/// A pending replacement is abandoned if Rancher begins to keep the token in use alive. A failed
+/// step of this replacement is not reported any more.
 #[test]
 fn what_was_due_before_rancher_kept_it_alive_is_given_up() {
     let plan = plan();
@@ -206,7 +209,7 @@ fn what_rancher_keeps_alive_is_replaced_when_that_is_asked_for() {
     }
 }
 
-/// Rancher reports another end of a revoked token at each read. Only the first end is recorded.
+/// Rancher reports a later end of a revoked token at each read. Only the first end is recorded.
 #[test]
 fn a_dead_one_is_recorded_once() {
     let plan = RotationPlan { source: None, ..plan() };

@@ -21,9 +21,11 @@ const EPOCH_DAY: Seconds = 3;
 pub struct ReplacementSchedule {
     /// Share of the lifetime that is left at the replacement, in percent.
     pub left_percent: Seconds,
-    /// Minimum time that is left at the replacement, in seconds. Limited to half of the lifetime.
+    /// Minimum time that is left at the replacement, in seconds. It applies if `left_percent` gives
+    /// less time. It is never more than half of the lifetime.
     pub minimum_left: Seconds,
-    /// Maximum time by which jitter advances the replacement, in percent of the lifetime.
+    /// Maximum time by which jitter moves the replacement to an earlier time, in percent of the
+    /// lifetime.
     pub jitter_percent: Seconds,
     /// Window in which a replacement may begin. A window that opens after the latest time for the
     /// replacement is ignored. `None`: any time.
@@ -48,12 +50,13 @@ pub struct MaintenanceWindow {
 pub struct ReplacementTimes {
     /// Time at which the replacement is due.
     pub at: Seconds,
-    /// Latest time for the replacement, whatever the window is. From then on, the condition
-    /// Expiring is True.
+    /// Latest time for the replacement, whatever the maintenance window is. The condition Expiring
+    /// is True from this time on.
     pub latest: Seconds,
 }
 
-/// Times at which a credential is replaced. `seed` determines the credential's share of the jitter.
+/// Times at which a credential with the given times is replaced. `seed` determines how much of the
+/// jitter applies.
 pub fn due(
     schedule: &ReplacementSchedule,
     issued: Seconds,
@@ -73,8 +76,8 @@ pub fn due(
 /// First time, not before `from`, at which the window is open.
 fn next_open(window: &MaintenanceWindow, from: Seconds) -> Seconds {
     let today = from.div_euclid(DAY);
-    // The search begins yesterday, because yesterday's window may last until today. The search
-    // covers a week, so it reaches each weekday.
+    // The search begins yesterday, because yesterday's window may last until today. It covers the
+    // next seven days, so that it reaches each weekday.
     (today - 1..=today + 7)
         .filter(|day| window.days[index(*day)])
         .map(|day| day * DAY + window.start * MINUTE)

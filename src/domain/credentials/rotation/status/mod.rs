@@ -28,8 +28,8 @@ const OVERLAP: Seconds = 3_600;
 /// machines, and each retry of that job, use the credential with which the job began.
 const OVERLAP_CLOUD_CREDENTIAL: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
-/// Default for the remaining time from which a credential counts as expiring soon: a week, in
-/// seconds. A TokenRotation may set another time.
+/// Remaining time from which a credential counts as expiring soon, in seconds, if the spec sets
+/// none: a week.
 pub const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
 /// Maximum number of characters of a TokenRotation's name in the names of its credentials.
@@ -39,7 +39,8 @@ const LONGEST_STEM: usize = 200;
 pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     let spec = &rotation.spec;
     let wants = spec.schedule.clone().unwrap_or_default();
-    // If the target is all cloud credentials, children of this TokenRotation replace them.
+    // Children of this TokenRotation replace all cloud credentials, if these are the target. The
+    // TokenRotation itself then has no source.
     let source = spec.source.as_ref().filter(|_| spec.target.all_cloud_credentials.is_none());
     let account = source.and_then(|source| {
         source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())
@@ -51,8 +52,8 @@ pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     let minted = source.and_then(|source| source.rancher_token.as_ref());
     let lifetime = account.and_then(|account| account.lifetime_seconds);
     let lifetime = lifetime.or(minted.and_then(|minted| minted.lifetime_seconds));
-    // Rancher deletes a token when its cloud credential no longer names the token. Tokens in other
-    // targets stay.
+    // Rancher deletes a token that no cloud credential names any more. A token in another target
+    // stays.
     let prunes = spec.target.cloud_credential.is_some();
     let is_apart = prunes && account.is_some();
     RotationPlan {
@@ -189,7 +190,7 @@ pub fn watched(status: &TokenRotationStatus) -> WatchedCredentials {
     WatchedCredentials { listed: status.watched.clone(), beyond }
 }
 
-/// New status of a rotation. `ready`: reason of Ready. `None`: Ready stays as it is.
+/// New status of a rotation. `ready`: new reason of Ready. `None`: Ready stays as it is.
 pub fn status(
     rotation: &TokenRotation,
     record: &RotationRecord,
@@ -210,7 +211,7 @@ pub fn status(
         target: Some(target_name(&rotation.spec.target)),
         watched: watched.listed.clone(),
         watched_beyond: beyond,
-        // The URL that was recorded first stays.
+        // The URL that was recorded first is never replaced by another one.
         rancher_url: old.rancher_url.or_else(|| observed.rancher_url.clone()),
         api_key,
         expires_at: ends.map(rfc3339),

@@ -93,7 +93,8 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
     );
     assert_eq!(plan.schedule.left_percent, 33);
     assert!(plan.prefix.starts_with("guest-") && plan.prefix.len() == 14, "{}", plan.prefix);
-    // The requested lifetime is longer than Rancher grants. The assumed lifetime is the default.
+    // If the spec sets no lifetime, the requested one is longer than Rancher grants. The lifetime
+    // that is assumed for a credential without an expiry is the default.
     for (given, asked, presumed) in
         [(json!({}), 31_536_000, 2_592_000), (json!({"lifetimeSeconds": 3_600}), 3_600, 3_600)]
     {
@@ -160,7 +161,8 @@ fn a_near_end_is_reported_for_rotated_and_watched_credentials() {
     assert_eq!(says(&watched, &none, &[], 100_000), "NoEnd");
 }
 
-/// A token that Rancher keeps alive is not due and has no end. The reason names Rancher.
+/// A status shows no expiry and no next rotation for a token that Rancher keeps alive. The reason
+/// of Ready names Rancher.
 #[test]
 fn what_rancher_keeps_alive_is_shown_as_such() {
     let current =

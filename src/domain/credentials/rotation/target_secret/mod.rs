@@ -36,8 +36,8 @@ pub struct TargetRead {
 }
 
 impl TargetRead {
-    /// Result for a target that cannot be used, or that is not a kubeconfig in a Secret of this
-    /// cluster.
+    /// Result without a kubeconfig: for a target that cannot be used, or that is no kubeconfig in a
+    /// Secret of this cluster.
     pub fn of(target: TargetState, watched: WatchedCredentials) -> Self {
         Self { target, watched, kubeconfig: None, reach: None }
     }
@@ -92,7 +92,7 @@ fn read_value(
     };
     let all = config.tokens();
     if !rotated {
-        // All methods by which the kubeconfig's users authenticate are listed.
+        // A watched kubeconfig is listed with all methods by which its users authenticate.
         if let Some(user) = user.filter(|user| !config.has_user(user)) {
             return Err(CredentialFault::NoUser(user.to_owned()));
         }
@@ -137,8 +137,8 @@ fn watched_entry(user: &str, method: &AuthMethod) -> WatchedCredential {
 }
 
 impl TargetRead {
-    /// Token of the kubeconfig's user that the spec names, or the whole value if the spec names no
-    /// user. `None`: the target holds no such token.
+    /// Token of the kubeconfig's user that `wants` names, or the whole value of `secret` if `wants`
+    /// names no user. `None`: the target holds no such token.
     pub fn token(
         &self,
         wants: &SecretTarget,

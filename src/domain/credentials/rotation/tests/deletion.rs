@@ -2,15 +2,16 @@
 
 use super::*;
 
-/// A rotation whose deletion was requested a minute ago, with one credential in use and a replaced
-/// credential whose overlap lasts 10 more minutes.
+/// Rotation whose deletion was requested a minute ago. One credential is in use, and the overlap of
+/// a replaced credential lasts 10 more minutes.
 fn leaving(revokes: bool) -> (RotationPlan, RotationRecord) {
     let plan = RotationPlan { revokes, overlap: 3_600, deleting: Some(DAY - 60), ..plan() };
     (plan, RotationRecord { last_rotation: Some(DAY - 100), ..replaced(DAY + 600) })
 }
 
-/// Actions until the deletion completes, each with its time in seconds after the first observation.
-/// The second list names the credentials that the deletion should have revoked but has not.
+/// Runs a deletion until it completes. Field 0: its actions, each with the time in seconds after
+/// the first observation. Field 1: names of the credentials that it should have revoked but has
+/// not. `refuses`: whether each revocation is refused.
 fn left(
     (plan, mut record): (RotationPlan, RotationRecord),
     target: &TargetState,
@@ -62,8 +63,9 @@ fn left(
 #[test]
 fn a_deletion_ends_whatever_happens() {
     let there = |kept: Option<&str>| there(Some("h2"), kept);
-    // `asked`: a quarter of an hour after the request to delete, which was made a minute ago.
-    // `last`: a quarter of an hour after the overlap of the last publication.
+    // Deadlines of the deletion, in seconds after the first observation. `asked`: 15 minutes after
+    // the request to delete, which was made a minute before. `last`: 15 minutes after the end of
+    // the last publication's overlap.
     let (asked, last) = (900 - 60, 900 + 3_501);
     let (silent, barred, only) =
         (UnknownReason::Silent, UnknownReason::Barred, UnknownReason::TargetBarred);
@@ -116,7 +118,8 @@ fn a_deletion_ends_whatever_happens() {
             &[],
         ),
         ("refused", true, there(None), silent, true, &[(asked, "gone")], &["r-1", "r-2"]),
-        // A foreign token, which has no end in Rancher, stays beside ours for the overlap.
+        // The foreign token `x` has no expiry in Rancher. The target keeps it beside the operator's
+        // token until the overlap ends.
         (
             "another's, kept",
             false,
@@ -143,8 +146,8 @@ fn a_deletion_ends_whatever_happens() {
     }
 }
 
-/// A separate issuer can revoke although the target's server does not answer. But only that server
-/// can show which credential must stay. A credential that the issuer does not list is not revoked.
+/// A separate issuer can revoke although the target's server does not answer. Only that server can
+/// show which credential must stay. If the issuer refuses to list its credentials, none is revoked.
 #[test]
 fn the_deletion_of_an_accounts_tokens_waits_for_a_rancher_only_to_spare_one() {
     let last = 900 + 3_501;
@@ -165,8 +168,8 @@ fn the_deletion_of_an_accounts_tokens_waits_for_a_rancher_only_to_spare_one() {
     }
 }
 
-/// The second of two TokenRotations for one credential makes no credential. Its deletion revokes
-/// neither the credential that the first one has adopted nor a credential that the target keeps.
+/// A TokenRotation without precedence makes no credential. Its deletion revokes neither the
+/// credential that the TokenRotation with precedence has adopted, nor one that the target keeps.
 #[test]
 fn the_second_of_two_does_nothing_and_leaves_what_the_first_one_uses() {
     let second = |deleting| {
@@ -208,7 +211,8 @@ fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
         ..RetiredCredential::default()
     });
     assert_eq!(last(&refused), 900);
-    // Because of a wrong clock, the recorded end of the overlap is far in the future.
+    // A wrong clock has recorded an end of the overlap that is far in the future. The deadline
+    // counts at most one overlap from the request to delete.
     let mut far = record;
     far.previous[0].after = Some(100 * DAY);
     assert_eq!(last(&far), 3_600 + 900);

@@ -43,7 +43,7 @@ fn published() -> RotationRecord {
     }
 }
 
-/// Record in which the first credential is to be revoked at the given time.
+/// Record in which the first credential is to be revoked at the time `after`.
 fn replaced(after: Seconds) -> RotationRecord {
     let old = RetiredCredential {
         name: "r-1".into(),
@@ -54,7 +54,8 @@ fn replaced(after: Seconds) -> RotationRecord {
     RotationRecord { previous: vec![old], ..published() }
 }
 
-/// Target that holds a credential, and keeps another one beside it.
+/// Target that holds the credential with the hash `holds`, and keeps the one with the hash `kept`
+/// beside it.
 fn there(holds: Option<&str>, kept: Option<&str>) -> TargetState {
     let held = |hash: &str| TargetCredential { hash: hash.into(), ..TargetCredential::default() };
     TargetState::There {
@@ -83,7 +84,8 @@ fn a_revocation_that_fails_is_tried_ever_later_and_holds_nothing_else_up() {
     assert_eq!((record.failures, record.retry_after), (0, None));
 }
 
-/// Numbers of attempts in each of the next ten minutes, if a step always fails.
+/// Number of attempts of the step `fails` in each of ten minutes. Each attempt fails, and every
+/// other step succeeds.
 fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationStep) -> Vec<u32> {
     let plan = RotationPlan { restarts: true, ..plan() };
     let names = record.previous.iter().map(|old| &old.name);
@@ -150,7 +152,8 @@ fn attempts(mut record: RotationRecord, target: &TargetState, fails: RotationSte
     panic!("it never rests: {minutes:?}")
 }
 
-/// A failing step is tried at most once a minute after the first minute. This holds for every step.
+/// A step that always fails is tried at most once a minute after the first minute. This holds for
+/// every step.
 #[test]
 fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     let rotate = |mut record: RotationRecord| {
@@ -180,8 +183,8 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     }
 }
 
-/// A person has put a copy of an old token under another user. The operator neither removes the
-/// copy nor repeats a step.
+/// A person has put a copy of an old token under another user of the kubeconfig. The operator
+/// neither removes the copy nor repeats a step.
 #[test]
 fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
     let target = TargetState::There {
@@ -287,7 +290,7 @@ fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     );
     let later = RotationRecord { last_rotation: Some(DAY), ..first.clone() };
     assert!(matches!(decide(&plan, &later, &seen), RotationAction::Wait(_)));
-    // If the source is Rancher's tokens, only a token that has an end is replaced, when it is due.
+    // If the source makes Rancher's tokens, a token that Rancher keeps alive is not replaced.
     let minted = plan.source.map(|source| IssuerTraits { is_apart: false, ..source });
     let minted = RotationPlan { source: minted, ..plan };
     assert!(matches!(decide(&minted, &first, &seen), RotationAction::Wait(_)));

@@ -4,7 +4,7 @@ use super::super::idle::step_if_unchanged;
 use super::super::ready::{ReadyFacts, ReadyReason};
 use super::*;
 
-/// Ready reports the most important obstacle.
+/// Ready reports the most important obstacle, if there are several.
 #[test]
 fn ready_says_what_hinders_most() {
     let facts = ReadyFacts::default;
@@ -88,7 +88,7 @@ fn a_rotation_is_not_ready_while_the_credential_in_its_target_does_not_work() {
     }
 }
 
-/// A rotation of an account's token in a Secret, with this record.
+/// TokenRotation for an account's token in a Secret, with `record` in its status.
 fn waiting(record: &RotationRecord) -> TokenRotation {
     let mut rotation: TokenRotation = serde_json::from_value(serde_json::json!({
         "metadata": {
@@ -143,7 +143,8 @@ fn a_rotation_rests_by_its_record_alone_until_something_is_due_or_unknown() {
     }
 }
 
-/// A failed publication is tried again at the recorded time, with the credential in memory.
+/// A process that has the pending credential in memory tries a failed publication again at the
+/// recorded time.
 #[test]
 fn a_rotation_rests_only_until_its_next_try() {
     let made = MintedCredential { hash: "h3".into(), issued: DAY, expires: Some(31 * DAY) };
@@ -169,6 +170,6 @@ fn a_rotation_rests_only_until_its_next_try() {
     };
     assert_eq!(until(&unpublished, DAY + 1), Some(DAY + 5));
     assert_eq!(until(&unpublished, DAY + 5), Some(DAY + 5));
-    // Another process may still have the credential in memory.
+    // A process without the credential waits longer, because another process may have it in memory.
     assert_eq!(until(&None, DAY + 5), Some(DAY + HELD_ELSEWHERE));
 }

@@ -24,7 +24,7 @@ const LONGEST_REASON: usize = 400;
 pub struct WatchedCredentials {
     /// Listed credentials, the most urgent first.
     pub listed: Vec<WatchedCredential>,
-    /// Number of credentials that are not listed, because the status is full.
+    /// Number of credentials that `listed` omits, because the status is full.
     pub beyond: usize,
 }
 
@@ -37,19 +37,19 @@ impl WatchedCredentials {
         Self { listed: all, beyond }
     }
 
-    /// Earliest expiry of a listed credential that is not replaced. `None`: no such credential has
-    /// a known expiry.
+    /// Earliest expiry of a credential in `listed` that is not replaced. `None`: no such credential
+    /// has a known expiry.
     pub fn first_end(&self) -> Option<Seconds> {
         self.listed.iter().filter(|one| !one.rotated).filter_map(end).min()
     }
 
-    /// Number of listed credentials whose expiry could not be read.
+    /// Number of credentials in `listed` whose expiry could not be read.
     pub fn unknown_count(&self) -> usize {
         self.listed.iter().filter(|one| one.unknown.is_some()).count()
     }
 
-    /// Text about the listed credentials that expire by `at` and are not replaced. The text names
-    /// the first `MOST_NAMED` of them, and counts the others.
+    /// Text about the credentials in `listed` that expire by `at` and are not replaced. The text
+    /// names the first `MOST_NAMED` of them, and counts the others.
     pub fn ending_by(&self, at: Seconds, now: Seconds) -> String {
         let near: Vec<&WatchedCredential> =
             self.listed.iter().filter(|one| is_near(one, at)).collect();
@@ -94,8 +94,8 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
     }
 }
 
-/// Restores the expiry of credentials that have ended from an earlier status (`before`). The exact
-/// end of such a credential is not known, so the end that was reported first stays.
+/// Replaces the expiry of each ended credential by the expiry in the earlier status `before`. The
+/// exact end of such a credential is not known, so the end that was reported first stays.
 pub fn keep_first_ends(
     watched: &mut WatchedCredentials,
     before: &[WatchedCredential],
@@ -112,7 +112,8 @@ pub fn keep_first_ends(
     }
 }
 
-/// Entry for a token. `user`: the kubeconfig's user who has the token, or empty.
+/// Entry of a status for a token. `user`: kubeconfig's user who has the token. Empty: the token is
+/// in no kubeconfig.
 pub fn token_entry(user: &str, claims: &TokenClaims) -> WatchedCredential {
     WatchedCredential {
         user: cut_name(user),
@@ -122,7 +123,7 @@ pub fn token_entry(user: &str, claims: &TokenClaims) -> WatchedCredential {
     }
 }
 
-/// Entry for a user whose credential does not state its expiry. `why`: the reason.
+/// Entry of a status for a user whose credential does not state its expiry. `why`: reason for this.
 pub fn unknown_entry(user: &str, why: &str) -> WatchedCredential {
     WatchedCredential {
         user: cut_name(user),

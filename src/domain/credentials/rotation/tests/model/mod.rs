@@ -76,7 +76,8 @@ fn whatever_happens_what_the_target_holds_works() {
     assert!(published > SEEDS, "only {published} published: the random orders do not reach far");
 }
 
-/// Each part of the protocol is necessary: without it, some order of steps fails.
+/// Each part of the protocol is necessary: if it is left out, some order of steps breaks an
+/// invariant.
 #[test]
 fn without_any_one_part_some_order_goes_wrong() {
     for fault in Fault::ALL {

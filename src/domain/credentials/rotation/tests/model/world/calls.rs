@@ -58,7 +58,7 @@ impl World {
         Ok(())
     }
 
-    /// Delivers to the target the last write that is under way.
+    /// Carries out the newest write that is under way to the target.
     pub(super) fn land(&mut self) {
         let Some((replaces, hash, keep)) = self.in_flight.pop() else { return };
         let version = self.secret.as_ref().map(|secret| secret.version.to_string());
@@ -74,7 +74,8 @@ impl World {
         self.note();
     }
 
-    /// Revokes a credential, if a second read of the target leads to the same decision.
+    /// Revokes a credential for the worker `who`, if a second read of the target leads to the same
+    /// decision.
     pub(super) fn revoke(&mut self, who: usize, name: &str) {
         self.look(who);
         let Some((record, _, seen)) = self.workers[who].looked.clone() else { return };
@@ -84,7 +85,7 @@ impl World {
         for credential in self.credentials.values_mut().filter(|c| c.name == name && c.ours) {
             credential.alive = false;
         }
-        // The next read shows that the credential is gone.
+        // The worker must read again, because its last read still has the credential.
         self.workers[who].looked = None;
     }
 }

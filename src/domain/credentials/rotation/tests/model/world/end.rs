@@ -27,7 +27,8 @@ impl World {
         Ok(())
     }
 
-    /// Runs without disturbances until one credential works and no other credential of ours exists.
+    /// Runs both workers, without failures and edits, until one credential works and no other
+    /// credential of the operator exists.
     pub fn calm(&mut self) -> Result<(), String> {
         self.mend();
         while !self.in_flight.is_empty() {
@@ -131,7 +132,7 @@ impl World {
     fn one_is_left(&self) -> Result<(), String> {
         let held = self.secret.as_ref().and_then(|secret| secret.token.clone()).unwrap_or_default();
         let held_works = works(&self.credentials[&held], self.now);
-        // A credential that is not revoked counts, even if it has expired.
+        // Every credential that is not revoked counts, even an expired one.
         let ours: BTreeSet<&String> =
             self.credentials.values().filter(|c| c.ours && c.alive).map(|c| &c.name).collect();
         let expected = BTreeSet::from([&self.credentials[&held].name]);

@@ -18,11 +18,11 @@ pub enum Move {
     Look(usize),
     Act(usize),
     Crash(usize),
-    /// The next call is refused.
+    /// The next call of this worker is refused.
     FailNext(usize),
-    /// The next call is carried out, and its answer is lost.
+    /// The next call of this worker is carried out, and its answer is lost.
     LoseNext(usize),
-    /// The next publication stays under way until `Land`.
+    /// The next publication of this worker stays under way until `Land`.
     HangNext(usize),
     Land,
     Pass(Seconds),
@@ -36,7 +36,7 @@ pub enum Move {
     Leak,
 }
 
-/// Part of the protocol that is left out.
+/// Part of the protocol that a run leaves out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     RevokeBeforeOverlap,
@@ -67,9 +67,10 @@ impl Fault {
 struct Credential {
     name: String,
     alive: bool,
-    /// Revoked by a person.
+    /// Whether a person has revoked the credential.
     by_hand: bool,
-    /// Reported as leaked, or replaced because of such a report.
+    /// Whether a report of a leak means the credential. A report means every credential except the
+    /// one that is published because of it.
     leaked: bool,
     ours: bool,
     expires: Option<Seconds>,
@@ -83,13 +84,14 @@ struct Secret {
     token: Option<String>,
     kept: Option<String>,
     spoilt: bool,
-    /// Whether a person has put a replaced token back. This does not extend the token's overlap.
+    /// Whether a person has put a replaced token back. Its overlap does not begin again.
     put_back: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Worker {
-    /// State that the worker has read and not acted on yet, with the version of the record.
+    /// Last read that the worker has not acted on yet. Field 0: record. Field 1: version of the
+    /// record. Field 2: observed state.
     looked: Option<(RotationRecord, u64, ObservedState)>,
     unpublished: Option<UnpublishedCredential>,
     trouble: Option<Trouble>,
@@ -203,8 +205,8 @@ impl World {
         self.check()
     }
 
-    /// Sets the time in `held` for the token in the target. A token that a person has put back is
-    /// ignored.
+    /// Sets the time in `held` to now for the token in the target, unless a person has put the
+    /// token back.
     fn note(&mut self) {
         let secret = self.secret.as_ref().filter(|secret| !secret.put_back);
         if let Some(hash) = secret.and_then(|secret| secret.token.clone()) {
@@ -289,7 +291,7 @@ impl World {
             self.look(who);
             return Ok(());
         };
-        // The clock is read last.
+        // Time may have passed since the worker read the state.
         seen.now = self.now;
         let act = self.decide(who, &record, &seen);
         let trouble = match act {
@@ -332,7 +334,7 @@ impl World {
                     self.published += u64::from(change == RecordChange::Published);
                 }
                 if leak && self.record.current.as_ref() == Some(&current) {
-                    // After a report of a leak, all earlier credentials count as leaked.
+                    // A report of a leak means all credentials except the new one.
                     for (hash, credential) in &mut self.credentials {
                         credential.leaked |= *hash != current.hash;
                     }
@@ -385,7 +387,8 @@ impl World {
         self.record_version += 1;
         self.named.extend(next.pending.iter().map(|pending| pending.name.clone()));
         self.record = next.clone();
-        // The worker continues with its own record, and with the target that it read before.
+        // The worker goes on with the record that it has just written, and with the target as it
+        // read it before the write.
         self.workers[who].looked = Some((next, self.record_version, seen.clone()));
         true
     }

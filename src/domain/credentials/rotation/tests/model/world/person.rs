@@ -3,7 +3,8 @@
 use super::{Credential, Secret, World};
 
 impl World {
-    /// Writes the Secret as a person does.
+    /// Writes the Secret as a person does. `hash`: token that the person puts back. `None`: the
+    /// Secret gets a new foreign token, or no token if `foreign` is false.
     pub(super) fn edit(&mut self, foreign: bool, hash: Option<String>) {
         self.versions += 1;
         let put_back = hash.is_some();
