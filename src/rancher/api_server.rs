@@ -18,15 +18,16 @@ use super::transport::ServerTarget;
 use super::{RancherError, TrustedRoots};
 use crate::domain::credentials::kubeconfig::ServerEndpoint;
 
-/// Pause between two tries. Tries are necessary, because the servers behind one URL accept a new
-/// token at different times.
+/// Pause between two tries of a new token. Another try may be necessary, because the servers behind
+/// one URL accept a new token at different times.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
-/// An API server, or a proxied path to one.
+/// A Kubernetes API server, reached directly or through a proxy path.
 pub struct ApiServer(ServerTarget);
 
 impl ApiServer {
-    /// The server that a kubeconfig points to.
+    /// The API server that a kubeconfig names. The error says why no token may be sent to the
+    /// server.
     pub fn of(reach: &ServerEndpoint) -> Result<Self, String> {
         if let Some(fault) = reach.fault() {
             return Err(fault.to_string());
@@ -36,8 +37,8 @@ impl ApiServer {
         Self::new(&reach.server, trust, reach.server_name.as_deref())
     }
 
-    /// The server at a URL. The error says why the URL or the authorities cannot be used. `name`:
-    /// the name in the server's certificate, if it differs from the URL's host.
+    /// The API server at a URL. The error says why the URL or the authorities cannot be used.
+    /// `name`: the name in the server's certificate, if it differs from the URL's host.
     pub fn new(url: &str, trust: TrustedRoots<'_>, name: Option<&str>) -> Result<Self, String> {
         ServerTarget::new(url, trust, name).map(Self)
     }
@@ -46,10 +47,10 @@ impl ApiServer {
         &self.0
     }
 
-    /// Asks for the token's user until the server names `user`. An unknown token and a denied
-    /// review are retried. After two other faults, or after the time `within`, the last fault is
-    /// returned as the error. A server that accepts the token but cannot name its user is a
-    /// success.
+    /// Asks the server for the user of `token` until the server names `user`. If the server does
+    /// not know the token, or denies the review, the call is tried again. After two other faults,
+    /// or after the time `within`, the last fault is returned as the error. A server that accepts
+    /// the token but cannot name its user is a success.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
         let call = self.0.name_call(&Method::POST, REVIEW);
         let mut why =

@@ -100,7 +100,7 @@ struct Pagination {
 }
 
 impl RancherClient {
-    /// The Secret of a credential. `None`: no Secret has this name.
+    /// Reads the Secret of the cloud credential `name`. `None`: no Secret has this name.
     pub async fn stored(
         &self,
         key: &SecretText,
@@ -113,8 +113,9 @@ impl RancherClient {
         }
     }
 
-    /// Writes a content into a Secret, if the Secret has not changed since the read that returned
-    /// `was`. `ends`: expiry of the new token. `None`: the content has no new token.
+    /// Writes `content` into the Secret of the cloud credential `name`, if the Secret has not
+    /// changed since the read that returned `was`. `ends`: expiry of the new token. `None`:
+    /// `content` has no new token.
     pub async fn write(
         &self,
         key: &SecretText,
@@ -155,7 +156,7 @@ impl RancherClient {
         read(&answer)
     }
 
-    /// The credentials for Harvester that the key's user may see.
+    /// Cloud credentials for Harvester that the user of `key` may see.
     pub async fn credentials(
         &self,
         key: &SecretText,
@@ -176,13 +177,15 @@ impl RancherClient {
         Ok(DatedAnswer { value: listed.collect(), date: answer.date })
     }
 
-    /// Error because a content cannot be written into the Secret of a credential. Nothing was sent.
+    /// Error for content that cannot be written into the Secret of the cloud credential `name`. No
+    /// request was sent.
     pub(super) fn not_written(&self, name: &str, why: String) -> RancherError {
         let call = self.name_call(&Method::PATCH, &format!("{SECRETS}/{name}"));
         RancherError::Refused { call, status: 0, message: why }
     }
 
-    /// Path of the Secret of a credential. `method`: method of the call, for the error.
+    /// Path of the Secret of the cloud credential `name`. `method`: HTTP method that an error
+    /// names.
     fn secret_path(&self, method: &Method, name: &str) -> Result<String, RancherError> {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         if name.is_empty() || !name.chars().all(fits) {

@@ -14,8 +14,8 @@ use tokio_rustls::rustls::{self, CertificateError};
 /// Maximum length of a server's text, and of a call's name, in an error, in bytes. A longer text is
 /// cut.
 const LONGEST: usize = 200;
-/// Longest run of token characters that an error repeats, in bytes. A longer run may be a secret,
-/// because names are shorter.
+/// Maximum length of a word of token characters in an error, in bytes. A longer word may be a
+/// secret, because names are shorter.
 const LONGEST_WORD: usize = 40;
 
 /// Name of a call in errors: the HTTP method and the path of the request. The query is left out,
@@ -45,7 +45,7 @@ impl fmt::Display for RancherCall {
 /// Reason why a call failed, with the name of the call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RancherError {
-    /// No complete answer arrived. The server may have carried out a write.
+    /// No complete answer arrived. The server may have carried out a write. The text says why.
     #[error("{0}: no answer: {1}")]
     Silent(RancherCall, String),
     /// The token is expired, deleted, disabled or unknown. Rancher does not say which.
@@ -77,7 +77,7 @@ pub enum RancherError {
 }
 
 impl RancherError {
-    /// Whether the server may have carried out a write in spite of the error.
+    /// Whether the server may have carried out a write although the call returned this error.
     pub fn may_be_done(&self) -> bool {
         match self {
             Self::Silent(..) | Self::Unreadable(..) => true,
@@ -89,8 +89,8 @@ impl RancherError {
     /// Error for an answer with an unsuccessful HTTP status.
     pub(super) fn of(call: RancherCall, status: u16, body: &[u8]) -> Self {
         let read: Option<Value> = serde_json::from_slice(body).ok().filter(Value::is_object);
-        // If Rancher is missing, a proxy may answer for it, such as an ingress. A 404 of the proxy
-        // says nothing about Rancher's objects.
+        // A 404 that is no JSON object comes from a proxy, such as an ingress, in front of a
+        // Rancher that is missing. This answer says nothing about Rancher's objects.
         if read.is_none() && status == 404 {
             let message = "the answer is not Rancher's".to_owned();
             return Self::Refused { call, status, message };
@@ -102,8 +102,8 @@ impl RancherError {
         let message = safe(text.or(plain.filter(|_| body.is_null())).unwrap_or_default().trim());
         match status {
             401 => Self::Unauthorized(call),
-            // If a cluster other than Rancher's own does not accept a token, it treats the request
-            // as unauthenticated.
+            // A cluster behind Rancher treats a request with an unknown token as unauthenticated,
+            // and answers 403.
             403 if message.contains("system:unauthenticated") => Self::Unauthorized(call),
             403 => Self::Forbidden(call, message),
             404 => Self::NotFound(call, message),
@@ -148,7 +148,7 @@ pub(super) fn unconnected(error: &std::io::Error) -> String {
     }
 }
 
-/// The text, cut to [`LONGEST`], without runs of characters that may be a secret.
+/// Returns the text without long words that may be a secret, cut to [`LONGEST`].
 pub(super) fn safe(text: &str) -> String {
     let belongs = |c: char| c.is_ascii_alphanumeric() || "-_+/=".contains(c);
     let mut out = String::new();

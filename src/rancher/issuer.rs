@@ -19,7 +19,7 @@ use crate::domain::credentials::token::TokenClaims;
 pub struct RancherIssuer {
     rancher: RancherClient,
     key: SecretText,
-    /// Authorities from the spec, in PEM.
+    /// Certificate authorities from the spec, in PEM. `None`: the spec names none.
     authority: Option<String>,
 }
 
@@ -28,9 +28,9 @@ pub struct RancherIssuer {
 pub struct IssuedTokens {
     /// The API that lists the tokens, and makes new ones.
     pub api: TokenApi,
-    /// ID of the key's user. Empty: Rancher does not list tokens to this key.
+    /// ID of the API key's user. Empty: Rancher refuses to list tokens to this API key.
     pub user: String,
-    /// Tokens of that user.
+    /// Tokens of the API key's user.
     pub tokens: Vec<ListedToken>,
     /// Server time, in seconds since the epoch. `None`: the server did not send it.
     pub now: Option<Seconds>,
@@ -64,14 +64,14 @@ pub struct TokenLife {
     /// Whether the token is accepted. `None`: unknown, because the key's user may not see the
     /// token.
     pub alive: Option<bool>,
-    /// Whether Rancher does not show the token to the API key, although it would show a token of
-    /// the key's user.
+    /// Whether Rancher's answer to the API key lacks the token, although it would have a token of
+    /// the key's user. Such a token was deleted, or belongs to another user.
     pub is_missing: bool,
 }
 
 impl TokenLife {
-    /// Describes the credential in a target. `self`: state of the credential's token. `token`: that
-    /// token. `in_cloud_credential`: whether the target is a cloud credential.
+    /// Describes the credential `token` in a target. `self`: state of `token`.
+    /// `in_cloud_credential`: whether the target is a cloud credential.
     pub fn held(self, token: &SecretText, in_cloud_credential: bool) -> TargetCredential {
         let report = IssuerReport::of(token, &self.claims, in_cloud_credential);
         TargetCredential {
@@ -107,13 +107,13 @@ impl RancherIssuer {
         let DatedAnswer { value: TokenList { api, mut tokens }, date } =
             self.rancher.tokens(&self.key).await?;
         let user = self.user(api, &tokens).await?;
-        // In ext.cattle.io an administrator sees the tokens of all users.
+        // The API ext.cattle.io lists the tokens of all users to an administrator.
         tokens.retain(|token| token.user == user);
         Ok(IssuedTokens { api, user, tokens, now: date })
     }
 
-    /// ID of the key's user, taken from the list, or from a review if the list does not give it.
-    /// Any token of a /v3 list gives the ID, because /v3 lists only the tokens of one user.
+    /// ID of the API key's user, from the list of tokens (`listed`), or else from a review. Any
+    /// token of a /v3 list gives the ID, because /v3 lists only the tokens of one user.
     async fn user(&self, api: TokenApi, listed: &[ListedToken]) -> Result<String, RancherError> {
         let name = self.key.claims().name;
         let own = |token: &&ListedToken| api == TokenApi::V3 || token.name == name;
@@ -128,7 +128,7 @@ impl RancherIssuer {
         })
     }
 
-    /// The cloud credentials for Harvester that the key's user may see.
+    /// Cloud credentials for Harvester that the API key's user may see.
     pub async fn credentials(&self) -> Result<Vec<ListedCredential>, RancherError> {
         Ok(self.rancher.credentials(&self.key).await?.value)
     }
@@ -150,9 +150,10 @@ impl RancherIssuer {
         Ok((value, made))
     }
 
-    /// Tests a new token. The server where the token will be used must accept it, and a read of the
-    /// token from Rancher must succeed. Without `reach`, the token is tested through Rancher in
-    /// `cluster`. If `cluster` is not given either, the token is tested in Rancher's own cluster.
+    /// Tests the new token `value`. The server where the token will be used must accept it, and a
+    /// read of the token from Rancher must succeed. Without `reach`, the token is tested through
+    /// Rancher in `cluster`. If `cluster` is not given either, the token is tested in Rancher's own
+    /// cluster.
     pub async fn verify(
         &self,
         value: &SecretText,
@@ -186,8 +187,9 @@ impl RancherIssuer {
         }
     }
 
-    /// State of a token in a target, as Rancher reports it to the API key. The token itself is not
-    /// sent. It may belong to another user, and Rancher would record that this user has used it.
+    /// State of the token `value` in a target, as Rancher reports it to the API key. The token
+    /// itself is not sent: it may belong to another user, and Rancher would record that this user
+    /// has used it.
     pub async fn life(
         &self,
         value: &SecretText,
@@ -206,7 +208,8 @@ impl RancherIssuer {
         if let Some(own) = issued.tokens.iter().find(|token| token.name == claims.name) {
             return Ok(life(own, now));
         }
-        // /v3 shows no tokens of other users; in ext.cattle.io an administrator may see them.
+        // The API /v3 shows no tokens of other users. The API ext.cattle.io may show them, if the
+        // API key is an administrator's.
         if [issued.api, TokenApi::of(&claims.name)].contains(&TokenApi::Ext) {
             match self.rancher.token(&self.key, &claims.name).await {
                 Ok(DatedAnswer { value: Some(token), date }) => {
@@ -239,7 +242,7 @@ impl RancherIssuer {
         Ok(())
     }
 
-    /// The server that a kubeconfig points to. The trusted certificate authorities are those of the
+    /// Client for the server that a kubeconfig names. The certificate authorities are those of the
     /// kubeconfig, or else those of the spec.
     pub(super) fn place(&self, reach: &ServerEndpoint) -> Result<RancherClient, String> {
         let authority = match &reach.authority {
@@ -277,7 +280,7 @@ impl IssuedTokens {
 
 fn life(token: &ListedToken, now: Option<Seconds>) -> TokenLife {
     let over = token.ends.is_some_and(|end| now.is_some_and(|now| end <= now));
-    // The description of a token that a plan made is the name that the plan gave.
+    // A plan gives each of its tokens a name, which Rancher stores as the description.
     let name = if token.description.is_empty() { &token.name } else { &token.description };
     let claims = TokenClaims {
         name: if is_name(name) { name.clone() } else { token.name.clone() },

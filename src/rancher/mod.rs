@@ -40,8 +40,8 @@ pub use trusted_roots::TrustedRoots;
 
 use crate::domain::credentials::secret_text::SecretText;
 
-/// Path of an access review, which every account may request everywhere. The request succeeds if
-/// the server accepts the token, and fails otherwise.
+/// Path of SelfSubjectAccessReviews, which every account may create at every API server. The
+/// request succeeds if the server accepts the token, and fails otherwise.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// Reads the text that the Rancher at a URL serves at a path without authentication. The server's
@@ -52,12 +52,13 @@ pub async fn shown(url: &str, path: &str) -> Result<String, RancherError> {
     text.map(str::to_owned).map_err(|_| answer.unreadable("it is no text"))
 }
 
-/// An answer, with its date by the server's clock.
+/// An answer of a server, with its date.
 #[derive(Clone, Debug)]
 pub struct DatedAnswer<T> {
     /// The answer.
     pub value: T,
-    /// Seconds since the epoch. `None`: the server did not send a date.
+    /// Date by the server's clock, in seconds since the epoch. `None`: the server did not send a
+    /// date.
     pub date: Option<i64>,
 }
 
@@ -72,14 +73,15 @@ impl fmt::Debug for RancherClient {
 }
 
 impl RancherClient {
-    /// The server at a URL. The error says why the URL or the authorities cannot be used.
+    /// Client for the server at a URL. The error says why the URL or the authorities cannot be
+    /// used.
     pub fn new(url: &str, trust: TrustedRoots<'_>) -> Result<Self, String> {
         ServerTarget::new(url, trust, None).map(Self)
     }
 
-    /// A cluster behind this server, at the URL that a kubeconfig names. A URL on another server is
-    /// an error, because the other server would get the token. `name`: the name in the server's
-    /// certificate, if it differs from the URL's host.
+    /// Client for a cluster behind this server, at the URL that a kubeconfig names. A URL on
+    /// another server is an error, because the other server would get the token. `name`: the name
+    /// in the server's certificate, if it differs from the URL's host.
     pub fn cluster(
         &self,
         url: &str,
@@ -96,14 +98,14 @@ impl RancherClient {
         Ok(Self(there))
     }
 
-    /// The cluster with this ID behind this server.
+    /// Client for the cluster with this ID behind this server.
     fn behind(&self, id: &str) -> Self {
         Self(self.0.below(&format!("/k8s/clusters/{id}")))
     }
 
-    /// Asks for the user of a token. Success proves that the server accepts the token. A request
-    /// for the server's version would prove nothing, because servers answer such a request without
-    /// authentication.
+    /// Asks the server for the user of a token. Success proves that the server accepts the token. A
+    /// request for the server's version would prove nothing, because servers answer such a request
+    /// without authentication.
     pub async fn bearer(
         &self,
         token: &SecretText,
@@ -111,7 +113,7 @@ impl RancherClient {
         token_bearer::bearer(&self.0, token.reveal()).await
     }
 
-    /// Name in errors of the call with this method and this path.
+    /// Name that an error gives to the call with this method and this path.
     fn name_call(&self, method: &Method, path: &str) -> RancherCall {
         self.0.name_call(method, path)
     }

@@ -19,9 +19,9 @@ use crate::domain::credentials::secret_text::SecretText;
 /// Maximum number of namespaces to review. If there are more, and the rights in the reviewed
 /// namespaces do not suffice, the result is [`TokenRights::Unknown`].
 const MOST_NAMESPACES: usize = 16;
-/// Deadline for all reviews of a token, because the reviews block one of the few workers.
+/// Time limit for all reviews of one token. They block one of the few workers meanwhile.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
-/// Path of the list of namespaces that the user may see. Rancher's UI uses this list for the choice
+/// Path of the list of namespaces that a user may see. Rancher's UI offers this list for the choice
 /// of the machines' namespace.
 const NAMESPACES: &str = "/v1/namespaces";
 
@@ -38,8 +38,8 @@ pub enum TokenRights {
 
 impl RancherIssuer {
     /// Whether the bearer of a token has the rights that Rancher's node driver needs, at the server
-    /// that `reach` names. An error: the server does not accept the token, or some replica does not
-    /// accept it yet.
+    /// that `reach` names. The error says that a replica of the server does not accept the token,
+    /// perhaps not yet.
     pub async fn rights(
         &self,
         value: &SecretText,
@@ -86,8 +86,9 @@ impl ApiServer {
     }
 }
 
-/// The first right of the node driver that a token's bearer lacks, if there is one. `namespace`:
-/// namespace of the right. `None`: all namespaces.
+/// The first right of the node driver that a token's bearer lacks. `None`: the bearer has all
+/// rights. `namespace`: namespace of the rights. Without `namespace`, rights in all namespaces
+/// count.
 async fn lacks(
     server: &ServerTarget,
     token: &str,
@@ -112,7 +113,7 @@ impl RancherClient {
         let Some(lacking) = lacks(&self.0, token.reveal(), None).await? else {
             return Ok(TokenRights::Enough);
         };
-        // Rights that are missing cluster-wide may exist in a namespace.
+        // A right that is missing cluster-wide may exist in a namespace.
         let namespaces = self.namespaces(token).await?;
         for namespace in namespaces.iter().take(MOST_NAMESPACES) {
             if lacks(&self.0, token.reveal(), Some(namespace)).await?.is_none() {

@@ -31,20 +31,21 @@ pub struct ReplacementToken<'a> {
     pub token: &'a SecretText,
     /// Expiry of the token, in seconds since the epoch. `None`: the token does not expire.
     pub ends: Option<Seconds>,
-    /// Whether the present token stays beside the new one.
+    /// Whether the replaced token stays in the cloud credential, beside the new one.
     pub keep: bool,
     /// Server where the token is used, if that is not this Rancher.
     pub to: Option<&'a ServerEndpoint>,
 }
 
 impl CloudCredentialView {
-    /// Rancher's user who created the credential, and may read it. `None`: the target is
-    /// [`TargetState::Unfit`].
+    /// ID of the Rancher user who created the cloud credential, and may read it. `None`: the target
+    /// is [`TargetState::Unfit`].
     pub fn owner(&self) -> Option<&str> {
         self.there.as_ref().map(|there| there.credential.owner.as_str())
     }
 
-    /// The server where the credential is used. `None`: the target is [`TargetState::Unfit`].
+    /// Server where the cloud credential's token is used. `None`: the target is
+    /// [`TargetState::Unfit`].
     pub fn reach(&self) -> Option<&ServerEndpoint> {
         self.there.as_ref().map(|there| &there.credential.reach)
     }
@@ -92,8 +93,8 @@ impl RancherIssuer {
         Ok(CloudCredentialView { target, now, there })
     }
 
-    /// Writes a token into a cloud credential, if the cloud credential has not changed since it was
-    /// read (`sight`). An unfit target is not written.
+    /// Writes the token `new` into the cloud credential `name`, if the cloud credential has not
+    /// changed since `sight` was read. An unfit target is not written.
     pub async fn publish(
         &self,
         name: &str,
@@ -106,8 +107,8 @@ impl RancherIssuer {
         self.store(name, &there.stored, content, Some(TokenEnd(new.ends))).await
     }
 
-    /// Removes the kept old token from a cloud credential, if the cloud credential has not changed
-    /// since it was read (`sight`).
+    /// Removes the kept old token from the cloud credential `name`, if the cloud credential has not
+    /// changed since `sight` was read.
     pub async fn drop_old(
         &self,
         name: &str,

@@ -60,7 +60,8 @@ pub(super) async fn bearer(
     Ok(DatedAnswer { value: TokenBearer { user: Some(username), token: named }, date: answer.date })
 }
 
-/// Asks only whether the server accepts the token, because the server cannot name its user.
+/// Asks the server only whether it accepts the token. Used if the server cannot name the token's
+/// user.
 async fn accepted(
     there: &ServerTarget,
     token: &str,

@@ -4,8 +4,9 @@ use super::{ListedToken, RancherError, RancherIssuer};
 use crate::domain::credentials::rotation::IssuerReport;
 
 impl RancherIssuer {
-    /// Whether the state of the token differs from the earlier report `seen`, or the key's user may
-    /// not see the token any more. Takes one call with the API key. The token itself is not used.
+    /// Whether the state of the token differs from the earlier report `seen`, or the API key's user
+    /// may not see the token any more. Makes one call with the API key. The token itself is not
+    /// used.
     pub async fn differs(&self, seen: &IssuerReport) -> bool {
         let found = self.rancher().token(self.key(), &seen.id).await;
         differs(&found.map(|found| found.value), seen)
@@ -16,7 +17,7 @@ fn differs(found: &Result<Option<ListedToken>, RancherError>, seen: &IssuerRepor
     match found {
         Ok(Some(token)) => !token.enabled || token.ends != seen.expires,
         Ok(None) | Err(RancherError::Unauthorized(_) | RancherError::Forbidden(..)) => true,
-        // Any other error proves no difference.
+        // Any other error, such as a missing answer, does not prove a difference.
         Err(_) => false,
     }
 }

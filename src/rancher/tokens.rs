@@ -63,11 +63,12 @@ pub struct ListedToken {
     pub description: String,
     /// Time of creation, in seconds since the epoch.
     pub created: i64,
-    /// Expiry, in seconds since the epoch. `None`: never.
+    /// Expiry, in seconds since the epoch. `None`: the token does not expire.
     pub ends: Option<i64>,
     /// The only cluster that accepts the token. `None`: the token is not limited.
     pub cluster: Option<String>,
-    /// Whether the token is enabled: an administrator can disable it. The expiry is not considered.
+    /// Whether the token is enabled: an administrator can disable it. An expired token may still be
+    /// enabled.
     pub enabled: bool,
 }
 
@@ -76,7 +77,7 @@ pub struct ListedToken {
 pub struct MintedToken {
     /// Fields of the new token.
     pub token: ListedToken,
-    /// The bearer token. Rancher returns it only once.
+    /// Text of the token. Rancher returns it only once.
     pub secret: SecretText,
 }
 
@@ -213,7 +214,8 @@ impl RancherClient {
         minted(&answer, form.token(&answer)?, secret)
     }
 
-    /// Tokens of the key's user. Where /v3 is gone, an administrator gets the tokens of all users.
+    /// Lists the tokens of the key's user. If the server does not have the API /v3 any more, an
+    /// administrator gets the tokens of all users.
     pub async fn tokens(&self, key: &SecretText) -> Result<DatedAnswer<TokenList>, RancherError> {
         let answer = match self.send(key, Method::GET, V3, None).await {
             Ok(answer) => answer,
@@ -232,8 +234,8 @@ impl RancherClient {
         Ok(DatedAnswer { value: TokenList { api: TokenApi::Ext, tokens }, date: answer.date })
     }
 
-    /// The token with this name. `None`: no such token is visible to the key's user. A token may
-    /// always read itself, unless it is limited to a cluster.
+    /// Reads the token with this name. `None`: no such token is visible to the user of `key`. A
+    /// token may always read itself, unless it is limited to a cluster.
     pub async fn token(
         &self,
         key: &SecretText,
@@ -252,7 +254,7 @@ impl RancherClient {
         Ok(DatedAnswer { value: Some(token), date: answer.date })
     }
 
-    /// Revokes a token. False: no token of this name is visible to the key's user.
+    /// Revokes the token with this name. False: no such token is visible to the user of `key`.
     pub async fn revoke(&self, key: &SecretText, name: &str) -> Result<bool, RancherError> {
         let path = self.token_path(&Method::DELETE, name)?;
         match self.send(key, Method::DELETE, &path, None).await {
@@ -262,7 +264,7 @@ impl RancherClient {
         }
     }
 
-    /// Path of the token with this name. `method`: method of the call, for the error.
+    /// Path of the token with this name. `method`: HTTP method that an error names.
     fn token_path(&self, method: &Method, name: &str) -> Result<String, RancherError> {
         let (folder, name) = match name.strip_prefix(EXT_PREFIX) {
             Some(name) => (EXT, name),
@@ -321,7 +323,7 @@ fn minted(
     Ok(DatedAnswer { value: MintedToken { token, secret }, date: answer.date })
 }
 
-/// Whether the error shows that the server does not have the API.
+/// Whether the error shows that the server does not have the requested API.
 fn is_gone(error: &RancherError) -> bool {
     matches!(error, RancherError::NotFound(..) | RancherError::Refused { status: 405, .. })
 }

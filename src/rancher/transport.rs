@@ -40,9 +40,10 @@ use super::trusted_roots::{TrustedRoots, settings};
 use crate::tls;
 
 const CONNECT: Duration = Duration::from_secs(8);
-/// Deadline of a call, including connecting. It is longer than a short freeze of the machine.
+/// Time limit for a call, including its connection. A short freeze of the machine does not exceed
+/// it.
 const WHOLE: Duration = Duration::from_secs(25);
-/// Longest body that is read, in bytes. A list of thousands of tokens fits.
+/// Maximum length of an answer's body, in bytes. A list of thousands of tokens fits.
 const LONGEST_BODY: usize = 8 << 20;
 const LONGEST_HEAD: usize = 64 * 1024;
 const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));
@@ -79,7 +80,7 @@ pub(super) struct WireAnswer {
 }
 
 impl WireAnswer {
-    /// Error because the answer does not have the expected format. `why` must hold no text of the
+    /// Error for an answer that does not have the expected format. `why` must hold no text of the
     /// answer.
     pub(super) fn unreadable(&self, why: impl Into<String>) -> RancherError {
         RancherError::Unreadable(self.call.clone(), why.into())
@@ -133,14 +134,15 @@ impl ServerTarget {
         &self.prefix
     }
 
-    /// Name in errors of the call with this method and this path, to this server.
+    /// Name that an error gives to the call with this method and this path, to this server.
     pub(super) fn name_call(&self, method: &Method, path: &str) -> RancherCall {
         RancherCall::new(method, &format!("{}{path}", self.prefix))
     }
 
     /// Sends a request and reads the answer.
     pub(super) async fn call(&self, ask: WireRequest<'_>) -> Result<WireAnswer, RancherError> {
-        // An empty token is refused here, because the server would treat the request as anonymous.
+        // No request with an empty token is sent, because the server would treat the request as
+        // anonymous.
         if ask.token.is_empty() {
             return Err(RancherError::Unauthorized(self.name_call(&ask.method, ask.path)));
         }
