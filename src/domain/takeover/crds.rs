@@ -39,8 +39,8 @@ pub fn form(stored: &Value) -> CrdForm {
     }
 }
 
-/// Merge patch that puts the versions `ours` back into a CRD after other versions have replaced
-/// them. Helm's label and annotations do not change. Their recorded values do not change either.
+/// Merge patch that puts the versions `ours` back into the CRD `stored`, after other versions have
+/// replaced them. Helm's label and annotations do not change, and neither do their recorded values.
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let record = annotations[ANNOTATION_FORM].as_str();
@@ -56,7 +56,8 @@ pub fn repaired(stored: &Value, ours: &Value) -> Value {
     })
 }
 
-/// Merge patch that puts back the status subresource that [`without_status`] removed.
+/// Merge patch that gives every version the status subresource again, after [`without_status`] has
+/// removed it.
 pub fn with_status(stored: &Value) -> Value {
     let mut versions = stored["spec"]["versions"].clone();
     for version in versions.as_array_mut().into_iter().flatten() {
@@ -71,9 +72,10 @@ pub fn with_status(stored: &Value) -> Value {
     })
 }
 
-/// Merge patch that puts the versions `ours` into the stored CRD, and records the former versions.
-/// If `operator`, the operator's Deployment, belongs to a Helm release, the release then owns the
-/// CRD, and a later `helm upgrade` of the operator upgrades the CRD.
+/// Merge patch that puts the versions `ours` into the CRD `stored`, and records the former
+/// versions. `operator`: the operator's Deployment. If the Deployment belongs to a Helm release,
+/// this release owns the CRD after the patch. A later `helm upgrade` of the operator then upgrades
+/// the CRD.
 pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let release = RELEASE.map(|key| &operator["metadata"]["annotations"][key]);
@@ -89,7 +91,8 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
             record["versions"] = before["versions"].clone();
         }
         // A program that puts another form back may leave the label and annotations of the
-        // operator's Helm release. In this case, their earlier record stays.
+        // operator's Helm release. In that case, the new record has the values of the earlier
+        // record.
         if RELEASE.map(|key| &annotations[key]) == release {
             record["managedBy"] = before["managedBy"].clone();
             record["release"] = before["release"].clone();
@@ -137,7 +140,7 @@ pub fn restored(stored: &Value) -> Option<Value> {
 
 /// Merge patch that removes the status subresource from every version, and marks the CRD with
 /// [`ANNOTATION_STATUS_REMOVED`]. With the subresource, the API server would drop the status that
-/// the Go controller writes by plain updates. `None`: no version has the subresource.
+/// Harvester's Go controller writes by plain updates. `None`: no version has the subresource.
 pub fn without_status(stored: &Value) -> Option<Value> {
     let mut versions = stored["spec"]["versions"].clone();
     let mut had = false;
@@ -279,8 +282,8 @@ mod tests {
         assert_eq!(form(&upgraded), CrdForm::Expected);
         upgraded["spec"]["versions"] = harvesters("b");
         assert_eq!(form(&upgraded), CrdForm::Replaced);
-        // Tests both the label and annotations that `adopted` wrote, and those that a chart has
-        // written since then.
+        // In the first round, the CRD has the label and annotations that `adopted` wrote. In the
+        // second round, a chart has written its own.
         for marks in [["hgo", "lb"], ["harvester", "harvester-system"]] {
             let mut upgraded = upgraded.clone();
             for (key, value) in RELEASE.into_iter().zip(marks) {

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use super::steps::{Direction, Leader, SUB_CHART, TakeoverProgram, TakeoverState, TakeoverStep};
 use crate::takeover::forecast::{Effect, Forecast, ForecastFinding};
 
-/// Maximum number of findings of one effect that are printed. Further findings are only counted.
+/// Maximum number of findings with the same effect that are printed. Further findings are only
+/// counted.
 const MOST: usize = 200;
 
 /// Describes one step, as a sentence.
@@ -94,7 +95,7 @@ fn replicas(state: &TakeoverState, program: TakeoverProgram) -> String {
         .map_or_else(String::new, |d| format!(", {} of {} replicas ready", d.ready, d.wanted))
 }
 
-/// Numbered list of the steps that are left, or the obstacle that stops the plan.
+/// Numbered list of the steps that are left in `direction`, or the obstacle that stops the plan.
 pub fn plan(direction: Direction, state: &TakeoverState) -> String {
     match direction.plan(state) {
         Ok(steps) if steps.is_empty() => "nothing is left to do\n".to_owned(),

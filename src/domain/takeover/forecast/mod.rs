@@ -31,7 +31,7 @@ pub struct StoredObjects {
 }
 
 /// Effect that the operator's start has on a faulty object, or on an object for which the operator
-/// has a stricter rule than the Go controller.
+/// has a stricter rule than Harvester's Go controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
     /// The address of a LoadBalancer changes or is lost.
@@ -42,7 +42,8 @@ pub enum Effect {
     Repairs,
 }
 
-/// A fault of an object, or a difference between the operator and the Go controller for it.
+/// A fault of an object, or a difference between the operator and Harvester's Go controller that
+/// concerns the object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForecastFinding {
     /// Effect that the operator's start has on the object.
@@ -66,7 +67,7 @@ pub struct Forecast {
     pub touched: BTreeSet<String>,
     /// Number of LoadBalancers that keep the address that they publish.
     pub keep: usize,
-    /// Number of LoadBalancers without an address that get an address.
+    /// Number of LoadBalancers that have no address and get one.
     pub gain: usize,
     /// Number of LoadBalancers whose address the host or the guest leases, so that they need no
     /// pool.
@@ -82,7 +83,8 @@ impl Forecast {
     }
 }
 
-/// Reads the stored objects into an allocator, and asks it for the address of each LoadBalancer.
+/// Reads the stored objects into an allocator, and asks the allocator for the address of each
+/// LoadBalancer.
 pub fn forecast(stored: &StoredObjects) -> Forecast {
     let mut forecast = Forecast::default();
     let mut allocator = PoolAllocator::default();
@@ -150,8 +152,8 @@ fn repaired(pool: &str, repair: &LedgerRepair) -> Option<ForecastFinding> {
     Some(ForecastFinding { effect: Effect::Repairs, object: format!("IPPool {pool}"), text })
 }
 
-/// Findings for ranges whose start is above their end. The Go controller swaps start and end
-/// (`pkg/ipam/allocator.go`, `MakeRange`), and the operator does the same with stored ranges.
+/// Findings for ranges whose start is above their end. Harvester's Go controller swaps start and
+/// end (`pkg/ipam/allocator.go`, `MakeRange`), and the operator does the same with stored ranges.
 fn reversed(pool: &PoolSeen) -> impl Iterator<Item = ForecastFinding> + '_ {
     let faults =
         pool.spec.ranges.iter().enumerate().filter_map(|(i, range)| ranges::reversed(i, range));

@@ -7,7 +7,7 @@ use crate::load_balancer::facts::{LbSurroundings, Project, facts};
 use crate::network::Segment;
 use api::IPPool;
 
-/// Pools and LoadBalancers as the Go controller stores them.
+/// Pools and LoadBalancers as Harvester's Go controller stores them.
 #[derive(Default)]
 struct World {
     stored: StoredObjects,
@@ -28,8 +28,8 @@ impl World {
         self
     }
 
-    /// Adds a LoadBalancer of a guest cluster. The LoadBalancer publishes the address `ip`, unless
-    /// `ip` is empty.
+    /// Adds a LoadBalancer of a guest cluster. The LoadBalancer publishes the address `ip` of the
+    /// pool `pool`, unless `ip` is empty.
     fn lb(self, name: &str, pool: &str, ip: &str) -> Self {
         let status = match ip {
             "" => json!({}),

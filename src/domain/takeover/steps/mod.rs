@@ -21,16 +21,17 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-/// Annotation of a Deployment: the number of replicas that it had before a take-over, or the way
-/// back, set the number to 0.
+/// Annotation of a Deployment: number of its replicas before a step set the number to 0. A
+/// take-over writes it, and so does the way back to Harvester's Go controller.
 pub const ANNOTATION_REPLICAS: &str = "loadbalancer.harvesterhci.io/replicas-before-takeover";
-/// Annotation of the ManagedChart: the values of its sub-chart before a take-over, as JSON.
+/// Annotation of the ManagedChart: values of [`SUB_CHART`] before a take-over, as JSON.
 pub const ANNOTATION_VALUES: &str = "loadbalancer.harvesterhci.io/values-before-takeover";
-/// Sub-chart of Harvester's chart that installs the Go controller
+/// Sub-chart of Harvester's chart that installs Harvester's Go controller for load balancers
 /// (harvester: `deploy/charts/harvester/Chart.yaml`).
 pub const SUB_CHART: &str = "harvester-load-balancer";
-/// Finalizers of the Go controller on VMs, which are not the operator's objects. For each handler,
-/// wrangler adds one finalizer to each object that it sees (`pkg/generic/remove.go`, `OnRemove`).
+/// Finalizers of Harvester's Go controller on VMs, which are not the operator's objects. For each
+/// handler, the controller's library wrangler adds one finalizer to each object that it sees
+/// (`pkg/generic/remove.go`, `OnRemove`).
 pub const VM_FINALIZERS: [&str; 2] = [
     "wrangler.cattle.io/harvester-lb-vm-controller",
     "wrangler.cattle.io/harvester-lb-vmi-controller",
@@ -39,9 +40,9 @@ pub const VM_FINALIZERS: [&str; 2] = [
 /// A program that a Deployment runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeoverProgram {
-    /// The Go controller.
+    /// Harvester's Go controller for load balancers.
     GoController,
-    /// The Go webhook.
+    /// Admission webhook of Harvester's Go controller.
     GoWebhook,
     /// The operator, this program.
     Operator,
@@ -69,7 +70,7 @@ pub struct Deployment {
     pub running: i32,
     /// `status.readyReplicas`.
     pub ready: i32,
-    /// Number of replicas before it was set to 0, from [`ANNOTATION_REPLICAS`]. `None`: not
+    /// Number of replicas before a step set it to 0, from [`ANNOTATION_REPLICAS`]. `None`: not
     /// recorded.
     pub before: Option<i32>,
 }
@@ -81,21 +82,22 @@ pub struct Deployment {
 pub struct ManagedChart {
     /// `namespace/name`.
     pub name: String,
-    /// `spec.values` of the sub-chart [`SUB_CHART`]; null if there are none.
+    /// `spec.values` of the sub-chart [`SUB_CHART`]. Null: the sub-chart has no values.
     pub values: Value,
-    /// Values of the sub-chart before a take-over, from [`ANNOTATION_VALUES`].
+    /// Values of the sub-chart before a take-over, from [`ANNOTATION_VALUES`]. `None`: not
+    /// recorded.
     pub before: Option<Value>,
 }
 
 impl ManagedChart {
-    /// Values of the sub-chart that start neither the Go controller nor the Go webhook (charts:
-    /// `charts/harvester-load-balancer/templates/deployment.yaml`).
+    /// Values of the sub-chart that start neither Harvester's Go controller nor its webhook
+    /// (charts: `charts/harvester-load-balancer/templates/deployment.yaml`).
     pub fn stopped() -> Value {
         json!({"replicaCount": 0, "webhook": {"replicasCount": 0}})
     }
 
     /// Merge patch that puts back the recorded values of the sub-chart. A value that the record
-    /// does not have is null in the patch, and so is removed.
+    /// lacks is null in the patch, so the patch removes it.
     pub fn restored(&self) -> Value {
         let Some(Value::Object(before)) = &self.before else { return Value::Null };
         let mut patch = json!({"replicaCount": null, "webhook": null});
@@ -108,8 +110,7 @@ impl ManagedChart {
         patch
     }
 
-    /// Whether an installation with these values starts neither the Go controller nor the Go
-    /// webhook.
+    /// Whether Fleet starts neither Harvester's Go controller nor its webhook with these values.
     fn starts_nothing(&self) -> bool {
         self.values["replicaCount"] == 0 && self.values["webhook"]["replicasCount"] == 0
     }
@@ -132,7 +133,7 @@ pub struct Crd {
 /// Whether the Go controller can work with the CRD's stored form, or with the recorded form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WayBack {
-    /// No version has the status subresource: the Go controller can work with the CRD.
+    /// No stored version has the status subresource, so the Go controller can work with the CRD.
     #[default]
     Open,
     /// A form that the Go controller can work with is recorded in [`super::crds::ANNOTATION_FORM`].
@@ -156,12 +157,12 @@ pub enum Leader {
 /// Content of the validating webhook configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WebhookContent {
-    /// No configuration, or a configuration that leads to the Go webhook.
+    /// No configuration exists, or the API server calls the Go webhook.
     #[default]
     Other,
-    /// The operator is called, and a write is refused if the call gets no answer.
+    /// The API server calls the operator, and refuses a write if the call gets no answer.
     Operator,
-    /// The operator is called, and a write passes if the call gets no answer.
+    /// The API server calls the operator, and accepts a write if the call gets no answer.
     OperatorOpen,
 }
 
@@ -191,11 +192,12 @@ pub struct TakeoverState {
 pub enum TakeoverStep {
     /// Annotate the CRD, so that Helm keeps it.
     KeepCrd(String),
-    /// Set the replicas in the values of the ManagedChart to 0, and record the former values.
+    /// Set the numbers of replicas in the values of the ManagedChart to 0, and record the former
+    /// values.
     StopChart,
     /// Wait until the operator has registered its admission webhook.
     AwaitAdmission,
-    /// Set the replicas of the program to 0, and record their former number.
+    /// Set the number of the program's replicas to 0, and record the former number.
     Stop(TakeoverProgram),
     /// Wait until no pod of the program is left.
     AwaitEnd(TakeoverProgram),
@@ -207,13 +209,14 @@ pub enum TakeoverStep {
     AdoptCrd(String),
     /// Put the recorded form of the CRD back.
     RestoreCrd(String),
-    /// Remove the Go controller's finalizers from VMs.
+    /// Remove the finalizers of Harvester's Go controller from this number of objects.
     RemoveFinalizers(usize),
     /// Let the API server accept writes even if the operator's admission does not answer.
     OpenAdmission,
     /// Set the values of the ManagedChart back to the recorded values.
     RestoreChart,
-    /// Set the replicas of the program to this number: the recorded number, or 1 without a record.
+    /// Set the number of the program's replicas to field 1: the recorded number, or 1 without a
+    /// record.
     Start(TakeoverProgram, i32),
     /// Wait until a replica of the program is ready.
     AwaitReady(TakeoverProgram),
@@ -238,8 +241,8 @@ impl TakeoverStep {
 pub enum Direction {
     /// The operator takes over from the Go controller.
     TakeOver {
-        /// Whether the operator's CRDs replace Harvester's. A CRD whose former form is recorded is
-        /// replaced in any case.
+        /// Whether the operator's CRDs replace Harvester's. A CRD with a recorded former form is
+        /// replaced even if this is false.
         crds: bool,
     },
     /// The Go controller takes over from the operator.
@@ -247,7 +250,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The next step from this state. `None`: nothing is left to do. The error names the obstacle.
+    /// The next step from this state. `None`: no step is left. The error names the obstacle.
     pub fn next(self, state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
         match self {
             Self::TakeOver { crds } => take_over(state, crds),
@@ -272,8 +275,8 @@ fn take_over(state: &TakeoverState, crds: bool) -> Result<Option<TakeoverStep>, 
     if state.operator.is_none() {
         return Err("the operator is not installed: helm install it first. It stands by while the Go controller leads".to_owned());
     }
-    // The Go controller is stopped only if a replica of the operator can take over its work. After
-    // a return to the Go controller no replica runs, so the operator is started first.
+    // Harvester's Go controller is stopped only if a replica of the operator can take over its
+    // work. After a return to the Go controller, no replica runs, so the operator is started first.
     if let Some(step) = state.beginning(TakeoverProgram::Operator) {
         return Ok(Some(step));
     }
@@ -322,8 +325,8 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
     if let Some(TakeoverStep::Stop(_)) = end {
         return Ok(end);
     }
-    // This step is done while the operator's replicas still answer. If the replicas ended before
-    // this step, each write of a guest would fail.
+    // The webhook configuration is opened before the plan waits for the end of the operator's pods.
+    // If no replica answered before this step, each write of a guest would fail.
     if state.admission == WebhookContent::Operator {
         return Ok(Some(TakeoverStep::OpenAdmission));
     }
@@ -373,7 +376,7 @@ impl TakeoverState {
     fn beginning(&self, program: TakeoverProgram) -> Option<TakeoverStep> {
         let deployment = self.deployment(program)?;
         if deployment.wanted == 0 {
-            // Without a record of the former number, one replica is started.
+            // One replica is started if the former number is not recorded.
             return Some(TakeoverStep::Start(program, deployment.before.unwrap_or(1).max(1)));
         }
         (deployment.ready == 0).then_some(TakeoverStep::AwaitReady(program))
@@ -383,7 +386,7 @@ impl TakeoverState {
         self.crds.iter_mut().filter(|crd| crd.name == name).for_each(change);
     }
 
-    /// Applies the effect of a step that succeeds.
+    /// Changes this state as `step` changes the cluster if the step succeeds.
     fn carry_out(&mut self, direction: Direction, step: &TakeoverStep) {
         match step {
             TakeoverStep::KeepCrd(name) => self.change_crd(name, |crd| crd.is_kept = true),

@@ -18,7 +18,7 @@ fn deployment(name: &str, replicas: i32) -> Deployment {
     }
 }
 
-/// A Harvester with the operator installed beside the Go controller.
+/// State of a Harvester cluster where the operator is installed beside Harvester's Go controller.
 fn harvester() -> TakeoverState {
     let crd = |plural: &str| Crd {
         name: format!("{plural}.loadbalancer.harvesterhci.io"),
@@ -84,7 +84,8 @@ fn nothing_is_stopped_where_no_replica_could_go_on() {
         next(Deployment { ready: 0, ..operator() }),
         TakeoverStep::AwaitReady(TakeoverProgram::Operator)
     );
-    // The operator's Deployment after a way back.
+    // After a way back to the Go controller, the operator's Deployment has 0 replicas and a
+    // recorded number. The plan starts the operator first.
     let stopped = Deployment { before: Some(2), ..deployment("harvester-guest-operator", 0) };
     assert_eq!(next(stopped), TakeoverStep::Start(TakeoverProgram::Operator, 2));
 }
@@ -125,8 +126,8 @@ fn the_way_back_ends_the_operator_before_the_go_webhook_starts() {
     assert_eq!((chart.values, chart.before), (json!({"enabled": true}), None));
 }
 
-/// The Go controller would not read its own writes of the status while the status is a subresource
-/// (`pkg/ipam/store/store.go`, `Reserve`).
+/// Harvester's Go controller would not read its own writes of the status while the status is a
+/// subresource (`pkg/ipam/store/store.go`, `Reserve`).
 #[test]
 fn there_is_no_way_back_while_a_status_is_a_subresource() {
     let mut state = harvester();
@@ -141,7 +142,7 @@ fn there_is_no_way_back_while_a_status_is_a_subresource() {
     assert!(refusal.contains("no Deployment of the Go controller"), "{refusal}");
 }
 
-/// The operator's form of the CRDs would drop the status that the Go controller writes.
+/// The operator's form of the CRDs would drop the status that Harvester's Go controller writes.
 #[test]
 fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
     let mut state = harvester();
@@ -173,7 +174,8 @@ fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
     assert_eq!(TAKE_OVER.plan(&harvester()).unwrap().len(), 9);
 }
 
-/// Deployments that Fleet starts again are stopped again, and their first recorded number stays.
+/// A Deployment that Fleet starts again after a take-over is stopped again. The number of replicas
+/// that was recorded first stays.
 #[test]
 fn what_comes_back_is_stopped_again() {
     let mut state = harvester();
@@ -275,7 +277,7 @@ fn any_state() -> impl Strategy<Value = TakeoverState> {
 
 proptest! {
     /// Both directions come to an end from any state. At the end no step is left, or the next step
-    /// is refused. In the second case the plan from the first state is refused too.
+    /// is refused. If the next step is refused, the plan from the first state is refused too.
     #[test]
     fn every_plan_ends(state in any_state()) {
         for direction in [TAKE_OVER, WITH_CRDS, Direction::Undo] {
