@@ -29,7 +29,7 @@ pub const RETRY: Duration = Duration::from_millis(400);
 /// than other replicas may take the Lease.
 pub const SAFETY_MARGIN: Duration = Duration::from_millis(500);
 
-/// Lease duration of the Go controller, in seconds (wrangler, `pkg/leader/leader.go`).
+/// Lease duration of Harvester's Go controller, in seconds (wrangler, `pkg/leader/leader.go`).
 const GO_LEASE_SECONDS: u8 = 45;
 
 /// Intervals and deadlines that follow from a lease duration.
@@ -45,10 +45,11 @@ impl ElectionPace {
         Self { seconds, others: seconds }
     }
 
-    /// Pace for a Lease for which the Go controller also competes. Programs other than this
-    /// operator must wait at least the Go controller's own lease duration, 45 s. So the Go
-    /// controller does not take the Lease while an API server stalls for some seconds and replicas
-    /// cannot renew.
+    /// Pace that follows from a lease duration in seconds, for a Lease that Harvester's Go
+    /// controller may also take. Programs other than this operator must wait 45 s (the Go
+    /// controller's own lease duration) or `seconds`, whichever is longer. So the Go controller
+    /// does not take the Lease while an API server stalls for some seconds and replicas cannot
+    /// renew.
     pub const fn beside_go(seconds: u8) -> Self {
         let others = if seconds > GO_LEASE_SECONDS { seconds } else { GO_LEASE_SECONDS };
         Self { seconds, others }
@@ -77,8 +78,9 @@ impl ElectionPace {
         self.duration() * 2 / 5
     }
 
-    /// Time until which the holder may act as the leader, if the API server has accepted the
-    /// renewal that was sent at `sent`: the lease duration after `sent`, less [`SAFETY_MARGIN`].
+    /// Time until which the holder may act as the leader. `sent`: time at which the holder sent the
+    /// last renewal that the API server accepted. The result is the lease duration after `sent`,
+    /// less [`SAFETY_MARGIN`].
     pub fn trusted_until(self, sent: Duration) -> Duration {
         sent + self.duration().saturating_sub(SAFETY_MARGIN)
     }
@@ -88,7 +90,7 @@ impl ElectionPace {
     }
 }
 
-/// Lease as it was last read.
+/// Lease as this process last read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseSeen {
     /// `spec.holderIdentity`; empty when the Lease was released.
@@ -134,7 +136,7 @@ pub enum LeaseAction {
 /// resourceVersion than at an earlier read. An outdated read is not the cause, because the API
 /// server reads a Lease with a quorum of etcd. After such a restore, this process's caches contain
 /// objects with old versions. The API server will assign these versions again, to other content. A
-/// watch from such a version gets no events until the API server has reached the version.
+/// watch from an old version gets no events until the API server has assigned that version again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreWentBack {
     /// Greatest resourceVersion of the Lease that this process has read.
@@ -217,8 +219,9 @@ mod tests {
         assert_eq!(observer.decide(Some(lease("", "1")), "me", at(0)), LeaseAction::Acquire);
     }
 
-    /// client-go's lock reads the object, changes its `spec` and writes the object back
-    /// (`leaselock.go`, `Update`), so the annotation of this operator stays.
+    /// The annotation with the last replica stays while the Go controller leads: client-go's lock
+    /// reads the Lease, changes its `spec` and writes the whole Lease back (`leaselock.go`,
+    /// `Update`).
     #[test]
     fn a_holder_that_is_no_replica_of_the_operator_is_another_controller() {
         assert_eq!(lease("go", "1").other_controller(), Some("go"));
@@ -234,8 +237,8 @@ mod tests {
         );
     }
 
-    /// The expiry of a Lease counts from the last change that was observed here, whatever times the
-    /// Lease contains.
+    /// The duration of a Lease counts from the time at which this process last observed a change of
+    /// the Lease. The times in the Lease do not matter.
     #[test]
     fn a_foreign_lease_is_taken_only_after_its_own_duration_without_change() {
         let mut observer = LeaseObserver::default();
@@ -258,7 +261,8 @@ mod tests {
     fn a_lease_of_an_older_version_is_of_a_store_that_went_back() {
         let mut observer = LeaseObserver::default();
         observer.decide(Some(lease("me", "10")), "me", at(0));
-        // A Lease that was deleted and created again has a greater version too.
+        // The resourceVersion also grows when the Lease is deleted and created again. So a smaller
+        // one means that the store went back.
         assert_eq!(observer.decide(None, "me", at(1)), LeaseAction::Create);
         let back = StoreWentBack { from: 10, to: 9 };
         for holder in ["me", "go", ""] {
@@ -266,7 +270,7 @@ mod tests {
             assert_eq!(action, LeaseAction::StartAnew(back), "{holder:?}");
         }
         assert_eq!(observer.decide(Some(lease("me", "10")), "me", at(3)), LeaseAction::Renew);
-        // A version that is not a number is ignored.
+        // A resourceVersion that is not a number counts as unchanged.
         assert_eq!(observer.decide(Some(lease("me", "a")), "me", at(4)), LeaseAction::Renew);
     }
 
@@ -277,7 +281,7 @@ mod tests {
             let lasts = Duration::from_secs(pace.seconds().into());
             let trusted = pace.trusted_until(at(10));
             assert!(trusted < at(10) + lasts, "{seconds}");
-            // If one renewal times out, the holder has time to send another one.
+            // If one renewal times out, the holder can send another one before its claim ends.
             assert!(at(10) + pace.renew_every() + pace.deadline() < trusted, "{seconds}");
         }
         let pace = ElectionPace::beside_go(DEFAULT_LEASE_SECONDS);

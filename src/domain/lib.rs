@@ -35,8 +35,8 @@ pub struct LbFacts {
     pub created: i64,
     /// Requirement that a pool must meet to give the LoadBalancer an address.
     pub requirement: pools::selection::PoolRequirement,
-    /// Segment of the network that the LoadBalancer names, or that the VMs of its guest cluster
-    /// name. `None`: no network is named.
+    /// Segment of the network that the LoadBalancer names. If it names none, this is the segment of
+    /// its guest cluster's VMs. `None`: no network is known.
     pub segment: Option<network::Segment>,
     /// Whether a guest cluster announces the address. `false`: the nodes of the host cluster
     /// announce it.
@@ -45,8 +45,8 @@ pub struct LbFacts {
     pub named_pool: Option<String>,
     /// Claim that `status.allocatedAddress` publishes.
     pub published: Option<Claim>,
-    /// Present or former claim, from an annotation. A LoadBalancer that was restored from a backup
-    /// still has this annotation.
+    /// Claim that an annotation of the LoadBalancer records: its present claim, or a former one. A
+    /// LoadBalancer that was restored from a backup still has this annotation.
     pub former: Option<Claim>,
     /// Whether the facts were read from the API server for this decision, not from a cache that may
     /// be old.

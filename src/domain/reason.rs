@@ -79,7 +79,7 @@ impl NoAddressReason {
         }
     }
 
-    /// Whether this reason is about the pool with the given name.
+    /// Whether this reason is about the pool `name`.
     pub fn names(&self, name: &str) -> bool {
         match self {
             Self::NoMatch { .. } | Self::ClusterRemoved { .. } => false,
@@ -262,24 +262,25 @@ impl NoLease {
     }
 }
 
-/// The host has leased an address by DHCP, and the address is published.
+/// The host has leased an address by DHCP, and the LoadBalancer's status contains the address.
 pub const LEASED: &str = "Leased";
 /// The host takes over the address that an announcer leased by DHCP.
 pub const TAKEOVER: &str = "DHCPTakeover";
-/// The lease that the host held has ended, and the address is withdrawn.
+/// The lease of the host has ended, and the LoadBalancer's status no longer contains the address.
 pub const LEASE_LOST: &str = "DHCPLeaseLost";
-/// An address is claimed and published.
+/// An address is claimed, and the LoadBalancer's status contains it.
 pub const ALLOCATED: &str = "Allocated";
 /// The announcer leases the address by DHCP.
 pub const DHCP: &str = "DHCP";
 /// The address is announced, and leads to VMs that can answer.
 pub const ANNOUNCED: &str = "Announced";
-/// The address is announced, but some VMs are served at their last observed address.
+/// The address is announced, but some VMs report no address now. Traffic goes to the last address
+/// that each of them reported.
 pub const LAST_KNOWN_ADDRESS: &str = "LastKnownAddress";
 /// The address is announced, but the health check is invalid and is not run.
 pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
-/// The address is announced, but VMs that fail their health check are served too, because most VMs
-/// failed at once.
+/// The address is announced, but VMs that fail their health check still get traffic. Their failures
+/// are doubted, because most VMs failed at once.
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
 /// An address is claimed for the LoadBalancer, but no announcer announces it yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
@@ -293,7 +294,7 @@ pub const NO_BACKENDS: &str = "NoRunningBackends";
 /// No running VM has a suitable address.
 pub const NO_BACKEND_ADDRESS: &str = "NoBackendAddress";
 /// Running VMs report only addresses that they are not allowed to have. The condition's status is
-/// True if other VMs serve.
+/// still True if other VMs serve.
 pub const BACKEND_ADDRESS_REFUSED: &str = "BackendAddressRefused";
 /// Running VMs fail their health check, or have not passed it yet.
 pub const BACKENDS_UNHEALTHY: &str = "BackendsUnhealthy";
@@ -326,7 +327,8 @@ pub const SCOPE_CONFLICT: &str = "ScopeConflict";
 pub const DELETING: &str = "Deleting";
 
 /// Suffix of [`other_controller`]'s text, if IPPool still has the status subresource. The other
-/// controller writes the status by updates of the whole IPPool, and the API server drops it there.
+/// controller writes the status by updates of the whole IPPool, and the API server drops the status
+/// from such updates.
 pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource here, which silently drops that controller's records, so that it may allocate one address twice: restore Harvester's CRD, or stop that controller";
 
 /// Suffix of [`other_controller`]'s text, if the operator has removed the status subresource of

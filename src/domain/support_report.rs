@@ -13,13 +13,14 @@ use api::{
     ANNOTATION_NETWORK, Condition, ConditionStatus, IPPool, LoadBalancer, READY, TokenRotation,
 };
 
-/// Maximum length of each list: decisions, LoadBalancers that wait, and TokenRotations that are not
-/// ready. The limit keeps the report of a large site small enough to send.
+/// Maximum length of each list in the report: decisions, LoadBalancers that are not ready, and
+/// TokenRotations that are not ready. The limit keeps the report of a large site small enough to
+/// send.
 const MOST: usize = 200;
 /// Maximum number of credentials whose expiry is in a report.
 const MOST_ENDS: usize = 50;
 
-/// A pool's spec, the counts of its addresses, and its conditions.
+/// Report of a pool: its spec, the counts of its addresses, and its conditions.
 pub fn pool(pool: &IPPool) -> Value {
     let status = pool.status.clone().unwrap_or_default();
     json!({
@@ -90,7 +91,7 @@ pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
             all.push((format!("LoadBalancer {}", facts::name(lb)), condition, address));
         }
     }
-    // RFC 3339 times in UTC have the same order as their texts.
+    // Times are compared as texts: RFC 3339 times in UTC sort like their texts.
     all.sort_by(|a, b| b.1.last_update_time.cmp(&a.1.last_update_time));
     let entry = |(object, condition, address): (String, &Condition, _)| json!({"object": object, "condition": condition, "allocatedAddress": address});
     all.into_iter().take(MOST).map(entry).collect()
@@ -133,7 +134,7 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
             wrong.push((ready.last_update_time.clone(), name, entry));
         }
     }
-    // RFC 3339 times in UTC have the same order as their texts.
+    // Times are compared as texts: RFC 3339 times in UTC sort like their texts.
     ends.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
     wrong.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
     json!({
@@ -148,8 +149,8 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
 const APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Copy of a webhook configuration, or of parts of a CRD, for the report. In place of a
-/// certificate, the copy says whether there is one. `managedFields` and kubectl's last applied
-/// object are left out.
+/// certificate, the copy says whether there is one. The copy omits `managedFields` and the object
+/// that `kubectl apply` stored.
 pub fn registration(configuration: &Value) -> Value {
     match configuration {
         Value::Object(fields) => {
