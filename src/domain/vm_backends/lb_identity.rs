@@ -15,7 +15,7 @@ pub struct LbIdentity<'a> {
     pub uid: &'a str,
 }
 
-/// Owner reference to a LoadBalancer for the objects that serve it.
+/// Owner reference to the LoadBalancer `lb`, for its Service and its EndpointSlices.
 pub(super) fn owner_reference(lb: LbIdentity<'_>) -> Value {
     json!({
         "apiVersion": format!("{GROUP}/v1beta1"),

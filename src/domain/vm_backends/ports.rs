@@ -6,7 +6,7 @@ pub const MOST_LISTENERS: usize = 256;
 /// Listener: a port of the address, and the port of the VMs to which it leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerPort {
-    /// Name of the listener; may be empty if it is the only listener.
+    /// Name of the listener; may be empty if the LoadBalancer has no other listener.
     pub name: String,
     /// Protocol: TCP or UDP.
     pub protocol: String,

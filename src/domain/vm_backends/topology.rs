@@ -13,7 +13,7 @@ use api::kubevirt::{TOPOLOGY_REGION, TOPOLOGY_ZONE};
 /// Merge patch that sets a VM's topology annotations to the region and zone of `node`, on which the
 /// VM runs. `None`: the annotations are right already, or must not be changed.
 ///
-/// If the node has no region and no zone, nothing is changed, so annotations that a user set by
+/// If the node has neither region nor zone, the result is `None`. So annotations that a user set by
 /// hand stay.
 pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {
     let silent = node.region.is_none() && node.zone.is_none();
@@ -62,7 +62,8 @@ mod tests {
         assert_eq!(rests_on["metadata"]["resourceVersion"], "7");
     }
 
-    /// The VM moved to a node without a zone, so the old zone would be wrong.
+    /// The VM moved to a node without a zone. The zone of the former node would be wrong, so it is
+    /// removed.
     #[test]
     fn what_a_speaking_node_does_not_say_is_taken_back() {
         let patch =

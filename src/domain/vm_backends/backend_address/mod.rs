@@ -25,7 +25,7 @@ pub struct NetworkRange {
 /// Facts that decide whether a VM may have an address that it reports.
 #[derive(Clone, Copy)]
 pub struct AddressRules<'a> {
-    /// Address of the load balancer itself; `None` if it is not known.
+    /// Address of the LoadBalancer that selects the VM; `None` if it is not known.
     pub own: Option<IpAddr>,
     /// Returns the cluster's object that has the given address, if there is such an object.
     pub reserved: &'a dyn Fn(IpAddr) -> Option<Reserved>,
@@ -36,7 +36,7 @@ pub struct AddressRules<'a> {
 /// Reason why a VM may not have an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressFault {
-    /// The address is the load balancer's own.
+    /// The address is the LoadBalancer's own.
     Own,
     /// The VM is on the pod network, and none of its pods has the address.
     NotOfPod,
@@ -63,8 +63,8 @@ impl fmt::Display for AddressFault {
 
 /// Returns the reason why a VM may not have an address on a network. `None`: the VM may have it.
 /// `network` is `namespace/name`, or empty for the pod network; `pods` are the VM's pods. `had`
-/// returns whether the VM already had the address. A VM keeps an address that it already had, even
-/// if a load balancer later gets the same address.
+/// returns whether the VM already had the address. A VM that already had an address keeps it, even
+/// if a LoadBalancer later gets the same address.
 pub fn fault(
     address: IpAddr,
     network: &str,

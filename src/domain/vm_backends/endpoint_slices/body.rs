@@ -30,7 +30,8 @@ pub struct SliceBody<'a> {
 struct EndpointBody<'a> {
     addresses: [IpAddr; 1],
     conditions: EndpointConditions,
-    /// Reference to the VM. Harvester's Go controller expects a reference in every endpoint.
+    /// Reference to the VM. Harvester's Go controller expects such a reference in every endpoint,
+    /// including the sink.
     target_ref: TargetRef<'a>,
     #[serde(skip_serializing_if = "str::is_empty")]
     node_name: &'a str,
@@ -78,8 +79,8 @@ pub fn create<'a>(
     body(lb, head, endpoints)
 }
 
-/// Merge patch that gives a stored slice these ports and endpoints. `version`: resourceVersion that
-/// the stored slice must have. `triggered`: as for [`create`].
+/// Merge patch that replaces the ports and endpoints of a stored slice. `version`: resourceVersion
+/// that the stored slice must have. `triggered`: RFC 3339 time of the event that caused the write.
 pub fn patch<'a>(
     lb: LbIdentity<'a>,
     version: &str,

@@ -63,7 +63,8 @@ pub struct StoredSlice {
 }
 
 impl StoredSlice {
-    /// Returns a copy of the slice with this version and this value of `holds_settings`.
+    /// Returns a copy of the slice as the API server stored it after a write of its annotations:
+    /// with this version and this value of `holds_settings`.
     #[must_use]
     pub fn annotated(&self, version: String, holds_settings: bool) -> Self {
         Self { version, holds_settings, ..self.clone() }
@@ -119,9 +120,9 @@ impl SliceWrite {
 }
 
 /// Returns the sink: an endpoint that takes traffic and never answers. The sink has the address of
-/// the announcing node, and a port that is closed on this node, so connections are refused at once.
-/// If the node's address is not known, the sink has a reserved address that no host uses (RFC 5737,
-/// RFC 6666).
+/// the node `at`, and a port that is closed there. So the node refuses connections at once. If the
+/// node's address is not known, the sink has a reserved address that no host uses (RFC 5737, RFC
+/// 6666).
 ///
 /// The sink is needed because kube-proxy does not redirect the traffic of a Service that has no
 /// endpoint. The Service's address is then the announcing node's own, so a program that listens on
@@ -151,8 +152,8 @@ pub fn sink_endpoint(name: &str, family: AddressFamily, at: Option<&AnnouncingNo
     }
 }
 
-/// Ports of a slice with these endpoints: the VMs' `ports`. If the sink is among the endpoints, the
-/// number of each port is [`SINK_PORT`].
+/// Ports of a slice with these endpoints. `ports` are the ports of the VMs. If the sink is among
+/// the endpoints, each port gets the number [`SINK_PORT`].
 pub fn ports_of(
     endpoints: &[impl Borrow<VmEndpoint>],
     ports: &[EndpointPort],
@@ -189,14 +190,14 @@ pub fn remembered<S: Borrow<StoredSlice>>(slices: &[S]) -> HashMap<&str, &VmEndp
 pub struct SlicePlan {
     /// Writes, in the order in which they must be done.
     pub writes: Vec<SliceWrite>,
-    /// Whether the slices are as desired after these writes. If not, the caller must plan again
-    /// from the stored slices.
+    /// Whether the slices have all desired endpoints, and no others, after these writes. `false`:
+    /// after the writes, the caller must plan again from the stored slices.
     pub complete: bool,
 }
 
-/// Plans the next writes of a Service's slices. `service` is the Service's name, from which slices
-/// get their names. `ports` are the ports of the VMs, `stored` the present slices, and `desired`
-/// the VMs that must be in them. `announcing` is the node that announces the Service, if known.
+/// Plans the next writes of a Service's slices. `service`: name of the Service, from which slices
+/// get their names. `ports`: ports of the VMs. `stored`: slices that exist now. `desired`: VMs that
+/// must be in the slices. `announcing`: node that announces the Service, if known.
 pub fn plan<S: Borrow<StoredSlice>>(
     service: &str,
     family: AddressFamily,
@@ -278,8 +279,8 @@ fn in_order(
             let took =
                 |write: &SliceWrite| before(write.name()).is_some_and(|s| takes(&s.endpoints) > 0);
             if writes.len() < 2 && !writes.last().is_some_and(took) {
-                // All traffic goes to a slice that is to be deleted. So this plan deletes nothing,
-                // and the next plan deletes that slice.
+                // Only a slice that is to be deleted has endpoints that take traffic. So this plan
+                // deletes nothing, and the next plan deletes that slice.
                 return SlicePlan { writes, complete: false };
             }
             rest.extend(writes.pop());

@@ -73,9 +73,9 @@ pub enum VmBackend {
         /// Reason why the VM may not have the address.
         fault: AddressFault,
     },
-    /// The VM is an endpoint. The result of its health check is not included.
+    /// The VM is an endpoint, if it also passes its health check.
     Endpoint {
-        /// Endpoint, as if it passed its health check.
+        /// Endpoint with the state that it has if the VM passes its health check.
         endpoint: VmEndpoint,
         /// Whether the address comes from the stored EndpointSlices, because the guest agent
         /// reports no address.
@@ -86,7 +86,7 @@ pub enum VmBackend {
 /// Name that stands for an unknown network. No network has this name.
 const ANY_NETWORK: &str = "?";
 
-/// Condition that the address of a VM must meet to be an endpoint of the LoadBalancer.
+/// Condition that the address of a VM must meet, so that the VM is an endpoint of the LoadBalancer.
 #[derive(Clone, Debug)]
 pub struct WantedAddresses<'a> {
     /// Network that the LoadBalancer names; empty if the address may be on any network.
@@ -128,8 +128,8 @@ pub fn backend(
                 known = Some(address);
                 break;
             }
-            // The address is not refused yet, because the pod's address is reported later than the
-            // VM's address.
+            // No address of the VM's pods is known yet. The address is not refused, because a pod's
+            // address may be reported later than the VM's.
             Some(AddressFault::NotOfPod) if pods.iter().all(|pod| pod.addresses.is_empty()) => {}
             Some(fault) => drop(refused.get_or_insert((address, fault))),
         }
@@ -140,7 +140,8 @@ pub fn backend(
     let elsewhere = |last: &IpAddr| vm.nics.iter().any(|nic| nic.addresses.contains(last));
     let may_have = |last: &IpAddr| {
         let mut networks = vm.nics.iter().filter(here).map(|nic| &*nic.network).peekable();
-        // Without an interface on the wanted network, the network of the address is unknown.
+        // If the VM has no interface on the wanted network, the network of its last address is
+        // unknown. Then only the rules for every network count.
         let unsaid = networks.peek().is_none() && fault(*last, ANY_NETWORK).is_none();
         unsaid || networks.any(|network| fault(*last, network).is_none())
     };

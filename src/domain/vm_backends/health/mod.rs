@@ -41,8 +41,8 @@ pub struct CheckSettings {
 }
 
 impl CheckSettings {
-    /// Whether a result of the other check is valid for this check too, because the probe and the
-    /// port are the same. Thresholds, period and timeout do not matter.
+    /// Whether `other` has the same probe and the same port. If so, a result of a probe for `other`
+    /// is valid for this check. Thresholds, period and timeout do not matter.
     pub fn asks_the_same(&self, other: &Self) -> bool {
         self.port == other.port && self.probe == other.probe
     }
@@ -101,7 +101,7 @@ pub struct ProbeTarget {
     pub id: String,
     /// Address of the backend.
     pub address: IpAddr,
-    /// Whether to assume that a new target is healthy until its probes give a verdict.
+    /// Whether a new target counts as healthy until its probes give a verdict.
     pub assume_healthy: bool,
 }
 
@@ -193,9 +193,9 @@ impl BackendHealth {
         true
     }
 
-    /// Times of the last results of this backend, which is behind `lb` and has this address.
-    /// `None`: the backend was never healthy, or its failures were doubted before and now count as
-    /// real.
+    /// History of the probes of this backend. `lb`: LoadBalancer of the backend. `address`: address
+    /// of the backend. `None`: the backend was never healthy, or its failures were doubted before
+    /// and now count as real.
     pub fn sight(self, lb: &str, address: IpAddr) -> Option<ProbeHistory<'_>> {
         let Self { passed, failing, .. } = self;
         let counts = self.passes || (failing.is_some() && !self.settled);
@@ -208,7 +208,7 @@ impl BackendHealth {
         self.failing.filter(|_| !self.settled).map(|since| (self.passed, since))
     }
 
-    /// Whether the backend passed before this moment, and has only failed since.
+    /// Whether the backend's probes passed before `moment`, and have only failed since then.
     fn fell_silent_at(self, moment: Duration) -> bool {
         self.silence().is_some_and(|(passed, since)| (passed..=since).contains(&moment))
     }

@@ -22,8 +22,9 @@ fn check(success_threshold: u32, failure_threshold: u32) -> CheckSettings {
     }
 }
 
-/// Verdict from the whole history. If enough of the last results are equal, they give the verdict.
-/// Otherwise the verdict before the last result stays.
+/// Verdict after all results in `history`. `assumed`: verdict before the first result. If as many
+/// of the last results are equal as `check` demands, they give the verdict. Otherwise, the verdict
+/// before the last result stays.
 fn by_history(assumed: bool, history: &[bool], check: &CheckSettings) -> bool {
     let ends_with = |result: bool, count: u32| {
         let count = usize::try_from(count).unwrap();
@@ -65,7 +66,8 @@ proptest! {
         assumed: bool,
         runs in vec((1_u32..4, 1_u32..3), 1..30),
     ) {
-        // There are never four consecutive successes or three consecutive failures.
+        // There are never four consecutive successes or three consecutive failures, so no threshold
+        // is reached.
         let check = check(4, 3);
         let mut health = BackendHealth::assumed(assumed);
         for (successes, failures) in runs {

@@ -6,38 +6,38 @@ use super::super::ports::MOST_LISTENERS;
 /// valid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListenerFault {
-    /// Spec without a listener.
+    /// The spec has no listener.
     #[error("spec.listeners: a load balancer of type vm needs at least one")]
     Missing,
-    /// More listeners than a Service can have.
+    /// The spec has more listeners than are allowed.
     #[error("spec.listeners: more than {MOST_LISTENERS}: use {MOST_LISTENERS} at most")]
     TooMany,
-    /// The number is no port.
+    /// A port of the listener is not between 1 and 65535.
     #[error("spec.listeners[{index}].{field}: {value} must be 1 to 65535")]
     NoPort {
-        /// Place of the listener in the list.
+        /// Index of the listener in `spec.listeners`.
         index: usize,
-        /// Field with the number.
+        /// Field of the listener: `port` or `backendPort`.
         field: &'static str,
-        /// The number.
+        /// Value of the field.
         value: i32,
     },
-    /// The protocol is not supported.
+    /// The protocol of the listener is neither TCP nor UDP.
     #[error("spec.listeners[{index}].protocol: {protocol:?} must be TCP or UDP")]
     NoProtocol {
-        /// Place of the listener in the list.
+        /// Index of the listener in `spec.listeners`.
         index: usize,
-        /// The protocol.
+        /// Protocol of the listener.
         protocol: String,
     },
-    /// The name is not one that a port of a Service can have.
+    /// The listener has a name that a Service's port cannot have.
     #[error(
         "spec.listeners[{index}].name: {name:?} must be lower-case letters, digits and dashes, begin and end with a letter or digit, and be at most 63 long; only a single listener may have none"
     )]
     NoName {
-        /// Place of the listener in the list.
+        /// Index of the listener in `spec.listeners`.
         index: usize,
-        /// The name.
+        /// Name of the listener.
         name: String,
     },
     /// An earlier listener has the same name.
@@ -45,11 +45,11 @@ pub enum ListenerFault {
         "spec.listeners[{index}].name: {name:?} is the name of spec.listeners[{earlier}] as well: use another"
     )]
     SameName {
-        /// Place of the listener in the list.
+        /// Index of the listener in `spec.listeners`.
         index: usize,
-        /// The name.
+        /// Name of the listener.
         name: String,
-        /// Place of the earlier listener.
+        /// Index of the earlier listener in `spec.listeners`.
         earlier: usize,
     },
     /// An earlier listener has the same port and protocol.
@@ -57,13 +57,13 @@ pub enum ListenerFault {
         "spec.listeners[{index}].port: {protocol} {port} is the port of spec.listeners[{earlier}] as well: use another"
     )]
     SamePort {
-        /// Place of the listener in the list.
+        /// Index of the listener in `spec.listeners`.
         index: usize,
-        /// The protocol.
+        /// Protocol of the listener.
         protocol: String,
-        /// The port.
+        /// Port of the listener.
         port: u16,
-        /// Place of the earlier listener.
+        /// Index of the earlier listener in `spec.listeners`.
         earlier: usize,
     },
 }

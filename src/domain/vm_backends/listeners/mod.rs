@@ -162,13 +162,13 @@ pub fn ports(listeners: &[ListenerPort]) -> Vec<EndpointPort> {
     ports
 }
 
-/// State of the VMs behind a LoadBalancer.
+/// VMs behind a LoadBalancer, grouped by their states.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackendCounts {
-    /// VMs that are endpoints. A VM that fails its health check is in the list too, with `serving`
+    /// VMs that are endpoints. The list includes VMs that fail their health check, with `serving`
     /// false.
     pub endpoints: Vec<VmEndpoint>,
-    /// Number of running VMs without a suitable address, refused VMs included.
+    /// Number of running VMs without a suitable address. The VMs in `refused` are included.
     pub without_address: usize,
     /// Running VMs that report only addresses that they may not have: the name of each VM, its
     /// first such address, and the reason. The list is sorted by name.
@@ -180,7 +180,7 @@ pub struct BackendCounts {
 }
 
 impl BackendCounts {
-    /// Counts the VMs by their states. `healthy` returns whether an endpoint passes its health
+    /// Groups `backends` by their states. `healthy` returns whether an endpoint passes its health
     /// check.
     pub fn new(
         backends: impl IntoIterator<Item = VmBackend>,
@@ -252,7 +252,8 @@ pub enum ServiceState {
     Foreign(String),
     /// The API server refused the Service, for the reason in the text.
     Refused(String),
-    /// An earlier Service must be deleted first.
+    /// The Service cannot be created yet, because an earlier Service of the same name must be
+    /// deleted first.
     Waiting,
     /// kube-vip must ignore the new Service for this time, until kube-proxy has rules for it.
     Held(Duration),
@@ -277,10 +278,11 @@ pub struct ServingStatus {
     /// Text about VMs that fail their health check and still are endpoints. Their failures are
     /// doubted, because most VMs failed at once. `None`: no failure is doubted.
     pub doubted: Option<String>,
-    /// Reason why the address is announced on the announcer's default interface, not on the
-    /// LoadBalancer's network.
+    /// Reason why the address is announced on the announcer's default interface. `None`: the
+    /// address is announced on the LoadBalancer's network, or there is nothing to explain.
     pub default_interface: Option<String>,
-    /// Setting of the Service that does not have its documented effect.
+    /// Setting of the Service that does not have its documented effect. `None`: there is no such
+    /// setting.
     pub misfit: Option<SettingMisfit>,
     /// Address at which the LoadBalancer was last announced, while the Service asks for another
     /// address that is not announced yet. `None` in all other cases.
@@ -288,7 +290,8 @@ pub struct ServingStatus {
 }
 
 impl ServingStatus {
-    /// Status with the state of a Service and its announced addresses, while nothing else is known.
+    /// Status with only the state of a Service and its announced addresses. All other facts are
+    /// unknown.
     pub const fn new(service: ServiceState, ingress: Vec<String>) -> Self {
         Self {
             service,
@@ -330,7 +333,8 @@ pub fn ready(report: &ServingStatus, asked: &str) -> (ConditionStatus, &'static 
         );
     };
     if backends.ready() == 0 {
-        // UIs match the beginnings of three texts: no running VM, no IP, not probed as healthy.
+        // UIs match the beginnings of three of these texts: the texts about no running VM, no
+        // address, and no healthy VM.
         return if backends.total() == 0 {
             let hint = report.selector_hint.as_ref().map(|hint| format!(": {hint}"));
             let hint = hint.unwrap_or_default();

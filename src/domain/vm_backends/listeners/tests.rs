@@ -38,7 +38,8 @@ fn listeners_are_read_with_the_backend_port_that_is_meant() {
     }
 }
 
-/// Harvester's own CRD accepts all of these faults.
+/// Harvester's own CRD accepts specs with all of these faults, so the operator itself must find
+/// them.
 #[test]
 fn a_fault_names_the_field_and_what_is_wrong_with_it() {
     let good = || listener("http", "TCP", 80, None);
@@ -137,7 +138,8 @@ fn last_known(name: &str) -> VmBackend {
     VmBackend::Endpoint { endpoint: endpoint(name, true, false), last_known: true }
 }
 
-/// Endpoints of VMs whose names begin with "sick" fail their health check.
+/// Groups the backends in `list` by their states. VMs whose names begin with "sick" fail their
+/// health check.
 fn backends(list: &[VmBackend]) -> BackendCounts {
     BackendCounts::new(list.iter().cloned(), |endpoint| !endpoint.name.starts_with("sick"))
 }
@@ -149,8 +151,8 @@ fn backends_are_counted_by_what_can_answer() {
         VmBackend::NotRunning,
         VmBackend::NoAddress,
         vm("sick", true, false),
-        // Two VMs are not counted as unhealthy: the first does not serve anyway, and the second
-        // terminates.
+        // These two VMs fail their health check, but do not count as unhealthy. The first VM is not
+        // ready anyway, and the second VM terminates.
         vm("sick-unready", false, false),
         vm("sick-leaving", true, true),
         vm("draining", true, true),
@@ -169,7 +171,7 @@ fn backends_are_counted_by_what_can_answer() {
     assert_eq!(backends(&[]), BackendCounts::default());
 }
 
-/// A Service, and the addresses at which it is announced.
+/// State of a Service, and the addresses at which it is announced.
 type Observed = (ServiceState, Vec<String>);
 
 fn report((service, ingress): Observed, list: &[VmBackend]) -> ServingStatus {
@@ -184,7 +186,8 @@ fn silent(service: ServiceState) -> Observed {
     (service, Vec::new())
 }
 
-/// UIs and scripts match the texts. The first three different texts are the Go controller's.
+/// UIs and scripts match the messages of the condition. The first three messages are those of
+/// Harvester's Go controller.
 #[test]
 fn a_service_without_backends_gives_a_known_reason() {
     let not_running = [VmBackend::NotRunning, VmBackend::NotRunning];
@@ -252,7 +255,7 @@ fn a_setting_of_the_service_that_does_not_fit_is_reported() {
     let local = || SettingMisfit::NoLocalBackend("local".into());
     let ranges = || SettingMisfit::SourceRanges("ranges".into());
     let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
-    // The reason is the same whether or not the status still contains the address.
+    // The reason is the same whether or not the Service's status still contains the address.
     for service in [ours(), silent(ServiceState::Ours)] {
         assert_eq!(found(service, &one, local(), None), (no, "NoLocalBackend", "local".into()));
     }
@@ -263,7 +266,8 @@ fn a_setting_of_the_service_that_does_not_fit_is_reported() {
     assert_eq!(found(ours(), &[last_known("a")], ranges(), None).1, "LastKnownAddress");
 }
 
-/// The reported reason is the fault that must be corrected first.
+/// The condition of a LoadBalancer with several faults reports the fault that must be corrected
+/// first.
 #[test]
 fn the_first_obstacle_is_the_one_that_is_reported() {
     let none: &[VmBackend] = &[];
@@ -339,7 +343,7 @@ fn a_long_list_of_silent_guests_is_cut_short() {
     }
 }
 
-/// A blocked change of the Service leaves the published address as it is.
+/// The announced address is reported even if the Service cannot be changed now.
 #[test]
 fn the_published_address_is_the_first_that_is_announced() {
     let ingress = || vec!["10.0.0.100".to_owned(), "fd00::100".to_owned()];

@@ -59,9 +59,9 @@ pub struct LabelIndex {
 struct LabelPair {
     key: PairKey,
     vms: Vec<Id>,
-    /// LoadBalancers whose `anchor` clause contains this pair.
+    /// LoadBalancers whose anchor clause (`FiledSelector::anchor`) contains this pair.
     lbs: Vec<Id>,
-    /// Number of clauses of all LoadBalancers that contain the pair.
+    /// Number of clauses, of all LoadBalancers together, that contain the pair.
     uses: u32,
 }
 
@@ -77,12 +77,13 @@ struct IndexedVm {
 #[derive(Debug, Default)]
 struct FiledSelector {
     key: LbKey,
-    /// Digest of the selector, to detect a change.
+    /// Digest of the selector. Another digest shows that the selector has changed.
     selector: [u8; 32],
     /// Clauses of the selector, each a sorted list of pairs. A VM matches if it has at least one
     /// pair of each clause.
     clauses: Vec<Vec<Id>>,
-    /// Index of the clause whose pairs list the LoadBalancer in `LabelPair::lbs`.
+    /// Index in `clauses` of the anchor clause. Only the pairs of the anchor clause list the
+    /// LoadBalancer in `LabelPair::lbs`.
     anchor: usize,
     vms: BTreeSet<Id>,
 }
@@ -192,8 +193,8 @@ impl LabelIndex {
             clause.iter().map(|pair| self.pairs.get(*pair).lbs.len()).sum()
         };
         let anchor = (0..clauses.len()).min_by_key(|i| crowd(&clauses[*i])).unwrap_or_default();
-        // A member has a pair of every clause. So the search reads only the clause with the fewest
-        // VMs.
+        // A VM that the LoadBalancer selects has a pair of every clause. So only the VMs of the
+        // clause with the fewest VMs are compared.
         let candidates = clauses
             .iter()
             .min_by_key(|clause| {
@@ -333,8 +334,8 @@ impl LabelIndex {
     }
 
     /// Sets the labels of a VM. Returns the LoadBalancers that begin or cease to select the VM.
-    /// `changed`: whether the VM itself has changed; if so, the LoadBalancers that still select the
-    /// VM are returned as well.
+    /// `changed`: whether facts about the VM other than its labels have changed. If so, the result
+    /// includes the LoadBalancers that still select the VM.
     fn relabel(&mut self, id: Id, labels: Box<[Id]>, changed: bool) -> Vec<LbKey> {
         let old = mem::replace(&mut self.vms.get_mut(id).labels, labels);
         let labels = self.vms.get(id).labels.clone();

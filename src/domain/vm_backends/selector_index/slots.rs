@@ -8,8 +8,8 @@ use std::mem;
 /// Index of an entry in a list.
 pub(super) type Id = u32;
 
-/// List in which an index identifies an entry until [`Slots::take`] removes it. A free index is
-/// given to a later entry.
+/// List of entries. An index identifies the same entry until [`Slots::take`] removes that entry. A
+/// later entry may then get the index.
 #[derive(Debug)]
 pub(super) struct Slots<T> {
     list: Vec<T>,
@@ -32,7 +32,7 @@ impl<T: Default> Slots<T> {
         Id::try_from(self.list.len() - 1).unwrap_or(Id::MAX)
     }
 
-    /// Number of indexes in use.
+    /// Number of entries in the list.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.list.len() - self.free.len()

@@ -60,8 +60,8 @@ impl WantedService<'_> {
     }
 }
 
-/// Hints, that is, annotations for kube-vip: the interface on which kube-vip is asked to announce,
-/// and the network that the interface comes from. Empty for the default interface.
+/// Hints: annotations of the Service with the interface on which kube-vip is asked to announce, and
+/// with the network to which this interface leads. Empty for the default interface.
 pub(super) fn hints(wanted: &WantedService<'_>) -> Map<String, Value> {
     let Some(interface) = wanted.interface() else { return Map::new() };
     Map::from_iter([
@@ -70,8 +70,8 @@ pub(super) fn hints(wanted: &WantedService<'_>) -> Map<String, Value> {
     ])
 }
 
-/// Whether the Service must ask kube-vip for another interface, and is not announced yet. An
-/// announced address stays on its interface.
+/// Whether the stored Service must be created again, because it asks kube-vip for the wrong
+/// interface. `false` for an announced Service, whose address stays on its interface.
 pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     changed_hints(stored, wanted).contains_key(ASKED_INTERFACE)
 }

@@ -39,12 +39,14 @@ pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
 /// Annotation with `parent.tag`: the VLAN interface that kube-vip is asked to create and use. The
 /// operator never sets this annotation, because kube-vip 1.2.0 to 1.2.3 panics if that interface
 /// exists (`ValidateVLANInterface` with the nil parent of `addVLAN`, pkg/instance/instance.go).
-/// Harvester's management address is then lost too.
+/// After such a panic, kube-vip no longer announces Harvester's management address.
 pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 
-/// Annotation with the external traffic policy of the Service at its creation, to detect a change.
+/// Annotation with the external traffic policy that the Service had at its creation. The comparison
+/// with it shows that the policy was changed.
 pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
-/// Annotation with the ports of the Service at its creation, to detect that a port was removed.
+/// Annotation with the ports that the Service had at its creation. The comparison with it shows
+/// that a port was removed.
 pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
 /// Annotation with the node that last announced a Service, written by kube-vip.
 pub const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
@@ -160,8 +162,9 @@ pub enum ServicePlan {
 }
 
 impl StoredService {
-    /// Addresses that the Service asks kube-vip to announce, read as kube-vip reads them
-    /// (`FetchServiceAddresses`). Empty if the Service asks for no address.
+    /// Text with the addresses that the Service asks kube-vip to announce. kube-vip reads the
+    /// annotation and the field in the same order (`FetchServiceAddresses`). Empty if the Service
+    /// asks for no address.
     fn asked(&self) -> &str {
         self.annotations.get(ASKED_ADDRESS).unwrap_or(&self.load_balancer_ip).trim()
     }
@@ -190,8 +193,8 @@ impl StoredService {
         ports
     }
 
-    /// Whether the address may lead to this Service, because the address is announced for the
-    /// Service, or the Service asks for it.
+    /// Whether traffic for `address` may reach this Service. Either the address is announced for
+    /// the Service, or the Service asks for it.
     pub fn asks_for(&self, address: IpAddr) -> bool {
         let asked = self.annotations.get(ASKED_ADDRESS).into_iter().flat_map(|ips| ips.split(','));
         let all = asked.chain([self.load_balancer_ip.as_str()]);
@@ -235,9 +238,9 @@ pub fn plan(stored: Option<&StoredService>, wanted: &WantedService<'_>) -> Servi
     }
 }
 
-/// Whether the Service asks kube-vip for an address other than the wanted address. A Service that
-/// asks for no address does not count, because kube-vip announces the wanted address as soon as the
-/// Service asks for it.
+/// Whether the Service asks kube-vip for an address other than the wanted address. `false` for a
+/// Service that asks for no address: kube-vip announces the wanted address as soon as the Service
+/// asks for it.
 fn asks_for_another(stored: &StoredService, wanted: &WantedService<'_>) -> bool {
     let (asked, wanted) = (stored.asked(), wanted.asked());
     !asked.is_empty() && asked.parse::<IpAddr>().ok() != wanted.parse().ok()

@@ -34,8 +34,8 @@ const ANNOTATIONS: [&str; 12] = [
     KUBE_VIP_HWADDR,
     KUBE_VIP_REQUESTED_IP,
 ];
-/// Longest text of an annotation in `ANNOTATIONS`, in bytes: room for the ports of `MOST_LISTENERS`
-/// listeners.
+/// Longest text of an annotation in `ANNOTATIONS`, in bytes. The text with the ports of
+/// `MOST_LISTENERS` listeners fits.
 const LONGEST_ANNOTATION: usize = 4096;
 /// Largest number of addresses that are read from a Service.
 const MOST_INGRESS: usize = 16;
@@ -64,8 +64,8 @@ pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
         name: o.name.clone(),
         uid: o.uid.clone(),
     };
-    // Decisions depend only on the references to a LoadBalancer. Of the other references, the first
-    // is kept for messages.
+    // Decisions depend only on owners of kind LoadBalancer. Of the other owners, only the first is
+    // kept, because messages name it.
     let lbs = list.iter().filter(|o| o.kind == "LoadBalancer").take(MOST_OWNERS);
     let others = list.iter().filter(|o| o.kind != "LoadBalancer").take(1);
     lbs.chain(others).map(read).collect()
@@ -118,7 +118,7 @@ pub fn read_service(service: &Service) -> StoredService {
     }
 }
 
-/// Whether an announcer wrote this entry of the status, and not this operator.
+/// Whether an announcer wrote this entry of the status. `false`: this operator wrote it.
 fn is_announced(ingress: &LoadBalancerIngress) -> bool {
     let mut ports = ingress.ports.iter().flatten();
     !ports.any(|port| port.error.as_deref() == Some(NOT_ANNOUNCED))
@@ -170,7 +170,8 @@ fn endpoint(endpoint: &FullEndpoint) -> Option<VmEndpoint> {
         name: target.name.as_deref()?.into(),
         uid: target.uid.as_deref()?.into(),
         node: endpoint.node_name.as_deref().unwrap_or_default().into(),
-        // Harvester's Go controller writes no condition except `ready`.
+        // Harvester's Go controller writes only the condition `ready`, so `ready` stands for a
+        // missing `serving`.
         serving: conditions.and_then(|c| c.serving).unwrap_or(ready),
         terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
     })

@@ -36,9 +36,9 @@ pub struct Vm {
     /// Whether the node driver created the VM, as a node of a guest cluster. If so, Harvester
     /// itself writes the VM's topology annotations.
     pub annotated_by_harvester: bool,
-    /// Network of a VM that is a node of a guest cluster, as `namespace/name`: the VM's first
-    /// network with a NetworkAttachmentDefinition. Empty for other VMs, and for a node that is only
-    /// on the pod network.
+    /// Network of a VM that is a node of a guest cluster: `namespace/name` of the first of its
+    /// NetworkAttachmentDefinitions. Empty for other VMs, and for a node that is only on the pod
+    /// network.
     pub network: Box<str>,
 }
 
@@ -166,7 +166,7 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
     }
 }
 
-/// Reads a pod. `None`: no VirtualMachineInstance controls it.
+/// Reads a pod. `None`: no VirtualMachineInstance controls the pod.
 pub fn pod(pod: &LauncherPod) -> Option<VmPod> {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     let owner =
@@ -199,7 +199,7 @@ fn phase(phase: &str) -> VmPhase {
         "Succeeded" | "Failed" => VmPhase::Ended,
         "Unknown" => VmPhase::Unknown,
         // Pending, Scheduling, Scheduled, WaitingForSync, and phases that later versions of
-        // KubeVirt may add. A guest that is not known to run gets no traffic.
+        // KubeVirt may add. In these phases the guest is not known to run, so it gets no traffic.
         _ => VmPhase::Starting,
     }
 }

@@ -17,7 +17,8 @@ fn with_status(status: &Value) -> Vm {
     }))
 }
 
-/// The first interface of a VM in namespace `apps` that has three networks.
+/// Reads `interface` as the first interface of a VM in namespace `apps`, whose spec has three
+/// networks.
 fn nic(interface: &Value) -> Option<Nic> {
     let vm = read(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
@@ -36,7 +37,8 @@ fn ips(texts: &[&str]) -> Box<[IpAddr]> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// An instance from a Harvester cluster with a guest agent; decisions use few of its fields.
+/// VirtualMachineInstance from a Harvester cluster, with a guest agent. Decisions use few of its
+/// fields.
 #[test]
 fn an_instance_is_read_as_it_is_stored() {
     let vmi = json!({
@@ -225,7 +227,7 @@ fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
         (json!({"ipAddresses": ["10.0.0.5"]}), &["10.0.0.5"]),
         (json!({"ipAddress": "", "ipAddresses": []}), &[]),
         (json!({"ipAddresses": null}), &[]),
-        // The guest agent reports before DHCP has finished.
+        // The guest agent reports link-local addresses before DHCP has finished. They are left out.
         (
             json!({"ipAddress": "fe80::1", "ipAddresses": ["fe80::1", "169.254.3.4", "fd00::1"]}),
             &["fd00::1"],
@@ -242,13 +244,14 @@ fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
         interface["name"] = json!("qualified");
         assert_eq!(nic(&interface).unwrap().addresses, ips(expected), "{interface}");
     }
-    // Root in the guest can add any number of addresses.
+    // Root in the guest can add any number of addresses, so only the first ones are read.
     let many: Vec<String> = (1..99).map(|n| format!("10.0.0.{n}")).collect();
     let many = nic(&json!({"name": "qualified", "ipAddresses": many})).unwrap();
     assert_eq!(many.addresses.len(), MOST_ADDRESSES);
 }
 
-/// Twenty thousand VMs report every few seconds; most reports make no difference.
+/// Twenty thousand VMs may report every few seconds. Most reports change nothing that endpoints
+/// depend on.
 #[test]
 fn vms_serve_alike_if_all_that_endpoints_rest_on_is_equal() {
     let vm = Vm { uid: "v".into(), node: "n1".into(), ..Vm::default() };
@@ -334,7 +337,8 @@ fn a_pod_is_read_as_it_is_stored() {
     assert_eq!(read_pod(new), Some(unplaced), "spec and status may be missing");
 }
 
-/// A node that dies leaves the `Ready` condition of its pods unchanged.
+/// A pod that has ended may still have a true `Ready` condition. Such a pod does not count as
+/// ready.
 #[test]
 fn a_pod_is_ready_only_while_it_runs() {
     for (phase, status, expected) in [
@@ -380,9 +384,9 @@ fn a_pod_belongs_to_the_instance_that_controls_it() {
     }
 }
 
-/// The guest runs in the newest pod on the instance's node: this is KubeVirt's rule. Creation times
-/// are whole seconds; the choice between two pods of the same second must not depend on the order
-/// of events.
+/// KubeVirt's rule: the guest runs in the newest pod on the instance's node. Creation times are
+/// whole seconds. The choice between two pods of the same second must not depend on the order of
+/// events.
 #[test]
 fn the_guest_runs_in_the_newest_pod_on_its_node() {
     let pod = |uid: &str, node: &str, created| VmPod {
@@ -401,10 +405,10 @@ fn the_guest_runs_in_the_newest_pod_on_its_node() {
     let reversed = [twins[1].clone(), twins[0].clone()];
     for (node, pods, expected) in [
         ("n1", &all[..], Some("source")),
-        // The guest has moved.
+        // The guest has moved to node n2, where the target's pod is.
         ("n2", &all, Some("target")),
         ("n3", &all, None),
-        // The VM is not scheduled yet: the newest pod of all.
+        // The VM has no node yet, so the newest of all pods counts.
         ("", &all, Some("pending")),
         ("", &all[..3], Some("target")),
         ("n1", &twins, Some("b")),

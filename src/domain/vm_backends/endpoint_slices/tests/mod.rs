@@ -40,7 +40,7 @@ impl Store {
         Self { slices, writes: 0 }
     }
 
-    /// Executes one write, which fails if its version is outdated.
+    /// Executes one write. The test fails if the write names an outdated version.
     pub(super) fn execute(
         &mut self,
         write: &SliceWrite,
@@ -123,8 +123,8 @@ fn a_thousand_and_one_endpoints_make_eleven_slices() {
     assert_eq!(store.names(), expected);
 }
 
-/// Slices are filled in the order of their numbers, not of their names. For example, the second
-/// slice is filled before the tenth slice.
+/// Slices get new endpoints in the order of their numbers, not of their names. For example,
+/// `web.ipv4-2` gets a new endpoint before `web.ipv4-10`.
 #[test]
 fn new_endpoints_go_where_there_is_room_first_slice_first() {
     let mut store = filled(1_001);
@@ -170,15 +170,15 @@ fn the_sink_is_there_while_no_vm_serves_and_only_then() {
         assert_eq!(sinks(&store), expected, "{desired:?}");
         assert_eq!(writes.len(), 1, "in the same write: {writes:?}");
         assert_eq!(store.slices[0].endpoints.len(), desired.len() + expected);
-        // A slice with the sink has none of the VMs' ports, since the sink may be at a node's
-        // address.
+        // A slice with the sink has none of the VMs' ports. Otherwise, traffic could reach such a
+        // port of the node whose address the sink has.
         let port = if expected == 0 { 8080 } else { SINK_PORT };
         assert_eq!(store.slices[0].ports, [EndpointPort { port, ..ports()[0].clone() }]);
     }
 }
 
-/// The sink stays until the last write, because unanswered traffic is better than traffic to the
-/// node itself.
+/// The sink stays until the last write. Until then it keeps traffic away from programs of the node
+/// itself.
 #[test]
 fn of_several_writes_the_one_that_takes_the_sink_away_is_the_last() {
     let mut store = filled(201);
@@ -203,8 +203,8 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
     );
 }
 
-/// The sink has an address that no host has (RFC 5737, RFC 6666) if no node is known. The sink has
-/// the same UID as the Go controller's sink.
+/// The sink has an address that no host has (RFC 5737, RFC 6666) if the announcing node is not
+/// known. The sink's UID is the UID of the Go controller's sink.
 #[test]
 fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
     let (v4, v6) =
@@ -235,8 +235,8 @@ fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
     );
 }
 
-/// The Go controller's slice has no label for its manager. It has a dummy endpoint, at an address
-/// that may be a pod's. It has all VMs, in no order.
+/// A slice of Harvester's Go controller has no label for the slice's manager. Its dummy endpoint
+/// has an address that may be a pod's. All VMs are in this slice, in no order.
 #[test]
 fn a_slice_of_the_go_controller_is_adopted_in_place() {
     let dummy = VmEndpoint {
@@ -260,8 +260,8 @@ fn a_slice_of_the_go_controller_is_adopted_in_place() {
     assert_eq!(store.slices[0].endpoints, [ready(1), ready(2)]);
     assert!(store.slices[0].sound);
 
-    // The slice has more VMs than this operator puts into one slice. So the last thirty VMs are
-    // moved, and the other VMs stay.
+    // The Go controller's slice has 130 VMs, and this operator puts at most 100 into a slice. So
+    // the last 30 VMs move to another slice.
     let many: Vec<VmEndpoint> = (0..130).map(ready).collect();
     let mut store = Store::new(vec![stored(many.clone())]);
     let writes = store.settle(AddressFamily::V4, &many);
@@ -317,14 +317,16 @@ fn slices_of_another_family_go_after_those_of_this_one_came() {
     let writes = store.settle(AddressFamily::V4, &[ready(100)]);
     assert_eq!(written(&writes), [("delete", "web"), ("update", "web.ipv4-2")]);
 
-    // A slice that is to be deleted keeps its name in use until the deletion is complete.
+    // The name of a slice is in use until its deletion is complete. So the new slice first gets
+    // another name.
     let mut store = Store::new(old.slices[..1].to_vec());
     store.slices[0].family = Some(AddressFamily::V6);
     let expected = [("create", "web.ipv4-2"), ("delete", "web"), ("update", "web.ipv4-2")];
     assert_eq!(written(&store.settle(AddressFamily::V4, &[ready(1)])), expected);
 }
 
-/// kube-vip up to 1.2.3 treats the last event about any slice as the state of all slices.
+/// kube-vip up to 1.2.3 treats the last event about any slice as the state of all slices. If the
+/// last event were a deletion, kube-vip would see no endpoint.
 #[test]
 fn a_deletion_is_never_the_last_word() {
     // The only VM of the second slice is removed, and a VM of the first slice begins to serve.
@@ -338,8 +340,8 @@ fn a_deletion_is_never_the_last_word() {
         [0, 1].map(ready).into_iter().chain((2..100).map(unready)).collect();
     let deleted_first = [("delete", "web.ipv4-2"), ("update", WEB)];
     assert_eq!(written(&mixed(ready).settle(AddressFamily::V4, &desired)), deleted_first);
-    // All traffic went to the second slice, so the first slice is written before the second slice
-    // is deleted.
+    // Only the VM in the second slice takes traffic. So the first slice is written before the
+    // second slice is deleted.
     let deleted_after = [("update", WEB), ("delete", "web.ipv4-2"), ("update", WEB)];
     assert_eq!(written(&mixed(unready).settle(AddressFamily::V4, &desired)), deleted_after);
 }
@@ -355,7 +357,8 @@ fn what_is_stored_is_remembered_by_uid() {
     assert_eq!(remembered(&without.slices).keys().copied().collect::<Vec<_>>(), [SINK_UID]);
 }
 
-/// The API server refuses to overwrite a change that another writer made after the slice was read.
+/// The patch names the version that was read. So the API server refuses the patch if another writer
+/// has changed the slice since.
 #[test]
 fn a_patch_says_which_version_it_rests_on() {
     let lb = LbIdentity { namespace: "default", name: WEB, uid: "lb-uid" };

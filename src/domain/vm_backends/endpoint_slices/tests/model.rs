@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use super::super::*;
 use super::{Store, WEB, ports, ready};
 
-/// Numbers of VMs with which a slice is full or a new slice begins, and numbers in between.
+/// Numbers of VMs in a test: numbers around the limit of one slice and of two slices, and numbers
+/// in between.
 const COUNTS: [usize; 9] = [0, 1, 2, 5, 99, 100, 101, 200, 250];
 /// Number of possible VMs.
 const ALL: usize = 260;
@@ -31,7 +32,7 @@ fn endpoint(n: usize, (serving, terminating): (bool, bool), family: AddressFamil
     endpoint
 }
 
-/// Sets of VMs. All VMs of a set serve, or some of them, or no VM.
+/// States of the VMs in a test. Either all VMs serve, or each has a random state, or no VM serves.
 fn vms() -> impl Strategy<Value = Vec<Option<(bool, bool)>>> {
     let quiet = prop::sample::select(vec![None, Some((false, false)), Some((false, true))]);
     let some = prop_oneof![
@@ -50,8 +51,8 @@ fn endpoints(vms: &[Option<(bool, bool)>], family: AddressFamily) -> Vec<VmEndpo
     vms.iter().enumerate().filter_map(each).collect()
 }
 
-/// Stored slices, with any family and ports, as other writers or earlier versions of the operator
-/// may have left them. A VM may be in two slices.
+/// Stored slices at the start of a test, with any family and ports. Other writers or earlier
+/// versions of the operator may have left them. A VM may be in two slices.
 fn stored() -> impl Strategy<Value = Vec<StoredSlice>> {
     let names = vec!["web", "web.ipv4-2", "web.ipv4-10", "web.ipv6-1", "web-x7k2p"];
     let family = prop::sample::select(vec![
@@ -98,7 +99,7 @@ fn takes(slices: &[StoredSlice], family: Option<AddressFamily>) -> bool {
 
 /// Map from the UID of each endpoint to the name of its slice.
 fn places(slices: &[StoredSlice]) -> BTreeMap<&str, &str> {
-    // The first slice that has the UID wins.
+    // If two slices have the UID, the first slice counts.
     let all = slices.iter().rev();
     all.flat_map(|slice| slice.endpoints.iter().map(|e| (&*e.uid, slice.name.as_str()))).collect()
 }
@@ -143,7 +144,8 @@ fn settle(store: &mut Store, family: AddressFamily, desired: &[VmEndpoint]) -> V
     all
 }
 
-/// Checks the slices that are stored after the last write.
+/// Checks the slices that are stored after the last write. `before`: slices before the first write.
+/// `after`: slices after the last write. `desired`: endpoints that `after` must have.
 fn check(
     before: &[StoredSlice],
     after: &[StoredSlice],
@@ -167,7 +169,8 @@ fn check(
     found.sort_by(|a, b| a.uid.cmp(&b.uid));
     expected.sort_by(|a, b| a.uid.cmp(&b.uid));
     assert_eq!(found, expected);
-    // An endpoint stays in its slice, unless that slice had too many endpoints.
+    // An endpoint stays in the slice that it was in before, unless that slice had too many
+    // endpoints.
     let usable: Vec<StoredSlice> =
         before.iter().filter(|slice| slice.family == Some(family)).cloned().collect();
     let (then, now) = (places(&usable), places(after));
@@ -200,7 +203,8 @@ proptest! {
         settle(&mut Store::new(stored), family, &endpoints(&vms, family));
     }
 
-    /// One VM changes at a time, and sometimes many VMs at once, as in the life of a LoadBalancer.
+    /// Each step changes one VM and counts the slices that change. Before some steps, all VMs get
+    /// new states without a count.
     #[test]
     fn a_change_of_one_vm_rewrites_one_slice(
         first in vms(),
@@ -220,14 +224,15 @@ proptest! {
             let (before, served) = (store.clone(), serves(&vms));
             vms[n] = state;
             settle(&mut store, AddressFamily::V4, &endpoints(&vms, AddressFamily::V4));
-            // The sink may be in a slice other than the VM's.
+            // If the VM is the first or the last that serves, the sink comes or goes. The sink may
+            // be in a second slice.
             let most = if served && serves(&vms) { 1 } else { 2 };
             let changed = changed(&before.slices, &store.slices);
             prop_assert!(changed <= most, "{} slices for VM {}", changed, n);
         }
     }
 
-    /// The order in which VMs are found, or events arrive, does not matter.
+    /// The slices do not depend on the order of the desired VMs.
     #[test]
     fn the_order_of_vms_does_not_matter(
         stored in stored(), vms in vms().prop_map(|vms| endpoints(&vms, AddressFamily::V4)),

@@ -9,9 +9,10 @@ use super::super::*;
 use crate::vm_backends::listeners::BackendCounts;
 use crate::vm_backends::vm::{pod, vm};
 
-/// Possible values of each column.
+/// Columns of the table [`RULES`], each with its possible values. The last column of the table,
+/// `endpoint`, is the result.
 const COLUMNS: [(&str, &[&str]); 6] = [
-    // `status.phase`.
+    // `status.phase` of the VM.
     (
         "phase",
         &[
@@ -25,7 +26,7 @@ const COLUMNS: [(&str, &[&str]); 6] = [
             "Unknown",
         ],
     ),
-    // Actions on the VM.
+    // Actions of users on the VM.
     ("VM", &["stays", "deleted", "paused", "paused+deleted"]),
     // The VM's `Ready` condition. `False` and `Unknown` have reasons other than `PodTerminating`.
     ("Ready", &["True", "False", "Unknown", "PodTerminating", "absent"]),
@@ -48,21 +49,24 @@ const COLUMNS: [(&str, &[&str]); 6] = [
         ],
     ),
     // A live migration to n2. The target's pod is the newest of all pods. `pending`: the target's
-    // pod waits for a node; `running`: it is ready, but the guest has not moved; `moved`: it is
-    // ready, and the guest has moved; `failed`: it has ended; `aborted`: it is being deleted.
+    // pod waits for a node; `running`: that pod is ready, but the guest has not moved; `moved`:
+    // that pod is ready, and the guest has moved; `failed`: that pod has ended; `aborted`: that pod
+    // is being deleted.
     ("migration", &["none", "pending", "running", "moved", "failed", "aborted"]),
     // The health check's verdict; `unchecked` if there is no check.
     ("health", &["unchecked", "healthy", "unhealthy"]),
 ];
 
-/// The rules. A cell lists values: `*` means any value, and `!` means any value that is not listed
-/// after the `!`. The endpoint is
+/// Rules for the state of an endpoint. A cell lists values of its column: `*` means any value, and
+/// `!` means any value except the values after the `!`. The last cell says what the endpoint of the
+/// VM is:
 ///
-/// * `absent`: not in the slices,
-/// * `ready`: it serves and does not terminate,
-/// * `unready`: it neither serves nor terminates,
-/// * `draining`: it serves and terminates: traffic comes only if no endpoint is ready,
-/// * `gone`: it terminates and does not serve.
+/// * `absent`: the VM has no endpoint,
+/// * `ready`: the endpoint serves and does not terminate,
+/// * `unready`: the endpoint neither serves nor terminates,
+/// * `draining`: the endpoint serves and terminates, so it gets traffic only if no endpoint is
+///   ready,
+/// * `gone`: the endpoint terminates and does not serve.
 const RULES: &str = "
 phase            | VM             | Ready                | pods                                | migration | health     | endpoint
 
@@ -148,7 +152,7 @@ fn rules() -> Vec<Rule> {
     lines.map(Rule::read).collect()
 }
 
-/// Every combination of values.
+/// Every combination of the values of [`COLUMNS`].
 fn cases() -> Vec<Vec<&'static str>> {
     COLUMNS.iter().fold(vec![vec![]], |cases, (_, values)| {
         let with = |case: &Vec<&'static str>| {
@@ -158,7 +162,8 @@ fn cases() -> Vec<Vec<&'static str>> {
     })
 }
 
-/// The instance as KubeVirt writes it.
+/// VM with the given values of [`COLUMNS`], read from a VirtualMachineInstance as KubeVirt writes
+/// it. `fate`: value of the column `VM`.
 fn instance(phase: &str, fate: &str, ready: &str, node: &str) -> Vm {
     let mut meta = json!({"name": "web", "namespace": "apps", "uid": "vm"});
     if fate.ends_with("deleted") {
@@ -187,7 +192,7 @@ fn instance(phase: &str, fate: &str, ready: &str, node: &str) -> Vm {
     vm(&serde_json::from_value(vmi).unwrap())
 }
 
-/// A pod of the VM, named after the minute in which it was created.
+/// Pod that runs the VM. `minute` is the minute of its creation, and a part of its name.
 fn launcher(minute: u32, node: &str, phase: &str, ready: bool, deleting: bool) -> VmPod {
     let mut meta = json!({
         "name": format!("virt-launcher-{minute}"), "namespace": "apps",
@@ -237,7 +242,8 @@ fn pods(state: &str, migration: &str) -> Vec<VmPod> {
     pods
 }
 
-/// The word for the VM's state, and the node in its endpoint.
+/// Word in the column `endpoint` for the VM's state, and the node of the VM's endpoint. The node is
+/// `None` if there is no endpoint.
 fn decided(vm: &Vm, pods: &[VmPod], health: &str) -> (&'static str, Option<Box<str>>) {
     let wanted = WantedAddresses { network: "apps/vlan1", family: AddressFamily::V4 };
     let rules = AddressRules { own: None, reserved: &|_| None, range: &|_| None };

@@ -14,7 +14,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// A running VM with these interfaces, each a network and its addresses.
+/// Running VM with these interfaces. The fields of an interface are its network and its addresses.
 fn vm(nics: &[(&str, &[&str])]) -> Vm {
     Vm {
         uid: "v1".into(),
@@ -38,12 +38,13 @@ fn pod() -> VmPod {
     VmPod { uid, vm, node, ready: true, addresses, ..VmPod::default() }
 }
 
-/// Node n1 has each listed address. Any other address may be a VM's.
+/// Returns node n1 if `address` is in `foreign`. `None`: no node has the address.
 fn reserved(foreign: &[&str], address: IpAddr) -> Option<Reserved> {
     foreign.iter().any(|text| ip(text) == address).then(|| Reserved::Node("n1".into()))
 }
 
-/// The address, and whether it is the last known one.
+/// Address of the VM's endpoint, and whether it comes from `last`, the stored address. `None`: the
+/// VM has no endpoint.
 fn found(
     vm: &Vm,
     pods: &[VmPod],
@@ -106,9 +107,10 @@ fn the_address_is_on_the_network_that_is_named() {
     }
 }
 
-/// Addresses of nodes and of the LoadBalancer do not count as a VM's, because traffic to them would
-/// loop, or reach a node. A VM may report such an address for two reasons. A VM of a guest cluster
-/// announces addresses itself, and some guests report every address that they ever observed.
+/// Addresses of nodes and of the LoadBalancer do not count as a VM's address. Traffic to such an
+/// address would loop, or reach a node. A VM may report such an address for two reasons. A VM of a
+/// guest cluster announces addresses of LoadBalancers, and some guests report every address that
+/// they ever observed.
 #[test]
 fn addresses_of_nodes_and_of_the_load_balancer_are_no_vms() {
     let two = vm(&[("a/b", &["10.0.0.1", "10.0.0.99", "10.0.0.5"])]);
@@ -132,7 +134,7 @@ fn a_vm_that_may_have_none_of_its_addresses_is_refused_with_the_first() {
     let liar = vm(&[("", &["10.53.0.1", "10.52.0.8"])]);
     let first = Some(("10.53.0.1".to_owned(), AddressFault::NotOfPod));
     assert_eq!(refused(&liar, &[pod()]), first);
-    // While no address of the VM's pods is known, the VM is not refused.
+    // As long as no address of the VM's pods is known, the VM's address is not refused.
     for pods in [vec![], vec![VmPod { addresses: Box::default(), ..pod() }]] {
         assert_eq!(refused(&liar, &pods), None);
     }
@@ -157,7 +159,7 @@ fn a_silent_agents_vm_keeps_its_address_while_its_pod_is_ready() {
         vec![pod(), VmPod { uid: "p2".into(), created: 1, ready: false, ..pod() }],
     ] {
         assert_eq!(found(&silent, &pods, &ANY, last, &[]), None, "{pods:?}");
-        // An address that the VM reports needs no pod.
+        // An address that the VM reports now counts even if no pod is ready.
         let speaks = vm(&[("a/b", &["10.0.0.6"])]);
         let says = Some(("10.0.0.6".to_owned(), false));
         assert_eq!(found(&speaks, &pods, &ANY, last, &[]), says);
@@ -172,7 +174,7 @@ fn a_silent_agents_vm_keeps_its_address_while_its_pod_is_ready() {
 fn a_last_known_address_is_of_the_family_and_not_of_another_network() {
     let v6 = WantedAddresses { network: "", family: AddressFamily::V6 };
     assert_eq!(found(&vm(&[]), &[pod()], &v6, Some("10.0.0.5"), &[]), None);
-    // The LoadBalancer now names another network.
+    // The LoadBalancer names network `a/two`, but the VM reports the last address on `a/one`.
     let named = WantedAddresses { network: "a/two", family: AddressFamily::V4 };
     let speaks = vm(&[("a/one", &["10.0.0.5"]), ("a/two", &[])]);
     assert_eq!(found(&speaks, &[pod()], &named, Some("10.0.0.5"), &[]), None);
@@ -180,8 +182,8 @@ fn a_last_known_address_is_of_the_family_and_not_of_another_network() {
     assert_eq!(found(&speaks, &[pod()], &named, Some("10.0.2.5"), &[]), kept);
 }
 
-/// A VM that restarts under the same name counts as another VM, because the last address is stored
-/// by UID.
+/// A VM that restarts under the same name gets a new UID. The last address is stored by UID, so the
+/// restarted VM has no last address.
 #[test]
 fn nothing_is_remembered_across_uids() {
     let before = VmEndpoint {

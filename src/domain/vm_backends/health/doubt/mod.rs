@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use super::{BackendHealth, CheckSettings};
 
-/// Smallest number of failing VMs, and of load balancers with a failing VM, for a doubt. One or two
-/// VMs may well fail together because of a real fault.
+/// Smallest number of silent VMs that begins a doubt. As many load balancers must have a silent VM.
+/// One or two VMs may well fail together because of a real fault.
 pub const MANY: usize = 3;
 
 /// Largest number of moments that a [`Doubt`] stores. A fault that spreads causes several moments.
@@ -40,10 +40,10 @@ pub struct ProbeHistory<'a> {
 /// Finds the moment between `from` and `until` at which most VMs fell silent, if there was such a
 /// moment. The targets of these VMs passed before that moment and failed after it.
 ///
-/// Most means more than half of the VMs that answered until that moment. The silent VMs must also
-/// be at least [`MANY`] VMs, behind at least [`MANY`] load balancers. VMs are counted, not targets,
-/// because one VM may be behind every load balancer. A VM is silent if all of its results since the
-/// moment are failures.
+/// Most means more than half of the VMs that answered until that moment. At least [`MANY`] VMs must
+/// be silent, behind at least [`MANY`] load balancers. VMs are counted, not targets, because one VM
+/// may be behind every load balancer. A VM is silent if all of its results since the moment are
+/// failures.
 pub fn moment<'a>(
     sights: impl Iterator<Item = ProbeHistory<'a>>,
     (from, until): (Duration, Duration),
@@ -64,7 +64,7 @@ pub fn moment<'a>(
     begins.sort_unstable();
     ends.sort_unstable();
     // If VMs fell silent together, the last success of each VM is earlier than the first failure of
-    // any of them. So only the times of first failures are tried.
+    // any of them. So it is enough to try the times of first failures as the moment.
     let explained = ends.iter().copied().filter(|at| (from..=until).contains(at)).map(|at| {
         let earlier = ends.partition_point(|end| *end < at);
         (begins.partition_point(|begin| *begin <= at) - earlier, vms.len() - earlier, at)
@@ -85,9 +85,10 @@ pub struct Doubt {
     /// Moments at which most VMs fell silent, as [`moment`] found them. A target's failures are
     /// doubted if such a moment is between the target's last success and its first failure.
     moments: Vec<Duration>,
-    /// Number of doubted targets: they fail, and still count as healthy.
+    /// Number of doubted targets. Their probes fail, and they still count as healthy.
     held: usize,
-    /// Number of targets that were doubted and now pass, counted since the last moment was added.
+    /// Number of targets whose failures were doubted and whose probes pass again. The count starts
+    /// again at zero when a moment is added.
     answered: usize,
     /// Time at which `answered` became greater than `held`. `None`: this has not happened since the
     /// last moment was added.
@@ -95,7 +96,7 @@ pub struct Doubt {
 }
 
 impl Doubt {
-    /// Adds a moment at which most of the VMs that still answered fell silent.
+    /// Adds a moment at which most of the VMs fell silent that had answered until then.
     pub fn grow(&mut self, moment: Duration) {
         if self.moments.len() == MOST_MOMENTS {
             self.moments.remove(0);
@@ -137,8 +138,9 @@ impl Doubt {
         self.gone();
     }
 
-    /// Whether the failures of a doubted target must now count as real, because most of the other
-    /// doubted targets pass again, and this target has had the time to pass as well.
+    /// Whether the failures of a doubted target must count as real at `now`. `true`: most of the
+    /// doubted targets pass again, and this target has had the time to pass. `check`: settings of
+    /// this target's probes.
     pub fn is_over_for(&self, check: &CheckSettings, now: Duration) -> bool {
         let time = check.period * check.success_threshold + check.timeout;
         self.mending.is_some_and(|since| now >= since + time)

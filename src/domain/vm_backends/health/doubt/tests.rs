@@ -17,20 +17,21 @@ fn vm(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, number).into()
 }
 
-/// A target of VM `number` behind LoadBalancer `lb`, which passed at 98 s and failed first at 101
-/// s.
+/// Target of VM `number` behind LoadBalancer `lb`. Its probe passed at 98 s, and failed first at
+/// 101 s.
 fn silent(lb: &str, number: u8) -> ProbeHistory<'_> {
     ProbeHistory { lb, address: vm(number), passed: s(98), failing: Some(s(101)) }
 }
 
-/// A target that passed at 102 s.
+/// Target of VM `number` behind LoadBalancer `lb`. Its probe passed at 102 s.
 fn well(lb: &str, number: u8) -> ProbeHistory<'_> {
     ProbeHistory { lb, address: vm(number), passed: s(102), failing: None }
 }
 
 const LBS: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// Targets of VMs with these numbers, spread over a number of LoadBalancers.
+/// One target for each VM of `numbers`, made by `make`. The targets are spread over `lbs`
+/// LoadBalancers.
 fn fleet(
     make: fn(&'static str, u8) -> ProbeHistory<'static>,
     numbers: std::ops::Range<u8>,
@@ -39,7 +40,8 @@ fn fleet(
     numbers.map(|number| make(LBS[usize::from(number) % lbs], number)).collect()
 }
 
-/// Name of a case, its targets, and whether their failures are doubted.
+/// Test case. The fields are its name, its targets, and whether the failures of these targets are
+/// doubted.
 type Case = (&'static str, Vec<ProbeHistory<'static>>, bool);
 
 fn cases() -> Vec<Case> {
@@ -127,7 +129,7 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
     assert!(!doubt.is_over_for(&check, s(1_000)), "half");
     doubt.answers(s(22));
     assert_eq!([34, 35].map(|now| doubt.is_over_for(&check, s(now))), [false, true]);
-    // The fault spreads.
+    // The fault spreads to more VMs, so a second moment is added.
     doubt.grow(s(30));
     assert!(!doubt.is_over_for(&check, s(1_000)));
     doubt.believe(&mut held[0]);
@@ -136,8 +138,9 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
 }
 
 proptest! {
-    /// `failing` lists VMs that fail, each with the seconds from its last success to the moment,
-    /// and from the moment to its first failure.
+    /// All failing VMs fall silent at 1,000 s. Fields of an entry in `failing`: seconds from the
+    /// VM's last success to 1,000 s, and from 1,000 s to its first failure. `healthy`: number of
+    /// VMs that pass.
     #[test]
     fn a_majority_is_found_whatever_the_periods_and_a_minority_never(
         failing in vec((1_u64..60, 0_u64..60), 1..20),
@@ -162,7 +165,8 @@ proptest! {
             let news = (s(1_000 - before), s(1_000 + after));
             let found = moment(sights.iter().copied(), news);
             prop_assert_eq!(found.is_some(), expected);
-            // At the moment that is found, all failing VMs were silent.
+            // The moment that is found is between the last success and the first failure of each
+            // failing VM.
             let fits = |at: Duration| sights.iter().all(|sight| {
                 sight.failing.is_none_or(|since| (sight.passed..=since).contains(&at))
             });

@@ -8,7 +8,7 @@ use super::{FIRST_WITHIN, ProbePhase, first, next};
 
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// Number of identities in each tenth of a second of a period of five seconds.
+/// Number of identities whose phase is in each tenth of a second of a period of five seconds.
 fn histogram(identities: impl Iterator<Item = String>) -> Vec<u32> {
     let mut slots = vec![0; 50];
     for id in identities {
@@ -30,8 +30,8 @@ fn targets_spread_evenly_even_if_their_names_are_counted_up() {
 
 #[test]
 fn the_phase_of_an_identity_is_the_same_for_ever() {
-    // A change of this value moves every target's probes at the next upgrade. The move is harmless,
-    // but must be noticed.
+    // If the computation of phases changes, every target's probes move at the next upgrade. That is
+    // harmless, but this test must show the change.
     assert_eq!(ProbePhase::of(&["a", "b"]), ProbePhase(9_832_196_343_340_254_499));
     assert_ne!(ProbePhase::of(&["ab", "c"]), ProbePhase::of(&["a", "bc"]));
     assert_ne!(ProbePhase::of(&["a"]), ProbePhase::of(&["a", ""]));
@@ -65,7 +65,8 @@ proptest! {
             prop_assert!(due > now && due <= now + period);
             let into = due.checked_sub(phase.within(period)).map(|t| t.as_nanos() % period.as_nanos());
             prop_assert_eq!(into, Some(0));
-            // The grid does not depend on how long the probe took.
+            // The probe ends `delay` milliseconds after it was due. The grid must not depend on
+            // that.
             now = due + Duration::from_millis(delay);
         }
     }

@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use super::ProbePhase;
 
-/// Largest number of targets in a question: enough to show whether most or few of the targets fail,
-/// and few enough to be probed quickly.
+/// Largest number of targets in a question. So many targets show whether most of the targets fail,
+/// and a replica can probe them quickly.
 pub const MOST_ASKED: usize = 32;
-/// Explanation of doubted failures while no replica has answered the question.
+/// Text of conditions and Events about doubted failures, while no replica has answered the
+/// question.
 pub const ASKED: &str = "another replica is asked whether it reaches them";
 /// Maximum length of a question or answer that is read, in bytes. Every valid question or answer is
 /// shorter.
@@ -85,12 +86,12 @@ pub struct OpinionAnswer {
 pub enum Opinion {
     /// No opinion: there is no answer, or the answer is to another question.
     None,
-    /// Half of the probed targets or more fail for the other replica, too. But that replica is on
-    /// the same node as the leader, and the node may be at fault.
+    /// Half of the probed targets or more also fail for the other replica. But that replica is on
+    /// the leader's node, and the node may be at fault.
     SameNode,
     /// Most of the probed targets pass for the other replica.
     Well,
-    /// Half of the probed targets or more fail for the other replica, too.
+    /// Half of the probed targets or more also fail for the other replica.
     Dead,
 }
 
@@ -101,7 +102,8 @@ impl OpinionQuestion {
         (question.targets.len() <= MOST_ASKED).then_some(question)
     }
 
-    /// Conclusion from the answer to this question. An answer to another question is ignored.
+    /// Conclusion from `answer`. [`Opinion::None`]: there is no answer, or it is to another
+    /// question.
     pub fn opinion(&self, answer: Option<&OpinionAnswer>) -> Opinion {
         match answer.filter(|answer| answer.to == self.by && answer.at == self.at) {
             Some(answer) if answer.passed > answer.failed => Opinion::Well,
@@ -111,7 +113,8 @@ impl OpinionQuestion {
         }
     }
 
-    /// Whether the replica `place` must answer the question. `given`: answer that is stored now.
+    /// Whether the replica `place` must answer the question. `given`: answer that the Lease already
+    /// has, if any.
     pub fn wants_answer_of(&self, place: &ReplicaPlace, given: Option<&OpinionAnswer>) -> bool {
         self.by.replica != place.replica
             && match self.opinion(given) {

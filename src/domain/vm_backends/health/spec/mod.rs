@@ -42,8 +42,9 @@ impl HealthSpecFault {
     }
 }
 
-/// Settings for probing the LoadBalancer's backends. `None`: the backends are not probed, because
-/// there is no health check, the check has no port, or a guest cluster checks its backends itself.
+/// Settings for probes of the LoadBalancer's backends. `None`: the backends are not probed. Either
+/// there is no health check, or the check has no port, or the backends are in a guest cluster,
+/// which checks them itself.
 ///
 /// Defaults of the fields that are zero or unset: 1 success, 3 failures, 5 s between probes, 3 s
 /// timeout, TCP, path `/`.
@@ -69,8 +70,8 @@ pub fn check(spec: &LoadBalancerSpec) -> Result<Option<CheckSettings>, HealthSpe
     read(asked, port).map(Some)
 }
 
-/// Checks the fields of a health check, also if no probe uses them. The CRD has these rules only in
-/// v1beta1, so they did not apply to a health check that was written in v1alpha1.
+/// Checks the fields of a health check, even if no probe uses them. The CRD has these rules only in
+/// v1beta1. So a health check that was written in v1alpha1 may break them.
 pub fn form(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let number = asked.port.unwrap_or(0);
     let port = u16::try_from(number).map_err(|_| {
@@ -190,7 +191,7 @@ fn request(asked: &HealthCheck) -> Result<ProbeRequest, HealthSpecFault> {
 }
 
 /// Whether the text is a DNS name as in certificates: labels of letters, digits and inner dashes.
-/// An IPv4 address has this form, too.
+/// An IPv4 address also has this form.
 fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())

@@ -40,8 +40,8 @@ fn without_a_port_nothing_is_probed() {
     assert_eq!(check(&guest), Ok(None));
 }
 
-/// The CRD's rules apply to every health check, for any type of workload, even if the health check
-/// is not used.
+/// `form` applies the CRD's rules to every health check, for any type of workload, even if no
+/// backend is probed.
 #[test]
 fn the_form_is_judged_without_listeners() {
     let result = |check: Value| form(&serde_json::from_value(check).unwrap());

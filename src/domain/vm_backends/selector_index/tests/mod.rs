@@ -22,7 +22,7 @@ fn pod(uid: &str, vm: &str) -> VmPod {
     VmPod { uid: uid.into(), vm: vm.into(), ..VmPod::default() }
 }
 
-/// Names of members, each with the UIDs of its pods.
+/// Names of the VMs that the LoadBalancer `lb` selects, each with the UIDs of its pods.
 fn members(index: &LabelIndex, lb: &str) -> Vec<(String, Vec<String>)> {
     let uids = |pods: &[VmPod]| pods.iter().map(|pod| pod.uid.to_string()).collect();
     let mut all: Vec<_> =
@@ -40,8 +40,8 @@ fn keys(keys: &[LbKey]) -> Vec<&str> {
 }
 
 impl LabelIndex {
-    /// Number of entries of each kind: pairs, VMs, VMs by UID, VMs with pods, pods and
-    /// LoadBalancers. Free indexes do not count.
+    /// Number of entries of each kind. In order: pairs, VMs, VMs by UID, VMs with pods, pods,
+    /// LoadBalancers. Removed entries do not count.
     pub(super) fn sizes(&self) -> [usize; 6] {
         assert_eq!(self.pairs.len(), self.pair_ids.len());
         assert_eq!(self.vms.len(), self.vm_ids.len());
@@ -88,7 +88,7 @@ fn a_selector_needs_one_value_of_each_key() {
         assert!(index.set_lb("ns", "lb", &selector), "{clauses:?}");
         assert_eq!(names(&index, "lb"), expected, "{clauses:?}");
         assert!(!index.set_lb("ns", "lb", &selector), "it selects the same as before");
-        // Here the VMs are stored after their LoadBalancer.
+        // The result must be the same if the VMs are stored after the LoadBalancer.
         let mut later = LabelIndex::default();
         later.set_lb("ns", "lb", &selector);
         for (name, labels) in &vms {
@@ -100,7 +100,7 @@ fn a_selector_needs_one_value_of_each_key() {
     assert_eq!(names(&index, "unknown"), Vec::<String>::new());
 }
 
-/// Pairs differ by value, key and namespace.
+/// Two pairs of label and value are different if their namespaces, labels or values differ.
 #[test]
 fn pairs_are_not_mixed_up() {
     let mut index = LabelIndex::default();
@@ -161,7 +161,8 @@ fn pods_may_be_known_before_their_vm_and_after() {
     assert_eq!(members(&index, "lb"), [("a".to_owned(), vec![])]);
 }
 
-/// The informer may report the new run before or after the end of the old run's pods.
+/// A VM is started again. The informer may report the new run of the VM before or after the end of
+/// the old run's pods.
 #[test]
 fn a_restart_under_the_same_name_has_its_own_pods() {
     let mut index = LabelIndex::default();
@@ -178,7 +179,8 @@ fn a_restart_under_the_same_name_has_its_own_pods() {
     assert_eq!(index.sizes(), [1, 1, 1, 0, 0, 1]);
 }
 
-/// A different pod has the same name, because the deletion of the first pod was missed.
+/// The informer missed the deletion of a pod. It reports another pod of the same name, which runs
+/// another VM.
 #[test]
 fn a_pod_that_changes_hands_leaves_the_former_vm() {
     let mut index = LabelIndex::default();
@@ -194,7 +196,7 @@ fn a_pod_that_changes_hands_leaves_the_former_vm() {
     assert_eq!(members(&index, "two"), [("b".to_owned(), vec!["p2".to_owned()])]);
 }
 
-/// The selector lists VMs by name, as a user interface writes it.
+/// The selector lists the names of VMs, as user interfaces write it.
 #[test]
 fn a_thousand_values_select_a_thousand_vms() {
     const MANY: usize = 1_000;
@@ -220,8 +222,8 @@ fn a_thousand_values_select_a_thousand_vms() {
     assert_eq!(index.sizes(), [0; 6]);
 }
 
-/// Thousands of LoadBalancers share a label. They are filed under the label in which they differ,
-/// whichever of their labels comes first.
+/// Many LoadBalancers may require the same pair of label and value. Each LoadBalancer is listed at
+/// the pair that no other LoadBalancer requires, whichever of its pairs comes first.
 #[test]
 fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
     for own in ["aaa", "zzz"] {
@@ -237,8 +239,8 @@ fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
     }
 }
 
-/// Every LoadBalancer is filed under a clause, so `matches` never gets an empty list of clauses.
-/// For an empty list, `matches` gives a safe answer anyway.
+/// Every LoadBalancer in the index has at least one clause, so `matches` never gets an empty list
+/// of clauses. If it did, the answer would be `false`, so that no VM is selected.
 #[test]
 fn no_clause_matches_nothing() {
     assert!(!matches(&[], &[1, 2]) && !matches(&[vec![]], &[1]) && !matches(&[vec![1]], &[]));

@@ -13,11 +13,12 @@ type Key = (usize, usize);
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Namespace and name of the VM, its labels, its run, and a fact on which an endpoint may
-    /// depend.
+    /// Fields: namespace and name of the VM, its labels, the number of its run, and a fact on which
+    /// an endpoint may depend.
     SetVm(Key, Labels, usize, Fact),
     RemoveVm(Key),
-    /// Namespace and name of the pod, its run, its VM, the VM's run, and whether the pod is ready.
+    /// Fields: namespace and name of the pod, the number of its run, its VM, the number of the VM's
+    /// run, and whether the pod is ready.
     SetPod(Key, usize, Key, usize, bool),
     RunsNoVm(Key),
     RemovePod(Key),
@@ -52,7 +53,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Map from the name of each VM of a LoadBalancer to the VM and its pods, sorted by UID.
+/// VMs that a LoadBalancer selects: map from the name of a VM to the VM and its pods. The pods are
+/// sorted by UID.
 type Seen = BTreeMap<String, (Vm, Vec<VmPod>)>;
 
 #[derive(Clone, Default)]
@@ -83,7 +85,7 @@ impl Model {
             .collect()
     }
 
-    /// LoadBalancers with a changed fact on which an endpoint depends.
+    /// LoadBalancers whose endpoints depend on a fact that differs between this model and `before`.
     fn differs(&self, before: &Self) -> BTreeSet<LbKey> {
         let alike = |now: &Seen, before: &Seen| {
             now.len() == before.len()
@@ -152,7 +154,8 @@ fn carry_out(step: Step, index: &mut LabelIndex, model: &mut Model) -> Vec<LbKey
             let news = model.lbs.get(&at) != Some(&selector);
             assert_eq!(index.set_lb(name(at).0, &name(at).1, &selector), news);
             model.lbs.insert(at, selector);
-            // The caller reconciles the LoadBalancer anyway.
+            // `set_lb` returns no LoadBalancers to reconcile: its caller reconciles the changed
+            // LoadBalancer anyway.
             Vec::new()
         }
         Step::RemoveLb(at) => {

@@ -23,7 +23,8 @@ pub const IGNORED: &str = "kube-vip.io/ignore";
 /// Annotation with the time until which kube-vip must ignore the Service. Empty while the Service's
 /// status does not yet contain the address.
 pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
-/// Error in the Service's status, on the ports of an address that is not announced yet.
+/// Error text on the ports of an address in the Service's status. The operator wrote that address,
+/// and no announcer announces it yet.
 pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 
 /// Assumed time until kube-proxy has written its rules. kube-proxy writes rules once a second
@@ -50,15 +51,15 @@ pub fn held(
 ) -> Option<HeldServiceStep> {
     let until = stored.annotations.get(HELD_UNTIL)?;
     if !stored.ingress.is_empty() {
-        // An announcer already announces the Service.
+        // An announcer already announces the Service, so there is nothing to wait for.
         return Some(HeldServiceStep::Over(released(stored)));
     }
     if until.is_empty() {
         return Some(HeldServiceStep::Unnamed(named(stored, address, now + HOLD)));
     }
-    // Invalid text does not hold the Service back.
+    // If the annotation's text is not a time, the Service is no longer held back.
     let left = rfc3339::parse(until).map_or(TimeDelta::zero(), |until| until - now);
-    // A time more than `HOLD` away is ignored too, because it shows that the clock was set back.
+    // If more than `HOLD` is left, the clock was set back, so the Service is no longer held back.
     let is_held = left > TimeDelta::zero() && left <= HOLD;
     Some(if is_held { HeldServiceStep::For(left) } else { HeldServiceStep::Over(released(stored)) })
 }
@@ -82,8 +83,8 @@ fn released(stored: &StoredService) -> Value {
     }})
 }
 
-/// Patch that writes the address and the end of the delay. The patch is for the subresource status,
-/// which accepts annotations in the same write.
+/// Patch that writes `address` into the status, and `until`, the end of the delay, into an
+/// annotation. The patch is for the status subresource, which also accepts changes of annotations.
 fn named(stored: &StoredService, address: &str, until: DateTime<FixedOffset>) -> Value {
     let port = |port: &StoredPort| json!({"port": port.port, "protocol": port.protocol, "error": NOT_ANNOUNCED});
     let ports: Vec<Value> = stored.ports.iter().map(port).collect();

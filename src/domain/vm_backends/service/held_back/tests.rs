@@ -35,7 +35,7 @@ fn a_service_is_held_from_when_its_status_names_the_address() {
     assert_eq!(later, Some(HeldServiceStep::For(TimeDelta::milliseconds(500))));
 }
 
-/// An address is announced even if the clock was set back or the text is invalid.
+/// The delay ends even if the clock was set back, or if the annotation's text is not a time.
 #[test]
 fn nothing_holds_a_service_for_ever() {
     let now = at("2026-11-25T12:00:00Z");
@@ -47,7 +47,7 @@ fn nothing_holds_a_service_for_ever() {
         let expected = json!({"metadata": {"resourceVersion": "7", "annotations": both}});
         assert_eq!(patch, expected, "{until}");
     }
-    // The status that another announcer has written stays.
+    // An announcer has already written an address into the status, so the delay ends at once.
     for until in ["", "2026-11-25T12:00:01Z"] {
         let announced = StoredService { ingress: vec!["10.0.0.9".into()], ..stored(Some(until)) };
         assert!(

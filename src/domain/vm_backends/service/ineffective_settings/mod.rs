@@ -33,7 +33,8 @@ pub fn misfit(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<Settin
 /// unchanged.
 fn no_local_backend(stored: &StoredService, endpoints: &[VmEndpoint]) -> Option<String> {
     let node = stored.announcing_node();
-    // If an address is announced and its node is not known, another announcer may announce it.
+    // If an address is announced, but the announcing node is not known, the announcer may be
+    // another program than kube-vip.
     let is_known = node.is_some() || stored.ingress.is_empty();
     let is_local = |endpoint: &VmEndpoint| Some(&*endpoint.node) == node && endpoint.serving;
     if stored.policy != "Local" || !is_known || endpoints.iter().any(is_local) {

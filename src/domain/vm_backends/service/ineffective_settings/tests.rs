@@ -43,12 +43,14 @@ fn with_policy_local_the_announcing_node_must_run_a_vm_that_serves() {
     for policy in ["Cluster", ""] {
         assert_eq!(of(&service(policy, Some("n1"), true), &elsewhere), None, "{policy}");
     }
-    // kube-vip counts an endpoint that serves, even if it terminates.
+    // An endpoint on the announcing node that serves is enough for kube-vip, even if the endpoint
+    // terminates.
     for here in [vm("n1", true, false), vm("n1", true, true)] {
         assert_eq!(of(&service("Local", Some("n1"), true), &[here]), None);
     }
     assert!(of(&service("Local", Some("n1"), true), &[vm("n1", false, false)]).is_some());
-    // An announcer other than kube-vip announces the address.
+    // The address is announced, but no node is known: an announcer other than kube-vip announces
+    // it.
     assert_eq!(of(&service("Local", None, true), &elsewhere), None);
 }
 
@@ -61,7 +63,7 @@ fn of_source_ranges_it_is_said_which_ports_they_do_not_close() {
     let here = [vm("n1", true, false)];
     let Some(SettingMisfit::SourceRanges(why)) = misfit(&with("Cluster"), &here) else { panic!() };
     assert!(why.contains("what the announcing node itself serves on TCP 443:"), "{why}");
-    // The misfit that blocks all clients comes first.
+    // If both settings are without effect, the setting that blocks all clients is reported.
     assert!(matches!(misfit(&with("Local"), &[]), Some(SettingMisfit::NoLocalBackend(_))));
     assert_eq!(misfit(&service("Cluster", Some("n1"), true), &here), None);
 }

@@ -50,7 +50,7 @@ pub struct CarriedSettings {
     pub is_whole: bool,
 }
 
-/// Reads the settings to carry from a stored Service.
+/// Reads the settings of the stored Service that the next Service must get.
 pub fn of(service: &Value) -> CarriedSettings {
     let metadata = &service["metadata"];
     let mut annotations = object(&metadata["annotations"]);
@@ -83,14 +83,16 @@ pub fn of(service: &Value) -> CarriedSettings {
     CarriedSettings { text: if is_whole { text } else { with(Map::new()) }, is_whole }
 }
 
-/// Adds the settings of an earlier Service to a new Service. Invalid text changes nothing.
+/// Adds `settings`, the text of an earlier Service's settings, to the new `service`. Text that is
+/// not valid changes nothing.
 pub fn applied(mut service: Value, settings: &str) -> Value {
     let Ok(settings) = serde_json::from_str::<Value>(settings) else { return service };
     let mut annotations = object(&settings["metadata"]["annotations"]);
     let has_hints = [ASKED_INTERFACE, ASKED_VLAN].iter().any(|key| annotations.contains_key(*key));
     let mut made = object(&service["metadata"]["annotations"]);
     if has_hints {
-        // A user chose the interface, so the operator chooses none.
+        // A user chose the interface of the earlier Service, so the operator's choice for the new
+        // Service is removed.
         made.remove(ASKED_INTERFACE);
         made.remove(ANNOTATION_NETWORK);
     }
@@ -123,8 +125,8 @@ pub fn applied(mut service: Value, settings: &str) -> Value {
     service
 }
 
-/// Removes the fields whose values another Service may have by now, so that the API server assigns
-/// new values.
+/// Removes the fields whose values another Service may have by now: cluster IPs and node ports. The
+/// API server then assigns new values.
 pub fn without_allotted(mut service: Value) -> Value {
     if let Some(spec) = service["spec"].as_object_mut() {
         for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {

@@ -6,7 +6,7 @@ use super::*;
 use crate::network::host_links::NetworkReach;
 use crate::vm_backends::ports::ListenerPort;
 
-/// Settings of users.
+/// Merge patch with settings that users make on a Service.
 fn set() -> Value {
     json!({
         "metadata": {
@@ -26,7 +26,7 @@ fn set() -> Value {
     })
 }
 
-/// Fields that the API server assigned, and fields that other programs wrote.
+/// Merge patch with fields that the API server assigns, and fields that other programs write.
 fn allotted() -> Value {
     json!({
         "metadata": {
@@ -67,7 +67,8 @@ fn the_next_service_has_what_users_set_and_what_the_server_allotted_and_nothing_
     assert_eq!(made, expected);
     // The new Service needs no further write.
     assert_eq!(plan(Some(&read(&made)), &next), ServicePlan::Keep);
-    // Values that another Service has by now are not requested again.
+    // If another Service has the cluster IP or a node port by now, the new Service does not request
+    // them.
     let anew = without_allotted(made);
     for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {
         expected["spec"].as_object_mut().unwrap().remove(field);
@@ -89,8 +90,8 @@ fn ports_that_are_no_more_and_addresses_of_the_other_family_are_left_behind() {
     assert_eq!(made["spec"]["externalTrafficPolicy"], "Local");
 }
 
-/// Hints that come from a network are not carried. Hints of a user are carried, and then the
-/// operator adds no hints.
+/// Hints name the interface for kube-vip. Hints that the operator made from a network are not
+/// carried. Hints of a user are carried, and the operator then adds no hints.
 #[test]
 fn hints_are_carried_where_they_are_a_users() {
     let listeners = listeners();

@@ -14,7 +14,7 @@ fn a_service_that_asks_for_another_address_goes_first() {
             assert_eq!(plan, ServicePlan::Replace, "{address:?}");
         }
     }
-    // The address was edited by hand, so kube-vip has withdrawn it by now.
+    // A user edited the requested address, so kube-vip has withdrawn the former address by now.
     for (annotation, field, expected) in [
         (json!("10.0.0.101"), "10.0.0.100", ServicePlan::Replace),
         (json!("10.0.0.100,10.0.0.101"), "10.0.0.100", ServicePlan::Replace),
@@ -28,7 +28,8 @@ fn a_service_that_asks_for_another_address_goes_first() {
         let plan = plan(Some(&read(&edited)), &wanted_100);
         assert_eq!(plan, expected, "{edited}");
     }
-    // The address is the same, but written as the Go controller writes it, or in another spelling.
+    // The Service asks for the wanted address, but as the Go controller writes it, or in another
+    // spelling.
     let mut adopted = service.clone();
     adopted["metadata"]["annotations"] = Value::Null;
     let change = plan(Some(&read(&adopted)), &wanted_100);
@@ -40,8 +41,9 @@ fn a_service_that_asks_for_another_address_goes_first() {
     assert!(matches!(change, ServicePlan::Change(_)), "{change:?}");
 }
 
-/// kube-vip 1.2 withdraws the address for good when the traffic policy changes. If the annotation
-/// with the policy at creation is missing, the present policy is assumed.
+/// kube-vip 1.2 withdraws the address for good when the traffic policy changes. An annotation
+/// records the policy at creation. If it is missing, the present policy counts as the policy at
+/// creation.
 #[test]
 fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     let listeners = listeners();
@@ -67,8 +69,8 @@ fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     assert!(!repaired(&noted, &wanted).1);
 }
 
-/// kube-vip still admits a removed port to the node itself. But kube-vip never admitted a port that
-/// was added by hand.
+/// kube-vip still lets traffic for a removed port reach the node itself, so the Service is created
+/// again. kube-vip never let traffic pass for a port that a user added by hand.
 #[test]
 fn a_service_that_loses_a_port_is_made_anew_and_one_that_gets_another_is_not() {
     let both = listeners();
@@ -89,7 +91,8 @@ fn a_service_that_loses_a_port_is_made_anew_and_one_that_gets_another_is_not() {
     by_hand["spec"]["ports"].as_array_mut().unwrap().push(ssh);
     let change = plan(Some(&read(&by_hand)), &wanted("10.0.0.100", &both));
     assert!(matches!(change, ServicePlan::Change(_)), "{change:?}");
-    // Without the annotation, the present ports are assumed to be the ports at creation.
+    // If the annotation is missing, the present ports count as the ports at creation, and the
+    // annotation is added.
     let mut silent = service;
     silent["metadata"]["annotations"].as_object_mut().unwrap().remove(MADE_WITH_PORTS);
     let (noted, _) = repaired(&silent, &wanted("10.0.0.100", &both));

@@ -48,7 +48,8 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
         let announced = announced(service.clone(), "10.0.0.100");
         assert_eq!(repaired(&announced, after), (announced, false), "what is announced stays");
     }
-    // The bridge or VLAN has changed, or is unknown for a while, but the hints stay.
+    // The network's bridge or VLAN has changed, or is unknown for a while. The hints stay as long
+    // as the LoadBalancer names the network.
     let moved = on("apps/mgmt", &tagged, &plain);
     let unknown = WantedService { network: "apps/mgmt", ..plain.clone() };
     for wanted in [&moved, &unknown] {
@@ -56,7 +57,8 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
     }
 }
 
-/// kube-vip 1.2.0 to 1.2.3 panics if the VLAN interface exists.
+/// kube-vip 1.2.0 to 1.2.3 panics if the requested VLAN interface exists. So the request is removed
+/// even from an announced Service.
 #[test]
 fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced() {
     let listeners = listeners();
@@ -75,7 +77,8 @@ fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced()
     }
 }
 
-/// The nodes' links for a VLAN come from Harvester's HostNetworkConfig.
+/// The nodes' links for a VLAN come from Harvester's HostNetworkConfig. The operator asks for the
+/// VLAN only if each node has a working link.
 #[test]
 fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
     let listeners = listeners();
@@ -88,12 +91,13 @@ fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
     let hinted = texts(&[(ASKED_INTERFACE, "prod-br.7"), (ANNOTATION_NETWORK, "apps/vlan7")]);
     assert_eq!(annotations(&made(&with)), hinted);
     assert_eq!(annotations(&made(&missing)), texts(&[]));
-    // kube-vip reads the interface once, so the Service must be created again.
+    // The Service was created for the default interface. kube-vip reads the interface once, so the
+    // Service must be created again.
     let service = made(&without);
     assert_eq!(plan(Some(&read(&service)), &with), ServicePlan::Replace);
     assert_eq!(annotations(&repaired(&service, &with).0), hinted);
     assert_eq!(plan(Some(&read(&announced(service, "10.0.0.100"))), &with), ServicePlan::Keep);
-    // A link that is lost for a while changes nothing.
+    // If a node loses the link, the Service does not change.
     assert_eq!(plan(Some(&read(&made(&with))), &missing), ServicePlan::Keep);
 }
 

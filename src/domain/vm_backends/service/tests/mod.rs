@@ -34,7 +34,8 @@ pub(super) fn wanted<'a>(address: &str, listeners: &'a [ListenerPort]) -> Wanted
     }
 }
 
-/// Nodes have a bridge for each cluster network, and no link for a VLAN.
+/// Returns `wanted` with the network `network` and its bridge and VLAN, `attachment`. Nodes have a
+/// bridge for each cluster network, and no link for a VLAN.
 fn on<'a>(
     network: &'a str,
     attachment: &'a NetworkAttachment,
@@ -48,7 +49,7 @@ pub(super) fn read(service: &Value) -> StoredService {
     read_service(&serde_json::from_value::<Service>(service.clone()).unwrap())
 }
 
-/// A created Service as an API server stores it.
+/// Returns the created `service` as an API server stores it, with default values.
 fn defaulted(mut service: Value) -> Value {
     service["metadata"]["uid"] = json!("svc-1");
     service["metadata"]["resourceVersion"] = json!("7");
@@ -64,7 +65,7 @@ fn defaulted(mut service: Value) -> Value {
     service
 }
 
-/// A created Service as stored, after a user has asked for node ports.
+/// Returns the created `service` as an API server stores it, after a user has asked for node ports.
 fn accepted(service: Value) -> Value {
     let mut service = defaulted(service);
     service["spec"]["allocateLoadBalancerNodePorts"] = json!(true);
@@ -74,7 +75,7 @@ fn accepted(service: Value) -> Value {
     service
 }
 
-/// The Service to create where no Service exists.
+/// Service that the operator creates if no Service exists.
 pub(super) fn fresh(wanted: &WantedService<'_>) -> Value {
     let ServicePlan::Create(service) = plan(None, wanted) else { panic!("there is none") };
     service
@@ -89,7 +90,7 @@ fn announced(mut service: Value, ip: &str) -> Value {
     service
 }
 
-/// The Service after one plan, and whether the plan had a write.
+/// Carries out one plan. Returns the Service after it, and whether the plan had a write.
 fn repaired(service: &Value, wanted: &WantedService<'_>) -> (Value, bool) {
     match plan(Some(&read(service)), wanted) {
         ServicePlan::Keep => (service.clone(), false),
@@ -161,7 +162,8 @@ fn what_was_created_needs_no_further_write() {
     }
 }
 
-/// Edits by hand, as merge patches.
+/// Edits that a user makes by hand, as merge patches. Each edit changes a field that the operator
+/// owns.
 fn edits() -> Vec<Value> {
     let ports = |ports: Value| json!({"spec": {"ports": ports}});
     let http = json!({"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080,
@@ -203,7 +205,7 @@ fn what_is_the_operators_is_put_right_with_node_ports_kept() {
         json_patch::merge(&mut edited, &edit);
         let (after, wrote) = repaired(&edited, &wanted);
         assert!(wrote, "{edit}");
-        // The listeners that the edit did not remove keep their node ports.
+        // Listeners keep their node ports, unless the edit removed the listener's port.
         let all_there = edited["spec"]["ports"].as_array().unwrap().len() >= 2;
         let mut expected = service.clone();
         if !all_there {
@@ -238,7 +240,7 @@ fn a_repair_says_no_more_than_it_must() {
     }
 }
 
-/// Additions of users, kube-vip and API servers.
+/// Merge patch with fields that users, kube-vip and API servers add to a Service.
 fn additions() -> Value {
     json!({
         "metadata": {
@@ -297,7 +299,7 @@ fn a_change_of_listeners_keeps_node_ports_of_those_that_stay() {
     assert_eq!(service["spec"]["ports"], expected);
 }
 
-/// An address must lead to no Service before it is allocated to another LoadBalancer.
+/// An address is given to another LoadBalancer only after it leads to no Service.
 #[test]
 fn an_address_leads_here_while_it_is_announced_or_asked_for_however_it_is_spelled() {
     let service = |annotation: &str, field: &str, ingress: &[&str]| StoredService {
@@ -335,7 +337,8 @@ fn anothers_service_is_left_alone_and_it_is_said_whose_it_is() {
     ] {
         let mut service = made(&wanted);
         service["metadata"]["ownerReferences"] = owners;
-        // Other faults of the Service make no difference.
+        // The result is the same if the other owner's Service also has the wrong family or a
+        // selector.
         service["spec"]["ipFamilies"] = json!(["IPv6"]);
         service["spec"]["selector"] = json!({"app": "web"});
         let foreign = ServicePlan::Foreign(whose.to_owned());

@@ -81,7 +81,7 @@ fn a_slice_says_who_its_endpoints_are_and_how() {
                 "nodeName": "n1", "targetRef": vm("vm-2", "uid-2")},
             {"addresses": ["10.0.0.7"], "conditions": conditions(false, false, false),
                 "targetRef": vm("vm-3", "uid-3")},
-            // The sink is no VM, and on no node.
+            // The sink refers to no VM, and has no node if the announcing node is unknown.
             {"addresses": ["192.0.2.1"], "conditions": conditions(false, true, true),
                 "targetRef": {"namespace": "apps", "name": "web",
                     "uid": "dummy347-546a-4642-9da6-5608endpoint"}},
@@ -95,7 +95,8 @@ fn read_slice(slice: &Value) -> (String, String, endpoint_slices::StoredSlice) {
     stored::read_slice(&slice).unwrap()
 }
 
-/// A written slice is read back as it was planned. Otherwise it would be written again for ever.
+/// A slice that was written and read back equals the planned slice. Otherwise, the operator would
+/// write it again for ever.
 #[test]
 fn a_slice_is_read_back_as_it_was_meant() {
     for family in [AddressFamily::V4, AddressFamily::V6] {
@@ -119,8 +120,8 @@ fn a_slice_is_read_back_as_it_was_meant() {
     }
 }
 
-/// The slice as the Go controller writes it, with a dummy endpoint, and `ready` as the only
-/// condition.
+/// The stored slice is as Harvester's Go controller writes it: it has a dummy endpoint, and `ready`
+/// is the only condition.
 #[test]
 fn a_patch_makes_a_go_controllers_slice_sound() {
     let mut stored = json!({
