@@ -23,9 +23,9 @@ use crate::k8s::leadership::Leadership;
 use crate::locks::lock;
 use crate::metrics::Metrics;
 
-/// Longest time without an attempt to read the Lease. Failed attempts count as attempts, so an API
-/// server that does not answer causes no restart of pods. After a longer time the process counts as
-/// stuck.
+/// Longest time without an attempt to read the Lease. After a longer time, the process counts as
+/// stuck, and `/healthz` fails. A failed attempt also counts, so an API server that does not answer
+/// causes no restart of pods.
 const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 /// Maximum number of connections at the same time: of the kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;
@@ -40,11 +40,12 @@ pub trait Process: Clone + Send + Sync + 'static {
     /// Leadership: whether the process holds its Lease.
     fn leadership(&self) -> &Leadership;
 
-    /// Checks that the process could take over from a leader. `Err`: the reason why it could not.
+    /// Checks whether the process could lead if the leader stopped. `Err`: reason why it could not.
     fn readiness(&self) -> Result<(), &'static str>;
 }
 
-/// State of the endpoints: the process, and the last answer for `/metrics`.
+/// State of the endpoints: the process, the time of its start, and the last answer for `/metrics`
+/// with its rate limit.
 #[derive(Clone)]
 struct EndpointState<P> {
     process: P,
@@ -165,7 +166,7 @@ mod tests {
             let text = axum::body::to_bytes(answer.into_body(), 1 << 20).await.unwrap();
             assert!(text.starts_with(b"# HELP"), "scrape {n} has no metrics");
         }
-        // 20 without a pause, then five a second.
+        // The rate limit allows 20 gatherings without a pause, and then five a second.
         let most = 21 + began.elapsed().as_millis() / 200;
         let gathered = gathered.load(Ordering::Relaxed);
         assert!(gathered >= 20 && u128::from(gathered) <= most, "{gathered} times, limit {most}");

@@ -21,7 +21,7 @@ use rustls::{RootCertStore, ServerConfig};
 
 use crate::locks::lock;
 
-/// Certificate that TLS handshakes use now. Without a certificate, handshakes fail.
+/// Certificate that TLS handshakes use now. `None`: handshakes fail.
 #[derive(Debug, Default)]
 pub struct InUse(Mutex<Option<Arc<CertifiedKey>>>);
 
@@ -39,11 +39,12 @@ impl ResolvesServerCert for InUse {
 }
 
 /// TLS settings that serve the current certificate. `client_ca`: a PEM file with the authorities of
-/// callers' certificates. With this file, callers are asked for a certificate, and the certificate
-/// is verified. A caller without a certificate is accepted but marked unknown, because the API
-/// server cannot show a certificate when it requests a conversion.
+/// callers' certificates. With this file, the server asks callers for a certificate and verifies
+/// it. A caller without a certificate is accepted but marked as unknown, because the API server
+/// shows no certificate when it requests a conversion.
 pub fn settings(in_use: Arc<InUse>, client_ca: Option<&Path>) -> anyhow::Result<ServerConfig> {
-    // The provider is named here, because another crate may set another default.
+    // The crypto provider is named here, because another crate may set another default for the
+    // process.
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
@@ -84,7 +85,8 @@ pub(super) mod tests {
     use super::*;
     use crate::http::certificates::CertificateMaterial;
 
-    /// TLS settings of a server at 127.0.0.1, and of a caller that trusts it.
+    /// TLS settings of a server at 127.0.0.1, and TLS settings of a caller that trusts the server's
+    /// certificate.
     pub fn pair() -> (Arc<ServerConfig>, TlsConnector) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         let names = BTreeSet::from(["127.0.0.1".to_owned()]);

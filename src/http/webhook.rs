@@ -39,22 +39,22 @@ pub const MUTATION: &str = "/v1/webhook/mutation";
 pub const VALIDATION: &str = "/v1/webhook/validation";
 /// Path for conversions between versions.
 pub const CONVERSION: &str = "/v1/webhook/conversion";
-/// Maximum number of connections at the same time. Each may carry one small request: 24 MiB in
-/// total.
+/// Maximum number of connections at the same time. Each connection may hold one small request in
+/// memory, so all connections together hold at most 24 MiB.
 pub const CONNECTIONS: usize = 768;
 
 /// Deadlines of answers. The API server waits 5 s for a review (`timeoutSeconds`) and 30 s for a
 /// conversion.
 const REVIEW_DEADLINE: Duration = Duration::from_millis(4_500);
 const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
-/// Time limits for a body to arrive. The time for a large body counts from the start of its turn. A
-/// slow sender can delay the next sender by this time.
+/// Time limits for the arrival of a request's body. The time for a large body counts from the start
+/// of the request's turn. A slow sender of a large body can delay the next sender by this time.
 const REVIEW_ARRIVES: Duration = Duration::from_secs(3);
 const CONVERSION_ARRIVES: Duration = Duration::from_secs(8);
 /// Largest review in bytes. A review holds an object twice, and the API server limits each copy to
 /// 3 MiB.
 const LARGEST_REVIEW: usize = 8 << 20;
-/// Largest conversion in bytes. A list is converted in one review.
+/// Largest conversion in bytes. The API server sends all objects of a list in one review.
 const LARGEST_CONVERSION: usize = 32 << 20;
 /// Largest small body in bytes. A larger body waits for its turn, and is processed on another
 /// thread. The main thread can renew the Lease during that time.
@@ -184,8 +184,8 @@ async fn read(
     if is_whole { Ok(CompleteBody { bytes, turn }) } else { Err(RequestRefusal::without_length()) }
 }
 
-/// Reads to the end, or until there are more than `most` bytes. Returns whether the end was
-/// reached.
+/// Reads the body to its end, or until `bytes` has more than `most` bytes. Returns whether the end
+/// was reached.
 async fn read_until(
     body: &mut Body,
     bytes: &mut Vec<u8>,
@@ -213,8 +213,8 @@ async fn beside(
     });
     match done.await {
         Ok(done) => done,
-        // The panic is raised again on this thread. `within` catches it, as it catches panics of
-        // small requests.
+        // A panic of the other thread is raised again on this thread. `within` catches it, like a
+        // panic of a small request.
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(error) => Err(RequestRefusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
@@ -262,7 +262,8 @@ async fn within(
     refused.into_response()
 }
 
-/// Refusal by an HTTP status, without a review in the answer: the status and the reason.
+/// Refusal of a request by an HTTP status, without a review in the answer. The fields are the
+/// status and the reason.
 struct RequestRefusal(StatusCode, String);
 
 impl RequestRefusal {
@@ -280,9 +281,10 @@ impl RequestRefusal {
         Self(StatusCode::LENGTH_REQUIRED, text)
     }
 
-    /// Refusal that makes the API server send the review again, because a stall of this machine may
-    /// be the cause of the delay. The API server repeats a request after 503 with `Retry-After`
-    /// (`checkWait` in k8s.io/client-go/rest) until its own deadline, but not after 408 or 504.
+    /// Refusal of a request that is late. The API server sends the request again, because a stall
+    /// of this machine may be the cause. The API server repeats a request after 503 with
+    /// `Retry-After` (`checkWait` in k8s.io/client-go/rest) until its own deadline, but not after
+    /// 408 or 504.
     fn late(what: &str) -> Self {
         Self(StatusCode::SERVICE_UNAVAILABLE, format!("{what}\n"))
     }
@@ -311,8 +313,9 @@ async fn validation(State(at): At, Extension(caller): From, body: Body) -> Respo
     within(&at.metrics, "validation", REVIEW_DEADLINE, work).await
 }
 
-/// Converts objects for any caller, because the API server shows no certificate here, and the
-/// answer contains only data that the caller has sent.
+/// Converts objects for any caller, with or without a certificate. The API server shows no
+/// certificate when it requests a conversion. The answer contains only data that the caller has
+/// sent.
 async fn convert(State(at): At, Extension(caller): From, body: Body) -> Response {
     let work = at.clone().convert(caller, body);
     within(&at.metrics, "conversion", CONVERSION_DEADLINE, work).await
@@ -353,7 +356,8 @@ mod tests {
         panic!("on purpose")
     }
 
-    /// Time shorter than the listener's wind-down. The listener must end within this time.
+    /// Limit for the end of the listener. The limit is shorter than the time for which the listener
+    /// waits for requests under way.
     const SHORTER_THAN_WIND_DOWN: Duration = Duration::from_millis(4_500);
 
     #[tokio::test]
@@ -378,7 +382,7 @@ mod tests {
         };
         let router = Router::new()
             .route("/small", app(panic_now, false))
-            // The work runs on another thread.
+            // This handler treats the request as large, so its work runs on another thread.
             .route("/large", app(panic_now, true))
             .route("/good", app(|| Ok(Bytes::from_static(b"{}")), true))
             // This handler panics outside of `within`, so there is no answer.
@@ -413,8 +417,8 @@ mod tests {
         let failed = ["validation", "", "failed"];
         assert_eq!(counted.admission.requests.with_label_values(&failed).get(), 2);
 
-        // The connection whose handler panicked outside of `within` has left its place, so the
-        // listener ends at once.
+        // The connection whose handler panicked outside of `within` has freed its place, so the
+        // listener does not wait for it.
         ending.now.cancel();
         timeout(SHORTER_THAN_WIND_DOWN, serving).await.expect("a place was not freed").unwrap();
     }

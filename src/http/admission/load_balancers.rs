@@ -27,8 +27,8 @@ pub(super) async fn decide(
 ) -> Result<AdmissionAnswer, CallError> {
     let known = match load_balancer::asks(request) {
         Some(asks) => gather(at, stage, &asks).await?,
-        // No fact must be looked up. Only the project is set, which follows from the namespace of
-        // the request.
+        // The rules need no fact that must be looked up. Only the project is set: it is the project
+        // of the request's namespace.
         None => LbRuleFacts {
             around: LbSurroundings {
                 project: at.views.project_of(request.namespace),
@@ -59,7 +59,8 @@ async fn gather(
         if let Some(pool) = &asks.pool {
             known.named = named(at, pool, &asks.lb).await?;
         }
-        // An empty view may mean that no pool has been read yet.
+        // An empty view may mean that no pool has been read yet, so the pools then count as
+        // unknown.
         known.pools = Some(views.pools())
             .filter(|pools| asks.pools && views.is_synced() && !pools.is_empty())
             .map(|pools| pools.iter().map(|pool| pool.selector.clone()).collect());
@@ -75,10 +76,10 @@ fn mismatch(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Option<NoA
     network_mismatch(&pool.name, &pool.selector, &segment(pool.selector.network()), &facts)
 }
 
-/// Description of the present use of an address that a guest reports as leased. `None`: the address
-/// is free, or belongs to this LoadBalancer. An address that a pool or a DHCP server gave out on
-/// another segment does not count as used. Reports of other guests do not count, because otherwise
-/// a guest could block other tenants. The owner is not named, because otherwise tenants could
+/// Describes the present use of `address`, which the guest of `lb` reports as leased. `None`: the
+/// address is free, or belongs to `lb`. An address that a pool or a DHCP server gave out on another
+/// segment does not count as used. Reports of other guests do not count, because otherwise a guest
+/// could block other tenants. The text does not name the owner, because otherwise tenants could
 /// search for each other's LoadBalancers.
 fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
@@ -133,8 +134,8 @@ async fn named(at: &RuleSources, name: &str, lb: &LoadBalancer) -> Result<NamedP
 fn pool_seen(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> CandidatePool {
     let store = &at.views.load_balancers;
     let taken = || {
-        // Compares the pool's name first, because parsing the addresses of ten thousand
-        // LoadBalancers is slow.
+        // The name of the pool is compared first, because it is slow to parse the addresses of ten
+        // thousand LoadBalancers.
         let here = |lb: &LoadBalancer| {
             let status = lb.status.as_ref();
             let claim = status.and_then(|status| status.allocated_address.as_ref());
@@ -152,7 +153,8 @@ fn pool_seen(at: &RuleSources, pool: &PoolFacts, lb: &LoadBalancer) -> Candidate
     CandidatePool {
         selector: pool.selector.clone(),
         idle: idle.map(str::to_owned),
-        // Fewer LoadBalancers than addresses cannot fill the pool.
+        // If there are fewer LoadBalancers than addresses, the pool cannot be full, so nothing is
+        // counted.
         full: i64::try_from(store.len()).is_ok_and(|all| all >= total) && taken() >= total,
         mismatch: mismatch(at, pool, lb),
     }

@@ -19,9 +19,9 @@ use crate::k8s::views::Views;
 /// Stage of an admission request. The API server calls mutation first, then validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionStage {
-    /// Mutation: the object may still be changed.
+    /// Mutation: the answer may change the object.
     Mutation,
-    /// Validation: the object is as it will be stored.
+    /// Validation: the API server stores the object as it is, or refuses it.
     Validation,
 }
 
@@ -48,9 +48,9 @@ pub struct RuleSources {
 
 impl RuleSources {
     /// Whether `user` may write the fields that only the leader writes. `me`: username of this
-    /// operator, empty if it is not known. This operator may always write them. The Go controller
-    /// may write them while a controller other than this operator holds the Lease. The Lease is
-    /// read several times a second.
+    /// operator, empty if it is not known. This operator may always write these fields. Harvester's
+    /// Go controller may write them while a controller other than this operator holds the Lease.
+    /// Every replica reads the Lease several times a second.
     pub fn is_leader(&self, user: &str, me: &str) -> bool {
         (!me.is_empty() && user == me)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())

@@ -23,8 +23,8 @@ use crate::k8s::CallError;
 
 /// Maximum number of LoadBalancers that are read from the API server for one request.
 const READS: usize = 16;
-/// Time limit for all of these reads together. The list of pools, and the read for a manual
-/// release, each have the same limit.
+/// Time limit for the reads of LoadBalancers for one request, all together. The list of pools has
+/// the same limit, and so has the read for a manual release.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn decide(
@@ -80,9 +80,10 @@ fn leased(at: &RuleSources) -> Vec<Leased> {
     leased.collect()
 }
 
-/// Claims whose LoadBalancer exists. If the view has none of these LoadBalancers, up to `READS` of
-/// them are read from the API server, because they may be newer than the view. A claim whose
-/// LoadBalancer no longer exists blocks nothing: the ledger task releases it later.
+/// Returns the claims of `holders` whose LoadBalancer exists. If the view has no LoadBalancer of
+/// `holders`, up to `READS` LoadBalancers are read from the API server, because they may be newer
+/// than the view. A claim whose LoadBalancer no longer exists blocks nothing: the ledger task
+/// releases it later.
 async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder> {
     let is = |holder: &ClaimHolder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
     let seen = |holder: &ClaimHolder| {
@@ -103,7 +104,7 @@ async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder>
     found.into_iter().cloned().collect()
 }
 
-/// Whether a LoadBalancer with this `namespace/name` exists. `None`: unknown, because the API
+/// Whether the LoadBalancer `name`, a `namespace/name`, exists. `None`: unknown, because the API
 /// server did not answer within `PATIENCE`, or returned an error.
 async fn exists(at: &RuleSources, name: &str) -> Option<bool> {
     let (namespace, name) = name.split_once('/')?;

@@ -17,14 +17,14 @@ use crate::domain::admission::{AdmissionAnswer, AdmissionRequest, Operation, Ref
 use crate::domain::limits::json_size::{maps, most_values};
 use crate::k8s::CallError;
 
-/// Longest warning, in characters. The API server takes 4,096 characters of warnings in all, and
-/// cuts each warning of more than 256.
+/// Longest warning, in characters. The API server accepts 4,096 characters of warnings in one
+/// answer, and cuts each warning that has more than 256.
 const LONGEST_WARNING: usize = 120;
 const MOST_WARNINGS: usize = 16;
 /// Maximum number of refusals in one answer.
 const MOST_REFUSALS: usize = 20;
-/// Maximum number of values in one object. A full ledger has 40,000 values. The schema allows a
-/// LoadBalancer no more values than that.
+/// Maximum number of values in one object. A full ledger has 40,000 values. By the schema, a
+/// LoadBalancer has no more values than that.
 const MOST_VALUES: usize = 100_000;
 /// Maximum number of maps in one object. The schema allows fewer than 5,000.
 const MOST_MAPS: usize = 15_000;
@@ -184,9 +184,10 @@ impl ParsedReview {
 /// Outcome of a review.
 #[derive(Debug)]
 pub enum ReviewOutcome {
-    /// Answer of the rules.
+    /// The rules gave this answer.
     Answered(AdmissionAnswer),
-    /// A required fact was not available.
+    /// A fact that the rules need was not available. The field is the error of the call that should
+    /// have read it.
     Unknown(CallError),
 }
 
@@ -218,7 +219,7 @@ pub async fn apply_rules(
 }
 
 /// Answer for an object that has too many values and was not parsed. Mutation lets the object pass
-/// unchanged, because validation refuses it.
+/// unchanged, because validation comes next and refuses the object.
 fn unread(stage: AdmissionStage, field: &str) -> AdmissionAnswer {
     let mut answer = AdmissionAnswer::default();
     if stage == AdmissionStage::Validation {
@@ -263,7 +264,8 @@ impl ReviewOutcome {
                     response["warnings"] = json!(warnings);
                 }
             }
-            // The reconciler can make the change later; validation cannot be done later.
+            // A reconcile can later make the change that mutation did not make, so the object
+            // passes. No later step can validate the object, so validation fails.
             Self::Unknown(error) if stage == AdmissionStage::Mutation => {
                 tracing::warn!(%error, "an object passes unchanged: a required fact is not available");
             }

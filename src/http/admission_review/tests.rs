@@ -57,7 +57,7 @@ fn what_is_no_review_of_ours_is_refused_with_a_sentence() {
     for at in 0..text.len() {
         assert!(parse(&text.as_bytes()[..at]).is_err());
     }
-    // Long wrong values are not repeated in full.
+    // The error does not repeat a long wrong value in full.
     let mut review = asked();
     review["kind"] = json!("x".repeat(10_000));
     assert!(parse(review.to_string().as_bytes()).unwrap_err().len() < 300);
@@ -69,7 +69,8 @@ fn refusals_are_whole_sentences_in_every_place() {
     refused.refuse("spec.a", "is wrong");
     refused.refuse("", "as a whole");
     refused.warn("w".repeat(200));
-    // A refused request changes nothing, even if the answer has a patch.
+    // The answer refuses the request and also has a changed object. The response must contain no
+    // patch.
     refused.object = Some(json!({}));
     let response = answer(&ReviewOutcome::Answered(refused), AdmissionStage::Mutation);
     assert_eq!(response["allowed"], false);
@@ -99,7 +100,7 @@ fn a_change_is_a_patch_that_fits_what_was_sent() {
     let mut sent = asked()["request"]["object"].clone();
     json_patch::patch(&mut sent, &patch).unwrap();
     assert_eq!(sent, object);
-    // Validation never changes an object.
+    // A response to validation never contains a patch.
     assert_eq!(
         answer(&outcome, AdmissionStage::Validation),
         json!({"uid": "u-1", "allowed": true})
@@ -124,7 +125,8 @@ fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
     assert_eq!(answer(&unknown, AdmissionStage::Mutation), json!({"uid": "u-1", "allowed": true}));
 }
 
-/// A tree of the values would take many times the memory of the text.
+/// An object with too many values is not parsed: the parsed values would take many times the memory
+/// of the text.
 #[test]
 fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     let mut review = asked();

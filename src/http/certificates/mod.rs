@@ -35,14 +35,15 @@ use crate::domain::admission::certificates::{
     AUTHORITY_LIFE, BACKDATED, CertificateSecret, StoredAuthority, StoredCertificate, serving_end,
 };
 
-/// Content of the Secret, by key.
+/// Content of admission's Secret: map from a key of the Secret to its value.
 pub type Data = BTreeMap<String, Vec<u8>>;
 
 const CA: (&str, &str) = ("ca.crt", "ca.key");
 const NEXT: (&str, &str) = ("next-ca.crt", "next-ca.key");
 const SERVING: (&str, &str) = ("tls.crt", "tls.key");
 const PREVIOUS: &str = "previous-ca.crt";
-/// Maximum number of previous authorities that stay trusted. Further authorities are dropped.
+/// Maximum number of previous authorities that stay trusted. If there are more, the last of the
+/// list are dropped.
 const MOST_PREVIOUS: usize = 8;
 
 /// Parsed certificate.
@@ -58,7 +59,8 @@ struct ParsedCertificate {
     key: Vec<u8>,
 }
 
-/// Certificate, and its private key if the key is present and matches.
+/// Certificate with its private key. `key` is `None` if the key is missing or belongs to another
+/// certificate.
 #[derive(Clone, PartialEq, Eq)]
 struct CertificatePair {
     certificate: ParsedCertificate,
@@ -92,8 +94,8 @@ impl CertificateError {
 }
 
 impl CertificateMaterial {
-    /// Makes a new authority and serving certificate. `previous` holds authorities that must stay
-    /// trusted, in PEM.
+    /// Makes a new authority, and a serving certificate for `names` that this authority signs.
+    /// `previous`: authorities that must stay trusted, in PEM.
     pub fn start(
         now: Duration,
         names: &BTreeSet<String>,
@@ -147,8 +149,8 @@ impl CertificateMaterial {
         data
     }
 
-    /// Facts for the choice of the next step. `ours`: authority of the certificate that this
-    /// replica serves.
+    /// Facts from which the next step for the certificates is chosen. `ours`: authority that signed
+    /// the certificate which this replica serves.
     pub fn facts(&self, ours: Option<&TrustedAuthority>) -> CertificateSecret {
         let authority = |pair: &CertificatePair| StoredAuthority {
             not_after: pair.certificate.not_after,
@@ -189,7 +191,8 @@ impl CertificateMaterial {
         self.next.as_ref().map(|pair| TrustedAuthority(pair.certificate.clone()))
     }
 
-    /// Returns the ends of validity of the current authority and of the serving certificate.
+    /// Returns two ends of validity: of the current authority, and of the serving certificate.
+    /// `None`: there is no serving certificate.
     pub fn ends(&self) -> (Duration, Option<Duration>) {
         let serving = self.serving.as_ref().map(|pair| pair.certificate.not_after);
         (self.ca.certificate.not_after, serving)
@@ -214,7 +217,8 @@ impl CertificateMaterial {
         })
     }
 
-    /// Adds `ours` to the trusted authorities.
+    /// Adds `ours`, the authority of the certificate that this replica serves, to the trusted
+    /// authorities.
     #[must_use]
     pub fn remembering(mut self, ours: &TrustedAuthority) -> Self {
         self.previous.insert(0, ours.0.clone());
@@ -222,7 +226,7 @@ impl CertificateMaterial {
         self
     }
 
-    /// Signs a serving certificate.
+    /// Makes a new serving certificate for `names`, which the current authority signs.
     pub fn renewed(
         mut self,
         now: Duration,
@@ -270,7 +274,7 @@ impl TrustedAuthority {
     }
 }
 
-/// Serving certificate, and the authority to trust for it.
+/// Serving certificate, and the authority that callers must trust to accept it.
 #[derive(Clone)]
 pub struct ServingIdentity {
     /// The certificate with its key.
@@ -395,8 +399,8 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
-/// Whether the authority signed the certificate. The check uses the certificate's first name, and
-/// ignores expiry.
+/// Whether the authority `ca` signed the certificate. The check uses the certificate's first name,
+/// and ignores expiry.
 fn is_signed(certificate: &ParsedCertificate, ca: &ParsedCertificate) -> bool {
     let mut roots = RootCertStore::empty();
     let Some(name) = certificate.names.first() else { return false };
@@ -410,7 +414,8 @@ fn is_signed(certificate: &ParsedCertificate, ca: &ParsedCertificate) -> bool {
     else {
         return false;
     };
-    // Verifies at a time within the validity, because expiry is checked elsewhere.
+    // The time for the check is one second before the expiry, because another function checks the
+    // expiry.
     let at =
         UnixTime::since_unix_epoch(certificate.not_after.saturating_sub(Duration::from_secs(1)));
     verifier.verify_server_cert(&certificate.der, &[], &name, &[], at).is_ok()

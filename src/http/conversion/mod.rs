@@ -25,17 +25,19 @@ use crate::domain::limits::json_size::{maps, most_values};
 const API_VERSION: &str = "apiextensions.k8s.io/v1";
 const KIND: &str = "ConversionReview";
 
-/// Maximum size of one object, in bytes. The API server takes requests of up to 3 MiB, and etcd
-/// stores half of that.
+/// Maximum size of one object, in bytes. The API server accepts requests of up to 3 MiB, and etcd
+/// stores objects of up to half of that.
 const LARGEST_OBJECT: usize = 3 << 20;
-/// Maximum number of values in one object. The schema lets fewer than 20,000 be stored.
+/// Maximum number of values in one object. An object that the schema allows has fewer than 20,000
+/// values.
 const MOST_VALUES_OF_OBJECT: usize = 60_000;
-/// Maximum number of maps in one object. The schema lets fewer than 2,000 be stored.
+/// Maximum number of maps in one object. An object that the schema allows has fewer than 2,000
+/// maps.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
 /// Maximum number of values in one review. This number suffices for about 15,000 objects with
 /// twenty listeners each, and takes less than a second of work.
 const MOST_VALUES: usize = 1_500_000;
-/// Maximum size of an answer, in bytes. The answer is in memory together with the request.
+/// Maximum size of an answer, in bytes. The answer and the request are in memory at the same time.
 const LARGEST_ANSWER: usize = 32 << 20;
 /// Maximum size of a review's UID, in bytes. UIDs of the API server have 36.
 const LONGEST_UID: usize = 256;
@@ -163,8 +165,8 @@ impl<'de> Visitor<'de> for EachOf<'_> {
     }
 }
 
-/// Remaining budget of a review: number of values in the review and in the current object, and
-/// number of maps in this object.
+/// Budget that is left for a review. `review`: values in the rest of the review. `object`: values
+/// in the rest of the current object. `maps`: maps in the rest of the current object.
 struct ReviewBudget {
     review: usize,
     object: usize,
@@ -234,7 +236,7 @@ fn convert_one(
         rest.remove("metadata");
         let annotations = metadata.remove("annotations").map(|text| budget.read(text));
         let annotations = annotations.transpose()?;
-        // The text in these annotations is parsed too, so its values count.
+        // `convert` also parses the text in these annotations, so the values in the text count.
         for key in [ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS] {
             let text = annotations.as_ref().and_then(|annotations| annotations.get(key)?.as_str());
             text.map_or(Ok(()), |text| budget.take_text(text))?;
@@ -252,7 +254,8 @@ fn fields_of<'a>(text: &'a str, budget: &mut ReviewBudget) -> Result<Fields<'a>,
     Ok(fields)
 }
 
-/// Writes the converted fields together with the unparsed fields.
+/// Writes the converted object. `converted`: fields that were converted. `rest` and `metadata`:
+/// fields of the object and of its metadata that were not parsed.
 fn write(
     converted: &Value,
     rest: &Fields<'_>,
@@ -282,8 +285,8 @@ fn write(
     object.end()
 }
 
-/// Fields that the conversion replaces. All other fields except the metadata are written as they
-/// were read.
+/// Fields of an object that the conversion replaces. All other fields, except the annotations, are
+/// written as they were read.
 const SECTIONS: [&str; 3] = ["apiVersion", "spec", "status"];
 
 /// Text of an answer. A write beyond the limit `most` fails.
@@ -294,14 +297,15 @@ struct AnswerText {
 }
 
 impl AnswerText {
-    /// Size of the memory that is reserved for the text after the objects, in bytes.
+    /// Size of the memory that is reserved for the end of the answer, after the last object, in
+    /// bytes.
     const END: usize = 4096;
     /// Largest request whose answer may grow step by step, in bytes.
     const SMALL: usize = 1 << 20;
 
-    /// Starts an answer to a request of this size. For a large request, all memory is reserved at
-    /// once, because an allocator that copies a growing text holds the text twice during the copy.
-    /// Reserved memory costs nothing until it is written.
+    /// Starts an answer to a request of `request` bytes. For a large request, all memory is
+    /// reserved at once. If the text grew step by step, the allocator would copy it, and both
+    /// copies would be in memory. Reserved memory costs nothing until it is written.
     fn new(request: usize, most: usize) -> Self {
         let reserved = if request > Self::SMALL { most } else { request / 4 * 5 };
         Self { text: Vec::with_capacity(reserved + Self::END), most }

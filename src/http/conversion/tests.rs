@@ -69,7 +69,8 @@ fn refused(objects: &str) -> String {
     answer["response"]["result"]["message"].as_str().unwrap().to_owned()
 }
 
-/// A tree of the values would take a hundred times the memory of the text.
+/// Text with too many values is refused before it is parsed: the parsed values would take a hundred
+/// times the memory of the text.
 #[test]
 fn more_values_than_any_object_needs_are_not_read() {
     let numbers = format!("[{}0]", "0,".repeat(MOST_VALUES_OF_OBJECT));
@@ -94,7 +95,8 @@ fn more_values_than_any_object_needs_are_not_read() {
     let maps = format!("[{}{{}}]", "{},".repeat(MOST_MAPS_OF_OBJECT));
     let message = refused(&format!(r#"[{{"apiVersion":"{BETA}","spec":{maps}}}]"#));
     assert_eq!(message, "objects[0]: has more than 15000 maps: no LoadBalancer needs so many");
-    // Content that is not parsed costs only the memory of its text.
+    // Fields that the conversion does not parse may have any number of values, because they cost
+    // only the memory of their text.
     let object = format!(r#"{{"apiVersion":"{BETA}","x":{numbers},"metadata":{{"y":{numbers}}}}}"#);
     let converted = ask(ALPHA, &[serde_json::from_str(&object).unwrap()]);
     let converted = &converted["response"]["convertedObjects"][0];
@@ -128,7 +130,8 @@ fn what_is_too_large_or_no_object_is_named() {
     assert_eq!(message, "objects[1]: the answer would be too large: list fewer objects at a time");
 }
 
-/// A text that grows would be copied, and the copy would be in memory beside the text.
+/// Memory for a large answer is reserved at once. If it grew step by step, the text would be
+/// copied, and both copies would be in memory.
 #[test]
 fn the_memory_of_a_large_answer_is_reserved_once() {
     let most = AnswerText::SMALL * 4;
@@ -141,7 +144,7 @@ fn the_memory_of_a_large_answer_is_reserved_once() {
     assert_eq!(answer.text.capacity(), reserved);
 }
 
-/// Fields that neither version knows may have any content.
+/// Fields that no version defines may have any content. They pass through the conversion as text.
 #[test]
 fn text_that_is_not_read_passes_as_it_is() {
     for (metadata, expected) in [
@@ -168,7 +171,8 @@ fn text_that_is_not_read_passes_as_it_is() {
     }
 }
 
-/// The time is printed, not asserted, because a busy machine must not fail the test.
+/// The test prints the time of the conversion and asserts no limit, so that it does not fail on a
+/// busy machine.
 #[test]
 fn a_list_of_ten_thousand_is_answered() {
     for count in [1_000, 10_000] {

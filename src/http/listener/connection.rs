@@ -40,7 +40,8 @@ use super::request_progress::{ArrivingBody, RecordedStream, RequestProgress};
 use super::{Caller, ListenerSeat, WIND_DOWN};
 use crate::domain::limits::connections::ConnectionPhase;
 
-/// Buffer for the head and the unread body of one connection. The library's minimum is 8 KiB.
+/// Size, in bytes, of the buffer for a request's head and for data of its body that no handler has
+/// read yet. The minimum of hyper is 8 KiB.
 const BUFFER: usize = 16 * 1024;
 /// Time limit for a request's head, from its first byte to its last.
 const HEAD: Duration = Duration::from_secs(8);
@@ -57,8 +58,8 @@ const SENDING: Duration = Duration::from_secs(5);
 const FRESH: Duration = Duration::from_secs(5);
 /// Time limit for sending the final answer.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// Time limit for reading data that the caller sent before it read the final answer. A machine with
-/// busy cores stalls for less time.
+/// Time limit for reading data that the caller sent before it read the final answer. A busy machine
+/// may stall, but for less time than this.
 const LINGER: Duration = Duration::from_secs(8);
 /// Maximum number of bytes that are read after the final answer.
 const LINGER_BYTES: usize = 4 << 20;
@@ -70,7 +71,7 @@ const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n
 pub(super) struct Conversation {
     pub(super) seat: ListenerSeat,
     pub(super) caller: Caller,
-    /// Cancelled when the connection must make room for another.
+    /// Cancelled when the connection must end to make room for another connection.
     pub(super) gone: CancellationToken,
 }
 
@@ -109,8 +110,8 @@ impl Conversation {
         let end = {
             let mut watch = pin!(self.watch(progress));
             poll_fn(|cx| {
-                // Polls the connection before its deadlines, so that a request that arrived while
-                // this machine stalled still counts.
+                // The connection is polled before its deadlines. So a request that arrived while
+                // this machine stalled is not late.
                 if http.poll_without_shutdown(cx).is_ready() {
                     return Poll::Ready(ConversationEnd::Over);
                 }
@@ -125,14 +126,16 @@ impl Conversation {
         };
         let line = http.into_parts().io.into_inner();
         drop(self.seat);
-        // The connection's place is free from here on. Only the stream is still needed.
+        // From here on, the connection has no place in the table of connections. Only its stream is
+        // still needed.
         if take_leave(line, words, &shared.lingering).await.is_err() {
             tracing::debug!(port = shared.server.port, "a caller closed the connection first");
         }
     }
 
-    /// Completes when the connection must end. Until then, records the phase of the connection in
-    /// the table of connections. The future is polled after each transfer.
+    /// Future that completes when the connection must end, with the reason. Until then, it records
+    /// the phase of the connection in the table of connections. The future is polled after each
+    /// transfer of data.
     fn watch(&self, progress: Arc<RequestProgress>) -> impl Future<Output = ConversationEnd> {
         let ending = self.seat.shared.server.ending.now.clone();
         let gone = self.gone.clone();
@@ -165,7 +168,8 @@ impl Conversation {
                 (ConnectionPhase::Working | ConnectionPhase::Sending, _) => Poll::Pending,
                 _ if is_late || is_gone => Poll::Ready(ConversationEnd::Unasked),
                 (ConnectionPhase::Asking, _) => Poll::Pending,
-                // A caller treats an answer before its first request as a failure.
+                // No final answer is sent before the first request, because a caller treats such an
+                // answer as a failure. The caller gets `FRESH` for its first request.
                 (_, 0) if is_ending && began.elapsed() < FRESH => {
                     shorten_and_poll(deadline.as_mut(), began + FRESH, cx)
                 }
@@ -202,7 +206,8 @@ fn shorten_and_poll(
 }
 
 /// Sends `words`: the final answer, or nothing. Then reads and drops data that the caller sent
-/// before it read the answer. `places`: limits the connections that read such data.
+/// before it read the answer. `places`: one permit for each connection that may read such data at
+/// the same time.
 async fn take_leave<IO>(
     mut line: RecordedStream<IO>,
     words: &[u8],
@@ -217,8 +222,8 @@ where
         line.shutdown().await
     };
     timeout(LAST_WORD, leaving).await??;
-    // If all places are taken, this connection is closed at once. This limits sources with many
-    // connections.
+    // If no permit is free, this connection is closed at once. So sources with many connections
+    // cannot hold more.
     let Ok(_place) = places.try_acquire() else { return Ok(()) };
     let draining = async {
         let mut taken = 0;
@@ -254,7 +259,7 @@ impl Answering {
         let mut response = hyper::service::Service::call(&app, request).await?;
         let is_last =
             self.progress.is_last() || self.soon.is_cancelled() || Instant::now() >= self.last_from;
-        // A faulty request also ends its connection.
+        // The answer to a faulty request is also the last of its connection.
         if is_last || response.status() != StatusCode::OK {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

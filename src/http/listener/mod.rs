@@ -37,9 +37,10 @@ use crate::turns::Turns;
 use connection::Conversation;
 
 /// Time limit for each half of the TLS handshake. The first half includes the wait for the
-/// connection's turn. A machine on either side stalls for less time than the limit. The second half
-/// has its own limit, because a caller that has read the server's part considers the handshake
-/// complete and sends its request. If the connection were closed then, the request would be lost.
+/// connection's turn. A busy machine on either side may stall, but for less time than the limit.
+/// The second half has its own limit. It begins when the server's part is sent. A caller that has
+/// read this part considers the handshake complete, and sends its request. If the connection were
+/// closed then, the request would be lost.
 const HANDSHAKE: Duration = Duration::from_secs(8);
 /// Time limit for requests under way when the listener ends. It is longer than the time that a new
 /// connection gets for its first request.
@@ -49,8 +50,8 @@ const WIND_DOWN: Duration = Duration::from_secs(6);
 const LAST_CALL: Duration = Duration::from_millis(100);
 /// Maximum number of connections that still read data after their final answer.
 const LINGERING: usize = 128;
-/// First and longest pause after a failed accept. Lack of file descriptors is one possible cause of
-/// the failure.
+/// Pauses after a failed accept: the first pause, and the longest pause. Each further failure
+/// doubles the pause. One cause of such a failure is a lack of file descriptors.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 /// Shortest time between two log lines about connections that were closed to make room.
 const REPORT_EVERY: Duration = Duration::from_mins(1);
@@ -128,8 +129,8 @@ impl Server {
             () = shared.accept(&listener, &tasks) => {}
             () = ending.now.cancelled() => {}
         }
-        // Takes the connections that the kernel has accepted already. Otherwise they would be reset
-        // when the listener is closed.
+        // Takes the connections that the kernel has accepted already. Otherwise, the kernel would
+        // reset them when the listener is closed.
         let last = async {
             while let Ok(Ok((stream, peer))) = timeout(LAST_CALL, listener.accept()).await {
                 shared.take_in(stream, peer, &tasks).await;
@@ -284,8 +285,9 @@ impl Drop for ListenerSeat {
     }
 }
 
-/// Pause after a failed accept. `before`: the previous pause, if the previous accept failed too.
-/// `None`: the failure concerns one connection, and the next connection can be accepted at once.
+/// Pause after an accept that failed with `failure`. `before`: pause before this accept, if the
+/// accept before it also failed. `None`: the failure concerns only one connection, so the next
+/// connection can be accepted at once.
 fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration> {
     match failure {
         ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => None,
@@ -302,7 +304,7 @@ mod tests {
     use super::*;
     use crate::http::tls;
 
-    /// Server that answers every request for `/` until it ends.
+    /// Server that answers every request for `/` until a token of `ending` is cancelled.
     fn server(tls: Option<Arc<ServerConfig>>, ending: ServerShutdown) -> Server {
         Server {
             port: "test",
@@ -316,14 +318,15 @@ mod tests {
     }
 
     /// A caller of TLS 1.3 sends its request together with its last part of the handshake. If the
-    /// connection is cut at that time, the request is lost.
+    /// server closed the connection before it read that part, the request would be lost.
     #[tokio::test]
     async fn the_second_half_of_a_handshake_has_as_much_time_as_the_first() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (settings, connector) = tls::tests::pair();
         tokio::spawn(server(Some(settings), ServerShutdown::default()).serve(listener));
-        // A connection that delays each of the caller's first two parts by 3/4 of the deadline.
+        // Connection between the caller and the server. It delays each of the caller's first two
+        // writes by 3/4 of the time limit.
         let (near, far) = tokio::io::duplex(1 << 16);
         tokio::spawn(async move {
             let (mut asked, mut answers) = tokio::io::split(far);
@@ -348,8 +351,8 @@ mod tests {
         assert!(answer[..read].ends_with(b"here"), "{}", String::from_utf8_lossy(&answer[..read]));
     }
 
-    /// A caller that stalls between connecting and sending does not repeat a request that it could
-    /// not write.
+    /// A caller may stall after it has connected. It does not repeat a request that it could not
+    /// write. So a new connection gets time for its first request, even if the listener ends.
     #[tokio::test]
     async fn a_connection_that_was_just_made_has_time_to_ask_while_the_listener_ends() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -367,8 +370,8 @@ mod tests {
         assert!(ask(&mut used).await.ends_with("here"));
         let mut fresh = TcpStream::connect(address).await.unwrap();
         ending.now.cancel();
-        // A used connection gets the final answer at once, because its caller repeats a request
-        // that crosses the answer.
+        // A used connection gets the final answer at once. If its caller has just sent a request,
+        // the caller sends the request again.
         let mut words = String::new();
         used.read_to_string(&mut words).await.unwrap();
         assert!(words.starts_with("HTTP/1.1 503"), "{words}");
@@ -386,7 +389,7 @@ mod tests {
             assert_eq!(pause_after(callers, None), None);
             assert_eq!(pause_after(callers, Some(ACCEPT_PAUSE.1)), None);
         }
-        // Pauses for too many open files.
+        // Pauses after consecutive failures of the kind that too many open files cause.
         let mut rests = Vec::new();
         for _ in 0..10 {
             rests.extend(pause_after(ErrorKind::Other, rests.last().copied()));

@@ -15,7 +15,7 @@ use crate::domain::limits::connections::ConnectionPhase;
 /// Progress of the current request and answer on one connection. Only one task writes it.
 #[derive(Debug, Default)]
 pub(super) struct RequestProgress {
-    /// Whether data has arrived since the last answer.
+    /// Whether data has arrived from the caller since the last answer.
     has_heard: AtomicBool,
     /// Whether a request is being answered.
     is_asked: AtomicBool,
@@ -71,7 +71,8 @@ impl RequestProgress {
     }
 }
 
-/// Stream of a connection, which records in `progress` what was read and what is not sent yet.
+/// Stream of a connection. It records in `progress` whether data was read, and whether part of an
+/// answer is not sent yet.
 pub(super) struct RecordedStream<IO> {
     pub(super) io: IO,
     pub(super) progress: Arc<RequestProgress>,

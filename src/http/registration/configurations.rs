@@ -26,12 +26,14 @@ use crate::k8s::CallError;
 /// First and longest pause between two repairs of a configuration that another client keeps
 /// changing.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// Time without a repair after which the number of consecutive repairs starts again at 1.
+/// Time after the last repair of a configuration. If no repair was needed for longer, the next
+/// repair counts as the first.
 const QUIET: Duration = Duration::from_mins(10);
 /// Interval at which admission's Service is checked for ready endpoints.
 const SERVICE_LOOK: Duration = Duration::from_secs(1);
 
-/// Registrations that were written, and repairs after changes by other clients.
+/// Record of the configurations that were written, and of the repairs after changes by other
+/// clients.
 #[derive(Default)]
 pub(super) struct Repairs {
     /// Map from a configuration to its last desired content. This content was written to the
@@ -42,9 +44,9 @@ pub(super) struct Repairs {
     done: BTreeMap<WebhookObject, (u32, Instant)>,
     /// Missing configurations that have been logged.
     missing: BTreeSet<WebhookObject>,
-    /// Whether the Service has been seen with a ready endpoint.
+    /// Whether this replica has found a ready endpoint of admission's Service.
     reachable: bool,
-    /// Whether the lack of endpoints has been logged.
+    /// Whether the lack of a ready endpoint has been logged.
     logged: bool,
 }
 
@@ -77,15 +79,15 @@ impl Registrar {
         if !self.is_reachable(state).await? {
             return Ok(SERVICE_LOOK);
         }
-        // Another replica may have stored a newer bundle than the one known here, so the Secret is
-        // read again.
+        // Another replica may have stored a newer bundle in the Secret than this replica has read,
+        // so the Secret is read again.
         let fresh = self.installation.secret().await?;
         if state.secret != fresh {
             take_secret(state, fresh);
             return Err(RoundStop::Again);
         }
-        // A configuration whose owner no longer exists would be removed at once, so the owner is
-        // read again.
+        // The garbage collector would remove a configuration whose owner no longer exists, so the
+        // owner is read again.
         let owner = self.find_owner().await?;
         if state.owner != owner {
             state.owner = owner;
@@ -179,8 +181,8 @@ impl Registrar {
 }
 
 impl Repairs {
-    /// Logs that a configuration is missing. The line is logged again only after the configuration
-    /// existed in between.
+    /// Logs that a configuration is missing. The line is logged again only if the configuration has
+    /// existed since the last line.
     fn warn_once(&mut self, part: WebhookObject) {
         if part != WebhookObject::Conversion && self.missing.insert(part) {
             let error = CallError::Missing(part.kind(), CONFIGURATION);
@@ -210,7 +212,7 @@ impl Repairs {
 /// Whether every configuration that calls this operator trusts the authority `ca`.
 pub(super) fn is_trusted(state: &RegistrarState, ca: &TrustedAuthority) -> bool {
     WebhookObject::ALL.iter().all(|part| {
-        // A missing configuration trusts no authority and calls no server.
+        // A missing configuration calls no server, so it needs to trust no authority.
         let Some(stored) = state.parts.get(part).and_then(Option::as_ref) else { return true };
         if *part == WebhookObject::Conversion && !needs_conversion(stored) {
             return true;
@@ -220,7 +222,7 @@ pub(super) fn is_trusted(state: &RegistrarState, ca: &TrustedAuthority) -> bool 
     })
 }
 
-/// Whether any replica has configured the API server to call this operator.
+/// Whether the API server is configured to call this operator. Any replica may have done this.
 pub(super) fn is_registered(state: &RegistrarState) -> bool {
     [WebhookObject::Validating, WebhookObject::Mutating]
         .iter()

@@ -34,8 +34,8 @@ use crate::k8s::installation::{Installation, ObservedObject, VersionedSecret};
 use crate::metrics::Metrics;
 use configurations::Repairs;
 
-/// Longest pause between two rounds. It is limited, because a clock may be set to another time
-/// during the pause.
+/// Longest pause between two rounds. The pause is limited, because the clock may be set forward
+/// during the pause, so that a step is due earlier.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// First and longest pause after a failed call. Each further failure doubles the pause.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
@@ -51,7 +51,7 @@ pub struct Registrar {
     pub in_use: Arc<InUse>,
     /// Names by which the API server may call this replica.
     pub names: BTreeSet<String>,
-    /// Place at which the API server reaches the replicas.
+    /// Service or URL at which the API server reaches the replicas.
     pub place: AdmissionEndpoint,
     /// Namespace in the webhooks' names.
     pub namespace: String,
@@ -61,7 +61,7 @@ pub struct Registrar {
     pub me: watch::Receiver<String>,
     /// Set to true when admission can answer requests.
     pub ready: watch::Sender<bool>,
-    /// Time by which this replica replaces certificates before their replacement is due. Each
+    /// Lead time: this replica replaces a certificate this long before the replacement is due. Each
     /// replica has a random value.
     pub early: Duration,
     /// The process's metrics.
@@ -169,8 +169,9 @@ impl Registrar {
         Ok(pause.min(adopting).min(registering))
     }
 
-    /// Takes the next step for the certificates. Then ends the round with [`RoundStop::Again`]. If
-    /// no step is due, returns the time until the next step.
+    /// Takes the next step for the certificates, if one is due. `Ok`: no step is due until this
+    /// time has passed. `Err` with [`RoundStop::Again`]: a step was taken, so the round starts
+    /// again.
     async fn certificates(&self, state: &mut RegistrarState) -> Result<Duration, RoundStop> {
         let now = now();
         let ours = state.serving.as_ref().filter(|ours| ours.not_after > now);
@@ -183,8 +184,9 @@ impl Registrar {
         let made = match (&step, material) {
             (CertificateStep::Wait(until), _) => return Ok(until.saturating_sub(now)),
             (CertificateStep::Start, _) => {
-                // The configurations trust the authorities of other replicas now. This trust must
-                // stay while those replicas serve.
+                // The configurations trust the authorities of certificates that other replicas
+                // serve now. These authorities must stay trusted, so the new content of the Secret
+                // includes them.
                 for part in [WebhookObject::Validating, WebhookObject::Mutating] {
                     let stored = self.installation.read(part).await?;
                     state.parts.insert(part, stored);
@@ -219,9 +221,10 @@ impl Registrar {
         Err(RoundStop::Again)
     }
 
-    /// Serves the stored certificate once its authority has been trusted for [`SETTLING`]. If the
-    /// served certificate has expired or is not trusted, serves the stored certificate at once.
-    /// Then decides whether this replica is ready. Returns the time after which to decide again.
+    /// Serves the certificate in the Secret once its authority has been trusted for [`SETTLING`].
+    /// If the certificate that is served now has expired or is not trusted, serves the one in the
+    /// Secret at once. Then decides whether this replica is ready. Returns the time after which to
+    /// decide again.
     fn adopt(&self, state: &mut RegistrarState) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
         let (ca, serving) = material.ends();
@@ -245,7 +248,7 @@ impl Registrar {
             state.serving = Some(stored);
         }
         state.memory = Some(material.clone());
-        // A change of `me` starts another round.
+        // If `me` is not known yet, its change starts another round.
         if *self.ready.borrow() || self.me.borrow().is_empty() {
             return LONGEST_PAUSE;
         }
@@ -295,7 +298,7 @@ fn take_secret(state: &mut RegistrarState, secret: Option<VersionedSecret>) {
     if std::mem::replace(&mut state.secret_observed, true) && state.secret == secret {
         return;
     }
-    // A newly installed Secret is empty.
+    // The installation creates an empty Secret, which has no content to read.
     let written = secret.as_ref().filter(|secret| !secret.data.is_empty());
     state.material = written.and_then(|secret| match CertificateMaterial::read(&secret.data) {
         Ok(material) => Some(material),
@@ -316,7 +319,7 @@ fn retry(state: &mut RegistrarState) -> Duration {
     backoff(state.failures - 1, RETRY.0, RETRY.1, jitter())
 }
 
-/// Random number from 0.0 to 1.0.
+/// Random number from 0.0 to 1.0, for times that must differ between replicas.
 pub fn jitter() -> f64 {
     use std::hash::{BuildHasher as _, Hasher as _};
     let random = std::hash::RandomState::new().build_hasher().finish();
