@@ -4,7 +4,8 @@
 use clap::Parser;
 use harvester_guest_operator::cli::{LeaseAgent, run_agent};
 
-// Leases start and end in hundreds; this allocator returns their memory to the system.
+// Hundreds of leases may start and end at once. This allocator returns the memory of ended leases
+// to the system.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -30,7 +30,8 @@ use crate::metrics::Metrics;
 
 /// Name of admission's Service, as in `config/manager`.
 const SERVICE: &str = "harvester-guest-operator-admission";
-/// Longest difference between the times at which replicas replace certificates.
+/// Longest difference between the times at which two replicas replace a certificate. The times are
+/// random, so that replicas do not write at the same time.
 const SPREAD: Duration = Duration::from_hours(6);
 /// Time between the start of the shutdown and the end of the listener. In this time, Kubernetes
 /// removes the routes to this replica.
@@ -86,7 +87,8 @@ pub(super) struct RunningAdmission {
 }
 
 impl RunningAdmission {
-    /// Waits until the listener ends without a shutdown. Never returns if admission is off.
+    /// Waits until the listener ends by itself, which is a failure. Never returns if admission is
+    /// off.
     pub(super) async fn ended(&mut self) {
         match &mut self.server {
             Some(server) => drop(server.await),
@@ -161,8 +163,8 @@ pub(super) async fn start(
         early: SPREAD.mul_f64(jitter()),
         metrics: metrics.clone(),
     };
-    // The end of a process does not change the webhook configurations. `takeover --undo` changes
-    // them, so that writes pass when a call gets no answer.
+    // The webhook configurations stay when the process ends. `takeover --undo` changes them, so
+    // that the API server accepts writes even if admission does not answer.
     tokio::spawn(ending.soon.clone().run_until_cancelled_owned(registrar.run()));
     Ok(RunningAdmission { ready, ending, server: Some(tokio::spawn(serving)) })
 }
@@ -208,8 +210,8 @@ fn place(
     Ok((place, names))
 }
 
-/// Empties the operator's webhook configurations. Without a listener, the API server would refuse
-/// each request.
+/// Empties the operator's webhook configurations. If they stayed, the API server would call a
+/// listener that does not run, and refuse each request.
 async fn unregister(installation: &Installation) {
     for part in [WebhookObject::Mutating, WebhookObject::Validating] {
         let removed = match installation.read(part).await {

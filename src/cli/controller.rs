@@ -50,7 +50,8 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         ending: admission.ending.soon.clone(),
     };
     let (address, server) = health_endpoints::serve(args.http_addr, shown).await?;
-    // Serves until the process ends, so that readiness shows that this replica is shutting down.
+    // This server runs until the process ends, so that `/readyz` can report that this replica is
+    // shutting down.
     let mut server = tokio::spawn(server);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.reach.lease, "started");
 
@@ -97,11 +98,11 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over, because the select has dropped the tasks of the term.
+    // The term of leadership is over here, because `select!` has dropped the tasks of the term.
     if restored {
         controllers::ip_pool::keep_published(&ctx).await;
     }
-    // Another replica may lead from now on.
+    // This process gives the Lease back, so another replica may lead from now on.
     elector.release(&leadership).await;
     admission.wind_down().await;
     tracing::info!("stopped");
@@ -121,8 +122,8 @@ async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
                 tracing::warn!("lost the Lease: controllers stopped on this replica");
             }
             result = controllers::lead(ctx.clone()) => {
-                // A new term begins after a failed term. Only the state in the API server survives
-                // a failed term.
+                // After a failed term, a new term begins. It knows only the state that the API
+                // server stores.
                 if let Err(error) = result {
                     tracing::error!(%error, "term ended, starting a new one");
                 }
@@ -132,7 +133,8 @@ async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
     }
 }
 
-/// Host name and process id. In a pod the host name is the pod's name.
+/// Name of this process in the Lease: host name and process id. In a pod, the host name is the
+/// pod's name.
 pub(super) fn identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}_{}", host.trim(), std::process::id())

@@ -68,7 +68,8 @@ impl DhcpArgs {
         let Some(text) = self.agent.as_deref().filter(|text| !text.is_empty()) else {
             return Ok(None);
         };
-        // Refuses text that is not a Deployment. The template is completed later, for each network.
+        // Text that is not a Deployment is refused here. Values of a network are filled in later,
+        // when the operator makes the network's agent.
         let template: Deployment =
             serde_saphyr::from_str(text).context("--dhcp-agent: must be a Deployment, as YAML")?;
         let containers = template.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());

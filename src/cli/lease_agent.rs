@@ -26,8 +26,8 @@ use crate::k8s::leadership::{LeaderElector, Leadership, LeadershipClaim};
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
-/// Duration of the agent's Lease for leader election, in seconds. It is long enough that a stalled
-/// agent on a busy machine remains leader. DHCP leases last longer.
+/// Duration of the network's Lease for leader election, in seconds. A busy machine may stall the
+/// leading agent for less time than this, so the agent remains the leader. DHCP leases last longer.
 const CLAIM_SECONDS: u8 = 10;
 /// Time limit for the removal of links when the agent ends. The removal of a thousand links takes a
 /// second.
@@ -153,9 +153,9 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over, so no frame is sent any more and no address is released. The links are
-    // removed now, before another agent can take them over. If another agent on the same machine
-    // leads already, it makes the removed links again at once.
+    // The term is over, so this agent sends no frame any more and releases no address. Its links
+    // are removed now, before another agent can take them over. If another agent on the same
+    // machine leads already, that agent makes the links again at once.
     if spoke.into_inner() {
         tokio::select! {
             _ = elector.run(&leadership), if leadership.is_current() => {}
@@ -171,13 +171,14 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     result
 }
 
-/// Runs one term after the other. Sets `spoke` when the first term begins.
+/// Runs one term of leadership after the other. Sets `spoke` to true when the first term begins.
 async fn terms(agent: &DhcpAgent, spoke: &AtomicBool) -> anyhow::Result<()> {
     let mut leading = agent.leadership.subscribe();
     loop {
         leading.wait_for(|leads| *leads).await?;
         spoke.store(true, Ordering::Relaxed);
-        // While the API server is silent, the term continues and held leases are renewed.
+        // The term continues while the API server does not answer, so that the agent can renew its
+        // leases. The term ends when another agent takes the Lease.
         let mut claim = agent.leadership.claim();
         tokio::select! {
             biased;

@@ -27,8 +27,8 @@ impl LogOptions {
     /// contains a warning.
     pub(super) fn start(&self, undumped: &Result<(), String>) -> anyhow::Result<()> {
         // The library kube_runtime gives each reconcile a span. The span takes time, and log lines
-        // about a LoadBalancer contain the name without it. So the span is disabled. A filter can
-        // still enable the library's own logs.
+        // about a LoadBalancer contain its name even without the span. So the span is disabled. The
+        // option's filter can still enable the library's own logs.
         let filter: Targets = format!("kube_runtime=warn,{}", self.log).parse()?;
         let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
         let all = tracing_subscriber::registry().with(filter);

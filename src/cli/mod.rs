@@ -127,8 +127,9 @@ struct ControllerArgs {
     admission: admission::AdmissionArgs,
 }
 
-/// Map from each namespace of credentials to the Secrets that may be touched there. An empty set
-/// allows all Secrets. Empty text between two commas is ignored, because it must not mean every
+/// Parses texts of the form NAMESPACE or NAMESPACE/SECRET+SECRET. Returns a map from each namespace
+/// to the Secrets that the operator may touch there. An empty set allows all Secrets of the
+/// namespace. Empty text, as between two commas, is ignored, because it must not mean every
 /// namespace.
 fn namespaces(texts: &[String]) -> BTreeMap<String, BTreeSet<String>> {
     let given = texts.iter().filter(|text| !text.is_empty());

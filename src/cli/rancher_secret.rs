@@ -122,8 +122,8 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     writeln!(std::io::stderr(), "{}", said.join("\n")).context("write to standard error")
 }
 
-/// Checks that the API key may read the cloud credential, and that a token can be put into the
-/// credential.
+/// Checks that the API key may read the cloud credential `credential`, and that this cloud
+/// credential can hold a token.
 async fn reads(
     issuer: &RancherIssuer,
     known: &IssuedTokens,

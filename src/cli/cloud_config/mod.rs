@@ -35,8 +35,8 @@ use crate::k8s::cloud_config::{GuestCredentials, PATIENCE};
 use crate::metrics::Metrics;
 use crate::rancher::{ApiServer, TrustedRoots};
 
-/// Maximum number of rounds of one task. Each round but the last ends with a write, of this process
-/// or of another process.
+/// Maximum number of rounds of one task. A round reads the objects and makes changes. Another round
+/// follows if this process or another process has changed an object.
 const ROUNDS: usize = 30;
 /// Longest time that Kubernetes may take to fill a token Secret.
 const FILLED: Duration = Duration::from_mins(1);
@@ -154,7 +154,7 @@ impl CredentialCommands {
     }
 
     async fn make(&self, guest: &GuestCluster, make: &MakeRequest) -> anyhow::Result<()> {
-        // Before the first write, checks everything that can be refused.
+        // Everything that can be refused is checked before the first write.
         let server = match &make.server {
             Some(server) => server.clone(),
             None => output::default_server(self.api.vip().await?.as_deref()).map_err(refused)?,
@@ -233,7 +233,7 @@ impl CredentialCommands {
     async fn create(&self, step: &CreationStep) -> anyhow::Result<()> {
         match self.api.create(&step.object, &step.body).await {
             Ok(()) => report_progress(&format!("created {}", step.object)),
-            // Another process was faster. The next round handles the object that it created.
+            // Another process created the object first. The next round reads that object.
             Err(CallError::Conflict(_)) => Ok(()),
             Err(error) => Err(error).with_context(|| {
                 format!("create {}; run the command again to continue", step.object)
@@ -342,8 +342,8 @@ impl CredentialCommands {
         Ok(())
     }
 
-    /// Corrects the placeholder Secret, which takes the name of the guest's first token Secret
-    /// after that token Secret was removed.
+    /// Creates or corrects the placeholder of the guest: the Secret that takes the name of the
+    /// guest's first token Secret after that token Secret was removed.
     async fn write_placeholder(
         &self,
         guest: &GuestCluster,

@@ -142,8 +142,8 @@ fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option
     }
     match (&args.cluster, &args.namespace) {
         (Some(cluster), namespace) => {
-            // If `--namespace` is missing, the valid name `n` is checked in its place. Otherwise
-            // the fault above would be reported a second time.
+            // If `--namespace` is missing, the valid namespace `n` is used for this check.
+            // Otherwise, the missing namespace would be reported a second time.
             let guest = GuestCluster::new(cluster, namespace.as_deref().unwrap_or("n"));
             match guest {
                 Ok(guest) if namespace.is_some() => return Some(guest),

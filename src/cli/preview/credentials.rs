@@ -35,8 +35,8 @@ pub(super) async fn read(
     Ok(merged(rotations.collect(), secrets))
 }
 
-/// Returns the answer. Returns an empty list instead if the API server refuses the read, or if the
-/// object or the kind does not exist.
+/// Returns `answer`, or an empty list in two cases: the API server refuses the read, or the object
+/// or its kind does not exist.
 fn if_readable<T>(answer: Result<Vec<T>, CallError>) -> Result<Vec<T>, CallError> {
     match answer {
         Err(CallError::NotFound(_)) => Ok(Vec::new()),

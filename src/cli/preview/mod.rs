@@ -67,7 +67,8 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     };
     let now = Utc::now();
     let mut plan = Box::pin(plan(&client, &reading, &args.namespace)).await;
-    // Errors are ignored here, because `refusals` records the reads that were refused.
+    // Errors of these two reads are ignored, because `refusals` records the reads that were
+    // refused.
     plan.leader = takeover.leader().await.ok();
     plan.admission = takeover.admission().await.ok();
     let namespaces = super::namespaces(&args.credential_namespaces);

@@ -37,7 +37,7 @@ pub(super) struct ServingPreview {
     pub(super) report: Option<ServingStatus>,
     /// Writes of Service and EndpointSlices.
     pub(super) changes: Vec<PlannedWrite>,
-    /// Whether the plan depends on a health check, which is not run here.
+    /// Whether the plan depends on a health check. `preview` runs no health checks.
     pub(super) unchecked: bool,
 }
 
@@ -106,8 +106,8 @@ pub(super) fn withdrawn(views: &Views, lb: &LoadBalancer) -> Vec<PlannedWrite> {
         .collect()
 }
 
-/// Stored Service with this name. The view has only Services with the operator's label; any other
-/// Service is read from the API server.
+/// Stored Service `namespace`/`name`. The view has only Services with the operator's label. Any
+/// other Service is read from the API server.
 async fn stored(
     views: &Views,
     client: &Client,
@@ -122,7 +122,7 @@ async fn stored(
 }
 
 impl PreviewTarget<'_> {
-    /// Service of this name, if the LoadBalancer owns it.
+    /// Stored Service with the LoadBalancer's name, if the LoadBalancer owns the Service.
     fn own(&self) -> Option<&StoredService> {
         self.stored.as_ref().filter(|stored| service::foreign(&stored.owners, self.lb).is_none())
     }
@@ -133,7 +133,7 @@ impl PreviewTarget<'_> {
     }
 
     /// Returns the state of the Service, the planned writes, and whether the writes depend on a
-    /// health check that is not run here.
+    /// health check, which `preview` does not run.
     fn announce(
         &self,
         lb: &LoadBalancer,
@@ -166,7 +166,8 @@ impl PreviewTarget<'_> {
         let last = |uid: &str| known.get(uid).map(|endpoint| endpoint.address);
         let name = (self.lb.namespace, self.lb.name);
         let found = self.views.backends(name, &members, wanted.address, last);
-        // A new leader begins with the health that the EndpointSlices record.
+        // A leader begins its term with the verdicts of health checks that the stored
+        // EndpointSlices record. So this plan uses them.
         let is_well = |endpoint: &VmEndpoint| {
             let before = known.get(&*endpoint.uid);
             before.is_some_and(|e| e.serving && e.address == endpoint.address)

@@ -80,7 +80,7 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     let metrics = Metrics::new()?;
     let kubeconfig = args.reach.kubeconfig.as_deref();
     let (reader, refusals) = client::connect_read_only(PATIENCE, kubeconfig, &metrics).await?;
-    // Without `--apply` there is no connection that could write.
+    // Without `--apply`, the command uses only the connection that cannot write.
     let client = if args.apply {
         client::connect_within(PATIENCE, kubeconfig, &metrics).await?
     } else {
@@ -167,8 +167,8 @@ async fn apply(
     print(&format!("{:>4}s  done\n\n{}", began.elapsed().as_secs(), compared(&before, &after)))
 }
 
-/// Returns the next step, and the state from which the step follows. VMs with finalizers are
-/// counted only when no other step is left.
+/// Returns the next step, and the state from which the step was chosen. `None`: no step is left.
+/// VMs with finalizers are counted only when no other step is left.
 async fn next(
     takeover: &TakeoverClient,
     direction: Direction,
@@ -198,7 +198,8 @@ async fn remove_finalizers(
                 last = Instant::now();
                 let line =
                     format!("       {done} of {all} after {} s\n", began.elapsed().as_secs());
-                // A closed terminal does not stop the removal.
+                // An error of this output is ignored, so that a closed terminal does not stop the
+                // removal.
                 drop(print(&line));
             }
         })
@@ -206,6 +207,7 @@ async fn remove_finalizers(
 }
 
 /// Text with the number of unchanged addresses, and one line for each address that has changed.
+/// `before` and `after` are maps from a LoadBalancer's name to its address.
 fn compared(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> String {
     let lost = before.iter().filter(|(name, address)| after.get(*name) != Some(*address));
     let lines: Vec<String> = lost
