@@ -98,7 +98,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term of leadership is over here, because `select!` has dropped the tasks of the term.
+    // The term of leadership is over, because `select!` has dropped the tasks of the term.
     if restored {
         controllers::ip_pool::keep_published(&ctx).await;
     }

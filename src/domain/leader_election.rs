@@ -102,8 +102,8 @@ pub struct LeaseSeen {
     /// `metadata.resourceVersion`. Any change of the version shows that the holder is alive.
     pub version: String,
     /// Identity of the last replica of this operator that acquired the Lease. The identity is in an
-    /// annotation, which the Go controller leaves unchanged. Empty: no replica has acquired the
-    /// Lease.
+    /// annotation, which Harvester's Go controller leaves unchanged. Empty: no replica has acquired
+    /// the Lease.
     pub operator: String,
 }
 
@@ -219,9 +219,9 @@ mod tests {
         assert_eq!(observer.decide(Some(lease("", "1")), "me", at(0)), LeaseAction::Acquire);
     }
 
-    /// The annotation with the last replica stays while the Go controller leads: client-go's lock
-    /// reads the Lease, changes its `spec` and writes the whole Lease back (`leaselock.go`,
-    /// `Update`).
+    /// The annotation with the last replica stays while Harvester's Go controller leads:
+    /// client-go's lock reads the Lease, changes its `spec` and writes the whole Lease back
+    /// (`leaselock.go`, `Update`).
     #[test]
     fn a_holder_that_is_no_replica_of_the_operator_is_another_controller() {
         assert_eq!(lease("go", "1").other_controller(), Some("go"));

@@ -31,8 +31,8 @@ pub type LbKey = Box<str>;
 pub type Labels = BTreeMap<String, String>;
 /// Key of a pair of label and value in a namespace, from [`pair_key`].
 type PairKey = [u8; 16];
-/// Selector: for each label, the VM must have one of the listed values. An empty selector selects
-/// nothing.
+/// Selector: for each label of the map, the VM must have one of the label's values. An empty
+/// selector selects nothing.
 pub type Selector = BTreeMap<String, Vec<String>>;
 
 /// Index of VMs, their pods, and the selectors of LoadBalancers.

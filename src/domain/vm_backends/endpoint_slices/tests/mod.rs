@@ -204,7 +204,7 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
 }
 
 /// The sink has an address that no host has (RFC 5737, RFC 6666) if the announcing node is not
-/// known. The sink's UID is the UID of the Go controller's sink.
+/// known. The sink's UID is also the UID of the sink of Harvester's Go controller.
 #[test]
 fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
     let (v4, v6) =
@@ -260,8 +260,8 @@ fn a_slice_of_the_go_controller_is_adopted_in_place() {
     assert_eq!(store.slices[0].endpoints, [ready(1), ready(2)]);
     assert!(store.slices[0].sound);
 
-    // The Go controller's slice has 130 VMs, and this operator puts at most 100 into a slice. So
-    // the last 30 VMs move to another slice.
+    // The slice of Harvester's Go controller has 130 VMs, and this operator puts at most 100 into a
+    // slice. So the last 30 VMs move to another slice.
     let many: Vec<VmEndpoint> = (0..130).map(ready).collect();
     let mut store = Store::new(vec![stored(many.clone())]);
     let writes = store.settle(AddressFamily::V4, &many);

@@ -14,13 +14,13 @@ pub const LONGEST_PERIOD: Duration = Duration::from_hours(1);
 /// Longest timeout of a probe. A longer timeout is reduced to this value, because each open probe
 /// holds a socket.
 pub const LONGEST_TIMEOUT: Duration = Duration::from_mins(1);
-/// Largest number of HTTP statuses in `expectedStatuses`. A longer list is refused, here and by the
-/// schema.
+/// Largest number of HTTP statuses in `expectedStatuses`. A longer list is refused, by this module
+/// and by the schema.
 pub const MOST_STATUSES: usize = 32;
-/// Longest path, in bytes; a longer path is refused, here and by the schema.
+/// Longest path, in bytes. A longer path is refused, by this module and by the schema.
 pub const LONGEST_PATH: usize = 1024;
-/// Longest CA bundle, in bytes. A few certificates fit. A longer bundle is refused, here and by the
-/// schema.
+/// Longest CA bundle, in bytes. A few certificates fit. A longer bundle is refused, by this module
+/// and by the schema.
 pub const LONGEST_BUNDLE: usize = 8 * 1024;
 
 /// Fault in `spec.healthCheck` because of which the backends cannot be probed.
@@ -190,8 +190,8 @@ fn request(asked: &HealthCheck) -> Result<ProbeRequest, HealthSpecFault> {
     Ok(ProbeRequest { path: path.to_owned(), expected, server_name })
 }
 
-/// Whether the text is a DNS name as in certificates: labels of letters, digits and inner dashes.
-/// An IPv4 address also has this form.
+/// Whether `name` is a DNS name as in certificates: labels of letters, digits and inner dashes. An
+/// IPv4 address also has this form.
 fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -202,8 +202,8 @@ fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// Whether the text contains a certificate, judged by its PEM markers and base64 characters. The
-/// content of the certificate is checked when a probe uses it.
+/// Whether `pem` contains text between the PEM markers of a certificate, of base64 characters only.
+/// The content of the certificate is checked when a probe uses it.
 fn has_certificate(pem: &str) -> bool {
     pem.split("-----BEGIN CERTIFICATE-----").skip(1).any(|rest| {
         rest.split_once("-----END CERTIFICATE-----").is_some_and(|(body, _)| {

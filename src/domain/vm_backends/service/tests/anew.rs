@@ -28,8 +28,8 @@ fn a_service_that_asks_for_another_address_goes_first() {
         let plan = plan(Some(&read(&edited)), &wanted_100);
         assert_eq!(plan, expected, "{edited}");
     }
-    // The Service asks for the wanted address, but as the Go controller writes it, or in another
-    // spelling.
+    // The Service asks for the wanted address, but as Harvester's Go controller writes it, or in
+    // another spelling.
     let mut adopted = service.clone();
     adopted["metadata"]["annotations"] = Value::Null;
     let change = plan(Some(&read(&adopted)), &wanted_100);
