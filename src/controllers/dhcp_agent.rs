@@ -31,9 +31,10 @@ use crate::k8s::views::AgentNetwork;
 use crate::locks::lock;
 use crate::metrics::Metrics;
 
-/// Interval at which all networks are checked.
+/// Interval between two checks of all networks.
 const EVERY: Duration = Duration::from_secs(1);
-/// Delay before a write is repeated after its first failure, and before the owner is read again.
+/// Delay before a write is tried again after its first failure, and before the ClusterRole that
+/// owns the Deployments is read again after a failed read.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// Settings for the agents' Deployments.
@@ -47,8 +48,8 @@ pub struct AgentOptions {
     pub owner: Option<String>,
 }
 
-/// Makes, corrects and removes the agents' Deployments until dropped. Does nothing if the operator
-/// has no [`AgentOptions`].
+/// Makes, corrects and removes the agents' Deployments until the future is dropped. Does nothing if
+/// the operator has no [`AgentOptions`].
 pub(super) async fn run(ctx: Context) {
     let Some(agents) = ctx.agents.clone() else { return std::future::pending().await };
     let reconciler = DeploymentReconciler { ctx, agents: &agents, seen: Mutex::default() };
@@ -64,15 +65,16 @@ struct DeploymentReconciler<'a> {
     seen: Mutex<ObservedDeployments>,
 }
 
-/// Deployments with the name of an agent, by name, from the watch and from the operator's own
-/// writes.
+/// Deployments whose name is the name of an agent, by that name. The watch and the operator's own
+/// writes supply them.
 #[derive(Default)]
 struct ObservedDeployments {
     listed: bool,
     deployments: HashMap<String, StoredDeployment>,
 }
 
-/// Failed writes, by the name of a Deployment or a network, and the time of the next attempt.
+/// Failed writes, and the time of the next attempt of each. The key is the name of the written
+/// Deployment or network.
 struct FailedWrites {
     failures: FailedReconciles<String>,
     again: HashMap<String, Instant>,
@@ -88,15 +90,16 @@ impl FailedWrites {
         self.again.get(name).is_none_or(|again| *again <= Instant::now())
     }
 
-    /// Records the result of a write. `object`: kind and name of the object, for the log.
+    /// Records the result of a write. `name`: key of the write. `object`: kind and name of the
+    /// written object, for the log.
     fn record(&mut self, name: &str, object: &str, written: Result<(), CallError>) {
         match written {
             Ok(()) => {
                 self.again.remove(name);
                 self.failures.forget(&name.to_owned());
             }
-            // The watch reports the change that caused the error, and the check after that decides
-            // again.
+            // No delay is recorded: the next check, a second later, decides from the objects that
+            // the watch has shown by then.
             Err(CallError::Conflict(_) | CallError::NotFound(_) | CallError::NotLeader) => {}
             Err(error) => {
                 let (failures, delay) = self.failures.count_name(name.to_owned(), error.kind());
@@ -153,7 +156,8 @@ impl DeploymentReconciler<'_> {
                     WantedAgent::Faulty(_) => self.options(&network.name),
                     WantedAgent::None | WantedAgent::Others | WantedAgent::Refused(_) => continue,
                 };
-                // While the options are unknown, the Deployment is not changed.
+                // A Deployment that `wanted` lacks is left as it is, so it is not changed while the
+                // options are unknown.
                 wanted.remove(&name);
                 if let Some(options) = options {
                     let (template, on) =
@@ -181,14 +185,14 @@ impl DeploymentReconciler<'_> {
         }
     }
 
-    /// Options in the stored Deployment of a network's agent. `None`: there is no such Deployment
-    /// of the operator.
+    /// Options in the stored Deployment of the agent of `network`. `None`: the operator has no
+    /// Deployment for this agent.
     fn options(&self, network: &str) -> Option<Vec<String>> {
         self.seen().deployments.get(&agent_name(network))?.options(network)
     }
 
-    /// All networks that have or request an agent. A network gets no agent if the Deployment with
-    /// the agent's name is not the operator's.
+    /// All networks that have or request an agent. If another party owns the Deployment with the
+    /// agent's name, the network's agent is [`WantedAgent::Refused`].
     fn networks(&self) -> Vec<AgentNetwork> {
         let mut networks = self.ctx.views.agent_networks();
         let seen = self.seen();
@@ -204,8 +208,9 @@ impl DeploymentReconciler<'_> {
         networks
     }
 
-    /// Logs each fault of a network once, and records an Event. Because of the fault, no agent is
-    /// made, or the agent retains its current options.
+    /// Logs each fault of a network once, and records an Event. Both say what the fault causes: no
+    /// agent is made, or the agent retains its current options. `reported`: the faults that were
+    /// reported before, by network.
     fn report_faults(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
         reported.retain(|name, why| {
             networks
@@ -276,7 +281,8 @@ impl DeploymentReconciler<'_> {
             }
             _ => return Ok(()),
         };
-        // The written Deployment is kept in memory at once, because the watch may be behind.
+        // The written Deployment is stored in memory at once, because the watch may show it only
+        // after the next check.
         self.seen().deployments.extend(read(&written));
         Ok(())
     }
@@ -306,7 +312,7 @@ impl DeploymentReconciler<'_> {
     }
 }
 
-/// Name and content of a Deployment, if it has the name of an agent.
+/// Name and content of a Deployment. `None`: the Deployment does not have the name of an agent.
 fn read(deployment: &Deployment) -> Option<(String, StoredDeployment)> {
     let name = deployment.name_any();
     let object = serde_json::to_value(deployment).ok()?;

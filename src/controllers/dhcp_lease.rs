@@ -26,9 +26,11 @@ use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::informer;
 use crate::k8s::views::Views;
 
-/// First delay after a failure, per record.
+/// Delay before a record is reconciled again after its first failed reconcile. Each further failure
+/// in a row doubles the delay.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// Interval at which agents are checked, because a silent agent produces no event.
+/// Interval between two checks of the agents. An agent that stops causes no event, so only a check
+/// can notice it.
 const AGENTS_EVERY: Duration = Duration::from_secs(1);
 
 /// Handle that enqueues DHCPLeases to be reconciled.
@@ -38,7 +40,7 @@ pub(super) struct RecordQueue {
 }
 
 impl RecordQueue {
-    /// Enqueues the record of the LoadBalancer with that name, if there is a record.
+    /// Enqueues the record of the LoadBalancer `namespace/name`, if there is a record.
     pub(super) fn enqueue(&self, name: &str, namespace: Option<&str>) {
         let record = ObjectRef::new(name).within(namespace.unwrap_or_default());
         if self.views.records.get(&record).is_some() {
@@ -52,7 +54,7 @@ struct DhcpLeaseContext {
     failures: FailedReconciles<ObjectRef<DHCPLease>>,
 }
 
-/// Makes the queue of DHCPLeases, and the future that reconciles them until dropped.
+/// Makes the queue of DHCPLeases, and the future that reconciles them until it is dropped.
 pub(super) fn controller(ctx: Context) -> (RecordQueue, impl Future<Output = ()>) {
     let (wake, woken) = unbounded();
     let records = RecordQueue { views: ctx.views.clone(), wake: wake.clone() };
@@ -102,8 +104,8 @@ async fn reconcile(
         }
     };
     context.failures.forget(&ObjectRef::from_obj(record.as_ref()));
-    // No requeue is needed while no agent is active: [`agents`] enqueues the record when an agent
-    // is active again. A record whose lease has an end is also requeued at that end, by `done`.
+    // `done` is the time until the record's next step, for example the end of its lease. `None`: an
+    // event enqueues the record, or [`agents`] does it when the network's agent becomes active.
     Ok(done.map_or_else(Action::await_change, Action::requeue))
 }
 
@@ -163,8 +165,8 @@ async fn carry_out(
     };
     match done {
         // The record does not exist, so the step is done. A conflict is returned as an error, so
-        // that the step is retried: the conflicting change may have been observed already, and then
-        // no event follows.
+        // that the step is tried again. The watch may have shown the conflicting change before the
+        // write, and then no further event triggers a reconcile.
         Err(CallError::NotFound(_)) => Ok(()),
         other => other,
     }
@@ -189,10 +191,10 @@ struct NetworkState {
     overdue: i64,
 }
 
-/// Counts records for the metrics. When the agent of a network appears or disappears, enqueues all
-/// LoadBalancers and records of that network.
+/// Sets the metrics of records and agents each second, until dropped. When the agent of a network
+/// becomes active or inactive, enqueues all LoadBalancers and records of that network.
 pub(super) async fn agents(ctx: Context) {
-    // The series are removed at the end of the term.
+    // The drop of `_series`, at the end of the term, removes the series of these metrics.
     let _series = LeasingSeries(&ctx);
     let mut known: BTreeMap<String, NetworkState> = BTreeMap::new();
     let mut tick = tokio::time::interval(AGENTS_EVERY);

@@ -15,28 +15,28 @@ use crate::domain::limits::backoff::backoff;
 use crate::locks::lock;
 use crate::metrics::Metrics;
 
-/// Longest delay of an attempt, however many failures came before it.
+/// Longest delay before an object is reconciled again, however often its reconciles failed.
 pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
 /// Consecutive failures of the objects of one controller. `N` is the name of an object.
 pub(super) struct FailedReconciles<N> {
     controller: &'static str,
-    /// Delay after the first failure of an object.
+    /// Delay before an object is reconciled again after its first failure.
     first: Duration,
     metrics: Metrics,
     failures: Mutex<HashMap<N, u32>>,
 }
 
 impl<N: Eq + Hash> FailedReconciles<N> {
-    /// Starts without failures. `controller` is a label of the metric, `first` the delay after the
-    /// first failure of an object.
+    /// Starts with no failure. `controller` is a label of the metric. `first` is the delay before
+    /// an object is reconciled again after its first failure.
     pub(super) fn new(controller: &'static str, first: Duration, metrics: &Metrics) -> Self {
         Self { controller, first, metrics: metrics.clone(), failures: Mutex::default() }
     }
 
-    /// Counts a failure of the object with this name, also in the metric, under this kind of error.
-    /// Returns the number of consecutive failures before this one, and the delay of the next
-    /// attempt.
+    /// Counts a failed reconcile of the object `name`. Adds it to the metric, with the label
+    /// `error_kind`. Returns the number of consecutive failures before this one, and the delay
+    /// before the next reconcile.
     pub(super) fn count_name(&self, name: N, error_kind: &str) -> (u32, Duration) {
         self.metrics.reconcile_errors.with_label_values(&[self.controller, error_kind]).inc();
         self.delay(name)
@@ -56,7 +56,7 @@ impl<N: Eq + Hash> FailedReconciles<N> {
             *count = count.saturating_add(1);
             *count - 1
         };
-        // The jitter keeps objects that failed together from being tried again together.
+        // The jitter gives objects that failed at the same time different delays.
         failures.hash(&mut hasher);
         let jitter = f64::from(u8::try_from(hasher.finish() & 0xff).unwrap_or_default()) / 255.0;
         (failures, backoff(failures, self.first, LONGEST_DELAY, jitter))
@@ -64,13 +64,14 @@ impl<N: Eq + Hash> FailedReconciles<N> {
 }
 
 impl<K: Resource<DynamicType = ()>> FailedReconciles<ObjectRef<K>> {
-    /// Counts a failure of the object as [`Self::count_name`] does.
+    /// Counts a failed reconcile of `object`, as [`Self::count_name`] does. Returns the delay as an
+    /// [`Action`].
     pub(super) fn count(&self, object: &K, error_kind: &str) -> (u32, Action) {
         let (failures, delay) = self.count_name(ObjectRef::from_obj(object), error_kind);
         (failures, Action::requeue(delay))
     }
 
-    /// Counts a failure of the object as [`Self::count`] does, but not in the metric.
+    /// Counts a failed reconcile of `object`, as [`Self::count`] does, but not in the metric.
     pub(super) fn try_again(&self, object: &K) -> (u32, Action) {
         let (failures, delay) = self.delay(ObjectRef::from_obj(object));
         (failures, Action::requeue(delay))

@@ -28,23 +28,23 @@ use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::takeover::finalizers;
 use crate::metrics::Metrics;
 
-/// IPPool's CRD.
+/// Name of IPPool's CRD.
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
-/// CRDs that Harvester's chart contains too.
+/// Names of the CRDs that are in Harvester's chart and in the operator's.
 const CRDS: [&str; 2] = [IP_POOLS, "loadbalancers.loadbalancer.harvesterhci.io"];
 /// Interval between two checks of a CRD. A check reads only the metadata of an unchanged CRD.
 const LOOK: Duration = Duration::from_secs(5);
-/// Shortest time between two writes of one CRD.
+/// Shortest time between two writes of the same CRD.
 const AGAIN: Duration = Duration::from_mins(10);
 
-/// Interval between two counts of the Go controller's finalizers: first while VMs have some, second
-/// while no VM has any.
+/// Interval between two counts of the VMs with finalizers of the Go controller. Field 0: while a VM
+/// has one. Field 1: while no VM has one.
 const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
 /// Time from the start of a term to the first count. The count reads every VM, so LoadBalancers
 /// that wait for an address come first.
 const FIRST_COUNT: Duration = Duration::from_secs(5);
 
-/// CRD as last read, and the time of the operator's last write of the CRD.
+/// Version and form of a CRD as last read, and the time of the operator's last write of that CRD.
 #[derive(Default)]
 struct KnownCrd {
     version: String,
@@ -62,7 +62,7 @@ impl Drop for CrdGauges {
     }
 }
 
-/// Watches the CRDs and counts the finalizers, until dropped.
+/// Watches the CRDs and counts the VMs with finalizers of the Go controller, until dropped.
 pub(super) async fn run(ctx: Context, pools: LedgerHandle) {
     let _gauges = CrdGauges(ctx.metrics.clone());
     tokio::join!(count(&ctx), watch(&ctx, pools));
@@ -142,7 +142,8 @@ async fn check_crd(
             return Ok(());
         }
         written => {
-            // After a rejected write, the next write waits for [`AGAIN`] too.
+            // The time is recorded after a failed write as well, so that the next write waits for
+            // [`AGAIN`].
             known.written = Some(Instant::now());
             written?;
         }
@@ -167,7 +168,7 @@ fn report_form(ctx: &Context, name: &str, form: CrdForm, pools: &LedgerHandle) {
     }
 }
 
-/// Whether a CRD of this form is to be repaired.
+/// Whether the operator puts its own form back in place of `form`.
 fn repairs(ctx: &Context, form: CrdForm) -> bool {
     match form {
         CrdForm::Expected => false,

@@ -27,7 +27,8 @@ use crate::k8s::calls::ApiCalls as _;
 /// Longest time that the ledgers wait for the import. If a pool is created in this time, the former
 /// owners of its addresses are recorded before the first allocation.
 const FIRST_RUN: Duration = Duration::from_secs(10);
-/// First and longest pause before the import is tried again. The pause doubles after each attempt.
+/// Pause after the first failed import (field 0), and longest pause (field 1). The pause doubles
+/// after each further failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
 /// Runs the import for the first time in a term. Returns whether the import is finished.
@@ -35,7 +36,8 @@ pub(super) async fn first(ctx: &Context) -> bool {
     tokio::time::timeout(FIRST_RUN, run(ctx)).await.unwrap_or(false)
 }
 
-/// Repeats the import until it is finished, and never returns. `done`: it is finished already.
+/// Repeats the import until it is finished, and never returns. `done`: whether the import is
+/// finished before the first repetition.
 pub(super) async fn rest(ctx: Context, mut done: bool) {
     let mut failures = 0;
     while !done {
@@ -120,8 +122,9 @@ async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<Strin
     Ok(created)
 }
 
-/// Records former owners in a pool. Former owners are only a hint: without them addresses are
-/// allocated as usual. The ledger task merges them into the pool's ledger.
+/// Records in a pool which LoadBalancer had each of its addresses before. Without this record,
+/// addresses are still allocated, but not the same ones. The ledger task merges the record into the
+/// pool's ledger.
 async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
     let mut tries = 0;
     let error = loop {

@@ -44,17 +44,17 @@ pub struct Context {
     pub client: Client,
     /// Views of the cluster.
     pub views: Views,
-    /// Writer; it writes only while this process is leader.
+    /// Writer. Each of its writes fails while this process does not lead.
     pub writer: ApiWriter,
     /// Recorder of Events.
     pub events: EventRecorder,
     /// Metrics of the process.
     pub metrics: Metrics,
-    /// Time for which a leased address is kept after the deletion of its LoadBalancer.
+    /// Time for which a leased address is kept after the deletion of its LoadBalancer: the grace.
     pub release_grace: Duration,
-    /// Place of this process among the operator's replicas.
+    /// Name and node of this replica, and its access to the Lease.
     pub replica: Arc<second_opinion::Replica>,
-    /// Start of the term.
+    /// Start of this replica's present term of leadership.
     pub began: Instant,
     /// Whether the operator's form of a CRD is put back after another form has replaced it.
     pub repair_crds: bool,
@@ -62,8 +62,9 @@ pub struct Context {
     pub agents: Option<Arc<dhcp_agent::AgentOptions>>,
     /// Reader and writer of credentials.
     pub credentials: CredentialReader,
-    /// Namespaces in which credentials may be read and written. The set contains the names of the
-    /// Secrets that are allowed in the namespace. An empty set allows all Secrets.
+    /// Namespaces in which credentials may be read and written. The value is the set of the
+    /// Secrets' names that are allowed in the namespace. An empty set allows all Secrets of the
+    /// namespace.
     pub credential_namespaces: Arc<BTreeMap<String, BTreeSet<String>>>,
 }
 
@@ -78,12 +79,12 @@ struct TermQueues {
 }
 
 impl TermQueues {
-    /// Puts a change into the queues of the tasks that it concerns.
+    /// Puts a change into the queue of each task that handles such a change.
     fn send(&self, change: ChangeEvent) {
         match change {
             ChangeEvent::LoadBalancer(lb) => {
                 self.records.enqueue(&lb.name, lb.namespace.as_deref());
-                // There is no receiver when the term is ending.
+                // The send fails only at the end of the term, when the receiver is dropped.
                 let _ = self.load_balancers.unbounded_send(lb);
             }
             ChangeEvent::Gone(owner) => {
@@ -105,7 +106,7 @@ impl TermQueues {
     }
 }
 
-/// Leads until dropped. Returns only with the error that ended the term.
+/// Runs all tasks of a term until dropped. Returns only with the error that ended the term.
 pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let ctx = Context { began: Instant::now(), ..ctx };
     let views = ctx.views.clone();
@@ -140,10 +141,11 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let asked = second_opinion::ask(ctx.clone(), prober.clone());
     let harvester = harvester_leftovers::run(ctx.clone(), handle.clone());
     let context = load_balancer::LbContext::new(ctx, handle, prober);
-    // A separate task, because its wake-ups would otherwise poll all the other tasks here.
+    // A task of its own: otherwise each wake-up of a reconcile would poll all other futures of the
+    // `select!` below.
     let serving = load_balancer::run(Arc::new(context), woken);
     let serving = AbortOnDropHandle::new(tokio::spawn(serving));
-    // Handles the VMs that exist when the term begins; later changes are signalled.
+    // Reports the VMs that exist when the term begins. The subscription reports later changes.
     let catch_up = async {
         views.wait_for_endpoints().await;
         tracing::info!("virtual machines listed");

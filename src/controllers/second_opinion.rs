@@ -29,14 +29,14 @@ use crate::k8s::leadership::{Leadership, ReplicaNotes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};
 
-/// Interval at which the leader asks again while it doubts failures. Each question picks VMs at
-/// random, and a VM's state may change.
+/// Interval between two questions of the leader, while it doubts failures. Each question names VMs
+/// that were picked at random, and a VM's state may change.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// Reason of the Event at the end of a doubt: the VMs answer again, or are gone.
 const TRUSTED: &str = "ProberTrusted";
 
-/// Place of this process among the operator's replicas.
+/// Name and node of this replica, and its access to the Lease.
 pub struct Replica {
     /// Leadership, and the annotations on the Lease.
     pub leadership: Arc<Leadership>,
@@ -58,7 +58,7 @@ impl Replica {
     }
 }
 
-/// Asks other replicas whenever the prober doubts failures. Runs for a term of leadership.
+/// Asks the other replicas whenever the prober doubts failures. Runs for one term of leadership.
 pub(super) async fn ask(ctx: Context, prober: Prober) {
     let held = prober.held();
     ctx.metrics.probes.doubt(0, false);
@@ -68,7 +68,8 @@ pub(super) async fn ask(ctx: Context, prober: Prober) {
     }
 }
 
-/// State of the questions of a term. Dropping it removes its question and metric.
+/// Questions of one term. The drop removes the present question from the Lease, and resets the
+/// metric.
 struct OpinionTerm {
     ctx: Context,
     prober: Prober,
@@ -119,7 +120,8 @@ impl OpinionTerm {
     }
 
     /// Asks one question, and handles its answers until [`AGAIN`] has passed. `None`: no failure is
-    /// doubted any more. `known`: the last opinion that was reported.
+    /// doubted any more, because the VMs answer or another replica has confirmed the failures.
+    /// `known`: the last opinion that was reported.
     async fn consult(&mut self, known: &mut Opinion) -> Option<()> {
         let question = self.question();
         let leadership = self.ctx.replica.leadership.clone();
@@ -153,8 +155,8 @@ impl OpinionTerm {
     }
 }
 
-/// Reason of the Event that reports an opinion. Events with the same reason are merged, and keep
-/// the note of the first.
+/// Reason of the Event that reports an opinion. Each opinion has its own reason, because Events
+/// with the same reason are merged and keep the note of the first Event.
 fn event(opinion: &Opinion) -> &'static str {
     match opinion {
         Opinion::Well => "ProberContradicted",
@@ -183,8 +185,8 @@ pub async fn answer(replica: Arc<Replica>, views: Views) {
     }
 }
 
-/// Address and health check of a target, if an EndpointSlice of the operator contains it. The
-/// question itself is not trusted.
+/// Address and health check of a target that a question names. `None`: no EndpointSlice of the
+/// operator contains the target, so it is not probed. The question alone is not trusted.
 fn target(asked: &AskedTarget, views: &Views) -> Option<(IpAddr, CheckSettings)> {
     let (namespace, name) = asked.lb.split_once('/')?;
     let lb = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

@@ -33,7 +33,8 @@ const PACE: Duration = Duration::from_millis(10);
 /// 5 s for the others before it establishes a CRD (apiextensions-apiserver,
 /// `EstablishingController`).
 const SETTLED: Duration = Duration::from_secs(10);
-/// First and longest pause before another attempt. The pause doubles after each attempt.
+/// Pause after the first attempt that did not finish (field 0), and longest pause (field 1). The
+/// pause doubles after each further attempt.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
 /// Outcome of one attempt to migrate all objects.

@@ -14,7 +14,7 @@ use crate::k8s::CallError;
 
 /// Pause between two writes.
 const PACE: Duration = Duration::from_millis(10);
-/// Pause before a failed write is tried again, if the failure may pass.
+/// Pause before a failed write is tried again. A refused write is not tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Patches topology annotations onto each VM received on `moved`, until dropped.
@@ -42,7 +42,8 @@ async fn annotate(ctx: &Context, key: &str) -> Result<(), CallError> {
             );
             Ok(())
         }
-        // Either the VM has changed, and the change enqueues the VM again, or the VM is gone.
+        // The write is not tried again: the VM is gone, its change enqueues it again, or the term
+        // is over.
         Err(CallError::Conflict(_) | CallError::NotFound(_) | CallError::NotLeader) => Ok(()),
         Err(error) if error.refusal().is_some() => {
             tracing::warn!(vm = key, %error, "topology annotations refused");

@@ -21,19 +21,21 @@ use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::{ApiWriter, differs};
 
-/// First delay before a batch with a failed write is tried again, doubling up to [`BATCH_RETRY`].
+/// Base of the delay before a batch with a failed write is tried again. Each failure of the same
+/// pool doubles the delay, up to [`BATCH_RETRY`]. The base is ten times as long for a pool that has
+/// failed [`PATIENCE`] times.
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// Longest delay before a pool that has failed [`PATIENCE`] times is tried again.
 const LAST_RETRY: Duration = Duration::from_secs(5);
 /// Longest delay before a batch with a failed write is tried again.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
-/// Consecutive failures of a pool after which a batch is answered without waiting for it. Conflicts
-/// do not count: a conflict means that another client's write was accepted.
+/// Number of consecutive failures of a pool after which a batch no longer waits for that pool.
+/// Conflicts do not count: a conflict means that another client's write was accepted.
 const PATIENCE: u32 = 3;
 /// Consecutive conflicts of one pool after which an Event reports them.
 const CONTENDED: u32 = 5;
 
-/// Outcome of a commit.
+/// Outcome of [`LedgerTask::commit`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum CommitOutcome {
     /// A pool was not written and was read again, so the batch must be decided again.
@@ -42,7 +44,8 @@ pub(super) enum CommitOutcome {
     Done { failed: BTreeSet<String> },
 }
 
-/// Failed writes of a pool since its last success, and the time of the next try.
+/// Conflicts and failures of a pool's writes since its last accepted write, and the time of the
+/// next try.
 #[derive(Default)]
 pub(super) struct PoolTrouble {
     conflicts: u32,
@@ -50,8 +53,9 @@ pub(super) struct PoolTrouble {
     retry_at: Option<Instant>,
 }
 
-/// Writes of one pool, in the order of the fields. `before` adds the finalizer. `status` is the
-/// stored and the desired status. `after` removes the finalizer or the release annotation.
+/// Writes of one pool, in the order of the fields. `before` adds the finalizer. `status` has the
+/// stored status (field 0) and the desired status (field 1). `after` removes the finalizer or the
+/// release annotation. `None`: this write is not needed.
 struct CommitJob {
     name: String,
     version: String,
@@ -61,7 +65,7 @@ struct CommitJob {
 }
 
 impl LedgerTask {
-    /// Writes all touched pools concurrently. A pool that waits after failures is not written, and
+    /// Writes all touched pools concurrently. A pool whose next try is not due is not written, and
     /// is in `failed`.
     pub(super) async fn commit(&mut self) -> anyhow::Result<CommitOutcome> {
         self.forget_outlived_refusals();
@@ -158,7 +162,7 @@ impl LedgerTask {
         false
     }
 
-    /// Enqueues a pool to be read again after the delay.
+    /// Enqueues the pool `name` after `delay`, to be read again.
     pub(super) fn reread_later(&self, name: &str, delay: Duration) {
         let (handle, name) = (self.handle.clone(), name.to_owned());
         tokio::spawn(async move {
@@ -168,7 +172,8 @@ impl LedgerTask {
     }
 }
 
-/// Writes that one pool needs. `None`: the stored pool is current.
+/// Writes that bring the stored pool to the state in the allocator. `None`: the stored pool has
+/// that state.
 fn job(
     name: String,
     pool: &AllocatorPool,

@@ -56,9 +56,9 @@ impl LedgerTask {
     /// allocates for LoadBalancers without an address, oldest first.
     pub async fn load(&mut self) -> anyhow::Result<()> {
         self.started = Instant::now();
-        // Pools are listed before LoadBalancers, so the later list contains the owner of each claim
-        // read here, if that owner exists. The segments of the networks show which pools share a
-        // segment. While the segments are unknown, any two pools may share a segment.
+        // Networks and reserving objects come first: any two pools may share a segment while the
+        // segments of their networks are unknown. Pools are listed before LoadBalancers. So the
+        // list of LoadBalancers contains the owner of each claim, if that owner exists.
         let views = self.ctx.views.clone();
         views.networks_listed(NETWORKS_WAIT).await;
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;
@@ -70,8 +70,8 @@ impl LedgerTask {
         for pool in &pools {
             self.merge(pool, &index);
         }
-        // The allocator has every published or requested address before it allocates its first new
-        // address.
+        // `adopt` records every published or requested address, before the first new address is
+        // allocated below.
         self.each_facts(lbs.iter(), PoolAllocator::adopt);
         self.allocator.take_moved();
         let mut waiting: Vec<_> = lbs
@@ -147,8 +147,9 @@ impl LedgerTask {
         }
     }
 
-    /// Reads from the API server the LoadBalancers whose published address contradicts a ledger,
-    /// because the view may be older than the ledger.
+    /// Reads from the API server the LoadBalancers whose published address contradicts the ledger
+    /// of `seen`. The entries of these LoadBalancers in `index` come from the view, which may be
+    /// older than the ledger. Updates these entries.
     async fn settle_disputes(
         &self,
         seen: &PoolSeen,

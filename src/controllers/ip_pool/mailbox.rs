@@ -18,7 +18,7 @@ pub enum LedgerError {
     /// The LoadBalancer must be read again: its claims and its status disagree.
     #[error("the LoadBalancer must be read again")]
     Stale,
-    /// The term of leadership is over.
+    /// End of this replica's term of leadership: the ledger task is gone.
     #[error("the ledger is closed")]
     Closed,
 }
@@ -51,7 +51,8 @@ pub(super) struct OrphanClaim {
 #[derive(Default)]
 pub(super) struct RequestBatch {
     pub(super) claims: Vec<(LbFacts, Reply<ClaimResult>)>,
-    /// Releases, each with the pools whose addresses it released.
+    /// Releases: the owner, the channel for the answer, and the pools in which claims were
+    /// released.
     pub(super) releases: Vec<(Owner, Option<Reply<()>>, BTreeSet<String>)>,
     pub(super) pools: BTreeSet<String>,
     /// Whether a network has moved to another segment or is gone, or reserved addresses have
@@ -69,8 +70,8 @@ impl RequestBatch {
         self.claims.len() + self.releases.len() + self.pools.len()
     }
 
-    /// Whether a LoadBalancer may get an address by this batch, even if no LoadBalancer waits now:
-    /// the batch contains more than releases.
+    /// Whether this batch may give an address to a LoadBalancer that was no waiter before. Releases
+    /// and orphans alone cannot do that.
     pub(super) fn may_give_an_address(&self) -> bool {
         !self.claims.is_empty() || !self.pools.is_empty() || self.networks || self.conditions
     }
@@ -98,14 +99,15 @@ impl LedgerHandle {
         (Self { mailbox, confirmed: Arc::default() }, receiver)
     }
 
-    /// Confirmed answers to claims. A claim with such an answer needs no request to the ledger
-    /// task.
+    /// Answers to earlier requests whose claims are confirmed. A request with such an answer is not
+    /// sent to the ledger task.
     pub(super) fn confirmed(&self) -> MutexGuard<'_, ConfirmedClaims> {
         lock(&self.confirmed)
     }
 
-    /// Claims an address for the LoadBalancer. The answer comes when the address is safe to
-    /// publish. If the LoadBalancer and its claim are unchanged, the answer comes at once.
+    /// Claims an address for the LoadBalancer. Returns when the API server has stored the claim, so
+    /// that the address can be published, or when the LoadBalancer is a waiter. Returns at once if
+    /// there is a confirmed answer for the same facts.
     pub async fn claim(&self, facts: LbFacts) -> Result<ClaimResult, LedgerError> {
         if let Some(answer) = self.confirmed().answer(&facts) {
             return Ok(answer);

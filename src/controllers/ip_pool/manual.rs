@@ -78,8 +78,8 @@ impl LedgerTask {
         let owner =
             self.allocator.pools().get(pool).and_then(|p| p.ledger.owner_of(asked.ip)).cloned();
         let Some(owner) = owner else {
-            // The address is free already: a crash kept the annotation, or the sweep freed the
-            // claim.
+            // The address is free. Either the operator ended after the release, before it removed
+            // the annotation, or the sweep freed the claim.
             return None;
         };
         if owner.name != asked.name {

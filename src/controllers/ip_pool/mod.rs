@@ -34,7 +34,8 @@ use crate::domain::pools::allocator::PoolAllocator;
 use crate::domain::pools::write_pacing::{WaitingRequests, WritePace};
 use crate::domain::{Claim, Owner};
 
-/// Interval at which claims are compared with the LoadBalancers that exist.
+/// Interval between two sweeps, each of which compares all claims with the LoadBalancers that
+/// exist.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 /// Ledger task of one term of leadership.
@@ -50,7 +51,8 @@ pub struct LedgerTask {
     /// Number of bytes of ledgers written since the last report to `pace`.
     bytes_written: usize,
     started: Instant,
-    /// Pools that have series in the metrics, to remove the series of a deleted pool.
+    /// Pools that have series in the metrics. The series of a deleted pool are found here and
+    /// removed.
     measured: BTreeSet<String>,
     /// Whether another form of the CRD has replaced the operator's. `None`: not checked yet.
     crd_is_replaced: Option<bool>,
@@ -116,8 +118,8 @@ impl LedgerTask {
             LedgerMessage::Claim(facts, reply) => {
                 let is_stored = |claim: &Claim| self.is_stored(claim, &facts.owner);
                 if let Some(result) = self.allocator.peek(&facts, is_stored) {
-                    // The answer to a guest's LoadBalancer is not stored, because such a
-                    // LoadBalancer is reconciled only for its own changes.
+                    // The answer to a guest load balancer is not kept for later requests, because
+                    // such a LoadBalancer is reconciled only after its own changes.
                     if !facts.guest {
                         self.handle.confirmed().confirm(*facts, result.clone());
                     }
@@ -205,7 +207,8 @@ impl LedgerTask {
                 batch.claims.iter().map(|(facts, _)| self.allocator.claim(facts)).collect();
             changed.extend(self.allocator.serve_waiters());
             match self.commit().await? {
-                // The pools were read again, so claims of other LoadBalancers may have changed.
+                // The pools with a failed write were read again. Other clients may have changed the
+                // claims in them.
                 commit::CommitOutcome::Replay => others_change = true,
                 commit::CommitOutcome::Done { failed } => break (results, failed),
             }
@@ -251,8 +254,8 @@ impl LedgerTask {
                 }
                 _ => Ok(result),
             };
-            // The caller may have dropped its request. If it repeats the request, the answer is the
-            // same claim.
+            // The send fails if the caller has dropped its request. If it repeats the request, it
+            // gets the same claim.
             drop(reply.send(answer));
         }
         for (_, reply, pools) in batch.releases {

@@ -109,8 +109,8 @@ async fn published(ledger: &LedgerHandle) -> LbFacts {
     facts
 }
 
-/// A stored claim is confirmed while its pool cannot be written, whatever the LoadBalancer asked
-/// before. A claim that is not stored waits for the write.
+/// A request for a claim that is in the stored pool is answered at once, although no pool can be
+/// written. A request for a claim that is not stored for this owner waits in the batch.
 #[tokio::test]
 async fn a_stored_claim_needs_no_write() {
     let (mut task, _ledger) = ledger();

@@ -34,8 +34,8 @@ pub(super) async fn allocate(
         Err(LedgerError::Stale) => return Err(ReconcileError::Outdated),
         answer => answer?,
     };
-    // The deletion event may have come before the claim. Then only this call removes the
-    // LoadBalancer from the list of waiters.
+    // The event of the LoadBalancer's deletion may have been handled before this claim. Then only
+    // this call removes the LoadBalancer from the waiters.
     if matches!(result, ClaimResult::Waiting(_)) && !views.has(lb) {
         ctx.ledger.forget(facts::owner(lb));
     }

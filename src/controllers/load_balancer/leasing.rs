@@ -28,7 +28,8 @@ const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Delay of the next reconcile of a LoadBalancer that requests the DHCP client identity of another
 /// LoadBalancer.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
-/// Time for which [`LbContext::made`] contains a created record. The view shows the record earlier.
+/// Time for which [`LbContext::made`] contains a created record. The view shows the record before
+/// this time has passed.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// Maximum number of attempts at one decision, if the record changes during each attempt. The
 /// attempts are made here, not by the reconcile, because the reconcile reads the LoadBalancer
@@ -136,8 +137,9 @@ pub(super) async fn allocate(
 }
 
 /// Creates a record, if a DHCP server can distinguish its client from the clients of all other
-/// records. The outer error: the server cannot distinguish them. If two records are created at the
-/// same time, the second is checked against the first.
+/// records. Outer `Err`: the server cannot distinguish them. Inner `Err`: the record could not be
+/// created. The client goes into `made` under a lock, before its record is created. So of two
+/// creations at the same time, the second is checked against the first.
 async fn create(new: &DHCPLease, ctx: &LbContext) -> Result<Result<DHCPLease, CallError>, NoLease> {
     let mut made = ctx.made.lock().await;
     let views = &ctx.shared.views;
@@ -233,7 +235,8 @@ pub(super) fn published(
             if before.is_some() {
                 shared.metrics.leasing.changes.with_label_values(&["withdrawn"]).inc();
             }
-            // These states are normal for a short time before an address is published.
+            // For a short time before an address is published, these states are normal, so they get
+            // no Event.
             if !matches!(why, NoLease::Pending { .. } | NoLease::Returning) {
                 shared.events.warning(object, why.reason(), why.message());
             }

@@ -51,7 +51,8 @@ const AWAITED_WRITES_AT_ONCE: usize = 24;
 const WHOLE_AT_ONCE: usize = 8;
 /// Maximum number of passes of one reconcile, if the object changes during each pass.
 const REPETITIONS: usize = 5;
-/// First delay before a failed reconcile is repeated, per LoadBalancer.
+/// Delay before a LoadBalancer is reconciled again after its first failed reconcile. Each further
+/// failure in a row doubles the delay.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// Time in which VMs should be listed. After this time the operator reports that the list is
 /// missing, because KubeVirt may not be installed.
@@ -64,7 +65,8 @@ pub struct LbContext {
     /// Handle of the ledger task.
     pub ledger: LedgerHandle,
     prober: Prober,
-    /// Turns of namespaces, so that a tenant with many LoadBalancers does not delay another tenant.
+    /// Turns of namespaces for the writes, so that a tenant with many LoadBalancers does not delay
+    /// another tenant.
     writes: Turns<String>,
     awaited_writes: Turns<String>,
     whole: Turns<String>,
@@ -75,7 +77,7 @@ pub struct LbContext {
 }
 
 impl LbContext {
-    /// Makes the context of one term of leadership.
+    /// Makes the context of this replica's new term of leadership.
     pub fn new(shared: super::Context, ledger: LedgerHandle, prober: Prober) -> Self {
         let failures = FailedReconciles::new("load_balancer", FIRST_RETRY, &shared.metrics);
         Self {
@@ -149,7 +151,8 @@ pub async fn run(ctx: Arc<LbContext>, woken: UnboundedReceiver<ObjectRef<LoadBal
 /// LoadBalancer as observed by a reconcile.
 struct ObservedLb {
     lb: Arc<LoadBalancer>,
-    /// Whether the object lacks entries that a write of the object must contain.
+    /// Whether `lb` lacks some finalizers or conditions. A write of either list must contain all
+    /// entries.
     partial: bool,
     /// Whether the object was read from the API server for this decision.
     fresh: bool,
@@ -162,7 +165,8 @@ struct ServingOutcome {
     outcome: AddressOutcome,
     /// State of the Service of a vm load balancer.
     report: Option<ServingStatus>,
-    /// Time until the Service must be read again. Set if no event will report the Service's change.
+    /// Time until the Service must be read again. `None`: an event will report each change of the
+    /// Service.
     again: Option<Duration>,
 }
 
@@ -195,9 +199,11 @@ async fn reconcile_until_settled(
     Err(CallError::Conflict(ApiCall::new(attempts)).into())
 }
 
-/// Runs one pass of a reconcile. Returns the time until the next pass is due even without a change.
+/// Runs one pass of a reconcile. Returns the time until the next pass is due, even without a
+/// change. `None`: only a change makes a pass due.
 ///
-/// Thousands of these futures wait for the ledger at the same time, so the later steps are boxed.
+/// Thousands of these futures wait for the ledger at the same time. The later steps are boxed, so
+/// that each future is small.
 async fn reconcile(
     observed: ObservedLb,
     ctx: &LbContext,

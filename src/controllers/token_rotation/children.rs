@@ -76,8 +76,8 @@ impl RotationRun<'_> {
         Ok(())
     }
 
-    /// Creates a child. Returns the reason if the child cannot be created. `None`: the child
-    /// exists.
+    /// Creates a child. Returns the reason if the child cannot be created. `None`: the child was
+    /// created, or exists.
     async fn create_child(
         &self,
         namespace: &str,
@@ -89,7 +89,8 @@ impl RotationRun<'_> {
             Err(CallError::Conflict(_)) => {
                 let there = self.context.ctx.credentials.rotation(namespace, &name).await?;
                 let owner = |one: &TokenRotation| made_by(one).map(|owner| owner.uid.clone());
-                // The view may not contain our own child yet.
+                // The name is taken. The stored object may be this child, made before, if the view
+                // does not contain it yet.
                 let is_ours = there.is_none_or(|there| owner(&there) == owner(child));
                 let why =
                     || format!("TokenRotation {name} has the name needed for it: delete that");
@@ -99,8 +100,9 @@ impl RotationRun<'_> {
         }
     }
 
-    /// Whether every credential with a wanted child is replaced, and a message about all cloud
-    /// credentials. `None`: the spec has no source, or the children are not known.
+    /// Summary of the children. Field 0: whether each credential that should have a child is
+    /// replaced. Field 1: a message about all cloud credentials. `None`: the spec has no source, or
+    /// the children are not known.
     pub(super) fn children_summary(&self) -> Option<(bool, String)> {
         self.rotation.spec.source.as_ref()?;
         let AppliedChildren { children, failures } = self.children.as_ref()?;

@@ -28,8 +28,8 @@ impl CredentialIssuer {
 }
 
 impl RotationRun<'_> {
-    /// Names of the credentials that were made for this TokenRotation and still exist. A Rancher is
-    /// not called for this: its names are from the last read.
+    /// Names of the credentials that were made for this TokenRotation and still exist. For a
+    /// Rancher, the names are from the session's last read, without a further call.
     pub(super) async fn list_credentials(&self) -> Result<Vec<String>, CallError> {
         match CredentialIssuer::of(&self.rotation) {
             CredentialIssuer::ServiceAccount => {
@@ -39,8 +39,8 @@ impl RotationRun<'_> {
         }
     }
 
-    /// Makes a credential with this name, and keeps it in memory. A credential that was made before
-    /// is read again, if its issuer can return it.
+    /// Makes the credential `name`, and keeps it in memory. If the credential was made before,
+    /// reads it from the issuer, if the issuer can return it.
     pub(super) async fn mint(&mut self, name: &str) -> Result<(), StepFault> {
         let (token, made) = match CredentialIssuer::of(&self.rotation) {
             CredentialIssuer::ServiceAccount => self.mint_account_token(name).await?,

@@ -56,20 +56,22 @@ use issuer::CredentialIssuer;
 
 /// Maximum number of concurrent reconciles.
 const MOST_CONCURRENT: u16 = 4;
-/// Shortest time between the starts of two due rotations that no annotation requests. So 2,000 due
-/// rotations start within a quarter of an hour.
+/// Shortest time between the starts of two rotations. Rotations that an annotation requests do not
+/// count. So 2,000 rotations that are due at once start within a quarter of an hour.
 const TURN_INTERVAL: Duration = Duration::from_millis(400);
 /// Deadline of one reconcile.
 const RECONCILE_DEADLINE: Duration = Duration::from_mins(2);
-/// First pause before a TokenRotation is reconciled again after a failure.
+/// Pause before a TokenRotation is reconciled again after its first failed reconcile. Each further
+/// failure in a row doubles the pause.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
-/// Longest requeue interval, so that time-based conditions stay current.
+/// Longest pause between two reconciles of a TokenRotation. Some conditions change with time alone,
+/// without an event.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 type Name = ObjectRef<TokenRotation>;
 
-/// New credential that is not published yet. Its text is wiped from memory when the text is
-/// dropped. `text: None`: the credential has a name, but is not made yet.
+/// New credential that is not published yet. Its text is wiped from memory when it is dropped.
+/// `text: None`: the credential has a name, but is not made yet.
 #[derive(Clone, Default)]
 struct UnpublishedToken {
     credential: UnpublishedCredential,
@@ -85,18 +87,18 @@ struct RotationContext {
     unpublished: Mutex<HashMap<String, UnpublishedToken>>,
     /// Known state of all cloud credentials, by the UID of the rotation that watches them.
     inventories: Mutex<HashMap<String, CredentialInventory>>,
-    /// TokenRotations that must be reconciled even if their record requires no step, for example
-    /// because one of their Secrets has changed.
+    /// TokenRotations whose next reconcile may not be skipped, for example because one of their
+    /// Secrets has changed.
     touched: Mutex<HashSet<Name>>,
     clock: Mutex<Option<ServerClock>>,
-    /// Time at which each waiting rotation may begin, and the earliest time for the next rotation
-    /// that is added.
+    /// Field 0: time at which each waiting rotation may begin. Field 1: earliest time for the next
+    /// rotation that is added to field 0.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: FailedReconciles<Name>,
     /// Probes of the tokens in use in Ranchers.
     probes: Mutex<HashMap<Name, token_probe::TokenProbe>>,
-    /// Version of each rotation after its last reconcile, and the time until which the rotation
-    /// needs no further reconcile. The key is the rotation's name.
+    /// State of each rotation after its last reconcile, by the rotation's name. Field 0 of a value:
+    /// resourceVersion. Field 1: time until which the rotation needs no further reconcile.
     resting: Mutex<HashMap<Name, (String, Instant)>>,
 }
 
@@ -142,7 +144,7 @@ pub(super) async fn run(ctx: Context) {
         .collect();
     let secrets = async { while secrets.next().await.is_some() {} };
     // `join!` lets the other tasks continue when `secrets` ends. `secrets` ends at once if no
-    // namespace is named, because no Secret is watched then.
+    // namespace for credentials is configured, because no Secret is watched then.
     tokio::join!(control, watch, secrets, gauges::report(&context));
 }
 
@@ -192,7 +194,8 @@ async fn watch(context: &RotationContext, mut writer: StoreWriter<TokenRotation>
     context.ctx.credentials.watch(known, on_event).await;
 }
 
-/// Enqueues the TokenRotations that depend on a Secret whenever the Secret changes.
+/// Watches the Secrets of a namespace, or only the Secret `name`. Enqueues the TokenRotations that
+/// depend on a changed Secret.
 async fn watch_secrets(context: &RotationContext, namespace: &str, name: Option<&str>) {
     let dependents = |secret: &ObjectMeta| {
         let name = secret.name.clone().unwrap_or_default();
@@ -213,7 +216,7 @@ async fn watch_secrets(context: &RotationContext, namespace: &str, name: Option<
         context.store.state_filter(depends)
     };
     let on_event = |event: ObjectEvent<PartialObjectMeta<Secret>>| match event {
-        // A Secret to which a credential is bound matters only when the Secret is deleted.
+        // The label marks a bound Secret. Only its deletion matters.
         ObjectEvent::Changed(secret) if secret.labels().contains_key(LABEL_ROTATION) => {}
         ObjectEvent::Changed(secret) => context.touch(dependents(secret.meta())),
         ObjectEvent::Gone(_, Some(secret)) => context.touch(dependents(&secret)),
@@ -231,12 +234,13 @@ async fn watch_secrets(context: &RotationContext, namespace: &str, name: Option<
 }
 
 impl RotationContext {
-    /// Enqueues TokenRotations that must be reconciled even if their record requires no step.
+    /// Enqueues TokenRotations. Their next reconcile is not skipped, even if their status requires
+    /// no step.
     fn touch(&self, rotations: Vec<Arc<TokenRotation>>) {
         for rotation in rotations {
             let name = ObjectRef::from_obj(rotation.as_ref());
             lock(&self.touched).insert(name.clone());
-            // There is no receiver when the term is ending.
+            // The send fails only at the end of the term, when the receiver is dropped.
             let _ = self.queue.unbounded_send(name);
         }
     }
@@ -245,14 +249,16 @@ impl RotationContext {
         self.ctx.credential_namespaces.contains_key(namespace)
     }
 
-    /// Time for which the record requires no step. `None`: a reconcile is required.
+    /// Time for which the TokenRotation needs no reconcile, as its status and the clock show.
+    /// `None`: reconcile now.
     fn idle_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let now = (*lock(&self.clock))?.now();
         let uid = rotation.uid()?;
         let unpublished = lock(&self.unpublished).get(&uid).map(|token| token.credential.clone());
         match idle::step_if_unchanged(rotation, unpublished, now)? {
             RotationAction::Wait(next) => Some(pause(next, now)),
-            // A rotation that only waits for its turn needs no call.
+            // The rotation only waits for its turn to begin, so nothing is read or written until
+            // then.
             RotationAction::Write(RecordChange::Named, next) if !next.is_asked() => {
                 Some(self.time_until_turn(&ObjectRef::from_obj(rotation)))
                     .filter(|turn| !turn.is_zero())
@@ -261,16 +267,16 @@ impl RotationContext {
         }
     }
 
-    /// Records that this version of the rotation needs no reconcile during the pause.
+    /// Records that `rotation`, in its present version, needs no reconcile for the time `pause`.
     fn set_resting(&self, rotation: &TokenRotation, pause: Duration) {
         let version = rotation.resource_version().unwrap_or_default();
         let name = ObjectRef::from_obj(rotation);
         lock(&self.resting).insert(name, (version, Instant::now() + pause));
     }
 
-    /// Remaining pause of a rotation that has not changed since its reconcile. `None`: the rotation
-    /// has changed, or the pause is over. Because of the pause, the events of this process's own
-    /// writes trigger no reconcile.
+    /// Rest of the pause that [`Self::set_resting`] recorded. `None`: no pause was recorded, the
+    /// pause is over, or the rotation is newer than the recorded version. Because of the pause, the
+    /// events of this process's own writes trigger no reconcile.
     fn resting_time(&self, rotation: &TokenRotation) -> Option<Duration> {
         let version = rotation.metadata.resource_version.as_deref().unwrap_or_default();
         let resting = lock(&self.resting);
@@ -307,7 +313,8 @@ impl RotationContext {
     }
 }
 
-/// Time until the next reconcile, at most [`LONGEST_PAUSE`].
+/// Pause from `now` until `next`, the time of the next reconcile, but at most [`LONGEST_PAUSE`]. If
+/// `next` has passed or is `None`, the pause is [`LONGEST_PAUSE`].
 fn pause(next: Option<Seconds>, now: Seconds) -> Duration {
     let left = next.and_then(|at| u64::try_from(at - now).ok()).map(Duration::from_secs);
     left.unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE)

@@ -33,7 +33,7 @@ pub(super) struct RancherAccess {
     pub(super) clock: ServerClock,
 }
 
-/// Client of the Rancher that a spec names, or the reason why it cannot be called.
+/// Client of the Rancher that a spec names. `Err`: the reason why the Rancher cannot be called.
 pub(super) async fn access(
     context: &RotationContext,
     rotation: &TokenRotation,
@@ -78,11 +78,11 @@ fn refused(field: &str, error: CallError) -> ReadFault {
     }
 }
 
-/// Entry of the API key's Secret that contains certificate authorities.
+/// Key of the API key's Secret under which certificate authorities are stored.
 const AUTHORITY_KEY: &str = "ca.crt";
 
-/// Certificate authorities from the spec, or else from the API key's Secret. `None`: the spec and
-/// the Secret contain no authorities.
+/// Certificate authorities of the Rancher, from the spec, or else from the API key's Secret.
+/// `None`: the spec and the Secret contain no authorities.
 async fn authority(
     context: &RotationContext,
     namespace: &str,
@@ -148,8 +148,8 @@ fn refusal(
     user: &str,
 ) -> Option<String> {
     let minted = rotation.spec.source.as_ref()?.rancher_token.as_ref()?;
-    // The deletion of a TokenRotation puts no token into the cloud credential: it only revokes
-    // tokens, and removes the kept token.
+    // During the deletion of a TokenRotation, no token is put into the cloud credential. Tokens are
+    // only revoked, and the kept token is removed.
     if rotation.metadata.deletion_timestamp.is_some() {
         return None;
     }

@@ -14,8 +14,8 @@ use crate::domain::credentials::secret_text::SecretText;
 use crate::rancher::{TokenFault, TokenRights};
 
 /// Pause before each test of a new token. A replica of Rancher may accept the token later than the
-/// replica that made the token. A failed test costs a few calls at most; a successful test also
-/// costs a call for each right.
+/// replica that made the token. A failed test takes a few calls at most. A successful test takes
+/// one more call for each right.
 const TEST_PAUSES: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(500),
@@ -60,8 +60,9 @@ impl RotationRun<'_> {
         Ok(issuer.mint(issued, name, self.plan.lifetime, self.scope().as_deref()).await?)
     }
 
-    /// Tests a token in Rancher and where it will be used. A replica of Rancher that does not have
-    /// the token yet may reject any of the calls, so all calls are repeated.
+    /// Tests a token at Rancher, and at the server where the target's users send it. All calls are
+    /// repeated, because any of them may reach a replica of Rancher that does not have the token
+    /// yet.
     pub(super) async fn verify_rancher_token(&self, token: &SecretText) -> Result<(), StepFault> {
         let (RancherSession { issuer, .. }, scope) = (self.session()?, self.scope());
         let deadline = Instant::now() + TEST_DEADLINE;

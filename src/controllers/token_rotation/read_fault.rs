@@ -43,7 +43,7 @@ impl From<RancherError> for ReadFault {
 pub(super) struct UnknownTarget {
     pub(super) why: String,
     pub(super) reason: UnknownReason,
-    /// Function that makes the reason of the condition Ready from `why`.
+    /// Function that makes the reason of the condition Ready from the text in `why`.
     pub(super) ready: fn(String) -> ReadyReason,
     /// Whether the Rancher rejects the API key.
     pub(super) key_refused: bool,
@@ -55,12 +55,14 @@ impl UnknownTarget {
         (self.ready)(self.why.clone())
     }
 
-    /// Reason that concerns the target alone: the target cannot be read or written.
+    /// Makes the reason for a target that cannot be read or written, while the credentials of the
+    /// TokenRotation can be listed and revoked.
     pub(super) fn target_barred(why: String) -> Self {
         Self { reason: UnknownReason::TargetBarred, ..Self::barred(why) }
     }
 
-    /// Reason that prevents the read of the target and of the list of credentials.
+    /// Makes the reason for a fault because of which neither the target nor the list of credentials
+    /// can be read.
     pub(super) fn barred(why: String) -> Self {
         Self {
             why,

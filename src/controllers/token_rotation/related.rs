@@ -33,7 +33,7 @@ pub(super) fn replaced_credentials(
         .collect()
 }
 
-/// Whether any TokenRotation renews the API key that this one uses.
+/// Whether any TokenRotation renews the API key that `rotation` uses.
 pub(super) fn is_key_renewed(
     context: &RotationContext,
     rotation: &TokenRotation,
@@ -93,7 +93,8 @@ pub(super) fn is_ready_alike(before: Option<&TokenRotation>, after: &TokenRotati
     before.and_then(ready) == ready(after)
 }
 
-/// TokenRotation that has made this child, if it still exists.
+/// TokenRotation that made `child`. `None`: that TokenRotation no longer exists, or `child` is not
+/// a child.
 pub(super) fn parent(
     context: &RotationContext,
     child: &TokenRotation,
@@ -126,12 +127,11 @@ impl RotationRun<'_> {
         context.store.state_filter(may)
     }
 
-    /// Looks for another TokenRotation that has precedence for the same credential. Records it in
-    /// the run, and adapts the plan.
+    /// Looks for another TokenRotation that has precedence for the same credential. Records the
+    /// message about it in `second`, and adapts the plan.
     pub(super) async fn find_first_rival(&mut self) -> Result<(), CallError> {
         if self.named_url().is_some() {
-            // Writes the URL first, because the URL in the status shows which TokenRotations have
-            // the same credential.
+            // The URL is written first, because rivals are found by the URL in the status.
             self.write_status(self.record.clone(), None).await?;
         }
         let others = self.other_rotations();

@@ -32,14 +32,14 @@ pub(super) struct RotationRun<'a> {
     pub(super) read: TargetRead,
     pub(super) existing: Vec<String>,
     pub(super) clock: ServerClock,
-    /// Reason why the content of the target is unknown. `None`: it was read.
+    /// Reason why the content of the target is unknown. `None`: the content was read.
     pub(super) unknown: Option<UnknownTarget>,
     /// State read from the Rancher, if the spec names one.
     pub(super) session: Option<RancherSession>,
     /// Message about another TokenRotation that has precedence for the same credential. `None`:
     /// there is no such TokenRotation.
     pub(super) second: Option<String>,
-    /// Children of a TokenRotation for all cloud credentials.
+    /// Children that this reconcile has made or changed, if the target is all cloud credentials.
     pub(super) children: Option<AppliedChildren>,
 }
 

@@ -22,7 +22,7 @@ use crate::rancher::{ApiServer, TokenRights};
 /// Maximum number of reads of a ServiceAccount's new Secret, while the Secret contains no token
 /// yet.
 const TOKEN_READS: u32 = 20;
-/// Pause between two of these reads.
+/// Pause between two reads of a ServiceAccount's new Secret.
 const TOKEN_READ_INTERVAL: Duration = Duration::from_millis(500);
 
 /// ServiceAccount whose tokens the spec requests. `None`: the spec requests none.
@@ -37,7 +37,8 @@ impl RotationRun<'_> {
     }
 
     /// Address of this cluster's API server that the spec requests for the kubeconfig in the cloud
-    /// credential. `None`: the spec requests no address, so the target keeps its present one.
+    /// credential. `None`: the spec requests no address, so the kubeconfig keeps its present
+    /// address.
     pub(super) fn own_server(&self) -> Option<ServerEndpoint> {
         let target = self.rotation.spec.target.cloud_credential.as_ref()?;
         let server = target.server.as_ref()?.trim_end_matches('/').to_owned();
@@ -130,8 +131,8 @@ impl RotationRun<'_> {
         Err(CallError::Timeout { call, within: TOKEN_READ_INTERVAL * TOKEN_READS })
     }
 
-    /// Tests a token at the server where it will be used. For a cloud credential, also tests the
-    /// rights of the token.
+    /// Tests a token at the server where the target's users send it. For a cloud credential, tests
+    /// the token's rights as well.
     pub(super) async fn verify_account_token(&self, token: &SecretText) -> Result<(), StepFault> {
         let account = format!("{}:{}", self.namespace(), self.account());
         let there = self.own_server().or_else(|| self.read.reach.clone());

@@ -10,7 +10,8 @@ use crate::domain::credentials::rotation::watched::WatchedCredentials;
 use crate::k8s::CallError;
 use crate::k8s::credentials::ServerClock;
 
-/// Content of a target, the clock of the read, and the reason if the target could not be read.
+/// Content of a target, the clock of the server that answered, and the session with the Rancher.
+/// `unknown`: the reason why the target could not be read.
 pub(super) struct TargetSnapshot {
     pub(super) read: TargetRead,
     pub(super) clock: ServerClock,

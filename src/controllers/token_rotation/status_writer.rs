@@ -16,8 +16,8 @@ use crate::domain::credentials::timestamp::Seconds;
 use crate::domain::object_fields::merge_patch::merge_patch;
 use crate::k8s::CallError;
 
-/// Pause before another attempt to write the children that the API server refused, for example
-/// because the operator lacked a right.
+/// Pause before children whose write the API server refused are written again. The refusal may end,
+/// for example when the operator gets a missing right.
 const CHECK_RIGHTS_AFTER: Duration = Duration::from_secs(30);
 
 /// Pause before the next reconcile while some cloud credentials were not read yet.
@@ -53,7 +53,8 @@ impl RotationRun<'_> {
         Ok(())
     }
 
-    /// Writes the record `next`, and reports `change`: its difference from the record before.
+    /// Writes the record `next`, and reports `change`, which is the difference between `next` and
+    /// the present record.
     pub(super) async fn record_change(
         &mut self,
         change: RecordChange,
@@ -138,8 +139,8 @@ impl RotationRun<'_> {
         self.write_status(next, Some(&ReadyReason::Failed(step, why))).await
     }
 
-    /// Writes the condition Ready of a rotation that waits. Returns the time until the next
-    /// reconcile.
+    /// Writes the condition Ready of a rotation that waits. `until`: time of its next step. Returns
+    /// the time until the next reconcile.
     pub(super) async fn wait(&mut self, until: Option<Seconds>) -> Result<Duration, CallError> {
         let facts = ReadyFacts {
             second: self.second.clone(),

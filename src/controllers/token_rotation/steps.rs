@@ -22,7 +22,8 @@ use crate::domain::credentials::rotation::{
 };
 use crate::k8s::CallError;
 
-/// Maximum number of steps of one reconcile. More steps are a fault of the operator.
+/// Maximum number of steps of one reconcile. A reconcile that needs more shows a fault in the
+/// operator.
 const MOST_STEPS: usize = 64;
 /// Pause before an unfinished rotation is reconciled again.
 const CONTINUE_AFTER: Duration = Duration::from_millis(500);
@@ -44,7 +45,8 @@ pub(super) async fn run_steps(
         return Ok(super::LONGEST_PAUSE);
     };
     if rotation.uid() != seen.uid() {
-        // Another object has the name by now: its event triggers a reconcile.
+        // Another TokenRotation has the name by now. The event of its creation triggers a
+        // reconcile.
         return Ok(CONTINUE_AFTER);
     }
     let (plan, record) = (status::plan(&rotation), status::record(rotation.status.as_ref()));
@@ -143,7 +145,8 @@ impl RotationRun<'_> {
             self.context.end_turn(&name);
             return None;
         }
-        // The rotation must be reconciled at its turn, even if its record alone requires no step.
+        // The next reconcile may not be skipped, even if the status requires no step then: the
+        // rotation's turn comes.
         lock(&self.context.touched).insert(name);
         Some(turn)
     }

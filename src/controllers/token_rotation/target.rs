@@ -25,7 +25,7 @@ enum RotationTarget<'a> {
     Secret(&'a SecretTarget),
     /// A cloud credential of a Rancher.
     CloudCredential(&'a CloudCredentialTarget),
-    /// All cloud credentials that the API key's user may see. They are only watched.
+    /// All cloud credentials that the API key's user may see. This TokenRotation only watches them.
     All,
 }
 

@@ -25,7 +25,7 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 pub(super) struct TokenProbe {
     report: IssuerReport,
     at: Instant,
-    /// Whether the last probe found a state other than `report`.
+    /// Whether the last probe found a state of the token other than `report`.
     differs: bool,
 }
 
@@ -42,7 +42,7 @@ impl RotationRun<'_> {
             && !self.plan.is_second
             && self.plan.deleting.is_none();
         let TargetState::There { holds: Some(held), .. } = &self.read.target else { return None };
-        // A token that has expired or was revoked is due without a probe.
+        // A token that has expired or was revoked is replaced without a probe.
         let now = self.clock.now();
         let lives = |report: &IssuerReport| report.expires.is_none_or(|end| end > now);
         let report = held.report.clone().filter(|report| is_used && lives(report))?;

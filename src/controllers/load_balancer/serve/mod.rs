@@ -68,7 +68,8 @@ pub(super) async fn serve(
         return Ok(Some(ServingOutcome { outcome, report: None, again: None }));
     }
     if !outcome.is_allocated() {
-        // The address may have been lost to a LoadBalancer whose claim has precedence.
+        // The LoadBalancer may have had an address, and lost it to a LoadBalancer whose claim has
+        // precedence. So its Service is deleted.
         suspend(lb, ctx).await?;
         return Ok(Some(ServingOutcome { outcome, report: None, again: None }));
     }
@@ -254,7 +255,7 @@ impl<'a> ServiceTarget<'a> {
     ) -> Result<BackendCounts, (BackendCounts, String)> {
         let views = &self.ctx.shared.views;
         let slices = self.slices();
-        // Computed only on demand, because few VMs need it.
+        // Evaluated at the first use, because few VMs need their last known address.
         let known = LazyCell::new(|| remembered(&slices));
         let wants = endpoints::WantedAddresses { network: named, family: wanted.family() };
         let last = |uid: &str| known.get(uid).map(|endpoint| endpoint.address);

@@ -43,7 +43,8 @@ impl ServiceTarget<'_> {
             );
         }
         let text = json!(text);
-        // Losing the settings is better than announcing an address that the LoadBalancer has lost.
+        // Where the settings cannot be written, the Service is deleted all the same. Otherwise an
+        // address that the LoadBalancer has lost would stay announced.
         match self.annotate_slice(|_| true, &text).await {
             Ok(true) => {}
             Ok(false) => {
@@ -90,7 +91,7 @@ impl ServiceTarget<'_> {
         Ok(None)
     }
 
-    /// Removes the settings from the slices, because the Service has them again.
+    /// Removes the settings from the slices, after the new Service has got them.
     pub(super) async fn forget_settings(&self) -> Result<(), WriteObstacle> {
         while self.annotate_slice(|holds_settings| holds_settings, &Value::Null).await? {}
         Ok(())

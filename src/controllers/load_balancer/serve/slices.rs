@@ -76,8 +76,8 @@ impl ServiceTarget<'_> {
         Some(AnnouncingNode { name: name.into(), addresses })
     }
 
-    /// Updates the endpoints, so that they follow the VMs, while an invalid spec prevents changes
-    /// of the Service.
+    /// Updates the endpoints in the stored slices, so that traffic follows the VMs even while an
+    /// invalid spec prevents changes of the Service.
     pub(super) async fn keep_endpoints(
         &self,
         family: AddressFamily,
@@ -141,8 +141,8 @@ impl ServiceTarget<'_> {
         self.ctx.shared.views.slices.store(&self.key, &name, &version, owned);
     }
 
-    /// Reads a slice from the API server into the view. Removes from the view a slice that does not
-    /// exist or has another owner; another owner is an error.
+    /// Reads a slice from the API server into the view. Removes the slice from the view if it does
+    /// not exist or has another owner. `Err`: the slice has another owner, or could not be read.
     pub(super) async fn read_slice(&self, name: &str) -> Result<(), WriteObstacle> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         let slices = &self.ctx.shared.views.slices;
