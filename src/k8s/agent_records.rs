@@ -19,12 +19,13 @@ use crate::metrics::Metrics;
 /// Number of objects in one page of a list.
 const PAGE: u32 = 100;
 
-/// An event of the watch of a network's records.
+/// Event of the watch of a network's records.
 #[derive(Clone, Debug)]
 pub enum RecordEvent {
-    /// The present state of a record of the network.
+    /// Present state of a record that names the network.
     Is(Box<DHCPLease>),
-    /// `namespace/name` of a record that was deleted, or that names another network now.
+    /// `namespace/name` of a record that was deleted, or that now names another network than
+    /// before.
     Gone(String),
     /// A list of the records is complete.
     Complete,
@@ -43,9 +44,9 @@ impl RecordClient {
         Self { client, metrics }
     }
 
-    /// Watches the network's records until this future is dropped. Records of other networks are
-    /// skipped. A record that this version of the operator cannot parse still exists, so it is not
-    /// reported as gone.
+    /// Watches the records of `network`, and sends each event to `sender`, until this future is
+    /// dropped. Records of other networks are skipped. A record that this version of the operator
+    /// cannot parse still exists, so it is not reported as gone.
     pub async fn watch(self, network: String, sender: UnboundedSender<RecordEvent>) {
         let names: Mutex<HashSet<String>> = Mutex::default();
         let names = || lock(&names);
@@ -67,8 +68,8 @@ impl RecordClient {
                 ObjectEvent::Complete => Some(RecordEvent::Complete),
                 ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => None,
             };
-            // `send` fails if the receiver is gone. The term is over then, and this watch is about
-            // to be dropped.
+            // `send` fails if the receiver is gone. Then the agent's term of leadership is over,
+            // and this watch is dropped soon.
             seen.map(|seen| sender.send(seen));
         };
         let api = Api::<Guard<DHCPLease>>::all(self.client);

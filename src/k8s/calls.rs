@@ -17,7 +17,7 @@ use super::{CALL_DEADLINE, CallError};
 pub struct ApiCall(Box<str>);
 
 impl ApiCall {
-    /// A name that consists of this text.
+    /// A name with the text `text`.
     pub fn new(text: impl Into<Box<str>>) -> Self {
         Self(text.into())
     }
@@ -34,11 +34,11 @@ impl fmt::Display for ApiCall {
     }
 }
 
-/// An error of kube's client, with the name of the call that failed.
+/// An error of kube's client, with the name of the call that caused the error.
 #[derive(Debug)]
 pub struct FailedCall {
     call: ApiCall,
-    /// The error itself.
+    /// The error of kube's client.
     pub error: kube::Error,
 }
 
@@ -55,14 +55,15 @@ impl fmt::Display for FailedCall {
 }
 
 impl Error for FailedCall {
-    /// First cause that the text of this error does not contain. The text of `kube::Error` already
+    /// The first cause whose text is not part of this error's text. The text of `kube::Error`
     /// contains the text of its direct source.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.error.source()?.source()
     }
 }
 
-/// Runs one call under a deadline. `name` is called only for an error.
+/// Runs one call under a deadline. `name` makes the name of the call, and is called only if the
+/// call fails.
 pub(crate) async fn run_call<T>(
     deadline: Duration,
     name: impl FnOnce() -> ApiCall,
@@ -83,12 +84,12 @@ pub(crate) trait ApiCalls<K: Resource + Clone + DeserializeOwned + fmt::Debug> {
     /// Deadline of each call.
     fn deadline(&self) -> Duration;
 
-    /// The same client with another deadline.
+    /// The same client, but with the deadline `deadline`.
     fn within(&self, deadline: Duration) -> TimedApi<'_, K> {
         TimedApi { api: self.api(), deadline }
     }
 
-    /// Name of a call that concerns one object, or a part of the object.
+    /// Name of a call that concerns the object `name`, or a part of that object.
     fn name_call(&self, method: &str, name: &str) -> ApiCall {
         ApiCall::new(format!("{method} {}/{name}", self.api().resource_url()))
     }
@@ -185,7 +186,8 @@ pub(super) trait ApiWrites<K: Resource + Clone + DeserializeOwned + fmt::Debug>:
         run_call(self.deadline(), of, call).await
     }
 
-    /// Deletes an object. Returns the object's last state, if the server answers with it.
+    /// Deletes an object. Returns the object's last state. `None`: the server's answer does not
+    /// contain it.
     async fn call_delete(&self, name: &str, params: &DeleteParams) -> Result<Option<K>, CallError> {
         let call = self.api().delete(name, params);
         let answer = run_call(self.deadline(), || self.name_call("DELETE", name), call).await?;

@@ -24,12 +24,14 @@ use super::read_only::{ReadOnly, RefusedReads};
 use super::request_path::watched;
 use crate::metrics::Metrics;
 
-/// Idle time after which a connection is closed. During the idle time, the API server may have
-/// become unresponsive, and the next call would detect this only when its deadline expires.
+/// Time without a call after which a connection is closed. The API server may have become
+/// unresponsive in the meantime, and the next call on this connection would detect that only at its
+/// deadline.
 const IDLE: Duration = Duration::from_secs(3);
-/// Idle time before the kernel's first keepalive probe, and the interval between probes.
+/// Time without data before the kernel's first keepalive probe of a connection, and the interval
+/// between two of these probes.
 const KEEPALIVE: Duration = Duration::from_secs(3);
-/// Number of unanswered probes after which a connection counts as dead.
+/// Number of unanswered keepalive probes after which a connection counts as dead.
 const KEEPALIVE_PROBES: u32 = 2;
 
 /// Connects with the file `kubeconfig`. `None`: uses the file in `KUBECONFIG` or the default file,
@@ -52,8 +54,8 @@ pub async fn connect_within(
     through(config, metrics)
 }
 
-/// Connects as [`connect_within`] does, but the client cannot write. Also returns a list to which
-/// each refused read is added.
+/// Connects as [`connect_within`] does, but the client cannot write. Returns the client, and a list
+/// to which each refused read is added later.
 pub async fn connect_read_only(
     patience: Duration,
     kubeconfig: Option<&Path>,
@@ -101,7 +103,7 @@ fn assemble(
         config.proxy_url.is_none(),
         "an HTTP or SOCKS proxy on the way to the API server is not supported: unset HTTPS_PROXY and proxy-url"
     );
-    // The call fails if a crypto provider is already installed. That provider stays in use.
+    // The call fails if another crypto provider was installed before. That provider is then used.
     let _ = aws_lc_rs::default_provider().install_default();
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -137,7 +139,7 @@ fn assemble(
         .build())
 }
 
-/// Counts the calls of all clones of a client, and notes when watches begin.
+/// Counts the calls of all clones of a client, and notes when the API server accepts a watch.
 #[derive(Clone)]
 struct CallCounter<S> {
     inner: S,

@@ -39,8 +39,8 @@ use crate::domain::credentials::guest_account::{
     ObjectRemoval, SHARED_NAMESPACES, StoredAccount, StoredBinding, TOKEN_TYPE, TokenSecret,
 };
 
-/// Longest wait for an answer or a connection. It is long, because only the person who runs the
-/// command waits.
+/// Longest wait for an answer or a connection. The value is large, because the command runs in a
+/// terminal and nothing else waits for it.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Pause between two tries to list a kind that is not yet served.
@@ -57,8 +57,8 @@ impl GuestCredentials {
         Self { client }
     }
 
-    /// The address of Harvester's API server, from the ConfigMap `vip`. `None`: the ConfigMap does
-    /// not exist; empty: the ConfigMap contains no address.
+    /// Address of Harvester's API server, from the ConfigMap `vip`. `None`: the ConfigMap does not
+    /// exist. Empty: the ConfigMap contains no address.
     pub async fn vip(&self) -> Result<Option<String>, CallError> {
         let (namespace, name, key) = VIP;
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), namespace);
@@ -72,7 +72,7 @@ impl GuestCredentials {
         Ok(namespaces.within(PATIENCE).call_get_opt(name).await?.is_some())
     }
 
-    /// Accounts, bindings, tokens and rotations, in one namespace or in all namespaces.
+    /// Accounts, bindings, token Secrets and TokenRotations, in `namespace` or in all namespaces.
     pub async fn survey(&self, namespace: Option<&str>) -> Result<GuestObjects, CallError> {
         let accounts = self.metadata::<ServiceAccount>(namespace, "").await?;
         let tokens = self.metadata::<Secret>(namespace, &format!("type={TOKEN_TYPE}")).await?;
@@ -89,7 +89,8 @@ impl GuestCredentials {
         })
     }
 
-    /// TokenRotations, in one namespace or in all. Empty where the cluster does not serve the kind.
+    /// TokenRotations, in `namespace` or in all namespaces. Empty where the cluster does not serve
+    /// the kind.
     async fn rotations(&self, namespace: Option<&str>) -> Result<Vec<AccountRotation>, CallError> {
         let all = scoped::<TokenRotation>(&self.client, namespace);
         let listed = async {
@@ -110,7 +111,7 @@ impl GuestCredentials {
         Ok(listed.into_iter().map(rotation).collect())
     }
 
-    /// VirtualMachines, in one namespace or in all.
+    /// VirtualMachines, in `namespace` or in all namespaces.
     pub async fn machines(&self, namespace: Option<&str>) -> Result<Vec<GuestVm>, CallError> {
         let machine = |meta: ObjectMeta| {
             let labels = meta.labels.unwrap_or_default();
@@ -125,8 +126,8 @@ impl GuestCredentials {
         Ok(all.into_iter().map(machine).collect())
     }
 
-    /// Existing objects of the credential of one guest cluster. Includes Secrets that have one of
-    /// the `names`, but are no token Secrets.
+    /// Existing objects that belong to the credential of one guest cluster. They include each
+    /// Secret with one of the `names`, even if it is not a token Secret.
     pub async fn found(
         &self,
         guest: &GuestCluster,
@@ -159,8 +160,8 @@ impl GuestCredentials {
         Ok(found)
     }
 
-    /// Metadata of the objects of a kind that match the field selector `fields`, in one namespace
-    /// or in all.
+    /// Metadata of the objects of a kind that match the field selector `fields`, in `namespace` or
+    /// in all namespaces.
     async fn metadata<K>(
         &self,
         namespace: Option<&str>,
@@ -228,7 +229,7 @@ impl GuestCredentials {
         self.send(request).await
     }
 
-    /// Deletes an object, if it has not changed since it was read.
+    /// Deletes an object, if the object still has the UID and version in `removal`.
     pub async fn remove(&self, removal: &ObjectRemoval) -> Result<(), CallError> {
         let preconditions = Preconditions {
             uid: Some(removal.uid.clone()),
@@ -243,15 +244,15 @@ impl GuestCredentials {
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<(), CallError> {
-        // The answer is wiped unread, because the answer to a write of a Secret contains the
-        // Secret.
+        // The answer to a write of a Secret contains the Secret, so the answer is wiped from memory
+        // without being read.
         raw_within(PATIENCE, &self.client, request).await?.accepted().map(drop)
     }
 
-    /// A new token of the guest's account, to check the account. The token is valid for ten
-    /// minutes, and only while the Secret with this name and UID exists. The check does not use the
-    /// token in the Secret, because the API server would record this use on the Secret, as if the
-    /// guest had used the token.
+    /// Requests a new token of the guest's account, to check that the account works. The token is
+    /// valid for ten minutes, and only while the Secret with this name and UID exists. The token in
+    /// the Secret itself is not used for the check: the API server would record this use on the
+    /// Secret, as if the guest had used the token.
     pub async fn passing(
         &self,
         guest: &GuestCluster,
@@ -333,7 +334,7 @@ impl ObjectWithValues<'_> {
     }
 }
 
-/// Copy of `body` to which the object's `apiVersion`, `kind` and name are added.
+/// Copy of `body` with the `apiVersion`, `kind` and name of `object`.
 fn named(object: &KindAndName, body: &Value) -> Value {
     let mut body = body.clone();
     body["apiVersion"] = json!(place(object).1);
@@ -342,7 +343,8 @@ fn named(object: &KindAndName, body: &Value) -> Value {
     body
 }
 
-/// API path of the objects of a kind, and the kind's `apiVersion`.
+/// Path of the API for the kind and namespace of `object` (field 0), and the kind's `apiVersion`
+/// (field 1).
 fn place(object: &KindAndName) -> (String, String) {
     fn of<K: Resource<DynamicType = ()>>(namespace: Option<&str>) -> (String, String) {
         (K::url_path(&(), namespace), K::api_version(&()).into_owned())
@@ -397,8 +399,8 @@ fn token(meta: &ObjectMeta) -> TokenSecret {
     }
 }
 
-/// Whether the error has this status code. Only the code is compared, because a cluster without the
-/// API group answers in plain text, without a reason.
+/// Whether the error has the HTTP status `code`. The reason is not compared, because a cluster
+/// without the API group answers in plain text, without a reason.
 fn has_code(error: &CallError, code: u16) -> bool {
     match error {
         CallError::NotFound(_) => code == 404,

@@ -37,7 +37,8 @@ use crate::domain::credentials::secret_text::SecretText;
 use crate::domain::credentials::timestamp::Seconds;
 use crate::metrics::Metrics;
 
-/// Clock of a server: the time in its last answer, and the time that has passed since then.
+/// Clock of a server: the time in the server's last answer, and the time that has passed since that
+/// answer.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerClock {
     said: Seconds,
@@ -50,7 +51,7 @@ impl ServerClock {
         Self { said: chrono::Utc::now().timestamp(), at: Instant::now() }
     }
 
-    /// Clock of another server that has just sent this time, in seconds since the epoch.
+    /// Clock of another server that has just sent the time `said`, in seconds since the epoch.
     pub fn heard(said: Seconds) -> Self {
         Self { said, at: Instant::now() }
     }
@@ -72,14 +73,15 @@ pub(super) struct RawAnswer {
 }
 
 impl RawAnswer {
-    /// The parsed object. `Err`: the request was refused, or the answer cannot be parsed.
+    /// Parses the answer's object. `Err`: the request was refused, or the answer cannot be parsed.
     pub(super) fn granted<T: DeserializeOwned>(self) -> Result<T, CallError> {
         let answer = self.accepted()?;
         // The parse error is not passed on: it may quote a secret.
         serde_json::from_slice(&answer.body).map_err(|_| answer.failed("not JSON"))
     }
 
-    /// The answer itself, if it is a success. `Err`: the reason why the request was refused.
+    /// Returns the answer if its HTTP status is a success. `Err`: the reason why the request was
+    /// refused.
     pub(super) fn accepted(self) -> Result<Self, CallError> {
         if (200..300).contains(&self.code) {
             return Ok(self);
@@ -112,7 +114,7 @@ pub(super) async fn raw(
     raw_within(CALL_DEADLINE, client, request).await
 }
 
-/// Sends one call as [`raw`] does, but with the given deadline.
+/// Sends one call as [`raw`] does, but with the deadline `deadline`.
 pub(super) async fn raw_within(
     deadline: Duration,
     client: &Client,
@@ -134,7 +136,7 @@ pub(super) async fn raw_within(
     Ok(RawAnswer { method, uri, code, date, body })
 }
 
-/// Reader of credentials. Each read has the deadline of one call.
+/// Reader of credentials. Each read has the deadline [`CALL_DEADLINE`].
 #[derive(Clone)]
 pub struct CredentialReader {
     client: Client,
@@ -143,7 +145,7 @@ pub struct CredentialReader {
 }
 
 impl CredentialReader {
-    /// A reader with this client's rights. `config` is the client's configuration.
+    /// A reader with the rights of `client`. `config` is the configuration of `client`.
     pub fn new(client: Client, config: Config, metrics: Metrics) -> Self {
         Self { client, config, metrics }
     }
@@ -160,8 +162,8 @@ impl CredentialReader {
         informer::watch_guarded(api, config, &self.metrics, known, on_event).await;
     }
 
-    /// Watches the metadata of all Secrets in a namespace, or of the Secret with the given name,
-    /// until this future is dropped. Contents are not read.
+    /// Watches the metadata of all Secrets in a namespace, or only of the Secret `name`, until this
+    /// future is dropped. The Secrets' contents are not read.
     pub async fn watch_secrets(
         &self,
         namespace: &str,
@@ -186,7 +188,8 @@ impl CredentialReader {
         Box::pin(api.call_get_if_served(name)).await
     }
 
-    /// Content of a Secret under a key, and the server's clock. `None`: the Secret does not exist.
+    /// Content of a Secret under `key` (field 0), and the server's clock (field 1). `None`: the
+    /// Secret does not exist.
     pub async fn secret(
         &self,
         namespace: &str,
@@ -204,8 +207,8 @@ impl CredentialReader {
         }
     }
 
-    /// UID of the Secret that a credential is bound to. Fails if the Secret was not created for the
-    /// TokenRotation with the UID `rotation`.
+    /// UID of the bound Secret `name`. Fails if the Secret was not created for the TokenRotation
+    /// with the UID `rotation`.
     pub async fn bound_secret_uid(
         &self,
         namespace: &str,
@@ -292,8 +295,8 @@ impl CredentialReader {
     }
 }
 
-/// Values of all Secrets in a namespace, or of the Secret `name`. Each entry has the Secret's name,
-/// the key and the value.
+/// Values of all Secrets in a namespace, or only of the Secret `name`. The fields of each entry are
+/// the Secret's name, the key, and the value under this key.
 pub async fn contents(
     client: &Client,
     namespace: &str,
@@ -319,7 +322,7 @@ pub async fn contents(
 fn content(secret: &Value, key: &str) -> SecretContent {
     let value = secret["data"][key].as_str().and_then(|text| STANDARD.decode(text).ok());
     let value = value.map(|bytes| {
-        // A value that is not text is not a token; it counts as empty.
+        // A value that is not text is not a token, so it counts as empty.
         SecretText::trimmed(String::from_utf8(bytes).unwrap_or_default())
     });
     let version = secret["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();

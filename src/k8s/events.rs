@@ -24,10 +24,11 @@ use crate::metrics::Metrics;
 
 /// Maximum length of a note in bytes. The API server refuses an Event with a longer note.
 const LONGEST_NOTE: usize = 1024;
-/// Budget of Events: one every half second, and 20 without delay after a time without Events.
+/// Budget of Events: one Event every half second. After ten seconds without an Event, 20 are sent
+/// without delay.
 const BUDGET: TokenBucket = TokenBucket::new(20, Duration::from_millis(500));
 
-/// Sender of Events. Does not wait for the API server.
+/// Sender of Events. A call of its methods does not wait for the API server.
 #[derive(Clone)]
 pub struct EventRecorder {
     queue: Arc<EventQueue>,
@@ -54,8 +55,8 @@ impl Drop for EventQueue {
 }
 
 impl EventRecorder {
-    /// Starts the task that writes the Events. The task ends when the last clone of this recorder
-    /// is dropped.
+    /// Starts the task that writes the Events. The task ends when the last clone of the recorder is
+    /// dropped. `me`: name of this process in the Events.
     pub fn start(client: Client, me: &str, metrics: Metrics) -> Self {
         let queue = Arc::<EventQueue>::default();
         let reporter = Reporter {
@@ -72,7 +73,7 @@ impl EventRecorder {
         self.send(EventType::Normal, object, reason, note);
     }
 
-    /// Sends an Event of type Warning, when an admin or user should act.
+    /// Sends an Event of type Warning, for a state in which an admin or a user should act.
     pub fn warning(&self, object: ObjectReference, reason: &str, note: String) {
         self.send(EventType::Warning, object, reason, note);
     }
@@ -128,7 +129,8 @@ async fn write(queue: Weak<EventQueue>, news: Arc<Notify>, recorder: Recorder, m
 mod tests {
     use super::*;
 
-    /// The API server limits a note in bytes, not in characters.
+    /// The length of a note is counted in bytes, as the API server counts it, and not in
+    /// characters.
     #[test]
     fn a_long_note_is_cut_and_what_finds_no_room_is_counted() {
         let events = EventRecorder { queue: Arc::default(), metrics: Metrics::new().unwrap() };

@@ -16,7 +16,7 @@ use crate::domain::limits::text::{LONGEST_TEXT, cut};
 #[derive(Clone, Debug)]
 pub struct Guard<K>(pub Result<K, ObjectMisfit>);
 
-/// An object that does not fit its type.
+/// Error for an object that does not fit its type.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct ObjectMisfit {
@@ -34,8 +34,8 @@ impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guard<K> {
             Err(error) => {
                 let PartialObjectMeta::<K> { metadata, .. } =
                     serde_json::from_str(text.get()).map_err(D::Error::custom)?;
-                // The error is cut, because it quotes the text that does not fit, and this text may
-                // be long.
+                // The parse error quotes the text that does not fit, and this text may be long. So
+                // the error is cut.
                 let error = cut(error.to_string(), LONGEST_TEXT);
                 Ok(Self(Err(ObjectMisfit { metadata, error })))
             }

@@ -19,7 +19,7 @@ use super::request_path::resource_at;
 use crate::metrics::Metrics;
 
 /// Duration of a watch, in seconds. The API server sends a bookmark two seconds before a watch
-/// ends. So a connection is dead if it brings no data for longer than [`super::SILENCE`]. The next
+/// ends. So a connection that brings no data for longer than [`super::SILENCE`] is dead. The next
 /// watch resumes from the bookmark, with one call and without a list.
 pub const WATCH_SECONDS: u32 = 8;
 
@@ -30,15 +30,15 @@ pub enum ObjectEvent<K> {
     Listed(K),
     /// An object that was created or changed.
     Changed(K),
-    /// Metadata of an object that does not fit its type. The object exists, because it was listed
-    /// or changed.
+    /// Metadata of an object that was listed, created or changed, and does not fit its type.
     Unreadable(ObjectMeta),
-    /// The key of an object that is gone, and its metadata at the deletion. `None`: the deletion
-    /// was not observed, but a list did not contain the object.
+    /// Deletion of an object. Field 0: the object's key. Field 1: the object's metadata at the
+    /// deletion. `None`: the deletion was not observed, but a later list did not contain the
+    /// object.
     Gone(String, Option<ObjectMeta>),
-    /// A list is complete. Known objects that the list did not contain have been reported gone.
+    /// End of a list. Each known object that the list did not contain was reported as gone before.
     Complete,
-    /// The API server refused a list, with this status.
+    /// Refusal of a list by the API server, with the status of the answer.
     Refused(Box<Status>),
 }
 
@@ -56,19 +56,20 @@ pub fn key(meta: &ObjectMeta) -> String {
     }
 }
 
-/// Whether a refused list means that the cluster does not serve the kind. Only the code is
-/// compared, because an API server that serves no kind of the group gives no reason.
+/// Whether a list was refused because the cluster does not serve the kind. Only the code of
+/// `status` is compared, because an API server that serves no kind of the group gives no reason.
 pub fn is_unserved(status: &Status) -> bool {
     status.code == 404
 }
 
-/// Whether a refused list means that the kind cannot be read. Either the cluster does not serve the
-/// kind, or the operator's role lacks the right, because the role is older than this program.
+/// Whether a list was refused because the kind cannot be read. Either the cluster does not serve
+/// the kind, or the operator's role has no right to list it. A role that is older than this program
+/// may lack the right.
 pub fn is_out_of_reach(status: &Status) -> bool {
     is_unserved(status) || status.code == 403
 }
 
-/// Watches objects until this future is dropped. Calls `on_event` for each event, in order;
+/// Watches objects until this future is dropped. Calls `on_event` for each event, in order.
 /// `on_event` must not block. `known` returns the keys of the objects that the caller has. A known
 /// object that a list does not contain is reported as gone.
 pub async fn watch<K>(
@@ -83,8 +84,8 @@ pub async fn watch<K>(
     run(api, config, metrics, known, Ok, on_event).await;
 }
 
-/// Watches objects as [`watch`] does, but accepts that an object may not fit its type. Such an
-/// object is logged and counted.
+/// Watches objects as [`watch`] does, but an object that does not fit its type does no harm: it is
+/// logged and counted, and its metadata is reported.
 pub async fn watch_guarded<K>(
     api: Api<Guard<K>>,
     config: Config,
@@ -97,7 +98,8 @@ pub async fn watch_guarded<K>(
     run(api, config, metrics, known, |object| unwrap(object, metrics), on_event).await;
 }
 
-/// An object, or the metadata of an object that does not fit its type.
+/// The object in a [`Guard`]. `Err`: metadata of an object that does not fit its type. Such an
+/// object is logged and counted.
 fn unwrap<K>(Guard(object): Guard<K>, metrics: &Metrics) -> Result<K, Box<ObjectMeta>>
 where
     K: Resource<DynamicType = ()>,
@@ -121,8 +123,9 @@ async fn run<T, K>(
     T: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let kind = &*T::kind(&());
-    // The registration is created before the watch, so that it is dropped after the watch. A watch
-    // that ends, for example with the leader's term, must not count as overdue.
+    // The registration is created before the watch, so it is dropped after the watch. When a watch
+    // ends, for example with the leader's term, the drop removes the resource from the metrics, so
+    // that the watch does not count as overdue.
     let watched =
         WatchRegistration { metrics, resource: resource_at(api.resource_url()).to_owned() };
     let events = watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff());
@@ -157,13 +160,13 @@ async fn run<T, K>(
     }
 }
 
-/// Keys that were known when a list began, and that the list has not contained so far. When the
-/// list is complete, the objects of the remaining keys are reported as gone.
+/// Keys that were known at the start of a list, and that the list has not contained so far. When
+/// the list is complete, the objects with the remaining keys are reported as gone.
 #[derive(Default)]
 struct UnlistedKeys(HashSet<String>);
 
 impl UnlistedKeys {
-    /// Reports an event of the watcher to `on_event`.
+    /// Converts an event of the library's watcher, and passes it to `on_event`.
     fn report<T: Resource, K>(
         &mut self,
         event: Event<T>,
@@ -173,7 +176,8 @@ impl UnlistedKeys {
     ) {
         let unreadable = |metadata: Box<ObjectMeta>| ObjectEvent::Unreadable(*metadata);
         match event {
-            // The watcher sends `Init` also when a new list starts after a failed list.
+            // The watcher sends `Init` at the start of each list, even if the list before it has
+            // failed.
             Event::Init => self.0 = known(),
             Event::InitApply(object) => {
                 if !self.0.is_empty() {
@@ -198,7 +202,7 @@ impl UnlistedKeys {
     }
 }
 
-/// Registration of a watched resource in the metrics, until dropped.
+/// Registration of a watched resource in the metrics. Its drop ends the registration.
 struct WatchRegistration<'a> {
     metrics: &'a Metrics,
     resource: String,
@@ -218,9 +222,9 @@ impl Drop for WatchRegistration<'_> {
 /// soon after.
 struct RetryDelays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
-/// Longest delay between two tries to list a kind, without jitter.
+/// Longest delay before a failed list or watch is tried again, without jitter.
 const LAST_DELAY: Duration = Duration::from_secs(3);
-/// Time without a failure after which the delays begin again with the shortest one.
+/// Time without a failure after which the next failure has the shortest delay.
 const FORGIVEN: Duration = Duration::from_secs(30);
 
 impl Iterator for RetryDelays {
@@ -232,8 +236,8 @@ impl Iterator for RetryDelays {
 }
 
 impl Backoff for RetryDelays {
-    /// Has no effect. The library calls `reset` at each event that is not an error, and even a list
-    /// that fails begins with such an event. So only time resets the delays.
+    /// Does nothing. The library calls `reset` at each event that is not an error, and even a
+    /// failed list begins with such an event. So only the time [`FORGIVEN`] resets the delays.
     fn reset(&mut self) {}
 }
 
@@ -256,7 +260,7 @@ mod tests {
     fn what_fails_again_and_again_is_asked_for_ever_less() {
         let mut delays = backoff();
         let mut next = || {
-            // The library resets the delays before each list.
+            // The library calls `reset` before each list. The call must not shorten the next delay.
             delays.reset();
             delays.next().unwrap()
         };
@@ -361,7 +365,8 @@ mod tests {
         assert_eq!(seen, ["listed ns/b", "gone ns/a", "complete"]);
     }
 
-    /// The process adds an object that it has written itself, while a list is under way.
+    /// The caller adds an object that it has written itself, between `Init` and `InitDone`. The
+    /// list does not contain this object.
     #[test]
     fn an_object_that_the_caller_adds_during_a_list_is_not_gone() {
         let mut list = UnlistedKeys::default();

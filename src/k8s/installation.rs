@@ -38,10 +38,10 @@ use crate::domain::admission::webhook_configuration::{
 };
 use crate::metrics::Metrics;
 
-/// Name of the Secret with admission's certificates, which all replicas share.
+/// Name of the Secret with the certificates of admission. All replicas share the Secret.
 pub const SECRET: &str = "harvester-guest-operator-admission";
 
-/// Content and version of the Secret.
+/// Content and resourceVersion of the admission Secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct VersionedSecret {
     /// Values by key.
@@ -49,12 +49,12 @@ pub struct VersionedSecret {
     version: String,
 }
 
-/// An observed object. `None`: the object does not exist.
+/// State of an observed object. `None`: the object does not exist.
 #[derive(Clone)]
 pub enum ObservedObject {
-    /// The Secret.
+    /// The admission Secret.
     Secret(Option<VersionedSecret>),
-    /// A configuration, reduced to the fields that decisions use.
+    /// A webhook configuration or a CRD, reduced to the fields that decisions use.
     Configuration(WebhookObject, Option<Value>),
 }
 
@@ -67,12 +67,13 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// Creates a client. Sends no request. `namespace` is the namespace of the Secret.
+    /// Creates a client. Sends no request. `namespace` is the namespace of the admission Secret.
     pub fn new(client: Client, namespace: &str, metrics: Metrics) -> Self {
         Self { client, namespace: namespace.to_owned(), metrics }
     }
 
-    /// Watches the Secret and the configurations. Existing objects are reported first.
+    /// Watches the Secret and the configurations. The receiver gets the existing objects first, and
+    /// then each change.
     pub fn watch(&self) -> mpsc::UnboundedReceiver<ObservedObject> {
         let (sender, seen) = mpsc::unbounded_channel();
         let secret_sender = sender.clone();
@@ -113,17 +114,18 @@ impl Installation {
         Ok(self.secrets().call_get_opt(SECRET).await?.map(sealed))
     }
 
-    /// Replaces the Secret's content, if the Secret still has the version in `seen`. Fails if
-    /// `seen` is `None`, because the Secret does not exist then. The Secret is not created here,
-    /// because that would need the right to create any Secret, even a Secret that holds the token
-    /// of another account.
+    /// Replaces the Secret's content, if the Secret has the version of `seen`. Fails if `seen` is
+    /// `None`, because the Secret does not exist then. The Secret is not created here. That would
+    /// need the right to create any Secret, even one into which the API server puts the token of
+    /// another account.
     pub async fn write_secret(
         &self,
         seen: Option<&VersionedSecret>,
         data: BTreeMap<String, Vec<u8>>,
     ) -> Result<VersionedSecret, CallError> {
         let seen = seen.ok_or(CallError::Missing("Secret", SECRET))?;
-        // A merge patch removes only the keys that it sets to null.
+        // A merge patch keeps each key that it does not set to null. So the old keys are set to
+        // null first.
         let gone = seen.data.keys().map(|key| (key.clone(), None));
         let kept = data.into_iter().map(|(key, value)| (key, Some(ByteString(value))));
         let data: BTreeMap<String, Option<ByteString>> = gone.chain(kept).collect();
@@ -178,8 +180,8 @@ impl Installation {
         })
     }
 
-    /// The ClusterRole with this name, as an owner reference for other objects. `None`: the
-    /// ClusterRole does not exist.
+    /// The ClusterRole `name`, as an owner reference for other objects. `None`: the ClusterRole
+    /// does not exist.
     pub async fn owner(&self, name: &str) -> Result<Option<OwnerRole>, CallError> {
         let role = Api::<ClusterRole>::all(self.client.clone()).call_get_opt(name).await?;
         Ok(role.and_then(|role| role.uid()).map(|uid| OwnerRole { name: name.to_owned(), uid }))
@@ -196,7 +198,8 @@ impl Installation {
             .any(|endpoint| endpoint.conditions.is_some_and(|is| is.ready.unwrap_or(true))))
     }
 
-    /// User name of this operator in the API server. `None`: the server does not report the name.
+    /// User name under which the API server knows this operator. `None`: the API server does not
+    /// report the name.
     pub async fn me(&self) -> Result<Option<String>, CallError> {
         let api = Api::<SelfSubjectReview>::all(self.client.clone());
         let asked = SelfSubjectReview::default();
@@ -205,7 +208,7 @@ impl Installation {
     }
 }
 
-/// A cluster-scoped kind of a [`WebhookObject`].
+/// Kind of a [`WebhookObject`]. All these kinds are cluster-scoped.
 trait Named:
     Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope>
     + Clone
@@ -229,8 +232,8 @@ fn name(part: WebhookObject) -> &'static str {
     }
 }
 
-/// Watches one object by its key, and calls `on_state` with each new state. `None`: the object does
-/// not exist.
+/// Watches the object with the key `key`, and calls `on_state` with each new state. The state
+/// `None`: the object does not exist.
 async fn single<K>(api: Api<K>, key: &str, metrics: Metrics, mut on_state: impl FnMut(Option<K>))
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
@@ -252,8 +255,8 @@ fn sealed(secret: Secret) -> VersionedSecret {
     VersionedSecret { data: data.into_iter().map(|(key, value)| (key, value.0)).collect(), version }
 }
 
-/// The fields of a configuration that decisions use. The schemas of a CRD, which are most of its
-/// size, are left out.
+/// The fields of a configuration that decisions use. Of a CRD's versions, only the names are
+/// included: their schemas are most of a CRD's size.
 fn value(object: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(object).unwrap_or_default();
     let versions = value.pointer_mut("/spec/versions").and_then(Value::as_array_mut);

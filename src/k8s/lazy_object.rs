@@ -12,7 +12,8 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// An object's name, version, UID and owners. The rest is parsed on demand.
+/// An object of which only name, version, UID and owners are parsed. [`Self::read`] parses the
+/// rest.
 #[derive(Clone, Debug)]
 pub struct LazyObject<K> {
     head: ObjectMeta,
@@ -78,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    /// A watch event in the form that the API server sends.
+    /// The event has the form in which the API server sends it.
     #[test]
     fn the_rest_is_read_on_demand() {
         let event = r#"{"type":"ADDED","object":{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice",

@@ -70,7 +70,8 @@ use std::time::Duration;
 use self::calls::{ApiCall, FailedCall};
 use crate::metrics::Metrics;
 
-/// Deadline of one call. After the deadline, the call's outcome counts as unknown.
+/// Deadline of one call. When the deadline has passed without an answer, it is unknown whether the
+/// call had an effect.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Longest silence of a connection to the API server while an answer is due. Single calls end
@@ -86,16 +87,18 @@ pub enum CallError {
     /// The object or the subresource does not exist (404).
     #[error("{0}: not found")]
     NotFound(ApiCall),
-    /// An object that is installed with the operator is missing. The fields are its kind and name.
+    /// An object that is installed with the operator is missing. Field 0: the object's kind. Field
+    /// 1: its name.
     #[error("{0} {1} is missing: helm upgrade, or kubectl apply -f config/rbac, restores it")]
     Missing(&'static str, &'static str),
-    /// The process does not lead.
+    /// Refusal of a write, because this process does not lead.
     #[error("not the leader")]
     NotLeader,
-    /// The call was refused, or its outcome is unknown.
+    /// The call was refused, or it is unknown whether it had an effect.
     #[error(transparent)]
     Other(Box<FailedCall>),
-    /// No answer before the deadline: the outcome is unknown.
+    /// The API server gave no answer before the deadline. It is unknown whether the call had an
+    /// effect.
     #[error("{call}: no answer within {within:?}")]
     Timeout {
         /// The call without an answer.
@@ -106,7 +109,7 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Kind of the error, for a label of metrics. `refused`: [`Self::refusal`] gives the reason.
+    /// Kind of the error, for a label of metrics. `refused`: [`Self::refusal`] is not `None`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Conflict(_) => "conflict",
@@ -119,7 +122,7 @@ impl CallError {
         }
     }
 
-    /// Error of the named call.
+    /// Converts the error of the call `call`.
     fn new(call: ApiCall, error: kube::Error) -> Self {
         match &error {
             // The reasons "Conflict" and "AlreadyExists" have the same code, 409.
@@ -134,13 +137,14 @@ impl CallError {
         }
     }
 
-    /// Error of a call that could not be sent, because its request could not be made.
+    /// Error of a call that was not sent, because its request could not be made. `what`: name of
+    /// the call in the error.
     fn not_sent(what: &str, error: kube::Error) -> Self {
         Self::new(ApiCall::new(format!("{what} not sent")), error)
     }
 
-    /// Reason why the API server refuses the request for good, so that a retry would not help.
-    /// `None`: the error is not such a refusal.
+    /// Reason of a final refusal by the API server, after which a retry would not help. `None`: the
+    /// error is no such refusal.
     pub fn refusal(&self) -> Option<&str> {
         match self {
             Self::Other(failed) => match &failed.error {
@@ -184,7 +188,8 @@ mod tests {
     use super::calls::{ApiCalls as _, ApiWrites as _, run_call};
     use super::*;
 
-    /// Client of a server that answers each request with this error. Code 0: no answer.
+    /// Client of a server that answers each request with the status `code` and `reason`. Code 0:
+    /// the server never answers.
     fn client(code: u16, reason: &'static str) -> Client {
         let server = service_fn(move |_: Request<Body>| async move {
             if code == 0 {
@@ -233,7 +238,7 @@ mod tests {
             refused.to_string().starts_with("GET /api/v1/namespaces: ApiError: no"),
             "{refused}"
         );
-        // The cause is in the text already.
+        // The text of the error contains its cause, so the chain of causes must not repeat it.
         assert_eq!(format!("{:#}", anyhow::Error::new(refused)).matches("ApiError").count(), 1);
     }
 
@@ -273,7 +278,8 @@ mod tests {
         let late = CallError::Timeout { call: call(), within: CALL_DEADLINE };
         let kinds = errors.into_iter().chain([CallError::Missing("Secret", "s"), late]);
         let mut kinds: Vec<_> = kinds.map(|error| error.kind()).collect();
-        // A pool that cannot be written is the seventh kind, of the ledger.
+        // A ledger that cannot be written is an error of the ledger task, not of a call. So its
+        // kind is added here.
         kinds.push("ledger");
         kinds.sort_unstable();
         assert_eq!(kinds, crate::metrics::ERROR_KINDS);

@@ -24,17 +24,18 @@ use crate::domain::reason;
 use crate::domain::takeover::crds::without_status;
 use crate::metrics::Metrics;
 
-/// Interval between two searches for LoadBalancers without an answer.
+/// Interval between two searches for LoadBalancers that the holder of the Lease has not answered.
 const LOOK: Duration = Duration::from_secs(2);
 /// Interval between two checks whether IPPool's CRD has the status subresource.
 const CHECK_FORM: Duration = Duration::from_secs(10);
 /// Name of IPPool's CRD.
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
-/// Age in seconds at which a LoadBalancer without any answer gets the condition that names the
-/// leader. A controller that works answers within two seconds.
+/// Age in seconds at which a LoadBalancer without an address and without a condition gets the
+/// condition that names the holder of the Lease. A controller that works answers within two
+/// seconds.
 const UNANSWERED: i64 = 10;
 
-/// Watches the holder of the Lease, on every replica.
+/// Watch of the Lease's holder. Every replica runs it.
 pub struct LeaseHolderWatch {
     /// Client for IPPool's CRD.
     pub client: Client,
@@ -87,7 +88,7 @@ impl LeaseHolderWatch {
     }
 
     /// Removes the status subresource of IPPool, as long as another controller holds the Lease. The
-    /// check is repeated, because a chart or a person may put the subresource back.
+    /// check is repeated, because a chart or an admin may put the subresource back.
     async fn watch_records(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {
@@ -100,8 +101,9 @@ impl LeaseHolderWatch {
     }
 
     /// Removes the status subresource from IPPool's CRD. The Go controller writes the status with
-    /// plain updates (`pkg/ipam/store/store.go`, `Reserve`), and with the subresource a plain
-    /// update drops the status. Returns the text to report; empty if there is nothing to report.
+    /// plain updates (`pkg/ipam/store/store.go`, `Reserve`). Where the CRD has the subresource, the
+    /// API server drops the status of a plain update. Returns the text to report. Empty: there is
+    /// nothing to report.
     async fn keep_records(&self) -> &'static str {
         match self.remove_subresource().await {
             Ok(false) => "",
@@ -113,7 +115,8 @@ impl LeaseHolderWatch {
         }
     }
 
-    /// Removes the subresource. Returns whether the CRD had it.
+    /// Removes the status subresource from IPPool's CRD. Returns whether the CRD had the
+    /// subresource.
     async fn remove_subresource(&self) -> anyhow::Result<bool> {
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
         let stored = serde_json::to_value(api.call_get(IP_POOLS).await?)?;

@@ -17,12 +17,12 @@ use crate::domain::pools::conflict::PoolFacts;
 /// Number of pools that are read at the same time.
 const READS: usize = 16;
 
-/// Reader of objects. Each read has the deadline of one call.
+/// Reader of objects. Each call has the deadline [`super::CALL_DEADLINE`].
 #[derive(Clone)]
 pub struct ApiReader(Client);
 
 impl ApiReader {
-    /// A reader with this client's rights.
+    /// A reader with the rights of `client`.
     pub fn new(client: Client) -> Self {
         Self(client)
     }
@@ -44,8 +44,9 @@ impl ApiReader {
         Box::pin(api.call_get_if_served(name)).await
     }
 
-    /// Facts of all pools as the API server has them now. Lists the metadata, and reads each pool
-    /// whose facts in the views are out of date. Omits a pool that cannot be read.
+    /// Facts of all pools as the API server has them now. Lists the metadata of all pools. Reads a
+    /// pool if the views do not have the facts of its present generation. Omits a pool that cannot
+    /// be read.
     pub async fn pools(&self, views: &Views) -> Result<Vec<Arc<PoolFacts>>, CallError> {
         let api = Api::<PartialObjectMeta<IPPool>>::all(self.0.clone());
         let listed = Box::pin(api.call_list(&ListParams::default())).await?;

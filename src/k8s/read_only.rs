@@ -19,7 +19,7 @@ use super::request_path::watched;
 use crate::domain::preview::unread::{ReadFailure, RoleRead};
 use crate::locks::lock;
 
-/// A write that was not sent. The fields are the HTTP method and the path.
+/// Error for a write that was not sent. Field 0: the HTTP method. Field 1: the path.
 #[derive(Debug, thiserror::Error)]
 #[error("this connection only reads: {0} {1} was not sent")]
 pub struct WithheldWrite(Method, String);
@@ -30,7 +30,7 @@ pub struct WithheldWrite(Method, String);
 pub struct RefusedReads(Arc<Mutex<BTreeMap<RoleRead, ReadFailure>>>);
 
 impl RefusedReads {
-    /// Map from each refused read to the reason.
+    /// Each refused read, with the reason of the refusal.
     pub fn all(&self) -> BTreeMap<RoleRead, ReadFailure> {
         lock(&self.0).clone()
     }
@@ -42,14 +42,16 @@ impl RefusedReads {
             _ => return,
         };
         let Some(read) = read(uri).filter(|_| method == Method::GET) else { return };
-        // A 404 for a single object is no refusal, but means that the object does not exist.
+        // A 404 for a single object means that the object does not exist, and is not noted. A 404
+        // for a list means that the kind is not served.
         if why == ReadFailure::Forbidden || read.verb == "list" {
             lock(&self.0).insert(read, why);
         }
     }
 }
 
-/// HTTP service that sends only GETs, but no watches, and notes the GETs that were refused.
+/// HTTP service that sends only GETs that are no watches, and notes each GET that the API server
+/// refused.
 #[derive(Clone)]
 pub(super) struct ReadOnly<S> {
     inner: S,
@@ -96,7 +98,7 @@ where
     }
 }
 
-/// Object or list that a GET of this path reads. The path has the form `/api/v1/…` or
+/// Object or list that a GET of `uri` reads. The path has the form `/api/v1/…` or
 /// `/apis/GROUP/VERSION/…`. `None`: the path names neither an object nor a list.
 fn read(uri: &Uri) -> Option<RoleRead> {
     let mut parts = uri.path().split('/').filter(|part| !part.is_empty());
@@ -140,7 +142,8 @@ mod tests {
     use super::*;
     use crate::api::IPPool;
 
-    /// Client of a server that answers every request with `code`, and the count of the requests.
+    /// Client of a server that answers every request with `code` (field 0), and the number of
+    /// requests that the server got (field 1).
     fn client(code: u16, refusals: &RefusedReads) -> (Client, Arc<AtomicUsize>) {
         let sent = Arc::new(AtomicUsize::new(0));
         let count = sent.clone();

@@ -8,7 +8,7 @@ pub(super) fn watched(uri: &Uri) -> Option<String> {
     is_watch.then(|| resource_at(uri.path()).to_owned())
 }
 
-/// Last segment of a path: the resource's plural name.
+/// Last segment of `path`, which is the plural name of the resource in the path of a list or watch.
 pub(super) fn resource_at(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }

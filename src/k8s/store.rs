@@ -11,13 +11,14 @@ use super::informer::key;
 
 /// Writer of a store of namespaced objects.
 ///
-/// A list changes the store object by object, so the store shows a part of the first list until
-/// that list is complete. The library's own code would replace the whole store with each list.
+/// A list changes the store object by object. So the store has only a part of the first list until
+/// that list is complete. kube-runtime's own code would replace the whole store at the end of each
+/// list.
 pub struct StoreWriter<K: Resource<DynamicType = ()> + Clone + 'static>(Writer<K>);
 
 impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> Default for StoreWriter<K> {
-    /// Writer of a new store. The store is marked ready at once, because a controller waits until
-    /// its store is ready.
+    /// Writer of a new store. A controller waits until its store is ready, so the store is marked
+    /// ready at once.
     fn default() -> Self {
         let mut writer = Writer::default();
         writer.apply_watcher_event(&Event::InitDone);
@@ -39,7 +40,7 @@ impl<K: Resource<DynamicType = ()> + Clone + Default + 'static> StoreWriter<K> {
     /// Removes an object, by `namespace/name`.
     pub fn remove(&mut self, key: &str) {
         if let Some((namespace, name)) = key.split_once('/') {
-            // The library reads only the namespace and the name of the object.
+            // kube-runtime's `Writer` reads only the namespace and the name of the object.
             let mut object = K::default();
             object.meta_mut().namespace = Some(namespace.to_owned());
             object.meta_mut().name = Some(name.to_owned());

@@ -26,7 +26,7 @@ use crate::domain::reason::NoAddressReason;
 use crate::domain::takeover::forecast::StoredObjects;
 use crate::metrics::Metrics;
 
-/// Longest wait until every kind that decisions depend on is listed.
+/// Longest wait until every kind that the forecast depends on is listed.
 const LISTED: Duration = Duration::from_mins(1);
 /// Number of pools in one page of a list.
 const PAGE: u32 = 100;
@@ -35,22 +35,22 @@ const PAGE: u32 = 100;
 pub struct ReadResult {
     /// Pools and LoadBalancers, and the facts that their addresses depend on.
     pub stored: StoredObjects,
-    /// Pools of `stored`, with their metadata. The pools whose names are in [`Self::imported`] do
+    /// The pools of `stored`, with their metadata. A pool whose name is in [`Self::imported`] does
     /// not exist yet.
     pub pools: Vec<IPPool>,
     /// Names of the pools that the operator would make from kube-vip's ConfigMap.
     pub imported: Vec<String>,
-    /// LoadBalancers that get no address, because their guest cluster is being removed. Maps the
-    /// LoadBalancer's `namespace/name` to the reason.
+    /// LoadBalancers that get no address, because their guest cluster is being removed. The key is
+    /// the LoadBalancer's `namespace/name`. The value is the reason.
     pub removals: BTreeMap<String, NoAddressReason>,
     /// Views of all other objects.
     pub views: Views,
-    /// Resources that were not listed in time, so that their objects may be missing in `views`.
+    /// Resources whose list was not complete in time. Their objects may be missing in `views`.
     pub late: Vec<&'static str>,
 }
 
-/// Reads pools and LoadBalancers, and the objects that decisions about them depend on. Does not
-/// wait for a read that is in `refusals`. Fails if pools or LoadBalancers cannot be listed.
+/// Reads pools and LoadBalancers, and the objects that their addresses depend on. Does not wait for
+/// a read that `refusals` contains. Fails if pools or LoadBalancers cannot be listed.
 pub async fn read(
     client: &Client,
     refusals: &RefusedReads,
@@ -59,9 +59,9 @@ pub async fn read(
     metrics: &Metrics,
 ) -> anyhow::Result<ReadResult> {
     let mut unreadable = Vec::new();
-    // These two kinds are listed before all others, so that the command ends at once if it has no
-    // right to list one of them. Pools come first, so that the later list of LoadBalancers has the
-    // owner of each claim.
+    // Pools and LoadBalancers are listed before all other kinds, so that the command ends at once
+    // if it has no right to list one of the two. Pools come first. So the later list of
+    // LoadBalancers contains the owner of each claim, if the owner exists.
     let pools = list::<IPPool>(client, PAGE, &mut unreadable).await;
     let mut pools = pools.map_err(|error| needed("ippools", error, refusals))?;
     let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut unreadable).await;
@@ -109,8 +109,8 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
     let new = import.pools.into_iter().filter(|pool| !pool.there);
     new.map(|new| {
         let mut pool = IPPool::new(&new.name, new.spec);
-        // Of two conflicting pools, the older one has precedence. A new pool counts as the
-        // youngest.
+        // Of two pools in conflict, the older one stays in use. A pool that does not exist yet
+        // counts as the youngest.
         pool.metadata.creation_timestamp = Some(Time(Timestamp::now()));
         pool.status.get_or_insert_default().allocated_history = new.history;
         pool
@@ -118,7 +118,8 @@ async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Ve
     .collect()
 }
 
-/// Addresses in the status of LoadBalancers, by the LoadBalancer's `namespace/name`.
+/// Allocated addresses of LoadBalancers, by the LoadBalancer's `namespace/name`. Addresses that
+/// kube-vip leases are omitted.
 pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, String>> {
     let lbs = list::<TrimmedLb>(client, trimmed::PAGE, &mut Vec::new()).await?;
     let address = |lb: &LoadBalancer| {
@@ -128,7 +129,7 @@ pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, Strin
     Ok(lbs.iter().filter_map(|lb| Some((facts::name(&lb.lb), address(&lb.lb)?))).collect())
 }
 
-/// Error for the failed list of a resource without which there is no forecast.
+/// Error for the failed list of `resource`. Without this list there is no forecast.
 fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::Error {
     let refused = refusals.all();
     let unserved =
@@ -140,8 +141,9 @@ fn needed(resource: &str, error: CallError, refusals: &RefusedReads) -> anyhow::
     }
 }
 
-/// Every object of a kind. Adds each object that does not fit its type to `unreadable`, with the
-/// reason. `page` is the number of objects in one page of the list.
+/// Every object of a kind. An object that does not fit its type is added to `unreadable`: field 0
+/// is its kind and key, and field 1 is the reason. `page` is the number of objects in one page of
+/// the list.
 pub async fn list<K>(
     client: &Client,
     page: u32,

@@ -8,7 +8,8 @@ use serde::{Deserialize, Deserializer};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::bounds;
 
-/// Number of objects in one page of a list. An object may have 1.5 MB of text.
+/// Number of objects in one page of a list. The value is small, because a LoadBalancer may have 1.5
+/// MB of text.
 pub const PAGE: u32 = 50;
 
 /// A LoadBalancer that was cut to the fields and lengths that decisions use.
@@ -16,8 +17,8 @@ pub const PAGE: u32 = 50;
 pub struct TrimmedLb {
     /// The trimmed object.
     pub lb: LoadBalancer,
-    /// Whether trimming removed entries from the list of finalizers or of conditions. A write of
-    /// that list must contain all entries, so the object must be read again before the write.
+    /// Whether entries were cut from the finalizers or the conditions. A write of either list must
+    /// contain all entries, so the object must be read again before such a write.
     pub partial: bool,
 }
 

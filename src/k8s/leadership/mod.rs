@@ -37,26 +37,26 @@ use crate::domain::leader_election::{
 use crate::locks::lock;
 
 /// Number of consecutive failed calls about the Lease after which an expired claim becomes
-/// [`LeadershipClaim::Silent`]. One failed call is not enough, because this process may have been
-/// frozen during that call.
+/// [`LeadershipClaim::Silent`]. A single failed call does not suffice: this process may have been
+/// frozen during that call, while the API server worked.
 const SILENT: u32 = 2;
 
 /// State of this process's claim on the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeadershipClaim {
-    /// The claim was never current, or another process was observed to take the Lease.
+    /// No claim: this process never held the Lease, or observed that another process took it.
     Lost,
-    /// The claim has expired, because the API server does not answer. It is unknown whether another
-    /// process has the Lease.
+    /// Expired claim: the API server does not answer. Another process may have taken the Lease
+    /// since.
     Silent,
-    /// The claim is current, or expired a moment ago and its renewal is being tried.
+    /// Valid claim, or a claim that expired a moment ago and that this process tries to renew.
     Held,
 }
 
-/// Messages between replicas, as annotations of the Lease.
+/// Messages between replicas, which are annotations of the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaNotes {
-    /// Question of the leader to the other replicas. `None`: no question.
+    /// Question of the leader to the other replicas. `None`: the leader has no question.
     pub question: Option<String>,
     /// Answer to `question`, from a replica that does not lead. `None`: no answer yet.
     pub answer: Option<String>,
@@ -66,19 +66,23 @@ pub struct ReplicaNotes {
 #[derive(Debug)]
 pub struct Leadership {
     started: Duration,
-    /// Expiry of the claim, in milliseconds since `started`; 0 if there is no claim.
+    /// Time at which this process's claim expires, in milliseconds since `started`. 0: there is no
+    /// claim.
     until: AtomicU64,
     leading: watch::Sender<bool>,
     claim: watch::Sender<LeadershipClaim>,
-    /// Holder of the Lease, if the holder is a controller other than this operator.
+    /// Identity of another controller that holds the Lease. `None`: a replica of this operator
+    /// holds it, or no process does.
     other: watch::Sender<Option<String>>,
     /// End of the elector's last round, in milliseconds since `started`.
     last_round: AtomicU64,
-    /// Messages in the Lease, as last read.
+    /// Messages in the Lease, as this process last read them.
     read: watch::Sender<ReplicaNotes>,
-    /// Messages to write: a question while this process leads, an answer while it does not.
+    /// Messages of this process: a question, which is written while this process leads, and an
+    /// answer, which is written while it does not lead.
     said: Mutex<ReplicaNotes>,
-    /// Wakes the elector when there is a message to send.
+    /// Notified when `said` has a new message, so that the elector writes the message before its
+    /// next renewal is due.
     news: Notify,
 }
 
@@ -99,40 +103,45 @@ impl Default for Leadership {
 }
 
 impl Leadership {
-    /// Whether this process may write now.
+    /// Whether this process's claim is valid now, so that this process may write.
     pub fn is_current(&self) -> bool {
         self.now() < Duration::from_millis(self.until.load(Ordering::Acquire))
     }
 
-    /// Returns a receiver that shows whether this process leads, and is notified of each change.
+    /// Returns a receiver of the flag whether this process leads. The receiver is notified of each
+    /// change.
     pub fn subscribe(&self) -> watch::Receiver<bool> {
         self.leading.subscribe()
     }
 
-    /// Returns a receiver that shows the state of the claim, and is notified of each change.
+    /// Returns a receiver of the state of this process's claim. The receiver is notified of each
+    /// change.
     pub fn claim(&self) -> watch::Receiver<LeadershipClaim> {
         self.claim.subscribe()
     }
 
-    /// Reports the holder of the Lease, if the holder is a controller other than this operator.
-    /// Such a controller may write the same objects as this operator's leader.
+    /// Returns a receiver of the identity of another controller that holds the Lease. Such a
+    /// controller may write the same objects as this operator's leader. `None`: a replica of this
+    /// operator holds the Lease, or no process does.
     pub fn other_controller(&self) -> watch::Receiver<Option<String>> {
         self.other.subscribe()
     }
 
-    /// Reports the replicas' messages to each other, as read from the Lease.
+    /// Returns a receiver of the replicas' messages to each other, as this process last read them
+    /// from the Lease.
     pub fn notes(&self) -> watch::Receiver<ReplicaNotes> {
         self.read.subscribe()
     }
 
-    /// Sets the question to the other replicas. While this process leads, the next renewal sends
-    /// the question. `None` removes the question.
+    /// Sets the question to the other replicas. The next renewal of the Lease writes the question,
+    /// if this process leads. `None` removes the question.
     pub fn ask(&self, question: Option<String>) {
         lock(&self.said).question = question;
         self.news.notify_one();
     }
 
-    /// Writes this answer to the leader's question into the Lease once, unless this process leads.
+    /// Sets the answer to the leader's question. The answer is written into the Lease once, if this
+    /// process does not lead.
     pub fn answer(&self, answer: String) {
         lock(&self.said).answer = Some(answer);
         self.news.notify_one();
@@ -151,12 +160,12 @@ impl Leadership {
         notes
     }
 
-    /// Time since the end of the elector's last round, successful or not.
+    /// Time since the end of the elector's last round, whether the round succeeded or failed.
     pub fn silence(&self) -> Duration {
         self.now().saturating_sub(Duration::from_millis(self.last_round.load(Ordering::Relaxed)))
     }
 
-    /// Whether the elector has done a round, successful or not.
+    /// Whether the elector has finished a round, whether the round succeeded or failed.
     pub fn has_finished_round(&self) -> bool {
         self.last_round.load(Ordering::Relaxed) > 0
     }
@@ -168,8 +177,9 @@ impl Leadership {
     fn hold_until(&self, until: Duration) {
         let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
         self.until.store(millis, Ordering::Release);
-        // The claim may still be `Held` from an expired term, if no other process was observed to
-        // take the Lease. `send_replace` notifies the waiters of the new term even then.
+        // `claim` may still be `Held` from a term that expired, if no other process was observed to
+        // take the Lease since. `send_replace` notifies the receivers of the new term even if the
+        // value is the same.
         if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
             self.claim.send_replace(LeadershipClaim::Held);
         }
@@ -197,13 +207,13 @@ impl Leadership {
 
 /// Result of one round of the elector.
 enum RoundResult {
-    /// The next round starts after this pause.
+    /// Pause before the next round.
     Pause(Duration),
     /// The process must end, because the API server's store went back in time.
     End(StoreWentBack),
 }
 
-/// Competes for one Lease, and renews it.
+/// Elector of this process: competes for one Lease, and renews it.
 #[derive(Clone)]
 pub struct LeaderElector {
     api: Api<Lease>,
@@ -215,7 +225,8 @@ pub struct LeaderElector {
 }
 
 impl LeaderElector {
-    /// An elector for the Lease. `me` is the holder identity, which must be unique to this process.
+    /// An elector for the Lease `namespace/name`. `me` is the holder identity of this process. No
+    /// other process may have the same identity.
     pub fn new(
         client: Client,
         (namespace, name): (&str, &str),
@@ -227,7 +238,7 @@ impl LeaderElector {
     }
 
     /// Competes for the Lease until this future is dropped. Returns only if the API server's store
-    /// goes back in time. The process must then end.
+    /// has gone back in time. The process must then end.
     pub async fn run(&self, leadership: &Leadership) -> StoreWentBack {
         let mut observer = LeaseObserver::default();
         let deadline = self.pace.deadline();
@@ -261,7 +272,8 @@ impl LeaderElector {
         }
     }
 
-    /// Waits for `pause` or for a message to send. Ends the leadership if the claim expires.
+    /// Waits for the time `pause`, or until this process has a message to write. If this process's
+    /// claim expires meanwhile, ends its leadership at that moment.
     async fn pause(&self, leadership: &Leadership, pause: Duration) {
         let wake = leadership.now() + pause;
         let until = Duration::from_millis(leadership.until.load(Ordering::Acquire));
@@ -286,7 +298,8 @@ impl LeaderElector {
         observer: &mut LeaseObserver,
     ) -> Result<RoundResult, CallError> {
         let sent = leadership.now();
-        // Each call may last longer than the round, so that the round's deadline ends first.
+        // Deadline of a call, longer than the deadline of the round that makes the call. So the
+        // round's deadline is always the first to end.
         let calls = self.api.within(self.pace.deadline() * 2);
         let lease = calls.call_get_opt(&self.name).await?;
         let lease_seen = lease.as_ref().map(seen);
@@ -306,9 +319,10 @@ impl LeaderElector {
         }
         match action {
             LeaseAction::StartAnew(back) => {
-                // This process does not release the Lease, because that write would give the Lease
-                // a greater version. Other replicas compare this version with the version that they
-                // read before, and could then miss the restore.
+                // The Lease is not released here, because that write would give the Lease a greater
+                // version. Other replicas notice the restore because the Lease's version is smaller
+                // than the one they read before. A greater version could hide the restore from
+                // them.
                 leadership.give_up();
                 return Ok(RoundResult::End(back));
             }
@@ -339,8 +353,9 @@ impl LeaderElector {
             }
         }
         if *leadership.leading.borrow() && !leadership.is_current() {
-            // The claim expired before the renewal, and writes since then were rejected. Only a new
-            // term repeats these writes. So this term ends, and the next round begins another term.
+            // The claim expired before this renewal, and writes since then were refused. Only the
+            // start of a term repeats these writes. So this term ends here, and the next round
+            // begins another term.
             self.lapse(leadership);
             return Ok(RoundResult::Pause(Duration::ZERO));
         }
@@ -352,7 +367,8 @@ impl LeaderElector {
         Ok(RoundResult::Pause(self.pace.renew_every()))
     }
 
-    /// Writes this process's answer to the Lease, if there is an answer and the Lease is unchanged.
+    /// Writes this process's answer to the Lease, if there is an answer and the Lease has not
+    /// changed since it was read.
     async fn give_answer(
         &self,
         calls: &TimedApi<'_, Lease>,
@@ -368,8 +384,8 @@ impl LeaderElector {
         Ok(())
     }
 
-    /// Annotations of the Lease. One marks the holder as a replica of this operator, and the other
-    /// gives the duration of the Lease for the other replicas.
+    /// Annotations of the Lease by its holder. The first marks the holder as a replica of this
+    /// operator. The second names the duration of the Lease that the other replicas apply.
     fn marks(&self) -> [(String, String); 2] {
         [
             (ANNOTATION_LEASE_OPERATOR.to_owned(), self.me.clone()),
@@ -391,7 +407,8 @@ impl LeaderElector {
     }
 }
 
-/// Sets or removes the question. A new question removes the answer to the old question.
+/// Sets the question in the annotations. `None` removes it. If the question changes, the answer to
+/// the old question is removed.
 fn put_question(annotations: &mut BTreeMap<String, String>, question: Option<String>) {
     if annotations.get(ANNOTATION_LEASE_QUESTION) != question.as_ref() {
         annotations.remove(ANNOTATION_LEASE_ANSWER);

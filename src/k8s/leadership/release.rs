@@ -5,14 +5,14 @@ use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 use crate::k8s::{CALL_DEADLINE, CallError};
 
 impl LeaderElector {
-    /// Releases the Lease, so that the next leader need not wait for it to expire.
+    /// Releases the Lease, so that the next leader need not wait until the Lease expires.
     pub async fn release(&self, leadership: &Leadership) {
         if !*leadership.leading.borrow() {
             return;
         }
         leadership.give_up();
         leadership.set(LeadershipClaim::Lost);
-        // Both calls together have the deadline of one call, because the process is ending.
+        // The process is ending, so both calls together get the deadline of one call.
         let calls = self.api.within(CALL_DEADLINE / 2);
         let released = async {
             let mut lease = calls.call_get(&self.name).await?;

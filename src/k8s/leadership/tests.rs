@@ -10,8 +10,8 @@ use tower::{BoxError, service_fn};
 
 use super::*;
 
-/// Elector that holds its Lease, and the number of its writes. The server answers every request
-/// with this version of the Lease.
+/// Elector (field 0), and the number of its writes (field 1). The server answers every request with
+/// a Lease that the elector holds, in the version `version`.
 fn elector(version: &Arc<AtomicU64>) -> (LeaderElector, Arc<AtomicUsize>) {
     let writes = Arc::new(AtomicUsize::new(0));
     let (version, count) = (version.clone(), writes.clone());

@@ -12,7 +12,7 @@ use crate::domain::takeover::steps::{Crd, WayBack};
 use crate::k8s::CallError;
 use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 
-/// Annotation that makes Helm keep an object that its chart no longer has.
+/// Annotation that makes Helm keep an object that the chart no longer contains.
 const KEEP: &str = "helm.sh/resource-policy";
 /// Names of the CRDs of Harvester's chart that a take-over changes.
 const CRDS: [&str; 2] =
@@ -54,7 +54,7 @@ impl TakeoverClient {
         self.change(name, json!({"metadata": {"annotations": {KEEP: "keep"}}})).await
     }
 
-    /// Replaces the versions in the spec of a CRD with this operator's versions.
+    /// Replaces the versions in the spec of the CRD `name` with the versions of the operator's CRD.
     pub(super) async fn adopt(&self, name: &str) -> anyhow::Result<()> {
         let stored = serde_json::to_value(self.definition(name).await?)?;
         let operator = serde_json::to_value(self.operator().await?)?;

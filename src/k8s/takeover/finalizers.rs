@@ -19,7 +19,7 @@ use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 
 /// Number of objects in one page of a list.
 const PAGE: u32 = 500;
-/// Number of objects whose finalizers are removed at the same time.
+/// Maximum number of objects whose finalizers are being removed at the same time.
 const AT_A_TIME: usize = 16;
 
 impl TakeoverClient {
@@ -28,9 +28,10 @@ impl TakeoverClient {
         count(&self.client).await
     }
 
-    /// Removes [`VM_FINALIZERS`] from every VM, at a rate of at most `per_second` objects a second.
-    /// Calls `done` after each object, with the number of objects changed so far. An object that
-    /// another client changed or deleted meanwhile is not counted, and not tried again.
+    /// Removes [`VM_FINALIZERS`] from every VirtualMachine and VirtualMachineInstance, at a rate of
+    /// at most `per_second` objects a second. After each object, calls `done` with the number of
+    /// objects changed so far. An object that another client has changed or deleted since the list
+    /// is not counted, and not tried again.
     pub async fn remove_finalizers(
         &self,
         per_second: u16,

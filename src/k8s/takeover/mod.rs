@@ -38,7 +38,8 @@ const OPERATOR: &str =
     "app.kubernetes.io/name=harvester-guest-operator,app.kubernetes.io/component=controller";
 /// Deadline of one call.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Seconds for which a Lease still counts as held after its expiry, because clocks differ.
+/// Seconds for which a Lease counts as held after its expiry, because the clock of this machine may
+/// differ from the holder's.
 const LEEWAY: i64 = 5;
 
 /// Namespace and name of an object.
@@ -58,8 +59,8 @@ pub struct TakeoverClient {
 }
 
 impl TakeoverClient {
-    /// Facts that a step is decided from. The number of finalizers is 0 here, because only
-    /// [`Self::finalizers`] counts them.
+    /// Facts that a step of the take-over is decided from. The number of finalizers is 0 here,
+    /// because only [`Self::finalizers`] counts them.
     pub async fn state(&self) -> anyhow::Result<TakeoverState> {
         let (namespace, name) = &self.controller;
         Ok(TakeoverState {
@@ -97,8 +98,8 @@ impl TakeoverClient {
         Ok(found.pop())
     }
 
-    /// Replicas of a Deployment, and the number of its pods that have not ended. Pods that are
-    /// being deleted count too.
+    /// Replicas of a Deployment, and the number of its pods that have not ended. A pod that is
+    /// being deleted counts until it has ended.
     async fn replicas(&self, deployment: Option<Deployment>) -> anyhow::Result<Option<Replicas>> {
         let Some(deployment) = deployment else { return Ok(None) };
         let selector =
@@ -139,15 +140,17 @@ impl TakeoverClient {
         Ok(lease.map_or(Leader::None, |lease| holder(&lease, Utc::now().timestamp())))
     }
 
-    /// Reads which controller's webhooks check objects at admission.
+    /// Reads whether the webhooks of the Go controller or those of the operator check objects at
+    /// admission.
     pub async fn admission(&self) -> anyhow::Result<WebhookContent> {
         let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
         let found = api.within(PATIENCE).call_get_opt(CONFIGURATION).await?;
         Ok(found.map_or(WebhookContent::Other, |found| registered(&found)))
     }
 
-    /// Carries out a step that writes. Other steps have no effect. If another client has changed
-    /// the object meanwhile, the object is left as it is, for the next decision.
+    /// Carries out the write of `step`. A step without a write has no effect. If another client has
+    /// changed the object since it was read, the object is left as it is, and the next decision
+    /// includes the change.
     pub async fn carry_out(&self, step: &TakeoverStep) -> anyhow::Result<()> {
         let result = match step {
             TakeoverStep::KeepCrd(name) => self.keep(name).await,
@@ -172,8 +175,8 @@ impl TakeoverClient {
             let before = managed(&stored).before.unwrap_or_else(|| managed(&stored).values);
             (ManagedChart::stopped(), Some(before.to_string()))
         } else {
-            // `restored` sets removed fields to null, because a merge patch keeps fields that it
-            // lacks.
+            // A merge patch keeps each field that it does not set to null. So `restored` sets each
+            // field that it removes to null.
             (managed(&stored).restored(), None)
         };
         let patch = json!({
@@ -203,9 +206,9 @@ impl TakeoverClient {
         Ok(())
     }
 
-    /// Starts a program with `start` replicas, and removes the annotation that records the number
-    /// of replicas before the stop. `None`: stops the program, and records its number of replicas
-    /// in this annotation.
+    /// Starts `program` with the number of replicas in `start`, and removes the annotation with the
+    /// number of replicas before the stop. `start: None`: stops the program, and records its number
+    /// of replicas in that annotation.
     async fn scale(&self, program: TakeoverProgram, start: Option<i32>) -> anyhow::Result<()> {
         let (namespace, name) = &self.controller;
         let stored = match program {
@@ -242,8 +245,8 @@ fn name(meta: &ObjectMeta) -> String {
     format!("{}/{}", part(&meta.namespace), part(&meta.name))
 }
 
-/// Numbers of replicas that the Deployment shows: wanted, ready, and wanted before the stop.
-/// `running` is 0, because only the pods show that number.
+/// Numbers of replicas that the Deployment shows: wanted now, ready, and wanted before the stop.
+/// `running` is 0 here, because only the pods show how many run.
 fn replicas(deployment: &Deployment) -> Replicas {
     let status = deployment.status.clone().unwrap_or_default();
     let before = deployment.annotations().get(ANNOTATION_REPLICAS);
@@ -265,8 +268,7 @@ fn managed(chart: &DynamicObject) -> ManagedChart {
     }
 }
 
-/// Holder of a Lease at the time `now`, which is in seconds since the epoch. A Lease that has
-/// expired counts as free.
+/// Holder of a Lease at the time `now`, in seconds since the epoch. An expired Lease has no holder.
 fn holder(lease: &Lease, now: i64) -> Leader {
     let seen = seen(lease);
     let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref());

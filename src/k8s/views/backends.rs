@@ -16,17 +16,17 @@ use crate::domain::vm_backends::endpoints::{self, VmBackend};
 pub struct AnnouncePlace {
     /// `namespace/name` of the network; empty for the nodes' own network.
     pub network: String,
-    /// Bridge and VLAN of the network, if known.
+    /// Bridge and VLAN of the network. `None`: the network uses no bridge, or is not known.
     pub attachment: Option<NetworkAttachment>,
-    /// Reachability of the network for announcers, through `attachment`.
+    /// State of the nodes' links by which announcers reach the network.
     pub link: NetworkReach,
 }
 
 impl Views {
-    /// Network on which the address in `outcome` is announced: the network of its pool or of its
-    /// lease. Without such a network, it is `named`, the network that the LoadBalancer names. A
-    /// global pool has no network, so `named` also applies to its addresses, which are unique on
-    /// all networks.
+    /// Network on which the address in `outcome` is announced: the network of the address's pool or
+    /// lease. If the pool or lease has no network, it is `named`, the network that the LoadBalancer
+    /// names. A global pool has no network, but its addresses are unique on all networks, so they
+    /// can be announced on `named`.
     pub fn place(&self, named: &str, outcome: &AddressOutcome) -> AnnouncePlace {
         let network = match outcome {
             AddressOutcome::Pool(ClaimResult::Held { network: Some(network), .. }) => network,
@@ -38,8 +38,9 @@ impl Views {
         AnnouncePlace { network: network.to_owned(), attachment, link }
     }
 
-    /// VMs that a LoadBalancer selects, each with its address and state as a backend. `own` is the
-    /// LoadBalancer's address. `last` returns the last known address of a VM by its UID.
+    /// VMs that the LoadBalancer `namespace/name` selects, each with its address and state as a
+    /// backend. `own` is the LoadBalancer's address. `last` returns the last known address of a VM
+    /// by the VM's UID.
     pub fn backends(
         &self,
         (namespace, name): (&str, &str),

@@ -25,12 +25,13 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Listed(config) | ObjectEvent::Changed(config) => {
             set(&config.name_any(), Some(made(&config)));
         }
-        // A HostNetworkConfig that cannot be parsed counts as a HostNetworkConfig without a link.
+        // A HostNetworkConfig that cannot be parsed counts as one that gives no node a link.
         ObjectEvent::Unreadable(meta) => set(&key(&meta), None),
         ObjectEvent::Gone(name, _) => set(&name, None),
         ObjectEvent::Complete => at.done(ViewPart::HostLinks),
-        // A list that is refused with 404 or 403 counts as complete: Harvester before 1.8 does not
-        // serve the kind, and a role that is older than this program has no right to list it.
+        // Refusals with 404 or 403 count as a complete list. 404: Harvester before 1.8 does not
+        // serve the kind. 403: a role that is older than this program has no right to list the
+        // kind.
         ObjectEvent::Refused(status) if is_out_of_reach(&status) => at.done(ViewPart::HostLinks),
         ObjectEvent::Refused(_) => {}
     };
@@ -39,10 +40,10 @@ pub(super) async fn watch(at: InformerContext) {
 }
 
 impl Views {
-    /// Enqueues all vm LoadBalancers if `is_news`: the nodes' links, or the nodes on which
-    /// announcers may run, have changed. Both changes are rare. Has no effect until the kinds that
-    /// endpoints depend on are listed, because the leader handles all vm LoadBalancers after these
-    /// lists.
+    /// Enqueues all vm LoadBalancers if `is_news`: the nodes' links for VLANs, or the nodes on
+    /// which announcers may run, have changed. Both changes are rare. Has no effect before the
+    /// kinds that endpoints depend on are listed. After these lists, the leader reconciles all vm
+    /// LoadBalancers in any case.
     pub(super) fn enqueue_vm_lbs_if(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
             let vms = self.load_balancers.state_filter(listeners::is_vm);

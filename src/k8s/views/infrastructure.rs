@@ -22,7 +22,7 @@ use crate::k8s::trimmed::PAGE;
 /// Name of the ConfigMap with Harvester's management address, in the namespace of Harvester's
 /// Deployment.
 const MANAGEMENT: &str = "vip";
-/// Keys of the ConfigMap that hold an address.
+/// Keys of this ConfigMap whose values are addresses.
 const MANAGEMENT_KEYS: [&str; 2] = ["ip", "loadBalancerIP"];
 
 /// The cluster's own addresses, as far as the views have them. Clones share the state.
@@ -36,7 +36,8 @@ impl InfrastructureAddresses {
         lock(&self.0).why_reserved(address).cloned()
     }
 
-    /// All objects that reserve an address, those with the smallest network first.
+    /// All objects that reserve an address. An object that reserves a smaller network comes before
+    /// one that reserves a larger network.
     pub fn reservations(&self, address: IpAddr) -> Vec<Reserved> {
         lock(&self.0).reservations(address).cloned().collect()
     }
@@ -46,13 +47,14 @@ impl InfrastructureAddresses {
         lock(&self.0).is_node(address)
     }
 
-    /// A copy of the state: objects, and the networks that they reserve. A single address is a
-    /// network of one address.
+    /// A copy of the state: the objects, each with the networks that it reserves. A single address
+    /// counts as a network with one address.
     pub fn snapshot(&self) -> Infrastructure {
         lock(&self.0).clone()
     }
 
-    /// Networks whose addresses no pool gives out, each with the object that reserves it.
+    /// Networks whose addresses every pool holds back, each with the object that reserves the
+    /// network.
     pub fn held_back(&self) -> HeldBack {
         lock(&self.0).held_back()
     }
@@ -63,16 +65,16 @@ impl InfrastructureAddresses {
         lock(&self.0).set(object, networks)
     }
 
-    /// Names of the objects of one kind. `name` returns the name of an object of that kind, and
-    /// `None` for other objects.
+    /// Names of the objects of one kind. `name` returns the name of an object of this kind. For an
+    /// object of another kind, `name` returns `None`.
     fn names(&self, name: impl Fn(&Reserved) -> Option<String>) -> HashSet<String> {
         lock(&self.0).entries().filter_map(|(object, _)| name(object)).collect()
     }
 }
 
 impl Views {
-    /// Replaces the networks that an object reserves, and enqueues the LoadBalancers that depend on
-    /// a changed network.
+    /// Replaces the networks that `object` reserves. Enqueues the LoadBalancers that depend on an
+    /// added or removed network.
     pub(super) fn reserve(&self, object: &Reserved, networks: Vec<IpNet>) {
         let changed = self.infrastructure.set(object, networks);
         if changed.is_empty() {
@@ -85,7 +87,7 @@ impl Views {
         }
     }
 
-    /// Waits until every kind in [`Self::infrastructure`] was listed at least once.
+    /// Waits until every kind whose objects reserve addresses was listed at least once.
     pub async fn wait_for_infrastructure(&self) {
         self.wait_for(INFRASTRUCTURE).await;
     }
@@ -127,7 +129,7 @@ pub(super) async fn watch_services(at: InformerContext) {
 }
 
 /// Networks that a Service reserves, by the kind of reservation. A Service has networks of the kind
-/// `Ingress` or of the kind `OwnIngress`, but not of both.
+/// `Ingress` or of the kind `OwnIngress`, but never of both.
 fn claims(service: &ServiceAddresses) -> [(Reserved, Vec<IpNet>); 3] {
     let name = key(service.meta());
     let ingress = service.status.load_balancer.ingress.iter().flatten();
@@ -147,8 +149,9 @@ fn is_own(service: &ServiceAddresses) -> bool {
     owners.iter().any(|o| o.kind == "LoadBalancer" && o.api_version.starts_with(GROUP))
 }
 
-/// Watches the networks from which Services get their addresses. A cluster before Kubernetes 1.33
-/// does not serve the kind. In such a cluster, only each Service's own addresses are known.
+/// Watches ServiceCIDRs, the networks from which Services get their cluster addresses. A cluster
+/// before Kubernetes 1.33 does not serve ServiceCIDRs. There, only each Service's own addresses are
+/// known.
 pub(super) async fn watch_service_networks(at: InformerContext) {
     let InformerContext { client, views, .. } = at.clone();
     let name = |object: &Reserved| match object {
@@ -193,7 +196,8 @@ pub(super) async fn watch_management(at: InformerContext, namespace: String) {
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
-/// Addresses as networks with one address. Other text, such as the cluster IP `None`, is skipped.
+/// Networks with one address each, made from the addresses in `texts`. Any other text, such as the
+/// cluster IP `None`, is skipped.
 pub(super) fn single<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<IpNet> {
     let address = |text: &str| text.parse::<IpAddr>().ok().map(IpNet::from);
     texts.into_iter().filter_map(address).collect()

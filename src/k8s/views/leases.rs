@@ -28,11 +28,11 @@ use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent, is_out_of_reach, key};
 use crate::k8s::store::{self, StoreWriter};
 
-/// An agent's Lease, as last observed.
+/// Lease of a network's agent, as last observed.
 struct ObservedAgent {
     holding: AgentLease,
-    /// Time when the Lease was last observed to change. `None`: the Lease had already been
-    /// abandoned when it was first observed.
+    /// Time when the Lease was last observed to change. `None`: the Lease was abandoned before this
+    /// process first observed it.
     since: Option<Instant>,
 }
 
@@ -51,11 +51,11 @@ pub(super) struct AgentIndex(HashMap<String, ObservedAgent>);
 pub struct AgentNetwork {
     /// `namespace/name` of the network.
     pub name: String,
-    /// Agent that the network is to have, if any, and the party that creates the agent.
+    /// Agent that the network is to have, and the party that creates this agent.
     pub agent: dhcp_lease::WantedAgent,
     /// DHCP settings of the network, from its annotations.
     pub declaration: DhcpDeclaration,
-    /// Agent status in the network's annotation; empty for none.
+    /// State of the agent in the network's annotation. Empty: there is no such annotation.
     pub status: String,
     /// Whether the operator may write networks in this namespace.
     pub may_declare: bool,
@@ -64,14 +64,14 @@ pub struct AgentNetwork {
 }
 
 impl Views {
-    /// Whether every kind that leased addresses depend on was listed at least once, or cannot be
+    /// Whether every kind that leased addresses depend on was listed at least once, or can never be
     /// listed.
     pub fn leasing_synced(&self) -> bool {
         *self.synced.borrow() & LEASING == LEASING
     }
 
-    /// Whether [`Self::leasing_synced`] is true for this LoadBalancer. If VMs determine its
-    /// network, the VMs must be listed too, unless the cluster does not serve them.
+    /// Whether [`Self::leasing_synced`] is true, and VMs were listed if they determine the network
+    /// of this LoadBalancer. VMs count as listed if the cluster does not serve them.
     pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
         let vms = || self.is_listed(ViewPart::Vms) || self.has_no_vms();
         self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
@@ -89,8 +89,8 @@ impl Views {
         self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
     }
 
-    /// Fault in an annotation of a network that is declared for DHCP. As long as there is a fault,
-    /// no new address is leased on the network. `None`: no fault.
+    /// Fault in an annotation of a network that is declared for DHCP. No new address is leased on a
+    /// network with a fault. `None`: there is no fault.
     pub fn network_fault(&self, network: &str) -> Option<String> {
         let networks = lock(&self.index.networks);
         self.dhcp.fault(network, networks.get(network).map(|known| &known.declaration))
@@ -103,8 +103,8 @@ impl Views {
         self.dhcp.client_id_form(network, known)
     }
 
-    /// `namespace/name` of another record that a DHCP server would take for the same client as the
-    /// record `of`. `None`: there is no such record.
+    /// `namespace/name` of a record other than `of` whose client a DHCP server cannot distinguish
+    /// from the client of `of`. `None`: there is no such record.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of.meta());
         let same = |record: &DHCPLease| {
@@ -113,7 +113,8 @@ impl Views {
         self.records.find(same).map(|record| key(record.meta()))
     }
 
-    /// All networks that ask for an agent, have an agent, or have an agent status.
+    /// All networks that request an agent, have an agent, or have an annotation with the state of
+    /// an agent.
     pub fn agent_networks(&self) -> Vec<AgentNetwork> {
         let networks = lock(&self.index.networks);
         let agents = networks.iter().map(|(name, known)| AgentNetwork {
@@ -129,8 +130,8 @@ impl Views {
             .collect()
     }
 
-    /// Identity of the agent that serves the network, and the time when this agent acquired its
-    /// Lease. The time is from the agent's clock. `None`: no agent serves the network.
+    /// Agent that serves the network. Field 0: the agent's identity. Field 1: the time when the
+    /// agent acquired its Lease, by the agent's clock. `None`: no agent serves the network.
     pub fn agent_of(&self, network: &str) -> Option<(String, Option<DateTime<FixedOffset>>)> {
         let agents = lock(&self.index.agents);
         let agent = agents.0.get(&agent_name(network))?;
@@ -138,20 +139,20 @@ impl Views {
         agent.serves(Instant::now()).then(|| (holding.holder.clone(), holding.acquired))
     }
 
-    /// Whether any node has this label of a cluster network.
+    /// Whether any node has `label`, the label of the nodes on a cluster network.
     pub fn has_node(&self, label: &str) -> bool {
         lock(&self.index.nodes).values().any(|node| node.cluster_networks.contains(label))
     }
 
-    /// Record of the LoadBalancer with this `namespace/name`. `None`: no such record is in the
-    /// view.
+    /// Record of the LoadBalancer `lb`, which is a `namespace/name`. `None`: the view has no such
+    /// record.
     pub fn record(&self, lb: &str) -> Option<Arc<DHCPLease>> {
         let (namespace, name) = lb.split_once('/')?;
         self.records.get(&ObjectRef::new(name).within(namespace))
     }
 
-    /// Whether a network's agent is present. The agent counts as present for the duration of its
-    /// Lease after the last renewal.
+    /// Whether an agent serves the network. An agent serves its network from each renewal of its
+    /// Lease until the duration of the Lease has passed.
     pub fn agent_serves(&self, network: &str) -> bool {
         lock(&self.index.agents)
             .0
@@ -159,17 +160,19 @@ impl Views {
             .is_some_and(|agent| agent.serves(Instant::now()))
     }
 
-    /// UID of the namespace kube-system, which identifies this cluster. `None`: not known yet.
+    /// UID of the namespace kube-system, which identifies this cluster. `None`: the namespace was
+    /// not observed yet.
     pub fn cluster_id(&self) -> Option<String> {
         lock(&self.index.cluster).clone()
     }
 
-    /// Network on which the address of a LoadBalancer is to be leased; empty for none.
+    /// Network on which an address is to be leased for the LoadBalancer. Empty: there is no such
+    /// network.
     pub fn leasing_network(&self, lb: &LoadBalancer) -> String {
         self.dhcp.of(lb, &self.around(lb))
     }
 
-    /// Networks on which LoadBalancers without address wait for a lease.
+    /// Networks on which a LoadBalancer without an address waits for a lease.
     pub fn leasing_networks(&self) -> HashSet<String> {
         let waits = |lb: &LoadBalancer| !facts::wants_pool(lb) && !facts::has_address(lb);
         let waiting = self.load_balancers.state_filter(waits);
@@ -177,7 +180,7 @@ impl Views {
         networks.filter(|network| !network.is_empty()).collect()
     }
 
-    /// Enqueues every LoadBalancer that has or waits for a lease on the network.
+    /// Enqueues every LoadBalancer that has a lease on `network`, or waits for one there.
     pub fn enqueue_lbs_leasing_on(&self, network: &str) {
         let on_it = |record: &DHCPLease| record.spec.network == network;
         let records = self.records.state_filter(on_it);
@@ -191,7 +194,8 @@ impl Views {
 
     /// Enqueues the LoadBalancers whose leased address is in one of the networks.
     pub(super) fn enqueue_lbs_leased_in(&self, networks: &[IpNet]) {
-        // No lease is decided before `leasing_synced`, so no decision can be outdated.
+        // Before `leasing_synced`, no lease is decided, so no decision depends on these networks
+        // yet.
         if !self.leasing_synced() {
             return;
         }
@@ -213,9 +217,10 @@ impl Views {
         }
     }
 
-    /// Enqueues the LoadBalancers on the network of an agent whose Lease has another holder now.
-    /// `name` is the Lease's name. The leader's check of agents, once a second, can miss a shorter
-    /// absence. The changed holder shows that absence.
+    /// Enqueues the LoadBalancers on the network of an agent, because the agent's Lease, with the
+    /// name `name`, has another holder than before. The leader checks each second whether an agent
+    /// serves the network, and can miss a shorter absence. The change of the holder shows such an
+    /// absence.
     fn enqueue_lbs_of_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();
@@ -274,7 +279,8 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
 }
 
 impl AgentIndex {
-    /// Stores the content of a Lease, as observed now. Returns whether the holder has changed.
+    /// Stores the content of a Lease that was observed at the time `now`. Returns whether the Lease
+    /// has another holder than before.
     fn apply(&mut self, name: &str, holding: AgentLease, now: Instant, utc: DateTime<Utc>) -> bool {
         let since = match self.0.get(name) {
             Some(known) if known.holding == holding => return false,

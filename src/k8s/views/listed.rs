@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use super::{ENDPOINTS, ViewPart, Views};
 
-/// Interval between two checks whether every list is complete or refused.
+/// Interval between two checks whether each list is complete or refused.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Parts of the views, each with the verb and the resource of the read that fills the part.
+/// Parts of the views. The second and third fields are the verb and the resource of the read that
+/// fills the part.
 const READS: [(ViewPart, &str, &str); 17] = [
     (ViewPart::LoadBalancers, "list", "loadbalancers"),
     (ViewPart::Pools, "list", "ippools"),
@@ -29,7 +30,7 @@ const READS: [(ViewPart, &str, &str); 17] = [
 ];
 
 impl Views {
-    /// Waits until NetworkAttachmentDefinitions were listed, at most for `patience`.
+    /// Waits until NetworkAttachmentDefinitions were listed, but at most for the time `patience`.
     pub async fn networks_listed(&self, patience: Duration) {
         let _ = tokio::time::timeout(patience, self.wait_for(ViewPart::Networks as u32)).await;
     }
@@ -39,15 +40,15 @@ impl Views {
         *self.synced.borrow() & ENDPOINTS == ENDPOINTS
     }
 
-    /// Waits until every kind that endpoints depend on was listed at least once. Waits for ever
-    /// where KubeVirt is not installed.
+    /// Waits until every kind that endpoints depend on was listed at least once. The wait has no
+    /// end where KubeVirt is not installed.
     pub async fn wait_for_endpoints(&self) {
         self.wait_for(ENDPOINTS).await;
     }
 
-    /// Waits, at most for `patience`, until every kind was listed at least once. Does not wait for
-    /// a kind whose read cannot succeed: `is_out_of_reach` decides this by the verb and the
-    /// resource of the read. Returns the resources that were not listed in time.
+    /// Waits until every kind was listed at least once, but at most for the time `patience`. Does
+    /// not wait for a kind that can never be listed: `is_out_of_reach` says so, from the verb and
+    /// the resource of the read. Returns the resources that were not listed in time.
     pub async fn listed_within_reach(
         &self,
         patience: Duration,
@@ -56,7 +57,7 @@ impl Views {
         let late = || -> Vec<&'static str> {
             let waits = |(part, verb, resource): &&(ViewPart, &str, &str)| {
                 let is_refused = is_out_of_reach(verb, resource)
-                    // Objects of a kind that cannot be listed are not read one by one either.
+                    // If the objects of a kind cannot be listed, none of them is read by name.
                     || is_out_of_reach("list", resource);
                 !self.is_listed(*part) && !is_refused
             };

@@ -31,8 +31,8 @@ impl Views {
         self.load_balancers.get(&key).is_some_and(|seen| seen.metadata.uid == lb.metadata.uid)
     }
 
-    /// Whether the view has only a part of the LoadBalancer's finalizers or conditions. If so, the
-    /// LoadBalancer must be read before a write, because the write must contain all of them.
+    /// Whether the view lacks some of the LoadBalancer's finalizers or conditions. A write of
+    /// either list must contain all entries, so the LoadBalancer must be read before such a write.
     pub fn is_partial(&self, lb: &LoadBalancer) -> bool {
         let uid = lb.metadata.uid.as_deref().unwrap_or_default();
         lock(&self.index.uids).get(uid).copied().unwrap_or_default()
@@ -55,9 +55,9 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
             views.enqueue_lbs([name]);
         }
         ObjectEvent::Unreadable(meta) => {
-            // A LoadBalancer that has become unreadable stays in the view. But an unreadable object
-            // with another UID is a new LoadBalancer, so the former LoadBalancer of that name is
-            // removed.
+            // A LoadBalancer that has become unreadable stays in the view as it was. But an
+            // unreadable object with another UID shows that the LoadBalancer of this name in the
+            // view was deleted, so that one is removed.
             if let Some(former) = former(&views, &meta) {
                 remove(&views, &metrics, &mut writer, owner_of(former.meta()));
             }
@@ -78,8 +78,8 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
             views.enqueue_lbs(store::keys(&views.load_balancers));
             at.done(ViewPart::LoadBalancers);
         }
-        // The list is refused while stored objects have an old version and no conversion webhook
-        // answers.
+        // The API server refuses the list while an object is stored in an old version and no
+        // conversion webhook answers.
         ObjectEvent::Refused(status) => {
             let speechless = status.message.contains("conversion webhook");
             views.index.unconverted.store(speechless, Ordering::Relaxed);
@@ -90,8 +90,8 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
     informer::watch_guarded(api, config, &metrics, known, on_event).await;
 }
 
-/// Stores the present state of a LoadBalancer. Before that, removes a former LoadBalancer of the
-/// same name.
+/// Stores the present state of a LoadBalancer. If the view has a LoadBalancer of the same name with
+/// another UID, removes that one before.
 pub(super) fn set(
     views: &Views,
     metrics: &Metrics,
@@ -107,8 +107,8 @@ pub(super) fn set(
     writer.set(lb);
 }
 
-/// LoadBalancer in the view with the name in `meta`, but another UID. That LoadBalancer no longer
-/// exists, but a list does not report its deletion.
+/// LoadBalancer in the view with the name in `meta`, but with another UID. It was deleted since,
+/// but a list reports no deletion.
 fn former(views: &Views, meta: &ObjectMeta) -> Option<Arc<LoadBalancer>> {
     let (name, namespace) = (meta.name.as_deref()?, meta.namespace.as_deref()?);
     let seen = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

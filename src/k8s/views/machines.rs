@@ -31,15 +31,16 @@ pub(super) struct GuestRemovals {
 }
 
 impl GuestRemovals {
-    /// Name of a VM that shows the removal of the cluster. Of several such VMs, the first by name.
-    /// `None`: no VM shows the removal.
+    /// Name of a VM that shows the removal of the cluster. If several VMs show it, the name that is
+    /// first in the alphabet. `None`: no VM shows the removal.
     pub(super) fn of(&self, namespace: &str, cluster: &str) -> Option<String> {
         let key = (namespace.to_owned(), cluster.to_owned());
         self.by_cluster.get(&key)?.first().cloned()
     }
 
-    /// Sets or clears the cluster whose removal a VM shows. `vm` is the VM's `namespace/name`.
-    /// Returns the clusters for which the result of [`Self::of`] may have changed.
+    /// Sets the cluster whose removal a VM shows. `None`: the VM shows no removal. `vm` is the VM's
+    /// `namespace/name`. Returns the clusters for which the result of [`Self::of`] may have
+    /// changed.
     fn set(&mut self, vm: &str, cluster: Option<String>) -> Vec<Cluster> {
         let Some((namespace, name)) = vm.split_once('/') else { return Vec::new() };
         let now = cluster.map(|cluster| (namespace.to_owned(), cluster));
@@ -73,7 +74,7 @@ pub(super) async fn watch(at: InformerContext) {
         }
         ObjectEvent::Gone(vm, _) => views.set_machine(&vm, None),
         ObjectEvent::Complete => at.done(ViewPart::Machines),
-        // A refused list needs no action, because without KubeVirt there are no guest clusters.
+        // A refused list means that KubeVirt is not installed. Then there are no guest clusters.
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
     let api = Api::<Machine>::all(client);
@@ -95,7 +96,7 @@ impl Views {
     }
 }
 
-/// The guest cluster whose removal the VM shows. `None`: the VM shows no removal.
+/// Name of the guest cluster whose removal the VM shows. `None`: the VM shows no removal.
 fn shown_by(vm: &Machine) -> Option<String> {
     vm.annotations().get(ANNOTATION_REMOVES_VOLUMES).filter(|value| *value == "true")?;
     vm.labels().get(LABEL_GUEST_CLUSTER).filter(|cluster| !cluster.is_empty()).cloned()
@@ -124,7 +125,7 @@ mod tests {
         assert!(removals.by_cluster.is_empty() && removals.cluster_of.is_empty());
     }
 
-    /// Harvester's webhook interprets the annotation in the same way.
+    /// Only the value `true` shows a removal, as for Harvester's webhook.
     #[test]
     fn an_annotation_that_says_true_shows_it_and_no_other_does() {
         for (value, shows) in [("true", true), ("false", false), ("disk-0", false), ("", false)] {

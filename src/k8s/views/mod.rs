@@ -66,8 +66,7 @@ enum ViewPart {
     Networks = 256,
     Records = 512,
     Agents = 1024,
-    /// Addresses of all Services. [`Self::Services`] is only about the Services of vm
-    /// LoadBalancers.
+    /// Addresses of all Services. [`Self::Services`] has only the Services of vm LoadBalancers.
     Addresses = 2048,
     ServiceNetworks = 4096,
     Management = 8192,
@@ -90,8 +89,8 @@ const ENDPOINTS: u32 = infrastructure::INFRASTRUCTURE
     | ViewPart::Slices as u32
     | ViewPart::Networks as u32
     | ViewPart::HostLinks as u32;
-/// Kinds that decisions about leased addresses depend on. The kinds of `INFRASTRUCTURE` are
-/// included, because their objects may have the leased address.
+/// Kinds that decisions about leased addresses depend on. They include the kinds of
+/// `INFRASTRUCTURE`, because the cluster itself may use the address of a lease.
 const LEASING: u32 = infrastructure::INFRASTRUCTURE
     | ViewPart::Records as u32
     | ViewPart::Agents as u32
@@ -102,23 +101,23 @@ const LEASING: u32 = infrastructure::INFRASTRUCTURE
 pub struct Views {
     /// All LoadBalancers that can be read, without the fields that decisions do not use.
     pub load_balancers: Store<LoadBalancer>,
-    /// Records of all leased addresses.
+    /// All DHCPLeases: the records of leased addresses.
     pub records: Store<DHCPLease>,
-    /// Services of vm LoadBalancers, by name.
+    /// Services of vm LoadBalancers, by the LoadBalancer that they serve.
     pub services: OwnedObjects<crate::domain::vm_backends::service::StoredService>,
     /// EndpointSlices of vm LoadBalancers, by the LoadBalancer that owns them.
     pub slices: OwnedObjects<OwnedSlice>,
     /// Addresses that the cluster itself uses.
     pub infrastructure: InfrastructureAddresses,
-    /// The operator's options about DHCP networks. They apply in addition to the annotations of
-    /// NetworkAttachmentDefinitions.
+    /// Networks that the operator's options declare for DHCP. Annotations of
+    /// NetworkAttachmentDefinitions may declare further networks.
     dhcp: Arc<dhcp_lease::DhcpNetworks>,
     index: Arc<ViewIndexes>,
     notifier: ChangeNotifier,
     synced: watch::Receiver<u32>,
 }
 
-/// Facts from the objects of each kind.
+/// Facts from objects, with an index for each kind.
 #[derive(Default)]
 struct ViewIndexes {
     projects: Mutex<HashMap<String, Project>>,
@@ -134,25 +133,26 @@ struct ViewIndexes {
     /// Links of nodes for VLANs, from HostNetworkConfigs.
     host_links: Mutex<HostLinks>,
     pools: Mutex<pools::PoolIndex>,
-    /// Map from a LoadBalancer whose VMs have changed to the time since when its EndpointSlices may
-    /// be out of date.
+    /// LoadBalancers whose VMs have changed. The value is the time since when the LoadBalancer's
+    /// EndpointSlices may be out of date.
     touched: Mutex<HashMap<LbKey, Instant>>,
-    /// Map from the UID of each existing LoadBalancer to a flag: whether the view has only a part
-    /// of the LoadBalancer's finalizers or conditions.
+    /// UIDs of all existing LoadBalancers. The value is whether the view lacks some of the
+    /// LoadBalancer's finalizers or conditions.
     uids: Mutex<HashMap<String, bool>>,
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
     unconverted: AtomicBool,
 }
 
-/// Writers of the two stores and of the listed parts. [`Views`] only reads them.
+/// Writers of the two stores in [`Views`], and of the set of listed parts. [`Views`] itself only
+/// reads them.
 struct ViewWriters {
     load_balancers: StoreWriter<LoadBalancer>,
     records: StoreWriter<DHCPLease>,
-    /// Sender of the parts that were listed at least once.
+    /// Sender of the set of parts that were listed at least once.
     listed: watch::Sender<u32>,
 }
 
-/// Common inputs of all informers.
+/// Inputs that all informers share.
 #[derive(Clone)]
 struct InformerContext {
     client: Client,
@@ -235,14 +235,15 @@ impl Views {
         *self.synced.borrow() & ADDRESSES == ADDRESSES
     }
 
-    /// Whether the specs of all pools in the first list of pools were read. Before that, admission
-    /// could accept a pool that conflicts with another pool.
+    /// Whether the specs of all pools in the first list of pools were read. Until then, admission
+    /// could accept a pool in conflict with a pool whose spec is not known.
     pub fn pools_are_read(&self) -> bool {
         *self.synced.borrow() & ViewPart::PoolSpecs as u32 != 0
     }
 
-    /// Whether LoadBalancers cannot be listed because no conversion webhook answers. The list then
-    /// waits for this process's own webhook, so waiting for the list would deadlock.
+    /// Whether LoadBalancers cannot be listed because no conversion webhook answers. Such a list
+    /// needs the webhook of this process. So the process must serve the webhook before the list is
+    /// complete.
     pub fn await_conversion(&self) -> bool {
         !self.is_synced() && self.index.unconverted.load(Ordering::Relaxed)
     }
@@ -254,11 +255,11 @@ impl Views {
 
     async fn wait_for(&self, all: u32) {
         let mut synced = self.synced.clone();
-        // The wait cannot fail, because informers own the sender and run until the process ends.
+        // The wait cannot fail: the informers own the sender, and run until the process ends.
         let _ = synced.wait_for(|parts| parts & all == all).await;
     }
 
-    /// Rancher project of a namespace. [`Project::Unknown`]: the namespace is not in the view.
+    /// Rancher project of a namespace. [`Project::Unknown`]: the view does not have the namespace.
     pub fn project_of(&self, namespace: &str) -> Project {
         lock(&self.index.projects).get(namespace).cloned().unwrap_or_default()
     }
@@ -283,14 +284,14 @@ impl Views {
         Some(NoAddressReason::ClusterRemoved { cluster, vm: format!("{namespace}/{vm}") })
     }
 
-    /// Whether the namespace exists. `None`: not known yet.
+    /// Whether the namespace exists. `None`: the namespaces were not listed yet.
     pub fn has_namespace(&self, namespace: &str) -> Option<bool> {
         let found = lock(&self.index.projects).contains_key(namespace);
         (found || self.is_listed(ViewPart::Namespaces)).then_some(found)
     }
 
-    /// Results of `read` for each VM that a LoadBalancer selects. `read` gets the VM's name, the VM
-    /// and its pods.
+    /// Calls `read` for each VM that the LoadBalancer `namespace/name` selects, and returns the
+    /// results. The arguments of `read` are the VM's name, the VM and its pods.
     pub fn of_members<T>(
         &self,
         namespace: &str,
@@ -300,43 +301,44 @@ impl Views {
         lock(&self.index.vms).members(namespace, name).map(read).collect()
     }
 
-    /// Addresses of type `InternalIP` of a node. `None`: the node is not in the view.
+    /// Addresses of type `InternalIP` of a node. `None`: the view does not have the node.
     pub fn internal_addresses(&self, node: &str) -> Option<Vec<IpAddr>> {
         lock(&self.index.nodes).get(node).map(|node| node.internal_addresses.clone())
     }
 
     /// Bridge and VLAN by which nodes reach a network. `network` is the `namespace/name` of its
-    /// NetworkAttachmentDefinition. `None`: the network uses no bridge of the nodes, or is not in
-    /// the view.
+    /// NetworkAttachmentDefinition. `None`: the network uses no bridge of the nodes, or the view
+    /// does not have the network.
     pub fn attachment(&self, network: &str) -> Option<NetworkAttachment> {
         lock(&self.index.networks).get(network)?.attachment.clone()
     }
 
-    /// State of the nodes' links by which announcers reach a network. `attachment` is the network's
-    /// bridge and VLAN.
+    /// State of the nodes' links by which announcers reach a network. `attachment` is the bridge
+    /// and the VLAN of this network.
     pub fn link(&self, attachment: &NetworkAttachment) -> NetworkReach {
         lock(&self.index.host_links).link(attachment)
     }
 
-    /// Address range of a network. `None`: unknown.
+    /// Address range of a network. `None`: the range is not known.
     pub fn network_range(&self, network: &str) -> Option<NetworkRange> {
         lock(&self.index.networks).get(network)?.range
     }
 
-    /// Whether the network exists. `None`: not known yet.
+    /// Whether the network exists. `None`: the networks were not listed yet.
     pub fn has_network(&self, network: &str) -> Option<bool> {
         let found = lock(&self.index.networks).get(network).is_some();
         (found || self.is_listed(ViewPart::Networks)).then_some(found)
     }
 
-    /// VLAN of a network; 0 for none. `None`: the network is not in the view.
+    /// VLAN of a network; 0 for no VLAN. `None`: the view does not have the network.
     pub fn vlan_of(&self, network: &str) -> Option<u16> {
         Some(lock(&self.index.networks).get(network)?.vlan)
     }
 
     /// Segment where the addresses of a network are announced.
     pub fn segment(&self, network: &str) -> Segment {
-        // `listed` is read before the network, because the list may complete between the two reads.
+        // The order matters: if `listed` is true, the list was complete before the network is read
+        // below.
         let listed = self.is_listed(ViewPart::Networks);
         Segment::of(network, self.attachment(network).as_ref(), listed)
     }
@@ -353,9 +355,9 @@ impl Views {
         Some((vm, topology))
     }
 
-    /// Whether a Service still requests the LoadBalancer's address. Also true until Services are
-    /// listed, because there may be such a Service. Until the Service is gone, the address must not
-    /// be given to another LoadBalancer.
+    /// Whether a Service still requests the LoadBalancer's address. Until that Service is gone, no
+    /// other LoadBalancer may get the address. True as long as Services are not listed, because
+    /// there may be such a Service.
     pub fn is_served(&self, owner: &Owner) -> bool {
         *self.synced.borrow() & ViewPart::Services as u32 == 0
             || self
@@ -364,8 +366,8 @@ impl Views {
                 .any(|service| service.owners.iter().any(|reference| reference.uid == owner.uid))
     }
 
-    /// Removes and returns the time since when the LoadBalancer's slices may be out of date.
-    /// `None`: the slices are up to date.
+    /// Returns the time since when the LoadBalancer's slices may be out of date, and removes this
+    /// time. `None`: no VM of the LoadBalancer has changed since the last call.
     pub fn take_touched(&self, lb: &str) -> Option<Instant> {
         lock(&self.index.touched).remove(lb)
     }

@@ -27,7 +27,8 @@ use crate::k8s::informer::{self, ObjectEvent, is_unserved, key};
 /// pkg/utils/bridge.go.
 const BRIDGE: &str = "-br";
 
-/// The fields of a bridge plugin's configuration that locate a network.
+/// Fields of a bridge plugin's configuration that show where a network is: its bridge and its
+/// VLANs.
 #[derive(Deserialize)]
 struct BridgePlugin {
     #[serde(rename = "type")]
@@ -40,8 +41,8 @@ struct BridgePlugin {
     vlan_trunk: Vec<serde::de::IgnoredAny>,
 }
 
-/// The fields of the annotation [`ANNOTATION_ROUTE`] that contain a network's addresses. A field
-/// has a value only if a user entered the value or Harvester detected it.
+/// Fields of the annotation [`ANNOTATION_ROUTE`] with the subnet and the router of a network. A
+/// field has a value only if a user entered the value or Harvester detected it.
 #[derive(Deserialize)]
 struct NetworkRoute {
     #[serde(default)]
@@ -58,8 +59,9 @@ pub(super) async fn watch(at: InformerContext) {
     let known = || lock(&views.index.networks).0.keys().cloned().collect();
     let on_event = |event: ObjectEvent<NetworkAttachmentDefinition>| match event {
         ObjectEvent::Listed(network) | ObjectEvent::Changed(network) => views.set_network(&network),
-        // A network that does not fit its type still exists, but its segment is unknown. For
-        // example, the CRD allows a network without a spec.
+        // A NetworkAttachmentDefinition that cannot be parsed still exists, so it is stored with an
+        // empty spec, and its segment is unknown. For example, the CRD allows an object without a
+        // spec.
         ObjectEvent::Unreadable(metadata) => {
             let spec = NetworkAttachmentDefinitionSpec::default();
             views.set_network(&NetworkAttachmentDefinition { metadata, spec });
@@ -67,10 +69,10 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Gone(key, _) => views.remove_network(&key),
         ObjectEvent::Complete => {
             at.done(ViewPart::Networks);
-            // From now on, a network that the view lacks is known not to exist.
+            // The list is complete, so from now on a network that the view lacks does not exist.
             views.notify(ChangeEvent::Networks);
         }
-        // Without Multus the cluster has no such networks.
+        // The kind is not served where Multus is not installed. Then there are no such networks.
         ObjectEvent::Refused(status) if is_unserved(&status) => at.done(ViewPart::Networks),
         ObjectEvent::Refused(_) => {}
     };
@@ -90,7 +92,7 @@ impl Views {
         self.notify_of_network(network, change);
     }
 
-    /// Enqueues the LoadBalancers that depend on the changed facts of a network. Reports a changed
+    /// Enqueues the LoadBalancers that depend on the changed facts of `network`. Reports a changed
     /// attachment as [`ChangeEvent::Networks`].
     fn notify_of_network(&self, network: &str, change: NetworkChange) {
         if change.attachment {
@@ -109,7 +111,7 @@ impl Views {
     }
 }
 
-/// Facts of all networks, by `namespace/name`.
+/// Facts of all networks, by the `namespace/name` of the network.
 #[derive(Default)]
 pub(super) struct NetworkIndex(HashMap<String, NetworkFacts>);
 
@@ -122,17 +124,17 @@ struct NetworkChange {
 }
 
 impl NetworkIndex {
-    /// Facts of a network. `None`: the network does not exist, or is not known yet.
+    /// Facts of a network. `None`: the network does not exist, or was not observed yet.
     pub(super) fn get(&self, network: &str) -> Option<&NetworkFacts> {
         self.0.get(network)
     }
 
-    /// All networks, by `namespace/name`, with their facts.
+    /// All networks: the `namespace/name` and the facts of each.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &NetworkFacts)> {
         self.0.iter()
     }
 
-    /// Stores the facts of a network; `None`: the network is gone. Returns which facts have
+    /// Stores the facts of a network. `new: None`: the network is gone. Returns which facts have
     /// changed.
     fn set(&mut self, network: &str, new: Option<NetworkFacts>) -> NetworkChange {
         let old = self.0.get(network);
@@ -157,13 +159,14 @@ pub(super) struct NetworkFacts {
     /// Bridge and VLAN by which nodes reach the network. `None`: the network uses no bridge of the
     /// node.
     pub(super) attachment: Option<NetworkAttachment>,
-    /// VLAN of the network, from Harvester's label or else from the configuration; 0 for none.
+    /// VLAN of the network; 0 for no VLAN. Harvester's label names it. Without the label, the
+    /// configuration does.
     pub(super) vlan: u16,
-    /// Address range of the network. `None`: unknown.
+    /// Address range of the network. `None`: the range is not known.
     pub(super) range: Option<NetworkRange>,
     /// DHCP settings of the network, from its annotations.
     pub(super) declaration: DhcpDeclaration,
-    /// Agent status in the network's annotation; empty for none.
+    /// State of the agent in the network's annotation. Empty: there is no such annotation.
     pub(super) status: String,
     /// Reference to the network with its resourceVersion, for Events and writes.
     pub(super) reference: Box<ObjectReference>,
@@ -185,8 +188,8 @@ fn known(network: &NetworkAttachmentDefinition) -> NetworkFacts {
     let declaration = DhcpDeclaration {
         annotation: text(network.annotations(), ANNOTATION_DHCP),
         form: form(network),
-        // A text that was cut could name another subnet. So a fixed text replaces a text that is
-        // too long.
+        // A long text is not cut, because a cut text could name another subnet. A fixed text that
+        // is no subnet replaces the long text.
         subnets: network
             .annotations()
             .get(ANNOTATION_DHCP_SUBNETS)
@@ -221,7 +224,8 @@ fn attachment(network: &NetworkAttachmentDefinition) -> Option<NetworkAttachment
     (type_ == "bridge" && !bridge.is_empty()).then_some(NetworkAttachment { bridge, vlan })
 }
 
-/// Address range of a network, from Harvester's annotation. `None`: unknown or outdated.
+/// Address range of a network, from the annotation that Harvester writes. `None`: the annotation is
+/// missing, cannot be parsed, or is outdated.
 fn range(network: &NetworkAttachmentDefinition) -> Option<NetworkRange> {
     let route = network.annotations().get(ANNOTATION_ROUTE)?;
     let NetworkRoute { cidr, gateway, outdated } = serde_json::from_str(route).ok()?;

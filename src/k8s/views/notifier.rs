@@ -23,7 +23,7 @@ pub enum ChangeEvent {
     LoadBalancer(ObjectRef<LoadBalancer>),
     /// A LoadBalancer was deleted.
     Gone(Owner),
-    /// A pool was created or changed. The fields are its name and resourceVersion.
+    /// A pool was created or changed. Field 0: the pool's name. Field 1: its resourceVersion.
     Pool(String, String),
     /// A pool was deleted.
     PoolGone(String),
@@ -32,19 +32,19 @@ pub enum ChangeEvent {
     /// * A list of networks is complete.
     /// * The addresses that no pool gives out have changed.
     Networks,
-    /// The topology annotations of a VM, by `namespace/name`, may be outdated.
+    /// The topology annotations of a VM may be outdated. The field is the VM's `namespace/name`.
     Moved(Box<str>),
 }
 
-/// Function of the leader that receives each change. The informer waits until the function returns,
-/// so the function only puts the change into a queue.
+/// Function of the leader that gets each change. The informer waits until the function returns, so
+/// the function only puts the change into a queue.
 type ChangeHandler = Arc<dyn Fn(ChangeEvent) + Send + Sync>;
 
 /// The leader's handler of changes. `None`: this process does not lead.
 #[derive(Clone, Default)]
 pub(super) struct ChangeNotifier(Arc<Mutex<Option<ChangeHandler>>>);
 
-/// Registration of the leader's handler, until dropped.
+/// Registration of the leader's handler. Its drop ends the registration.
 pub struct ChangeSubscription {
     notifier: ChangeNotifier,
     handler: ChangeHandler,
@@ -57,8 +57,8 @@ impl Drop for ChangeSubscription {
 }
 
 impl Views {
-    /// Calls `handler` for each change from now on, until the subscription is dropped. Replaces the
-    /// previous handler.
+    /// Calls `handler` for each change that follows, until the returned subscription is dropped.
+    /// Replaces the handler of an earlier subscription.
     #[must_use]
     pub fn subscribe(
         &self,
@@ -71,15 +71,16 @@ impl Views {
     }
 
     pub(super) fn notify(&self, change: ChangeEvent) {
-        // The handler is called without the lock, because it may read the views.
+        // The lock is released before the handler is called, because the handler may read the
+        // views.
         let handler = lock(&self.notifier.0).clone();
         if let Some(handler) = handler {
             handler(change);
         }
     }
 
-    /// Reports LoadBalancers, by `namespace/name`, to the leader as [`ChangeEvent::LoadBalancer`].
-    /// Has no effect if this process does not lead.
+    /// Reports each LoadBalancer in `lbs`, a `namespace/name`, to the leader as
+    /// [`ChangeEvent::LoadBalancer`]. Has no effect if this process does not lead.
     pub fn enqueue_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
         for lb in lbs {
             if let Some((namespace, name)) = lb.as_ref().split_once('/') {
@@ -88,23 +89,24 @@ impl Views {
         }
     }
 
-    /// Enqueues LoadBalancers whose VMs report an address in one of these networks.
+    /// Enqueues the LoadBalancers that select a VM which reports an address in one of the networks.
     pub(super) fn enqueue_lbs_reporting(&self, networks: &[IpNet]) {
-        // No endpoints are decided before `endpoints_synced`, so no decision can be outdated.
+        // Before `endpoints_synced`, no endpoints are decided, so no decision depends on these
+        // networks yet.
         if self.endpoints_synced() {
             let affected = lock(&self.index.vms).reporting(networks);
             self.enqueue_lbs_of_changed_vms(affected);
         }
     }
 
-    /// Enqueues LoadBalancers whose VMs are on the network.
+    /// Enqueues the LoadBalancers that select a VM on the network.
     pub(super) fn enqueue_vm_lbs_on(&self, network: &str) {
         let affected = lock(&self.index.vms).on_network(network);
         self.enqueue_lbs_of_changed_vms(affected);
     }
 
-    /// Enqueues LoadBalancers whose VMs have changed. Records that their EndpointSlices may be out
-    /// of date from now on.
+    /// Enqueues LoadBalancers whose VMs have changed. Records the present time as the time since
+    /// when their EndpointSlices may be out of date, unless an earlier time is recorded.
     pub(super) fn enqueue_lbs_of_changed_vms(&self, lbs: Vec<LbKey>) {
         let now = Instant::now();
         let mut touched = lock(&self.index.touched);

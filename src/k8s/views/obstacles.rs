@@ -11,8 +11,8 @@ use crate::domain::reason::NoLease;
 use crate::k8s::informer::key;
 
 impl Views {
-    /// Returns `lease`, if its address may be published. `Err`: reason why the address must not be
-    /// published.
+    /// Returns `lease` if its address may be published. `Err`: the reason why the address may not
+    /// be published.
     pub fn unless_in_the_way(
         &self,
         lb: &LoadBalancer,
@@ -25,7 +25,7 @@ impl Views {
     }
 }
 
-/// Objects in the views that can conflict with the leased address of `lb`.
+/// Other uses of the address that is leased for `lb`, as the views show them.
 fn address_uses(views: &Views, lb: &LoadBalancer, lease: &LeasedAddress) -> AddressUses {
     let address = lease.ip.to_string();
     let age = |meta: &kube::core::ObjectMeta| {

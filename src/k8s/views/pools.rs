@@ -24,9 +24,9 @@ use crate::k8s::calls::ApiCalls as _;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent};
 
-/// Shortest pause between two reads of one pool.
+/// Shortest pause between two reads of the same pool, if the last read showed changed facts.
 const SOON: Duration = Duration::from_millis(200);
-/// Shortest pause between two reads of one pool, if the last read failed or showed no changed
+/// Shortest pause between two reads of the same pool, if the last read failed or showed no changed
 /// facts.
 const LATER: Duration = Duration::from_secs(5);
 
@@ -35,31 +35,31 @@ type PoolWithoutStatus = Object<IPPoolSpec, NotUsed>;
 /// Metadata of a pool.
 pub type Seen = PartialObjectMeta<IPPool>;
 
-/// Pools by name, and the next read of each pool's spec.
+/// Pools by name, each with the state of its reads.
 #[derive(Default)]
 pub(super) struct PoolIndex(HashMap<String, PoolEntry>);
 
 /// A pool in the view.
 #[derive(Default)]
 struct PoolEntry {
-    /// Generation in the last event of the watch.
+    /// Generation of the pool in the watch's last event.
     shown: PoolGeneration,
-    /// Facts of the pool. `None`: not read yet, or not readable.
+    /// Facts of the pool. `None`: the pool was not read yet, or cannot be parsed.
     known: Option<KnownPool>,
-    /// Mark: whether the spec must be read.
+    /// Mark of a pool whose spec must be read.
     due: bool,
-    /// Earliest time of the next read. `None`: at once.
+    /// Earliest time of the next read. `None`: the pool may be read at once.
     next: Option<Instant>,
 }
 
-/// Facts of a pool, and the generation that they are from.
+/// Facts of a pool, and the generation that they were read from.
 struct KnownPool {
     facts: Arc<PoolFacts>,
     generation: PoolGeneration,
 }
 
-/// UID and generation of a pool, and whether it is being deleted. If one of the three has changed,
-/// the pool's facts may have changed.
+/// State of a pool that its facts depend on. Field 0: UID. Field 1: generation. Field 2: whether
+/// the pool is being deleted. The facts may change only if one of the fields changes.
 #[derive(Default, PartialEq, Eq)]
 struct PoolGeneration(Option<String>, Option<i64>, bool);
 
@@ -71,7 +71,8 @@ impl PoolGeneration {
 }
 
 impl PoolIndex {
-    /// Stores the metadata of a pool. If the generation has changed, marks the spec to be read.
+    /// Stores the metadata of a pool. If one of the fields of [`PoolGeneration`] has changed, marks
+    /// the pool's spec to be read.
     fn apply(&mut self, pool: &Seen) {
         let entry = self.0.entry(pool.name_any()).or_default();
         let shown = PoolGeneration::of(pool);
@@ -86,21 +87,23 @@ impl PoolIndex {
         self.0.remove(name);
     }
 
-    /// Time and pool of the next read among the marked pools. `None`: no pool is marked.
+    /// Next read among the marked pools. Field 0: its time. Field 1: the pool's name. `None`: no
+    /// pool is marked.
     fn next(&self, now: Instant) -> Option<(Instant, String)> {
         let due = self.0.iter().filter(|(_, entry)| entry.due);
         due.map(|(name, entry)| (entry.next.unwrap_or(now), name.clone())).min()
     }
 
-    /// Removes the mark of a pool at the start of its read. A later change sets the mark again.
+    /// Removes the mark of a pool at the start of its read. So a change during the read sets the
+    /// mark again.
     fn begin(&mut self, name: &str) {
         if let Some(entry) = self.0.get_mut(name) {
             entry.due = false;
         }
     }
 
-    /// Stores the result of a read that ended at `now`. `known` is `None` if the pool does not fit
-    /// its type. Such a pool gives out no address, and the leader reports the fault.
+    /// Stores the result of a read that ended at `now`. `known: None`: the pool does not fit its
+    /// type. Such a pool gives out no address, and the leader reports the fault.
     fn read(&mut self, name: &str, known: Option<KnownPool>, now: Instant) {
         let Some(entry) = self.0.get_mut(name) else { return };
         let facts = |known: &Option<KnownPool>| known.as_ref().map(|known| known.facts.clone());
@@ -109,7 +112,8 @@ impl PoolIndex {
         entry.next = Some(now + if is_new { SOON } else { LATER });
     }
 
-    /// Marks a pool to be read again, after [`LATER`], because the last read has failed.
+    /// Marks a pool to be read [`LATER`] after `now`, because the read that ended at `now` has
+    /// failed.
     fn failed(&mut self, name: &str, now: Instant) {
         if let Some(entry) = self.0.get_mut(name) {
             (entry.due, entry.next) = (true, Some(now + LATER));
@@ -144,8 +148,9 @@ pub(super) async fn watch(at: InformerContext) {
     );
 }
 
-/// Reads the specs of changed pools, one after the other. The pause between two reads of the same
-/// pool is at least [`SOON`], or at least [`LATER`] if the first read failed or showed no change.
+/// Reads the specs of changed pools, one after the other. Waits between two reads of the same pool,
+/// at least [`SOON`]. Waits at least [`LATER`] if the first of the two failed or showed no changed
+/// facts.
 async fn read(at: &InformerContext, changed: &Notify) {
     let views = &at.views;
     let resource = ApiResource::erase::<IPPool>(&());
@@ -199,21 +204,21 @@ async fn until(at: Option<Instant>) {
 }
 
 impl Views {
-    /// Facts of all pools in the view. A pool that was created a moment ago may be missing.
+    /// Facts of all pools in the view. A pool that was just created may be missing.
     pub fn pools(&self) -> Vec<Arc<PoolFacts>> {
         let pools = lock(&self.index.pools);
         pools.0.values().filter_map(|pool| Some(pool.known.as_ref()?.facts.clone())).collect()
     }
 
-    /// Facts of a pool. `pool` is the pool's metadata as the API server has it now. `None`: the
-    /// view has no facts of this generation of the pool.
+    /// Facts of a pool, from the view. `pool` is the pool's metadata as the API server has it now.
+    /// `None`: the view has no facts of this generation of the pool.
     pub fn pool_as_of(&self, pool: &Seen) -> Option<Arc<PoolFacts>> {
         let pools = lock(&self.index.pools);
         let known = pools.0.get(&pool.name_any())?.known.as_ref()?;
         (known.generation == PoolGeneration::of(pool)).then(|| known.facts.clone())
     }
 
-    /// A stored pool, with the segment of its selector's network.
+    /// Facts of the stored pool `pool`, with the segment of the network in its selector.
     pub fn seen(&self, pool: &IPPool) -> PoolSeen {
         let network = pool.spec.selector.as_ref().and_then(|selector| selector.network.as_deref());
         PoolSeen::new(pool, self.segment(network.unwrap_or_default()))

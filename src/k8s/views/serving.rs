@@ -30,15 +30,18 @@ use crate::k8s::trimmed::PAGE;
 /// Objects by the LoadBalancer that they serve. Each object serves one LoadBalancer. Clones share
 /// the objects.
 ///
-/// The lock is inside, because informers and reconciles change the objects in parallel, each
+/// The lock is inside, because informers and reconciles change the objects at the same time, each
 /// through its own clone of [`Views`]. [`Self::store`] and [`Self::remove`] compare the versions
-/// and change the objects under one lock, so no other task can bring in a newer version in between.
+/// and change the objects under one lock. So no other task can store a newer version between the
+/// comparison and the change.
 pub struct OwnedObjects<T>(Arc<Mutex<OwnedIndex<T>>>);
 
 struct OwnedIndex<T> {
-    /// Map from the `namespace/name` of a LoadBalancer to its objects, which are sorted by name.
+    /// Objects of each LoadBalancer, sorted by the object's name. The key is the LoadBalancer's
+    /// `namespace/name`.
     by_lb: HashMap<String, Vec<OwnedEntry<T>>>,
-    /// Map from the `namespace/name` of an object to the `namespace/name` of its LoadBalancer.
+    /// LoadBalancer of each object. The key is the object's `namespace/name`, and the value is the
+    /// LoadBalancer's.
     lb_of: HashMap<String, String>,
 }
 
@@ -60,8 +63,8 @@ impl<T> OwnedIndex<T> {
         self.by_lb.get(self.lb_of.get(key)?)?.iter().find(|entry| entry.name == name)
     }
 
-    /// Removes an object, and returns the LoadBalancer that the object served. `None`: the object
-    /// is not in the index.
+    /// Removes the object `key`, and returns the LoadBalancer that the object served. `None`: the
+    /// index does not have the object.
     fn remove(&mut self, key: &str) -> Option<String> {
         let (_, name) = key.split_once('/')?;
         let lb = self.lb_of.remove(key)?;
@@ -85,8 +88,8 @@ pub struct OwnedSlice {
 }
 
 impl OwnedSlice {
-    /// Parses a slice. Returns it with the `namespace/name` of the LoadBalancer that owns it.
-    /// `None`: no LoadBalancer owns the slice.
+    /// Parses a slice. Field 0: `namespace/name` of the LoadBalancer that owns the slice. Field 1:
+    /// the parsed slice. `None`: no LoadBalancer owns the slice.
     pub fn read(slice: &EndpointSlice) -> Option<(String, Self)> {
         let (lb, owner, slice) = read_slice(slice)?;
         Some((lb, Self { owner, slice: Arc::new(slice) }))
@@ -116,13 +119,14 @@ impl<T: Clone> OwnedObjects<T> {
         list.into_iter()
     }
 
-    /// The LoadBalancer that an object serves.
+    /// LoadBalancer that the object `key` serves. `None`: the view does not have the object.
     fn lb_of(&self, key: &str) -> Option<String> {
         lock(&self.0).lb_of.get(key).cloned()
     }
 
-    /// Stores a version of an object, from a watch event or from the answer to a write. Returns
-    /// `false`, and changes nothing, if the view has the same version or a newer one.
+    /// Stores an object in the version `version`, from a watch event or from the answer to a write.
+    /// Returns `false`, and changes nothing, if the view has the object in this version or a newer
+    /// one.
     pub fn store(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
         let key = beside(lb, name);
         let mut all = lock(&self.0);
@@ -138,30 +142,32 @@ impl<T: Clone> OwnedObjects<T> {
         true
     }
 
-    /// Whether the view has the object in this version or a later one.
+    /// Whether the view has the object in the version `version` or in a newer one.
     fn knows(&self, key: &str, version: &str) -> bool {
         lock(&self.0).entry(key).is_some_and(|entry| !is_newer(version, &entry.version))
     }
 
-    /// Records that an object is gone. If a `version` is given, an object of a later version stays
-    /// in the view. Returns the LoadBalancer that the object served, if the object was removed.
+    /// Removes an object that is gone. `version` is the version in which the object was observed
+    /// last. An object in a newer version stays in the view. Returns the LoadBalancer that the
+    /// object served. `None`: no object was removed.
     pub(super) fn remove(&self, key: &str, version: Option<&str>) -> Option<String> {
         let mut all = lock(&self.0);
         let known = &all.entry(key)?.version;
         if version.is_some_and(|version| is_older(version, known)) { None } else { all.remove(key) }
     }
 
-    /// Records that an object of the LoadBalancer is gone, unless the view has a later version.
+    /// Removes an object of the LoadBalancer `lb` that is gone, unless the view has it in a newer
+    /// version than `version`.
     pub fn forget(&self, lb: &str, name: &str, version: &str) {
         self.remove(&beside(lb, name), Some(version));
     }
 
-    /// `namespace/name` of every object.
+    /// `namespace/name` of every object in the view.
     pub(super) fn keys(&self) -> HashSet<String> {
         lock(&self.0).lb_of.keys().cloned().collect()
     }
 
-    /// Calls `visit` for every object.
+    /// Calls `visit` for every object in the view.
     pub fn for_each(&self, mut visit: impl FnMut(&T)) {
         for entry in lock(&self.0).by_lb.values().flatten() {
             visit(&entry.object);
@@ -169,7 +175,7 @@ impl<T: Clone> OwnedObjects<T> {
     }
 }
 
-/// `namespace/name` of an object in the namespace of a LoadBalancer.
+/// `namespace/name` of the object `name` in the namespace of the LoadBalancer `lb`.
 fn beside(lb: &str, name: &str) -> String {
     let (namespace, _) = lb.split_once('/').unwrap_or_default();
     format!("{namespace}/{name}")
@@ -197,14 +203,15 @@ pub(super) async fn watch_services(at: InformerContext) {
 }
 
 impl Views {
-    /// Removes a Service, and enqueues its LoadBalancer, which may be gone.
+    /// Removes a deleted Service, and enqueues its LoadBalancer. Reports the LoadBalancer as gone
+    /// if the view does not have it.
     pub(super) fn remove_service(&self, deleted: &ObjectMeta) {
         let lb = key(deleted);
         self.services.remove(&lb, deleted.resource_version.as_deref());
         self.enqueue_lbs([&lb]);
         // The LoadBalancer may have been deleted before its Service, and this operator may have
-        // missed the deletion. A stale view does no harm, because `Gone` is checked against the API
-        // server before an address is released.
+        // missed the deletion. If only the view is old, the report does no harm: before an address
+        // is released, the API server must confirm that the LoadBalancer is gone.
         for owner in owners(deleted).into_iter().filter(|o| o.kind == "LoadBalancer") {
             if !self.has_uid(&owner.uid) {
                 self.notify(ChangeEvent::Gone(Owner { name: lb.clone(), uid: owner.uid }));
@@ -232,14 +239,14 @@ pub(super) async fn watch_slices(at: InformerContext) {
     informer::watch(api, config, &at.metrics, known, on_event).await;
 }
 
-/// Records an EndpointSlice that the watch has shown.
+/// Stores an EndpointSlice from an event of the watch.
 pub(super) fn see(views: &Views, object: &LazyObject<EndpointSlice>) {
     let (key, version) = (key(object.meta()), object.resource_version().unwrap_or_default());
     if views.slices.knows(&key, &version) {
         return;
     }
-    // The slice may have served another LoadBalancer before, or may have become unreadable. In both
-    // cases, its former LoadBalancer is enqueued.
+    // Before this event, the slice may have served another LoadBalancer. Now it may have become
+    // unreadable. In both cases, the LoadBalancer that it served before is enqueued.
     let Some((lb, seen)) = object.read().ok().and_then(|object| OwnedSlice::read(&object)) else {
         return views.enqueue_lbs(views.slices.remove(&key, Some(&version)));
     };

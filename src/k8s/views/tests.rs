@@ -13,7 +13,7 @@ use crate::domain::network::infrastructure::Reserved;
 use crate::k8s::lazy_object::LazyObject;
 use crate::k8s::trimmed::TrimmedLb;
 
-/// Views of a leader, and the changes that were reported to the leader.
+/// Views of a leader, and the changes that the views have reported to the leader.
 struct LeaderViews {
     views: Views,
     writers: ViewWriters,
@@ -38,7 +38,7 @@ fn text(change: ChangeEvent) -> String {
 }
 
 impl LeaderViews {
-    /// Views in which every kind was listed.
+    /// Views in which each kind counts as listed.
     fn new() -> Self {
         let (views, writers) = Views::new(dhcp_lease::DhcpNetworks::default());
         writers.listed.send_replace(u32::MAX);
@@ -49,7 +49,7 @@ impl LeaderViews {
         Self { views, writers, metrics, reported, _subscription: subscription }
     }
 
-    /// Adds a LoadBalancer, `namespace/name`.
+    /// Adds the LoadBalancer `key`, which is a `namespace/name`.
     fn lb(&mut self, key: &str, annotations: &Value, spec: &Value) {
         let (namespace, name) = key.split_once('/').unwrap();
         let lb: LoadBalancer = read(json!({
@@ -106,7 +106,8 @@ impl LeaderViews {
         self.views.set_node(&read::<Node>(node));
     }
 
-    /// Checks which changes were reported since the last call, in any order.
+    /// Checks that exactly the changes in `expected` were reported since the last call, in any
+    /// order.
     #[track_caller]
     fn reports(&self, expected: &[&str]) {
         let mut reported = std::mem::take(&mut *lock(&self.reported));
@@ -148,7 +149,8 @@ fn a_node_in_another_zone_moves_its_vms_and_wakes_no_load_balancer() {
     leader.reports(&[]);
 }
 
-/// A new announcer may announce addresses on other links.
+/// A new node may run an announcer, which announces addresses on other links than the nodes before.
+/// So only the vm LoadBalancer is enqueued.
 #[test]
 fn an_announcing_node_wakes_every_load_balancer_of_vms() {
     let mut leader = LeaderViews::new();
@@ -228,7 +230,8 @@ fn an_address_of_the_cluster_wakes_those_whose_vms_report_it() {
     leader.reports(&["networks", "ns/web"]);
     leader.views.reserve(&node, net("10.7.0.7/32"));
     leader.reports(&[]);
-    // Pools hold back whole service networks, so the cluster IP of one Service changes no pool.
+    // A pool holds back whole service networks, not the cluster IP of one Service. So no pool
+    // changes, and `networks` is not reported.
     leader.views.reserve(&service, net("10.7.0.7/32"));
     leader.reports(&["ns/web"]);
     leader.writers.listed.send_replace(0);
@@ -277,8 +280,8 @@ fn the_end_of_a_service_reports_an_owner_that_is_gone() {
     leader.reports(&["gone ns/web uid-before", "ns/web"]);
 }
 
-/// A list shows the new LoadBalancer. No event has reported the deletion of the former
-/// LoadBalancer.
+/// A list contains a LoadBalancer with the name of another one and a new UID. No event has reported
+/// the deletion of the other one.
 #[test]
 fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
     let mut leader = LeaderViews::new();
@@ -298,8 +301,8 @@ fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
     leader.reports(&["ns/web"]);
 }
 
-/// Events that are older than the version in the view change nothing. A list without the object
-/// removes it from the view.
+/// An event that is older than the version in the view changes nothing. A list without the object
+/// removes the object from the view.
 #[test]
 fn an_owned_object_never_goes_back_in_time_and_ends_with_a_list() {
     let slices = OwnedObjects::<u8>::default();

@@ -25,8 +25,8 @@ use crate::domain::vm_backends::{listeners, topology};
 use crate::k8s::guard::Guard;
 use crate::k8s::informer::{self, ObjectEvent, is_unserved};
 
-/// Number of objects in one page of a list. VirtualMachineInstances are large, and are held as text
-/// until they are parsed.
+/// Number of objects in one page of a list. The value is small, because a VirtualMachineInstance is
+/// large, and the whole page is in memory as text until it is parsed.
 const PAGE: u32 = 250;
 
 pub(super) async fn watch_vms(at: InformerContext) {
@@ -36,7 +36,8 @@ pub(super) async fn watch_vms(at: InformerContext) {
         ObjectEvent::Listed(vmi) | ObjectEvent::Changed(vmi) => views.set_vm(&vmi),
         ObjectEvent::Gone(key, _) => views.remove_vm(&key),
         ObjectEvent::Complete => at.done(ViewPart::Vms),
-        // Without KubeVirt, no VM determines the network of a guest, so leases do not wait for VMs.
+        // The cluster has no KubeVirt, so no VM determines the network of a guest. Leases need not
+        // wait for a list of VMs.
         ObjectEvent::Refused(status) if is_unserved(&status) => {
             if !views.index.no_vms.swap(true, Ordering::Relaxed) {
                 views.enqueue_leased_lbs();
@@ -91,7 +92,7 @@ pub(super) async fn watch_nodes(at: InformerContext) {
 pub(super) struct KnownNode {
     /// Region and zone of the node.
     pub(super) topology: Topology,
-    /// Labels of the cluster networks that the node is on.
+    /// Labels for the cluster networks that the node is on.
     pub(super) cluster_networks: BTreeSet<String>,
     /// Addresses of type `InternalIP`.
     pub(super) internal_addresses: Vec<IpAddr>,
@@ -152,8 +153,8 @@ impl Views {
         self.reserve(&Reserved::PodNetwork(name.to_owned()), Vec::new());
     }
 
-    /// Reports each VM on a node as [`ChangeEvent::Moved`], because the VM's topology annotations
-    /// may be outdated.
+    /// Reports each VM on `node` as [`ChangeEvent::Moved`], because the topology annotations of
+    /// these VMs may be outdated.
     pub(super) fn notify_of_vms_on(&self, node: &str) {
         let residents: Vec<Box<str>> = lock(&self.index.vms)
             .vms()
@@ -165,7 +166,7 @@ impl Views {
         }
     }
 
-    /// VMs, by `namespace/name`, whose topology annotations are outdated.
+    /// `namespace/name` of each VM whose topology annotations are outdated.
     pub fn moved(&self) -> Vec<Box<str>> {
         let mut all: Vec<Box<str>> =
             lock(&self.index.vms).vms().map(|(key, _)| key.into()).collect();
@@ -174,8 +175,8 @@ impl Views {
         all
     }
 
-    /// Reports to a new leader all vm LoadBalancers, and the VMs whose topology annotations are
-    /// outdated.
+    /// Reports all vm LoadBalancers, and each VM whose topology annotations are outdated. A new
+    /// leader calls this once.
     pub fn notify_of_all(&self) {
         for vm in self.moved() {
             self.notify(ChangeEvent::Moved(vm));

@@ -9,7 +9,8 @@ use crate::api::DHCPLease;
 use crate::k8s::CallError;
 
 impl ApiWriter {
-    /// Patches the status of a record, if the record has this version. Returns the new version.
+    /// Patches the status of a record, if the record has the resourceVersion `version`. Returns the
+    /// new resourceVersion.
     pub async fn patch_record_status(
         &self,
         namespace: &str,
@@ -24,7 +25,7 @@ impl ApiWriter {
         Ok(meta.resource_version.unwrap_or_default())
     }
 
-    /// Sets the finalizers of a record, if the record has this version.
+    /// Sets the finalizers of a record, if the record has the resourceVersion `version`.
     pub async fn finish_record(
         &self,
         namespace: &str,

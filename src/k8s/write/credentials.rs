@@ -27,46 +27,47 @@ use crate::k8s::credentials::{RawAnswer, raw};
 const ROTATION: &str = "TokenRotation";
 const SECRET: &str = "Secret";
 
-/// Place in a Secret where a value is written.
+/// Key of a Secret, under which a value is written.
 #[derive(Clone, Copy, Debug)]
 pub struct SecretKeyRef<'a> {
     /// Namespace of the Secret.
     pub namespace: &'a str,
     /// Name of the Secret.
     pub name: &'a str,
-    /// Key in the Secret.
+    /// Key under which the value is written.
     pub key: &'a str,
-    /// Version of the Secret that the write replaces. Empty: the Secret does not exist.
+    /// resourceVersion of the Secret that the write replaces. Empty: the Secret does not exist.
     pub version: &'a str,
 }
 
-/// Secret that a credential of a TokenRotation is bound to.
+/// Bound Secret of a TokenRotation's credential.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundSecret<'a> {
     /// Namespace of the Secret.
     pub namespace: &'a str,
     /// Name of the Secret.
     pub name: &'a str,
-    /// UID of the TokenRotation.
+    /// UID of the TokenRotation, for the Secret's label.
     pub rotation: &'a str,
-    /// ServiceAccount whose token the API server puts into the Secret. `None`: no token.
+    /// ServiceAccount whose token the API server puts into the Secret. `None`: the Secret contains
+    /// no token.
     pub account: Option<&'a str>,
-    /// Owner that the Secret refers to. `None`: the Secret has no owner.
+    /// Owner in the Secret's owner references. `None`: the Secret has no owner.
     pub owner: Option<&'a OwnerReference>,
 }
 
-/// Token of a ServiceAccount, valid only while a Secret exists.
+/// Token of a ServiceAccount, valid only while the bound Secret exists.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundToken<'a> {
-    /// Namespace of the ServiceAccount and the Secret.
+    /// Namespace of the ServiceAccount and of the bound Secret.
     pub namespace: &'a str,
     /// Name of the ServiceAccount.
     pub account: &'a str,
-    /// Lifetime, in seconds.
+    /// Lifetime of the token in seconds.
     pub seconds: i64,
-    /// Name of the Secret.
+    /// Name of the bound Secret.
     pub secret: &'a str,
-    /// UID of the Secret.
+    /// UID of the bound Secret.
     pub secret_uid: &'a str,
 }
 
@@ -103,7 +104,7 @@ impl ApiWriter {
         self.send::<TokenRotation>(ROTATION, request).await.map(drop)
     }
 
-    /// Deletes a TokenRotation, if it has this UID.
+    /// Deletes a TokenRotation, if it has the UID `uid`.
     pub async fn delete_rotation(
         &self,
         namespace: &str,
@@ -133,8 +134,8 @@ impl ApiWriter {
         self.count(ROTATION, answer)
     }
 
-    /// Creates the Secret that a credential is bound to, and returns the Secret's UID. Fails with a
-    /// conflict if a Secret with that name exists.
+    /// Creates a bound Secret, and returns the Secret's UID. Fails with a conflict if a Secret with
+    /// that name exists.
     pub async fn create_bound_secret(&self, bound: BoundSecret<'_>) -> Result<String, CallError> {
         let BoundSecret { namespace, name, rotation, account, owner } = bound;
         let mut secret = json!({
@@ -183,7 +184,7 @@ impl ApiWriter {
         Ok(SecretText::trimmed(token.to_owned()))
     }
 
-    /// Writes a value into a Secret. Creates the Secret if it does not exist.
+    /// Writes the value under the key of a Secret. Creates the Secret if `at.version` is empty.
     pub async fn write_target(
         &self,
         at: SecretKeyRef<'_>,
@@ -213,7 +214,7 @@ impl ApiWriter {
         self.patch::<Secret>(SECRET, &list, at.name, &patch, None).await.map(drop)
     }
 
-    /// Deletes the Secret that a credential is bound to. Succeeds if the Secret does not exist.
+    /// Deletes the bound Secret `name`. Succeeds even if there is no such Secret.
     pub async fn delete_bound_secret(&self, namespace: &str, name: &str) -> Result<(), CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(&list).delete(name, &DeleteParams::default());
@@ -223,9 +224,9 @@ impl ApiWriter {
         }
     }
 
-    /// Restarts a workload's pods: sets an annotation of the pod template to a new value. The same
-    /// value again has no effect. The patch needs no resourceVersion, because it sets only this
-    /// annotation, and so overwrites no other client's change.
+    /// Restarts a workload's pods: sets the annotation `key` of the pod template to `value`. If the
+    /// annotation has this value, nothing restarts. The patch needs no resourceVersion, because it
+    /// sets only this annotation, and so overwrites no other client's change.
     pub async fn restart(
         &self,
         namespace: &str,

@@ -14,8 +14,8 @@ use crate::k8s::calls::ApiWrites as _;
 const DEPLOYMENT: &str = "Deployment";
 
 impl ApiWriter {
-    /// Creates a Deployment. Returns the stored object. Fails with a conflict if a Deployment with
-    /// that name exists.
+    /// Creates a Deployment. Returns the stored Deployment. Fails with a conflict if a Deployment
+    /// with that name exists.
     pub async fn create_deployment(
         &self,
         namespace: &str,
@@ -27,8 +27,8 @@ impl ApiWriter {
         self.count(DEPLOYMENT, written)
     }
 
-    /// Replaces a Deployment, if it has the version that `deployment` names. Returns the stored
-    /// object. The operator owns the whole Deployment, so no field of another client is lost.
+    /// Replaces a Deployment, if it has the resourceVersion in `deployment`. Returns the stored
+    /// Deployment. No other client writes this Deployment, so no field of another client is lost.
     pub async fn replace_deployment(
         &self,
         namespace: &str,

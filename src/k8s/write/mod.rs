@@ -40,7 +40,8 @@ pub struct ApiWriter {
     client: Client,
     leadership: Arc<Leadership>,
     metrics: Metrics,
-    /// Whether IPPool is served without the status subresource, as with Harvester's CRD.
+    /// Whether IPPool is served without the status subresource, as it is with the CRD of
+    /// Harvester's chart.
     plain_pools: Arc<AtomicBool>,
 }
 
@@ -61,9 +62,9 @@ impl ApiWriter {
         self.patch::<LoadBalancer>("LoadBalancer", &list, name, patch, None).await.map(drop)
     }
 
-    /// Patches the condition that names the leading controller into a LoadBalancer, also when this
-    /// process does not lead. The patch has a resourceVersion, so that it never overwrites the
-    /// leader's own condition.
+    /// Patches into a LoadBalancer the condition that names the holder of the Lease. Writes even
+    /// when this process does not lead. The patch has a resourceVersion, so it never overwrites a
+    /// newer condition of the leader.
     pub async fn patch_lb_condition(
         &self,
         namespace: &str,
@@ -75,9 +76,10 @@ impl ApiWriter {
         self.count("LoadBalancer", written).map(drop)
     }
 
-    /// Writes a pool's status and sets [`ANNOTATION_KEEP_ORPHANS`] to `why`, also when this process
-    /// does not lead. The new status has additional claims, so that no leader allocates their
-    /// addresses. Each of the two patches has the resourceVersion that it was computed from.
+    /// Adds claims to a pool, even when this process does not lead. `desired` is the pool's status
+    /// with the additional claims, so that no leader allocates their addresses. Sets
+    /// [`ANNOTATION_KEEP_ORPHANS`] to `why` before. Each of the two patches has the resourceVersion
+    /// that it was computed from.
     pub async fn keep_claims(
         &self,
         stored: &IPPool,
@@ -96,7 +98,7 @@ impl ApiWriter {
             "metadata": {"resourceVersion": marked.metadata.resource_version},
             "status": status_diff(&before, desired),
         });
-        // Without a status subresource the answer is 404.
+        // The answer 404 means that the CRD has no status subresource.
         let written = match pools.call_patch_status(name, &claims).await {
             Err(CallError::NotFound(_)) => pools.call_patch(name, &claims).await,
             written => written,
@@ -117,10 +119,10 @@ impl ApiWriter {
     /// Changes a pool's status from `stored` to `desired`. `version` is the resourceVersion of the
     /// pool with the status `stored`. Returns the pool's new metadata.
     ///
-    /// The CRD may have the status subresource or not, and this may change. A write to a missing
-    /// subresource fails with 404, and is repeated as a plain write. If the CRD has the
-    /// subresource, a plain write leaves the status unchanged. This counts as a conflict, and the
-    /// next write uses the subresource.
+    /// The CRD may have the status subresource or not, and another CRD may replace it at any time.
+    /// A write to a missing subresource fails with 404, and is repeated as a plain write. A plain
+    /// write leaves the status unchanged if the CRD has the subresource. This result counts as a
+    /// conflict, and the next write uses the subresource.
     pub async fn write_pool_status(
         &self,
         name: &str,
@@ -155,12 +157,14 @@ impl ApiWriter {
         Ok(written.metadata)
     }
 
-    /// Whether IPPool is served without the status subresource, as the last write has shown.
+    /// Whether IPPool is served without the status subresource, according to the last write of a
+    /// status.
     pub fn pools_are_plain(&self) -> bool {
         self.plain_pools.load(Ordering::Relaxed)
     }
 
-    /// Sends a merge patch. The answer has only metadata, because callers know the other fields.
+    /// Sends a merge patch. The answer contains only metadata, because no caller needs the other
+    /// fields.
     async fn patch<K: Resource<DynamicType = ()>>(
         &self,
         kind: &'static str,
@@ -200,8 +204,8 @@ impl ApiWriter {
         self.count(kind, answer).map(|object| object.metadata)
     }
 
-    /// Fails when this process does not lead. Also guards writes to other servers, such as a
-    /// Rancher.
+    /// Fails if this process does not lead. Callers check it before they write to another server,
+    /// such as a Rancher.
     pub fn check_leadership(&self) -> Result<(), CallError> {
         if self.leadership.is_current() { Ok(()) } else { Err(CallError::NotLeader) }
     }
@@ -211,15 +215,14 @@ impl ApiWriter {
     }
 }
 
-/// Object of type `K`, parsed from JSON. `kind` is for the error.
+/// Object of type `K`, parsed from JSON. `kind` is the name of the object in an error.
 fn typed<K: DeserializeOwned>(kind: &str, object: &Value) -> Result<K, CallError> {
     K::deserialize(object)
         .map_err(|error| CallError::not_sent(kind, kube::Error::SerdeError(error)))
 }
 
 /// Whether a write of `desired` would change the status `stored`. With `plain`, the fields that
-/// this operator adds to the status are not compared, because a server whose schema lacks these
-/// fields drops them.
+/// only the operator's schema has are not compared: a server with Harvester's schema drops them.
 pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bool {
     if !plain {
         return stored != desired;
@@ -233,8 +236,9 @@ pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bo
     known_there(stored) != known_there(desired)
 }
 
-/// The merge patch (RFC 7396) that changes `old` into `new`. The maps, which may have thousands of
-/// entries, are compared in place, and only changes are copied.
+/// The merge patch (RFC 7396) that changes `old` into `new`. Its maps contain only the changed
+/// entries. The maps of a status may have thousands of entries, so they are compared without a
+/// copy.
 fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
     let IPPoolStatus { allocated, allocated_owners, allocated_history, .. } = new;
     let maps = [
@@ -273,7 +277,8 @@ mod tests {
     /// Each write fails before it is sent, because this process does not lead.
     #[tokio::test]
     async fn nothing_is_sent_without_leadership() {
-        // The address has no listener, so a call that is sent fails with another error.
+        // No program listens at this address, so a call that is sent fails with another error than
+        // `NotLeader`.
         let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
         let client = Client::try_from(nowhere).unwrap();
         let writer = ApiWriter::new(client, Arc::default(), Metrics::new().unwrap());

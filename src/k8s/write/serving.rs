@@ -19,7 +19,7 @@ const SLICE: &str = "EndpointSlice";
 const VM: &str = "VirtualMachineInstance";
 
 impl ApiWriter {
-    /// Creates a Service. Returns the stored object. Fails with a conflict if a Service with that
+    /// Creates a Service. Returns the stored Service. Fails with a conflict if a Service with that
     /// name exists.
     pub async fn create_service(
         &self,
@@ -56,8 +56,8 @@ impl ApiWriter {
         self.count(SERVICE, api.call_patch_status(name, patch).await)
     }
 
-    /// Deletes a Service, if it has this UID and version. Returns the Service if a finalizer still
-    /// keeps it.
+    /// Deletes a Service, if it has the UID `uid` and the resourceVersion `version`. Returns the
+    /// Service if a finalizer delays the deletion. `None`: the Service is gone.
     pub async fn delete_service(
         &self,
         namespace: &str,
@@ -71,8 +71,8 @@ impl ApiWriter {
             Preconditions { uid: Some(uid.to_owned()), resource_version: Some(version.to_owned()) };
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
         let answer = self.count(SERVICE, api.call_delete(name, &params).await)?;
-        // For a deleted Service, the server answers with a status, or with the Service's last
-        // state.
+        // If the Service is gone, the answer is a status, or the Service's last state. If a
+        // finalizer delays the deletion, the answer is the Service with its deletion time.
         Ok(answer.filter(|service| {
             service.metadata.deletion_timestamp.is_some()
                 && service.metadata.finalizers.as_ref().is_some_and(|f| !f.is_empty())
@@ -104,7 +104,7 @@ impl ApiWriter {
         self.patch::<EndpointSlice>(SLICE, &list, name, patch, None).await
     }
 
-    /// Deletes an EndpointSlice, if it has this version.
+    /// Deletes an EndpointSlice, if it has the resourceVersion `version`.
     pub async fn delete_slice(
         &self,
         namespace: &str,
