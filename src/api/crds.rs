@@ -20,7 +20,8 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     let older = v1alpha1::LoadBalancer::crd().spec.versions;
     load_balancer.spec.versions.extend(older);
     for version in &mut load_balancer.spec.versions {
-        // The derive makes the status a subresource. Guests write the status without a subresource.
+        // The derive makes the status a subresource of this CRD. Guests write the status with a
+        // plain update, so the subresource is removed.
         version.subresources = None;
         version.storage = version.name == "v1beta1";
     }
@@ -28,10 +29,10 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![IPPool::crd(), load_balancer, DHCPLease::crd(), TokenRotation::crd()]
 }
 
-/// Conversion settings without a caBundle. The operator adds the caBundle later. Before that, the
+/// Conversion settings without a caBundle, which the operator adds at run time. Before that, the
 /// API server does not trust the certificate of the Service, and refuses requests in v1alpha1. The
-/// strategy `None` would serve these requests, but an object written in v1alpha1 would then lose
-/// the fields that v1alpha1 lacks.
+/// strategy `None` would serve these requests. But an object that is written in v1alpha1 would then
+/// lose the fields that v1alpha1 lacks.
 fn conversion() -> CustomResourceConversion {
     let (namespace, name, path, port) = CONVERTER;
     CustomResourceConversion {

@@ -151,11 +151,12 @@ pub struct DHCPLeaseStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4_294_967_295_i64))]
     pub lease_seconds: Option<i64>,
-    /// Time when the client asks its server to extend the lease.
+    /// Time when the client asks the server that granted the lease to extend it (T1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub renew_at: Option<String>,
-    /// Time when the client asks any server to extend the lease.
+    /// Time when the client asks any server to extend the lease (T2), if the lease is not renewed
+    /// before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub rebind_at: Option<String>,
@@ -164,17 +165,17 @@ pub struct DHCPLeaseStatus {
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
     /// Use of the address when its lease expires because no DHCP server answers. `Keep`: the
-    /// address may be used after `expiresAt`, until a server refuses it, the server of the lease
-    /// offers another address, or another host uses it. Unset: the address may not be used after
-    /// `expiresAt`.
+    /// address may be used after `expiresAt`. The use ends when a server refuses the address, when
+    /// the server that granted the lease offers another address, or when another host uses the
+    /// address. Unset: the address may not be used after `expiresAt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_lease_loss: Option<OnLeaseLoss>,
     /// Time since which this address has been leased without interruption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub obtained_at: Option<String>,
-    /// Hardware addresses of the stations that answered ARP for the address while it was leased,
-    /// the latest first. Such a station is a node or a guest that announces the address.
+    /// Hardware addresses of the hosts that answered ARP for the address while it was leased, the
+    /// latest first. Such a host is a node or a guest that announces the address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4), inner(length(max = 17)))]
     pub announcers: Vec<String>,
@@ -194,12 +195,13 @@ pub struct DHCPLeaseStatus {
 }
 
 /// Use of the address when its lease expires because no DHCP server answers. `Keep`: the address
-/// may be used after `expiresAt`, until a server refuses it, the server of the lease offers another
-/// address, or another host uses it. Unset: the address may not be used after `expiresAt`.
+/// may be used after `expiresAt`. The use ends when a server refuses the address, when the server
+/// that granted the lease offers another address, or when another host uses the address. Unset: the
+/// address may not be used after `expiresAt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnLeaseLoss {
-    /// The address stays in use until a server refuses it, the server of the lease offers another
-    /// address, or another host uses it.
+    /// The address stays in use. The use ends when a server refuses the address, when the server
+    /// that granted the lease offers another address, or when another host uses the address.
     Keep,
 }
 
@@ -210,14 +212,15 @@ pub enum LeaseState {
     Selecting,
     /// The client requests the offered address.
     Requesting,
-    /// The client asks by ARP whether another host uses the granted address, or the record of the
-    /// address is being written.
+    /// The client asks by ARP whether another host uses the granted address. If no other host does,
+    /// the agent writes the address into the status.
     Probing,
     /// The client holds the address.
     Bound,
-    /// The client asks its server to extend the lease.
+    /// The client asks the server that granted the lease to extend it.
     Renewing,
-    /// The client asks any server to extend the lease, because the lease's own server is silent.
+    /// The client asks any server to extend the lease, because the server that granted the lease
+    /// does not answer.
     Rebinding,
     /// The client asks whether it may still use an address that it held before.
     Rebooting,

@@ -44,15 +44,16 @@ pub const GROUP: &str = "loadbalancer.harvesterhci.io";
 /// that its address must belong to.
 pub const ANNOTATION_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 /// Annotation of a LoadBalancer: the address that is or was claimed for the LoadBalancer, as
-/// `POOL/ADDRESS`. The operator writes the annotation. A restore from a backup without status still
-/// restores the annotation. The operator then claims the address again if it is free.
+/// `POOL/ADDRESS`. The operator writes the annotation. A backup without the status still contains
+/// the annotation. After a restore of such a backup, the operator claims the address again if it is
+/// free.
 pub const ANNOTATION_ALLOCATED: &str = "loadbalancer.harvesterhci.io/allocated-address";
 /// Annotation of a LoadBalancer: its namespace. The operator writes the value only for people.
 pub const ANNOTATION_NAMESPACE: &str = "loadbalancer.harvesterhci.io/namespace";
 /// Annotation of a LoadBalancer: its Rancher project, as `cluster/project`. The operator writes the
 /// value only for people, and itself reads [`ANNOTATION_NAMESPACE_PROJECT`].
 pub const ANNOTATION_PROJECT: &str = "loadbalancer.harvesterhci.io/project";
-/// Annotation of a LoadBalancer: name of its guest cluster. It has precedence over
+/// Annotation of a LoadBalancer: name of its guest cluster. The annotation has precedence over
 /// [`LABEL_CLUSTER`].
 pub const ANNOTATION_CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
 /// Annotation of a LoadBalancer: management network of its guest cluster. Newer guest cloud
@@ -76,24 +77,24 @@ pub const LABEL_CLUSTER_NETWORK: &str = "network.harvesterhci.io/clusternetwork"
 /// Annotation that Harvester puts on a NetworkAttachmentDefinition: subnet and router of the
 /// network, as JSON (`Layer3NetworkConf` of harvester/network-controller-harvester).
 pub const ANNOTATION_ROUTE: &str = "network.harvesterhci.io/route";
-/// Annotation of an IPPool that releases the address of a LoadBalancer that no longer exists. Its
-/// value is `<ip>: <namespace>/<name>`.
+/// Annotation of an IPPool by which an admin releases the address of a LoadBalancer that no longer
+/// exists. The value is `<ip>: <namespace>/<name>`.
 pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
-/// Annotation of an IPPool. While it is present, the pool keeps the claims of LoadBalancers that do
-/// not exist. The operator sets the annotation after a restore of etcd from a backup, with the
-/// reason as its value. Only its presence counts, whatever the value. An administrator removes it.
+/// Annotation of an IPPool. While the annotation is present, with any value, the pool keeps the
+/// claims of LoadBalancers that do not exist. The operator sets the annotation after a restore of
+/// etcd from a backup. The value is then the reason. An administrator removes the annotation.
 pub const ANNOTATION_KEEP_ORPHANS: &str = "loadbalancer.harvesterhci.io/keep-orphans";
 
 /// Annotation of a LoadBalancer in v1alpha1: the fields that only v1beta1 has, as JSON. The
-/// conversion to v1beta1 restores them.
+/// conversion to v1beta1 restores these fields.
 pub const ANNOTATION_V1BETA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1beta1-fields";
 /// Annotation of a LoadBalancer in v1beta1: the fields that only v1alpha1 has, as JSON. The
-/// conversion to v1alpha1 restores them.
+/// conversion to v1alpha1 restores these fields.
 pub const ANNOTATION_V1ALPHA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1alpha1-fields";
 
 /// Annotation of kube-vip's ConfigMap. Value `true`: IPPools were made from the addresses in the
-/// ConfigMap. The Go controller uses the same name, so that neither program repeats an import of
-/// the other.
+/// ConfigMap. The Go controller uses the same name. So the import runs once, in one of the two
+/// programs.
 pub const ANNOTATION_IMPORTED: &str = "loadbalancer.harvesterhci.io/after-conversion";
 /// Annotation of kube-vip's ConfigMap: the outcome of the import for each address in the ConfigMap.
 pub const ANNOTATION_IMPORT_REPORT: &str = "loadbalancer.harvesterhci.io/conversion-report";
@@ -106,8 +107,8 @@ pub const LABEL_VM_NAME: &str = "harvesterhci.io/vmName";
 pub const LABEL_SERVICE_LB: &str = "loadbalancer.harvesterhci.io/servicelb";
 /// Label of an EndpointSlice: the Service that the EndpointSlice belongs to.
 pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Label of an EndpointSlice: name of the controller that writes the EndpointSlice. Other
-/// controllers do not change it.
+/// Label of an EndpointSlice: name of the controller that writes the EndpointSlice. No other
+/// controller changes the EndpointSlice.
 pub const LABEL_SLICE_MANAGER: &str = "endpointslice.kubernetes.io/managed-by";
 /// Label with the manager of an object. On the chart's own objects, the value is `Helm`.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
@@ -173,7 +174,7 @@ pub const KUBE_VIP_HOSTNAME: &str = "kube-vip.io/loadbalancerHostname";
 pub const KUBE_VIP_BROADCAST: &str = "kube-vip.io/dhcp-broadcast";
 /// Annotation that the operator writes on a network that [`ANNOTATION_DHCP`] declares: state of the
 /// network's agent, as JSON. The state has the pod that serves the network, and since when. If no
-/// pod does, or if the pod does not follow the annotations, the state has the reason.
+/// pod serves the network, or if the pod does not follow the annotations, the state has the reason.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";
 
 /// Finalizer of a TokenRotation: a deleted TokenRotation remains until its credentials are revoked,
@@ -185,8 +186,8 @@ pub const ANNOTATION_ROTATE: &str = "credentials.harvesterhci.io/rotate";
 /// is revoked as soon as the new credential is published.
 pub const ANNOTATION_LEAKED: &str = "credentials.harvesterhci.io/leaked";
 /// Annotation that changes with a credential. On a Secret that is a target: SHA-256 of the value
-/// that was written. On pods that were restarted for a new credential: SHA-256 of the credential;
-/// there the annotation's name has a suffix for the TokenRotation.
+/// that was written. On pods that were restarted for a new credential: SHA-256 of the credential.
+/// On pods, the annotation's name has a suffix for the TokenRotation.
 pub const ANNOTATION_HASH: &str = "credentials.harvesterhci.io/hash";
 /// Annotation of the Secret of an API key: URL of the Rancher that issued the key. The key is sent
 /// to no other URL.
@@ -195,7 +196,7 @@ pub const ANNOTATION_RANCHER_URL: &str = "credentials.harvesterhci.io/rancher-ur
 /// TokenRotation has made: UID of the TokenRotation that made the object.
 pub const LABEL_ROTATION: &str = "credentials.harvesterhci.io/rotation";
 
-/// Placeholder for an address that the announcer (kube-vip) leases by DHCP. In a LoadBalancer, it
-/// is the value of `status.allocatedAddress.ip`. In a Service, it asks kube-vip to lease an
-/// address.
+/// Placeholder for an address that the announcer (kube-vip) leases by DHCP. In a LoadBalancer, the
+/// placeholder is the value of `status.allocatedAddress.ip`. In a Service, the placeholder asks
+/// kube-vip to lease an address.
 pub const DHCP_ADDRESS: &str = "0.0.0.0";

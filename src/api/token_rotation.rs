@@ -155,10 +155,10 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub renew_when_left_percent: Option<i64>,
-    /// Remaining lifetime in seconds at which the credential is replaced, if `renewWhenLeftPercent`
-    /// gives a shorter one. At most half of the credential's whole lifetime is used. From the same
-    /// remaining lifetime on, a credential that is only watched is reported as near its expiry.
-    /// Unset means 604800, seven days.
+    /// Lower limit, in seconds, of the remaining lifetime at which the credential is replaced. The
+    /// limit applies if `renewWhenLeftPercent` gives less. The limit is never more than half of the
+    /// credential's whole lifetime. A credential that is only watched is reported as near its
+    /// expiry when it has less than `minimumLeftSeconds` left. Unset means 604800, seven days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub minimum_left_seconds: Option<i64>,
@@ -434,9 +434,8 @@ pub struct PreviousCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub revoke_after: Option<String>,
-    /// resourceVersion of the target before an attempt to publish this credential. Set while it is
-    /// not known whether the attempt will still succeed. While it is set, the credential is not
-    /// revoked.
+    /// resourceVersion of the target before an attempt to publish this credential. Set while the
+    /// attempt may still succeed. While it is set, the credential is not revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,

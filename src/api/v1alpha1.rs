@@ -103,7 +103,7 @@ pub struct HealthCheck {
     #[schemars(range(min = 0))]
     pub failure_threshold: i32,
     /// Seconds between two probes of a backend. Zero means 5. The field's name begins with a
-    /// capital letter in Harvester too.
+    /// capital letter, as in Harvester's CRD.
     #[serde(rename = "PeriodSeconds")]
     #[schemars(range(min = 0))]
     pub period_seconds: i32,

@@ -11,8 +11,8 @@ pub struct WatchedCredential {
     /// token, and for cloud credentials.
     #[schemars(length(max = 253))]
     pub user: String,
-    /// Name that the credential itself contains, such as the subject of a certificate. May be
-    /// empty.
+    /// Name that the credential itself contains, such as the subject of a certificate. Empty if the
+    /// credential contains no name.
     #[schemars(length(max = 253))]
     pub name: String,
     /// Name of the cloud credential's Secret in Rancher, such as `cc-abcde`.
