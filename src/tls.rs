@@ -18,9 +18,9 @@ use rustls::{
     WantsVerifier,
 };
 
-/// Settings that trust exactly the certificates in this PEM. Other content, such as keys, is
-/// ignored. The error says which certificate cannot be used and why. The error quotes nothing of
-/// the text, because the text may be from a Secret.
+/// Settings that trust exactly the certificates in `pem`. Other content of `pem`, such as keys, is
+/// ignored. `Err`: which certificate cannot be used, and why. The error quotes nothing of `pem`,
+/// because `pem` may be from a Secret.
 pub(crate) fn trusting(pem: &str) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     for (at, certificate) in CertificateDer::pem_slice_iter(pem.as_bytes()).enumerate() {
@@ -34,20 +34,23 @@ pub(crate) fn trusting(pem: &str) -> Result<ClientConfig, String> {
     Ok(finished(builder()?.with_root_certificates(roots)))
 }
 
-/// Settings that trust the authorities of the system. The error says why the system has none.
+/// Settings that trust the certificate authorities of the system. `Err`: why the system's
+/// authorities cannot be used.
 pub(crate) fn trusting_system() -> Result<ClientConfig, String> {
     let verified = builder()?.with_platform_verifier();
     Ok(finished(verified.map_err(|e| format!("the system has no authorities: {e}"))?))
 }
 
-/// Settings that accept any certificate and any proof of its key: for requests without a secret.
+/// Settings that accept any server certificate, and any proof that the server has the certificate's
+/// key. They are only for requests without a secret.
 pub(crate) fn unverified() -> Result<ClientConfig, String> {
     let verifier = Arc::new(Unverified(Arc::new(aws_lc_rs::default_provider())));
     Ok(finished(builder()?.dangerous().with_custom_certificate_verifier(verifier)))
 }
 
 fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, String> {
-    // Names the provider, so that the default that another crate sets does not matter.
+    // The crypto provider is named here, so that a default provider that another crate installs has
+    // no effect.
     ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|e| format!("no TLS here: {e}"))
@@ -60,7 +63,8 @@ fn finished(builder: ConfigBuilder<ClientConfig, WantsClientCert>) -> ClientConf
     config
 }
 
-/// Verifier that accepts any certificate and any proof of its key.
+/// Verifier that accepts any server certificate, and any proof that the server has the
+/// certificate's key.
 #[derive(Debug)]
 struct Unverified(Arc<CryptoProvider>);
 
@@ -76,8 +80,8 @@ impl ServerCertVerifier for Unverified {
         Ok(ServerCertVerified::assertion())
     }
 
-    // Accepts every signature too. To verify a signature, rustls must parse the certificate, and it
-    // cannot parse X.509 version 1. Old appliances have such certificates.
+    // No signature is verified, just as no certificate is. To verify a signature, rustls must parse
+    // the certificate, and it cannot parse X.509 version 1. Old appliances have such certificates.
     fn verify_tls12_signature(
         &self,
         _: &[u8],

@@ -17,21 +17,22 @@ use tokio::sync::oneshot;
 
 use crate::locks::lock;
 
-/// Queue of callers that wait for a place. Clones share the queue.
+/// Limit of the callers that work at the same time, with a queue of the callers that wait. Clones
+/// share the limit and the queue.
 #[derive(Debug)]
 pub struct Turns<S: Clone + Eq + Hash>(Arc<Mutex<TurnQueue<S>>>);
 
 #[derive(Debug)]
 struct TurnQueue<S: Clone + Eq + Hash> {
-    /// Number of free places: zero while a source waits.
+    /// Number of free places. The number is zero while a caller waits.
     free: usize,
-    /// Waiters of each source that has at least one waiter.
+    /// Callers that wait, by source. Each source in the map has at least one.
     waiting: HashMap<S, VecDeque<oneshot::Sender<CallerTurn<S>>>>,
-    /// Sources with waiters, in the order of their turns.
+    /// Sources with a waiting caller, in the order of their turns.
     order: VecDeque<S>,
 }
 
-/// Place of a caller. Dropping a `CallerTurn` gives the place to the next source.
+/// Place of a caller. The drop of a `CallerTurn` gives the place to a caller of the next source.
 #[derive(Debug)]
 pub struct CallerTurn<S: Clone + Eq + Hash>(Option<Turns<S>>);
 
@@ -42,13 +43,13 @@ impl<S: Clone + Eq + Hash> Clone for Turns<S> {
 }
 
 impl<S: Clone + Eq + Hash> Turns<S> {
-    /// Creates a queue with this number of places.
+    /// Creates a queue that lets `places` callers work at the same time.
     pub fn new(places: usize) -> Self {
         let (waiting, order) = (HashMap::new(), VecDeque::new());
         Self(Arc::new(Mutex::new(TurnQueue { free: places, waiting, order })))
     }
 
-    /// Waits until it is the turn of this source, and takes a place.
+    /// Waits until it is the turn of `source`, and takes a place.
     pub async fn take(&self, source: S) -> CallerTurn<S> {
         loop {
             let turn = {
@@ -64,8 +65,8 @@ impl<S: Clone + Eq + Hash> Turns<S> {
                 queue.waiting.entry(source.clone()).or_default().push_back(teller);
                 turn
             };
-            // `turn` fails only if its sender is dropped. The queue keeps the sender of a waiting
-            // caller, and exists as long as `self`.
+            // `turn` fails only if its sender is dropped. The queue has the sender of each caller
+            // that waits, and `self` keeps the queue.
             if let Ok(turn) = turn.await {
                 return turn;
             }
@@ -76,8 +77,8 @@ impl<S: Clone + Eq + Hash> Turns<S> {
         lock(&self.0)
     }
 
-    /// Removes the next waiter from the queue and returns it. Skips waiters whose future was
-    /// dropped. `None`: no waiter remains, and the place becomes free.
+    /// Removes from the queue the caller whose turn is next, and returns it. Skips callers whose
+    /// future was dropped. `None`: no caller waits, and the place becomes free.
     fn next(&self) -> Option<oneshot::Sender<CallerTurn<S>>> {
         let mut queue = self.lock();
         while let Some(source) = queue.order.pop_front() {
@@ -103,8 +104,8 @@ impl<S: Clone + Eq + Hash> Drop for CallerTurn<S> {
         while let Some(next) = turns.next() {
             match next.send(Self(Some(turns.clone()))) {
                 Ok(()) => return,
-                // The waiter's future was dropped in the meantime, so the place goes to the next
-                // waiter.
+                // The caller's future was dropped after the caller left the queue. So the place
+                // goes to the next caller.
                 Err(mut unwanted) => drop(unwanted.0.take()),
             }
         }
@@ -143,8 +144,8 @@ mod tests {
             order.extend(heard.recv().await);
         }
         assert_eq!(order, ["a1", "b1", "c1", "a2", "a3"]);
-        // No waiter remains. The next caller gets a place at once, also after a place that was
-        // offered to a dropped waiter.
+        // No caller waits any more. The next caller must get a place at once, even after the place
+        // was offered to a caller whose future was dropped.
         let turn = timeout(Duration::from_secs(9), turns.take(1)).await.unwrap();
         let mut late = Box::pin(turns.take(2));
         assert!(timeout(Duration::ZERO, &mut late).await.is_err());

@@ -7,9 +7,9 @@ use super::MetricMaker;
 /// Metrics of the webhooks that the API server calls, and of their certificates.
 #[derive(Clone)]
 pub struct AdmissionMetrics {
-    /// Requests of the API server to the webhooks, by call, kind of object and verdict.
+    /// Requests that the API server sent to the webhooks, by call, kind of object and verdict.
     pub requests: IntCounterVec,
-    /// Seconds that an answer took, without the time to read the request, by call.
+    /// Seconds from the end of a request to the answer of the webhook, by call.
     pub seconds: HistogramVec,
     /// TLS handshakes that failed.
     pub handshakes_failed: IntCounter,

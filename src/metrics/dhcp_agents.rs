@@ -7,15 +7,15 @@ use super::MetricMaker;
 /// Metrics of one DHCP agent and of the leases on its network.
 #[derive(Clone)]
 pub struct DhcpMetrics {
-    /// 1 on the agent that holds the network's Lease, 0 on the others.
+    /// 1 on the agent that holds the network's Lease, 0 on the standbys.
     pub speaks: IntGauge,
     /// Leases by state.
     pub leases: IntGaugeVec,
-    /// Seconds until the first lease expires unless it is renewed.
+    /// Seconds until the first of the leases expires, if that lease is not renewed.
     pub first_expiry: IntGauge,
     /// Seconds from the first DISCOVER to an address that may be used.
     pub acquire_seconds: Histogram,
-    /// Seconds from the first request to renew a lease until its answer.
+    /// Seconds from the first request to renew a lease to the answer of a server.
     pub renew_seconds: Histogram,
     /// DHCPNAKs that DHCP servers sent.
     pub naks: IntCounter,
@@ -23,7 +23,7 @@ pub struct DhcpMetrics {
     pub declines: IntCounter,
     /// DHCP requests that were repeated.
     pub retries: IntCounter,
-    /// Frames that passed the kernel's filter but answer no client of the agent.
+    /// Frames that the kernel's filter let through, but that answer no client of the agent.
     pub frames_dropped: IntCounter,
     /// Number of DHCP servers that granted the current leases.
     pub servers: IntGauge,

@@ -4,16 +4,16 @@ use prometheus::{IntCounterVec, IntGaugeVec};
 
 use super::MetricMaker;
 
-/// Leased addresses, as the leader observes them. Agents have metrics of their own.
+/// Leased addresses, as the leader observes them. Agents have other metrics.
 #[derive(Clone)]
 pub struct LeasingMetrics {
     /// DHCPLeases by state.
     pub records: IntGaugeVec,
-    /// 1 for each network with an active agent, else 0.
+    /// 1 for each network that an agent serves, 0 for each other network.
     pub agents: IntGaugeVec,
     /// Leased addresses with less than an eighth of their lease time left, by network.
     pub overdue: IntGaugeVec,
-    /// Changes of leased addresses, by change: `published`, `moved` or `withdrawn`.
+    /// Changes of leased addresses. The label `change` is `published`, `moved` or `withdrawn`.
     pub changes: IntCounterVec,
 }
 

@@ -11,12 +11,11 @@ pub struct ProbeMetrics {
     pub done: IntCounterVec,
     /// Seconds that a probe took, by protocol.
     pub seconds: HistogramVec,
-    /// Backends with a health check, including backends that are not probed because of their
-    /// address.
+    /// Backends with a health check. They include backends whose address may not be probed.
     pub targets: IntGauge,
-    /// Changes of a backend between healthy and unhealthy, by the new verdict.
+    /// Changes of a backend's verdict between healthy and unhealthy, by the new verdict.
     pub verdicts: IntCounterVec,
-    /// Probes that started late, by more than a tenth of their period.
+    /// Probes that started later than planned, by more than a tenth of their period.
     pub late: IntCounter,
     /// Backends that fail but count as healthy. The label `second_opinion` shows whether another
     /// replica reaches them.

@@ -7,17 +7,17 @@ use super::MetricMaker;
 /// Metrics of the Lease, and of objects that other controllers have changed.
 #[derive(Clone)]
 pub struct LeadershipMetrics {
-    /// 1 on the leader.
+    /// 1 on the leader, 0 on the other replicas.
     pub leader: IntGauge,
-    /// 1 while another controller holds the Lease, by the identity of that controller.
+    /// 1 while another controller holds the Lease. The label is the identity of that controller.
     pub other_controller: IntGaugeVec,
-    /// 1 for a CRD that is installed in a form other than the operator's. Only the leader sets this
-    /// gauge.
+    /// 1 for a CRD that is installed in another form than the operator's, 0 for the operator's
+    /// form. Only the leader sets this gauge.
     pub crd_replaced: IntGaugeVec,
     /// VirtualMachines and VirtualMachineInstances with a finalizer of the Go controller. Only the
     /// leader sets this gauge.
     pub go_finalizers: IntGauge,
-    /// Repairs of CRDs, by CRD. A repair restores the operator's form of a CRD, or the status
+    /// Repairs of CRDs, by CRD. A repair puts back the operator's form of a CRD, or only its status
     /// subresource.
     pub crd_repairs: IntCounterVec,
 }

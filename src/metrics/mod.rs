@@ -50,13 +50,13 @@ pub struct Metrics {
     pub api_writes: IntCounterVec,
     /// Ledger writes that were repeated because another client wrote the pool.
     pub ledger_retries: IntCounter,
-    /// Number of requests that one ledger write decided.
+    /// Number of requests that were decided in one batch of the ledger task.
     pub batch_size: Histogram,
-    /// Ledger entries that were corrected, by fault.
+    /// Ledger entries that were corrected. The label is the fault of the entry.
     pub repairs: IntCounterVec,
-    /// Interruptions of the process's watches, and the age of what they have shown.
+    /// Interruptions of the process's watches, and the time since each was last accepted.
     pub watches: WatchMetrics,
-    /// Objects that cannot be parsed as the type of their kind, by kind.
+    /// Objects that do not fit the type of their kind, by kind.
     pub unreadable: IntCounterVec,
     /// Calls to the API server, by method and status.
     pub api_requests: IntCounterVec,
@@ -64,9 +64,9 @@ pub struct Metrics {
     pub reconcile_errors: IntCounterVec,
     reconciles: IntGauge,
     reconcile_seconds: Histogram,
-    /// Kubernetes Events that were dropped and so never written to the API server.
+    /// Kubernetes Events that were dropped, and therefore never written to the API server.
     pub events_dropped: IntCounter,
-    /// Incoming connections that were closed because there were too many, by port.
+    /// Incoming connections that were closed because too many connections were open, by port.
     pub evicted: IntCounterVec,
     /// Probes and verdicts of health checks.
     pub probes: ProbeMetrics,
@@ -84,11 +84,11 @@ pub struct Metrics {
 /// Gauges of pools, by the name of the pool.
 #[derive(Clone)]
 pub struct PoolGauges {
-    /// Addresses in the ranges.
+    /// Addresses in the ranges of the pool.
     pub addresses: IntGaugeVec,
-    /// Addresses that can be allocated.
+    /// Addresses of the pool that can be allocated.
     pub available: IntGaugeVec,
-    /// Claims in the ledger.
+    /// Claims in the ledger of the pool.
     pub allocated: IntGaugeVec,
     /// LoadBalancers that wait for an address of the pool.
     pub waiters: IntGaugeVec,
@@ -215,8 +215,8 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Registers the metrics of an agent: the metrics that only agents have, and the metrics that
-    /// agents share with the operator.
+    /// Registers the metrics of an agent: those that only agents have, and those that agents and
+    /// the operator have.
     pub fn agent() -> Result<(Self, DhcpMetrics), prometheus::Error> {
         let all = Self::new()?;
         let registry = Registry::new();
@@ -249,8 +249,8 @@ impl Metrics {
         }
     }
 
-    /// Starts to measure how long a LoadBalancer waits for its address. Does nothing if it has an
-    /// address or is being deleted.
+    /// Starts to measure how long the LoadBalancer waits for its address. Does nothing if the
+    /// LoadBalancer has an address or is being deleted.
     pub fn saw(&self, lb: &LoadBalancer) {
         let has_address = lb.status.as_ref().is_some_and(|s| s.allocated_address.is_some());
         if has_address || lb.metadata.deletion_timestamp.is_some() {
@@ -259,8 +259,8 @@ impl Metrics {
         let (Some(uid), Some(created)) = (lb.uid(), lb.creation_timestamp()) else { return };
         let mut seen = lock(&self.seen);
         seen.entry(uid).or_insert_with(|| {
-            // The creation time is in whole seconds, so for a new object the present time is more
-            // exact. The creation time is used if the object is older than 2 s.
+            // The creation time is in whole seconds, so the present time is more exact for a new
+            // object. For an object that is older than 2 s, the creation time is used.
             let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let age = age.saturating_sub(u64::try_from(created.0.as_second()).unwrap_or(0));
             let now = Instant::now();
@@ -272,8 +272,8 @@ impl Metrics {
         });
     }
 
-    /// Ends the measurement that [`Self::saw`] started, because the address is published. Later
-    /// publications for the same object do not count.
+    /// Ends the measurement that [`Self::saw`] started, because the address is published now. A
+    /// later publication for the same object is not measured.
     pub fn addressed(&self, uid: &str) {
         let began = lock(&self.seen).remove(uid);
         if let Some(began) = began {
@@ -281,7 +281,8 @@ impl Metrics {
         }
     }
 
-    /// Ends the measurement that [`Self::saw`] started, without a result: the object is gone.
+    /// Ends the measurement that [`Self::saw`] started, without a result, because the object is
+    /// gone.
     pub fn forget(&self, uid: &str) {
         lock(&self.seen).remove(uid);
     }
@@ -291,8 +292,8 @@ impl Metrics {
 pub const ERROR_KINDS: [&str; 7] =
     ["conflict", "failed", "ledger", "missing", "no_answer", "not_found", "refused"];
 
-/// Registers the counter of failed reconciles with all its series at 0. Otherwise Prometheus's
-/// `rate` would omit the first failure of each series.
+/// Registers the counter of failed reconciles, with each of its series at 0. Prometheus's `rate`
+/// counts the first failure only if the series existed before the failure.
 fn reconcile_errors(make: &MetricMaker<'_>) -> Result<IntCounterVec, prometheus::Error> {
     let errors = make.counters(
         "hgo_reconcile_errors_total",

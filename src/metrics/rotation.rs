@@ -11,10 +11,11 @@ use crate::domain::credentials::rotation::RotationStep;
 pub struct RotationMetrics {
     /// Earliest expiry of the credentials in a target, in seconds since the epoch.
     pub ends: IntGaugeVec,
-    /// 1 where a credential should have been replaced by now, or is only watched and expires soon.
+    /// 1 where a credential should have been replaced before now, or is only watched and expires
+    /// soon.
     pub overdue: IntGaugeVec,
-    /// Expiry of each credential that is only watched, in seconds since the epoch; at most 32
-    /// credentials for each TokenRotation.
+    /// Expiry of each credential that is only watched, in seconds since the epoch. A TokenRotation
+    /// has at most 32 of these series.
     pub watched_ends: IntGaugeVec,
     /// 1 where a watched credential expires soon and is not replaced.
     pub watched_overdue: IntGaugeVec,
@@ -24,7 +25,7 @@ pub struct RotationMetrics {
     pub key_overdue: IntGaugeVec,
     /// TokenRotations by the reason of their condition Ready.
     pub rotations: IntGaugeVec,
-    /// Credentials that were published.
+    /// Credentials that this process wrote into their target, and then observed there.
     pub published: IntCounter,
     /// Steps that failed, by step.
     pub failures: IntCounterVec,

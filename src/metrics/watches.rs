@@ -9,7 +9,7 @@ use prometheus::{IntCounterVec, IntGaugeVec};
 use super::MetricMaker;
 use crate::locks::lock;
 
-/// Watches of the process.
+/// Metrics of the process's watches.
 #[derive(Clone)]
 pub struct WatchMetrics {
     /// Interrupted watches, by kind of object.
@@ -37,8 +37,8 @@ impl WatchMetrics {
         lock(&self.began).insert(resource.to_owned(), Instant::now());
     }
 
-    /// Removes the series of a resource that is not watched any more, or not served. Another watch
-    /// of the same resource adds the series again.
+    /// Removes the series of a resource, because it is not watched any more or is not served. When
+    /// the resource is watched again, a new series begins.
     pub fn forget(&self, resource: &str) {
         lock(&self.began).remove(resource);
     }
