@@ -34,7 +34,7 @@ impl<N: Eq + Hash> FailedReconciles<N> {
         Self { controller, first, metrics: metrics.clone(), failures: Mutex::default() }
     }
 
-    /// Counts a failed reconcile of the object `name`. Adds it to the metric, with the label
+    /// Counts a failed reconcile of the object `name`, in memory and in the metric, whose label is
     /// `error_kind`. Returns the number of consecutive failures before this one, and the delay
     /// before the next reconcile.
     pub(super) fn count_name(&self, name: N, error_kind: &str) -> (u32, Duration) {

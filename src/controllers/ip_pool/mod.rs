@@ -254,8 +254,8 @@ impl LedgerTask {
                 }
                 _ => Ok(result),
             };
-            // The send fails if the caller has dropped its request. If it repeats the request, it
-            // gets the same claim.
+            // The send fails if the caller has dropped its request. A caller that repeats the
+            // request gets the same claim.
             drop(reply.send(answer));
         }
         for (_, reply, pools) in batch.releases {

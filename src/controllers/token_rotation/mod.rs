@@ -70,7 +70,7 @@ const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 type Name = ObjectRef<TokenRotation>;
 
-/// New credential that is not published yet. Its text is wiped from memory when it is dropped.
+/// New credential that is not published yet. `text` is wiped from memory when it is dropped.
 /// `text: None`: the credential has a name, but is not made yet.
 #[derive(Clone, Default)]
 struct UnpublishedToken {
