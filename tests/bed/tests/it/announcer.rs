@@ -9,7 +9,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::{Announcer, Announcing, Bed, Options, eventually};
 
-const SOON: Duration = Duration::from_mins(1);
+const SOON: Duration = Duration::from_mins(3);
 
 struct World {
     client: Client,

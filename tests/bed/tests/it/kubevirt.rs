@@ -12,7 +12,7 @@ use testbed::kubevirt::{
 };
 use testbed::{Bed, Options, eventually};
 
-const SOON: Duration = Duration::from_mins(1);
+const SOON: Duration = Duration::from_mins(3);
 const CREATED_BY: &str = "kubevirt.io/created-by";
 
 fn object(value: Value) -> DynamicObject {

@@ -10,7 +10,7 @@ use kube::api::{Api, ListParams, PostParams};
 use kube::core::ObjectMeta;
 use testbed::{Bed, Managed, Options, client_from, eventually};
 
-const SOON: Duration = Duration::from_mins(1);
+const SOON: Duration = Duration::from_mins(3);
 
 fn is_running(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()

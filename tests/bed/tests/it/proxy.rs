@@ -15,7 +15,7 @@ use kube::api::{Api, DeleteParams, PostParams, WatchEvent, WatchParams};
 use kube::core::ObjectMeta;
 use testbed::{Bed, Call, Options, Proxy, Verdict, client_from, eventually};
 
-const SOON: Duration = Duration::from_mins(1);
+const SOON: Duration = Duration::from_mins(3);
 
 const ACCOUNT: &str = "
 apiVersion: v1
