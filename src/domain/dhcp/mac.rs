@@ -28,7 +28,7 @@ impl fmt::Display for Mac {
     }
 }
 
-/// Error: a text, which is the field, is not a hardware address.
+/// Error: the text in the field is not a hardware address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no hardware address, such as 02:00:5e:10:00:01")]
 pub struct NoMac(String);

@@ -14,14 +14,14 @@ use super::{ClientPhase, DhcpClient};
 const OFFER_WAIT: Duration = Duration::from_millis(250);
 /// Maximum number of offers among which the client chooses.
 const MOST_OFFERS: usize = 8;
-/// Number of DISCOVERs after which [`ClientTrouble::NoOffer`] is recorded, if no offer has come.
-/// The trouble is recorded when the third DISCOVER is sent, so two were not answered.
+/// Number of DISCOVERs at which [`ClientTrouble::NoOffer`] is recorded, if no offer has come. The
+/// client records this trouble when it sends the third DISCOVER: the first two were not answered.
 const SILENT_TRIES: u32 = 3;
 /// Maximum number of REQUESTs for one offer. The client waits about a minute in all for an answer
 /// to them.
 const MOST_REQUESTS: u32 = 4;
-/// Number of refusals after which the client no longer prefers an address. It then requests neither
-/// its former address nor the address `wish` of its options.
+/// Number of refusals after which the client no longer prefers an address. After that, the client
+/// requests neither its former address nor the address `wish` of its options.
 const MOST_WISHES: u32 = 2;
 /// Pause after the first refusal. It is short, because one refusal may be normal. For example, a
 /// server offers the same address to two clients, and then refuses one of them.
@@ -61,9 +61,9 @@ pub struct Requesting {
 }
 
 impl DhcpClient {
-    /// Offer that the client prefers: its former address, from the server that granted it. Without
-    /// a former address, it is the address `wish` of the options, from any server. `None`: the
-    /// client prefers no address.
+    /// Offer that the client prefers: its former address, from the server that granted this
+    /// address. If the client has no former address, it prefers the address `wish` of its options,
+    /// from any server. `None`: the client prefers no address.
     fn wish(&self) -> Option<Offer> {
         let former = self.former.filter(|former| former.wanted);
         let former = former.map(|of| Offer { address: of.address, server: of.server });
@@ -105,8 +105,8 @@ impl DhcpClient {
         }
         if let Err(why) = self.check_offer(reply) {
             let ClientPhase::Selecting(selecting) = &mut self.phase else { return };
-            // The trouble is recorded once after each DISCOVER, so that many bad offers do not
-            // cause many records.
+            // The trouble is recorded at most once after each DISCOVER, so that many bad offers do
+            // not cause many records.
             if !std::mem::replace(&mut selecting.useless, true) {
                 self.record_trouble(ClientTrouble::Unusable {
                     address: reply.address,
@@ -131,8 +131,8 @@ impl DhcpClient {
         }
     }
 
-    /// Takes the best offer. An offer of the preferred address comes first, then an offer of the
-    /// former server, then the offer that came first.
+    /// Takes the best offer: an offer of the preferred address. If there is none, an offer of the
+    /// former server. If there is none either, the oldest offer.
     fn take_best(&mut self, selecting: &Selecting) {
         let wish = self.wish();
         let dislike = |offer: &&Offer| match wish {
@@ -204,7 +204,8 @@ impl DhcpClient {
         }
     }
 
-    /// Holds the granted lease. Its probe was not necessary, or no other host has answered it.
+    /// Makes the granted lease the held lease. The address needed no ARP probe, or no other host
+    /// has answered the probe.
     pub(super) fn acquired(&mut self, lease: GrantedLease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);
@@ -212,8 +213,8 @@ impl DhcpClient {
         self.event(ClientEvent::Acquired { address, server, took });
     }
 
-    /// Checks whether the address of an offer or a grant can be used. `Err`: it cannot, and an
-    /// event reports why.
+    /// Checks whether the address of an offer or a grant can be used. `Err`: the address cannot be
+    /// used, and an event reports the reason.
     pub(super) fn check_offer(&mut self, reply: &ServerReply) -> Result<(), OfferFault> {
         offer_check::check(reply, &self.options.subnets).inspect_err(|why| {
             let (server, address, why) = (reply.server, reply.address, *why);
@@ -221,7 +222,8 @@ impl DhcpClient {
         })
     }
 
-    /// Handles the refusal of an address by the server that offered it.
+    /// Handles the refusal of an address by the server that offered this address. `trouble`:
+    /// trouble that is recorded from the second refusal on.
     fn refused(&mut self, trouble: ClientTrouble) {
         let pause = self.pause_after_refusal();
         if self.naks >= MOST_WISHES {
@@ -231,8 +233,8 @@ impl DhcpClient {
             }
         }
         self.phase = ClientPhase::Waiting(self.now + pause);
-        // The first refusal is not recorded. It is normal if two clients request an address at the
-        // same moment.
+        // The first refusal is not recorded, because one refusal is normal when two clients request
+        // an address at the same moment.
         if self.naks > 1 {
             self.record_trouble(trouble);
         }

@@ -28,8 +28,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Interval between two ARP questions about a lost or kept address. The first question about a lost
 /// address follows one interval after the loss.
 const INQUIRY_INTERVAL: Duration = Duration::from_secs(30);
-/// Number of ARP questions about a lost address after which it counts as no longer announced. None
-/// of the address's known announcers has answered these questions, and they followed one another.
+/// Number of consecutive ARP questions about a lost address that no known announcer has answered.
+/// After this number, the address counts as no longer announced.
 const MOST_SILENT: u32 = 3;
 
 /// Subject of the ARP questions about an address.
@@ -179,8 +179,8 @@ impl DhcpClient {
         true
     }
 
-    /// Whether the station announces the address for this client. This is so if the station
-    /// announced the address while the client held it.
+    /// Whether the station announces the address for this client. `true`: the station announced the
+    /// address while the client held this address.
     pub(super) fn announces_for_us(&self, address: Ipv4Addr, station: Mac) -> bool {
         let announced = self.announced.as_ref().filter(|announced| announced.address == address);
         announced.is_some_and(|announced| announced.by.contains(&station))

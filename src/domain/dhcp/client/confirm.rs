@@ -34,7 +34,7 @@ const AFTER_RESTART: u32 = 4;
 /// REQUEST was sent.
 const REMEMBERED: usize = 4;
 
-/// REQUEST that was sent. An answer is recognised by its `xid`.
+/// REQUEST that the client has sent. An answer to this REQUEST has the same `xid`.
 #[derive(Clone, Copy, Debug)]
 struct ConfirmAttempt {
     xid: u32,
@@ -48,7 +48,7 @@ struct ConfirmAttempt {
 #[derive(Clone, Debug)]
 pub struct Confirming {
     /// Whether the client asks because it was restarted, or because its link has changed. `false`:
-    /// it asks because T1 has passed.
+    /// the client asks because T1 has passed.
     pub restart: bool,
     began: Duration,
     tries: u32,
@@ -56,7 +56,7 @@ pub struct Confirming {
     broadcasts: u32,
     asked: Vec<ConfirmAttempt>,
     /// The `xid` of the DISCOVER that was sent beside the last REQUEST. `None`: no DISCOVER was
-    /// sent, or its offer was taken.
+    /// sent, or the client has taken an offer that answers it.
     search: Option<u32>,
     pub next: Duration,
 }
@@ -211,9 +211,10 @@ impl DhcpClient {
         }
     }
 
-    /// Handles an offer that answers the DISCOVER beside a REQUEST. The offer is taken only if it
-    /// is for the address that the client holds. If the server that granted the lease offers
-    /// another address, a kept address counts as lost: the server may grant it to another client.
+    /// Handles an offer that answers the DISCOVER which was sent beside a REQUEST. The client takes
+    /// an offer of the address that the client holds, and no other. If the server that granted the
+    /// lease offers another address, a kept address counts as lost: this server may grant the kept
+    /// address to another client.
     fn offered_besides(
         &mut self,
         reply: &ServerReply,

@@ -14,14 +14,14 @@ use super::address_inquiry::{AddressInquiry, InquirySubject};
 use super::output::AnnouncedAddress;
 use super::{DhcpClient, part};
 
-/// Number of ARP questions, each answered by two stations, after which another host counts as the
-/// holder of the address. The questions follow one another. If an announcer moves to another node,
-/// two stations answer one question only.
+/// Number of consecutive ARP questions that several stations answer, before another host counts as
+/// the holder of the address. When an announcer moves to another node, two stations answer only one
+/// question.
 const MOST_DOUBLE: u32 = 2;
 
 impl DhcpClient {
-    /// Keeps the address of a lease that has expired. Records this, and begins to ask by ARP
-    /// whether another host also has the address.
+    /// Keeps the address of a lease that has expired. Records that the address is kept, and begins
+    /// to ask by ARP whether another host has it too.
     pub(super) fn keep(&mut self) {
         let Some(lease) = &self.held else { return };
         self.kept = true;
@@ -33,8 +33,8 @@ impl DhcpClient {
     }
 
     /// Decides whether another host also has the kept address. `stations`: the stations that
-    /// answered the last ARP question about it. If only one station answered, it may be the
-    /// announcer on another node, so it does not count as another host.
+    /// answered the last ARP question about this address. A station that answered alone does not
+    /// count as another host: it may be the announcer on another node.
     pub(super) fn kept_answered(&mut self, mut inquiry: AddressInquiry, stations: &[Mac]) {
         let is_strange = |station: &&Mac| !inquiry.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();

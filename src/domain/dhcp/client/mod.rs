@@ -76,7 +76,7 @@ pub struct DhcpClient {
     up: bool,
     phase: ClientPhase,
     held: Option<GrantedLease>,
-    /// Serial of the record that must be written before the address may be used. `None`: none.
+    /// Serial of the record that must be written before the address is used. `None`: no record.
     awaits: Option<u64>,
     serial: u64,
     former: Option<FormerAddress>,
@@ -150,8 +150,8 @@ impl DhcpClient {
         client
     }
 
-    /// Makes a client without a lease request the address `announced`, which it lost before the
-    /// restart.
+    /// Makes the client request the address `announced` first. The client has no lease: it lost
+    /// this address before the restart.
     #[must_use]
     pub fn remembering(mut self, announced: AnnouncedAddress) -> Self {
         self.former = Some(FormerAddress {
@@ -165,7 +165,7 @@ impl DhcpClient {
         self
     }
 
-    /// Time at which [`DhcpClient::due`] must be called. `None`: only the next input is waited for.
+    /// Time at which [`DhcpClient::due`] must be called. `None`: no call is due.
     pub fn deadline(&self) -> Option<Duration> {
         let inquiry = self.inquiry.as_ref().map(|inquiry| inquiry.next).filter(|_| self.up);
         let end = self.held.as_ref().filter(|_| !self.kept).and_then(|lease| lease.expires);
@@ -357,7 +357,7 @@ impl DhcpClient {
         self.event(ClientEvent::Lost { address: lease.address, how });
     }
 
-    /// Holds `lease`. `fresh`: whether the address of `lease` is not yet in a written record.
+    /// Makes `lease` the held lease. `fresh`: true if no written record has its address yet.
     fn hold(&mut self, lease: GrantedLease, fresh: bool) {
         let announced = self.announced.take().filter(|known| known.address == lease.address);
         self.announced = Some(announced.unwrap_or_else(|| AnnouncedAddress::new(lease.address)));
@@ -382,7 +382,7 @@ impl DhcpClient {
         self.serial += 1;
         self.trouble = trouble;
         let state = match &self.phase {
-            // Not `Probing`: the address may be used after this record is written.
+            // The record says `Bound`: after the record is written, the address may be used.
             ClientPhase::Bound => LeaseState::Bound,
             _ => self.state(),
         };

@@ -32,8 +32,8 @@ pub struct ClientOptions {
     /// Whether the client keeps its address if the lease expires without an answer of a server: see
     /// `kept_address.rs`.
     pub keep: bool,
-    /// Address that the client requests while it has no former address. `None`: it requests any
-    /// address.
+    /// Address that the client requests while it has no former address. `None`: the client requests
+    /// any address.
     pub wish: Option<Ipv4Addr>,
     /// Station that answers ARP for all addresses: see [`super::super::AddressDisputes`]. `None`:
     /// no such station is known.

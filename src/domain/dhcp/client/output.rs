@@ -79,10 +79,10 @@ pub enum ClientTrouble {
     NoOffer,
     /// A server refused the address that was offered or leased.
     Refused,
-    /// The granted address belongs to another host, which is this station.
+    /// Another host has the granted address. The value is the station of this host.
     AddressInUse(Mac),
-    /// Too many granted addresses in a row belonged to other hosts. The last address belongs to
-    /// this station.
+    /// Other hosts had too many granted addresses in a row. The value is the station that has the
+    /// last of these addresses.
     TooManyInUse(Mac),
     /// The offer or the grant cannot be used.
     Unusable {
@@ -102,7 +102,7 @@ pub enum ClientTrouble {
     Expired,
     /// The lease has expired, because no server answered. The address is kept.
     Kept,
-    /// The kept address also belongs to another host, which is this station.
+    /// Another host also has the kept address. The value is the station of this host.
     Taken(Mac),
     /// A server granted or offered another address than the client holds.
     Changed,
@@ -258,6 +258,6 @@ pub enum IgnoreReason {
     NotOurs,
     /// The client waits for no such answer, or the answer is of no use to it.
     Unasked,
-    /// The answer of this server does not count, or does not count yet.
+    /// The answer is from a server whose answers do not count, or do not count yet.
     OtherServer,
 }

@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 const MOST_CONFLICTS: u32 = 10;
 /// Pause after `MOST_CONFLICTS` declined addresses. RFC 5227 allows one new address each minute.
 /// But a server does not grant a declined address again for about a day, so the client would use up
-/// all its addresses.
+/// all addresses of the server.
 const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
 /// Pause before the next DISCOVER, if a station answers ARP for all addresses. The client sends no
 /// DECLINE then, so the server offers the same address again.

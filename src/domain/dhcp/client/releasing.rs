@@ -92,8 +92,8 @@ impl DhcpClient {
         self.phase = ClientPhase::Parting(parting);
     }
 
-    /// Handles an ARP frame that is received before the RELEASE. If it shows that a station still
-    /// has the address, the client ends without a RELEASE.
+    /// Handles an ARP frame that is received before the RELEASE. If the frame shows that a station
+    /// still has the address, the client ends without a RELEASE.
     pub(super) fn receive_while_parting(&mut self, arp: ArpPacket) {
         let ClientPhase::Parting(parting) = &self.phase else { return };
         let address = parting.lease.address;

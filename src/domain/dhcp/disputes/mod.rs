@@ -16,8 +16,8 @@ use super::Mac;
 /// addresses (proxy ARP).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressDisputes {
-    /// Station that sends the grants, and the address that it disputed last. `None`: it has
-    /// disputed no address.
+    /// Station that sends the grants, and the address that this station disputed last. `None`: this
+    /// station has disputed no address.
     last: Option<(Mac, Ipv4Addr)>,
     proxy: Option<Mac>,
 }

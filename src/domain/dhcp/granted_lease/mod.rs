@@ -156,8 +156,8 @@ impl LeaseTimes {
     }
 }
 
-/// Last time of the form `(k + phase) * width` that is not after `latest`. Renewals at such times
-/// stay spread, however often the leases are renewed.
+/// Last time of the form `(k + phase / 2^32) * width` that is not after `latest`. `k` is any whole
+/// number. Renewals at such times stay spread, however often the leases are renewed.
 fn on_grid(latest: Duration, width: Duration, phase: u32) -> Duration {
     let nanos = width.as_nanos();
     if nanos == 0 {

@@ -81,7 +81,7 @@ impl FromStr for ClientId {
 /// Form of the client identifier that a client sends to DHCP servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientIdForm {
-    /// A DUID (RFC 4361). Each client has another one.
+    /// A DUID (RFC 4361). Each client has its own.
     #[default]
     Duid,
     /// The hardware address, after its type octet. Windows and several address managers use this
@@ -91,7 +91,7 @@ pub enum ClientIdForm {
     None,
 }
 
-/// Error: a text, which is the field, is not a form of client identifiers.
+/// Error: the text in the field is not a form of client identifiers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} must be duid, mac or none: the client identifier that the DHCP server sees")]
 pub struct NoForm(String);

@@ -41,6 +41,7 @@ const PARAMETERS: [u8; 7] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageKind {
     /// DISCOVER: asks all servers for an address. The value is the address that the client prefers.
+    /// `None`: the client prefers no address.
     Discover(Option<Ipv4Addr>),
     /// REQUEST: takes an offer. The first value is the offered address, the second one the server.
     Select(Ipv4Addr, Ipv4Addr),

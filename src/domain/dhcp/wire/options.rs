@@ -44,7 +44,7 @@ impl OptionWriter {
     }
 }
 
-/// Options of a received message. Each area is a part of the message that contains options. The
+/// Options of a received message. Each area is a part of the message, and contains options. The
 /// areas are in the order in which they must be read.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionReader<'a> {

@@ -88,8 +88,8 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     assert_eq!((record.state, lease.address, lease.prefix), (LeaseState::Bound, ADDRESS, Some(24)));
     assert_eq!((lease.server, lease.server_mac), (SERVER, SERVER_MAC));
     assert_eq!(lease.gateway, Some(Ipv4Addr::new(10, 0, 0, 254)));
-    // The first three addresses that can belong to a host are stored. The end of the list is not a
-    // whole address, and is ignored.
+    // Of the name servers, the first three addresses that can belong to a host are stored. The list
+    // ends with two octets that are no whole address, and are ignored.
     assert_eq!(lease.name_servers, [53, 54, 55].map(|host| Ipv4Addr::new(10, 0, 0, host)));
     assert_eq!((bed.client.state(), bed.address()), (LeaseState::Probing, None));
     bed.client.recorded(record.serial - 1, bed.now);
@@ -138,7 +138,7 @@ pub fn silence_is_met_by_ever_longer_waits_and_reported() {
     }
     assert_eq!(bed.record().trouble, Some(ClientTrouble::NoOffer));
     assert_eq!(bed.records.len(), 1, "it is reported once");
-    // An offer that comes after a long time without any is accepted.
+    // An offer is accepted even if no offer has come for a long time.
     bed.acquire_by(&last, ADDRESS, 120);
     assert_eq!((bed.address(), bed.record().trouble), (Some(ADDRESS), None));
 }

@@ -107,7 +107,7 @@ pub fn a_lost_address_that_is_still_announced_is_reported() {
     let asked = bed.probes.len();
     bed.asks();
     // A station that did not announce the address before may be a host that has got the address
-    // since. It is not reported.
+    // since. Such a station is not reported.
     bed.hears(&arp(false, NODE, ADDRESS, NONE));
     assert_eq!(bed.record().still_announced, None);
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
@@ -151,7 +151,8 @@ pub fn a_client_that_was_stopped_after_a_loss_asks_for_the_same_address() {
     assert_eq!(bed.client.state(), LeaseState::Lost);
     let discover = bed.speaks();
     assert_eq!(discover.wish(), Some(ADDRESS));
-    // A resumed client does not know its former server. So it waits for other offers first.
+    // The client does not know which server granted the address before. So it does not take this
+    // offer at once, and waits for other offers.
     assert_eq!(bed.hears(&answer(&discover, OFFER, ADDRESS, SERVER, 120)), []);
     let request = bed.speaks();
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
@@ -180,7 +181,7 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
     assert_eq!(bed.release(), []);
     assert_eq!(bed.speaks().kind(), RELEASE);
     assert_eq!((bed.now.checked_sub(before).unwrap(), bed.probes.len()), (ms(430), 1 + 3));
-    // If the link goes down before that, the client ends without a RELEASE.
+    // If the link goes down before the first RELEASE, the client ends without a RELEASE.
     let mut bed = announced();
     bed.release();
     bed.link(false);

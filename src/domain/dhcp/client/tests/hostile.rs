@@ -46,7 +46,7 @@ fn changes_nothing(what: &str, spoil: impl Fn(Answer) -> Vec<u8>) {
     }
 }
 
-/// Returns a function that sets one octet in the message of an answer.
+/// Returns a function that sets one octet in the message of an answer. `at`: offset of this octet.
 fn with_octet(at: usize, value: u8) -> impl Fn(Answer) -> Vec<u8> {
     move |answer| {
         let mut message = answer.message();

@@ -60,7 +60,8 @@ pub fn the_end_of_a_lease_without_an_answer_leaves_the_address() {
     assert_eq!(bed.events.iter().find(lost), None);
 }
 
-/// The renewed lease also expires without an answer. So the address is kept once more.
+/// A server renews the lease of a kept address. The renewed lease expires without an answer too. So
+/// the client keeps the address for the second time.
 #[test]
 pub fn an_address_that_was_renewed_after_its_end_ends_again() {
     let mut bed = ended();
@@ -73,8 +74,8 @@ pub fn an_address_that_was_renewed_after_its_end_ends_again() {
 
 #[test]
 pub fn a_server_that_says_no_ends_a_kept_address() {
-    // The kept address is lost if the server of its lease refuses it, or offers another address. It
-    // is not lost if another server offers another address.
+    // The kept address is lost if the server of its lease refuses this address, or offers another
+    // one. If any other server offers another address, the kept address stays.
     let mut bed = ended();
     let question = bed.speaks_all().remove(0);
     bed.hears(&answer(&question, NAK, NONE, SERVER, 0));
@@ -142,7 +143,8 @@ pub fn an_address_that_was_never_recorded_is_not_kept() {
     assert_eq!(bed.record().trouble, Some(ClientTrouble::Expired));
 }
 
-/// No RELEASE is sent for a kept address. The server may have granted it to another client.
+/// No RELEASE is sent for a kept address. The server may have granted the address to another
+/// client.
 #[test]
 pub fn a_kept_address_is_not_released() {
     let mut bed = ended();

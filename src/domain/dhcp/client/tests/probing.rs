@@ -123,7 +123,8 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 3600));
     let other = Mac([2, 0, 0, 0, 0, 0x78]);
     assert_eq!(bed.hears(&arp(false, other, ADDRESS, NONE))[0].kind(), DECLINE);
-    // A granted address is used after no station answers ARP for all addresses any more.
+    // When no station answers ARP for all addresses any more, the client uses the address that the
+    // server grants.
     bed.client.set_proxy(None);
     bed.acquire(SECOND, 3600);
     assert_eq!(bed.address(), Some(SECOND));

@@ -147,7 +147,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Valid answer for a subnet /24. The gateway is .254, and the first name server is .53.
+    /// Valid answer for a subnet /24. `to`: message that the server answers. The gateway is .254,
+    /// and the first name server is .53.
     pub fn new(to: &Seen, kind: u8, yiaddr: Ipv4Addr, server: Ipv4Addr, seconds: u32) -> Self {
         let mut answer = Self {
             kind,
@@ -224,12 +225,13 @@ pub fn framed(message: &[u8], from: Mac, server: Ipv4Addr, to: Ipv4Addr, chaddr:
     frame
 }
 
-/// Frame with a valid answer.
+/// Frame with a valid answer. `to`: message that the server answers.
 pub fn answer(to: &Seen, kind: u8, yiaddr: Ipv4Addr, server: Ipv4Addr, seconds: u32) -> Vec<u8> {
     Answer::new(to, kind, yiaddr, server, seconds).frame()
 }
 
-/// ARP frame of another host. `request`: whether it is a question, not an answer.
+/// ARP frame of another host. `request`: whether the frame is a question. `false`: the frame is an
+/// answer.
 pub fn arp(request: bool, sender: Mac, sender_ip: Ipv4Addr, target_ip: Ipv4Addr) -> Vec<u8> {
     let mut frame = [Mac::BROADCAST.0, sender.0].concat();
     frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, if request { 1 } else { 2 }]);

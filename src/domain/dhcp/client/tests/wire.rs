@@ -44,8 +44,8 @@ impl Server {
                 if held.is_some_and(|held| held != wish) {
                     return Some(reply(NAK, wish));
                 }
-                // A server that has no data about the lease does not answer a REQUEST that confirms
-                // it.
+                // A server that has no data about the lease does not answer a REQUEST that asks to
+                // confirm the lease.
                 if held.is_none() && seen.server().is_none() {
                     return None;
                 }
@@ -211,8 +211,8 @@ pub fn an_outage_shorter_than_what_is_left_costs_nothing() {
     }
 }
 
-/// A new server without data about the leases replaces the server. It grants the client the same
-/// address, which the client never loses.
+/// A new server without data about the leases replaces the server. The new server grants the client
+/// the same address. The client never loses this address.
 #[test]
 pub fn a_new_server_takes_over_without_a_break() {
     let wire = Wire { lost: 50, doubled: 50, delay: ms(50) };
@@ -286,8 +286,8 @@ fn blow() -> impl Strategy<Value = Blow> {
     ]
 }
 
-/// Checks that no input causes a panic or a flood of messages, and that no address is used that is
-/// forbidden or whose lease has expired.
+/// Checks that no input causes a panic or a flood of messages. Also checks that the client uses no
+/// forbidden address, and no address of an expired lease.
 fn endures(blows: &[Blow]) {
     let mut bed = Bed::new();
     bed.slow = true;

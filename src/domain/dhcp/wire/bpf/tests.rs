@@ -7,7 +7,7 @@ use crate::dhcp::identity::ClientIdentity;
 use std::net::Ipv4Addr;
 
 /// Runs a program as the kernel does. If the program reads beyond the end of the frame, the frame
-/// is dropped. `vlan`: VLAN tag that was removed from the frame.
+/// is dropped. `vlan`: VLAN tag that was removed from the frame. 0: the frame had no tag.
 fn passes(program: &[BpfInstruction], frame: &[u8], vlan: u32) -> bool {
     let octets = |at: usize, count: usize| -> Option<u32> {
         let octets = frame.get(at..at + count)?;
