@@ -56,7 +56,7 @@ pub use retention::{RetentionStep, keep, without_finalizer};
 const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
 
 /// Party that leases the address of a LoadBalancer. The annotation [`ANNOTATION_DHCP`] may choose
-/// it.
+/// the party.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeasingParty {
     /// The agent of the network leases the address, on the host.
@@ -65,7 +65,7 @@ pub enum LeasingParty {
     Guest,
 }
 
-/// Error: the value of the annotation [`ANNOTATION_DHCP`], which is the field, is not a party.
+/// Error: the annotation [`ANNOTATION_DHCP`] names no party. The field is the annotation's value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} must be host or guest: it chooses who leases the IPv4 address")]
 pub struct NoLeasingParty(String);
@@ -79,14 +79,14 @@ pub enum LeasingStep {
     /// Create the record: the host is to lease the address, and there is no record yet.
     Create,
     /// Begin to take over the announcer's lease. The value is a merge patch for the LoadBalancer.
-    /// It stores the identity of the announcer's DHCP client.
+    /// The patch stores the identity of the announcer's DHCP client.
     Adopt(Value),
     /// Cancel the planned release of the record's address, because the LoadBalancer needs this
     /// address.
     Keep,
     /// Wait, because there is no address that may be published. The value says why.
     Wait(NoLease),
-    /// Publish this address, if [`obstacle`] finds no other object that has it.
+    /// Publish this address, if [`why_unusable`] finds no reason against it.
     Take(LeasedAddress),
 }
 
@@ -138,10 +138,10 @@ pub fn serves(holding: &AgentLease, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
 
-/// Whether the holder of a Lease that is seen for the first time has surely died. For this, the
-/// last renewal must have expired before `now` by more than `CLOCKS_APART`, because clocks may
-/// differ. `false`: the Lease counts as abandoned only if it stays unchanged for its whole
-/// duration.
+/// Whether the holder of a Lease has surely died, when the operator reads the Lease for the first
+/// time. `true`: the last renewal expired more than `CLOCKS_APART` before `now`, so a difference of
+/// clocks is not the cause. `false`: the Lease counts as abandoned only if it stays unchanged for
+/// its whole duration.
 pub fn is_left_behind(holding: &AgentLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = TimeDelta::from_std(holding.duration).unwrap_or(TimeDelta::MAX);
     let end = |renewed: DateTime<FixedOffset>| {
@@ -180,7 +180,8 @@ pub fn step(seen: &LeasingFacts<'_>) -> LeasingStep {
         return kube_vip_takeover::begin(seen);
     }
     let host = match choice {
-        // The host leases if the annotation chooses it, or if it has leased the published address.
+        // The host leases if the annotation chooses the host, or if the host has leased the
+        // published address.
         Ok(choice) => choice == Some(LeasingParty::Host) || leased.is_some(),
         Err(fault) => {
             let fault = format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}");
@@ -266,7 +267,7 @@ fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
 }
 
 /// Whether the LoadBalancer had an address before. `true`: the condition reports that the address
-/// was lost. `false`: it reports that the address is pending.
+/// was lost. `false`: the condition reports that the address is pending.
 fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     let status = lb.status.as_ref();
     let ready = status.and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
@@ -324,8 +325,8 @@ pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
 }
 
 /// Record to create for a LoadBalancer. `cluster`: UID of the Namespace kube-system. `form`: form
-/// of client identifiers on the network. `Err`: an annotation of the LoadBalancer that requests an
-/// identity is not valid.
+/// of client identifiers on the network. `Err`: an annotation that requests an identity is not
+/// valid.
 pub fn record(
     lb: &LoadBalancer,
     cluster: &str,
@@ -358,8 +359,8 @@ pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
     one.network == other.network && (one.mac_address == other.mac_address || same_id)
 }
 
-/// Reason why the record `new` is not created. A DHCP server would take its client and the client
-/// of the record `other` (`namespace/name`) for one client.
+/// Reason why the record `new` is not created. A DHCP server would take the clients of `new` and of
+/// the record `other` (`namespace/name`) for one client.
 pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
     let DHCPLeaseSpec { network, mac_address, client_id, .. } = &new.spec;
     NoLease::IdentityTaken(format!(

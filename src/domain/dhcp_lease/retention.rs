@@ -25,7 +25,7 @@ pub enum RetentionStep {
     /// Delete the record. Then its agent gives the address back.
     Delete,
     /// Remove the finalizer of a deleted record, although no agent has given its address back. No
-    /// agent is active, and the lease has expired by the wall clock, or the record has no address.
+    /// agent is active. The lease has expired by the wall clock, or the record has no address.
     Forget,
 }
 

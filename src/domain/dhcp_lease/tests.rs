@@ -103,8 +103,8 @@ fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     assert_eq!(faulty(&lb(), Some(&left), true), LeasingStep::Keep);
 }
 
-/// An address waits while the agent is absent. An active agent does not make its network a declared
-/// one.
+/// A LoadBalancer waits for its address while the agent is absent. An active agent does not make
+/// its network a declared one.
 #[test]
 fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
     for choice in ["", "host"] {
@@ -200,8 +200,8 @@ fn an_address_is_taken_while_it_may_be_used() {
     assert_eq!(waits(&changed(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
 }
 
-/// A requested identity has an effect on a new record only. The record is replaced if its address
-/// is not published.
+/// A requested identity has an effect on a new record only. The record that exists is replaced if
+/// its address is not published.
 #[test]
 fn a_record_of_another_client_goes_first() {
     let asking = |mut lb: LoadBalancer, mac: &str| {

@@ -30,7 +30,7 @@ pub struct PoolSegment {
     pub segment: Segment,
 }
 
-/// Another LoadBalancer that has the leased address. It may be on any network.
+/// Another LoadBalancer that has the leased address. This LoadBalancer may be on any network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherHolder {
     /// Segment on which the address of that LoadBalancer is announced. `None`: the address counts
@@ -39,7 +39,7 @@ pub struct OtherHolder {
     /// Whether a pool allocated the address to that LoadBalancer.
     pub by_pool: bool,
     /// Whether that LoadBalancer publishes the address. `false`: the address is only recorded for
-    /// it.
+    /// that LoadBalancer.
     pub publishes: bool,
     /// Whether that LoadBalancer is older than the one that is to publish the address.
     pub older: bool,
@@ -100,7 +100,8 @@ pub fn why_unusable(lease: &LeasedAddress, uses: &AddressUses) -> Option<String>
 }
 
 /// Description of the object that has a reserved address. `None`: the address is on a Service whose
-/// owner is a LoadBalancer. That LoadBalancer is in [`AddressUses::others`], if it is another one.
+/// owner is a LoadBalancer. If this LoadBalancer is not the one that is to publish the address,
+/// [`AddressUses::others`] contains it.
 fn use_of(reserved: &Reserved) -> Option<&'static str> {
     match reserved {
         Reserved::Management(_) => Some("the cluster's management address"),

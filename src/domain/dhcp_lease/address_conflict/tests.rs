@@ -89,11 +89,12 @@ fn what_the_cluster_itself_has_is_never_published() {
             assert_eq!(why(reserved.clone(), published).as_deref(), Some(says), "{reserved:?}");
         }
     }
-    // Tenants choose the addresses of their Services. So a Service prevents that the address is
-    // published, but a published address is not withdrawn.
+    // Tenants choose the addresses of their Services. So a Service with the address prevents its
+    // publication, but an address that is already published is not withdrawn.
     assert!(why(Ingress(name()), false).is_some());
     assert_eq!(why(Ingress(name()), true), None);
-    // The owner of the Service is this LoadBalancer, or another one, which `others` then contains.
+    // The Service belongs to a LoadBalancer: to this one, or to another one. Then `others` contains
+    // the other LoadBalancer.
     assert_eq!(why(OwnIngress(name()), false), None);
 }
 
@@ -117,7 +118,7 @@ fn what_the_network_does_not_have_is_not_published() {
 }
 
 /// Exactly one of two LoadBalancers with the same address publishes it. The LoadBalancer to which a
-/// pool allocated the address comes first.
+/// pool allocated the address has precedence.
 #[test]
 fn an_address_is_published_for_one() {
     let other = |by_pool, publishes, older| OtherHolder {

@@ -25,8 +25,8 @@ const DIGITS: usize = 16;
 const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Name that the interface on the agent's network has in the pod.
 const INTERFACE: &str = "net1";
-/// Prefix of a label on nodes. The rest of the label is the name of a cluster network that the node
-/// has, and the value is "true". Source: network-controller-harvester,
+/// Prefix of a label on nodes. The rest of the label names a cluster network that the node has. The
+/// value of the label is "true". Source: network-controller-harvester,
 /// pkg/controller/manager/nad/controller.go.
 pub const LABEL_CLUSTER_NETWORKS: &str = "network.harvesterhci.io/";
 /// Name of the cluster network that each node has.
@@ -100,7 +100,8 @@ pub enum DeploymentChange {
 }
 
 /// Plans the change that the Deployment of a network's agent needs. `wanted`: the Deployment that
-/// the network must have. `None`: the network must have none.
+/// the network must have. `None`: the network must have none. `stored`: the Deployment that exists.
+/// `None`: there is none.
 pub fn plan(wanted: Option<Value>, stored: Option<&StoredDeployment>) -> DeploymentChange {
     match (wanted, stored) {
         (None, Some(stored)) if stored.ours && !stored.leaving => DeploymentChange::Delete,

@@ -115,7 +115,8 @@ fn what_differs_is_put_right_in_the_version_that_was_seen() {
         let DeploymentChange::Replace(object) = plan(Some(wanted), Some(stored)) else { panic!() };
         assert_eq!(object["metadata"]["resourceVersion"], "7");
     };
-    // The cluster network changes, or a part of the template that only the digest shows.
+    // First, the cluster network changes. Then a part of the template changes, which only the
+    // digest shows.
     replaces(on("other"), &stored(on("prod")));
     replaces(on("mgmt"), &stored(on("prod")));
     let mut template = template();
@@ -147,7 +148,8 @@ fn foreign_objects_are_never_touched() {
     }
 }
 
-/// The Deployment holds the options that were valid last, and they can be read from it.
+/// The Deployment holds the options that were valid last. The operator can read these options from
+/// the Deployment.
 #[test]
 fn the_options_of_an_agent_are_read_from_its_deployment() {
     let said = DhcpDeclaration {

@@ -35,8 +35,8 @@ pub fn needs_service(lb: &LoadBalancer) -> bool {
     is_possible(lb) && (is_guests(lb) || noted(lb).is_some())
 }
 
-/// Condition `Ready` of the LoadBalancer. `None`: the condition does not say that a takeover has
-/// begun.
+/// Condition `Ready` of the LoadBalancer, if this condition says that a takeover has begun. `None`:
+/// no takeover has begun.
 fn noted(lb: &LoadBalancer) -> Option<&Condition> {
     let mut conditions = lb.status.iter().flat_map(|status| &status.conditions);
     let ready = conditions.find(|condition| condition.type_ == READY);

@@ -139,7 +139,7 @@ fn the_host_asks_after_kube_vip_has_given_back() {
     };
     assert!(waits(&seen(&lb, Some(&kube_vips))), "its Service is there");
     assert!(waits(&LeasingFacts { now: at(-1), ..seen(&lb, None) }), "it had no time");
-    // Without that condition, no takeover has begun, and the host leases at once.
+    // Without the condition of a takeover, no takeover has begun, and the host leases at once.
     lb.status.as_mut().unwrap().conditions.clear();
     assert_eq!(step(&seen(&lb, None)), LeasingStep::Create);
 }

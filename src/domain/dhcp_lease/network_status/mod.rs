@@ -51,8 +51,8 @@ struct NetworkStatus {
     message: String,
 }
 
-/// New value of the annotation that holds the network's status. `stored`: its present value.
-/// `None`: the annotation needs no write. `Some(None)`: the annotation must be removed.
+/// New value of the annotation that holds the network's status. `stored`: the annotation's present
+/// value. `None`: the annotation needs no write. `Some(None)`: the annotation must be removed.
 pub fn change(
     facts: &AgentFacts<'_>,
     stored: &str,

@@ -20,8 +20,8 @@ fn facts(agent: &WantedAgent) -> AgentFacts<'_> {
     }
 }
 
-/// Returns the new text of the annotation, and the same text parsed as JSON. Checks that it is not
-/// written a second time.
+/// Returns the new text of the annotation, and the same text parsed as JSON. Checks that the same
+/// text is not written a second time.
 fn written(facts: &AgentFacts<'_>, before: &str, now: i64) -> (String, Value) {
     let text = change(facts, before, at(now)).expect("nothing is written").expect("it is removed");
     assert_eq!(change(facts, &text, at(now + 60)), None, "written twice: {text}");

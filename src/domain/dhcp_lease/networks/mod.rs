@@ -170,7 +170,8 @@ impl DhcpNetworks {
     }
 
     /// Whether a network is a declared one, by its NetworkAttachmentDefinition or by the operator's
-    /// options.
+    /// options. `declaration`: annotations of the NetworkAttachmentDefinition. `None`: there is no
+    /// such object.
     pub fn declare(&self, network: &str, declaration: Option<&DhcpDeclaration>) -> bool {
         let asks =
             |said| matches!(self.agent(network, said), WantedAgent::Ours | WantedAgent::Faulty(_));

@@ -67,8 +67,8 @@ fn fault(networks: &DhcpNetworks, said: &DhcpDeclaration) -> String {
     why.clone()
 }
 
-/// A fault in another annotation does not change whether the network is declared. It is declared if
-/// its annotation `ANNOTATION_DHCP` has an effect and an agent can be attached.
+/// A fault in another annotation does not change whether the network is declared. The network is
+/// declared if its annotation `ANNOTATION_DHCP` has an effect and an agent can be attached.
 #[test]
 fn a_fault_declares_nothing() {
     let networks =

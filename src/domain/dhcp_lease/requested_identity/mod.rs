@@ -160,10 +160,10 @@ impl RequestedIdentity {
         }
     }
 
-    /// Client identifier that the LoadBalancer requests. A requested form has precedence. Without
-    /// it, a client with a requested hardware address behaves like kube-vip. It sends a client
-    /// identifier only if a host name is also requested. Source: `request` in kube-vip's
-    /// pkg/vip/dhcpv4.go.
+    /// Client identifier that the LoadBalancer requests. A requested form has precedence. If no
+    /// form is requested, a client with a requested hardware address behaves like kube-vip: the
+    /// client sends a client identifier only if a host name is also requested. Source: `request` in
+    /// kube-vip's pkg/vip/dhcpv4.go.
     fn client_id(&self) -> AskedId {
         match (self.form, self.mac, &self.hostname) {
             (Some(form), _, _) => AskedId::Form(form),
@@ -196,7 +196,7 @@ impl RequestedIdentity {
     }
 
     /// IPv4 address that the user requests. A client that had no address before asks the server for
-    /// it.
+    /// this address.
     pub const fn address(&self) -> Option<Ipv4Addr> {
         self.address
     }
@@ -207,9 +207,9 @@ impl RequestedIdentity {
     }
 }
 
-/// Merge patch that copies annotations of kube-vip from the Service to the LoadBalancer. The DHCP
-/// server then takes the host for the client that kube-vip was for the Service. `None`: the
-/// LoadBalancer already has these annotations, or the Service has none of them.
+/// Merge patch that copies annotations of kube-vip from the Service to the LoadBalancer. To the
+/// DHCP server, the host is then the same client that kube-vip was. `None`: the LoadBalancer
+/// already has these annotations, or the Service has none of them.
 ///
 /// # Errors
 /// The first annotation that is not valid.

@@ -86,8 +86,7 @@ fn what_cannot_be_followed_is_refused_by_name() {
         (KUBE_VIP_HWADDR, "02:00:5e:10:00", "must be a hardware address"),
         (KUBE_VIP_HWADDR, "03:00:5e:10:00:01", "unicast"),
         (KUBE_VIP_HWADDR, "ff:ff:ff:ff:ff:ff", "unicast"),
-        // This is the hardware address of a real machine, whose frames would then be delivered
-        // here.
+        // This is the hardware address of a real machine. Frames to that machine would arrive here.
         (KUBE_VIP_HWADDR, "3c:ec:ef:01:02:03", "another machine's"),
         (KUBE_VIP_HWADDR, "00:00:00:00:00:00", "another machine's"),
         (KUBE_VIP_REQUESTED_IP, "fd00::1", "IPv4"),
@@ -119,8 +118,7 @@ fn a_record_of_another_client_does_not_fit() {
         (ANNOTATION_DHCP_CLIENT_ID, "none"),
     ] {
         assert!(!asked(&lb(&[(key, value)])).unwrap().fits(&usual), "{key} {value}");
-        // A record fits even if it has a value that is no longer requested, or that came from the
-        // network.
+        // If the LoadBalancer does not request a value, a record with any value fits.
         let former = recorded(&[(key, value)], ClientIdForm::Duid);
         assert!(asked(&lb(&[])).unwrap().fits(&former), "{key} {value}");
     }

@@ -36,8 +36,8 @@ impl Moment {
     }
 }
 
-/// Status to write into a record. `record`: state of the lease that the client reports. `agent`:
-/// name of the agent that writes. `former`: the stored status.
+/// Status to write into a record. `record`: state of the lease that the client reports. `at`: the
+/// present moment. `agent`: name of the agent that writes. `former`: the stored status.
 pub fn report(
     record: &LeaseRecord,
     at: Moment,
@@ -97,7 +97,7 @@ pub fn report(
 }
 
 /// Status to write into a record if the link of its lease could not be made. `why`: the reason.
-/// `former`: the stored status.
+/// `at`: the present moment. `former`: the stored status.
 pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLeaseStatus {
     let ready = if former.address.is_some() {
         let message = format!("the address is leased, and cannot be renewed: {why}");
