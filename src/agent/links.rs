@@ -40,8 +40,8 @@ use crate::domain::dhcp_lease::agent_name;
 /// Error codes of the kernel, as negative values of errno.
 const EXISTS: i32 = -17;
 const NO_SUCH_DEVICE: i32 = -19;
-/// Lowest number of the interface group in which several links are removed together. The first
-/// number from here on that no link uses is taken.
+/// Lowest number for the interface group in which several links are removed together. The group
+/// gets the first number, from this one on, that no link uses.
 const FIRST_GROUP: u32 = 0x6c62_0000;
 
 type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
@@ -301,7 +301,7 @@ fn read(message: LinkMessage) -> KernelLink {
     link
 }
 
-/// Mode of a macvlan, read from its link information. `None`: the information says no mode.
+/// Mode of a macvlan, read from its link information. `None`: the information states no mode.
 fn mode(info: LinkInfo) -> Option<MacVlanMode> {
     let LinkInfo::Data(InfoData::MacVlan(data)) = info else { return None };
     data.into_iter().find_map(|one| match one {

@@ -47,8 +47,8 @@ pub(super) struct ManagedLease {
     wish: Option<Ipv4Addr>,
     /// Whether the client always asks servers to broadcast their answers.
     broadcast: bool,
-    /// DHCP client. `None`: the link was never made. A release of a stored address also creates the
-    /// client.
+    /// DHCP client. The agent creates the client when the link is made for the first time, or when
+    /// a stored address is to be released. `None`: neither has happened yet.
     pub(super) client: Option<DhcpClient>,
     pub(super) link: LinkState,
     /// Number of failed attempts to make the link since the last success.
@@ -126,7 +126,7 @@ impl ManagedLease {
     }
 
     /// Updates this state from the record, if the record's resourceVersion is newer. The status is
-    /// updated only if no write of it is under way.
+    /// updated only if no write of the record is under way.
     pub(super) fn update(&mut self, record: &DHCPLease) {
         let version = record.resource_version().unwrap_or_default();
         if !is_newer(&version, &self.version) {

@@ -185,8 +185,8 @@ mod tests {
     }
 
     /// An idle agent opens its socket for the first frame of a new lease, and this frame must not
-    /// be lost. A frame that another socket sends on `lo` is received once: when it arrives, and
-    /// not also when it leaves.
+    /// be lost. A socket receives a frame of another socket on `lo` once, when the frame arrives.
+    /// The socket does not receive the frame a second time when the frame leaves.
     #[tokio::test]
     async fn a_socket_sends_as_soon_as_it_is_open() {
         if may_open("lo").is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {

@@ -11,9 +11,8 @@ use crate::api::LeaseState;
 use crate::domain::dhcp::{ClientAction, ClientEvent, DhcpClient, Mac, OpenSockets};
 use crate::k8s::leadership::LeadershipClaim;
 
-/// Delay between the end of the last client's need and the change of the socket: the socket is
-/// closed, or stops accepting ARP. Often another client needs it soon. A socket that failed is
-/// opened again after the same delay.
+/// Time for which the socket stays open, or accepts ARP, when no client needs this any more. Often
+/// another client needs it soon. A socket that failed is opened again after the same time.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl AgentTerm<'_> {

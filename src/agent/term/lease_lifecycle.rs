@@ -21,8 +21,8 @@ const RESUME_LONGEST: Duration = Duration::from_secs(30);
 /// Number of clients without an address that may start at the same time. If there are more of them,
 /// they spread their first messages over time.
 const A_FEW: usize = 10;
-/// Pause after the first failed attempt to make a link. It doubles with each further failure, up to
-/// [`LINK_LONGEST_PAUSE`].
+/// Pause after the first failed attempt to make a link. The pause doubles with each further
+/// failure, up to [`LINK_LONGEST_PAUSE`].
 const LINK_PAUSE: Duration = Duration::from_millis(500);
 const LINK_LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -123,8 +123,8 @@ impl AgentTerm<'_> {
         self.reschedule(mac);
     }
 
-    /// Starts the client of a lease, after the lease's link was made. If the client runs already,
-    /// it only learns whether the carrier is up.
+    /// Starts the client of a lease, after the lease's link was made. A client that runs already
+    /// only learns whether the carrier is up.
     pub(super) fn start(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();
@@ -186,7 +186,7 @@ impl AgentTerm<'_> {
         self.leave(mac);
     }
 
-    /// Releases the address of a lease, if it holds one. If this agent is not the leader, or
+    /// Releases the address of a lease, if the lease has one. If this agent is not the leader, or
     /// releases are too frequent, a timer for another attempt is set instead.
     pub(super) fn leave(&mut self, mac: Mac) {
         let at = moment();

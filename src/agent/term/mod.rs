@@ -278,7 +278,8 @@ impl<'a> AgentTerm<'a> {
         }
     }
 
-    /// Handles the removal of the agent's interface. Each client learns that it has no carrier.
+    /// Handles the removal of the agent's interface. Each client learns that its link has no
+    /// carrier.
     fn orphaned(&mut self) {
         let interface = &self.agent.settings.interface;
         tracing::warn!(interface, "the interface is gone, and all links with it");

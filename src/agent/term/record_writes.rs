@@ -22,8 +22,8 @@ pub(super) struct WriteOutcome {
     mac: Mac,
     uid: String,
     what: PendingWrite,
-    /// New resourceVersion of the record. `None`: the write removed the finalizer, and the record
-    /// may be gone.
+    /// New resourceVersion of the record. `Ok(None)`: the write removed the finalizer, and the
+    /// record may be gone. `Err`: the write failed.
     outcome: Result<Option<String>, CallError>,
     status: DHCPLeaseStatus,
     /// Record as read after the write failed with 409 or 404.
@@ -141,8 +141,8 @@ impl AgentTerm<'_> {
         self.reschedule(mac);
     }
 
-    /// Queues the next write of a lease, if it became pending during the last one. If the lease is
-    /// ending, takes the next step of its end.
+    /// Queues the next write of a lease's record, if this write became pending during the last one.
+    /// If the lease is ending, takes the next step of its end.
     fn again(&mut self, mac: Mac) {
         if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
             self.queue.push_back(mac);
