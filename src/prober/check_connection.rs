@@ -77,7 +77,7 @@ impl ProbeGet {
         Ok(Self { path, request: request.clone(), host, port_suffix, tls })
     }
 
-    /// Host header of a GET to the backend at `address`.
+    /// Host header of a GET to the backend at `address`. `None`: the host is no valid header value.
     pub(super) fn host(&self, address: IpAddr) -> Option<HeaderValue> {
         self.host.clone().or_else(|| match address {
             IpAddr::V4(ip) => header(&ip.to_string(), &self.port_suffix),

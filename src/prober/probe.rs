@@ -159,8 +159,8 @@ async fn exchange(
     }
 }
 
-/// Waits for the result of `wanted`, and polls `driver` meanwhile. If `driver` ends first, `wanted`
-/// is still waited for.
+/// Waits for the result of `wanted`, and polls `driver` meanwhile. If `driver` ends first, goes on
+/// to wait for `wanted`.
 async fn while_driving<T>(wanted: impl Future<Output = T>, driver: impl Future) -> T {
     match select(pin!(wanted), pin!(driver)).await {
         Either::Left((done, _)) => done,

@@ -16,8 +16,8 @@ use super::probe::{ProbeOutcome, ask};
 use super::target_schedule::{Key, ProbeStart};
 use super::{DialSettings, ProberShared, sockets};
 
-/// Part of a check's period by which a probe may start late: one tenth. A probe that starts later
-/// counts as late.
+/// Divisor of a check's period. A probe counts as late if it starts more than a tenth of the period
+/// after it was due.
 const LATE_SHARE: u32 = 10;
 
 /// Maximum number of probes that are started in one batch. The probes under way are polled before

@@ -79,8 +79,8 @@ impl<D> Default for TargetSchedule<D> {
 }
 
 impl<D> TargetSchedule<D> {
-    /// Connection settings of the LoadBalancer `lb`, if they also fit `check`. `None`: new settings
-    /// must be made.
+    /// Connection settings that the LoadBalancer `lb` has, if they fit `check`. `None`: new
+    /// settings must be made.
     pub(super) fn dial(&self, lb: &str, check: &CheckSettings) -> Option<Arc<D>> {
         let group = self.lbs.get(lb).filter(|group| group.check.asks_the_same(check))?;
         Some(Arc::clone(&group.dial))
@@ -183,8 +183,8 @@ impl<D> TargetSchedule<D> {
 
     /// Records the result of the target's probe, and sets the time of the next probe. `None` as
     /// `passed`: the probe showed nothing about the target. Regular times that passed while the
-    /// probe was under way are skipped. If a verdict flipped, returns the LoadBalancer and whether
-    /// the target is healthy. A doubted failure flips no verdict.
+    /// probe was under way are skipped. `Some`: the verdict flipped. The value is the LoadBalancer,
+    /// and whether the target is healthy now. A doubted failure flips no verdict.
     pub(super) fn end(
         &mut self,
         key: Key,
@@ -313,8 +313,9 @@ impl<D> TargetSchedule<D> {
         let phase = ProbePhase::of(&[lb, &target.id, &target.address.to_string()]);
         let wanted = may_be_backend(target.address);
         let healthy = wanted && verdict.unwrap_or(target.assume_healthy);
-        // The first probe of a target that is assumed healthy can wait for its regular time.
-        // Another target is probed at once, because the LoadBalancer waits for its verdict.
+        // The first probe of a target that is assumed healthy can wait for its regular time. Any
+        // other target is probed at once, because the LoadBalancer waits for the verdict on this
+        // target.
         let when = if healthy { next } else { first };
         let due = wanted.then(|| when(now, phase, check.period));
         let key = self.next_key;
@@ -339,7 +340,7 @@ impl<D> TargetSchedule<D> {
     }
 
     /// Moves the next probe of a target to a regular time of the check's new period. If a probe is
-    /// under way, its end sets the time of the next one.
+    /// under way, the end of this probe sets the time of the next one.
     fn reschedule(&mut self, key: Key, check: &CheckSettings, now: Duration) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         if let Some(due) = entry.due.as_mut() {

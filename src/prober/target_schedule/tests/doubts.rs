@@ -265,7 +265,7 @@ proptest! {
             .flat_map(|(lb, (_, vms))| vms.iter().map(move |number| (lb.clone(), *number)))
             .filter(|(_, number)| silent.contains(number))
             .collect();
-        // Each check has failed or recovered by the end of this time.
+        // These 48 s are enough for each check to fail or to recover.
         world.pass(48);
         if doubted {
             prop_assert_eq!(world.unhealthy(), vec![]);
