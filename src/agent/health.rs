@@ -18,7 +18,7 @@ pub struct AgentHealth {
     /// Metrics of the DHCP leases that this process holds.
     pub dhcp: DhcpMetrics,
     /// Earliest expiry of the DHCP leases that this agent holds. Each request for metrics computes
-    /// from it how much time remains.
+    /// the remaining time from this expiry.
     pub expiry: Arc<ExpiryGauge>,
     /// State that says whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,

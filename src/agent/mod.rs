@@ -52,7 +52,7 @@ pub struct AgentSettings {
     pub me: String,
     /// Timing of the ARP probe, which checks whether another host uses a newly granted address.
     pub probe: ProbeTiming,
-    /// Subnets from which the agent accepts addresses. Empty: it accepts any address.
+    /// Subnets from which the agent accepts addresses. Empty: the agent accepts any address.
     pub subnets: Arc<[Ipv4Net]>,
     /// Whether an address stays in use after its lease has expired without an answer of a server.
     pub keep: bool,
@@ -79,8 +79,8 @@ pub struct DhcpAgent {
     pub expiry: Arc<ExpiryGauge>,
 }
 
-/// Earliest expiry of the DHCP leases that this agent holds. Each request for metrics computes from
-/// it how much time remains.
+/// Earliest expiry of the DHCP leases that this agent holds. Each request for metrics computes the
+/// remaining time from this expiry.
 #[derive(Debug, Default)]
 pub struct ExpiryGauge {
     /// Earliest expiry of a lease, in milliseconds on the agent's clock. 0: no lease expires.

@@ -138,7 +138,7 @@ fn open(interface: &str, accepted: FrameFilter) -> io::Result<UnixDatagram> {
     // Another CPU may still deliver a frame that arrived before the drop-all filter was attached.
     // After each CPU has passed a barrier, such a frame is in the queue, and the loop below
     // discards it. If the barrier is not permitted, the frame may be received later. This does no
-    // harm, because its content says which client it is for.
+    // harm, because the content of the frame names its client.
     let _ = membarrier(MembarrierCommand::Global);
     socket.set_nonblocking(true)?;
     let _ = socket.set_recv_buffer_size(QUEUE);

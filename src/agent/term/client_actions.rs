@@ -116,7 +116,7 @@ impl AgentTerm<'_> {
 
     /// Sets the frames that the socket accepts to those that the clients need. A change to more
     /// frames takes effect at once. `less`: whether a change to fewer frames also takes effect at
-    /// once. If not, it takes effect after [`EASE`].
+    /// once. `false`: such a change takes effect after [`EASE`].
     pub(super) fn adjust_filter(&mut self, less: bool) {
         let needed = match (self.asking, self.probing.is_empty()) {
             (_, false) => FrameFilter::DhcpAndArp,
@@ -136,8 +136,8 @@ impl AgentTerm<'_> {
 
     /// Sends the frames of a lease's client, if this agent may send. While the API server does not
     /// answer, no agent knows which one is the leader. Then this agent sends only requests that
-    /// extend held leases. After it has seen another active agent, it sends none of these either,
-    /// because one agent is enough.
+    /// extend held leases. After this agent has seen another active agent, it sends no such
+    /// requests either, because one agent is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
         let leads = self.agent.leadership.is_current();
         self.yields &= !leads;

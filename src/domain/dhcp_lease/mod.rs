@@ -102,7 +102,7 @@ pub struct LeasingFacts<'a> {
     /// Whether the network is a declared one: the host leases addresses on it.
     pub declared: bool,
     /// Reason why the host starts no new leases on the network: one of its annotations is not
-    /// valid. `None`: all its annotations are valid.
+    /// valid. `None`: all annotations of the network are valid.
     pub fault: Option<&'a str>,
     /// Whether the agent of the record's network is active. If there is no record, this is about
     /// the agent of `network`.
@@ -247,9 +247,9 @@ fn with(record: &DHCPLease, seen: &LeasingFacts<'_>) -> LeasingStep {
     })
 }
 
-/// Whether a LoadBalancer without an address is on another network than its record, because it was
-/// created again. A LoadBalancer that has an address keeps it, even if its annotations change
-/// later.
+/// Whether a LoadBalancer without an address is on another network than its record, because the
+/// LoadBalancer was created again. `false` for a LoadBalancer that has an address, even if its
+/// annotations change later.
 fn has_moved(record: &DHCPLease, lb: &LoadBalancer, network: &str) -> bool {
     !network.is_empty() && record.spec.network != network && facts::leased(lb).is_none()
 }
@@ -261,7 +261,7 @@ fn is_guests(lb: &LoadBalancer) -> bool {
 }
 
 /// Whether a LoadBalancer without an address requests another client identity than its record has.
-/// A LoadBalancer that has an address keeps it, even if its annotations change later.
+/// `false` for a LoadBalancer that has an address, even if its annotations change later.
 fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }

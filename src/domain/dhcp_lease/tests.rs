@@ -78,7 +78,7 @@ fn waits(step: &LeasingStep) -> &'static str {
 }
 
 /// A fault in a network's annotations delays new leases. A LoadBalancer that has an address keeps
-/// it.
+/// this address.
 #[test]
 fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     const FAULT: &str = "metadata.annotations[x]: \"y\" must be z";

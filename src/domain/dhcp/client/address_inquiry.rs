@@ -99,7 +99,7 @@ impl DhcpClient {
     }
 
     /// Plans ARP questions about a lost address, if its announcers are known. The questions end
-    /// after the announcers have not answered `MOST_SILENT` of them in a row.
+    /// after `MOST_SILENT` consecutive questions that no announcer has answered.
     pub(super) fn ask_after_loss(&mut self) {
         self.still = None;
         let announced = self.announced.clone().filter(|announced| !announced.by.is_empty());

@@ -36,7 +36,7 @@ pub struct LeaseRecord {
     /// Held lease. Its address may be used after this record is written. `None`: the client holds
     /// no lease.
     pub lease: Option<GrantedLease>,
-    /// Trouble of the client. `None`: it has no trouble.
+    /// Trouble of the client. `None`: the client has no trouble.
     pub trouble: Option<ClientTrouble>,
     /// Whether the client keeps its address if the lease expires without an answer of a server.
     pub keeps: bool,

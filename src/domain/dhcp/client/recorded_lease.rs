@@ -38,8 +38,8 @@ impl RecordedLease {
     pub(super) fn lease(self, now: Duration, left: Option<Duration>) -> GrantedLease {
         let times = LeaseTimes::of(self.seconds.unwrap_or(u32::MAX), None, None);
         let expires = left.map(|left| now + left);
-        // A T1 or T2 that lies before the start of the client's clock becomes zero. So it is due at
-        // once.
+        // A T1 or T2 that lies before the start of the client's clock becomes zero. So the request
+        // at this time is due at once.
         let since = |time: Duration| match (expires, times.end) {
             (Some(expires), Some(end)) => (expires + time).saturating_sub(end),
             _ => now + time,
@@ -68,7 +68,7 @@ pub(super) struct FormerAddress {
     pub(super) address: Ipv4Addr,
     pub(super) server: Ipv4Addr,
     /// Time until which a guest or kube-vip may still announce the address for this client. If the
-    /// address is granted before this time, it is not probed.
+    /// address is granted before this time, the client does not probe the address.
     pub(super) ours_until: Duration,
     /// Whether the client requests this address again.
     pub(super) wanted: bool,

@@ -86,7 +86,7 @@ pub struct ClientMessage<'a> {
     pub kind: MessageKind,
     /// Client that sends the message.
     pub identity: &'a ClientIdentity,
-    /// Transaction ID. A server's answer repeats it.
+    /// Transaction ID. A server's answer repeats this ID.
     pub xid: u32,
     /// Seconds since the client began to search for an address, or to extend its lease.
     pub secs: u16,
@@ -214,8 +214,9 @@ pub fn read(message: &[u8], identity: &ClientIdentity) -> Result<ServerReply, Me
     let field = message.get(OPTIONS..).unwrap_or_default();
     let options =
         OptionReader::new(field, area(108, 236), area(44, 108)).ok_or(MessageFault::Malformed)?;
-    // A server may leave out the client identifier (RFC 6842). If it sends one, it must be this
-    // client's. If the client has sent none, the server may send an identifier of its own.
+    // A server may leave out the client identifier (RFC 6842). If the server sends one, this must
+    // be the client's own identifier. If the client has sent none, the server may send an
+    // identifier of its own.
     let meant = options.get(options::CLIENT_ID);
     let other = |id: &[u8]| identity.client_id.as_ref().is_some_and(|own| own.octets() != id);
     if meant.is_some_and(|id| other(&id)) {

@@ -162,8 +162,9 @@ impl DhcpDeclaration {
 }
 
 impl DhcpNetworks {
-    /// Network on which the address of a LoadBalancer is leased. Empty: none. The default network
-    /// is not for guest load balancers, because a guest cluster is on the network of its VMs.
+    /// Network on which the address of a LoadBalancer is leased. Empty: the LoadBalancer has no
+    /// network. The default network is not for guest load balancers, because a guest cluster is on
+    /// the network of its VMs.
     pub fn of(&self, lb: &LoadBalancer, around: &LbSurroundings) -> String {
         let network = facts::requirement(lb, around).network;
         if network.is_empty() && !facts::is_guest(lb) { self.default.clone() } else { network }

@@ -31,7 +31,7 @@ pub fn start_within(clients: usize) -> Duration {
     EACH.saturating_mul(u32::try_from(clients).unwrap_or(u32::MAX)).min(LONGEST)
 }
 
-/// Part of the time `whole`: the fraction `phase` / 2^32 of it.
+/// Part of the time `whole`: `whole` times `phase`, divided by 2^32.
 pub(super) fn part(phase: u32, whole: Duration) -> Duration {
     let nanos = (whole.as_nanos() * u128::from(phase)) >> 32;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))

@@ -47,8 +47,8 @@ pub fn a_request_takes_up_the_offer_and_its_server() {
     assert!(request.is_broadcast());
 }
 
-/// A client that has held no address requests the address `wish`. It prefers this address to other
-/// offers, until servers have refused it twice.
+/// A client that has held no address requests the address `wish`. The client prefers this address
+/// to other offers, until servers have refused this address twice.
 #[test]
 fn an_address_is_asked_for_by_name() {
     let wished = Ipv4Addr::new(10, 0, 0, 77);

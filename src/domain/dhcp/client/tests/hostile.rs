@@ -79,7 +79,7 @@ pub fn only_what_answers_us_is_heard() {
 pub fn an_answer_to_another_client_identifier_is_not_ours() {
     changes_nothing("another client", |answer| answer.with(61, &[1, 2, 3]).frame());
     changes_nothing("an empty one", |answer| answer.with(61, &[]).frame());
-    // An answer is accepted whether or not it repeats the client identifier.
+    // The client accepts answers that repeat its client identifier, and answers without one.
     let mut bed = Bed::new();
     let discover = bed.speaks();
     let echo = identity();

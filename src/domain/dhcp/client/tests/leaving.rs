@@ -51,8 +51,8 @@ impl Bed {
     }
 }
 
-/// Only `release` gives the address back. No RELEASE is sent when the process exits, or when the
-/// client must not send packets, as while its link is down.
+/// Only `release` gives the address back. No RELEASE is sent when the process exits, or while the
+/// client's link is down.
 #[test]
 pub fn nothing_but_release_releases() {
     let mut bed = Bed::bound(120);

@@ -131,7 +131,7 @@ impl Bed {
         self.takes(out)
     }
 
-    /// Advances the clock until the client sends a message. Checks that it sends only one.
+    /// Advances the clock until the client sends a message. Checks that the client sends only one.
     fn speaks(&mut self) -> Seen {
         let mut sent = self.speaks_all();
         assert_eq!(sent.len(), 1, "{sent:?}");

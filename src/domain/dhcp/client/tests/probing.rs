@@ -133,8 +133,8 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
 
 #[test]
 pub fn an_address_that_we_may_be_announcing_is_never_probed() {
-    // The lease has expired, and the address is granted again. It is not probed, because the guest
-    // that had it may answer.
+    // The lease has expired, and the address is granted again. The client does not probe the
+    // address, because the guest that had this address may answer.
     let mut bed = Bed::bound(120);
     bed.until(ms(119_999));
     bed.client.options.probe = ProbeTiming::QUICK;
@@ -155,8 +155,8 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
     assert_eq!(bed.client.state(), LeaseState::Probing);
 
-    // The same address is probed if it is granted more than five minutes after its loss. No
-    // announcer of this client has it any more.
+    // The former address is granted more than five minutes after its loss. The client probes the
+    // address, because no announcer of this client has the address any more.
     let mut bed = Bed::resumed(0);
     bed.until(secs(301));
     let discover = bed.speaks();

@@ -246,8 +246,8 @@ pub fn an_answer_that_cannot_be_used_changes_nothing() {
     assert_eq!(bed.events.iter().filter(unusable).count(), 4);
 }
 
-/// While the leader is unknown, another agent may act for the same client. Then the agent sends
-/// only messages that extend a lease, because other messages could do harm.
+/// Another agent may act for the same client while the leader is unknown. Then the agent sends only
+/// messages that extend a lease, because other messages could do harm.
 #[test]
 fn a_client_renews_while_it_may_use_its_address_and_asks_for_time() {
     let mut bed = Bed::with(ClientOptions::default());

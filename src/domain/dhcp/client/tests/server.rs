@@ -131,7 +131,7 @@ pub fn seen(frame: &[u8]) -> Option<Seen> {
     })
 }
 
-/// Answer of a server. A test may change the answer before it makes a frame of it.
+/// Answer of a server. A test may change the answer before the answer becomes a frame.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub kind: u8,

@@ -89,10 +89,10 @@ pub fn nothing() -> Vec<BpfInstruction> {
     vec![BpfInstruction { code: RETURN, jt: 0, jf: 0, k: 0 }]
 }
 
-/// Program for the client with the hardware address `mac`. It lets unfragmented DHCP datagrams for
-/// this hardware address pass: datagrams to the client's port, and datagrams of a client to the
-/// server's port. If `mac` is `None`, it lets such datagrams of all clients pass. `arp`: whether
-/// ARP packets also pass. Frames of a VLAN never pass.
+/// Program for the client with the hardware address `mac`. The program lets unfragmented DHCP
+/// datagrams for this hardware address pass: datagrams to the client's port, and datagrams of a
+/// client to the server's port. If `mac` is `None`, such datagrams of all clients pass. `arp`:
+/// whether ARP packets also pass. Frames of a VLAN never pass.
 pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<BpfInstruction> {
     let mut program = BpfProgram(Vec::new());
     let no_ip = if arp { JumpTarget::Arp } else { JumpTarget::Drop };
