@@ -42,7 +42,7 @@ pub(crate) fn trusting_system() -> Result<ClientConfig, String> {
 }
 
 /// Settings that accept any server certificate, and any proof that the server has the certificate's
-/// key. They are only for requests without a secret.
+/// key. These settings are only for requests that contain no secret.
 pub(crate) fn unverified() -> Result<ClientConfig, String> {
     let verifier = Arc::new(Unverified(Arc::new(aws_lc_rs::default_provider())));
     Ok(finished(builder()?.dangerous().with_custom_certificate_verifier(verifier)))

@@ -17,8 +17,8 @@ use tokio::sync::oneshot;
 
 use crate::locks::lock;
 
-/// Limit of the callers that work at the same time, with a queue of the callers that wait. Clones
-/// share the limit and the queue.
+/// Limit of the number of callers that work at the same time, with a queue of the callers that
+/// wait. Clones share the limit and the queue.
 #[derive(Debug)]
 pub struct Turns<S: Clone + Eq + Hash>(Arc<Mutex<TurnQueue<S>>>);
 
@@ -77,8 +77,9 @@ impl<S: Clone + Eq + Hash> Turns<S> {
         lock(&self.0)
     }
 
-    /// Removes from the queue the caller whose turn is next, and returns it. Skips callers whose
-    /// future was dropped. `None`: no caller waits, and the place becomes free.
+    /// Removes from the queue the caller whose turn is next, and returns the sender that wakes this
+    /// caller. Skips callers whose future was dropped. `None`: no caller waits, and a place becomes
+    /// free.
     fn next(&self) -> Option<oneshot::Sender<CallerTurn<S>>> {
         let mut queue = self.lock();
         while let Some(source) = queue.order.pop_front() {
@@ -144,8 +145,8 @@ mod tests {
             order.extend(heard.recv().await);
         }
         assert_eq!(order, ["a1", "b1", "c1", "a2", "a3"]);
-        // No caller waits any more. The next caller must get a place at once, even after the place
-        // was offered to a caller whose future was dropped.
+        // No caller waits any more. So `take(1)` must get the place at once. `take(3)` must get it
+        // at once too, although the place was first offered to `take(2)`, whose future was dropped.
         let turn = timeout(Duration::from_secs(9), turns.take(1)).await.unwrap();
         let mut late = Box::pin(turns.take(2));
         assert!(timeout(Duration::ZERO, &mut late).await.is_err());

@@ -9,11 +9,11 @@ use super::MetricMaker;
 pub struct AdmissionMetrics {
     /// Requests that the API server sent to the webhooks, by call, kind of object and verdict.
     pub requests: IntCounterVec,
-    /// Seconds from the end of a request to the answer of the webhook, by call.
+    /// Seconds from the last byte of a request to the webhook's answer, by call.
     pub seconds: HistogramVec,
     /// TLS handshakes that failed.
     pub handshakes_failed: IntCounter,
-    /// End of validity of each certificate, in seconds since the epoch.
+    /// Time when each certificate of the webhooks expires, in seconds since the epoch.
     pub certificate_end: IntGaugeVec,
     /// Corrections of webhook registrations that another client had changed, by kind of object.
     pub repairs: IntCounterVec,

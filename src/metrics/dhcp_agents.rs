@@ -9,9 +9,9 @@ use super::MetricMaker;
 pub struct DhcpMetrics {
     /// 1 on the agent that holds the network's Lease, 0 on the standbys.
     pub speaks: IntGauge,
-    /// Leases by state.
+    /// Number of leases on the network, by state.
     pub leases: IntGaugeVec,
-    /// Seconds until the first of the leases expires, if that lease is not renewed.
+    /// Seconds until the next expiry of a lease on the network, if no lease is renewed until then.
     pub first_expiry: IntGauge,
     /// Seconds from the first DISCOVER to an address that may be used.
     pub acquire_seconds: Histogram,
@@ -21,13 +21,14 @@ pub struct DhcpMetrics {
     pub naks: IntCounter,
     /// Addresses that were declined because another host uses them.
     pub declines: IntCounter,
-    /// DHCP requests that were repeated.
+    /// DHCP messages that the agent sent again, because no server had answered.
     pub retries: IntCounter,
-    /// Frames that the kernel's filter let through, but that answer no client of the agent.
+    /// Frames that the kernel's filter passed to the agent, and that are no valid answer to one of
+    /// the agent's clients.
     pub frames_dropped: IntCounter,
     /// Number of DHCP servers that granted the current leases.
     pub servers: IntGauge,
-    /// Addresses that are no longer leased, but that a host on the network still announces.
+    /// Addresses that the agent no longer leases, while a host on the network still announces them.
     pub still_announced: IntGauge,
 }
 

@@ -62,8 +62,8 @@ impl ProbeMetrics {
         self.verdicts.with_label_values(&[verdict]).inc_by(count);
     }
 
-    /// Sets the number of backends that fail but count as healthy. `reached`: whether another
-    /// replica reaches them.
+    /// Reports backends that fail but count as healthy. `held`: number of these backends.
+    /// `reached`: whether another replica reaches these backends.
     pub fn doubt(&self, held: usize, reached: bool) {
         let of = |it: bool| if it { "reached" } else { "none" };
         let held = i64::try_from(held).unwrap_or(i64::MAX);

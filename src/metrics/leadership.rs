@@ -17,8 +17,8 @@ pub struct LeadershipMetrics {
     /// VirtualMachines and VirtualMachineInstances with a finalizer of the Go controller. Only the
     /// leader sets this gauge.
     pub go_finalizers: IntGauge,
-    /// Repairs of CRDs, by CRD. A repair puts back the operator's form of a CRD, or only its status
-    /// subresource.
+    /// Repairs of CRDs, by CRD. A repair puts back the operator's form of the CRD, or only the
+    /// CRD's status subresource.
     pub crd_repairs: IntCounterVec,
 }
 

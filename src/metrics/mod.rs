@@ -52,9 +52,10 @@ pub struct Metrics {
     pub ledger_retries: IntCounter,
     /// Number of requests that were decided in one batch of the ledger task.
     pub batch_size: Histogram,
-    /// Ledger entries that were corrected. The label is the fault of the entry.
+    /// Ledger entries that were corrected. The label `kind` names the fault that the entry had.
     pub repairs: IntCounterVec,
-    /// Interruptions of the process's watches, and the time since each was last accepted.
+    /// Metrics of the process's watches: their interruptions, and the seconds since the API server
+    /// last accepted a watch of each resource.
     pub watches: WatchMetrics,
     /// Objects that do not fit the type of their kind, by kind.
     pub unreadable: IntCounterVec,
@@ -249,8 +250,8 @@ impl Metrics {
         }
     }
 
-    /// Starts to measure how long the LoadBalancer waits for its address. Does nothing if the
-    /// LoadBalancer has an address or is being deleted.
+    /// Starts to measure how long the LoadBalancer waits for its address, unless the measurement
+    /// has already started. Does nothing if the LoadBalancer has an address or is being deleted.
     pub fn saw(&self, lb: &LoadBalancer) {
         let has_address = lb.status.as_ref().is_some_and(|s| s.allocated_address.is_some());
         if has_address || lb.metadata.deletion_timestamp.is_some() {
@@ -259,8 +260,9 @@ impl Metrics {
         let (Some(uid), Some(created)) = (lb.uid(), lb.creation_timestamp()) else { return };
         let mut seen = lock(&self.seen);
         seen.entry(uid).or_insert_with(|| {
-            // The creation time is in whole seconds, so the present time is more exact for a new
-            // object. For an object that is older than 2 s, the creation time is used.
+            // The wait begins at the creation time of an object that is older than 2 s. For a
+            // younger object, the wait begins now, because the creation time has only whole
+            // seconds.
             let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let age = age.saturating_sub(u64::try_from(created.0.as_second()).unwrap_or(0));
             let now = Instant::now();
@@ -272,8 +274,8 @@ impl Metrics {
         });
     }
 
-    /// Ends the measurement that [`Self::saw`] started, because the address is published now. A
-    /// later publication for the same object is not measured.
+    /// Ends the measurement that [`Self::saw`] started for the LoadBalancer `uid`, because its
+    /// address is published now. A later publication for this LoadBalancer is not measured.
     pub fn addressed(&self, uid: &str) {
         let began = lock(&self.seen).remove(uid);
         if let Some(began) = began {
@@ -281,8 +283,8 @@ impl Metrics {
         }
     }
 
-    /// Ends the measurement that [`Self::saw`] started, without a result, because the object is
-    /// gone.
+    /// Ends the measurement that [`Self::saw`] started for the LoadBalancer `uid`. The measurement
+    /// has no result, because the LoadBalancer is gone.
     pub fn forget(&self, uid: &str) {
         lock(&self.seen).remove(uid);
     }

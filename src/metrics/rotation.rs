@@ -11,8 +11,8 @@ use crate::domain::credentials::rotation::RotationStep;
 pub struct RotationMetrics {
     /// Earliest expiry of the credentials in a target, in seconds since the epoch.
     pub ends: IntGaugeVec,
-    /// 1 where a credential should have been replaced before now, or is only watched and expires
-    /// soon.
+    /// 1 for a TokenRotation whose credential should have been replaced before now. 1 if the
+    /// credential is only watched and expires soon. 0 for every other TokenRotation.
     pub overdue: IntGaugeVec,
     /// Expiry of each credential that is only watched, in seconds since the epoch. A TokenRotation
     /// has at most 32 of these series.
@@ -23,11 +23,11 @@ pub struct RotationMetrics {
     pub key_ends: IntGaugeVec,
     /// 1 where an API key expires soon and is not renewed, or has expired.
     pub key_overdue: IntGaugeVec,
-    /// TokenRotations by the reason of their condition Ready.
+    /// Number of TokenRotations, by the reason of their condition `Ready`.
     pub rotations: IntGaugeVec,
     /// Credentials that this process wrote into their target, and then observed there.
     pub published: IntCounter,
-    /// Steps that failed, by step.
+    /// Failed steps of the replacement of credentials, by step.
     pub failures: IntCounterVec,
     /// Credentials that were revoked.
     pub revoked: IntCounter,

@@ -37,8 +37,8 @@ impl WatchMetrics {
         lock(&self.began).insert(resource.to_owned(), Instant::now());
     }
 
-    /// Removes the series of a resource, because it is not watched any more or is not served. When
-    /// the resource is watched again, a new series begins.
+    /// Removes the series of `resource`, because the resource is no longer watched or is not
+    /// served. The next accepted watch of the resource begins a new series.
     pub fn forget(&self, resource: &str) {
         lock(&self.began).remove(resource);
     }
