@@ -33,8 +33,8 @@ use crate::metrics::Metrics;
 
 /// Interval between two checks of all networks.
 const EVERY: Duration = Duration::from_secs(1);
-/// Delay before a write is tried again after its first failure, and before the ClusterRole that
-/// owns the Deployments is read again after a failed read.
+/// Delay before a write that has failed once is tried again. The same delay follows each failed
+/// read of the ClusterRole that owns the Deployments.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// Settings for the agents' Deployments.
@@ -90,8 +90,8 @@ impl FailedWrites {
         self.again.get(name).is_none_or(|again| *again <= Instant::now())
     }
 
-    /// Records the result of a write. `name`: key of the write. `object`: kind and name of the
-    /// written object, for the log.
+    /// Records the result of a write. `name`: name of the written Deployment or network, the key of
+    /// the record. `object`: kind and name of the written object, for the log.
     fn record(&mut self, name: &str, object: &str, written: Result<(), CallError>) {
         match written {
             Ok(()) => {
@@ -156,8 +156,8 @@ impl DeploymentReconciler<'_> {
                     WantedAgent::Faulty(_) => self.options(&network.name),
                     WantedAgent::None | WantedAgent::Others | WantedAgent::Refused(_) => continue,
                 };
-                // A Deployment that `wanted` lacks is left as it is, so it is not changed while the
-                // options are unknown.
+                // A Deployment that `wanted` lacks is left as it is. So the network's Deployment is
+                // not changed while its options are unknown.
                 wanted.remove(&name);
                 if let Some(options) = options {
                     let (template, on) =
@@ -208,9 +208,9 @@ impl DeploymentReconciler<'_> {
         networks
     }
 
-    /// Logs each fault of a network once, and records an Event. Both say what the fault causes: no
-    /// agent is made, or the agent retains its current options. `reported`: the faults that were
-    /// reported before, by network.
+    /// Logs each fault of a network once, and records an Event for it. Log and Event say what the
+    /// fault causes: no agent is made, or the agent retains its current options. `reported`: the
+    /// faults that were reported before, by network.
     fn report_faults(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
         reported.retain(|name, why| {
             networks

@@ -104,8 +104,9 @@ async fn reconcile(
         }
     };
     context.failures.forget(&ObjectRef::from_obj(record.as_ref()));
-    // `done` is the time until the record's next step, for example the end of its lease. `None`: an
-    // event enqueues the record, or [`agents`] does it when the network's agent becomes active.
+    // `done` is the time until the record's next step, for example until its lease expires. `None`:
+    // the next step waits for an event of the record or its LoadBalancer, or for the network's
+    // agent. When the agent becomes active, [`agents`] enqueues the record.
     Ok(done.map_or_else(Action::await_change, Action::requeue))
 }
 

@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 /// Longest delay before an object is reconciled again, however often its reconciles failed.
 pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
-/// Consecutive failures of the objects of one controller. `N` is the name of an object.
+/// Consecutive failures of the objects of one controller. `N` is the type of an object's name.
 pub(super) struct FailedReconciles<N> {
     controller: &'static str,
     /// Delay before an object is reconciled again after its first failure.
@@ -34,9 +34,9 @@ impl<N: Eq + Hash> FailedReconciles<N> {
         Self { controller, first, metrics: metrics.clone(), failures: Mutex::default() }
     }
 
-    /// Counts a failed reconcile of the object `name`, in memory and in the metric, whose label is
-    /// `error_kind`. Returns the number of consecutive failures before this one, and the delay
-    /// before the next reconcile.
+    /// Counts a failed reconcile of the object `name`, in memory and in the metric. `error_kind`:
+    /// value of the metric's label. Returns the number of consecutive failures before this one, and
+    /// the delay before the next reconcile.
     pub(super) fn count_name(&self, name: N, error_kind: &str) -> (u32, Duration) {
         self.metrics.reconcile_errors.with_label_values(&[self.controller, error_kind]).inc();
         self.delay(name)
@@ -64,8 +64,8 @@ impl<N: Eq + Hash> FailedReconciles<N> {
 }
 
 impl<K: Resource<DynamicType = ()>> FailedReconciles<ObjectRef<K>> {
-    /// Counts a failed reconcile of `object`, as [`Self::count_name`] does. Returns the delay as an
-    /// [`Action`].
+    /// Counts a failed reconcile of `object`, as [`Self::count_name`] does. Returns the same
+    /// values, but the delay as an [`Action`].
     pub(super) fn count(&self, object: &K, error_kind: &str) -> (u32, Action) {
         let (failures, delay) = self.count_name(ObjectRef::from_obj(object), error_kind);
         (failures, Action::requeue(delay))

@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_mins(10);
 
 /// Interval between two counts of the VMs with finalizers of the Go controller. Field 0: while a VM
-/// has one. Field 1: while no VM has one.
+/// has such a finalizer. Field 1: while no VM has such a finalizer.
 const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
 /// Time from the start of a term to the first count. The count reads every VM, so LoadBalancers
 /// that wait for an address come first.
@@ -52,7 +52,8 @@ struct KnownCrd {
     written: Option<Instant>,
 }
 
-/// Clears the gauges at the end of a term, so that only the leader reports CRDs.
+/// Guard of the gauges. Its drop at the end of a term resets the gauges, so that only the leader
+/// reports CRDs.
 struct CrdGauges(Metrics);
 
 impl Drop for CrdGauges {
@@ -157,7 +158,7 @@ async fn check_crd(
 }
 
 /// Reports in the metrics whether another form has replaced the operator's form of a CRD. For
-/// IPPool's CRD, reports it also in the conditions of all pools.
+/// IPPool's CRD, the conditions of all pools report this too.
 fn report_form(ctx: &Context, name: &str, form: CrdForm, pools: &LedgerHandle) {
     let is_replaced = form == CrdForm::Replaced;
     ctx.metrics.leadership.crd_replaced.with_label_values(&[name]).set(is_replaced.into());

@@ -36,8 +36,8 @@ pub(super) async fn first(ctx: &Context) -> bool {
     tokio::time::timeout(FIRST_RUN, run(ctx)).await.unwrap_or(false)
 }
 
-/// Repeats the import until it is finished, and never returns. `done`: whether the import is
-/// finished before the first repetition.
+/// Repeats the import until it is finished, and never returns. `done`: whether [`first`] has
+/// finished the import, so that nothing is repeated.
 pub(super) async fn rest(ctx: Context, mut done: bool) {
     let mut failures = 0;
     while !done {
@@ -93,7 +93,8 @@ async fn known(ctx: &Context) -> Result<ImportFacts, CallError> {
     Ok(ImportFacts::new(pools, facts::addresses(all.iter().map(AsRef::as_ref))))
 }
 
-/// Creates the planned pools. A refused pool is reported, and the others are created.
+/// Creates the planned pools. A refused pool is noted in `import`, and the others are created.
+/// Returns the names of the created pools.
 async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<String>, CallError> {
     let mut created = BTreeSet::new();
     for pool in &import.pools {
@@ -122,9 +123,9 @@ async fn create(ctx: &Context, import: &mut ImportPlan) -> Result<BTreeSet<Strin
     Ok(created)
 }
 
-/// Records in a pool which LoadBalancer had each of its addresses before. Without this record,
-/// addresses are still allocated, but not the same ones. The ledger task merges the record into the
-/// pool's ledger.
+/// Records in a pool, for each address of the pool, which LoadBalancer had this address before.
+/// Without this record, LoadBalancers could get other addresses than their former ones. The ledger
+/// task merges the record into the pool's ledger.
 async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
     let mut tries = 0;
     let error = loop {

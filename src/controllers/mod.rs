@@ -124,7 +124,8 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         prober: prober.clone(),
         moved,
     };
-    // Subscribes before the views list their objects, so that no change between the two is missed.
+    // Subscribes before the views have listed their objects, so that no change after a list is
+    // missed.
     let _subscription = views.subscribe(move |change| queues.send(change));
     views.synced().await;
     // Runs before any ledger is read, so that a LoadBalancer that waits for an imported pool gets
@@ -141,8 +142,8 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let asked = second_opinion::ask(ctx.clone(), prober.clone());
     let harvester = harvester_leftovers::run(ctx.clone(), handle.clone());
     let context = load_balancer::LbContext::new(ctx, handle, prober);
-    // A task of its own: otherwise each wake-up of a reconcile would poll all other futures of the
-    // `select!` below.
+    // The controller runs in a task of its own. Otherwise each wake-up of a reconcile would poll
+    // all other futures of the `select!` below.
     let serving = load_balancer::run(Arc::new(context), woken);
     let serving = AbortOnDropHandle::new(tokio::spawn(serving));
     // Reports the VMs that exist when the term begins. The subscription reports later changes.

@@ -29,8 +29,8 @@ use crate::k8s::leadership::{Leadership, ReplicaNotes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};
 
-/// Interval between two questions of the leader, while it doubts failures. Each question names VMs
-/// that were picked at random, and a VM's state may change.
+/// Interval between two questions of the leader, while the leader doubts failures. Each question
+/// names VMs that were picked at random, and a VM's state may change.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// Reason of the Event at the end of a doubt: the VMs answer again, or are gone.
@@ -186,7 +186,8 @@ pub async fn answer(replica: Arc<Replica>, views: Views) {
 }
 
 /// Address and health check of a target that a question names. `None`: no EndpointSlice of the
-/// operator contains the target, so it is not probed. The question alone is not trusted.
+/// operator contains the target, so this replica does not probe the target. The question alone is
+/// not trusted.
 fn target(asked: &AskedTarget, views: &Views) -> Option<(IpAddr, CheckSettings)> {
     let (namespace, name) = asked.lb.split_once('/')?;
     let lb = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

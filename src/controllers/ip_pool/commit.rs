@@ -21,16 +21,18 @@ use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::{ApiWriter, differs};
 
-/// Base of the delay before a batch with a failed write is tried again. Each failure of the same
-/// pool doubles the delay, up to [`BATCH_RETRY`]. The base is ten times as long for a pool that has
-/// failed [`PATIENCE`] times.
+/// Base of the delay before a batch with a failed write is tried again. Each failed write of the
+/// same pool doubles the delay, up to [`BATCH_RETRY`]. For a pool whose writes have failed
+/// [`PATIENCE`] times, the base is ten times as long.
 const FIRST_RETRY: Duration = Duration::from_millis(10);
-/// Longest delay before a pool that has failed [`PATIENCE`] times is tried again.
+/// Longest delay before a pool whose writes have failed [`PATIENCE`] times or more is written
+/// again.
 const LAST_RETRY: Duration = Duration::from_secs(5);
 /// Longest delay before a batch with a failed write is tried again.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
-/// Number of consecutive failures of a pool after which a batch no longer waits for that pool.
-/// Conflicts do not count: a conflict means that another client's write was accepted.
+/// Number of consecutive failed writes of a pool after which a batch no longer waits for that pool.
+/// A conflict does not count as a failed write, because it means that another client's write was
+/// accepted.
 const PATIENCE: u32 = 3;
 /// Consecutive conflicts of one pool after which an Event reports them.
 const CONTENDED: u32 = 5;
@@ -65,8 +67,8 @@ struct CommitJob {
 }
 
 impl LedgerTask {
-    /// Writes all touched pools concurrently. A pool whose next try is not due is not written, and
-    /// is in `failed`.
+    /// Writes concurrently all pools that the allocator has marked as touched. A pool whose next
+    /// try is not due yet is not written. The result names such a pool in `failed`.
     pub(super) async fn commit(&mut self) -> anyhow::Result<CommitOutcome> {
         self.forget_outlived_refusals();
         let now = rfc3339::to_second(Utc::now());

@@ -148,8 +148,8 @@ impl LedgerTask {
     }
 
     /// Reads from the API server the LoadBalancers whose published address contradicts the ledger
-    /// of `seen`. The entries of these LoadBalancers in `index` come from the view, which may be
-    /// older than the ledger. Updates these entries.
+    /// of `seen`. Updates the entries of these LoadBalancers in `index`, because the entries come
+    /// from the view. The view may be older than the ledger.
     async fn settle_disputes(
         &self,
         seen: &PoolSeen,
@@ -232,7 +232,7 @@ impl LedgerTask {
 }
 
 /// Reads a consistent list, page by page. Objects that do not fit their type are omitted; the
-/// informer reports them.
+/// informer reports them. `page`: number of objects in one page.
 pub(super) async fn list<K>(api: &Api<Guard<K>>, page: u32) -> Result<Vec<K>, CallError>
 where
     K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,

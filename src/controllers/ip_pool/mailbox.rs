@@ -117,7 +117,7 @@ impl LedgerHandle {
         answer.await.map_err(|_| LedgerError::Closed)?
     }
 
-    /// Releases every claim of the owner. The answer comes when no stored ledger names the owner.
+    /// Releases every claim of the owner. Returns when no stored ledger names the owner any more.
     pub async fn release(&self, owner: Owner) -> Result<(), LedgerError> {
         let (reply, answer) = oneshot::channel();
         self.send(LedgerMessage::Release(owner, Some(reply)))?;
@@ -130,8 +130,9 @@ impl LedgerHandle {
         let _ = self.send(LedgerMessage::Release(owner, None));
     }
 
-    /// Enqueues a pool that changed or is gone. `version`: resourceVersion of the changed pool.
-    /// `None`: the pool is read in any case.
+    /// Enqueues a pool that changed or is gone. `version`: resourceVersion of the changed pool,
+    /// which is read only if the ledger task knows no newer version. `None`: the pool is read in
+    /// any case.
     pub fn pool_changed(&self, name: String, version: Option<String>) {
         let _ = self.send(LedgerMessage::PoolChanged(name, version));
     }

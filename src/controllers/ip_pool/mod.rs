@@ -51,14 +51,15 @@ pub struct LedgerTask {
     /// Number of bytes of ledgers written since the last report to `pace`.
     bytes_written: usize,
     started: Instant,
-    /// Pools that have series in the metrics. The series of a deleted pool are found here and
-    /// removed.
+    /// Names of the pools that have series in the metrics. By these names, the series of a deleted
+    /// pool are found and removed.
     measured: BTreeSet<String>,
     /// Whether another form of the CRD has replaced the operator's. `None`: not checked yet.
     crd_is_replaced: Option<bool>,
     /// Task that looks up, at the API server, the LoadBalancers of claims that may be orphans.
     sweeper: Option<AbortOnDropHandle<()>>,
-    /// Claims that pools keep although the LoadBalancer is gone, by pool, as last reported.
+    /// Leaked claims that pools keep, by pool, as the last sweep found them. Log and Events report
+    /// a pool only if its kept claims differ from these.
     kept: BTreeMap<String, BTreeSet<Claim>>,
 }
 
@@ -127,8 +128,8 @@ impl LedgerTask {
                 } else if self.allocator.needs_fresh(&facts) {
                     drop(reply.send(Err(LedgerError::Stale)));
                 } else {
-                    // The allocator has claims of the owner, but no claim for the published
-                    // address. The stored pool may have that claim, so the pool is read again.
+                    // If the allocator has claims of the owner, but not the claim of the published
+                    // address, the stored pool may have that claim. So this pool is read again.
                     let unknown = facts.published.as_ref().filter(|published| {
                         let held = self.allocator.claims_of(&facts.owner.uid);
                         !held.is_empty() && !held.contains(published)

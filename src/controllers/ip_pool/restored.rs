@@ -25,8 +25,8 @@ const WHY: &str = "etcd was restored from a backup";
 
 /// Records the published address of each LoadBalancer that is in this replica's view but no longer
 /// in the API server. Logs each LoadBalancer that the restore changed. Called before the process
-/// ends, whether it leads or not: the view is from before the restore, and is lost with the
-/// process.
+/// ends, whether the process leads or not. The view is from before the restore, and is lost with
+/// the process.
 pub async fn keep_published(ctx: &Context) {
     if !ctx.views.is_synced() {
         tracing::warn!("addresses published before the restore are unknown to this replica");

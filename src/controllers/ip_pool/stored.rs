@@ -11,7 +11,7 @@ use crate::api::{
 };
 use crate::domain::Owner;
 
-/// Stored pool, as last read or written.
+/// Stored pool, as the ledger task last read or wrote the pool.
 pub(super) struct StoredPool {
     pub(super) version: String,
     pub(super) uid: String,
@@ -23,7 +23,8 @@ pub(super) struct StoredPool {
     pub(super) manual: Option<String>,
     /// Condition with the reason why the manual release was refused.
     pub(super) notice: Option<Condition>,
-    /// Whether claims without a LoadBalancer are kept: [`ANNOTATION_KEEP_ORPHANS`].
+    /// Whether the pool keeps its leaked claims, because it has the annotation
+    /// [`ANNOTATION_KEEP_ORPHANS`].
     pub(super) keeps_orphans: bool,
 }
 

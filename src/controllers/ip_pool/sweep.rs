@@ -31,8 +31,8 @@ const LOOKUPS: usize = 8;
 const MOST_EVENTS: usize = 5;
 
 impl LedgerTask {
-    /// Starts to look up the owners of claims whose LoadBalancer is missing in the view, unless
-    /// lookups are under way.
+    /// Starts to look up the owners of claims whose LoadBalancer is missing in the view, unless the
+    /// lookups of an earlier sweep are still under way.
     pub(super) fn sweep(&mut self) {
         for lb in self.ctx.views.load_balancers.state() {
             if self.allocator.claims_of(lb.uid().as_deref().unwrap_or_default()).len() > 1 {
@@ -51,8 +51,8 @@ impl LedgerTask {
         self.sweeper = Some(AbortOnDropHandle::new(tokio::spawn(look)));
     }
 
-    /// Frees a claim in the allocator, if the claim still is an orphan. Returns whether it was
-    /// freed. The caller writes the pool.
+    /// Frees a claim in the allocator, if the claim still is an orphan. Returns whether the claim
+    /// was freed. The caller writes the pool.
     pub(super) fn free(&mut self, orphan: &OrphanClaim) -> bool {
         let OrphanClaim { claim, owner, namesake } = orphan;
         let is_orphan =
@@ -115,9 +115,9 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<OrphanCl
     (!is_served).then(|| orphan(None))
 }
 
-/// Whether the owner's Service exists, because that Service still uses the address. The Service
-/// exists after the deletion of its LoadBalancer until it is garbage collected. `None`: the API
-/// server gave no answer.
+/// Whether the owner's Service exists. Such a Service still uses the address. After the deletion of
+/// its LoadBalancer, a Service exists until it is garbage collected. `None`: the API server gave no
+/// answer.
 async fn is_served(client: &Client, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), namespace);
     let service = api.call_get_if_served(name).await.ok()?;

@@ -57,7 +57,7 @@ fn context() -> Context {
     }
 }
 
-/// A pool with one address. It exists only in memory: no write of it is sent.
+/// A pool with one address. The pool exists only in memory, and is never written.
 fn pool(name: &str, ip: &str, priority: i64) -> PoolSeen {
     let pool: IPPool = serde_json::from_value(json!({
         "metadata": {"name": name},
@@ -70,7 +70,7 @@ fn pool(name: &str, ip: &str, priority: i64) -> PoolSeen {
     PoolSeen::new(&pool, Segment::Management)
 }
 
-/// Ledger task with pools `a` and `b`, and its handle.
+/// Ledger task with the pools `a` and `b`, and the handle of this task.
 fn ledger() -> (LedgerTask, LedgerHandle) {
     let (mut task, handle) = LedgerTask::new(context());
     for pool in [pool("a", "10.0.0.10", 2), pool("b", "10.0.1.10", 1)] {
@@ -80,7 +80,7 @@ fn ledger() -> (LedgerTask, LedgerHandle) {
     (task, handle)
 }
 
-/// A LoadBalancer that requests an address of pool `a`.
+/// Facts of a LoadBalancer that requests an address of pool `a`.
 fn lb(name: &str) -> LbFacts {
     LbFacts {
         owner: Owner { name: format!("ns/{name}"), uid: name.to_owned() },

@@ -12,7 +12,7 @@ use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason::NoAddressReason;
 
 /// Allocates the LoadBalancer's address, recorded in an IPPool or a DHCPLease. `None`: a required
-/// object was not observed yet; its event triggers the next reconcile.
+/// object was not observed yet. The event of that object triggers the next reconcile.
 pub(super) async fn allocate(
     observed: &ObservedLb,
     ctx: &LbContext,
@@ -42,9 +42,10 @@ pub(super) async fn allocate(
     Ok(Some(AddressOutcome::Pool(result)))
 }
 
-/// Refuses an address to a LoadBalancer that has none, because its guest cluster is being removed,
-/// and releases its claim in the ledger. The object must be from the API server: an address that a
-/// view does not show yet must stay. `why`: the reported reason.
+/// Gives no address to a LoadBalancer without an address, because its guest cluster is being
+/// removed. Releases the LoadBalancer's claim in the ledger. Fails with
+/// [`ReconcileError::Outdated`] if the object is from a view, because an address that the view does
+/// not show yet must stay. `why`: the reported reason.
 async fn refuse(
     observed: &ObservedLb,
     why: NoAddressReason,

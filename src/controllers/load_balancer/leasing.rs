@@ -20,10 +20,10 @@ use crate::domain::reason::{self, NoLease};
 use crate::k8s::CallError;
 use crate::k8s::calls::{ApiCall, ApiCalls as _};
 
-/// Time after the start of a term in which a published address is kept although the recorded expiry
-/// of its lease has passed. While the API server was unavailable, agents could renew leases but not
-/// record the renewals. When the API server is available again, an agent needs one call for its
-/// Lease and one write to record its renewals.
+/// Time from the start of a term in which a published address stays, even if the recorded expiry of
+/// its lease has passed. The reason: while the API server was unavailable, agents could renew
+/// leases but not record the renewals. When the API server is available again, an agent needs one
+/// call for its Lease and one write to record its renewals.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Delay of the next reconcile of a LoadBalancer that requests the DHCP client identity of another
 /// LoadBalancer.
@@ -37,7 +37,7 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 const REPETITIONS: usize = 5;
 
 /// Leases the LoadBalancer's address on the host: creates, adopts or keeps its DHCPLease. `None`: a
-/// required object was not observed yet; its event triggers the next reconcile.
+/// required object was not observed yet. The event of that object triggers the next reconcile.
 pub(super) async fn allocate(
     lb: &LoadBalancer,
     ctx: &LbContext,
@@ -137,9 +137,9 @@ pub(super) async fn allocate(
 }
 
 /// Creates a record, if a DHCP server can distinguish its client from the clients of all other
-/// records. Outer `Err`: the server cannot distinguish them. Inner `Err`: the record could not be
-/// created. The client goes into `made` under a lock, before its record is created. So of two
-/// creations at the same time, the second is checked against the first.
+/// records. Outer `Err`: the server cannot distinguish two of these clients. Inner `Err`: the
+/// record could not be created. The client goes into `made` under a lock, before its record is
+/// created. So of two creations at the same time, the second is checked against the first.
 async fn create(new: &DHCPLease, ctx: &LbContext) -> Result<Result<DHCPLease, CallError>, NoLease> {
     let mut made = ctx.made.lock().await;
     let views = &ctx.shared.views;
@@ -171,20 +171,22 @@ fn record_name(record: &DHCPLease) -> String {
 }
 
 /// Time until the LoadBalancer must be reconciled because the lease of its address expires. No
-/// event reports the expiry. `None`: the lease has no end, or its expiry was handled.
+/// event reports the expiry. `None`: the host leases no address for the LoadBalancer, the lease
+/// never expires, or its expiry was already handled.
 pub(super) fn ends_in(lb: &LoadBalancer, ctx: &LbContext) -> Option<Duration> {
     if facts::wants_pool(lb) {
         return None;
     }
     let record = ctx.shared.views.record(&facts::name(lb)).filter(|r| !dhcp_lease::keeps(r))?;
     let left = (dhcp_lease::ends(&record)? - Utc::now().fixed_offset()).to_std();
-    // The expiry was already handled, or is handled at the end of AGENTS_RETURN.
+    // If the lease has already expired, the expiry was handled, or it is handled when AGENTS_RETURN
+    // is over.
     let left = left.or_else(|_| Some(early(ctx)).filter(|left| !left.is_zero()).ok_or(()));
     left.ok().map(|left| left + Duration::from_millis(10))
 }
 
-/// Time until a reconcile checks the obstacle to a leased address again. `None`: there is no
-/// obstacle, or an event reports the end of the obstacle.
+/// Time until a reconcile checks whether the obstacle to a leased address is gone. `None`: there is
+/// no obstacle, or an event reports that the obstacle is gone.
 pub(super) fn again(outcome: &AddressOutcome) -> Option<Duration> {
     match outcome {
         AddressOutcome::Host(Err(NoLease::TakingOver { .. })) => Some(dhcp_lease::TAKEOVER_AGAIN),
@@ -198,8 +200,8 @@ fn early(ctx: &LbContext) -> Duration {
     AGENTS_RETURN.saturating_sub(ctx.shared.began.elapsed())
 }
 
-/// Reports a leased address, or its absence, after the status was written. `before`: the address
-/// published before.
+/// Reports the result of a lease after the status was written. `lease`: the published address, or
+/// the reason why there is none. `before`: the address in the status before this write.
 pub(super) fn published(
     lb: &LoadBalancer,
     lease: Result<&LeasedAddress, &NoLease>,

@@ -54,8 +54,8 @@ const REPETITIONS: usize = 5;
 /// Delay before a LoadBalancer is reconciled again after its first failed reconcile. Each further
 /// failure in a row doubles the delay.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// Time in which VMs should be listed. After this time the operator reports that the list is
-/// missing, because KubeVirt may not be installed.
+/// Time from the start of a term in which VMs should be listed. After this time, the operator
+/// reports that the list is missing, because KubeVirt is perhaps not installed.
 pub(super) const VMS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Context of all reconciles.
@@ -244,7 +244,8 @@ fn observe(lb: Arc<LoadBalancer>, ctx: &LbContext) -> ObservedLb {
 }
 
 /// Reads the object from the API server. A large object is returned whole. Other objects are
-/// trimmed to the part that a view has. `None`: the object is gone, or another object has its name.
+/// trimmed to the part that a view has. `None`: the object is gone, or another object has its name
+/// now.
 async fn observe_again(
     lb: &LoadBalancer,
     is_large: bool,

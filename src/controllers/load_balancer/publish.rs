@@ -11,8 +11,8 @@ use crate::domain::load_balancer::{facts, status};
 use crate::domain::object_fields::rfc3339;
 use crate::k8s::CallError;
 
-/// Publishes the address, and the state of the Service of a vm load balancer. Returns whether the
-/// object was written.
+/// Writes the address, and the state of the Service of a vm load balancer, into the LoadBalancer's
+/// status. Returns whether the status was written: `false` if nothing in it changes.
 pub(super) async fn publish(
     observed: &ObservedLb,
     served: &ServingOutcome,
@@ -31,7 +31,8 @@ pub(super) async fn publish(
     Ok(true)
 }
 
-/// Removes the finalizer of a deleted object, after the ledger has released its claim.
+/// Removes the finalizer of a deleted LoadBalancer. The ledger must have released the
+/// LoadBalancer's claim before.
 pub(super) async fn finalize(observed: &ObservedLb, ctx: &LbContext) -> Result<(), ReconcileError> {
     let Some(patch) = status::finalize(&observed.lb) else { return Ok(()) };
     if observed.partial {
@@ -47,7 +48,8 @@ fn unless_outdated(error: CallError) -> ReconcileError {
     }
 }
 
-/// Writes a patch, with a bound on concurrent writes.
+/// Patches the LoadBalancer `lb`. Before that, waits for a turn, because the number of concurrent
+/// writes is limited.
 pub(super) async fn write(
     lb: &LoadBalancer,
     patch: &Value,

@@ -10,7 +10,7 @@ use crate::domain::pools::allocator::ClaimResult;
 use crate::domain::reason;
 use crate::domain::vm_backends::listeners::{self, ServingStatus};
 
-/// Reports a published status. `lb`: the object before the write.
+/// Reports a published status. `lb`: the LoadBalancer as it was before the write of that status.
 pub(super) fn report(lb: &LoadBalancer, served: &ServingOutcome, ctx: &LbContext) {
     let shared = &ctx.shared;
     let ServingOutcome { outcome, report, .. } = served;
@@ -56,7 +56,7 @@ fn report_service(lb: &LoadBalancer, report: &ServingStatus, ctx: &LbContext) {
     let before = before.and_then(|c| c.reason.as_deref());
     // A missing announcement is not reported, because the announcer announces an address some time
     // after the Service was written. A doubt about the prober can concern every load balancer, so
-    // one Event on the Lease reports the doubt.
+    // it is reported by one Event on the Lease, and not here.
     let has_event = why == reason::PROBER_DOUBTED
         || (why == reason::ANNOUNCED && before == Some(reason::PROBER_DOUBTED));
     if why == reason::NOT_ANNOUNCED || before == Some(why) || has_event {

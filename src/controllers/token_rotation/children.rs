@@ -89,8 +89,8 @@ impl RotationRun<'_> {
             Err(CallError::Conflict(_)) => {
                 let there = self.context.ctx.credentials.rotation(namespace, &name).await?;
                 let owner = |one: &TokenRotation| made_by(one).map(|owner| owner.uid.clone());
-                // The name is taken. The stored object may be this child, made before, if the view
-                // does not contain it yet.
+                // The name is taken. The stored object may be the child itself: the operator has
+                // created it before, but the view does not contain it yet.
                 let is_ours = there.is_none_or(|there| owner(&there) == owner(child));
                 let why =
                     || format!("TokenRotation {name} has the name needed for it: delete that");

@@ -33,8 +33,8 @@ pub(super) struct AllCredentials {
     pub(super) listed: Vec<ChildCandidate>,
 }
 
-/// Lists all cloud credentials, and reads the content of those that were not read yet or whose last
-/// read is the oldest.
+/// Lists all cloud credentials, and reads the content of at most [`MOST_READS`] of them.
+/// Credentials that were not read yet come first. The others follow, the oldest read first.
 pub(super) async fn update(
     context: &RotationContext,
     rotation: &TokenRotation,

@@ -87,7 +87,7 @@ struct RotationContext {
     unpublished: Mutex<HashMap<String, UnpublishedToken>>,
     /// Known state of all cloud credentials, by the UID of the rotation that watches them.
     inventories: Mutex<HashMap<String, CredentialInventory>>,
-    /// TokenRotations whose next reconcile may not be skipped, for example because one of their
+    /// TokenRotations whose next reconcile must not be skipped, for example because one of their
     /// Secrets has changed.
     touched: Mutex<HashSet<Name>>,
     clock: Mutex<Option<ServerClock>>,

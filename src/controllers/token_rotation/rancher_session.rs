@@ -109,8 +109,8 @@ async fn authority(
     Ok(Some(pem.reveal().to_owned()))
 }
 
-/// Opens a session: reads the API key, and the tokens of its user in Rancher. Sets `clock` to the
-/// clock of the credentials' issuer.
+/// Opens a session: reads the API key, and the tokens that the key's user has in Rancher. Sets
+/// `clock` to the clock of the credentials' issuer.
 pub(super) async fn open(
     context: &RotationContext,
     rotation: &TokenRotation,
@@ -139,8 +139,8 @@ pub(super) async fn open(
     Ok(RancherSession { issuer, issued, view: None, key, url, unread: 0, listed: Vec::new() })
 }
 
-/// Reason why tokens of the API key's user may not be put into a cloud credential. `None`: these
-/// tokens may be put there.
+/// Reason why tokens of the API key's user must not be put into a cloud credential. `None`: the
+/// cloud credential may get these tokens.
 fn refusal(
     rotation: &TokenRotation,
     credential: &str,
@@ -167,8 +167,8 @@ pub(super) fn wanted_cluster(rotation: &TokenRotation) -> Option<&str> {
 }
 
 impl RancherSession {
-    /// Converts a cloud credential, as read from Rancher, into the content of the target. An error:
-    /// tokens of the API key's user may not be put into the cloud credential.
+    /// Converts a cloud credential, as read from Rancher, into the content of the target. `Err`:
+    /// tokens of the API key's user must not be put into the cloud credential.
     pub(super) fn cloud_credential_read(
         &mut self,
         rotation: &TokenRotation,

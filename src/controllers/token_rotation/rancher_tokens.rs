@@ -25,7 +25,7 @@ const TEST_PAUSES: [Duration; 5] = [
 ];
 
 /// Number of failed tests after which the token is not tested again. A failure does not count if
-/// another replica's delay explains the failure. One failure is tolerated, because a proxy may
+/// the delay of a replica of Rancher explains it. One failure is tolerated, because a proxy may
 /// break one call.
 const MOST_FAULTS: u8 = 2;
 

@@ -38,7 +38,7 @@ impl From<RancherError> for ReadFault {
     }
 }
 
-/// Reason why a target cannot be read, or may not be written.
+/// Reason why a target cannot be read, or must not be written.
 #[derive(Clone)]
 pub(super) struct UnknownTarget {
     pub(super) why: String,

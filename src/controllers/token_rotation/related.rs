@@ -19,7 +19,7 @@ use crate::domain::credentials::rivals::{first_rival, is_same, is_same_rancher, 
 use crate::domain::credentials::rotation::{RotationPlan, due, status};
 use crate::k8s::CallError;
 
-/// Cloud credentials of the TokenRotation's Rancher that any TokenRotation replaces.
+/// Names of the cloud credentials in the Rancher of `rotation` that a TokenRotation replaces.
 pub(super) fn replaced_credentials(
     context: &RotationContext,
     rotation: &TokenRotation,
@@ -33,7 +33,8 @@ pub(super) fn replaced_credentials(
         .collect()
 }
 
-/// Whether any TokenRotation renews the API key that `rotation` uses.
+/// Whether a TokenRotation, which may be `rotation` itself, renews the API key that `rotation`
+/// uses.
 pub(super) fn is_key_renewed(
     context: &RotationContext,
     rotation: &TokenRotation,
@@ -127,8 +128,8 @@ impl RotationRun<'_> {
         context.store.state_filter(may)
     }
 
-    /// Looks for another TokenRotation that has precedence for the same credential. Records the
-    /// message about it in `second`, and adapts the plan.
+    /// Looks for another TokenRotation that has precedence for the same credential. If there is
+    /// one, records the message about that TokenRotation in `second`, and adapts the plan.
     pub(super) async fn find_first_rival(&mut self) -> Result<(), CallError> {
         if self.named_url().is_some() {
             // The URL is written first, because rivals are found by the URL in the status.

@@ -82,8 +82,9 @@ impl RotationRun<'_> {
         if stored {
             credentials.check_right_to_sign(&namespace, &account).await?;
         }
-        // If the account owns the TokenRotation, it also owns the objects that the tokens are bound
-        // to. All of them are deleted with the account.
+        // If the account owns the TokenRotation, the account also becomes the owner of the Secrets
+        // that the tokens are bound to. So these Secrets and the TokenRotation are deleted with the
+        // account.
         let owns = |owner: &&OwnerReference| {
             (owner.api_version.as_str(), owner.kind.as_str(), &owner.name)
                 == ("v1", "ServiceAccount", &account)

@@ -54,7 +54,8 @@ pub(super) async fn read(
 }
 
 impl RotationRun<'_> {
-    /// Reads the target and its Rancher once more.
+    /// Reads the target and its Rancher again, after [`read`] has read them at the start of the
+    /// reconcile.
     pub(super) async fn read_again(&mut self) -> Result<(), CallError> {
         let TargetSnapshot { read: target, clock, unknown, session } =
             read(self.context, &self.rotation).await?;

@@ -139,8 +139,8 @@ impl RotationRun<'_> {
         self.write_status(next, Some(&ReadyReason::Failed(step, why))).await
     }
 
-    /// Writes the condition Ready of a rotation that waits. `until`: time of its next step. Returns
-    /// the time until the next reconcile.
+    /// Writes the condition Ready of a rotation that has no step to do now. `until`: time of the
+    /// rotation's next step. `None`: no step is planned. Returns the time until the next reconcile.
     pub(super) async fn wait(&mut self, until: Option<Seconds>) -> Result<Duration, CallError> {
         let facts = ReadyFacts {
             second: self.second.clone(),

@@ -133,7 +133,7 @@ impl RotationRun<'_> {
         Ok(None)
     }
 
-    /// Time until this rotation may begin. `None`: it may begin now, or the change begins no
+    /// Time until this rotation may begin. `None`: the rotation may begin now, `change` begins no
     /// rotation, or an annotation requests the rotation.
     fn time_until_turn(&self, change: RecordChange, next: &RotationRecord) -> Option<Duration> {
         if change != RecordChange::Named || next.is_asked() {
@@ -145,8 +145,8 @@ impl RotationRun<'_> {
             self.context.end_turn(&name);
             return None;
         }
-        // The next reconcile may not be skipped, even if the status requires no step then: the
-        // rotation's turn comes.
+        // The next reconcile must not be skipped, even if the status requires no step then, because
+        // the rotation's turn has come by then.
         lock(&self.context.touched).insert(name);
         Some(turn)
     }
@@ -174,7 +174,8 @@ impl RotationRun<'_> {
         self.record_change(RecordChange::Restarted, next).await.map_err(StepFault::Call)
     }
 
-    /// Reads the target again. Revokes the credential if the revocation is still the next step.
+    /// Reads the target again. Revokes the credential `name` only if its revocation is still the
+    /// next step after this read.
     pub(super) async fn revoke_unless_used(&mut self, name: &str) -> Result<(), StepFault> {
         self.read_again().await.map_err(StepFault::Call)?;
         let next = decide(&self.plan, &self.record, &self.observed());

@@ -41,7 +41,7 @@ impl<'a> RotationTarget<'a> {
 }
 
 /// Reads the target that the spec names. Sets `clock` to the time of the credentials' issuer, if
-/// the answer contains it.
+/// the answer contains that time.
 pub(super) async fn read(
     context: &RotationContext,
     rotation: &TokenRotation,

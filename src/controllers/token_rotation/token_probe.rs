@@ -46,8 +46,8 @@ impl RotationRun<'_> {
         let now = self.clock.now();
         let lives = |report: &IssuerReport| report.expires.is_none_or(|end| end > now);
         let report = held.report.clone().filter(|report| is_used && lives(report))?;
-        // The probe found a difference, but the reconcile after it found none. So the API key's
-        // user is not permitted to see the token.
+        // If the last probe found a difference, but the reconcile after that probe found none, the
+        // API key's user is not permitted to see the token.
         let is_hidden = before.is_some_and(|probe| probe.differs && probe.report == report);
         let pause = if is_hidden { RANCHER_INTERVAL } else { PROBE_INTERVAL };
         probes.insert(name, TokenProbe { report, at: Instant::now() + pause, differs: false });

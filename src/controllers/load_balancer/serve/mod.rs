@@ -39,7 +39,7 @@ const REPETITIONS: usize = 5;
 enum WriteObstacle {
     /// The Service of this name has another owner, named in the text.
     ForeignService(String),
-    /// An EndpointSlice of this name has another owner; the text names both.
+    /// An EndpointSlice of this name has another owner; the text names the slice and that owner.
     ForeignSlice(String),
     /// The API server refuses the write; the text contains the reason.
     Refused(String),
@@ -57,8 +57,8 @@ impl From<CallError> for WriteObstacle {
 }
 
 /// Writes Service and EndpointSlices of a vm load balancer that has an address. Without an address,
-/// deletes the Service. Guest clusters serve their own load balancers. `None`: VMs were not listed
-/// yet.
+/// deletes the Service. Does nothing for a guest load balancer, which the guest serves. `None`: VMs
+/// were not listed yet.
 pub(super) async fn serve(
     lb: &LoadBalancer,
     outcome: AddressOutcome,
@@ -245,8 +245,8 @@ impl<'a> ServiceTarget<'a> {
     }
 
     /// VMs behind the LoadBalancer, with their addresses on the network `named` and their health.
-    /// An error: the health check is not possible, for the returned reason, so all VMs count as
-    /// healthy.
+    /// `Err`: the health check is not possible, so all VMs count as healthy. Field 0: these VMs.
+    /// Field 1: the reason.
     fn backends(
         &self,
         wanted: &WantedService<'_>,

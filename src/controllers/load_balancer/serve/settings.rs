@@ -97,8 +97,9 @@ impl ServiceTarget<'_> {
         Ok(())
     }
 
-    /// Writes the annotation to the first slice that `is_so` selects. `is_so` receives whether a
-    /// slice holds settings. Returns whether `is_so` selected a slice.
+    /// Writes `settings` into the annotation [`SETTINGS`] of the first slice that `is_so` selects.
+    /// Null removes the annotation. `is_so` gets whether the slice holds settings, and returns
+    /// whether to select the slice. Returns `false` if no slice is selected.
     async fn annotate_slice(
         &self,
         is_so: impl Fn(bool) -> bool,
