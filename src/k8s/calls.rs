@@ -187,7 +187,7 @@ pub(super) trait ApiWrites<K: Resource + Clone + DeserializeOwned + fmt::Debug>:
     }
 
     /// Deletes an object. Returns the object's last state. `None`: the server's answer does not
-    /// contain it.
+    /// contain that state.
     async fn call_delete(&self, name: &str, params: &DeleteParams) -> Result<Option<K>, CallError> {
         let call = self.api().delete(name, params);
         let answer = run_call(self.deadline(), || self.name_call("DELETE", name), call).await?;

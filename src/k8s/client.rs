@@ -24,9 +24,9 @@ use super::read_only::{ReadOnly, RefusedReads};
 use super::request_path::watched;
 use crate::metrics::Metrics;
 
-/// Time without a call after which a connection is closed. The API server may have become
-/// unresponsive in the meantime, and the next call on this connection would detect that only at its
-/// deadline.
+/// Time without a call after which a connection is closed. In this time, the API server may have
+/// become unresponsive. The next call on this connection would then fail only at the deadline of
+/// the call.
 const IDLE: Duration = Duration::from_secs(3);
 /// Time without data before the kernel's first keepalive probe of a connection, and the interval
 /// between two of these probes.
@@ -54,8 +54,8 @@ pub async fn connect_within(
     through(config, metrics)
 }
 
-/// Connects as [`connect_within`] does, but the client cannot write. Returns the client, and a list
-/// to which each refused read is added later.
+/// Connects as [`connect_within`] does, but the client cannot write. Returns the client (field 0),
+/// and the list to which the client adds each refused read (field 1).
 pub async fn connect_read_only(
     patience: Duration,
     kubeconfig: Option<&Path>,
@@ -103,7 +103,8 @@ fn assemble(
         config.proxy_url.is_none(),
         "an HTTP or SOCKS proxy on the way to the API server is not supported: unset HTTPS_PROXY and proxy-url"
     );
-    // The call fails if another crypto provider was installed before. That provider is then used.
+    // The call fails if another crypto provider was installed before. The client then uses that
+    // other provider.
     let _ = aws_lc_rs::default_provider().install_default();
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);

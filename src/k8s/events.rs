@@ -24,8 +24,8 @@ use crate::metrics::Metrics;
 
 /// Maximum length of a note in bytes. The API server refuses an Event with a longer note.
 const LONGEST_NOTE: usize = 1024;
-/// Budget of Events: one Event every half second. After ten seconds without an Event, 20 are sent
-/// without delay.
+/// Budget of Events: one Event every half second. After ten seconds without an Event, up to 20
+/// Events are sent without delay.
 const BUDGET: TokenBucket = TokenBucket::new(20, Duration::from_millis(500));
 
 /// Sender of Events. A call of its methods does not wait for the API server.

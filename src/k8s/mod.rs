@@ -109,7 +109,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Kind of the error, for a label of metrics. `refused`: [`Self::refusal`] is not `None`.
+    /// Kind of the error, for a label of metrics. The kind `refused` means that [`Self::refusal`]
+    /// is not `None`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Conflict(_) => "conflict",
@@ -278,8 +279,8 @@ mod tests {
         let late = CallError::Timeout { call: call(), within: CALL_DEADLINE };
         let kinds = errors.into_iter().chain([CallError::Missing("Secret", "s"), late]);
         let mut kinds: Vec<_> = kinds.map(|error| error.kind()).collect();
-        // A ledger that cannot be written is an error of the ledger task, not of a call. So its
-        // kind is added here.
+        // The kind `ledger`, for a ledger that cannot be written, belongs to errors of the ledger
+        // task, not of a call. So this kind is added here.
         kinds.push("ledger");
         kinds.sort_unstable();
         assert_eq!(kinds, crate::metrics::ERROR_KINDS);

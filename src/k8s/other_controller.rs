@@ -24,18 +24,19 @@ use crate::domain::reason;
 use crate::domain::takeover::crds::without_status;
 use crate::metrics::Metrics;
 
-/// Interval between two searches for LoadBalancers that the holder of the Lease has not answered.
+/// Interval between two searches for LoadBalancers to whose status the holder of the Lease has
+/// written neither an address nor a condition.
 const LOOK: Duration = Duration::from_secs(2);
 /// Interval between two checks whether IPPool's CRD has the status subresource.
 const CHECK_FORM: Duration = Duration::from_secs(10);
 /// Name of IPPool's CRD.
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 /// Age in seconds at which a LoadBalancer without an address and without a condition gets the
-/// condition that names the holder of the Lease. A controller that works answers within two
-/// seconds.
+/// condition that names the holder of the Lease. A controller that works writes an address or a
+/// condition within two seconds.
 const UNANSWERED: i64 = 10;
 
-/// Watch of the Lease's holder. Every replica runs it.
+/// Watch of the Lease's holder. Every replica runs this watch.
 pub struct LeaseHolderWatch {
     /// Client for IPPool's CRD.
     pub client: Client,
@@ -87,8 +88,9 @@ impl LeaseHolderWatch {
         self.events.warning(lease, reason::OTHER_CONTROLLER, note);
     }
 
-    /// Removes the status subresource of IPPool, as long as another controller holds the Lease. The
-    /// check is repeated, because a chart or an admin may put the subresource back.
+    /// Removes the status subresource of IPPool, again and again, because a chart or an admin may
+    /// put the subresource back. `holder`: identity of the other controller that holds the Lease.
+    /// `None`: there is no such controller, and this future never ends.
     async fn watch_records(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {
@@ -125,8 +127,10 @@ impl LeaseHolderWatch {
         Ok(true)
     }
 
-    /// Writes the condition with the holder's name to each LoadBalancer that the holder has not
-    /// answered within [`UNANSWERED`] seconds, as long as another controller holds the Lease.
+    /// Writes the condition with the holder's name to each LoadBalancer that has existed for
+    /// [`UNANSWERED`] seconds, and has neither an address nor a condition of another author.
+    /// `holder`: identity of the other controller that holds the Lease. `None`: there is no such
+    /// controller, and this future never ends.
     async fn answer_for(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {
@@ -141,8 +145,8 @@ impl LeaseHolderWatch {
                     continue;
                 };
                 let namespace = lb.namespace().unwrap_or_default();
-                // If the holder has just answered, the LoadBalancer's version has changed, and the
-                // API server refuses the patch.
+                // If the holder has written the LoadBalancer since it was observed, its version has
+                // changed, and the API server refuses the patch.
                 let written =
                     self.writer.patch_lb_condition(&namespace, &lb.name_any(), &patch).await;
                 if let Err(error) = written {

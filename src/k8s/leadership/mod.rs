@@ -177,9 +177,9 @@ impl Leadership {
     fn hold_until(&self, until: Duration) {
         let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
         self.until.store(millis, Ordering::Release);
-        // `claim` may still be `Held` from a term that expired, if no other process was observed to
-        // take the Lease since. `send_replace` notifies the receivers of the new term even if the
-        // value is the same.
+        // `claim` may still be `Held` from a term that expired, if since that expiry no other
+        // process was observed to take the Lease. `send_replace` notifies the receivers even if the
+        // value is the same, so that they notice the new term.
         if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
             self.claim.send_replace(LeadershipClaim::Held);
         }
@@ -273,7 +273,7 @@ impl LeaderElector {
     }
 
     /// Waits for the time `pause`, or until this process has a message to write. If this process's
-    /// claim expires meanwhile, ends its leadership at that moment.
+    /// claim expires meanwhile, ends the leadership of this process at that moment.
     async fn pause(&self, leadership: &Leadership, pause: Duration) {
         let wake = leadership.now() + pause;
         let until = Duration::from_millis(leadership.until.load(Ordering::Acquire));
@@ -384,8 +384,9 @@ impl LeaderElector {
         Ok(())
     }
 
-    /// Annotations of the Lease by its holder. The first marks the holder as a replica of this
-    /// operator. The second names the duration of the Lease that the other replicas apply.
+    /// Annotations that the holder sets on the Lease. The first marks the holder as a replica of
+    /// this operator. The second names the duration after which another replica of this operator
+    /// takes the Lease.
     fn marks(&self) -> [(String, String); 2] {
         [
             (ANNOTATION_LEASE_OPERATOR.to_owned(), self.me.clone()),

@@ -5,7 +5,8 @@ use crate::k8s::calls::{ApiCalls as _, ApiWrites as _};
 use crate::k8s::{CALL_DEADLINE, CallError};
 
 impl LeaderElector {
-    /// Releases the Lease, so that the next leader need not wait until the Lease expires.
+    /// Releases the Lease, so that the next leader need not wait until the Lease expires. Does
+    /// nothing if this process does not lead.
     pub async fn release(&self, leadership: &Leadership) {
         if !*leadership.leading.borrow() {
             return;

@@ -59,8 +59,8 @@ pub struct TakeoverClient {
 }
 
 impl TakeoverClient {
-    /// Facts that a step of the take-over is decided from. The number of finalizers is 0 here,
-    /// because only [`Self::finalizers`] counts them.
+    /// Facts from which the next step of the take-over is decided. The number of finalizers is 0
+    /// here, because only [`Self::finalizers`] counts them.
     pub async fn state(&self) -> anyhow::Result<TakeoverState> {
         let (namespace, name) = &self.controller;
         Ok(TakeoverState {

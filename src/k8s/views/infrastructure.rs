@@ -22,7 +22,7 @@ use crate::k8s::trimmed::PAGE;
 /// Name of the ConfigMap with Harvester's management address, in the namespace of Harvester's
 /// Deployment.
 const MANAGEMENT: &str = "vip";
-/// Keys of this ConfigMap whose values are addresses.
+/// Keys of the ConfigMap [`MANAGEMENT`] whose values are addresses.
 const MANAGEMENT_KEYS: [&str; 2] = ["ip", "loadBalancerIP"];
 
 /// The cluster's own addresses, as far as the views have them. Clones share the state.
@@ -175,7 +175,7 @@ pub(super) async fn watch_service_networks(at: InformerContext) {
 }
 
 /// Watches Harvester's management address. `namespace` is the operator's own namespace. On
-/// Harvester, it is also the namespace of Harvester's Deployment.
+/// Harvester, this namespace is also the namespace of Harvester's Deployment.
 pub(super) async fn watch_management(at: InformerContext, namespace: String) {
     let InformerContext { client, views, .. } = at.clone();
     let name = format!("{namespace}/{MANAGEMENT}");

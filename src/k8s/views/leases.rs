@@ -103,8 +103,9 @@ impl Views {
         self.dhcp.client_id_form(network, known)
     }
 
-    /// `namespace/name` of a record other than `of` whose client a DHCP server cannot distinguish
-    /// from the client of `of`. `None`: there is no such record.
+    /// `of`: the record that is compared with all others. Returns the `namespace/name` of another
+    /// record whose client a DHCP server cannot distinguish from the client of this record. `None`:
+    /// there is no such record.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of.meta());
         let same = |record: &DHCPLease| {
@@ -194,8 +195,8 @@ impl Views {
 
     /// Enqueues the LoadBalancers whose leased address is in one of the networks.
     pub(super) fn enqueue_lbs_leased_in(&self, networks: &[IpNet]) {
-        // Before `leasing_synced`, no lease is decided, so no decision depends on these networks
-        // yet.
+        // While `leasing_synced` is false, no lease is decided, so no decision depends on these
+        // networks yet.
         if !self.leasing_synced() {
             return;
         }
@@ -219,8 +220,8 @@ impl Views {
 
     /// Enqueues the LoadBalancers on the network of an agent, because the agent's Lease, with the
     /// name `name`, has another holder than before. The leader checks each second whether an agent
-    /// serves the network, and can miss a shorter absence. The change of the holder shows such an
-    /// absence.
+    /// serves the network, so it can miss a shorter absence of the agent. The change of the holder
+    /// shows that there was such an absence.
     fn enqueue_lbs_of_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();
@@ -279,8 +280,8 @@ pub(super) async fn watch_agents(at: InformerContext, namespace: String) {
 }
 
 impl AgentIndex {
-    /// Stores the content of a Lease that was observed at the time `now`. Returns whether the Lease
-    /// has another holder than before.
+    /// Stores the content of a Lease that was observed at the time `now`. `utc`: the same time as a
+    /// date. Returns whether the Lease has another holder than before.
     fn apply(&mut self, name: &str, holding: AgentLease, now: Instant, utc: DateTime<Utc>) -> bool {
         let since = match self.0.get(name) {
             Some(known) if known.holding == holding => return false,

@@ -46,9 +46,10 @@ impl Views {
         self.wait_for(ENDPOINTS).await;
     }
 
-    /// Waits until every kind was listed at least once, but at most for the time `patience`. Does
-    /// not wait for a kind that can never be listed: `is_out_of_reach` says so, from the verb and
-    /// the resource of the read. Returns the resources that were not listed in time.
+    /// Waits until every kind was listed at least once, but at most for the time `patience`.
+    /// `is_out_of_reach` gets the verb and the resource of a read, and returns whether this read
+    /// can never succeed. The function does not wait for the kind of such a read. Returns the
+    /// resources that were not listed in time.
     pub async fn listed_within_reach(
         &self,
         patience: Duration,

@@ -55,9 +55,9 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
             views.enqueue_lbs([name]);
         }
         ObjectEvent::Unreadable(meta) => {
-            // A LoadBalancer that has become unreadable stays in the view as it was. But an
-            // unreadable object with another UID shows that the LoadBalancer of this name in the
-            // view was deleted, so that one is removed.
+            // A LoadBalancer that has become unreadable stays in the view as it was. But if the
+            // unreadable object has another UID, the LoadBalancer of this name in the view was
+            // deleted. That LoadBalancer is removed from the view.
             if let Some(former) = former(&views, &meta) {
                 remove(&views, &metrics, &mut writer, owner_of(former.meta()));
             }
@@ -91,7 +91,7 @@ pub(super) async fn watch(at: InformerContext, mut writer: StoreWriter<LoadBalan
 }
 
 /// Stores the present state of a LoadBalancer. If the view has a LoadBalancer of the same name with
-/// another UID, removes that one before.
+/// another UID, removes that LoadBalancer first.
 pub(super) fn set(
     views: &Views,
     metrics: &Metrics,
@@ -107,8 +107,8 @@ pub(super) fn set(
     writer.set(lb);
 }
 
-/// LoadBalancer in the view with the name in `meta`, but with another UID. It was deleted since,
-/// but a list reports no deletion.
+/// LoadBalancer in the view with the name in `meta`, but with another UID. That LoadBalancer was
+/// deleted, but a list does not report the deletion.
 fn former(views: &Views, meta: &ObjectMeta) -> Option<Arc<LoadBalancer>> {
     let (name, namespace) = (meta.name.as_deref()?, meta.namespace.as_deref()?);
     let seen = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

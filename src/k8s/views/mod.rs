@@ -355,9 +355,9 @@ impl Views {
         Some((vm, topology))
     }
 
-    /// Whether a Service still requests the LoadBalancer's address. Until that Service is gone, no
-    /// other LoadBalancer may get the address. True as long as Services are not listed, because
-    /// there may be such a Service.
+    /// Whether a Service still requests the address of the LoadBalancer `owner`. Until that Service
+    /// is gone, no other LoadBalancer may get the address. True as long as Services are not listed,
+    /// because there may be such a Service.
     pub fn is_served(&self, owner: &Owner) -> bool {
         *self.synced.borrow() & ViewPart::Services as u32 == 0
             || self

@@ -51,8 +51,8 @@ impl Views {
         }
     }
 
-    /// Enqueues the LoadBalancers of a namespace, because it is new, has moved to another project
-    /// or is gone. Other pools may serve these LoadBalancers now.
+    /// Enqueues the LoadBalancers of a namespace, because the namespace is new, has moved to
+    /// another project or is gone. Other pools may serve these LoadBalancers now.
     fn enqueue_lbs_in_namespace(&self, namespace: &str) {
         let is_there = |lb: &LoadBalancer| lb.namespace().as_deref() == Some(namespace);
         let lbs = self.load_balancers.state_filter(is_there);

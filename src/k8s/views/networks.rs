@@ -159,8 +159,8 @@ pub(super) struct NetworkFacts {
     /// Bridge and VLAN by which nodes reach the network. `None`: the network uses no bridge of the
     /// node.
     pub(super) attachment: Option<NetworkAttachment>,
-    /// VLAN of the network; 0 for no VLAN. Harvester's label names it. Without the label, the
-    /// configuration does.
+    /// VLAN of the network; 0 for no VLAN. The value is from Harvester's label, or without this
+    /// label from the network's configuration.
     pub(super) vlan: u16,
     /// Address range of the network. `None`: the range is not known.
     pub(super) range: Option<NetworkRange>,

@@ -91,8 +91,8 @@ impl Views {
 
     /// Enqueues the LoadBalancers that select a VM which reports an address in one of the networks.
     pub(super) fn enqueue_lbs_reporting(&self, networks: &[IpNet]) {
-        // Before `endpoints_synced`, no endpoints are decided, so no decision depends on these
-        // networks yet.
+        // While `endpoints_synced` is false, no endpoints are decided, so no decision depends on
+        // these networks yet.
         if self.endpoints_synced() {
             let affected = lock(&self.index.vms).reporting(networks);
             self.enqueue_lbs_of_changed_vms(affected);

@@ -46,7 +46,7 @@ struct PoolEntry {
     shown: PoolGeneration,
     /// Facts of the pool. `None`: the pool was not read yet, or cannot be parsed.
     known: Option<KnownPool>,
-    /// Mark of a pool whose spec must be read.
+    /// Whether the pool is marked, which means that its spec must be read.
     due: bool,
     /// Earliest time of the next read. `None`: the pool may be read at once.
     next: Option<Instant>,
@@ -87,8 +87,8 @@ impl PoolIndex {
         self.0.remove(name);
     }
 
-    /// Next read among the marked pools. Field 0: its time. Field 1: the pool's name. `None`: no
-    /// pool is marked.
+    /// Next read among the marked pools. Field 0: time of the read, which is `now` if the pool may
+    /// be read at once. Field 1: name of the pool. `None`: no pool is marked.
     fn next(&self, now: Instant) -> Option<(Instant, String)> {
         let due = self.0.iter().filter(|(_, entry)| entry.due);
         due.map(|(name, entry)| (entry.next.unwrap_or(now), name.clone())).min()

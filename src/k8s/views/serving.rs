@@ -148,8 +148,9 @@ impl<T: Clone> OwnedObjects<T> {
     }
 
     /// Removes an object that is gone. `version` is the version in which the object was observed
-    /// last. An object in a newer version stays in the view. Returns the LoadBalancer that the
-    /// object served. `None`: no object was removed.
+    /// last. An object in a newer version stays in the view. `version: None`: the object is removed
+    /// in any version. Returns the LoadBalancer that the object served, or `None` if no object was
+    /// removed.
     pub(super) fn remove(&self, key: &str, version: Option<&str>) -> Option<String> {
         let mut all = lock(&self.0);
         let known = &all.entry(key)?.version;

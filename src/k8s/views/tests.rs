@@ -149,8 +149,8 @@ fn a_node_in_another_zone_moves_its_vms_and_wakes_no_load_balancer() {
     leader.reports(&[]);
 }
 
-/// A new node may run an announcer, which announces addresses on other links than the nodes before.
-/// So only the vm LoadBalancer is enqueued.
+/// A new node may run an announcer, which announces addresses on links of that node. Only vm
+/// LoadBalancers are announced by nodes, so only the vm LoadBalancer is enqueued.
 #[test]
 fn an_announcing_node_wakes_every_load_balancer_of_vms() {
     let mut leader = LeaderViews::new();
@@ -230,8 +230,8 @@ fn an_address_of_the_cluster_wakes_those_whose_vms_report_it() {
     leader.reports(&["networks", "ns/web"]);
     leader.views.reserve(&node, net("10.7.0.7/32"));
     leader.reports(&[]);
-    // A pool holds back whole service networks, not the cluster IP of one Service. So no pool
-    // changes, and `networks` is not reported.
+    // A pool holds back whole service networks, not the cluster IP of one Service. So the change
+    // concerns no pool, and `networks` is not reported.
     leader.views.reserve(&service, net("10.7.0.7/32"));
     leader.reports(&["ns/web"]);
     leader.writers.listed.send_replace(0);
@@ -280,8 +280,8 @@ fn the_end_of_a_service_reports_an_owner_that_is_gone() {
     leader.reports(&["gone ns/web uid-before", "ns/web"]);
 }
 
-/// A list contains a LoadBalancer with the name of another one and a new UID. No event has reported
-/// the deletion of the other one.
+/// A list contains a LoadBalancer with a new UID and the name of a LoadBalancer in the view. No
+/// event has reported the deletion of the LoadBalancer in the view.
 #[test]
 fn a_load_balancer_made_again_under_its_name_ends_the_former_one() {
     let mut leader = LeaderViews::new();

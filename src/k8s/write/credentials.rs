@@ -184,7 +184,8 @@ impl ApiWriter {
         Ok(SecretText::trimmed(token.to_owned()))
     }
 
-    /// Writes the value under the key of a Secret. Creates the Secret if `at.version` is empty.
+    /// Writes `value` under the key `at.key` of the Secret that `at` names. Creates the Secret if
+    /// `at.version` is empty.
     pub async fn write_target(
         &self,
         at: SecretKeyRef<'_>,

@@ -77,9 +77,9 @@ impl ApiWriter {
     }
 
     /// Adds claims to a pool, even when this process does not lead. `desired` is the pool's status
-    /// with the additional claims, so that no leader allocates their addresses. Sets
-    /// [`ANNOTATION_KEEP_ORPHANS`] to `why` before. Each of the two patches has the resourceVersion
-    /// that it was computed from.
+    /// with the additional claims, so that no leader allocates their addresses. Before that, sets
+    /// the pool's annotation [`ANNOTATION_KEEP_ORPHANS`] to `why`. Each of the two patches has the
+    /// resourceVersion that it was computed from.
     pub async fn keep_claims(
         &self,
         stored: &IPPool,
@@ -121,7 +121,7 @@ impl ApiWriter {
     ///
     /// The CRD may have the status subresource or not, and another CRD may replace it at any time.
     /// A write to a missing subresource fails with 404, and is repeated as a plain write. A plain
-    /// write leaves the status unchanged if the CRD has the subresource. This result counts as a
+    /// write leaves the status unchanged if the CRD has the subresource. This failure counts as a
     /// conflict, and the next write uses the subresource.
     pub async fn write_pool_status(
         &self,
