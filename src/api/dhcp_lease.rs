@@ -167,7 +167,7 @@ pub struct DHCPLeaseStatus {
     /// Use of the address when its lease expires because no DHCP server answers. `Keep`: the
     /// address may be used after `expiresAt`. The use ends when a server refuses the address, when
     /// the server that granted the lease offers another address, or when another host uses the
-    /// address. Unset: the address may not be used after `expiresAt`.
+    /// address. Unset: the address must not be used after `expiresAt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_lease_loss: Option<OnLeaseLoss>,
     /// Time since which this address has been leased without interruption.
@@ -180,7 +180,7 @@ pub struct DHCPLeaseStatus {
     #[schemars(length(max = 4), inner(length(max = 17)))]
     pub announcers: Vec<String>,
     /// Address that was leased last. Set only while no address is leased. The client requests this
-    /// address again.
+    /// address when it asks for its next lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub former_address: Option<String>,
@@ -197,7 +197,7 @@ pub struct DHCPLeaseStatus {
 /// Use of the address when its lease expires because no DHCP server answers. `Keep`: the address
 /// may be used after `expiresAt`. The use ends when a server refuses the address, when the server
 /// that granted the lease offers another address, or when another host uses the address. Unset: the
-/// address may not be used after `expiresAt`.
+/// address must not be used after `expiresAt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnLeaseLoss {
     /// The address stays in use. The use ends when a server refuses the address, when the server

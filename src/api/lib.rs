@@ -45,8 +45,8 @@ pub const GROUP: &str = "loadbalancer.harvesterhci.io";
 pub const ANNOTATION_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 /// Annotation of a LoadBalancer: the address that is or was claimed for the LoadBalancer, as
 /// `POOL/ADDRESS`. The operator writes the annotation. A backup without the status still contains
-/// the annotation. After a restore of such a backup, the operator claims the address again if it is
-/// free.
+/// the annotation. After a restore of such a backup, the operator claims the address again if the
+/// address is free.
 pub const ANNOTATION_ALLOCATED: &str = "loadbalancer.harvesterhci.io/allocated-address";
 /// Annotation of a LoadBalancer: its namespace. The operator writes the value only for people.
 pub const ANNOTATION_NAMESPACE: &str = "loadbalancer.harvesterhci.io/namespace";
@@ -116,7 +116,7 @@ pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const MANAGER: &str = "harvester-guest-operator";
 
 /// Finalizer of a LoadBalancer that holds an address. The Go controller uses the same name, so that
-/// each controller finalizes the objects of the other.
+/// each of the two controllers also finalizes the objects of the other.
 pub const LB_FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
 /// Finalizer of an IPPool: a deleted pool and its ledger remain until the last address is free. The
 /// Go controller uses the same name, as for [`LB_FINALIZER`].

@@ -172,8 +172,8 @@ pub struct Schedule {
     /// replaced outside of a window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance_window: Option<Window>,
-    /// Whether the rotation is paused. While it is paused, no credential is made, published or
-    /// revoked, but the expiry is still reported.
+    /// Whether the rotation is paused. While the rotation is paused, no credential is made,
+    /// published or revoked, but the expiry is still reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
 }
@@ -305,7 +305,8 @@ pub struct TokenRotationStatus {
     pub last_rotation: Option<String>,
     /// Result of the last step. `Published`: a new credential is in the target. `Adopted`: another
     /// party has put a credential into the target. `Failed` and the name of a step, such as `Failed
-    /// Mint`: the step failed. `Revoked`: a credential is revoked after `Failed Revoke`.
+    /// Mint`: the step failed. `Revoked`: a credential was revoked, after an earlier attempt to
+    /// revoke it had failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub last_result: Option<String>,
@@ -435,7 +436,7 @@ pub struct PreviousCredential {
     #[schemars(extend("format" = "date-time"))]
     pub revoke_after: Option<String>,
     /// resourceVersion of the target before an attempt to publish this credential. Set while the
-    /// attempt may still succeed. While it is set, the credential is not revoked.
+    /// attempt may still succeed. While this field is set, the credential is not revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,
