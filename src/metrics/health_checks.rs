@@ -11,7 +11,7 @@ pub struct ProbeMetrics {
     pub done: IntCounterVec,
     /// Seconds that a probe took, by protocol.
     pub seconds: HistogramVec,
-    /// Backends with a health check. They include backends whose address may not be probed.
+    /// Backends with a health check. They include backends whose address must not be probed.
     pub targets: IntGauge,
     /// Changes of a backend's verdict between healthy and unhealthy, by the new verdict.
     pub verdicts: IntCounterVec,

@@ -11,8 +11,8 @@ use crate::domain::credentials::rotation::RotationStep;
 pub struct RotationMetrics {
     /// Earliest expiry of the credentials in a target, in seconds since the epoch.
     pub ends: IntGaugeVec,
-    /// 1 for a TokenRotation whose credential should have been replaced before now. 1 if the
-    /// credential is only watched and expires soon. 0 for every other TokenRotation.
+    /// 1 for a TokenRotation whose credential should have been replaced before now, or is only
+    /// watched and expires soon. 0 for every other TokenRotation.
     pub overdue: IntGaugeVec,
     /// Expiry of each credential that is only watched, in seconds since the epoch. A TokenRotation
     /// has at most 32 of these series.
