@@ -92,8 +92,8 @@ impl TermQueues {
                     self.records.enqueue(name, Some(namespace));
                 }
                 self.prober.remove(&owner.name);
-                // While a Service requests the address, no other LoadBalancer may have it. When
-                // that Service is gone, this change is sent again.
+                // While a Service requests the address, no other LoadBalancer may have the address.
+                // When that Service is gone, the views send `ChangeEvent::Gone` once more.
                 if !self.views.is_served(&owner) {
                     self.ledger.forget(owner);
                 }

@@ -107,8 +107,8 @@ async fn attempt(ctx: &Context) -> Result<StorageOutcome, CallError> {
     for (namespace, name, version) in &objects {
         let patch = json!({"metadata": {"resourceVersion": version}});
         match ctx.writer.patch_lb(namespace, name, &patch).await {
-            // Another client has changed or removed the object, so it is not stored in the old
-            // version any more.
+            // Another client has changed or removed the object, so the object is no longer stored
+            // in the old version.
             Ok(()) | Err(CallError::Conflict(_) | CallError::NotFound(_)) => {}
             Err(CallError::NotLeader) => return Err(CallError::NotLeader),
             Err(error) => {

@@ -111,8 +111,8 @@ impl LedgerTask {
         Ok(())
     }
 
-    /// Reads pools again. Removes from the allocator each pool that no longer exists or cannot be
-    /// parsed.
+    /// Reads the pools `names` from the API server, and merges them into the allocator. Removes
+    /// from the allocator each pool that no longer exists or cannot be parsed.
     pub(super) async fn refresh(&mut self, names: BTreeSet<String>) {
         if names.is_empty() {
             return;

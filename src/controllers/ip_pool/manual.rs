@@ -14,7 +14,7 @@ use crate::domain::pools::status::manual_release_refused;
 use crate::k8s::calls::ApiCalls as _;
 
 /// Reason of a refusal while it is unknown whether the LoadBalancer exists, because the API server
-/// did not answer. The operator asks again.
+/// did not answer. The operator repeats the question.
 const UNKNOWN: &str = "Unknown";
 
 /// Reason of a refusal because the LoadBalancer exists.
@@ -48,7 +48,7 @@ impl LedgerTask {
     }
 
     /// Removes each refusal with the reason [`STILL_IN_USE`] if the LoadBalancer has released the
-    /// address since.
+    /// address after the refusal.
     pub(super) fn forget_outlived_refusals(&mut self) {
         for (name, stored) in &mut self.stored {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());

@@ -208,8 +208,8 @@ impl LedgerTask {
                 batch.claims.iter().map(|(facts, _)| self.allocator.claim(facts)).collect();
             changed.extend(self.allocator.serve_waiters());
             match self.commit().await? {
-                // The pools with a failed write were read again. Other clients may have changed the
-                // claims in them.
+                // The pools with a failed write were read from the API server. Other clients may
+                // have changed the claims in these pools.
                 commit::CommitOutcome::Replay => others_change = true,
                 commit::CommitOutcome::Done { failed } => break (results, failed),
             }

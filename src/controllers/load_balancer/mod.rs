@@ -108,8 +108,9 @@ pub enum ReconcileError {
     /// An object could not be read or written.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The LoadBalancer must be read from the API server: it has changed since the decision, the
-    /// view has only a part of it, or the decision must not be made from a view.
+    /// The LoadBalancer must be read from the API server: the LoadBalancer has changed since the
+    /// decision, the view has only a part of the LoadBalancer, or the decision must not be made
+    /// from a view.
     #[error("the LoadBalancer has changed meanwhile")]
     Outdated,
     /// The API server refuses a necessary write.

@@ -13,7 +13,7 @@ use crate::domain::credentials::rotation::{due, expiry, status, watched};
 use crate::domain::credentials::timestamp::{self, Seconds};
 use crate::k8s::credentials::ServerClock;
 
-/// Interval at which the gauges are set again. A credential becomes overdue by the passage of time
+/// Interval between two updates of the gauges. A credential becomes overdue by the passage of time
 /// alone, without any event.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(5);
 

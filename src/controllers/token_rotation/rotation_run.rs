@@ -19,8 +19,8 @@ use crate::rancher::{CloudCredentialView, IssuedTokens, RancherError, RancherIss
 
 /// Longest interval between two reads of a Rancher.
 pub(super) const RANCHER_INTERVAL: Duration = Duration::from_mins(5);
-/// Deadline for the test of a new credential at a server that may not answer. It is short, because
-/// the test keeps one of the few concurrent reconciles busy.
+/// Deadline for the test of a new credential at a server that may not answer. The deadline is
+/// short, because the test keeps one of the few concurrent reconciles busy.
 pub(super) const TEST_DEADLINE: Duration = Duration::from_secs(10);
 
 /// State of one reconcile of a TokenRotation.

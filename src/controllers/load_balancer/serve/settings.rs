@@ -43,8 +43,8 @@ impl ServiceTarget<'_> {
             );
         }
         let text = json!(text);
-        // Where the settings cannot be written, the Service is deleted all the same. Otherwise an
-        // address that the LoadBalancer has lost would stay announced.
+        // Even if the settings cannot be written, the Service is deleted. Otherwise an address that
+        // the LoadBalancer has lost would stay announced.
         match self.annotate_slice(|_| true, &text).await {
             Ok(true) => {}
             Ok(false) => {
