@@ -37,8 +37,8 @@ const KEEPALIVE_PROBES: u32 = 2;
 /// Connects with the file `kubeconfig`. `None`: uses the file in `KUBECONFIG` or the default file,
 /// or the configuration of the pod if there is no such file.
 ///
-/// The client's own retries are off, because they also repeat POSTs. Each caller decides when a
-/// retry is safe.
+/// The client's own retries are off, because these retries would repeat POSTs too. Each caller
+/// decides when a retry is safe.
 pub async fn connect(kubeconfig: Option<&Path>, metrics: &Metrics) -> anyhow::Result<Client> {
     through(config(kubeconfig).await?, metrics)
 }

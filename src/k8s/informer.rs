@@ -36,7 +36,8 @@ pub enum ObjectEvent<K> {
     /// deletion. `None`: the deletion was not observed, but a later list did not contain the
     /// object.
     Gone(String, Option<ObjectMeta>),
-    /// End of a list. Each known object that the list did not contain was reported as gone before.
+    /// End of a list. Before this event, each known object that the list did not contain was
+    /// reported as gone.
     Complete,
     /// Refusal of a list by the API server, with the status of the answer.
     Refused(Box<Status>),

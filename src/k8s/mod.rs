@@ -144,8 +144,8 @@ impl CallError {
         Self::new(ApiCall::new(format!("{what} not sent")), error)
     }
 
-    /// Reason of a final refusal by the API server, after which a retry would not help. `None`: the
-    /// error is no such refusal.
+    /// Reason why the API server refused the call, if a repetition would be refused too (status
+    /// 400, 403 or 422). `None`: the error is no such refusal.
     pub fn refusal(&self) -> Option<&str> {
         match self {
             Self::Other(failed) => match &failed.error {

@@ -60,7 +60,7 @@ pub async fn read(
 ) -> anyhow::Result<ReadResult> {
     let mut unreadable = Vec::new();
     // Pools and LoadBalancers are listed before all other kinds, so that the command ends at once
-    // if it has no right to list one of the two. Pools come first. So the later list of
+    // if the user has no right to list one of the two. Pools come first. So the later list of
     // LoadBalancers contains the owner of each claim, if the owner exists.
     let pools = list::<IPPool>(client, PAGE, &mut unreadable).await;
     let mut pools = pools.map_err(|error| needed("ippools", error, refusals))?;

@@ -47,7 +47,7 @@ pub enum LeadershipClaim {
     /// No claim: this process never held the Lease, or observed that another process took it.
     Lost,
     /// Expired claim: the API server does not answer. Another process may have taken the Lease
-    /// since.
+    /// after the expiry.
     Silent,
     /// Valid claim, or a claim that expired a moment ago and that this process tries to renew.
     Held,

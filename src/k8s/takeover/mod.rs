@@ -149,7 +149,7 @@ impl TakeoverClient {
     }
 
     /// Carries out the write of `step`. A step without a write has no effect. If another client has
-    /// changed the object since it was read, the object is left as it is, and the next decision
+    /// changed the object after the object was read, the object is left as it is. The next decision
     /// includes the change.
     pub async fn carry_out(&self, step: &TakeoverStep) -> anyhow::Result<()> {
         let result = match step {

@@ -11,7 +11,7 @@ use crate::domain::reason::NoLease;
 use crate::k8s::informer::key;
 
 impl Views {
-    /// Returns `lease` if its address may be published. `Err`: the reason why the address may not
+    /// Returns `lease` if its address may be published. `Err`: the reason why the address must not
     /// be published.
     pub fn unless_in_the_way(
         &self,
