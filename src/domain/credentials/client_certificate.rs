@@ -8,8 +8,9 @@ use x509_parser::pem::Pem;
 
 use super::token::TokenClaims;
 
-/// Name and times of the first certificate in `client-certificate-data`, which is the user's own
-/// certificate. `None`: `data` holds no readable certificate.
+/// Common name and times of the first certificate in `data`, the value of
+/// `client-certificate-data`. The first certificate is the user's own. `None`: `data` holds no
+/// readable certificate.
 pub(super) fn claims(data: &str) -> Option<TokenClaims> {
     let plain: String = data.split_whitespace().collect();
     let pem = STANDARD.decode(plain).ok()?;

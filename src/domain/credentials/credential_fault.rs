@@ -31,7 +31,7 @@ pub enum CredentialFault {
     /// Two user entries of the kubeconfig have this name.
     #[error("it has two users {0:?}")]
     TwoUsers(String),
-    /// The user's entry has a field of another method of authentication than a token in the file.
+    /// The user authenticates by another method than a token in the kubeconfig.
     #[error("its user {user:?} authenticates by {method}, not by a token in the file")]
     OtherMethod {
         /// Name of the user.
@@ -45,8 +45,8 @@ pub enum CredentialFault {
     /// The kubeconfig lacks the cluster that the user's context names.
     #[error("the cluster of the user {0:?} is not in it")]
     NoCluster(String),
-    /// The cluster has a field with which the operator cannot reach the cluster's server: a proxy,
-    /// or a path to a file.
+    /// The kubeconfig's entry for the cluster names a proxy, or a path to a file. The operator can
+    /// use neither, so it cannot test a token there.
     #[error("its cluster has {0}, with which a token cannot be tested")]
     Untestable(&'static str),
     /// The cluster names no server.

@@ -30,7 +30,8 @@ impl SecretText {
         &self.0
     }
 
-    /// SHA-256 of the text in hexadecimal. The hash identifies a token that is not stored.
+    /// SHA-256 of the text in hexadecimal. A status names a token by this hash, and never holds the
+    /// token.
     pub fn hash(&self) -> String {
         sha256_hex(self.0.as_bytes())
     }

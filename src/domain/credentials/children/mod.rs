@@ -87,8 +87,8 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
     let mut wanted = BTreeMap::new();
     let mut want = |child: TokenRotation| -> Option<String> {
         let name = child.metadata.name.clone().unwrap_or_default();
-        // `first_rival` compares creation times. If the child exists, the stored child is passed,
-        // because it has a creation time.
+        // `first_rival` compares creation times, and only a stored child has a creation time. So a
+        // stored child is passed in place of `child`.
         let there = mine.iter().find(|one| one.metadata.name == child.metadata.name);
         let first = first_rival(there.copied().unwrap_or(&child), others.iter().copied());
         if let Some(first) = first {
@@ -138,8 +138,8 @@ pub fn children(parent: &TokenRotation, seen: &ObservedRancher<'_>) -> ChildRota
 }
 
 /// Field 0: whether every wanted child replaces its credential. Field 1: message about all cloud
-/// credentials. `seen`: TokenRotations of the namespace. `failures`: map from a child's name to the
-/// reason why the child could not be created or changed.
+/// credentials. `seen`: TokenRotations of the parent's namespace. `failures`: map from a child's
+/// name to the reason why the child could not be created or changed.
 pub fn summary(
     children: &ChildRotations,
     seen: &[&TokenRotation],
@@ -245,8 +245,8 @@ fn full_name(rotation: &TokenRotation) -> String {
     format!("{namespace}/{}", rotation.metadata.name.as_deref().unwrap_or_default())
 }
 
-/// Message of a TokenRotation that does nothing, because `first` has precedence for the same
-/// credential.
+/// Message of a TokenRotation that does nothing: the TokenRotation `first` has the same credential
+/// as its target, and has precedence.
 pub fn second_message(first: &TokenRotation) -> String {
     format!(
         "TokenRotation {} replaces this credential already, and goes first: of two the one that was made by hand, \

@@ -42,7 +42,7 @@ fn names(all: &[TokenRotation]) -> Vec<&str> {
     all.iter().filter_map(|one| one.metadata.name.as_deref()).collect()
 }
 
-/// Children in `missing` as the API server stores them: with a creation time and a UID.
+/// Children in `children.missing`, as the API server stores them: with a creation time and a UID.
 fn born(children: &ChildRotations) -> Vec<TokenRotation> {
     let made = |(at, child): (usize, &TokenRotation)| {
         let mut child = child.clone();
@@ -109,7 +109,8 @@ fn each_credential_of_the_keys_user_has_one_and_the_key() {
         super::children(&parent, &seen)
     };
     assert_eq!((unknown(&others).superfluous, unknown(&[]).missing.len()), (Vec::new(), 2));
-    // An API key that does not expire needs no child, so the child for it must be deleted.
+    // An API key that does not expire needs no child. The existing child for the API key must be
+    // deleted.
     let seen = ObservedRancher {
         url: URL,
         user: "u-1",
@@ -133,8 +134,8 @@ fn children_follow_their_parent() {
     let found = see(&parent, &creds, &others);
     assert_eq!(names(&found.changed), ["rancher-api-key", "rancher-cc-a"]);
     assert_eq!(found.changed[0].spec.overlap_seconds, Some(120));
-    // A cloud credential that Rancher's list lacks is read by its name before the child for it is
-    // deleted. `unlisted` holds this name.
+    // Rancher's list lacks the cloud credential `cc-a`. The child for `cc-a` is deleted only after
+    // a read of `cc-a` by name. `unlisted` holds this name.
     let found = see(&parent, &[], &others);
     let gone: Vec<_> = found.superfluous.iter().map(|one| one.unlisted.as_deref()).collect();
     assert_eq!(gone, [Some("cc-a")]);

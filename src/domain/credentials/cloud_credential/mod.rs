@@ -76,8 +76,8 @@ impl CloudCredential {
     }
 
     /// Content with `token` as the token in use. `keep`: whether the old token stays beside
-    /// `token`. `to`: server of `token`, if it differs from the old token's server. A new
-    /// kubeconfig is then made. `None`: the server stays the same.
+    /// `token`. `to`: server where `token` is used. A new kubeconfig for this server is made.
+    /// `None`: the present kubeconfig stays, and only its token changes.
     pub fn with_token(
         &self,
         token: &SecretText,

@@ -31,7 +31,7 @@ use crate::object_fields::digest::sha256_hex;
 
 /// Annotation of a ServiceAccount: name of the guest cluster for which the account was made.
 pub const ANNOTATION_GUEST: &str = "credentials.harvesterhci.io/guest-cluster";
-/// Annotation of a placeholder: name of the token Secret whose content it copies. Empty: no copy.
+/// Annotation of a placeholder: name of the token Secret whose content is copied. Empty: no copy.
 pub const ANNOTATION_STANDS_IN: &str = "credentials.harvesterhci.io/stands-in-for";
 /// Annotation of a token Secret: name of the token's account.
 pub const ANNOTATION_ACCOUNT: &str = "kubernetes.io/service-account.name";
@@ -305,9 +305,9 @@ pub struct CreationStep {
     pub body: Value,
 }
 
-/// Name of the Secret whose token is handed out. If `rotate` is false, it is the newest Secret with
-/// a valid token, if one exists. Otherwise it is a name that no token Secret of the guest had
-/// before. `stamp`: suffix that makes a name unique.
+/// Name of the Secret whose token is handed out. If `rotate` is false, the newest Secret with a
+/// valid token is used. If `rotate` is true, or no such Secret exists, the name is one that no
+/// token Secret of the guest had before. `stamp`: suffix that makes a name unique.
 pub fn wanted_token(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -406,8 +406,8 @@ fn owner(guest: &GuestCluster, found: &ExistingObjects) -> Value {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "name": guest.cluster, "uid": uid})
 }
 
-/// Sentences about rights that bindings give the guest in all namespaces, and that it does not
-/// need.
+/// Sentences about ClusterRoleBindings that give the guest more rights than the guest needs. Each
+/// sentence is about one binding, whose rights apply in all namespaces.
 pub fn too_much(guest: &GuestCluster, found: &ExistingObjects) -> Vec<String> {
     let subject = guest.subject();
     let describe = |binding: &StoredBinding| {

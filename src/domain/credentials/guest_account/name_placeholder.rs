@@ -27,8 +27,9 @@ pub struct NamePlaceholder {
 }
 
 /// Placeholder that must be created. `None`: no change is necessary. `kept`: name of the Secret
-/// with the valid token, if one exists. `make`: whether a missing placeholder is created. The
-/// caller sets `make` after the deletion of a token Secret with the placeholder's name.
+/// with the valid token. `None`: no token is valid. `make`: whether a missing placeholder is
+/// created. The caller sets `make` after the deletion of a token Secret with the placeholder's
+/// name.
 pub fn name_placeholder(
     guest: &GuestCluster,
     found: &ExistingObjects,

@@ -53,10 +53,10 @@ pub struct Revocation {
     pub left: Vec<String>,
 }
 
-/// Objects to delete for the request `what`. `kept`: name of the Secret whose token was handed out
-/// just now. This Secret stays. `None`: the Secret with the newest token stays. In that case
-/// `--revoke old` is refused if the newest token was never used, and another token was used: the
-/// guest would lose its access.
+/// Objects to delete for the request `what`. `kept`: name of the Secret whose token the same
+/// command has handed out. This Secret stays. `None`: the Secret with the newest token stays. In
+/// that case `--revoke old` is refused if the newest token was never used, but another token was.
+/// The guest would lose its access.
 pub fn revoke(
     guest: &GuestCluster,
     found: &ExistingObjects,
@@ -144,9 +144,9 @@ fn all(guest: &GuestCluster, found: &ExistingObjects) -> Result<Revocation, Refu
     let of_guest = |binding: &&StoredBinding| {
         binding.subjects.contains(&subject) && roles.iter().any(|role| binding.gives(role))
     };
-    // ClusterRoleBindings are removed before the RoleBindings in other namespaces. The account is
-    // removed before the bindings in the guest's namespace, because these bindings show that the
-    // account is the guest's.
+    // ClusterRoleBindings are removed before the RoleBindings outside of the guest's namespace. The
+    // account is removed before the bindings in the guest's namespace, because these bindings show
+    // that the account is the guest's.
     let here = Some(&guest.namespace);
     let (here, mut elsewhere): (Vec<_>, Vec<_>) =
         found.bindings.iter().filter(of_guest).partition(|b| b.namespace.as_ref() == here);
@@ -184,7 +184,8 @@ fn remove_subject(
 
 impl GuestCredential {
     /// Reason why `--revoke gone` keeps the guest's credential. `None`: the guest counts as gone.
-    /// `unused_days`: minimum number of days since the credential of such a guest was made or used.
+    /// `unused_days`: a guest without VMs counts as gone only if its credential was neither made
+    /// nor used for this number of days.
     pub fn reason_to_keep(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {
             Some(0) => {}

@@ -68,11 +68,12 @@ struct WantedBinding {
     namespace: Option<String>,
     name: String,
     role: &'static str,
-    /// Role with more rights that an existing binding may have instead of `role`. `None`: no other
-    /// role is accepted.
+    /// Other role that an existing binding may have instead of `role`, because that role gives more
+    /// rights. `None`: only `role` is accepted.
     or: Option<&'static str>,
-    /// Whether the binding has the account as its owner. A binding in another namespace than the
-    /// account's has no owner, because the garbage collector would delete it.
+    /// Whether the account is the owner of the binding. A binding in another namespace than the
+    /// account's gets no owner, because the garbage collector would delete a binding with such an
+    /// owner.
     owned: bool,
 }
 

@@ -35,7 +35,7 @@ const OTHER_AUTH_FIELDS: [&str; 8] = [
 /// not state an expiry.
 const UNKNOWN_END_FIELDS: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
-/// Suffix of the user's name in the user entry that keeps the user's old token for the overlap.
+/// Suffix after a user's name. Together they name the entry with the user's old token.
 const PREVIOUS: &str = "-previous";
 /// Name of the cluster, the context and the user of a new kubeconfig.
 const MADE: &str = "harvester";
@@ -47,7 +47,7 @@ pub struct Kubeconfig(Value);
 pub enum AuthMethod {
     /// A token in the file.
     Token(SecretText),
-    /// A certificate in the file. The claims are its name and times.
+    /// A certificate in the file. The claims are the certificate's name and times.
     Certificate(TokenClaims),
     /// A method whose expiry is not known. The text says why.
     Unknown(String),
@@ -137,8 +137,8 @@ impl Kubeconfig {
         self.tokens().into_iter().find(|(user, _)| *user == name).map(|(_, token)| token)
     }
 
-    /// Token of `user`. `None`: the user has no token yet, and may get one. The error says why the
-    /// user may not get a token.
+    /// Token of `user`. `None`: the user has no token yet, and the operator can add one. The error
+    /// says why the operator cannot give the user a token.
     pub fn token_of(&self, user: &str) -> Result<Option<SecretText>, CredentialFault> {
         let entry = self.entry(user)?;
         let token = entry["user"]["token"].as_str().filter(|token| !token.trim().is_empty());

@@ -26,7 +26,7 @@ pub struct TokenGrant<'a> {
 }
 
 impl TokenGrant<'_> {
-    /// Reason why the cloud credential gets no token. `None`: it may get one.
+    /// Reason why the cloud credential gets no token. `None`: the cloud credential gets a token.
     pub fn fault(&self) -> Option<String> {
         let Self { credential, owner, user, allowed } = *self;
         (owner != user && !allowed).then(|| {
@@ -69,13 +69,13 @@ pub struct MinterSecret<'a> {
     pub named: Option<&'a str>,
     /// URL in the spec.
     pub wanted: Option<&'a str>,
-    /// URL that the Secret's annotation had at the first use, as the TokenRotation's status records
-    /// it. Used only if the spec names no URL.
+    /// URL that the Secret's annotation had when the API key was used first. The TokenRotation's
+    /// status records this URL. The recorded URL counts only if the spec names no URL.
     pub first: Option<&'a str>,
 }
 
 impl MinterSecret<'_> {
-    /// URL to which the API key may be sent, or the reason why the key may not be sent.
+    /// URL to which the API key may be sent. The error says why the key is not sent.
     pub fn address(&self) -> Result<String, String> {
         let begin = format!("spec.rancher.minter: the Secret {:?}", self.secret);
         let annotation = format!("its annotation {ANNOTATION_RANCHER_URL}");

@@ -90,8 +90,8 @@ fn is_named(why: Option<&String>) {
     }
 }
 
-/// The spec names no URL. The URL that was recorded first stays, so an API key for another URL is
-/// refused.
+/// Every case has a spec without a URL. If `first` is given, the status records this URL, and an
+/// API key for another URL is refused.
 #[test]
 fn a_secret_may_say_alone_where_its_api_key_goes() {
     for (named, first, url) in [

@@ -60,8 +60,8 @@ pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
     }
 }
 
-/// Returns the TokenRotation with the highest precedence among `others` that have precedence over
-/// `one` for the same credential. `None`: `one` has precedence.
+/// Rival of `one` with the highest precedence. A rival is a TokenRotation of `others` that has the
+/// same credential as its target, and precedence over `one`. `None`: `one` has precedence.
 pub fn first_rival<'a>(
     one: &TokenRotation,
     others: impl IntoIterator<Item = &'a TokenRotation>,
@@ -80,14 +80,14 @@ pub fn first_rival<'a>(
 }
 
 /// Whether the status of this TokenRotation names a credential. If so, the operator has read the
-/// credential, with an API key that may be used for it.
+/// credential with an API key that has the right to do this.
 fn has_seen(rotation: &TokenRotation) -> bool {
     rotation.status.as_ref().is_some_and(|status| status.current.is_some())
 }
 
-/// Sort key: the TokenRotation with the smallest key has precedence. Fields of the key: whether it
-/// is a child, creation time, namespace, name. A TokenRotation that is not created yet counts as
-/// the youngest.
+/// Sort key: the TokenRotation with the smallest key has precedence. Fields of the key: whether the
+/// TokenRotation is a child, creation time, namespace, name. A TokenRotation without a creation
+/// time is not stored yet, and counts as the youngest.
 fn rank(rotation: &TokenRotation) -> (bool, i64, Option<&str>, Option<&str>) {
     let metadata = &rotation.metadata;
     let made = metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());

@@ -52,8 +52,8 @@ fn of_two_exactly_one_goes_first() {
     assert!(said.contains("ns/b") && said.contains("the older one"), "{said}");
 }
 
-/// Right of tenants: a user who may make TokenRotations in one namespace must not be able to stop
-/// the renewal of credentials in other namespaces.
+/// A tenant may make TokenRotations in one namespace. With them, the tenant must not be able to
+/// stop the renewal of credentials in other namespaces.
 #[test]
 fn in_another_namespace_only_one_that_has_seen_the_credential_goes_first() {
     let made = child("all-cc", 1);

@@ -28,8 +28,8 @@ impl EarliestTime {
     }
 }
 
-/// Action that writes the changes in `seen` into the record. `None`: `record` agrees with the
-/// target's content and with the existing credentials.
+/// Action that brings the record up to date with the observed state `seen`. `None`: `record` agrees
+/// with the target's content and with the existing credentials.
 pub(super) fn update_record(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -115,8 +115,8 @@ fn published(plan: &RotationPlan, record: &RotationRecord, now: Seconds) -> Rota
     next
 }
 
-/// Takes the current credential out of the record `next`. If the operator made it, it is added to
-/// `previous`, the list of credentials to revoke. `after`: earliest time of the revocation.
+/// Takes the current credential out of the record `next`. A credential that the operator made then
+/// goes to `previous`, the list of credentials to revoke. `after`: earliest time of the revocation.
 fn retire(next: &mut RotationRecord, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
         let (name, hash) = (old.name, Some(old.hash));
@@ -161,8 +161,9 @@ fn adopted(
     next
 }
 
-/// Moves the pending credential to `previous`, the list of credentials to revoke. If its
-/// publication was recorded, a client may have read it. It is then revoked only after the overlap.
+/// Moves the pending credential to `previous`, the list of credentials to revoke. If an attempt to
+/// publish it was recorded, a client may have read it. In this case, the revocation waits for the
+/// overlap.
 pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Seconds) {
     let Some(PendingEntry { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
@@ -177,9 +178,10 @@ pub(super) fn abandon(plan: &RotationPlan, next: &mut RotationRecord, now: Secon
     });
 }
 
-/// Record after `step` has failed. `name`: the credential, if `step` is a revocation. If the
-/// pending credential could not be made or verified, it is abandoned. If it could not be published,
-/// it stays, because the write may still have succeeded.
+/// Record after `step` has failed. `name`: name of the credential that was to be revoked. Other
+/// steps do not use `name`. After a failed mint or verification, the pending credential is
+/// abandoned. After a failed publication it stays pending, because the write may still have
+/// succeeded.
 pub fn failed(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -190,7 +192,7 @@ pub fn failed(
     let mut next = record.clone();
     next.last_result = Some(format!("Failed {}", step.word()));
     if step == RotationStep::Revoke {
-        // Only the credential `name` waits for its next try. The other credentials are revoked
+        // Only the revocation of `name` waits for its next try. Other credentials are revoked
         // meanwhile.
         for old in next.previous.iter_mut().filter(|old| old.name == name) {
             old.failures = old.failures.saturating_add(1);

@@ -65,8 +65,9 @@ fn replace(
     };
     let retry = record.retry_after.filter(|retry| *retry > seen.now);
     if let Some(pending) = &record.pending {
-        // If no request needs the pending credential, it is obsolete once the issuer keeps the
-        // current credential alive.
+        // The pending credential is obsolete if the issuer keeps the current credential alive.
+        // Exceptions: a request needs the pending credential, or the first replacement is due
+        // (`takes_over`).
         let is_obsolete = record.is_kept_alive() && !record.is_asked() && !takes_over(plan, record);
         if plan.source.is_none() || is_obsolete {
             return Some(abandon_pending(plan, record, seen.now));
@@ -149,7 +150,8 @@ fn continue_pending(
         None if !readable && now < pending.since + HELD_ELSEWHERE => {
             return RotationAction::Wait(Some(pending.since + HELD_ELSEWHERE));
         }
-        // No process has the pending credential in memory any more, and it cannot be read again.
+        // No process has the pending credential in memory any more, and the issuer cannot show it
+        // again.
         None if !readable => return abandon_pending(plan, record, now),
         None | Some(UnpublishedCredential { made: None, .. }) => {
             return RotationAction::Mint(pending.name.clone());
@@ -188,9 +190,10 @@ fn continue_pending(
     RotationAction::write(RecordChange::Publishing, next)
 }
 
-/// Action that restarts the workloads for the credential in the target. If they were restarted for
-/// it before, the action begins the overlap of the old credentials. `None`: both were done before,
-/// or a failed restart waits for its next try.
+/// Action that restarts the workloads for the credential in the target. If this is done, or the
+/// plan restarts no workloads, the action starts the overlap of the old credentials. `None`: both
+/// are done, a failed restart waits for its next try, or the operator did not make the credential
+/// in the target.
 fn restart(
     plan: &RotationPlan,
     record: &RotationRecord,
@@ -266,10 +269,10 @@ fn revoke(
     None
 }
 
-/// Record without the late writes that the server now refuses, because the target no longer has the
-/// version that the write replaces. Such a write may have succeeded before, and a client may have
-/// read its credential. Therefore the overlap of this credential begins now. `None`: no such write
-/// is recorded.
+/// Record without the late writes that can no longer succeed. The server refuses such a write,
+/// because the target has another version by now. The write may have succeeded earlier, and a
+/// client may have read its credential. Therefore the overlap of this credential begins now.
+/// `None`: no such write is recorded.
 fn without_late_writes(
     plan: &RotationPlan,
     record: &RotationRecord,

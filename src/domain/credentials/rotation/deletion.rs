@@ -16,7 +16,7 @@ const PATIENCE: Seconds = 15 * 60;
 
 /// Latest time at which a deletion completes, even if a credential could not be revoked. The time
 /// is [`PATIENCE`] after the end of the running overlaps. If no overlap runs, or if the deletion
-/// revokes everything at once, it is [`PATIENCE`] after the request to delete.
+/// revokes everything at once, [`PATIENCE`] counts from the request to delete.
 pub(super) fn deadline(plan: &RotationPlan, record: &RotationRecord) -> Seconds {
     let asked = plan.deleting.unwrap_or_default();
     // After a failed revocation, `after` is the end of a pause, not of an overlap.
@@ -61,7 +61,8 @@ pub(super) fn next_step(
         _ if seen.target != TargetState::Unknown => {}
         UnknownReason::TargetBarred => {}
         // A separate issuer (`is_apart`) lists and revokes credentials without the target's server.
-        // The deletion waits for that server only if the credential in the target must stay.
+        // The deletion waits for the target's server only if the credential in the target must
+        // stay.
         UnknownReason::Barred if plan.is_apart() => {}
         UnknownReason::Silent if plan.is_apart() && plan.revokes => {}
         UnknownReason::Barred | UnknownReason::Unlisted => return RotationAction::Finish,
@@ -69,8 +70,9 @@ pub(super) fn next_step(
             return RotationAction::Wait(Some(last.min(seen.now + super::READ_AGAIN_AFTER)));
         }
     }
-    // With `revokes`, the deletion revokes every credential that the operator made. So it does not
-    // matter which of them the target holds, and a change of the target is not recorded.
+    // If `plan.revokes` is true, the deletion revokes every credential that the operator made. So
+    // it does not matter which of them the target holds, and a change of the target is not
+    // recorded.
     let news = if plan.revokes {
         record_found(plan, record, seen)
     } else {
@@ -107,9 +109,9 @@ pub(super) fn next_step(
         return act;
     }
     for old in &record.previous {
-        // The time `after` is the end of an overlap, or of a pause after a failed revocation. An
-        // overlap is skipped with `revokes`, and if the target was deleted: a deleted target has no
-        // readers.
+        // `old.after` is the end of an overlap, or of a pause after a failed revocation. An overlap
+        // is skipped if `plan.revokes` is true, or if the target was deleted. A deleted target has
+        // no readers.
         let is_read = !plan.revokes && seen.target != TargetState::Absent;
         let after = old.after.filter(|_| is_read || old.failures > 0);
         match after {
@@ -130,8 +132,9 @@ fn is_held(old: &RetiredCredential, seen: &ObservedState) -> bool {
     old.hash.as_ref() == Some(&held.hash)
 }
 
-/// Whether a deletion may revoke `old` now. The field `replaces` is ignored: at the time `after`,
-/// every write of the credential has succeeded or failed.
+/// Whether a deletion may revoke `old` now. `old.replaces`, the mark of a late write, is ignored.
+/// Every write of the credential has ended before the time in `old.after`, for which the caller
+/// waits.
 fn may_be_revoked_by_deletion(old: &RetiredCredential, seen: &ObservedState) -> bool {
     let answered = RetiredCredential { replaces: None, ..old.clone() };
     matches!(seen.target, TargetState::Absent | TargetState::Unfit(_) | TargetState::Unknown)

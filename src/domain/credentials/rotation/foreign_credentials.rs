@@ -47,9 +47,9 @@ pub(super) fn serial_of(plan: &RotationPlan, record: &RotationRecord, name: &str
     (1..=record.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)
 }
 
-/// Whether only the name of a foreign credential in the target is known, so that it may expire at
-/// any time. False for a separate issuer (`is_apart`): a credential that a person has put into the
-/// target stays until its replacement is due.
+/// Whether the target holds a foreign credential of which only the name is known. Such a credential
+/// may expire at any time. False for a separate issuer (`is_apart`): a credential that a person has
+/// put into the target stays until its replacement is due.
 pub(super) fn is_unseen(
     plan: &RotationPlan,
     record: &RotationRecord,

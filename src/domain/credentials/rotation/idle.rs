@@ -71,9 +71,9 @@ pub(super) fn step_as_recorded(
     ))
 }
 
-/// First time after `now` at which a rotation that waits must be reconciled, for its next step
-/// (`until`) or for a change of the condition Expiring. `ends`: earliest expiry of the target's
-/// credentials. `None`: no time is known, so only an event causes a reconcile.
+/// First time after `now` at which a rotation must be reconciled: the time of its next step
+/// (`until`), or of a change of the condition Expiring. `ends`: earliest expiry of the target's
+/// credentials. The result is `None` if no time is known.
 pub fn next_reconcile(
     plan: &RotationPlan,
     record: &RotationRecord,

@@ -53,9 +53,9 @@ pub(super) fn kept_foreign_until(plan: &RotationPlan, record: &RotationRecord) -
     Some(if leaked { published } else { published + plan.overlap + 1 })
 }
 
-/// Observed state for a TokenRotation without precedence, which must not remove the kept credential
-/// of the TokenRotation with precedence. So the state omits the kept credential. Exception: the
-/// target holds the credential that this TokenRotation published last.
+/// Observed state for a TokenRotation without precedence. This TokenRotation must not remove the
+/// credential that the target keeps for the TokenRotation with precedence. So the state omits the
+/// kept credential, unless the target holds the credential that this TokenRotation published last.
 pub(super) fn as_second(record: &RotationRecord, seen: &ObservedState) -> ObservedState {
     let mut seen = seen.clone();
     if let TargetState::There { holds, kept, .. } = &mut seen.target {

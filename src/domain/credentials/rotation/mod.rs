@@ -48,10 +48,10 @@ use super::timestamp::Seconds;
 const MOST_PREVIOUS: usize = 16;
 /// Pause before a target that could not be read is read again.
 const READ_AGAIN_AFTER: Seconds = 30;
-/// Time for which another process may have a pending credential in memory, from the recording of
-/// its name. Until then, the credential is not abandoned.
+/// Pause after the name of a pending credential was recorded. Meanwhile another process may have
+/// the credential in memory, so the credential is not abandoned.
 const HELD_ELSEWHERE: Seconds = 15;
-/// Time after which every write that was sent has either succeeded or failed.
+/// Time after the sending of a write. By then, the write has either succeeded or failed.
 const SURELY_ANSWERED: Seconds = 120;
 
 /// Plan of a rotation: its spec, with defaults for unset fields.
@@ -175,8 +175,8 @@ pub struct CurrentEntry {
     pub issued: Seconds,
     /// Expiry. `None`: the credential has no expiry, or does not state it.
     pub expires: Option<Seconds>,
-    /// Whether the issuer itself keeps the credential valid without an expiry. Such a credential is
-    /// never due. It is replaced only for another reason, such as a request.
+    /// Whether the issuer itself keeps the credential valid without an expiry. The replacement of
+    /// such a credential is never due, so only another reason, such as a request, leads to it.
     pub kept_alive: bool,
 }
 
@@ -254,14 +254,14 @@ pub enum UnknownReason {
     /// The target's server has not answered. An answer may come later.
     #[default]
     Silent,
-    /// The target's server gave a final answer, such as 403. Nothing on that server can be read or
-    /// revoked.
+    /// The target's server gave an answer that a retry does not change, such as 403. Nothing on
+    /// that server can be read or revoked.
     Barred,
-    /// Only the target cannot be read or written, and the server's answer is final. The issuer
+    /// Only the target cannot be read or written, and a retry does not change this. The issuer
     /// still lists the credentials that were made for the target, so they can be revoked.
     TargetBarred,
-    /// The issuer refuses to list its credentials, and its answer is final. So nothing can be
-    /// revoked.
+    /// The issuer refuses to list its credentials, and a retry does not change this. So nothing can
+    /// be revoked.
     Unlisted,
 }
 
@@ -324,8 +324,8 @@ pub struct UnpublishedCredential {
 /// Next step of a rotation, which the process must carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RotationAction {
-    /// Write the record (field 1), if no other process wrote one meanwhile. Field 0: difference
-    /// from the record before it.
+    /// Write the record in field 1, if no other process wrote a record meanwhile. Field 0:
+    /// difference between the new record and the stored one.
     Write(RecordChange, Box<RotationRecord>),
     /// Make the credential with this name. If the credential exists and is readable
     /// ([`IssuerTraits::readable`]), read it again.
@@ -351,7 +351,7 @@ pub enum RotationAction {
 }
 
 impl RotationAction {
-    /// Action that writes `record`. `change`: difference from the record before it.
+    /// Action that writes `record`. `change`: difference between `record` and the stored record.
     fn write(change: RecordChange, record: RotationRecord) -> Self {
         Self::Write(change, Box::new(record))
     }

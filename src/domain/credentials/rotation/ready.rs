@@ -30,7 +30,7 @@ pub struct ReadyFacts<'a> {
     pub children: Option<(bool, String)>,
 }
 
-/// Reason of the condition Ready for a rotation that waits.
+/// Reason of the condition Ready, with the details for the condition's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadyReason {
     /// The target holds a credential that works, and the operator replaces it in time.
@@ -58,9 +58,10 @@ pub enum ReadyReason {
     Renewed(String),
     /// Some of the cloud credentials are not replaced. The text names them.
     RenewedInPart(String),
-    /// Another TokenRotation has precedence for the same credential. The text names it.
+    /// Another TokenRotation has the same credential as its target, and has precedence. The text
+    /// names the other TokenRotation.
     Second(String),
-    /// No credential exists that could be watched. The text says where it is missing.
+    /// No credential exists that could be watched. The text says where a credential is missing.
     Missing(String),
     /// A step has failed, and will be tried again. The text says why.
     Failed(RotationStep, String),
@@ -75,8 +76,8 @@ pub enum ReadyReason {
 }
 
 impl ReadyReason {
-    /// Reason of Ready for a rotation that waits. `None`: a step has failed, so Ready stays as it
-    /// is until that step has succeeded. `wants`: the target in the spec.
+    /// Reason of Ready for a rotation that has no step to carry out now. `None`: a step has failed,
+    /// so Ready stays as it is until that step has succeeded. `wants`: the target in the spec.
     pub fn of(
         plan: &RotationPlan,
         record: &RotationRecord,

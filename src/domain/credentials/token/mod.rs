@@ -30,8 +30,8 @@ pub struct TokenClaims {
 }
 
 impl SecretText {
-    /// Name and times that a token states about itself. They are not verified. A text that is no
-    /// token has no name and no times.
+    /// Name and times that a token states about itself. The token's signature is not verified. A
+    /// text that is no token has no name and no times.
     pub fn claims(&self) -> TokenClaims {
         let text = self.reveal();
         json_claims(text).map_or_else(|| opaque(text), |claims| of_claims(&claims))

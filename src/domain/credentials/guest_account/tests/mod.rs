@@ -162,9 +162,8 @@ fn rights_of_a_csi_driver_stay_as_they_are_unless_others_are_asked_for() {
         assert_eq!(of(&with(&[provider(), narrow.clone()])), CsiAccess::Narrow, "{narrow:?}");
         assert_eq!(of(&with(&[narrow, both])), CsiAccess::Harvester);
     }
-    // A guest with a token, and without rights of a CSI driver, was created so and gets no such
-    // rights. The creation of a guest without a token was interrupted, so the guest gets narrow
-    // rights.
+    // A guest with a token was created completely. If it has no rights of a CSI driver, it gets
+    // none. A guest without a token was not created completely, so it gets narrow rights.
     let mut found = with(&[provider(), binding(None, "other", CSI_DRIVER, &["red"])]);
     assert_eq!(of(&found), CsiAccess::None);
     found.tokens.clear();
@@ -223,7 +222,8 @@ fn foreign_objects_are_named() {
     has(with(&taken), &["Secret guests/blue-token", "not ours"]);
     has(with(&|f| f.roles.clear()), &[CLOUD_PROVIDER, CSI_DRIVER, "--csi"]);
     // The existing ClusterRoleBinding, as Rancher's UI makes it, gives more than narrow rights. The
-    // plan accepts it, but refuses the ClusterRole with other rules.
+    // plan accepts this binding, but refuses the ClusterRole `CSI_SHARED`, because its rules
+    // differ.
     let mut found = whole();
     found.roles.insert(CSI_SHARED.into(), json!([]));
     let narrow = plan(&guest(), CsiAccess::Narrow, "blue-token", &found);

@@ -6,9 +6,9 @@ use super::{RotationPlan, RotationRecord, Seconds, due};
 use api::ApiKey;
 use api::ConditionStatus::{self, False, True};
 
-/// Type of the condition that a credential in the target expires soon.
+/// Type of the condition that says whether a credential in the target expires soon.
 pub const EXPIRING: &str = "Expiring";
-/// Type of the condition that the API key expires soon.
+/// Type of the condition that says whether the API key expires soon.
 pub const MINTER_EXPIRING: &str = "MinterExpiring";
 
 /// Status, reason and message of a condition.
@@ -57,9 +57,9 @@ pub(super) fn expiring_condition(
     }
 }
 
-/// Time from which the expiry of an API key is reported as near. It is `minimum_left` of the
-/// schedule before the expiry. For a short-lived key, it is half of the lifetime before the expiry.
-/// For a key that a TokenRotation renews, it is the expiry itself. `None`: the key does not expire.
+/// Time from which the expiry of an API key is reported as near. If a TokenRotation renews the key,
+/// this is the expiry itself. Otherwise it is `plan.schedule.minimum_left` before the expiry, but
+/// at most half of the key's lifetime before the expiry. `None`: the key does not expire.
 pub fn key_alarm(plan: &RotationPlan, key: &ApiKey) -> Option<Seconds> {
     let end = parse_rfc3339(key.expires_at.as_deref()?)?;
     if key.renewed {

@@ -21,10 +21,10 @@ pub struct IssuerReport {
 }
 
 impl IssuerReport {
-    /// State of a token. `word`: name and times in Rancher's answer. `None`: the answer lacks the
-    /// token, or the token states its own times. A token counts as kept alive if Rancher itself
-    /// made it, a cloud credential holds it, and it has no expiry. This rule is the same for all
-    /// versions of Rancher.
+    /// State of `token`, as Rancher reports it. `word`: name and times in Rancher's answer. The
+    /// result is `None` if the answer lacks the token, or if the token states its own times. A
+    /// token counts as kept alive if Rancher itself made it, a cloud credential holds it, and it
+    /// has no expiry. This rule is the same for all versions of Rancher.
     pub fn of(token: &SecretText, word: &TokenClaims, in_cloud_credential: bool) -> Option<Self> {
         let own = token.claims();
         if own.issued.is_some() || word.issued.is_none() {

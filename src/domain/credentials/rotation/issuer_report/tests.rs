@@ -35,8 +35,8 @@ fn what_rancher_keeps_alive_is_its_own_kind_without_an_end_in_a_cloud_credential
     }
 }
 
-/// No report is made if Rancher's answer lacks the token, such as a token of another user. Such a
-/// token may end at any time.
+/// `IssuerReport::of` returns `None` if Rancher's answer lacks the token, for example because the
+/// token is another user's. Such a token may end at any time.
 #[test]
 fn silence_is_no_word_of_a_token_without_end() {
     let unknown = TokenClaims { issued: None, ..claims(None) };
@@ -143,7 +143,8 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
     };
     for before in [seen(NOW, Some(NOW + 90 * DAY), false), seen(NOW, None, true)] {
         let (record, _) = after(&plan, &RotationRecord::default(), &before);
-        // With `is_missing` false, the issuer's list could not be read. The token is not replaced.
+        // The state `missing()` has `held.is_missing` false: the issuer's list could not be read.
+        // The token is not replaced.
         let (_, act) = after(&plan, &record, &missing());
         assert!(matches!(act, RotationAction::Wait(_)), "{act:?}");
         let mut gone = missing();

@@ -21,8 +21,8 @@ const EPOCH_DAY: Seconds = 3;
 pub struct ReplacementSchedule {
     /// Share of the lifetime that is left at the replacement, in percent.
     pub left_percent: Seconds,
-    /// Minimum time that is left at the replacement, in seconds. It applies if `left_percent` gives
-    /// less time. It is never more than half of the lifetime.
+    /// Minimum time that is left at the replacement, in seconds. The minimum applies if
+    /// `left_percent` gives less time. A minimum above half of the lifetime counts as half.
     pub minimum_left: Seconds,
     /// Maximum time by which jitter moves the replacement to an earlier time, in percent of the
     /// lifetime.
@@ -55,8 +55,8 @@ pub struct ReplacementTimes {
     pub latest: Seconds,
 }
 
-/// Times at which a credential with the given times is replaced. `seed` determines how much of the
-/// jitter applies.
+/// Times for the replacement of a credential that is valid from `issued` to `end`. `seed`: text
+/// that decides how much of the jitter applies. The same text always gives the same times.
 pub fn due(
     schedule: &ReplacementSchedule,
     issued: Seconds,

@@ -39,8 +39,8 @@ const LONGEST_STEM: usize = 200;
 pub fn plan(rotation: &TokenRotation) -> RotationPlan {
     let spec = &rotation.spec;
     let wants = spec.schedule.clone().unwrap_or_default();
-    // Children of this TokenRotation replace all cloud credentials, if these are the target. The
-    // TokenRotation itself then has no source.
+    // If the target is `allCloudCredentials`, children of this TokenRotation replace the
+    // credentials. The TokenRotation itself then has no source.
     let source = spec.source.as_ref().filter(|_| spec.target.all_cloud_credentials.is_none());
     let account = source.and_then(|source| {
         source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())

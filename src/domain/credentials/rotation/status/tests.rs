@@ -93,8 +93,8 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
     );
     assert_eq!(plan.schedule.left_percent, 33);
     assert!(plan.prefix.starts_with("guest-") && plan.prefix.len() == 14, "{}", plan.prefix);
-    // If the spec sets no lifetime, the requested one is longer than Rancher grants. The lifetime
-    // that is assumed for a credential without an expiry is the default.
+    // If the spec sets no lifetime, `lifetime` is longer than Rancher grants. `presumed`, the
+    // lifetime of a credential without a known expiry, is then the default of 30 days.
     for (given, asked, presumed) in
         [(json!({}), 31_536_000, 2_592_000), (json!({"lifetimeSeconds": 3_600}), 3_600, 3_600)]
     {

@@ -36,8 +36,8 @@ pub struct TargetRead {
 }
 
 impl TargetRead {
-    /// Result without a kubeconfig: for a target that cannot be used, or that is no kubeconfig in a
-    /// Secret of this cluster.
+    /// Result of a read without a kubeconfig. The target cannot be used, is no kubeconfig, or is
+    /// not a Secret of this cluster.
     pub fn of(target: TargetState, watched: WatchedCredentials) -> Self {
         Self { target, watched, kubeconfig: None, reach: None }
     }
@@ -137,8 +137,8 @@ fn watched_entry(user: &str, method: &AuthMethod) -> WatchedCredential {
 }
 
 impl TargetRead {
-    /// Token of the kubeconfig's user that `wants` names, or the whole value of `secret` if `wants`
-    /// names no user. `None`: the target holds no such token.
+    /// Token of the user that `wants` names, from the kubeconfig. If `wants` names no user, the
+    /// token is the whole value of `secret`. `None`: the target holds no such token.
     pub fn token(
         &self,
         wants: &SecretTarget,

@@ -124,8 +124,8 @@ fn other_ways_to_authenticate_are_listed_by_user() {
     assert_eq!(seen.watched.unknown_count(), 5);
     assert!(matches!(seen.target, TargetState::There { holds: Some(_), .. }), "{:?}", seen.target);
     assert!(!format!("{:?}", seen.watched).contains("secret"));
-    // If the spec names a user, the target holds only the token of this user. It is an error if the
-    // kubeconfig lacks this user.
+    // If the spec names a user, only the token of this user counts, and the user `exec` has none. A
+    // user that the kubeconfig lacks is an error.
     let seen = read(&wants(Some("exec")), false, Some(&content(&config.to_string())));
     assert!(matches!(seen.target, TargetState::There { holds: None, .. }), "{:?}", seen.target);
     assert!(why(&wants(Some("x")), false, Some(&content(CONFIG))).contains("no user \"x\""));

@@ -2,8 +2,9 @@
 
 use super::*;
 
-/// Rotation whose deletion was requested a minute ago. One credential is in use, and the overlap of
-/// a replaced credential lasts 10 more minutes.
+/// Plan and record of a rotation whose deletion was requested 60 seconds before `DAY`. One
+/// credential is in use. The overlap of a replaced credential ends 600 seconds after `DAY`.
+/// `revokes`: whether the deletion revokes the credential in use.
 fn leaving(revokes: bool) -> (RotationPlan, RotationRecord) {
     let plan = RotationPlan { revokes, overlap: 3_600, deleting: Some(DAY - 60), ..plan() };
     (plan, RotationRecord { last_rotation: Some(DAY - 100), ..replaced(DAY + 600) })
@@ -64,8 +65,8 @@ fn left(
 fn a_deletion_ends_whatever_happens() {
     let there = |kept: Option<&str>| there(Some("h2"), kept);
     // Deadlines of the deletion, in seconds after the first observation. `asked`: 15 minutes after
-    // the request to delete, which was made a minute before. `last`: 15 minutes after the end of
-    // the last publication's overlap.
+    // the request to delete, which came 60 seconds before the first observation. `last`: 15 minutes
+    // after the end of the last publication's overlap.
     let (asked, last) = (900 - 60, 900 + 3_501);
     let (silent, barred, only) =
         (UnknownReason::Silent, UnknownReason::Barred, UnknownReason::TargetBarred);
@@ -146,8 +147,9 @@ fn a_deletion_ends_whatever_happens() {
     }
 }
 
-/// A separate issuer can revoke although the target's server does not answer. Only that server can
-/// show which credential must stay. If the issuer refuses to list its credentials, none is revoked.
+/// A separate issuer can revoke credentials although the target's server does not answer. Only the
+/// target's server can show which credential must stay. If the issuer refuses to list its
+/// credentials, none is revoked.
 #[test]
 fn the_deletion_of_an_accounts_tokens_waits_for_a_rancher_only_to_spare_one() {
     let last = 900 + 3_501;

@@ -72,7 +72,7 @@ fn one_of_which_nothing_is_known_is_replaced_at_once() {
     for (record, is_unseen, is_replaced) in [
         (current(false, None), true, true),
         (current(false, None), false, false),
-        // The record already has an expiry of the credential, so it is not replaced.
+        // The record has an expiry of the foreign credential, so the credential is not replaced.
         (current(false, end), true, false),
         (current(true, None), true, false),
         (current(true, end), true, false),
@@ -82,8 +82,8 @@ fn one_of_which_nothing_is_known_is_replaced_at_once() {
         let act = decide(&plan(), &record, &seen(target.clone(), &["r-5"]));
         let named = matches!(act, RotationAction::Write(RecordChange::Named, _));
         assert_eq!(named, is_replaced, "{record:?} {is_unseen}: {act:?}");
-        // With a separate issuer, a person has put such a credential into the target. It stays
-        // until its replacement is due.
+        // If the issuer is separate (`is_apart`), a person has put the foreign credential into the
+        // target. The credential stays until its replacement is due.
         let source = plan().source.map(|source| IssuerTraits { is_apart: true, ..source });
         let apart = RotationPlan { source, ..plan() };
         let record = RotationRecord { last_rotation: Some(0), ..record };

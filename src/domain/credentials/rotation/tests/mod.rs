@@ -239,7 +239,7 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
 }
 
 /// The first token of an account replaces a token that Rancher keeps alive. After that publication,
-/// a token that Rancher keeps alive is not due.
+/// the replacement of a token that Rancher keeps alive is not due.
 #[test]
 fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     let rotation: TokenRotation = serde_json::from_value(serde_json::json!({

@@ -48,8 +48,8 @@ fn ready_says_what_hinders_most() {
     }
 }
 
-/// A new leader waits while a former leader may still have the next credential in memory. Meanwhile
-/// the credential in the target may end, and Ready reports that.
+/// A new leader waits while a former leader may still have the pending credential in memory. If the
+/// credential in the target ends meanwhile, Ready reports this.
 #[test]
 fn a_rotation_is_not_ready_while_the_credential_in_its_target_does_not_work() {
     let (plan, end) = (plan(), 31 * DAY);
@@ -143,8 +143,8 @@ fn a_rotation_rests_by_its_record_alone_until_something_is_due_or_unknown() {
     }
 }
 
-/// A process that has the pending credential in memory tries a failed publication again at the
-/// recorded time.
+/// A process that has the pending credential in memory repeats a failed publication at
+/// `retry_after`, the recorded time.
 #[test]
 fn a_rotation_rests_only_until_its_next_try() {
     let made = MintedCredential { hash: "h3".into(), issued: DAY, expires: Some(31 * DAY) };

@@ -123,7 +123,8 @@ pub fn token_entry(user: &str, claims: &TokenClaims) -> WatchedCredential {
     }
 }
 
-/// Entry of a status for a user whose credential does not state its expiry. `why`: reason for this.
+/// Entry of a status for a user whose credential does not state its expiry. `why`: reason why the
+/// expiry is not known.
 pub fn unknown_entry(user: &str, why: &str) -> WatchedCredential {
     WatchedCredential {
         user: cut_name(user),

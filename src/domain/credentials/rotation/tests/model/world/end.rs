@@ -65,7 +65,7 @@ impl World {
         Err(format!("never calm: {:?}", self.record))
     }
 
-    /// Checks two conclusions while nothing changes:
+    /// Checks two rules while nothing changes:
     ///
     /// * If a rotation waits and is Ready, its credential works.
     /// * A pause that follows from the record alone is not longer than a pause after a read of the

@@ -69,8 +69,8 @@ struct Credential {
     alive: bool,
     /// Whether a person has revoked the credential.
     by_hand: bool,
-    /// Whether a report of a leak means the credential. A report means every credential except the
-    /// one that is published because of it.
+    /// Whether the credential was reported as leaked. A report is about every credential except the
+    /// one that is published because of the report.
     leaked: bool,
     ours: bool,
     expires: Option<Seconds>,
@@ -84,7 +84,7 @@ struct Secret {
     token: Option<String>,
     kept: Option<String>,
     spoilt: bool,
-    /// Whether a person has put a replaced token back. Its overlap does not begin again.
+    /// Whether a person has put a replaced token back. The overlap of that token does not restart.
     put_back: bool,
 }
 
@@ -334,7 +334,7 @@ impl World {
                     self.published += u64::from(change == RecordChange::Published);
                 }
                 if leak && self.record.current.as_ref() == Some(&current) {
-                    // A report of a leak means all credentials except the new one.
+                    // A report of a leak is about all credentials except the new one.
                     for (hash, credential) in &mut self.credentials {
                         credential.leaked |= *hash != current.hash;
                     }
@@ -387,8 +387,8 @@ impl World {
         self.record_version += 1;
         self.named.extend(next.pending.iter().map(|pending| pending.name.clone()));
         self.record = next.clone();
-        // The worker goes on with the record that it has just written, and with the target as it
-        // read it before the write.
+        // The worker goes on with the record that it has just written, and with the state of the
+        // target that it read before.
         self.workers[who].looked = Some((next, self.record_version, seen.clone()));
         true
     }
