@@ -49,8 +49,8 @@ impl ApiServer {
 
     /// Asks the server for the user of `token` until the server names `user`. If the server does
     /// not know the token, or denies the review, the call is tried again. After two other faults,
-    /// or after the time `within`, the last fault is returned as the error. A server that accepts
-    /// the token but cannot name its user is a success.
+    /// or after the time `within`, the last fault is returned as the error. The token also counts
+    /// as accepted if the server cannot name its user.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
         let call = self.0.name_call(&Method::POST, REVIEW);
         let mut why =

@@ -184,8 +184,8 @@ impl RancherClient {
         RancherError::Refused { call, status: 0, message: why }
     }
 
-    /// Path of the Secret of the cloud credential `name`. `method`: HTTP method that an error
-    /// names.
+    /// Path of the Secret of the cloud credential `name`. `method`: HTTP method of the call, for
+    /// the error that is returned if `name` is not valid.
     fn secret_path(&self, method: &Method, name: &str) -> Result<String, RancherError> {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         if name.is_empty() || !name.chars().all(fits) {

@@ -45,7 +45,7 @@ impl fmt::Display for RancherCall {
 /// Reason why a call failed, with the name of the call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RancherError {
-    /// No complete answer arrived. The server may have carried out a write. The text says why.
+    /// No complete answer arrived. The text says why. The server may have carried out a write.
     #[error("{0}: no answer: {1}")]
     Silent(RancherCall, String),
     /// The token is expired, deleted, disabled or unknown. Rancher does not say which.
@@ -89,8 +89,8 @@ impl RancherError {
     /// Error for an answer with an unsuccessful HTTP status.
     pub(super) fn of(call: RancherCall, status: u16, body: &[u8]) -> Self {
         let read: Option<Value> = serde_json::from_slice(body).ok().filter(Value::is_object);
-        // A 404 that is no JSON object comes from a proxy, such as an ingress, in front of a
-        // Rancher that is missing. This answer says nothing about Rancher's objects.
+        // A 404 whose body is no JSON object comes from a proxy, such as an ingress, that finds no
+        // Rancher behind it. This answer says nothing about Rancher's objects.
         if read.is_none() && status == 404 {
             let message = "the answer is not Rancher's".to_owned();
             return Self::Refused { call, status, message };

@@ -64,8 +64,8 @@ pub struct TokenLife {
     /// Whether the token is accepted. `None`: unknown, because the key's user may not see the
     /// token.
     pub alive: Option<bool>,
-    /// Whether Rancher's answer to the API key lacks the token, although it would have a token of
-    /// the key's user. Such a token was deleted, or belongs to another user.
+    /// Whether Rancher's answer to the API key lacks the token, although that answer shows every
+    /// token of the key's user. Such a token was deleted, or belongs to another user.
     pub is_missing: bool,
 }
 
@@ -134,7 +134,8 @@ impl RancherIssuer {
     }
 
     /// Makes a token with the description `name`, and returns it with its hash and times.
-    /// `lifetime`: requested lifetime. `cluster`: the only cluster that shall accept the token.
+    /// `issued.api`: the API that makes the token. `lifetime`: requested lifetime. `cluster`: the
+    /// only cluster that shall accept the token. `None`: no limit.
     pub async fn mint(
         &self,
         issued: &IssuedTokens,
@@ -151,9 +152,9 @@ impl RancherIssuer {
     }
 
     /// Tests the new token `value`. The server where the token will be used must accept it, and a
-    /// read of the token from Rancher must succeed. Without `reach`, the token is tested through
-    /// Rancher in `cluster`. If `cluster` is not given either, the token is tested in Rancher's own
-    /// cluster.
+    /// read of the token from Rancher must succeed. `reach`: server where the token will be used.
+    /// If `reach` is `None`, the token is tested through Rancher in `cluster`. If `cluster` is
+    /// `None` too, the token is tested in Rancher's own cluster.
     pub async fn verify(
         &self,
         value: &SecretText,
@@ -198,8 +199,8 @@ impl RancherIssuer {
         let claims = value.claims();
         let now = issued.now;
         if claims.expires.is_some() || claims.name.is_empty() {
-            // Another issuer made the token. So Rancher is not asked about it, and Rancher's clock
-            // does not decide whether it has expired.
+            // Another issuer made the token. So Rancher is not asked about the token, and Rancher's
+            // clock does not decide whether the token has expired.
             return Ok(TokenLife { claims, alive: Some(true), is_missing: false });
         }
         if issued.user.is_empty() {
@@ -255,7 +256,7 @@ impl RancherIssuer {
 }
 
 impl IssuedTokens {
-    /// Empty list, for an API key to which Rancher lists no tokens.
+    /// Empty list, for an API key to which Rancher refuses to list tokens.
     pub fn unlisted() -> Self {
         Self { api: TokenApi::V3, user: String::new(), tokens: Vec::new(), now: None }
     }
@@ -313,7 +314,7 @@ pub(super) fn pem(encoded: &str) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    /// A token that an administrator has disabled is dead at once, whatever its expiry.
+    /// A token that an administrator has disabled counts as dead, whatever its expiry.
     #[test]
     fn a_token_lives_until_its_end_unless_it_is_disabled() {
         let token = ListedToken {

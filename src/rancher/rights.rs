@@ -19,7 +19,7 @@ use crate::domain::credentials::secret_text::SecretText;
 /// Maximum number of namespaces to review. If there are more, and the rights in the reviewed
 /// namespaces do not suffice, the result is [`TokenRights::Unknown`].
 const MOST_NAMESPACES: usize = 16;
-/// Time limit for all reviews of one token. They block one of the few workers meanwhile.
+/// Time limit for all reviews of one token. The reviews block one of the few workers.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
 /// Path of the list of namespaces that a user may see. Rancher's UI offers this list for the choice
 /// of the machines' namespace.
@@ -87,8 +87,8 @@ impl ApiServer {
 }
 
 /// The first right of the node driver that a token's bearer lacks. `None`: the bearer has all
-/// rights. `namespace`: namespace of the rights. Without `namespace`, rights in all namespaces
-/// count.
+/// rights. `namespace`: namespace where the bearer must have the rights. If `namespace` is `None`,
+/// the bearer must have them in all namespaces.
 async fn lacks(
     server: &ServerTarget,
     token: &str,

@@ -33,7 +33,8 @@ pub struct ReplacementToken<'a> {
     pub ends: Option<Seconds>,
     /// Whether the replaced token stays in the cloud credential, beside the new one.
     pub keep: bool,
-    /// Server where the token is used, if that is not this Rancher.
+    /// Server where the token is used. The cloud credential gets a new kubeconfig for this server.
+    /// `None`: the present kubeconfig stays, and only its token changes.
     pub to: Option<&'a ServerEndpoint>,
 }
 

@@ -264,7 +264,8 @@ impl RancherClient {
         }
     }
 
-    /// Path of the token with this name. `method`: HTTP method that an error names.
+    /// Path of the token with this name. `method`: HTTP method of the call, for the error that is
+    /// returned if `name` is not valid.
     fn token_path(&self, method: &Method, name: &str) -> Result<String, RancherError> {
         let (folder, name) = match name.strip_prefix(EXT_PREFIX) {
             Some(name) => (EXT, name),
