@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use api::MANAGED_BY;
 
-/// Annotation of a CRD, as JSON: the `spec.versions`, and Helm's label and annotations, that the
-/// CRD had before the operator's form replaced them.
+/// Annotation of a CRD, as JSON: its `spec.versions`, and Helm's label and annotations, from before
+/// the operator put its own form there.
 pub const ANNOTATION_FORM: &str = "loadbalancer.harvesterhci.io/form-before-takeover";
 /// Annotation of IPPool's CRD, written when a replica of the operator removes the status
 /// subresource because another controller leads.
@@ -25,7 +25,7 @@ pub enum CrdForm {
     Expected,
     /// The operator's form, from which a replica has removed the status subresource.
     StatusRemoved,
-    /// Another form, which has replaced the operator's form, such as from an upgrade of Harvester.
+    /// Another form that has replaced the operator's form, for example in an upgrade of Harvester.
     Replaced,
 }
 
@@ -91,7 +91,7 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
             record["versions"] = before["versions"].clone();
         }
         // A program that puts another form back may leave the label and annotations of the
-        // operator's Helm release. In that case, the new record has the values of the earlier
+        // operator's Helm release. In that case, the new record keeps Helm's values of the earlier
         // record.
         if RELEASE.map(|key| &annotations[key]) == release {
             record["managedBy"] = before["managedBy"].clone();

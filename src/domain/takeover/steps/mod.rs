@@ -22,7 +22,7 @@ use std::fmt;
 use serde_json::{Value, json};
 
 /// Annotation of a Deployment: number of its replicas before a step set the number to 0. A
-/// take-over writes it, and so does the way back to Harvester's Go controller.
+/// take-over writes the annotation, and so does the way back to Harvester's Go controller.
 pub const ANNOTATION_REPLICAS: &str = "loadbalancer.harvesterhci.io/replicas-before-takeover";
 /// Annotation of the ManagedChart: values of [`SUB_CHART`] before a take-over, as JSON.
 pub const ANNOTATION_VALUES: &str = "loadbalancer.harvesterhci.io/values-before-takeover";
@@ -97,7 +97,7 @@ impl ManagedChart {
     }
 
     /// Merge patch that puts back the recorded values of the sub-chart. A value that the record
-    /// lacks is null in the patch, so the patch removes it.
+    /// lacks is null in the patch. A null removes the present value.
     pub fn restored(&self) -> Value {
         let Some(Value::Object(before)) = &self.before else { return Value::Null };
         let mut patch = json!({"replicaCount": null, "webhook": null});
@@ -187,7 +187,7 @@ pub struct TakeoverState {
     pub finalizers: usize,
 }
 
-/// A step of a take-over or of its undoing.
+/// A step of a take-over, or of the way back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TakeoverStep {
     /// Annotate the CRD, so that Helm keeps it.
@@ -242,7 +242,7 @@ pub enum Direction {
     /// The operator takes over from the Go controller.
     TakeOver {
         /// Whether the operator's CRDs replace Harvester's. A CRD with a recorded former form is
-        /// replaced even if this is false.
+        /// replaced even if `crds` is false.
         crds: bool,
     },
     /// The Go controller takes over from the operator.
@@ -325,8 +325,8 @@ fn undo(state: &TakeoverState) -> Result<Option<TakeoverStep>, String> {
     if let Some(TakeoverStep::Stop(_)) = end {
         return Ok(end);
     }
-    // The webhook configuration is opened before the plan waits for the end of the operator's pods.
-    // If no replica answered before this step, each write of a guest would fail.
+    // `OpenAdmission` comes before the wait for the end of the operator's pods. Otherwise each
+    // write of a guest would fail as soon as no replica answers.
     if state.admission == WebhookContent::Operator {
         return Ok(Some(TakeoverStep::OpenAdmission));
     }

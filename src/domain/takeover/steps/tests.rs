@@ -126,8 +126,8 @@ fn the_way_back_ends_the_operator_before_the_go_webhook_starts() {
     assert_eq!((chart.values, chart.before), (json!({"enabled": true}), None));
 }
 
-/// Harvester's Go controller would not read its own writes of the status while the status is a
-/// subresource (`pkg/ipam/store/store.go`, `Reserve`).
+/// Harvester's Go controller loses its own writes of the status while the status is a subresource.
+/// The API server drops these writes (`pkg/ipam/store/store.go`, `Reserve`).
 #[test]
 fn there_is_no_way_back_while_a_status_is_a_subresource() {
     let mut state = harvester();
