@@ -72,8 +72,8 @@ pub struct SuperfluousChild {
     pub name: String,
     /// UID of the child.
     pub uid: String,
-    /// Name of the child's cloud credential, if Rancher's list lacks it. The child is deleted only
-    /// if a read by this name does not find the cloud credential either. `None`: the child may be
+    /// Name of the child's cloud credential, if Rancher's list lacks this credential. The child is
+    /// deleted only if a read by this name finds no cloud credential. `None`: the child may be
     /// deleted at once.
     pub unlisted: Option<String>,
 }

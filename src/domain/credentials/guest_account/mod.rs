@@ -329,8 +329,8 @@ pub fn wanted_token(
 
 /// Objects of the guest's credential that are missing, in the order in which they must be created.
 /// `token`: name of the token Secret. If the account is missing, the content of the other objects
-/// is not valid yet, because it needs the account's UID. The error lists the obstacles, such as a
-/// foreign object with the name of a missing one.
+/// is not valid yet, because this content needs the account's UID. The error lists the obstacles,
+/// such as a foreign object with the name of a missing one.
 pub fn plan(
     guest: &GuestCluster,
     csi: CsiAccess,

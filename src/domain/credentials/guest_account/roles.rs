@@ -36,9 +36,9 @@ pub enum CsiAccess {
 }
 
 /// Rights that the guest's CSI driver gets. `asked`: requested rights. `None`: the driver keeps its
-/// existing rights. A driver without existing rights gets none if the guest has or had a token.
-/// Otherwise it gets narrow rights: the token is made last, so a guest that never had a token is
-/// new, or its creation was interrupted.
+/// existing rights. If the driver has no rights, and the guest has or had a token, the driver gets
+/// none. If the guest never had a token, the driver gets narrow rights. The token is made last, so
+/// such a guest is new, or its creation was interrupted.
 pub fn csi(guest: &GuestCluster, found: &ExistingObjects, asked: Option<CsiAccess>) -> CsiAccess {
     let subject = guest.subject();
     let has = |role: &str, in_namespace: bool| {

@@ -19,8 +19,8 @@ use super::credential_fault::CredentialFault;
 use super::secret_text::SecretText;
 use super::token::TokenClaims;
 
-/// Fields that the operator accepts in no user entry. A client would use them instead of the token,
-/// or together with the token.
+/// Fields that the operator accepts in no user entry. A client would use such a field instead of
+/// the token, or together with the token.
 const OTHER_AUTH_FIELDS: [&str; 8] = [
     "exec",
     "auth-provider",
@@ -82,7 +82,7 @@ impl ServerEndpoint {
 }
 
 impl Kubeconfig {
-    /// Reads YAML or JSON. The error does not repeat the text, because it may be secret.
+    /// Reads YAML or JSON. The error does not repeat the text, because the text may be secret.
     pub fn parse(text: &str) -> Result<Self, CredentialFault> {
         let value: Value = serde_saphyr::from_str(text).map_err(|_| CredentialFault::NotYaml)?;
         if value["users"].as_array().is_none_or(Vec::is_empty) {

@@ -76,7 +76,8 @@ impl RotationRecord {
         self.pending.as_ref()?.publishing.as_ref()
     }
 
-    /// Whether the operator made the credential in the target, and the issuer no longer has it.
+    /// Whether the operator made the credential in the target, and the issuer no longer has this
+    /// credential.
     pub(super) fn is_current_gone(&self, seen: &ObservedState) -> bool {
         let exists = |name: &String| seen.existing.as_ref().is_none_or(|all| all.contains(name));
         self.current.as_ref().is_some_and(|current| current.ours && !exists(&current.name))

@@ -117,8 +117,8 @@ fn replace(
     }
 }
 
-/// Whether the first replacement is due at once. This is so if the target holds a credential of
-/// another kind than the source makes.
+/// Whether the first replacement is due at once. True for a separate issuer (`is_apart`), if no
+/// credential was published yet, and another party made the credential in the target.
 fn takes_over(plan: &RotationPlan, record: &RotationRecord) -> bool {
     plan.is_apart()
         && record.last_rotation.is_none()

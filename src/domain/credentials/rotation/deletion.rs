@@ -36,8 +36,9 @@ pub fn left_behind<'a>(plan: &RotationPlan, record: &'a RotationRecord) -> Vec<&
     names.map(String::as_str).collect()
 }
 
-/// Reason why a deletion does not continue: the target or the list of credentials is not known
-/// (`unknown`), or a step has failed. `None`: neither is the case.
+/// Reason why a deletion does not continue. `unknown`: reason why the target, or the list of
+/// credentials, is not known. If `unknown` is `None`, the reason is a failed step. The result is
+/// `None` if no step has failed either.
 pub fn why_deletion_waits<'a>(
     record: &'a RotationRecord,
     unknown: Option<&'a str>,
@@ -116,7 +117,8 @@ pub(super) fn next_step(
         let after = old.after.filter(|_| is_read || old.failures > 0);
         match after {
             Some(after) if after > seen.now => until.or(after),
-            // The target holds the credential, and a client may read it there, so it stays.
+            // The target holds the credential, and a client may read it there, so the credential
+            // stays.
             _ if !plan.revokes && (is_held(old, seen) || is_other_token(old, seen)) => {}
             _ if plan.revokes || may_be_revoked_by_deletion(old, seen) => {
                 return revoke_or_forget(record, old, seen);

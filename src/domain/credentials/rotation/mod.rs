@@ -313,7 +313,7 @@ pub struct TargetCredential {
 /// A credential that only this process has, in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnpublishedCredential {
-    /// Name under which it was made, or is to be made.
+    /// Name with which the credential was made, or is to be made.
     pub name: String,
     /// Hash and times. `None`: the credential is not made yet.
     pub made: Option<MintedCredential>,

@@ -26,7 +26,7 @@ pub struct ReadyFacts<'a> {
     /// Number of cloud credentials that were not read yet.
     pub unread: usize,
     /// Field 0: whether all cloud credentials that must be replaced are replaced. Field 1: message
-    /// about them. `None`: the cloud credentials are only watched.
+    /// about these credentials. `None`: the cloud credentials are only watched.
     pub children: Option<(bool, String)>,
 }
 
@@ -45,7 +45,7 @@ pub enum ReadyReason {
     NotAllowed,
     /// The target cannot be read. The text says why.
     Unreadable(String),
-    /// The API key may not be used for this target or server. The text says why.
+    /// The API key must not be used for this target or server. The text says why.
     MinterRefused(String),
     /// The target cannot be used: the user or another part that the spec names is missing, or a
     /// write would do harm. The text says why.
@@ -63,7 +63,7 @@ pub enum ReadyReason {
     Second(String),
     /// No credential exists that could be watched. The text says where a credential is missing.
     Missing(String),
-    /// A step has failed, and will be tried again. The text says why.
+    /// A step has failed, and will be tried again. The text says why the step has failed.
     Failed(RotationStep, String),
     /// Too many old credentials could not be revoked, so no new credential is made.
     NotRevoked,

@@ -76,8 +76,8 @@ pub fn due(
 /// First time, not before `from`, at which the window is open.
 fn next_open(window: &MaintenanceWindow, from: Seconds) -> Seconds {
     let today = from.div_euclid(DAY);
-    // The search begins yesterday, because yesterday's window may last until today. It covers the
-    // next seven days, so that it reaches each weekday.
+    // The search begins yesterday, because yesterday's window may last until today. The search
+    // covers the next seven days, so that it reaches each weekday.
     (today - 1..=today + 7)
         .filter(|day| window.days[index(*day)])
         .map(|day| day * DAY + window.start * MINUTE)

@@ -24,8 +24,8 @@ const LIFETIME: Seconds = 2_592_000;
 /// limit is ninety days by default. Rancher accepts a longer request, and grants the limit.
 const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
-/// Default overlap for a cloud credential, in seconds. It is long because a job that makes
-/// machines, and each retry of that job, use the credential with which the job began.
+/// Default overlap for a cloud credential, in seconds. This overlap is long because a job that
+/// makes machines, and each retry of that job, use the credential with which the job began.
 const OVERLAP_CLOUD_CREDENTIAL: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
 /// Remaining time from which a credential counts as expiring soon, in seconds, if the spec sets

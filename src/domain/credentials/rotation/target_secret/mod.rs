@@ -27,7 +27,7 @@ pub struct SecretContent {
 pub struct TargetRead {
     /// State of the target, for decisions.
     pub target: TargetState,
-    /// Credentials in the target, if it is only watched.
+    /// Credentials in the target, if the target is only watched.
     pub watched: WatchedCredentials,
     /// Kubeconfig in the target. `None`: the target holds no kubeconfig, or cannot be used.
     kubeconfig: Option<Kubeconfig>,

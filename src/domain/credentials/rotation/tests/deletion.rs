@@ -59,8 +59,8 @@ fn left(
     panic!("it never goes: {acts:?}")
 }
 
-/// A deletion ends even if a server does not answer or refuses. It names the credentials that it
-/// should have revoked but has not.
+/// A deletion ends even if a server does not answer or refuses. `left_behind` then names the
+/// credentials that the deletion should have revoked but has not.
 #[test]
 fn a_deletion_ends_whatever_happens() {
     let there = |kept: Option<&str>| there(Some("h2"), kept);
@@ -119,8 +119,8 @@ fn a_deletion_ends_whatever_happens() {
             &[],
         ),
         ("refused", true, there(None), silent, true, &[(asked, "gone")], &["r-1", "r-2"]),
-        // The foreign token `x` has no expiry in Rancher. The target keeps it beside the operator's
-        // token until the overlap ends.
+        // The foreign token `x` has no expiry in Rancher. The target keeps `x` beside the
+        // operator's token until the overlap ends.
         (
             "another's, kept",
             false,

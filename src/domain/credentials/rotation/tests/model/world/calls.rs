@@ -85,7 +85,7 @@ impl World {
         for credential in self.credentials.values_mut().filter(|c| c.name == name && c.ours) {
             credential.alive = false;
         }
-        // The worker must read again, because its last read still has the credential.
+        // The worker must read again, because its last read still has the revoked credential.
         self.workers[who].looked = None;
     }
 }
