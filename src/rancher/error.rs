@@ -54,7 +54,7 @@ pub enum RancherError {
     /// The token's user has no permission for the call.
     #[error("{0}: not allowed: {1}")]
     Forbidden(RancherCall, String),
-    /// The object does not exist, or the token's user may not see it.
+    /// The object does not exist, or the token's user has no right to see it.
     #[error("{0}: not found: {1}")]
     NotFound(RancherCall, String),
     /// The object has been changed by another client since it was read.

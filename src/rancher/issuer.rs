@@ -41,7 +41,8 @@ pub struct IssuedTokens {
 pub struct TokenFault {
     /// The reason, as text for a message.
     pub why: String,
-    /// Whether another try may succeed: a replica of Rancher may not know the token yet.
+    /// Whether another try may succeed, because a replica of Rancher perhaps does not know the
+    /// token yet.
     pub may_pass: bool,
 }
 
@@ -61,8 +62,8 @@ impl TokenFault {
 pub struct TokenLife {
     /// Name, time of issue and expiry of the token.
     pub claims: TokenClaims,
-    /// Whether the token is accepted. `None`: unknown, because the key's user may not see the
-    /// token.
+    /// Whether the token is accepted. `None`: unknown, because the key's user has no right to see
+    /// the token.
     pub alive: Option<bool>,
     /// Whether Rancher's answer to the API key lacks the token, although that answer shows every
     /// token of the key's user. Such a token was deleted, or belongs to another user.
@@ -176,7 +177,7 @@ impl RancherIssuer {
             let why = "where the new token will be used, it is identified as another token";
             return Err(TokenFault::lasting(why.to_owned()));
         }
-        // A token for a single cluster may not read itself, so the API key reads it.
+        // Rancher does not let a token for a single cluster read itself, so the API key reads it.
         let key = if cluster.is_some() { &self.key } else { value };
         match self.rancher.token(key, &name).await {
             Ok(DatedAnswer { value: Some(_), .. }) => Ok(()),

@@ -53,8 +53,9 @@ impl CloudCredentialView {
 }
 
 impl RancherIssuer {
-    /// Whether Rancher reports that a cloud credential does not exist, or that the key's user may
-    /// not read it. False: the credential can be read, or the read fails for another reason.
+    /// Whether Rancher reports that a cloud credential does not exist, or that the key's user has
+    /// no right to read it. False: the credential can be read, or the read fails for another
+    /// reason.
     pub async fn lacks(&self, name: &str) -> bool {
         let stored = self.rancher().stored(self.key(), name).await;
         matches!(stored, Ok(DatedAnswer { value: None, .. }) | Err(RancherError::Forbidden(..)))

@@ -59,7 +59,7 @@ pub struct ListedToken {
     pub name: String,
     /// ID of the token's user.
     pub user: String,
-    /// Description of the token. Empty if it has none.
+    /// Description of the token. Empty: the token has no description.
     pub description: String,
     /// Time of creation, in seconds since the epoch.
     pub created: i64,
@@ -235,7 +235,7 @@ impl RancherClient {
     }
 
     /// Reads the token with this name. `None`: no such token is visible to the user of `key`. A
-    /// token may always read itself, unless it is limited to a cluster.
+    /// token can always read itself, unless it is limited to a cluster.
     pub async fn token(
         &self,
         key: &SecretText,
