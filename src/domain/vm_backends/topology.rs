@@ -62,8 +62,8 @@ mod tests {
         assert_eq!(rests_on["metadata"]["resourceVersion"], "7");
     }
 
-    /// The VM moved to a node without a zone. The zone of the former node would be wrong, so it is
-    /// removed.
+    /// The VM moved to a node without a zone. The zone of the former node would be wrong, so the
+    /// annotation with the zone is removed.
     #[test]
     fn what_a_speaking_node_does_not_say_is_taken_back() {
         let patch =

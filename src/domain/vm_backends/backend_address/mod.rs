@@ -25,11 +25,13 @@ pub struct NetworkRange {
 /// Facts that decide whether a VM may have an address that it reports.
 #[derive(Clone, Copy)]
 pub struct AddressRules<'a> {
-    /// Address of the LoadBalancer that selects the VM; `None` if it is not known.
+    /// Address of the LoadBalancer that selects the VM; `None` if the LoadBalancer's address is not
+    /// known.
     pub own: Option<IpAddr>,
-    /// Returns the cluster's object that has the given address, if there is such an object.
+    /// Returns the object of the cluster that has the given address. `None`: no object has it.
     pub reserved: &'a dyn Fn(IpAddr) -> Option<Reserved>,
-    /// Returns the addresses of a network, `namespace/name`. `None`: they are not known.
+    /// Returns the addresses of a network, `namespace/name`. `None`: the network's addresses are
+    /// not known.
     pub range: &'a dyn Fn(&str) -> Option<NetworkRange>,
 }
 
@@ -61,10 +63,10 @@ impl fmt::Display for AddressFault {
     }
 }
 
-/// Returns the reason why a VM may not have an address on a network. `None`: the VM may have it.
-/// `network` is `namespace/name`, or empty for the pod network; `pods` are the VM's pods. `had`
-/// returns whether the VM already had the address. A VM that already had an address keeps it, even
-/// if a LoadBalancer later gets the same address.
+/// Returns the reason why a VM may not have an address on a network. `None`: the VM may have the
+/// address. `network`: `namespace/name`, or empty for the pod network. `pods`: pods of the VM.
+/// `had` returns whether a stored EndpointSlice has the address for this VM. If so, the VM may keep
+/// the address, even if a LoadBalancer now has the same address.
 pub fn fault(
     address: IpAddr,
     network: &str,

@@ -39,7 +39,7 @@ fn said(address: &str, network: &str, pods: &[VmPod], had: bool) -> Option<Strin
 #[test]
 fn on_the_pod_network_only_the_pods_own_addresses_count() {
     let pods = [pod(true, &["10.52.3.9"]), pod(false, &["10.52.3.7", "fd52::7"])];
-    // The kubelet reports these addresses for the pod that runs, so the VM may have them.
+    // The kubelet reports these addresses for the VM's running pod, so the VM may have them.
     assert_eq!(said("10.52.3.7", "", &pods, false), None);
     assert_eq!(said("fd52::7", "", &pods, false), None);
     for other in ["10.52.3.8", "10.52.3.9", "10.53.0.1", "192.168.1.11", "192.168.1.5", "8.8.8.8"] {
@@ -73,8 +73,8 @@ fn on_other_networks_no_address_of_the_cluster_does() {
     assert!(said("10.53.0.1", "default/vlan2", &pods, false).is_some());
 }
 
-/// Tenants choose the addresses of their Services. If the chosen address is already a VM's, the VM
-/// must stay an endpoint.
+/// Tenants choose the addresses of their Services. A tenant may choose the address of a VM that is
+/// already an endpoint. This VM must stay an endpoint.
 #[test]
 fn a_load_balancer_gets_no_address_that_a_vm_was_at_before() {
     for address in ["192.168.1.50", "192.168.1.51"] {

@@ -57,14 +57,14 @@ pub struct StoredSlice {
     /// Whether the slice has this operator's labels, and endpoints with only the fields and values
     /// that this operator writes.
     pub sound: bool,
-    /// Whether an annotation of the slice stores the settings of a deleted Service. The slice must
-    /// then stay until the next Service has these settings.
+    /// Whether an annotation of the slice stores the settings of a deleted Service. If so, the
+    /// slice must stay until the Service is created again with these settings.
     pub holds_settings: bool,
 }
 
 impl StoredSlice {
-    /// Returns a copy of the slice as the API server stored it after a write of its annotations:
-    /// with this version and this value of `holds_settings`.
+    /// Returns a copy of the slice with the given version and `holds_settings`, as the API server
+    /// stores it after a write of the slice's annotations.
     #[must_use]
     pub fn annotated(&self, version: String, holds_settings: bool) -> Self {
         Self { version, holds_settings, ..self.clone() }
@@ -119,10 +119,10 @@ impl SliceWrite {
     }
 }
 
-/// Returns the sink: an endpoint that takes traffic and never answers. The sink has the address of
-/// the node `at`, and a port that is closed there. So the node refuses connections at once. If the
-/// node's address is not known, the sink has a reserved address that no host uses (RFC 5737, RFC
-/// 6666).
+/// Returns the sink: an endpoint that takes traffic and never answers. `at`: node that announces
+/// the Service, if known. The sink has this node's address, and a port that is closed on the node.
+/// So the node refuses connections at once. If the node or its address is not known, the sink has a
+/// reserved address that no host uses (RFC 5737, RFC 6666).
 ///
 /// The sink is needed because kube-proxy does not redirect the traffic of a Service that has no
 /// endpoint. The Service's address is then the announcing node's own, so a program that listens on
@@ -240,10 +240,10 @@ fn owned(endpoints: Vec<&VmEndpoint>) -> Vec<VmEndpoint> {
 }
 
 /// Orders the writes so that at least one endpoint takes traffic at every moment. First come the
-/// writes that add endpoints which take traffic. Then come the deletions, and then the other
-/// writes. Of the other writes, the writes that remove the sink come last. A deletion is never the
-/// last write, because kube-vip up to 1.2.3 treats the last event about any slice as the state of
-/// all slices.
+/// writes after which a slice has more endpoints that take traffic. Then come the deletions, and
+/// then the other writes. Writes that remove the sink come last in any case. A deletion is never
+/// the last write, because kube-vip up to 1.2.3 treats the last event about any slice as the state
+/// of all slices.
 fn in_order(
     stored: &[&StoredSlice],
     deletes: Vec<SliceWrite>,
@@ -279,8 +279,8 @@ fn in_order(
             let took =
                 |write: &SliceWrite| before(write.name()).is_some_and(|s| takes(&s.endpoints) > 0);
             if writes.len() < 2 && !writes.last().is_some_and(took) {
-                // Only a slice that is to be deleted has endpoints that take traffic. So this plan
-                // deletes nothing, and the next plan deletes that slice.
+                // Only slices that must be deleted have endpoints that take traffic now. So this
+                // plan deletes nothing, and the next plan deletes these slices.
                 return SlicePlan { writes, complete: false };
             }
             rest.extend(writes.pop());
@@ -294,8 +294,8 @@ fn delete(slice: &StoredSlice) -> SliceWrite {
 }
 
 /// Assigns endpoints to slices. An endpoint stays in its slice; a new endpoint goes into the first
-/// slice that has room. The slices in `odd` are of another address family. They get no endpoints,
-/// and their names are not given to new slices.
+/// slice that has room. `odd`: stored slices of another address family. The slices in `odd` get no
+/// endpoints, and no new slice gets one of their names.
 fn pack<'a>(
     service: &str,
     family: AddressFamily,

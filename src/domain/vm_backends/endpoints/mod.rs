@@ -86,7 +86,8 @@ pub enum VmBackend {
 /// Name that stands for an unknown network. No network has this name.
 const ANY_NETWORK: &str = "?";
 
-/// Condition that the address of a VM must meet, so that the VM is an endpoint of the LoadBalancer.
+/// Conditions for the address of a VM. A VM without such an address is no endpoint of the
+/// LoadBalancer.
 #[derive(Clone, Debug)]
 pub struct WantedAddresses<'a> {
     /// Network that the LoadBalancer names; empty if the address may be on any network.
@@ -135,7 +136,7 @@ pub fn backend(
         }
     }
     // A VM whose guest agent stops reporting keeps its last address while its pod is ready. The
-    // exception is an address that the VM now reports on another network. Such an address was
+    // exception is a last address that the VM now reports on another network. Such an address was
     // stored before the LoadBalancer named its network.
     let elsewhere = |last: &IpAddr| vm.nics.iter().any(|nic| nic.addresses.contains(last));
     let may_have = |last: &IpAddr| {

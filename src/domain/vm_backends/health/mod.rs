@@ -36,7 +36,8 @@ pub struct CheckSettings {
     /// Time from one probe of a backend to the next: 1 s to [`LONGEST_PERIOD`].
     pub period: Duration,
     /// Time after which a probe counts as failed: 1 s to [`LONGEST_TIMEOUT`]. The timeout may be
-    /// longer than the period. A probe is skipped if it is due while the last probe is under way.
+    /// longer than the period. A probe is skipped if it is due while the previous probe of the
+    /// backend is under way.
     pub timeout: Duration,
 }
 
@@ -129,8 +130,8 @@ pub fn may_be_backend(address: IpAddr) -> bool {
     }
 }
 
-/// Verdict on a backend, and the results of probes that contradict it. Times are offsets on one
-/// monotonic clock.
+/// Verdict on a backend, and the results of probes that contradict this verdict. Times are offsets
+/// on one monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendHealth {
     /// Whether the verdict of the probes is healthy. A doubt does not change this field.
@@ -150,8 +151,8 @@ pub struct BackendHealth {
 }
 
 impl BackendHealth {
-    /// Verdict that no probe of this process has confirmed. `healthy`: whether an earlier leader
-    /// published the backend as healthy; `false` for an unknown backend.
+    /// Health of a backend that this process has not probed yet. `healthy`: whether an earlier
+    /// leader published the backend as healthy; `false` for an unknown backend.
     pub const fn assumed(healthy: bool) -> Self {
         let passed = Duration::ZERO;
         Self { passes: healthy, against: 0, passed, failing: None, held: false, settled: false }
@@ -167,8 +168,8 @@ impl BackendHealth {
         self.held
     }
 
-    /// Adds the result of a probe at the time `now`; `passed`: whether the probe passed. Returns
-    /// whether the verdict of the probes changed.
+    /// Adds the result of a probe. `passed`: whether the probe passed. `now`: time of this result.
+    /// Returns whether the result changed the verdict.
     pub fn observe(&mut self, passed: bool, check: &CheckSettings, now: Duration) -> bool {
         if self.passes && passed {
             self.passed = now;
@@ -208,7 +209,7 @@ impl BackendHealth {
         self.failing.filter(|_| !self.settled).map(|since| (self.passed, since))
     }
 
-    /// Whether the backend's probes passed before `moment`, and have only failed since then.
+    /// Whether `moment` is between the backend's last success and the first failure after it.
     fn fell_silent_at(self, moment: Duration) -> bool {
         self.silence().is_some_and(|(passed, since)| (passed..=since).contains(&moment))
     }

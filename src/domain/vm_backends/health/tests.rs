@@ -22,9 +22,9 @@ fn check(success_threshold: u32, failure_threshold: u32) -> CheckSettings {
     }
 }
 
-/// Verdict after all results in `history`. `assumed`: verdict before the first result. If as many
-/// of the last results are equal as `check` demands, they give the verdict. Otherwise, the verdict
-/// before the last result stays.
+/// Verdict after all results in `history`, oldest first. `assumed`: verdict before the first
+/// result. If the newest results are equal, and are as many as `check` demands, they give the
+/// verdict. Otherwise, the newest result does not change the verdict.
 fn by_history(assumed: bool, history: &[bool], check: &CheckSettings) -> bool {
     let ends_with = |result: bool, count: u32| {
         let count = usize::try_from(count).unwrap();

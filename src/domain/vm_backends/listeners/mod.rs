@@ -84,7 +84,7 @@ pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
 }
 
 /// Listeners of the spec. The error names the field, the fault and a valid value. The operator's
-/// CRD refuses the same faults; Harvester's own CRD does not.
+/// CRD refuses specs with the same faults; Harvester's own CRD accepts them.
 pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, ListenerFault> {
     if spec.listeners.is_empty() {
         return Err(ListenerFault::Missing);
@@ -103,7 +103,7 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<ListenerPort>, ListenerF
             name: given.name.clone(),
             protocol: given.protocol.clone(),
             port: port("port", given.port)?,
-            // Go clients write 0 for unset.
+            // Go clients write 0 for a port that is not set.
             backend_port: port(
                 "backendPort",
                 given.backend_port.filter(|port| *port != 0).unwrap_or(given.port),
@@ -173,7 +173,7 @@ pub struct BackendCounts {
     /// Running VMs that report only addresses that they may not have: the name of each VM, its
     /// first such address, and the reason. The list is sorted by name.
     pub refused: Vec<(Arc<str>, IpAddr, AddressFault)>,
-    /// Number of VMs that would be ready if they passed their health check.
+    /// Number of VMs that fail their health check, and would otherwise be ready.
     pub unhealthy: usize,
     /// Names of VMs that are served at their last known address.
     pub last_known: Vec<Arc<str>>,

@@ -137,7 +137,7 @@ impl LabelIndex {
     }
 
     /// Stores a new or changed pod. Returns the LoadBalancers to reconcile. `pod`: `None` if the
-    /// pod no longer runs a VM, so that it is removed.
+    /// pod no longer runs a VM. The pod is then removed.
     pub fn set_pod(&mut self, namespace: &str, name: &str, pod: Option<VmPod>) -> Vec<LbKey> {
         let key = qualified(namespace, name);
         let Some(pod) = pod else { return self.drop_pod(&key) };
@@ -187,7 +187,7 @@ impl LabelIndex {
                 ids
             })
             .collect();
-        // The clause with the fewest other LoadBalancers becomes the anchor, so that a VM is
+        // The clause whose pairs list the fewest other LoadBalancers becomes the anchor. So a VM is
         // compared with few LoadBalancers that do not select it.
         let crowd = |clause: &Vec<Id>| -> usize {
             clause.iter().map(|pair| self.pairs.get(*pair).lbs.len()).sum()

@@ -81,8 +81,8 @@ pub(super) fn is_elsewhere(stored: &StoredService, wanted: &WantedService<'_>) -
 /// * An announced address stays on its interface.
 /// * Hints of a user stay. Hints that come from a network are removed when the LoadBalancer no
 ///   longer names that network.
-/// * A VLAN that an earlier version of the operator asked for is removed at once, because kube-vip
-///   would fail on this VLAN when kube-vip starts again.
+/// * A hint with a VLAN, which an earlier version of the operator wrote, is removed at once.
+///   kube-vip would fail on this VLAN at its next start.
 pub(super) fn changed_hints(
     stored: &StoredService,
     wanted: &WantedService<'_>,

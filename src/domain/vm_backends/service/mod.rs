@@ -42,11 +42,11 @@ pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
 /// After such a panic, kube-vip no longer announces Harvester's management address.
 pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 
-/// Annotation with the external traffic policy that the Service had at its creation. The comparison
-/// with it shows that the policy was changed.
+/// Annotation with the external traffic policy that the Service had at its creation. If the Service
+/// now has another policy, the policy was changed after the creation.
 pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
-/// Annotation with the ports that the Service had at its creation. The comparison with it shows
-/// that a port was removed.
+/// Annotation with the ports that the Service had at its creation. If the LoadBalancer no longer
+/// has one of these ports, the port was removed after the creation.
 pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
 /// Annotation with the node that last announced a Service, written by kube-vip.
 pub const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
@@ -151,19 +151,19 @@ pub enum ServicePlan {
     /// * The Service has the wrong address family, which cannot be changed.
     /// * The Service asks for another address or interface.
     /// * The external traffic policy of the Service has changed.
-    /// * The Service has lost a port. kube-vip reads the ports once, and still admits a removed
-    ///   port to the node itself (`SetServicePorts` in pkg/instance/instance.go,
+    /// * The Service has lost a port. kube-vip reads the ports once, and still lets traffic for a
+    ///   removed port reach the node itself (`SetServicePorts` in pkg/instance/instance.go,
     ///   `insertIPTablesRulesForServicePorts`).
     ///
-    /// kube-vip 1.2 withdraws the address of a Service that changes in such a way. kube-vip then
-    /// announces no other address (`serviceChanged` in pkg/services/processor.go: the instance is
-    /// deleted, and no other instance is created).
+    /// kube-vip 1.2 withdraws the address of a Service that changes in one of these ways. kube-vip
+    /// then announces no other address (`serviceChanged` in pkg/services/processor.go: the instance
+    /// is deleted, and no other instance is created).
     Replace,
 }
 
 impl StoredService {
-    /// Text with the addresses that the Service asks kube-vip to announce. kube-vip reads the
-    /// annotation and the field in the same order (`FetchServiceAddresses`). Empty if the Service
+    /// Text with the addresses that the Service asks kube-vip to announce. The annotation has
+    /// precedence over the field, as in kube-vip (`FetchServiceAddresses`). Empty if the Service
     /// asks for no address.
     fn asked(&self) -> &str {
         self.annotations.get(ASKED_ADDRESS).unwrap_or(&self.load_balancer_ip).trim()

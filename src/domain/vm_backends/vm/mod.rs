@@ -57,7 +57,7 @@ pub enum VmPhase {
 }
 
 /// State of a VM's `Ready` condition, which virt-controller copies from the current pod while the
-/// guest runs. The condition includes guest probes and pausing.
+/// guest runs. The condition is also false while a guest probe fails, or while the VM is paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VmReadiness {
     /// The condition is true.
@@ -117,7 +117,7 @@ const MOST_ADDRESSES: usize = 16;
 const MOST_NICS: usize = 32;
 
 impl Vm {
-    /// Whether both runs of a VM have the same facts for decisions about endpoints.
+    /// Whether `self` and `other` are equal in every fact that decides about endpoints.
     pub fn serves_like(&self, other: &Self) -> bool {
         let without = |vm: &Self| {
             (vm.uid.clone(), vm.node.clone(), vm.phase, vm.ready, vm.paused, vm.deleting)
@@ -126,8 +126,9 @@ impl Vm {
     }
 
     /// Pod in which the guest runs: by KubeVirt's rule, the newest pod on the VM's node. During a
-    /// migration, the target's pod is on another node until the guest has moved. `None`: no pod is
-    /// on the VM's node.
+    /// migration, the target's pod is on another node until the guest has moved. If the VM has no
+    /// node yet, the newest of all its pods. `None`: no pod is on the VM's node, or the VM has no
+    /// pod.
     pub fn current_pod<'a>(&self, pods: &'a [VmPod]) -> Option<&'a VmPod> {
         pods.iter()
             .filter(|pod| self.node.is_empty() || pod.node == self.node)
@@ -199,7 +200,8 @@ fn phase(phase: &str) -> VmPhase {
         "Succeeded" | "Failed" => VmPhase::Ended,
         "Unknown" => VmPhase::Unknown,
         // Pending, Scheduling, Scheduled, WaitingForSync, and phases that later versions of
-        // KubeVirt may add. In these phases the guest is not known to run, so it gets no traffic.
+        // KubeVirt may add. In these phases it is not known that the guest runs, so the VM gets no
+        // traffic.
         _ => VmPhase::Starting,
     }
 }

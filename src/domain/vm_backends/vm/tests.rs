@@ -17,7 +17,7 @@ fn with_status(status: &Value) -> Vm {
     }))
 }
 
-/// Reads `interface` as the first interface of a VM in namespace `apps`, whose spec has three
+/// Reads `interface` as the first interface of a VM in namespace `apps`. The VM's spec has three
 /// networks.
 fn nic(interface: &Value) -> Option<Nic> {
     let vm = read(json!({

@@ -123,8 +123,8 @@ fn a_thousand_and_one_endpoints_make_eleven_slices() {
     assert_eq!(store.names(), expected);
 }
 
-/// Slices get new endpoints in the order of their numbers, not of their names. For example,
-/// `web.ipv4-2` gets a new endpoint before `web.ipv4-10`.
+/// A new endpoint goes into the slice with the lowest number that has room. The number in a slice's
+/// name is compared as a number, not as text: `web.ipv4-2` comes before `web.ipv4-10`.
 #[test]
 fn new_endpoints_go_where_there_is_room_first_slice_first() {
     let mut store = filled(1_001);
@@ -170,15 +170,15 @@ fn the_sink_is_there_while_no_vm_serves_and_only_then() {
         assert_eq!(sinks(&store), expected, "{desired:?}");
         assert_eq!(writes.len(), 1, "in the same write: {writes:?}");
         assert_eq!(store.slices[0].endpoints.len(), desired.len() + expected);
-        // A slice with the sink has none of the VMs' ports. Otherwise, traffic could reach such a
-        // port of the node whose address the sink has.
+        // A slice with the sink has none of the VMs' ports. The sink has a node's address, so
+        // traffic could otherwise reach a program that has such a port on this node.
         let port = if expected == 0 { 8080 } else { SINK_PORT };
         assert_eq!(store.slices[0].ports, [EndpointPort { port, ..ports()[0].clone() }]);
     }
 }
 
-/// The sink stays until the last write. Until then it keeps traffic away from programs of the node
-/// itself.
+/// The sink stays until the last write. Until then, the sink keeps traffic away from programs that
+/// run on the node itself.
 #[test]
 fn of_several_writes_the_one_that_takes_the_sink_away_is_the_last() {
     let mut store = filled(201);
@@ -235,8 +235,8 @@ fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
     );
 }
 
-/// A slice of Harvester's Go controller has no label for the slice's manager. Its dummy endpoint
-/// has an address that may be a pod's. All VMs are in this slice, in no order.
+/// A slice of Harvester's Go controller has no label for the slice's manager. The slice's dummy
+/// endpoint has an address that may be a pod's. All VMs are in this one slice, in no order.
 #[test]
 fn a_slice_of_the_go_controller_is_adopted_in_place() {
     let dummy = VmEndpoint {
@@ -295,8 +295,9 @@ fn ports_and_whatever_is_not_sound_are_put_right() {
     }
 }
 
-/// Slices of an address type that this operator does not write are deleted. So are slices of the
-/// old family after a change of the family.
+/// When the Service's address family changes, slices of the new family are created first. Then the
+/// slices of the old family are deleted. Slices of an address type that this operator does not
+/// write are deleted too.
 #[test]
 fn slices_of_another_family_go_after_those_of_this_one_came() {
     let old = filled(101);
@@ -317,16 +318,16 @@ fn slices_of_another_family_go_after_those_of_this_one_came() {
     let writes = store.settle(AddressFamily::V4, &[ready(100)]);
     assert_eq!(written(&writes), [("delete", "web"), ("update", "web.ipv4-2")]);
 
-    // The name of a slice is in use until its deletion is complete. So the new slice first gets
-    // another name.
+    // The name of a slice is in use until its deletion is complete. So the new slice gets another
+    // name: `web.ipv4-2`.
     let mut store = Store::new(old.slices[..1].to_vec());
     store.slices[0].family = Some(AddressFamily::V6);
     let expected = [("create", "web.ipv4-2"), ("delete", "web"), ("update", "web.ipv4-2")];
     assert_eq!(written(&store.settle(AddressFamily::V4, &[ready(1)])), expected);
 }
 
-/// kube-vip up to 1.2.3 treats the last event about any slice as the state of all slices. If the
-/// last event were a deletion, kube-vip would see no endpoint.
+/// kube-vip up to 1.2.3 treats the last event about any slice as the state of all slices. If a
+/// deletion were the last event, kube-vip would see no endpoint.
 #[test]
 fn a_deletion_is_never_the_last_word() {
     // The only VM of the second slice is removed, and a VM of the first slice begins to serve.
@@ -357,8 +358,8 @@ fn what_is_stored_is_remembered_by_uid() {
     assert_eq!(remembered(&without.slices).keys().copied().collect::<Vec<_>>(), [SINK_UID]);
 }
 
-/// The patch names the version that was read. So the API server refuses the patch if another writer
-/// has changed the slice since.
+/// The patch names the version of the slice that was read. So the API server refuses the patch if
+/// another writer has changed the slice since that read.
 #[test]
 fn a_patch_says_which_version_it_rests_on() {
     let lb = LbIdentity { namespace: "default", name: WEB, uid: "lb-uid" };

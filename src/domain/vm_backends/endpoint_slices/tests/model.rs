@@ -8,11 +8,11 @@ use super::{Store, WEB, ports, ready};
 /// Numbers of VMs in a test: numbers around the limit of one slice and of two slices, and numbers
 /// in between.
 const COUNTS: [usize; 9] = [0, 1, 2, 5, 99, 100, 101, 200, 250];
-/// Number of possible VMs.
+/// Number of VMs for which a test chooses a state.
 const ALL: usize = 260;
 
-/// State of a VM. `None`: the VM has no endpoint. Otherwise: whether the endpoint serves, and
-/// whether it terminates.
+/// State of a VM. `None`: the VM has no endpoint. The fields of `Some`: whether the VM's endpoint
+/// serves, and whether this endpoint terminates.
 fn state() -> impl Strategy<Value = Option<(bool, bool)>> {
     prop::sample::select(vec![
         None,
@@ -32,7 +32,8 @@ fn endpoint(n: usize, (serving, terminating): (bool, bool), family: AddressFamil
     endpoint
 }
 
-/// States of the VMs in a test. Either all VMs serve, or each has a random state, or no VM serves.
+/// States of the VMs in a test. Either all VMs serve, or each VM has a random state, or no VM
+/// serves.
 fn vms() -> impl Strategy<Value = Vec<Option<(bool, bool)>>> {
     let quiet = prop::sample::select(vec![None, Some((false, false)), Some((false, true))]);
     let some = prop_oneof![
@@ -51,7 +52,7 @@ fn endpoints(vms: &[Option<(bool, bool)>], family: AddressFamily) -> Vec<VmEndpo
     vms.iter().enumerate().filter_map(each).collect()
 }
 
-/// Stored slices at the start of a test, with any family and ports. Other writers or earlier
+/// Stored slices at the start of a test, with any family and ports, as other writers or earlier
 /// versions of the operator may have left them. A VM may be in two slices.
 fn stored() -> impl Strategy<Value = Vec<StoredSlice>> {
     let names = vec!["web", "web.ipv4-2", "web.ipv4-10", "web.ipv6-1", "web-x7k2p"];
@@ -99,12 +100,13 @@ fn takes(slices: &[StoredSlice], family: Option<AddressFamily>) -> bool {
 
 /// Map from the UID of each endpoint to the name of its slice.
 fn places(slices: &[StoredSlice]) -> BTreeMap<&str, &str> {
-    // If two slices have the UID, the first slice counts.
+    // If an endpoint's UID is in two slices, the first slice counts.
     let all = slices.iter().rev();
     all.flat_map(|slice| slice.endpoints.iter().map(|e| (&*e.uid, slice.name.as_str()))).collect()
 }
 
-/// Plans and writes until the plan is complete, and checks the rules after every write.
+/// Plans and writes until the plan is complete, and returns all writes. Checks after every write
+/// that some endpoint takes traffic, if one did before the write.
 fn settle(store: &mut Store, family: AddressFamily, desired: &[VmEndpoint]) -> Vec<SliceWrite> {
     let before = store.clone();
     let mut all = Vec::new();
@@ -169,7 +171,7 @@ fn check(
     found.sort_by(|a, b| a.uid.cmp(&b.uid));
     expected.sort_by(|a, b| a.uid.cmp(&b.uid));
     assert_eq!(found, expected);
-    // An endpoint stays in the slice that it was in before, unless that slice had too many
+    // An endpoint stays in the slice that had it in `before`, unless that slice had too many
     // endpoints.
     let usable: Vec<StoredSlice> =
         before.iter().filter(|slice| slice.family == Some(family)).cloned().collect();
@@ -203,8 +205,8 @@ proptest! {
         settle(&mut Store::new(stored), family, &endpoints(&vms, family));
     }
 
-    /// Each step changes one VM and counts the slices that change. Before some steps, all VMs get
-    /// new states without a count.
+    /// Each step changes the state of one VM, and counts the slices that change. Before some steps,
+    /// all VMs get new states, and the slices that change then are not counted.
     #[test]
     fn a_change_of_one_vm_rewrites_one_slice(
         first in vms(),
@@ -224,8 +226,8 @@ proptest! {
             let (before, served) = (store.clone(), serves(&vms));
             vms[n] = state;
             settle(&mut store, AddressFamily::V4, &endpoints(&vms, AddressFamily::V4));
-            // If the VM is the first or the last that serves, the sink comes or goes. The sink may
-            // be in a second slice.
+            // If no other VM serves, this change also adds or removes the sink. The sink may be in
+            // a second slice.
             let most = if served && serves(&vms) { 1 } else { 2 };
             let changed = changed(&before.slices, &store.slices);
             prop_assert!(changed <= most, "{} slices for VM {}", changed, n);

@@ -9,8 +9,8 @@ use super::super::*;
 use crate::vm_backends::listeners::BackendCounts;
 use crate::vm_backends::vm::{pod, vm};
 
-/// Columns of the table [`RULES`], each with its possible values. The last column of the table,
-/// `endpoint`, is the result.
+/// Columns of the table [`RULES`], each with its possible values. The table's last column,
+/// `endpoint`, is missing here, because it is the result.
 const COLUMNS: [(&str, &[&str]); 6] = [
     // `status.phase` of the VM.
     (
@@ -192,7 +192,8 @@ fn instance(phase: &str, fate: &str, ready: &str, node: &str) -> Vm {
     vm(&serde_json::from_value(vmi).unwrap())
 }
 
-/// Pod that runs the VM. `minute` is the minute of its creation, and a part of its name.
+/// Pod that runs the VM. `minute`: minute of the pod's creation; also a part of the pod's name and
+/// UID.
 fn launcher(minute: u32, node: &str, phase: &str, ready: bool, deleting: bool) -> VmPod {
     let mut meta = json!({
         "name": format!("virt-launcher-{minute}"), "namespace": "apps",
@@ -243,7 +244,7 @@ fn pods(state: &str, migration: &str) -> Vec<VmPod> {
 }
 
 /// Word in the column `endpoint` for the VM's state, and the node of the VM's endpoint. The node is
-/// `None` if there is no endpoint.
+/// `None` if the VM has no endpoint.
 fn decided(vm: &Vm, pods: &[VmPod], health: &str) -> (&'static str, Option<Box<str>>) {
     let wanted = WantedAddresses { network: "apps/vlan1", family: AddressFamily::V4 };
     let rules = AddressRules { own: None, reserved: &|_| None, range: &|_| None };

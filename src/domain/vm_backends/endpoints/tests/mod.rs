@@ -43,8 +43,8 @@ fn reserved(foreign: &[&str], address: IpAddr) -> Option<Reserved> {
     foreign.iter().any(|text| ip(text) == address).then(|| Reserved::Node("n1".into()))
 }
 
-/// Address of the VM's endpoint, and whether it comes from `last`, the stored address. `None`: the
-/// VM has no endpoint.
+/// Address of the VM's endpoint, and whether the address comes from `last`. `last`: address that is
+/// stored for the VM, if any. `None`: the VM has no endpoint.
 fn found(
     vm: &Vm,
     pods: &[VmPod],

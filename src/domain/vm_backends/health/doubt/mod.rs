@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use super::{BackendHealth, CheckSettings};
 
-/// Smallest number of silent VMs that begins a doubt. As many load balancers must have a silent VM.
-/// One or two VMs may well fail together because of a real fault.
+/// Smallest number of silent VMs that begins a doubt. At least this number of load balancers must
+/// also have a silent VM. One or two VMs may well fail together because of a real fault.
 pub const MANY: usize = 3;
 
 /// Largest number of moments that a [`Doubt`] stores. A fault that spreads causes several moments.
@@ -87,8 +87,8 @@ pub struct Doubt {
     moments: Vec<Duration>,
     /// Number of doubted targets. Their probes fail, and they still count as healthy.
     held: usize,
-    /// Number of targets whose failures were doubted and whose probes pass again. The count starts
-    /// again at zero when a moment is added.
+    /// Number of targets whose failures were doubted before, and whose probes now pass again. The
+    /// count starts again at zero when a moment is added.
     answered: usize,
     /// Time at which `answered` became greater than `held`. `None`: this has not happened since the
     /// last moment was added.
@@ -105,7 +105,8 @@ impl Doubt {
         (self.answered, self.mending) = (0, None);
     }
 
-    /// Whether the target fell silent at a moment of this doubt, so that its failures are doubted.
+    /// Whether the target fell silent at one of the moments of this doubt. If so, the target's
+    /// failures are doubted.
     pub fn explains(&self, health: BackendHealth) -> bool {
         self.moments.iter().any(|moment| health.fell_silent_at(*moment))
     }
@@ -116,8 +117,8 @@ impl Doubt {
         self.held += 1;
     }
 
-    /// Counts a doubted target whose probes pass again at `now`. The failures of this target are
-    /// not doubted any more.
+    /// Moves one target from the doubted targets to the targets that pass again. `now`: time at
+    /// which the target's probes pass again.
     pub fn answers(&mut self, now: Duration) {
         self.gone();
         self.answered += 1;

@@ -40,8 +40,8 @@ fn fleet(
     numbers.map(|number| make(LBS[usize::from(number) % lbs], number)).collect()
 }
 
-/// Test case. The fields are its name, its targets, and whether the failures of these targets are
-/// doubted.
+/// Test case. The fields are the name of the case, its targets, and whether the failures of these
+/// targets are doubted.
 type Case = (&'static str, Vec<ProbeHistory<'static>>, bool);
 
 fn cases() -> Vec<Case> {
@@ -84,7 +84,8 @@ fn most_vms_of_many_load_balancers_at_one_moment_are_doubted_and_nothing_less() 
     for (what, sights, doubted) in cases() {
         for news in sights.iter().filter(|sight| sight.failing.is_some()) {
             let news = (news.passed, news.failing.unwrap());
-            // Failures that began in the first five seconds are old, so no search starts from them.
+            // Failures that began in the first five seconds are old, so the test does not search
+            // between their times.
             if news.1 > s(5) {
                 let found = moment(sights.iter().copied(), news);
                 assert_eq!(found.is_some(), doubted, "{what}");
@@ -129,7 +130,7 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
     assert!(!doubt.is_over_for(&check, s(1_000)), "half");
     doubt.answers(s(22));
     assert_eq!([34, 35].map(|now| doubt.is_over_for(&check, s(now))), [false, true]);
-    // The fault spreads to more VMs, so a second moment is added.
+    // The fault spreads to more VMs, so a second moment is added, and the doubt does not end yet.
     doubt.grow(s(30));
     assert!(!doubt.is_over_for(&check, s(1_000)));
     doubt.believe(&mut held[0]);
@@ -138,9 +139,9 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
 }
 
 proptest! {
-    /// All failing VMs fall silent at 1,000 s. Fields of an entry in `failing`: seconds from the
-    /// VM's last success to 1,000 s, and from 1,000 s to its first failure. `healthy`: number of
-    /// VMs that pass.
+    /// All failing VMs fall silent at 1,000 s. Each entry of `failing` is one failing VM. Its
+    /// fields: seconds from the VM's last success to 1,000 s, and seconds from 1,000 s to the VM's
+    /// first failure. `healthy`: number of VMs that pass.
     #[test]
     fn a_majority_is_found_whatever_the_periods_and_a_minority_never(
         failing in vec((1_u64..60, 0_u64..60), 1..20),

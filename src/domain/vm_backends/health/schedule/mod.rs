@@ -14,7 +14,8 @@ use sha2::{Digest as _, Sha256};
 /// Time over which the first probes of targets without a verdict are spread.
 const FIRST_WITHIN: Duration = Duration::from_millis(200);
 
-/// Position of a target's probes within each period, as a fraction of the period.
+/// Position of a target's probes within each period, as a fraction of the period. The phase and the
+/// period give the target's grid: one time in each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProbePhase(u64);
 
@@ -38,8 +39,8 @@ impl ProbePhase {
     }
 }
 
-/// First time after `now` on the target's grid, at most one period later. If the period is zero,
-/// the result is `now` itself.
+/// Time of the target's next probe: the first time after `now` that is on the target's grid. This
+/// time is at most one period after `now`. If the period is zero, the result is `now`.
 pub fn next(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     let offset = phase.within(period);
     let Some(past) = now.checked_sub(offset) else { return offset };
@@ -51,8 +52,9 @@ pub fn next(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     now + period.saturating_sub(Duration::from_nanos(into))
 }
 
-/// Time of the first probe of a target without a verdict. The first probe is not on the target's
-/// grid: first probes start at once, spread over 200 ms or the period, whichever is shorter.
+/// Time of the first probe of a target without a verdict. This probe is not on the target's grid.
+/// The first probes of all targets are spread over the 200 ms after `now`, or over one period if
+/// the period is shorter.
 pub fn first(now: Duration, phase: ProbePhase, period: Duration) -> Duration {
     now + phase.within(period.min(FIRST_WITHIN))
 }

@@ -8,7 +8,8 @@ use super::{FIRST_WITHIN, ProbePhase, first, next};
 
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// Number of identities whose phase is in each tenth of a second of a period of five seconds.
+/// Number of identities in each of 50 slots, by their phases. The slots divide a period of five
+/// seconds into tenths of a second.
 fn histogram(identities: impl Iterator<Item = String>) -> Vec<u32> {
     let mut slots = vec![0; 50];
     for id in identities {
@@ -23,15 +24,15 @@ fn histogram(identities: impl Iterator<Item = String>) -> Vec<u32> {
 fn targets_spread_evenly_even_if_their_names_are_counted_up() {
     for prefix in ["", "vm-", "3f0c52de-8a11-4b7e-9d7b-00000000"] {
         let slots = histogram((0..10_000).map(|n| format!("{prefix}{n}")));
-        // 200 identities are expected in each slot; the bounds are five standard deviations.
+        // On average, a slot has 200 identities. The bounds are five standard deviations from that.
         assert!(slots.iter().all(|n| (130..=270).contains(n)), "{prefix}: {slots:?}");
     }
 }
 
 #[test]
 fn the_phase_of_an_identity_is_the_same_for_ever() {
-    // If the computation of phases changes, every target's probes move at the next upgrade. That is
-    // harmless, but this test must show the change.
+    // If the computation of phases changes, every target's probes move to other times at the next
+    // upgrade of the operator. That is harmless, but this test must show the change.
     assert_eq!(ProbePhase::of(&["a", "b"]), ProbePhase(9_832_196_343_340_254_499));
     assert_ne!(ProbePhase::of(&["ab", "c"]), ProbePhase::of(&["a", "bc"]));
     assert_ne!(ProbePhase::of(&["a"]), ProbePhase::of(&["a", ""]));
@@ -66,7 +67,7 @@ proptest! {
             let into = due.checked_sub(phase.within(period)).map(|t| t.as_nanos() % period.as_nanos());
             prop_assert_eq!(into, Some(0));
             // The probe ends `delay` milliseconds after it was due. The grid must not depend on
-            // that.
+            // this delay.
             now = due + Duration::from_millis(delay);
         }
     }

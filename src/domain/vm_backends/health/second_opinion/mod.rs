@@ -114,7 +114,9 @@ impl OpinionQuestion {
     }
 
     /// Whether the replica `place` must answer the question. `given`: answer that the Lease already
-    /// has, if any.
+    /// has, if any. `true` in two cases: the Lease has no answer to this question, or `given` leads
+    /// to [`Opinion::SameNode`] and `place` is on another node. Always `false` for the replica that
+    /// asked.
     pub fn wants_answer_of(&self, place: &ReplicaPlace, given: Option<&OpinionAnswer>) -> bool {
         self.by.replica != place.replica
             && match self.opinion(given) {
@@ -125,8 +127,8 @@ impl OpinionQuestion {
     }
 
     /// Answer of the replica `by` to this question. `passed` and `failed`: numbers of targets whose
-    /// probe by that replica passed or failed. `None`: the replica could probe fewer than half of
-    /// the targets, which is too few.
+    /// probe by that replica passed or failed. `None`: the replica probed no target, or fewer than
+    /// half of the targets.
     pub fn answer(&self, by: &ReplicaPlace, passed: usize, failed: usize) -> Option<OpinionAnswer> {
         let enough = passed + failed > 0 && 2 * (passed + failed) >= self.targets.len();
         let (to, at, by) = (self.by.clone(), self.at.clone(), by.clone());
@@ -161,9 +163,9 @@ impl Opinion {
     }
 }
 
-/// Picks targets for a question from `held`, the targets that the leader does not reach. The choice
-/// is random, with the text `at` as the seed. All picked targets are of different load balancers
-/// and of different VMs.
+/// Picks targets for a question. `held`: targets that the leader does not reach. `at`: seed of the
+/// random choice, the time of the question. All picked targets are of different load balancers and
+/// of different VMs.
 pub fn sample(held: impl IntoIterator<Item = AskedTarget>, at: &str) -> Vec<AskedTarget> {
     let chance = |asked: &AskedTarget| ProbePhase::of(&[at, &asked.lb, &asked.address.to_string()]);
     let mut of_lbs = BTreeMap::<String, Vec<AskedTarget>>::new();

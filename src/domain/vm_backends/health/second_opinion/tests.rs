@@ -29,8 +29,8 @@ fn an_answer_is_to_one_question_and_the_leaders_own_node_decides_nothing() {
         ("two", 2, 2, Opinion::Dead),
         ("two", 0, 4, Opinion::Dead),
         ("one", 0, 4, Opinion::SameNode),
-        // The other replica on the leader's node reaches the targets, so only the leader's pod does
-        // not.
+        // The answering replica is on the leader's node, and reaches the targets. So only the
+        // leader's pod does not reach the targets.
         ("one", 4, 0, Opinion::Well),
         // The nodes are unknown, because the operator runs without the chart.
         ("", 0, 4, Opinion::Dead),
@@ -111,8 +111,8 @@ fn a_sample_is_of_different_load_balancers_and_vms_and_of_no_order() {
     let lbs: BTreeSet<&str> = many.iter().map(|asked| asked.lb.as_str()).collect();
     assert_eq!(lbs.len(), MOST_ASKED);
     assert_eq!(many, sample(held(80), "1"));
-    // Another seed picks other targets. So a tenant whose names sort first does not fill every
-    // question.
+    // Another seed picks other targets. So a tenant whose LoadBalancers have the first names in
+    // order does not fill every question.
     let other = sample(held(80), "2");
     assert!(other.iter().any(|asked| !lbs.contains(asked.lb.as_str())));
     let one_vm = (0..9).map(|lb| asked(&format!("ns/{lb}"), 1));

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::{BackendProbe, CheckSettings, ProbeRequest};
 use api::{HealthCheck, LoadBalancerSpec, WorkloadType};
 
-/// Largest threshold of successes or failures, in consecutive results. A larger threshold is
-/// reduced to this value.
+/// Largest number of consecutive successes, or failures, that a health check may demand for a
+/// verdict. A larger number is reduced to this value.
 pub const MOST_IN_A_ROW: u32 = 1_000;
 /// Longest time between two probes of a backend. A longer period is reduced to this value, because
 /// a rarer check is of no use.
@@ -70,8 +70,8 @@ pub fn check(spec: &LoadBalancerSpec) -> Result<Option<CheckSettings>, HealthSpe
     read(asked, port).map(Some)
 }
 
-/// Checks the fields of a health check, even if no probe uses them. The CRD has these rules only in
-/// v1beta1. So a health check that was written in v1alpha1 may break them.
+/// Checks the fields of a health check, even if no probe uses them. The CRD has the same rules, but
+/// only in v1beta1. So a health check that was written in v1alpha1 may break these rules.
 pub fn form(asked: &HealthCheck) -> Result<(), HealthSpecFault> {
     let number = asked.port.unwrap_or(0);
     let port = u16::try_from(number).map_err(|_| {

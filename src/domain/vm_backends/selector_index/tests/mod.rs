@@ -161,8 +161,8 @@ fn pods_may_be_known_before_their_vm_and_after() {
     assert_eq!(members(&index, "lb"), [("a".to_owned(), vec![])]);
 }
 
-/// A VM is started again. The informer may report the new run of the VM before or after the end of
-/// the old run's pods.
+/// A VM is started again under the same name. The informer may report the new run of the VM before
+/// or after it reports that the old run's pods have ended.
 #[test]
 fn a_restart_under_the_same_name_has_its_own_pods() {
     let mut index = LabelIndex::default();
@@ -222,8 +222,9 @@ fn a_thousand_values_select_a_thousand_vms() {
     assert_eq!(index.sizes(), [0; 6]);
 }
 
-/// Many LoadBalancers may require the same pair of label and value. Each LoadBalancer is listed at
-/// the pair that no other LoadBalancer requires, whichever of its pairs comes first.
+/// Many LoadBalancers may require the same pair of label and value. Each LoadBalancer is listed
+/// only at the pair that no other LoadBalancer requires. The order of the pairs in the selector
+/// does not matter.
 #[test]
 fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
     for own in ["aaa", "zzz"] {
@@ -240,7 +241,7 @@ fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
 }
 
 /// Every LoadBalancer in the index has at least one clause, so `matches` never gets an empty list
-/// of clauses. If it did, the answer would be `false`, so that no VM is selected.
+/// of clauses. For an empty list, `matches` would return `false`, so that no VM is selected.
 #[test]
 fn no_clause_matches_nothing() {
     assert!(!matches(&[], &[1, 2]) && !matches(&[vec![]], &[1]) && !matches(&[vec![1]], &[]));
@@ -248,8 +249,8 @@ fn no_clause_matches_nothing() {
     assert!(!matches(&[vec![1], vec![0, 4]], &[1, 2]));
 }
 
-/// LoadBalancers are found by the addresses and networks of their VMs, for example when such an
-/// address becomes an address of the cluster.
+/// LoadBalancers are found by the addresses and networks of their VMs. For example, LoadBalancers
+/// must be reconciled when the cluster gets an address that one of their VMs reports.
 #[test]
 fn load_balancers_are_found_by_what_their_vms_report() {
     let mut index = LabelIndex::default();

@@ -53,7 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// VMs that a LoadBalancer selects: map from the name of a VM to the VM and its pods. The pods are
+/// Map from the name of each VM that a LoadBalancer selects to the VM and its pods. The pods are
 /// sorted by UID.
 type Seen = BTreeMap<String, (Vm, Vec<VmPod>)>;
 
@@ -85,7 +85,8 @@ impl Model {
             .collect()
     }
 
-    /// LoadBalancers whose endpoints depend on a fact that differs between this model and `before`.
+    /// LoadBalancers of this model for which a fact has changed that their endpoints depend on.
+    /// `before`: model before the change.
     fn differs(&self, before: &Self) -> BTreeSet<LbKey> {
         let alike = |now: &Seen, before: &Seen| {
             now.len() == before.len()

@@ -27,8 +27,8 @@ pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
 /// and no announcer announces it yet.
 pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 
-/// Assumed time until kube-proxy has written its rules. kube-proxy writes rules once a second
-/// (`minSyncPeriod`), and a write takes a part of a second.
+/// Assumed time until kube-proxy has written its rules for a new Service. kube-proxy writes rules
+/// once a second (`minSyncPeriod`), and a write takes a part of a second.
 const HOLD: TimeDelta = TimeDelta::seconds(2);
 
 /// Next step for a Service that is held back.

@@ -15,8 +15,8 @@ use super::{
 };
 use api::ANNOTATION_NETWORK;
 
-/// Annotation on an EndpointSlice. The annotation stores the settings of the deleted Service until
-/// the next Service has these settings.
+/// Annotation on an EndpointSlice. The annotation stores the settings of a deleted Service until
+/// the Service is created again with these settings.
 pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
 /// Longest text of settings, in bytes. An API server accepts 256 KiB of annotations.
@@ -33,14 +33,14 @@ const FIELDS: [&str; 9] = [
     "sessionAffinityConfig",
     "trafficDistribution",
 ];
-/// Fields of a Service's spec that the API server assigns. The next Service gets the same values if
-/// they are still free. `ipFamilies` is only compared: it shows whether the stored cluster IPs have
-/// the address family of the next Service.
+/// Fields of a Service's spec that the API server assigns. The Service that replaces a deleted one
+/// gets the same values if they are still free. `ipFamilies` is only compared: this field shows
+/// whether the stored cluster IPs have the address family of the new Service.
 const ALLOTTED: [&str; 4] = ["clusterIP", "clusterIPs", "healthCheckNodePort", "ipFamilies"];
 /// Fields of a Service's port that belong to users.
 const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 
-/// Settings that are carried from one Service to the next.
+/// Settings that are carried from a deleted Service to the Service that replaces it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CarriedSettings {
     /// JSON of a Service with the settings.
@@ -50,11 +50,11 @@ pub struct CarriedSettings {
     pub is_whole: bool,
 }
 
-/// Reads the settings of the stored Service that the next Service must get.
+/// Reads the settings of a stored Service. The Service that replaces it must get these settings.
 pub fn of(service: &Value) -> CarriedSettings {
     let metadata = &service["metadata"];
     let mut annotations = object(&metadata["annotations"]);
-    // The interface that the operator chose for a network is not carried, because the next Service
+    // The interface that the operator chose for a network is not carried, because the new Service
     // may have another network.
     if annotations.contains_key(ANNOTATION_NETWORK) {
         for hint in [ANNOTATION_NETWORK, ASKED_INTERFACE, ASKED_VLAN] {

@@ -67,8 +67,8 @@ fn the_next_service_has_what_users_set_and_what_the_server_allotted_and_nothing_
     assert_eq!(made, expected);
     // The new Service needs no further write.
     assert_eq!(plan(Some(&read(&made)), &next), ServicePlan::Keep);
-    // If another Service has the cluster IP or a node port by now, the new Service does not request
-    // them.
+    // If another Service has the cluster IP or a node port by now, the new Service must request
+    // neither. `without_allotted` removes them from the request.
     let anew = without_allotted(made);
     for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {
         expected["spec"].as_object_mut().unwrap().remove(field);
@@ -91,7 +91,8 @@ fn ports_that_are_no_more_and_addresses_of_the_other_family_are_left_behind() {
 }
 
 /// Hints name the interface for kube-vip. Hints that the operator made from a network are not
-/// carried. Hints of a user are carried, and the operator then adds no hints.
+/// carried to the next Service. Hints of a user are carried, and the operator then adds no hints of
+/// its own.
 #[test]
 fn hints_are_carried_where_they_are_a_users() {
     let listeners = listeners();
@@ -135,7 +136,8 @@ fn settings_that_are_too_long_are_carried_without_annotations_and_nonsense_chang
     }
 }
 
-/// Carried settings let an author of EndpointSlices set only what users may set on a Service.
+/// A user who may write EndpointSlices can forge the stored settings. Forged settings change only
+/// the fields that users may set on a Service.
 #[test]
 fn forged_settings_do_not_touch_what_the_operator_owns() {
     let listeners = listeners();

@@ -28,8 +28,8 @@ fn a_service_that_asks_for_another_address_goes_first() {
         let plan = plan(Some(&read(&edited)), &wanted_100);
         assert_eq!(plan, expected, "{edited}");
     }
-    // The Service asks for the wanted address, but as Harvester's Go controller writes it, or in
-    // another spelling.
+    // The Service asks for the wanted address. But the request is written as Harvester's Go
+    // controller writes it, or the address has another spelling.
     let mut adopted = service.clone();
     adopted["metadata"]["annotations"] = Value::Null;
     let change = plan(Some(&read(&adopted)), &wanted_100);
@@ -42,8 +42,8 @@ fn a_service_that_asks_for_another_address_goes_first() {
 }
 
 /// kube-vip 1.2 withdraws the address for good when the traffic policy changes. An annotation
-/// records the policy at creation. If it is missing, the present policy counts as the policy at
-/// creation.
+/// records the policy at creation. If this annotation is missing, the present policy counts as the
+/// policy at creation.
 #[test]
 fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     let listeners = listeners();
@@ -69,8 +69,9 @@ fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     assert!(!repaired(&noted, &wanted).1);
 }
 
-/// kube-vip still lets traffic for a removed port reach the node itself, so the Service is created
-/// again. kube-vip never let traffic pass for a port that a user added by hand.
+/// kube-vip still lets traffic for a removed port reach the node itself. So the Service is created
+/// again when a listener's port is removed. A port that a user added by hand is removed with a
+/// patch, because kube-vip never let traffic for that port pass.
 #[test]
 fn a_service_that_loses_a_port_is_made_anew_and_one_that_gets_another_is_not() {
     let both = listeners();

@@ -48,8 +48,8 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
         let announced = announced(service.clone(), "10.0.0.100");
         assert_eq!(repaired(&announced, after), (announced, false), "what is announced stays");
     }
-    // The network's bridge or VLAN has changed, or is unknown for a while. The hints stay as long
-    // as the LoadBalancer names the network.
+    // In the first case, the network's bridge or VLAN has changed. In the second case, they are
+    // unknown for a while. The hints stay as long as the LoadBalancer names the network.
     let moved = on("apps/mgmt", &tagged, &plain);
     let unknown = WantedService { network: "apps/mgmt", ..plain.clone() };
     for wanted in [&moved, &unknown] {
@@ -57,8 +57,8 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
     }
 }
 
-/// kube-vip 1.2.0 to 1.2.3 panics if the requested VLAN interface exists. So the request is removed
-/// even from an announced Service.
+/// kube-vip 1.2.0 to 1.2.3 panics if the requested VLAN interface exists. So the annotation that
+/// requests the VLAN is removed even from an announced Service.
 #[test]
 fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced() {
     let listeners = listeners();
@@ -77,8 +77,8 @@ fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced()
     }
 }
 
-/// The nodes' links for a VLAN come from Harvester's HostNetworkConfig. The operator asks for the
-/// VLAN only if each node has a working link.
+/// Harvester's HostNetworkConfig gives the nodes their links for a VLAN. The operator asks for the
+/// VLAN's interface only if each node has a working link.
 #[test]
 fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
     let listeners = listeners();

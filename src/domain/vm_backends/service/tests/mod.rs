@@ -34,8 +34,9 @@ pub(super) fn wanted<'a>(address: &str, listeners: &'a [ListenerPort]) -> Wanted
     }
 }
 
-/// Returns `wanted` with the network `network` and its bridge and VLAN, `attachment`. Nodes have a
-/// bridge for each cluster network, and no link for a VLAN.
+/// Returns a copy of `wanted` that names a network. `network`: name of the network. `attachment`:
+/// bridge and VLAN of the network. The copy assumes that nodes have a bridge for each cluster
+/// network, and no link for a VLAN.
 fn on<'a>(
     network: &'a str,
     attachment: &'a NetworkAttachment,
@@ -90,7 +91,7 @@ fn announced(mut service: Value, ip: &str) -> Value {
     service
 }
 
-/// Carries out one plan. Returns the Service after it, and whether the plan had a write.
+/// Carries out one plan. Returns the Service after the plan, and whether the plan had a write.
 fn repaired(service: &Value, wanted: &WantedService<'_>) -> (Value, bool) {
     match plan(Some(&read(service)), wanted) {
         ServicePlan::Keep => (service.clone(), false),
@@ -205,7 +206,8 @@ fn what_is_the_operators_is_put_right_with_node_ports_kept() {
         json_patch::merge(&mut edited, &edit);
         let (after, wrote) = repaired(&edited, &wanted);
         assert!(wrote, "{edit}");
-        // Listeners keep their node ports, unless the edit removed the listener's port.
+        // A listener keeps its node port, unless the edit removed the listener's port from the
+        // Service.
         let all_there = edited["spec"]["ports"].as_array().unwrap().len() >= 2;
         let mut expected = service.clone();
         if !all_there {
@@ -299,7 +301,7 @@ fn a_change_of_listeners_keeps_node_ports_of_those_that_stay() {
     assert_eq!(service["spec"]["ports"], expected);
 }
 
-/// An address is given to another LoadBalancer only after it leads to no Service.
+/// An address is given to another LoadBalancer only when it no longer leads to any Service.
 #[test]
 fn an_address_leads_here_while_it_is_announced_or_asked_for_however_it_is_spelled() {
     let service = |annotation: &str, field: &str, ingress: &[&str]| StoredService {
@@ -365,7 +367,7 @@ fn one_on_its_way_out_is_waited_for_and_one_of_the_other_family_goes_first() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
-    /// One write corrects the Service after any number of edits, and no further write is needed.
+    /// After any number of edits, one write corrects the Service. No second write is needed.
     #[test]
     fn one_write_puts_it_right(
         hands in prop::collection::vec(prop::sample::select(edits()), 0..6),
