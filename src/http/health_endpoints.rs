@@ -24,8 +24,8 @@ use crate::locks::lock;
 use crate::metrics::Metrics;
 
 /// Longest time without an attempt to read the Lease. After a longer time, the process counts as
-/// stuck, and `/healthz` fails. A failed attempt also counts, so an API server that does not answer
-/// causes no restart of pods.
+/// stuck, and `/healthz` fails. A read that fails is an attempt too. So no pod is restarted because
+/// the API server does not answer.
 const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 /// Maximum number of connections at the same time: of the kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;
@@ -34,7 +34,8 @@ const GATHERINGS: TokenBucket = TokenBucket::new(20, Duration::from_millis(200))
 
 /// Process that these endpoints report on.
 pub trait Process: Clone + Send + Sync + 'static {
-    /// Metrics of the process. Metrics that are computed on each request are updated first.
+    /// Metrics of the process. Before it returns, this method updates the metrics that are computed
+    /// on each request.
     fn metrics(&self) -> &Metrics;
 
     /// Leadership: whether the process holds its Lease.
@@ -44,8 +45,8 @@ pub trait Process: Clone + Send + Sync + 'static {
     fn readiness(&self) -> Result<(), &'static str>;
 }
 
-/// State of the endpoints: the process, the time of its start, and the last answer for `/metrics`
-/// with its rate limit.
+/// State of the endpoints: the process, the time at which the endpoints started, and the last
+/// answer for `/metrics`, with the rate limit for new answers.
 #[derive(Clone)]
 struct EndpointState<P> {
     process: P,
@@ -166,7 +167,8 @@ mod tests {
             let text = axum::body::to_bytes(answer.into_body(), 1 << 20).await.unwrap();
             assert!(text.starts_with(b"# HELP"), "scrape {n} has no metrics");
         }
-        // The rate limit allows 20 gatherings without a pause, and then five a second.
+        // The rate limit allows 20 gatherings of the metrics without a pause, and then five a
+        // second.
         let most = 21 + began.elapsed().as_millis() / 200;
         let gathered = gathered.load(Ordering::Relaxed);
         assert!(gathered >= 20 && u128::from(gathered) <= most, "{gathered} times, limit {most}");

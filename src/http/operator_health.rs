@@ -45,9 +45,9 @@ impl Process for OperatorHealth {
     }
 
     fn readiness(&self) -> Result<(), &'static str> {
-        // The API server may need the operator's own conversion webhook to answer the first list of
-        // LoadBalancers. It calls this webhook only on ready replicas. So a replica that reported
-        // not-ready until then would never become ready.
+        // To answer the first list of LoadBalancers, the API server may need the operator's own
+        // conversion webhook. The API server calls this webhook only on ready replicas. So a
+        // replica that waited for the first list before it reported ready would never become ready.
         if !self.views.is_synced() && !self.views.await_conversion() {
             return Err(
                 "the first lists of LoadBalancers, IPPools and Namespaces are not complete",
@@ -92,8 +92,8 @@ fn endpoint_state(endpoint: &VmEndpoint) -> &'static str {
     }
 }
 
-/// Status and reason of a LoadBalancer's condition Ready. All reasons of other software become the
-/// reason `Other`, so that the metric's label has a limited number of values.
+/// Status and reason of a LoadBalancer's condition Ready. A reason that is not one of the
+/// operator's becomes `Other`, so that the metric's label has a limited number of values.
 fn state(lb: &LoadBalancer) -> (String, String) {
     let ready = lb.status.as_ref().and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
     let reason = ready.and_then(|c| c.reason.clone()).unwrap_or_default();

@@ -47,17 +47,18 @@ pub const CONNECTIONS: usize = 768;
 /// conversion.
 const REVIEW_DEADLINE: Duration = Duration::from_millis(4_500);
 const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
-/// Time limits for the arrival of a request's body. The time for a large body counts from the start
-/// of the request's turn. A slow sender of a large body can delay the next sender by this time.
+/// Time limits for the arrival of a request's body. For a large body, the time counts from the
+/// start of the request's turn in the queue. A slow sender of a large body can delay the next
+/// sender by this time at most.
 const REVIEW_ARRIVES: Duration = Duration::from_secs(3);
 const CONVERSION_ARRIVES: Duration = Duration::from_secs(8);
-/// Largest review in bytes. A review holds an object twice, and the API server limits each copy to
-/// 3 MiB.
+/// Largest review in bytes. A review may contain two copies of an object, the new one and the
+/// stored one. The API server limits each copy to 3 MiB.
 const LARGEST_REVIEW: usize = 8 << 20;
 /// Largest conversion in bytes. The API server sends all objects of a list in one review.
 const LARGEST_CONVERSION: usize = 32 << 20;
-/// Largest small body in bytes. A larger body waits for its turn, and is processed on another
-/// thread. The main thread can renew the Lease during that time.
+/// Largest body, in bytes, that counts as small. A larger body waits for its turn, and is processed
+/// on another thread. The main thread can renew the Lease during that time.
 const SMALL: usize = 32 << 10;
 
 /// Webhooks, and the data from which they answer.
@@ -184,8 +185,8 @@ async fn read(
     if is_whole { Ok(CompleteBody { bytes, turn }) } else { Err(RequestRefusal::without_length()) }
 }
 
-/// Reads the body to its end, or until `bytes` has more than `most` bytes. Returns whether the end
-/// was reached.
+/// Reads the body into `bytes`, to the end of the body or until `bytes` has more than `most` bytes.
+/// Returns whether the end was reached.
 async fn read_until(
     body: &mut Body,
     bytes: &mut Vec<u8>,
@@ -213,8 +214,8 @@ async fn beside(
     });
     match done.await {
         Ok(done) => done,
-        // A panic of the other thread is raised again on this thread. `within` catches it, like a
-        // panic of a small request.
+        // A panic of the other thread is raised again on this thread. There, `within` catches the
+        // panic, as it does for a small request.
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(error) => Err(RequestRefusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
@@ -222,7 +223,7 @@ async fn beside(
     }
 }
 
-/// Answer that is being sent, and the turn that ends when the answer is sent.
+/// Answer that is being sent, and the turn of its request, which ends when the answer is sent.
 struct LeavingAnswer {
     answer: Vec<u8>,
     _turn: Option<CallerTurn<ConnectionSource>>,
@@ -262,7 +263,7 @@ async fn within(
     refused.into_response()
 }
 
-/// Refusal of a request by an HTTP status, without a review in the answer. The fields are the
+/// Refusal of a request by an HTTP status. The answer then contains no review. The fields are the
 /// status and the reason.
 struct RequestRefusal(StatusCode, String);
 
@@ -281,8 +282,8 @@ impl RequestRefusal {
         Self(StatusCode::LENGTH_REQUIRED, text)
     }
 
-    /// Refusal of a request that is late. The API server sends the request again, because a stall
-    /// of this machine may be the cause. The API server repeats a request after 503 with
+    /// Refusal of a request that is late. A stall of this machine may be the cause, so the API
+    /// server should send the request again. The API server repeats a request after 503 with
     /// `Retry-After` (`checkWait` in k8s.io/client-go/rest) until its own deadline, but not after
     /// 408 or 504.
     fn late(what: &str) -> Self {
@@ -356,8 +357,8 @@ mod tests {
         panic!("on purpose")
     }
 
-    /// Limit for the end of the listener. The limit is shorter than the time for which the listener
-    /// waits for requests under way.
+    /// Time limit of the test for the end of the listener. This limit is shorter than the time for
+    /// which the listener waits for requests under way.
     const SHORTER_THAN_WIND_DOWN: Duration = Duration::from_millis(4_500);
 
     #[tokio::test]

@@ -27,8 +27,8 @@ pub(super) async fn decide(
 ) -> Result<AdmissionAnswer, CallError> {
     let known = match load_balancer::asks(request) {
         Some(asks) => gather(at, stage, &asks).await?,
-        // The rules need no fact that must be looked up. Only the project is set: it is the project
-        // of the request's namespace.
+        // The rules need no fact that must be looked up. Only the project of the request's
+        // namespace is set.
         None => LbRuleFacts {
             around: LbSurroundings {
                 project: at.views.project_of(request.namespace),
@@ -119,7 +119,7 @@ fn taken_by(at: &RuleSources, address: IpAddr, lb: &LoadBalancer) -> Option<Stri
 }
 
 /// Reads the named pool from the view. If the view does not contain the pool, the pool may be new,
-/// so the API server is asked.
+/// so the pool is read from the API server.
 async fn named(at: &RuleSources, name: &str, lb: &LoadBalancer) -> Result<NamedPool, CallError> {
     let seen = at.views.pools().into_iter().find(|pool| pool.name == name);
     if let Some(pool) = seen {

@@ -16,7 +16,8 @@ use crate::k8s::leadership::Leadership;
 use crate::k8s::read::ApiReader;
 use crate::k8s::views::Views;
 
-/// Stage of an admission request. The API server calls mutation first, then validation.
+/// Stage of an admission request. The API server calls the webhook for mutation first, then the one
+/// for validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionStage {
     /// Mutation: the answer may change the object.
@@ -35,7 +36,7 @@ impl AdmissionStage {
     }
 }
 
-/// Sources of the facts that rules need.
+/// Sources of the facts that the rules of admission need.
 #[derive(Clone)]
 pub struct RuleSources {
     /// Reader of the API server, for facts that must be current.
@@ -48,9 +49,9 @@ pub struct RuleSources {
 
 impl RuleSources {
     /// Whether `user` may write the fields that only the leader writes. `me`: username of this
-    /// operator, empty if it is not known. This operator may always write these fields. Harvester's
-    /// Go controller may write them while a controller other than this operator holds the Lease.
-    /// Every replica reads the Lease several times a second.
+    /// operator, empty if the username is not known. This operator may always write these fields.
+    /// Harvester's Go controller may write these fields while a controller other than this operator
+    /// holds the Lease. Every replica reads the Lease several times a second.
     pub fn is_leader(&self, user: &str, me: &str) -> bool {
         (!me.is_empty() && user == me)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())

@@ -23,8 +23,8 @@ use crate::k8s::CallError;
 
 /// Maximum number of LoadBalancers that are read from the API server for one request.
 const READS: usize = 16;
-/// Time limit for the reads of LoadBalancers for one request, all together. The list of pools has
-/// the same limit, and so has the read for a manual release.
+/// Time limit for the reads of LoadBalancers for one request, all together. The same limit applies
+/// to the list of pools, and to the read for a manual release.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn decide(
@@ -80,8 +80,8 @@ fn leased(at: &RuleSources) -> Vec<Leased> {
     leased.collect()
 }
 
-/// Returns the claims of `holders` whose LoadBalancer exists. If the view has no LoadBalancer of
-/// `holders`, up to `READS` LoadBalancers are read from the API server, because they may be newer
+/// Returns the claims in `holders` whose LoadBalancer exists. If the view has none of these
+/// LoadBalancers, up to `READS` of them are read from the API server, because they may be newer
 /// than the view. A claim whose LoadBalancer no longer exists blocks nothing: the ledger task
 /// releases it later.
 async fn existing(at: &RuleSources, holders: &[ClaimHolder]) -> Vec<ClaimHolder> {

@@ -18,15 +18,15 @@ use crate::domain::limits::json_size::{maps, most_values};
 use crate::k8s::CallError;
 
 /// Longest warning, in characters. The API server accepts 4,096 characters of warnings in one
-/// answer, and cuts each warning that has more than 256.
+/// answer, and cuts each warning that has more than 256 characters.
 const LONGEST_WARNING: usize = 120;
 const MOST_WARNINGS: usize = 16;
 /// Maximum number of refusals in one answer.
 const MOST_REFUSALS: usize = 20;
-/// Maximum number of values in one object. A full ledger has 40,000 values. By the schema, a
-/// LoadBalancer has no more values than that.
+/// Maximum number of values in one object. A full ledger has 40,000 values. The schema allows no
+/// LoadBalancer with more than 40,000 values.
 const MOST_VALUES: usize = 100_000;
-/// Maximum number of maps in one object. The schema allows fewer than 5,000.
+/// Maximum number of maps in one object. The schema allows fewer than 5,000 maps.
 const MOST_MAPS: usize = 15_000;
 
 /// Kind of the reviewed object.
@@ -187,7 +187,7 @@ pub enum ReviewOutcome {
     /// The rules gave this answer.
     Answered(AdmissionAnswer),
     /// A fact that the rules need was not available. The field is the error of the call that should
-    /// have read it.
+    /// have read this fact.
     Unknown(CallError),
 }
 
@@ -264,8 +264,9 @@ impl ReviewOutcome {
                     response["warnings"] = json!(warnings);
                 }
             }
-            // A reconcile can later make the change that mutation did not make, so the object
-            // passes. No later step can validate the object, so validation fails.
+            // A request for mutation lets the object pass, because a reconcile can later make the
+            // change. A request for validation fails, because no later step can validate the
+            // object.
             Self::Unknown(error) if stage == AdmissionStage::Mutation => {
                 tracing::warn!(%error, "an object passes unchanged: a required fact is not available");
             }
@@ -299,8 +300,8 @@ fn change(
         .flatten()
 }
 
-/// Status of a refusal. kubectl shows only the causes, each as field and message; other clients
-/// show the whole message.
+/// Status of a refusal. kubectl shows only the causes: the field and the message of each. Other
+/// clients show the message of the status.
 fn refusal(review: &ParsedReview, refusals: &[Refusal]) -> Value {
     let shown = &refusals[..refusals.len().min(MOST_REFUSALS)];
     let mut sentences: Vec<String> = shown.iter().map(ToString::to_string).collect();

@@ -125,8 +125,8 @@ fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
     assert_eq!(answer(&unknown, AdmissionStage::Mutation), json!({"uid": "u-1", "allowed": true}));
 }
 
-/// An object with too many values is not parsed: the parsed values would take many times the memory
-/// of the text.
+/// An object with too many values is not parsed. The parsed values would take many times the memory
+/// that the text takes.
 #[test]
 fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     let mut review = asked();
@@ -143,7 +143,7 @@ fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     let mut review = asked();
     review["request"]["object"]["extra"] = json!(vec![json!({}); MOST_MAPS]);
     assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, Some("object"));
-    // An object with fewer values is parsed.
+    // An object with fewer values than `MOST_VALUES` is parsed.
     let mut review = asked();
     review["request"]["object"]["extra"] = json!(vec![0; MOST_VALUES - 10]);
     assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, None);

@@ -42,8 +42,8 @@ const CA: (&str, &str) = ("ca.crt", "ca.key");
 const NEXT: (&str, &str) = ("next-ca.crt", "next-ca.key");
 const SERVING: (&str, &str) = ("tls.crt", "tls.key");
 const PREVIOUS: &str = "previous-ca.crt";
-/// Maximum number of previous authorities that stay trusted. If there are more, the last of the
-/// list are dropped.
+/// Maximum number of previous authorities that stay trusted. If the list has more, its last entries
+/// are dropped.
 const MOST_PREVIOUS: usize = 8;
 
 /// Parsed certificate.
@@ -123,7 +123,7 @@ impl CertificateMaterial {
     /// Reads the content of the Secret. `Err`: the authority is missing or invalid.
     pub fn read(data: &Data) -> Result<Self, CertificateError> {
         let ca = pair(data, CA)?.ok_or_else(|| CertificateError::new(CA.0, "missing"))?;
-        // A fault in any entry except the authority is ignored, because the entry can be made
+        // A faulty entry counts as missing, except the authority. All other entries can be made
         // again.
         let next = pair(data, NEXT).ok().flatten();
         let serving = pair(data, SERVING).ok().flatten();
@@ -150,7 +150,7 @@ impl CertificateMaterial {
     }
 
     /// Facts from which the next step for the certificates is chosen. `ours`: authority that signed
-    /// the certificate which this replica serves.
+    /// the certificate of this replica; `None` if this replica serves no valid certificate.
     pub fn facts(&self, ours: Option<&TrustedAuthority>) -> CertificateSecret {
         let authority = |pair: &CertificatePair| StoredAuthority {
             not_after: pair.certificate.not_after,
@@ -185,14 +185,14 @@ impl CertificateMaterial {
         )
     }
 
-    /// Authority that will sign certificates after the current authority. `None`: no such authority
-    /// was made yet.
+    /// Authority that will replace the current authority as the signer of certificates. `None`: no
+    /// such authority was made yet.
     pub fn next(&self) -> Option<TrustedAuthority> {
         self.next.as_ref().map(|pair| TrustedAuthority(pair.certificate.clone()))
     }
 
-    /// Returns two ends of validity: of the current authority, and of the serving certificate.
-    /// `None`: there is no serving certificate.
+    /// Returns the times at which the current authority and the serving certificate expire, since
+    /// the Unix epoch. `None`: there is no serving certificate.
     pub fn ends(&self) -> (Duration, Option<Duration>) {
         let serving = self.serving.as_ref().map(|pair| pair.certificate.not_after);
         (self.ca.certificate.not_after, serving)
@@ -217,8 +217,8 @@ impl CertificateMaterial {
         })
     }
 
-    /// Adds `ours`, the authority of the certificate that this replica serves, to the trusted
-    /// authorities.
+    /// Adds `ours` to the trusted authorities. `ours`: authority that signed the certificate which
+    /// this replica serves.
     #[must_use]
     pub fn remembering(mut self, ours: &TrustedAuthority) -> Self {
         self.previous.insert(0, ours.0.clone());
@@ -226,7 +226,7 @@ impl CertificateMaterial {
         self
     }
 
-    /// Makes a new serving certificate for `names`, which the current authority signs.
+    /// Makes a new serving certificate for `names`. The current authority signs this certificate.
     pub fn renewed(
         mut self,
         now: Duration,
@@ -236,7 +236,7 @@ impl CertificateMaterial {
         Ok(self)
     }
 
-    /// Makes the authority that will sign certificates after the current authority.
+    /// Makes the authority that will replace the current authority as the signer of certificates.
     pub fn with_next_authority(mut self, now: Duration) -> Result<Self, CertificateError> {
         self.next = Some(authority(now)?);
         Ok(self)
@@ -281,7 +281,8 @@ pub struct ServingIdentity {
     pub certified: Arc<CertifiedKey>,
     /// Authority that signed the certificate.
     pub authority: TrustedAuthority,
-    /// End of validity of the certificate or its authority, whichever is earlier.
+    /// Time since the Unix epoch at which the certificate or its authority expires, whichever
+    /// expires first.
     pub not_after: Duration,
 }
 
@@ -414,8 +415,8 @@ fn is_signed(certificate: &ParsedCertificate, ca: &ParsedCertificate) -> bool {
     else {
         return false;
     };
-    // The time for the check is one second before the expiry, because another function checks the
-    // expiry.
+    // Another function checks the expiry. So this check assumes a time one second before the
+    // certificate expires.
     let at =
         UnixTime::since_unix_epoch(certificate.not_after.saturating_sub(Duration::from_secs(1)));
     verifier.verify_server_cert(&certificate.der, &[], &name, &[], at).is_ok()

@@ -26,7 +26,7 @@ const API_VERSION: &str = "apiextensions.k8s.io/v1";
 const KIND: &str = "ConversionReview";
 
 /// Maximum size of one object, in bytes. The API server accepts requests of up to 3 MiB, and etcd
-/// stores objects of up to half of that.
+/// stores objects of up to 1.5 MiB.
 const LARGEST_OBJECT: usize = 3 << 20;
 /// Maximum number of values in one object. An object that the schema allows has fewer than 20,000
 /// values.
@@ -34,12 +34,12 @@ const MOST_VALUES_OF_OBJECT: usize = 60_000;
 /// Maximum number of maps in one object. An object that the schema allows has fewer than 2,000
 /// maps.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
-/// Maximum number of values in one review. This number suffices for about 15,000 objects with
-/// twenty listeners each, and takes less than a second of work.
+/// Maximum number of values in one review. About 15,000 objects with twenty listeners each have
+/// this number of values. Their conversion takes less than a second.
 const MOST_VALUES: usize = 1_500_000;
 /// Maximum size of an answer, in bytes. The answer and the request are in memory at the same time.
 const LARGEST_ANSWER: usize = 32 << 20;
-/// Maximum size of a review's UID, in bytes. UIDs of the API server have 36.
+/// Maximum size of a review's UID, in bytes. A UID from the API server has 36 bytes.
 const LONGEST_UID: usize = 256;
 
 #[derive(Deserialize)]
@@ -136,8 +136,8 @@ fn convert_all(
     }
 }
 
-/// Visitor that calls a function with each item of a list until the function returns false. Only
-/// one item is in memory at a time.
+/// Visitor that calls a function with each item of a list, until the function returns false or the
+/// list ends. Only one item is in memory at a time.
 struct EachOf<'f>(&'f mut dyn FnMut(&RawValue) -> bool);
 
 impl<'de> DeserializeSeed<'de> for EachOf<'_> {
@@ -165,8 +165,9 @@ impl<'de> Visitor<'de> for EachOf<'_> {
     }
 }
 
-/// Budget that is left for a review. `review`: values in the rest of the review. `object`: values
-/// in the rest of the current object. `maps`: maps in the rest of the current object.
+/// Numbers of values and maps that may still be parsed. `review`: values in the rest of the review.
+/// `object`: values in the rest of the current object. `maps`: maps in the rest of the current
+/// object.
 struct ReviewBudget {
     review: usize,
     object: usize,
@@ -304,8 +305,8 @@ impl AnswerText {
     const SMALL: usize = 1 << 20;
 
     /// Starts an answer to a request of `request` bytes. For a large request, all memory is
-    /// reserved at once. If the text grew step by step, the allocator would copy it, and both
-    /// copies would be in memory. Reserved memory costs nothing until it is written.
+    /// reserved at once. If the memory grew step by step, the allocator would copy the text, and
+    /// both copies would be in memory. Reserved memory costs nothing until it is written.
     fn new(request: usize, most: usize) -> Self {
         let reserved = if request > Self::SMALL { most } else { request / 4 * 5 };
         Self { text: Vec::with_capacity(reserved + Self::END), most }

@@ -69,8 +69,8 @@ fn refused(objects: &str) -> String {
     answer["response"]["result"]["message"].as_str().unwrap().to_owned()
 }
 
-/// Text with too many values is refused before it is parsed: the parsed values would take a hundred
-/// times the memory of the text.
+/// Text with too many values is refused before it is parsed. The parsed values would take a hundred
+/// times the memory that the text takes.
 #[test]
 fn more_values_than_any_object_needs_are_not_read() {
     let numbers = format!("[{}0]", "0,".repeat(MOST_VALUES_OF_OBJECT));
@@ -130,8 +130,8 @@ fn what_is_too_large_or_no_object_is_named() {
     assert_eq!(message, "objects[1]: the answer would be too large: list fewer objects at a time");
 }
 
-/// Memory for a large answer is reserved at once. If it grew step by step, the text would be
-/// copied, and both copies would be in memory.
+/// Memory for a large answer is reserved at once. If the memory grew step by step, the text would
+/// be copied, and both copies would be in memory.
 #[test]
 fn the_memory_of_a_large_answer_is_reserved_once() {
     let most = AnswerText::SMALL * 4;
@@ -144,7 +144,8 @@ fn the_memory_of_a_large_answer_is_reserved_once() {
     assert_eq!(answer.text.capacity(), reserved);
 }
 
-/// Fields that no version defines may have any content. They pass through the conversion as text.
+/// Fields that no version defines may have any content. The conversion writes such fields as the
+/// text that it read.
 #[test]
 fn text_that_is_not_read_passes_as_it_is() {
     for (metadata, expected) in [

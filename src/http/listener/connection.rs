@@ -52,18 +52,20 @@ const FOREVER: Duration = Duration::from_hours(24 * 365);
 const ANSWER: Duration = Duration::from_secs(30);
 /// Time limit for the caller to read an answer.
 const SENDING: Duration = Duration::from_secs(5);
-/// Time that a new connection gets for its first request while the process ends. The caller may
-/// stall between the handshake and the request. The caller does not repeat a request that it could
-/// not write to an unused connection (`shouldRetryRequest` in Go's net/http).
+/// Time that a new connection has for its first request, from the end of the handshake, even if the
+/// server ends meanwhile. The caller may stall between the handshake and the request. The caller
+/// does not repeat a request that it could not write to an unused connection (`shouldRetryRequest`
+/// in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
-/// Time limit for sending the final answer.
+/// Time limit for sending the answer `FAREWELL`.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// Time limit for reading data that the caller sent before it read the final answer. A busy machine
-/// may stall, but for less time than this.
+/// Time limit for reading data that the caller sent before it read the last answer of the
+/// connection. A busy machine may stall, but for less time than this limit.
 const LINGER: Duration = Duration::from_secs(8);
-/// Maximum number of bytes that are read after the final answer.
+/// Maximum number of bytes that are read after the last answer of the connection.
 const LINGER_BYTES: usize = 4 << 20;
-/// Final answer. It answers a request that may be on its way, and ends the connection.
+/// Answer with status 503 that ends a connection without a complete request. If the caller has just
+/// sent a request, this is the answer to that request, and the caller sends the request again.
 const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n\
     Connection: close\r\nContent-Length: 0\r\n\r\n";
 
@@ -79,10 +81,10 @@ pub(super) struct Conversation {
 enum ConversationEnd {
     /// The last answer was sent, or the caller has closed the connection.
     Over,
-    /// No complete request waits for an answer. The connection gets the final answer.
+    /// The connection must end, and has no complete request. The caller gets the answer `FAREWELL`.
     Unasked,
-    /// The caller did not read the answer in time, or the answer was late. The connection gets no
-    /// final answer.
+    /// The answer to a request was late, or the caller did not read this answer in time. The
+    /// connection is closed without the answer `FAREWELL`.
     Cut,
 }
 
@@ -111,7 +113,7 @@ impl Conversation {
             let mut watch = pin!(self.watch(progress));
             poll_fn(|cx| {
                 // The connection is polled before its deadlines. So a request that arrived while
-                // this machine stalled is not late.
+                // this machine stalled does not count as late.
                 if http.poll_without_shutdown(cx).is_ready() {
                     return Poll::Ready(ConversationEnd::Over);
                 }
@@ -133,9 +135,9 @@ impl Conversation {
         }
     }
 
-    /// Future that completes when the connection must end, with the reason. Until then, it records
-    /// the phase of the connection in the table of connections. The future is polled after each
-    /// transfer of data.
+    /// Future that completes when the connection must end, and returns the reason. Until then, the
+    /// future records the phase of the connection in the table of connections. The future is polled
+    /// after each transfer of data.
     fn watch(&self, progress: Arc<RequestProgress>) -> impl Future<Output = ConversationEnd> {
         let ending = self.seat.shared.server.ending.now.clone();
         let gone = self.gone.clone();
@@ -168,8 +170,9 @@ impl Conversation {
                 (ConnectionPhase::Working | ConnectionPhase::Sending, _) => Poll::Pending,
                 _ if is_late || is_gone => Poll::Ready(ConversationEnd::Unasked),
                 (ConnectionPhase::Asking, _) => Poll::Pending,
-                // No final answer is sent before the first request, because a caller treats such an
-                // answer as a failure. The caller gets `FRESH` for its first request.
+                // `FAREWELL` is not sent before the first request, because a caller treats an
+                // answer without a request as a failure. The caller has the time `FRESH` to send
+                // its first request.
                 (_, 0) if is_ending && began.elapsed() < FRESH => {
                     shorten_and_poll(deadline.as_mut(), began + FRESH, cx)
                 }
@@ -205,9 +208,9 @@ fn shorten_and_poll(
     deadline.poll(cx).map(|()| ConversationEnd::Unasked)
 }
 
-/// Sends `words`: the final answer, or nothing. Then reads and drops data that the caller sent
-/// before it read the answer. `places`: one permit for each connection that may read such data at
-/// the same time.
+/// Sends `words`, and ends the sending half of the connection. `words`: the answer `FAREWELL`, or
+/// empty. Then reads and drops data that the caller sent before it read the last answer. `places`:
+/// one permit for each connection that may read such data at the same time.
 async fn take_leave<IO>(
     mut line: RecordedStream<IO>,
     words: &[u8],
@@ -222,8 +225,8 @@ where
         line.shutdown().await
     };
     timeout(LAST_WORD, leaving).await??;
-    // If no permit is free, this connection is closed at once. So sources with many connections
-    // cannot hold more.
+    // If no permit is free, this connection is closed at once. So a source with many connections
+    // cannot keep more than `LINGERING` of them open.
     let Ok(_place) = places.try_acquire() else { return Ok(()) };
     let draining = async {
         let mut taken = 0;
@@ -245,7 +248,7 @@ struct Answering {
     caller: Caller,
     progress: Arc<RequestProgress>,
     soon: CancellationToken,
-    /// Time from which the next answer is the last of the connection.
+    /// Time after which an answer is the last of the connection.
     last_from: Instant,
 }
 
@@ -259,7 +262,7 @@ impl Answering {
         let mut response = hyper::service::Service::call(&app, request).await?;
         let is_last =
             self.progress.is_last() || self.soon.is_cancelled() || Instant::now() >= self.last_from;
-        // The answer to a faulty request is also the last of its connection.
+        // An answer with another status than 200 is also the last of its connection.
         if is_last || response.status() != StatusCode::OK {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

@@ -38,17 +38,17 @@ use connection::Conversation;
 
 /// Time limit for each half of the TLS handshake. The first half includes the wait for the
 /// connection's turn. A busy machine on either side may stall, but for less time than the limit.
-/// The second half has its own limit. It begins when the server's part is sent. A caller that has
-/// read this part considers the handshake complete, and sends its request. If the connection were
-/// closed then, the request would be lost.
+/// The second half begins when the server's part of the handshake is sent. A caller that has read
+/// this part considers the handshake complete, and sends its request. If the connection were closed
+/// then, the request would be lost. So the second half has a limit of its own.
 const HANDSHAKE: Duration = Duration::from_secs(8);
-/// Time limit for requests under way when the listener ends. It is longer than the time that a new
-/// connection gets for its first request.
+/// Time limit for requests under way when the listener ends. This limit is longer than the time
+/// that a new connection has for its first request.
 const WIND_DOWN: Duration = Duration::from_secs(6);
 /// Time to wait for further connections when the process ends. After this time without a new
 /// connection, the listener is closed.
 const LAST_CALL: Duration = Duration::from_millis(100);
-/// Maximum number of connections that still read data after their final answer.
+/// Maximum number of connections from which data is still read after their last answer.
 const LINGERING: usize = 128;
 /// Pauses after a failed accept: the first pause, and the longest pause. Each further failure
 /// doubles the pause. One cause of such a failure is a lack of file descriptors.
@@ -77,8 +77,8 @@ pub struct ServerShutdown {
     pub now: CancellationToken,
 }
 
-/// Age of a connection after which its next answer is its last. The caller then connects again, so
-/// that calls spread over the replicas again.
+/// Age of a connection after which its next answer is its last. The caller then opens a new
+/// connection, so that calls spread over all replicas.
 pub const AGE: Duration = Duration::from_mins(15);
 
 /// Server of one port, and its settings.
@@ -130,7 +130,7 @@ impl Server {
             () = ending.now.cancelled() => {}
         }
         // Takes the connections that the kernel has accepted already. Otherwise, the kernel would
-        // reset them when the listener is closed.
+        // reset these connections when the listener is closed.
         let last = async {
             while let Ok(Ok((stream, peer))) = timeout(LAST_CALL, listener.accept()).await {
                 shared.take_in(stream, peer, &tasks).await;
@@ -285,9 +285,9 @@ impl Drop for ListenerSeat {
     }
 }
 
-/// Pause after an accept that failed with `failure`. `before`: pause before this accept, if the
-/// accept before it also failed. `None`: the failure concerns only one connection, so the next
-/// connection can be accepted at once.
+/// Pause after an accept that failed with `failure`. `before`: pause after the previous accept;
+/// `None` if that accept did not fail. The result is `None` if the failure concerns only one
+/// connection. The next connection can then be accepted at once.
 fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration> {
     match failure {
         ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => None,
@@ -317,8 +317,8 @@ mod tests {
         }
     }
 
-    /// A caller of TLS 1.3 sends its request together with its last part of the handshake. If the
-    /// server closed the connection before it read that part, the request would be lost.
+    /// A caller of TLS 1.3 sends its request together with the last part of the handshake. If the
+    /// server closed the connection before it read this part, the request would be lost.
     #[tokio::test]
     async fn the_second_half_of_a_handshake_has_as_much_time_as_the_first() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -351,8 +351,9 @@ mod tests {
         assert!(answer[..read].ends_with(b"here"), "{}", String::from_utf8_lossy(&answer[..read]));
     }
 
-    /// A caller may stall after it has connected. It does not repeat a request that it could not
-    /// write. So a new connection gets time for its first request, even if the listener ends.
+    /// A caller may stall after it has connected. The caller does not repeat a request that it
+    /// could not write. So a new connection has the time `FRESH` for its first request, even if the
+    /// listener ends meanwhile.
     #[tokio::test]
     async fn a_connection_that_was_just_made_has_time_to_ask_while_the_listener_ends() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -370,8 +371,8 @@ mod tests {
         assert!(ask(&mut used).await.ends_with("here"));
         let mut fresh = TcpStream::connect(address).await.unwrap();
         ending.now.cancel();
-        // A used connection gets the final answer at once. If its caller has just sent a request,
-        // the caller sends the request again.
+        // A connection that has had a request gets the answer `FAREWELL` at once. If the caller has
+        // just sent another request, the caller sends this request again.
         let mut words = String::new();
         used.read_to_string(&mut words).await.unwrap();
         assert!(words.starts_with("HTTP/1.1 503"), "{words}");

@@ -114,7 +114,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for RecordedStream<IO> {
     }
 }
 
-/// Body of a request. Records when the body is complete.
+/// Body of a request. Records in `progress` when the body is complete.
 pub(super) struct ArrivingBody {
     pub(super) body: Incoming,
     pub(super) progress: Arc<RequestProgress>,

@@ -23,11 +23,11 @@ use crate::http::certificates::TrustedAuthority;
 use crate::http::webhook;
 use crate::k8s::CallError;
 
-/// First and longest pause between two repairs of a configuration that another client keeps
+/// First pause and longest pause between two repairs of a configuration that another client keeps
 /// changing.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// Time after the last repair of a configuration. If no repair was needed for longer, the next
-/// repair counts as the first.
+/// Longest time between two consecutive repairs of a configuration. After a longer time without a
+/// repair, the count of repairs starts again at one.
 const QUIET: Duration = Duration::from_mins(10);
 /// Interval at which admission's Service is checked for ready endpoints.
 const SERVICE_LOOK: Duration = Duration::from_secs(1);
@@ -36,13 +36,13 @@ const SERVICE_LOOK: Duration = Duration::from_secs(1);
 /// clients.
 #[derive(Default)]
 pub(super) struct Repairs {
-    /// Map from a configuration to its last desired content. This content was written to the
-    /// configuration, or found in it.
+    /// Map from a configuration to the desired content that it had last: this replica wrote this
+    /// content to the configuration, or found this content in the configuration.
     said: BTreeMap<WebhookObject, Value>,
-    /// Map from a configuration to its number of consecutive repairs, and the time of the last
-    /// repair.
+    /// Map from a configuration to the number of its consecutive repairs, and the time of the last
+    /// of these repairs.
     done: BTreeMap<WebhookObject, (u32, Instant)>,
-    /// Missing configurations that have been logged.
+    /// Configurations that are missing, and whose absence has been logged.
     missing: BTreeSet<WebhookObject>,
     /// Whether this replica has found a ready endpoint of admission's Service.
     reachable: bool,
@@ -102,7 +102,8 @@ impl Registrar {
             }
             self.write(state, part, wanted, is_repair).await?;
         }
-        // The round starts again, because a step of the certificates may wait for this write.
+        // The round starts again, because the next step for the certificates may wait for these
+        // writes.
         if pause == LONGEST_PAUSE { Err(RoundStop::Again) } else { Ok(pause) }
     }
 
@@ -163,8 +164,9 @@ impl Registrar {
         Ok(self.installation.owner(name).await?)
     }
 
-    /// Whether the address of admission has a ready endpoint. Always true for a URL. A Service
-    /// without a ready endpoint must not be registered, because every request would fail.
+    /// Whether admission's Service has a ready endpoint. Always true if the API server reaches
+    /// admission by a URL. A Service without a ready endpoint must not be registered, because every
+    /// request would fail.
     async fn is_reachable(&self, state: &mut RegistrarState) -> Result<bool, RoundStop> {
         let AdmissionEndpoint::Service(namespace, name) = &self.place else { return Ok(true) };
         if !state.repairs.reachable {
@@ -181,8 +183,8 @@ impl Registrar {
 }
 
 impl Repairs {
-    /// Logs that a configuration is missing. The line is logged again only if the configuration has
-    /// existed since the last line.
+    /// Logs that a configuration is missing. The same line is logged a second time only if the
+    /// configuration has existed in between.
     fn warn_once(&mut self, part: WebhookObject) {
         if part != WebhookObject::Conversion && self.missing.insert(part) {
             let error = CallError::Missing(part.kind(), CONFIGURATION);
@@ -190,8 +192,8 @@ impl Repairs {
         }
     }
 
-    /// Time that the next repair of a configuration has to wait. `None`: the repair may be done
-    /// now.
+    /// Time for which the next repair of the configuration `part` has to wait. `None`: the repair
+    /// may be done now.
     fn wait(&self, part: WebhookObject) -> Option<Duration> {
         let (times, last) = self.done.get(&part)?;
         let pause = backoff(times.saturating_sub(1), REPAIR.0, REPAIR.1, 0.0);
@@ -222,7 +224,8 @@ pub(super) fn is_trusted(state: &RegistrarState, ca: &TrustedAuthority) -> bool 
     })
 }
 
-/// Whether the API server is configured to call this operator. Any replica may have done this.
+/// Whether one of the two webhook configurations calls this operator. Any replica may have written
+/// the configuration.
 pub(super) fn is_registered(state: &RegistrarState) -> bool {
     [WebhookObject::Validating, WebhookObject::Mutating]
         .iter()

@@ -34,13 +34,13 @@ use crate::k8s::installation::{Installation, ObservedObject, VersionedSecret};
 use crate::metrics::Metrics;
 use configurations::Repairs;
 
-/// Longest pause between two rounds. The pause is limited, because the clock may be set forward
-/// during the pause, so that a step is due earlier.
+/// Longest pause between two rounds. The pause is limited because the clock may be set forward
+/// during the pause. A step is then due earlier than planned.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// First and longest pause after a failed call. Each further failure doubles the pause.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// Maximum number of consecutive rounds without a pause, each with one step. A start takes one
-/// step, a repair two or three.
+/// Maximum number of consecutive rounds without a pause, each with one step. The start of the
+/// process takes one step, and a repair takes two or three.
 const MOST_STEPS: usize = 8;
 
 /// Registers admission with the API server, and keeps the registration current.
@@ -61,14 +61,15 @@ pub struct Registrar {
     pub me: watch::Receiver<String>,
     /// Set to true when admission can answer requests.
     pub ready: watch::Sender<bool>,
-    /// Lead time: this replica replaces a certificate this long before the replacement is due. Each
-    /// replica has a random value.
+    /// Lead time: this replica replaces a certificate by this time before the replacement is due.
+    /// The time is random, so that the replicas do not replace the certificate at once.
     pub early: Duration,
     /// The process's metrics.
     pub metrics: Metrics,
 }
 
-/// State that was read from the API server, and the certificate that is served.
+/// State of the registration: objects as last read from the API server, and the certificate that
+/// this replica serves.
 #[derive(Default)]
 struct RegistrarState {
     /// Whether the Secret has been read.
@@ -95,7 +96,7 @@ struct RegistrarState {
 enum RoundStop {
     Failed(CallError),
     Certificate(CertificateError),
-    /// The state was changed by this replica or by a faster replica, so the round starts again.
+    /// The state has changed, by this replica or by a faster replica, so the round starts again.
     Again,
 }
 
@@ -136,7 +137,8 @@ impl Registrar {
         }
     }
 
-    /// Runs rounds until a round changes nothing. Returns the time until the next round is due.
+    /// Runs rounds until a round changes nothing, `MOST_STEPS` at most. Returns the time until the
+    /// next round is due.
     async fn rounds(&self, state: &mut RegistrarState) -> Duration {
         for _ in 0..MOST_STEPS {
             match self.round(state).await {
@@ -169,9 +171,9 @@ impl Registrar {
         Ok(pause.min(adopting).min(registering))
     }
 
-    /// Takes the next step for the certificates, if one is due. `Ok`: no step is due until this
-    /// time has passed. `Err` with [`RoundStop::Again`]: a step was taken, so the round starts
-    /// again.
+    /// Takes the next step for the certificates, if a step is due. `Ok`: no step is due now; the
+    /// field is the time until the next check for a step. `Err` with [`RoundStop::Again`]: a step
+    /// was taken, so the round starts again.
     async fn certificates(&self, state: &mut RegistrarState) -> Result<Duration, RoundStop> {
         let now = now();
         let ours = state.serving.as_ref().filter(|ours| ours.not_after > now);
@@ -221,10 +223,10 @@ impl Registrar {
         Err(RoundStop::Again)
     }
 
-    /// Serves the certificate in the Secret once its authority has been trusted for [`SETTLING`].
-    /// If the certificate that is served now has expired or is not trusted, serves the one in the
-    /// Secret at once. Then decides whether this replica is ready. Returns the time after which to
-    /// decide again.
+    /// Serves the certificate in the Secret once every configuration has trusted its authority for
+    /// [`SETTLING`]. If the certificate that is served now has expired or is not trusted, serves
+    /// the certificate in the Secret at once. Then sets `ready` to true if admission can answer.
+    /// Returns the time after which the caller must call this method again.
     fn adopt(&self, state: &mut RegistrarState) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
         let (ca, serving) = material.ends();
@@ -248,7 +250,7 @@ impl Registrar {
             state.serving = Some(stored);
         }
         state.memory = Some(material.clone());
-        // If `me` is not known yet, its change starts another round.
+        // If `me` is not known yet, a later change of `me` starts another round.
         if *self.ready.borrow() || self.me.borrow().is_empty() {
             return LONGEST_PAUSE;
         }
@@ -260,7 +262,8 @@ impl Registrar {
         trusted.map_or(LONGEST_PAUSE, |trusted| SETTLING.saturating_sub(trusted))
     }
 
-    /// Records for each authority the time since which every configuration has trusted it.
+    /// Records since when every configuration trusts each authority that is in use or will be used
+    /// next.
     fn record_trust(state: &mut RegistrarState) {
         let Some(material) = &state.material else { return };
         let stored = material.identity().map(|identity| identity.authority);
@@ -298,7 +301,7 @@ fn take_secret(state: &mut RegistrarState, secret: Option<VersionedSecret>) {
     if std::mem::replace(&mut state.secret_observed, true) && state.secret == secret {
         return;
     }
-    // The installation creates an empty Secret, which has no content to read.
+    // The installation creates the Secret without content, so there is nothing to read.
     let written = secret.as_ref().filter(|secret| !secret.data.is_empty());
     state.material = written.and_then(|secret| match CertificateMaterial::read(&secret.data) {
         Ok(material) => Some(material),
