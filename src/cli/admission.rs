@@ -30,11 +30,11 @@ use crate::metrics::Metrics;
 
 /// Name of admission's Service, as in `config/manager`.
 const SERVICE: &str = "harvester-guest-operator-admission";
-/// Longest difference between the times at which two replicas replace a certificate. The times are
-/// random, so that replicas do not write at the same time.
+/// Longest time by which a replica replaces a certificate early. Each replica takes a random part
+/// of this time, so that replicas do not write at the same time.
 const SPREAD: Duration = Duration::from_hours(6);
-/// Time between the start of the shutdown and the end of the listener. In this time, Kubernetes
-/// removes the routes to this replica.
+/// Time from the start of the shutdown until the listener ends. In this time, Kubernetes removes
+/// the routes to this replica.
 const LINGER: Duration = Duration::from_secs(4);
 
 /// Way by which the API server reaches admission.
@@ -77,7 +77,7 @@ pub(super) struct AdmissionArgs {
     admission_client_ca: Option<PathBuf>,
 }
 
-/// Running admission: its listener, or no listener if admission is off.
+/// Admission of a running process: its listener, or no listener if admission is off.
 pub(super) struct RunningAdmission {
     /// Whether admission can answer. Also true if admission is off.
     pub(super) ready: watch::Receiver<bool>,
@@ -163,8 +163,8 @@ pub(super) async fn start(
         early: SPREAD.mul_f64(jitter()),
         metrics: metrics.clone(),
     };
-    // The webhook configurations stay when the process ends. `takeover --undo` changes them, so
-    // that the API server accepts writes even if admission does not answer.
+    // The webhook configurations stay when the process ends. `takeover --undo` changes these
+    // configurations, so that the API server accepts writes even if admission does not answer.
     tokio::spawn(ending.soon.clone().run_until_cancelled_owned(registrar.run()));
     Ok(RunningAdmission { ready, ending, server: Some(tokio::spawn(serving)) })
 }
@@ -210,8 +210,9 @@ fn place(
     Ok((place, names))
 }
 
-/// Empties the operator's webhook configurations. If they stayed, the API server would call a
-/// listener that does not run, and refuse each request.
+/// Empties the operator's webhook configurations. If the configurations stayed as they are, the API
+/// server would call a listener that does not run. The API server would then refuse each write of a
+/// LoadBalancer or an IPPool.
 async fn unregister(installation: &Installation) {
     for part in [WebhookObject::Mutating, WebhookObject::Validating] {
         let removed = match installation.read(part).await {

@@ -25,7 +25,8 @@ use crate::k8s::views::Views;
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
-/// Runs until SIGTERM or SIGINT, or until one of the permanent tasks ends.
+/// Runs the operator until SIGTERM or SIGINT, or until a task ends that must run as long as the
+/// process.
 pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let lease = args.reach.lease()?;
     let pace = ElectionPace::beside_go(args.lease_duration);
@@ -122,8 +123,8 @@ async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
                 tracing::warn!("lost the Lease: controllers stopped on this replica");
             }
             result = controllers::lead(ctx.clone()) => {
-                // After a failed term, a new term begins. It knows only the state that the API
-                // server stores.
+                // After a failed term, a new term begins. The new term knows only the state that
+                // the API server stores.
                 if let Err(error) = result {
                     tracing::error!(%error, "term ended, starting a new one");
                 }

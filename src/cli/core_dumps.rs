@@ -5,7 +5,7 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Limit of one byte. With a limit of 0 the kernel would still pipe a dump to the program that
-/// `kernel.core_pattern` names. Only the value 1 prevents that.
+/// `kernel.core_pattern` names. Only a limit of 1 prevents this dump.
 const LIMIT: Rlimit = Rlimit { current: Some(1), maximum: Some(1) };
 
 /// Sets the limit permanently. `Err`: the reason why the limit was not set. A limit that is already

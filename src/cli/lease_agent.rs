@@ -26,8 +26,9 @@ use crate::k8s::leadership::{LeaderElector, Leadership, LeadershipClaim};
 use crate::k8s::write::ApiWriter;
 use crate::metrics::Metrics;
 
-/// Duration of the network's Lease for leader election, in seconds. A busy machine may stall the
-/// leading agent for less time than this, so the agent remains the leader. DHCP leases last longer.
+/// Duration of the network's Lease for leader election, in seconds. If a busy machine stalls the
+/// leading agent for less than this time, the agent remains the leader. DHCP leases last longer
+/// than this time.
 const CLAIM_SECONDS: u8 = 10;
 /// Time limit for the removal of links when the agent ends. The removal of a thousand links takes a
 /// second.
@@ -90,7 +91,8 @@ enum LeaseLossOption {
     Keep,
 }
 
-/// Runs until SIGTERM or SIGINT, or until one of the permanent tasks ends.
+/// Runs the agent until SIGTERM or SIGINT, or until a task ends that must run as long as the
+/// process.
 pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     agent::drop_privileges()?;
     let network = args.network.split_once('/');
@@ -153,9 +155,9 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over, so this agent sends no frame any more and releases no address. Its links
-    // are removed now, before another agent can take them over. If another agent on the same
-    // machine leads already, that agent makes the links again at once.
+    // The term of leadership is over, so this agent sends no frame any more and releases no
+    // address. This agent removes its links now, before another agent can take over these links. If
+    // another agent on the same machine leads already, that agent makes the links again at once.
     if spoke.into_inner() {
         tokio::select! {
             _ = elector.run(&leadership), if leadership.is_current() => {}
@@ -171,7 +173,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     result
 }
 
-/// Runs one term of leadership after the other. Sets `spoke` to true when the first term begins.
+/// Runs one term of leadership after the other. `spoke`: set to true when the first term begins.
 async fn terms(agent: &DhcpAgent, spoke: &AtomicBool) -> anyhow::Result<()> {
     let mut leading = agent.leadership.subscribe();
     loop {

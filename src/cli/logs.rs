@@ -23,8 +23,8 @@ enum LogFormat {
 }
 
 impl LogOptions {
-    /// Starts logging. `undumped`: `Err` if core dumps could not be prevented. The log then
-    /// contains a warning.
+    /// Starts logging. `undumped`: result of `core_dumps::forbid`. If core dumps could not be
+    /// prevented, the log contains a warning.
     pub(super) fn start(&self, undumped: &Result<(), String>) -> anyhow::Result<()> {
         // The library kube_runtime gives each reconcile a span. The span takes time, and log lines
         // about a LoadBalancer contain its name even without the span. So the span is disabled. The

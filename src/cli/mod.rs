@@ -129,7 +129,7 @@ struct ControllerArgs {
 
 /// Parses texts of the form NAMESPACE or NAMESPACE/SECRET+SECRET. Returns a map from each namespace
 /// to the Secrets that the operator may touch there. An empty set allows all Secrets of the
-/// namespace. Empty text, as between two commas, is ignored, because it must not mean every
+/// namespace. Empty text, as between two commas, is ignored. Otherwise, empty text would mean every
 /// namespace.
 fn namespaces(texts: &[String]) -> BTreeMap<String, BTreeSet<String>> {
     let given = texts.iter().filter(|text| !text.is_empty());

@@ -23,7 +23,7 @@ use crate::rancher::{IssuedTokens, RancherError, RancherIssuer, shown};
 
 const NOT_ACCEPTED: &str = "standard input: the API key is not accepted: it must be one that has not ended, is enabled and \
                             is not for one cluster only";
-/// Maximum length of the input, in bytes. An API key is shorter.
+/// Maximum length of the input, in bytes. Every API key is shorter than this.
 const LONGEST_KEY: u16 = 4096;
 
 /// Options of `rancher-secret`.
@@ -93,8 +93,8 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     let issuer = issuer.map_err(|why| refused(format!("--url {url:?}: {why}")))?;
     let known = match issuer.issued().await {
         Ok(known) => known,
-        // With `--cloud-credential`, a key that may only read and write the cloud credential is
-        // enough.
+        // With `--cloud-credential`, an API key needs no right to list tokens. A key that may read
+        // and write the cloud credential is enough.
         Err(RancherError::Unauthorized(_)) if behind.is_some() => IssuedTokens::unlisted(),
         Err(error) => return Err(refused(why(&args, &error).await).into()),
     };

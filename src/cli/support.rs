@@ -62,8 +62,8 @@ async fn report(client: &Client, namespace: &str, name: &str) -> Value {
     })
 }
 
-/// Lists the objects of a kind. Returns the readable objects, and an error for each unreadable
-/// object or for the whole list.
+/// Lists the objects of a kind. Returns the readable objects, and a list of errors. The errors have
+/// one text for each unreadable object, or one text if the whole list failed.
 async fn list<K>(client: &Client) -> (Vec<K>, Vec<String>)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,

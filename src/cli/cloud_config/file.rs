@@ -16,7 +16,7 @@ pub(super) fn check(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the text into the file, and replaces a file that exists at the path.
+/// Writes the text into a new file at the path. An existing file at the path is replaced.
 pub(super) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     let mut name = path.file_name().context("must be the name of a file")?.to_owned();
     name.push(format!(".{}.part", std::process::id()));
@@ -25,7 +25,7 @@ pub(super) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
     let written = written.and_then(|()| fs::rename(&part, path));
     if written.is_err() {
-        // An error of this removal is ignored, because it would hide the first error.
+        // An error of this removal is ignored, because it would hide the error of the write.
         let _ = fs::remove_file(&part);
     }
     Ok(written?)

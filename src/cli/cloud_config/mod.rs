@@ -36,7 +36,7 @@ use crate::metrics::Metrics;
 use crate::rancher::{ApiServer, TrustedRoots};
 
 /// Maximum number of rounds of one task. A round reads the objects and makes changes. Another round
-/// follows if this process or another process has changed an object.
+/// follows if an object has changed, by this process or by another process.
 const ROUNDS: usize = 30;
 /// Longest time that Kubernetes may take to fill a token Secret.
 const FILLED: Duration = Duration::from_mins(1);
@@ -208,7 +208,8 @@ impl CredentialCommands {
         }
     }
 
-    /// Creates the missing objects of the guest's access. Returns the objects that exist then.
+    /// Creates the missing objects of the guest's access. Returns all objects of the guest's access
+    /// that exist afterwards.
     async fn complete(
         &self,
         guest: &GuestCluster,
@@ -291,8 +292,8 @@ impl CredentialCommands {
         bail!("other processes keep changing the same objects: run the command again")
     }
 
-    /// Removes an object. Returns true if the object was not removed, because it had changed since
-    /// it was read. The caller must then read the object again.
+    /// Removes an object. Returns `true` if the object was not removed, because another process had
+    /// changed it after it was read. The caller must then read the object again.
     async fn remove(&self, removal: &ObjectRemoval) -> anyhow::Result<bool> {
         if self.dry_run {
             print(&format!("would delete {}\n", removal.object))?;
@@ -343,7 +344,9 @@ impl CredentialCommands {
     }
 
     /// Creates or corrects the placeholder of the guest: the Secret that takes the name of the
-    /// guest's first token Secret after that token Secret was removed.
+    /// guest's first token Secret after that token Secret was removed. `kept`: name of the Secret
+    /// with the valid token; `None` for the newest valid token. `make`: whether a missing
+    /// placeholder is created.
     async fn write_placeholder(
         &self,
         guest: &GuestCluster,

@@ -127,7 +127,8 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<CloudConfigRequest>
     })
 }
 
-/// Parses the guest, if the options name one. `many`: whether the request may be for many guests.
+/// Parses the guest. `None`: the options name no guest, or are faulty. `many`: whether the request
+/// may be for several guests. `faults`: list to which faults of the options are added.
 fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option<GuestCluster> {
     match (&args.namespace, args.all_namespaces) {
         (Some(_), true) => faults.push("--all-namespaces: --namespace is given as well".to_owned()),

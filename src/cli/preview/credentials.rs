@@ -14,8 +14,8 @@ use crate::k8s::stored_objects::list;
 /// Number of TokenRotations in one page of a list.
 const PAGE: u32 = 100;
 
-/// Returns the credentials that expire, sorted by their expiry. Objects that may not be read are
-/// left out.
+/// Returns the credentials that expire, sorted by their expiry. Objects that the API server does
+/// not let this command read are left out.
 pub(super) async fn read(
     client: &Client,
     namespaces: &BTreeMap<String, BTreeSet<String>>,

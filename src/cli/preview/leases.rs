@@ -11,8 +11,8 @@ use crate::domain::preview::PlannedWrite;
 use crate::domain::reason::NoLease;
 use crate::k8s::views::Views;
 
-/// Returns the outcome for the address of `lb`, and the write that the operator would make, if any.
-/// `None`: objects that the plan needs could not be read.
+/// Returns the outcome for the leased address of `lb`, and the write that the operator would make,
+/// if any. `None`: objects that this decision needs could not be read.
 pub(super) fn decide(
     views: &Views,
     lb: &LoadBalancer,

@@ -51,8 +51,8 @@ struct PreviewTarget<'a> {
     stored: Option<StoredService>,
 }
 
-/// Plans the Service and the EndpointSlices of a LoadBalancer. `None`: objects that the plan needs
-/// could not be read.
+/// Plans the Service and the EndpointSlices of a LoadBalancer. `outcome`: address that would be
+/// published. `None`: objects that the plan needs could not be read.
 pub(super) async fn serve(
     views: &Views,
     client: &Client,
@@ -132,8 +132,8 @@ impl PreviewTarget<'_> {
         all.filter(|slice| slice.owner == self.lb.uid).map(|slice| slice.slice).collect()
     }
 
-    /// Returns the state of the Service, the planned writes, and whether the writes depend on a
-    /// health check, which `preview` does not run.
+    /// Returns three facts: the state of the Service, the planned writes, and whether the writes
+    /// depend on a health check. `preview` runs no health checks.
     fn announce(
         &self,
         lb: &LoadBalancer,
@@ -167,7 +167,7 @@ impl PreviewTarget<'_> {
         let name = (self.lb.namespace, self.lb.name);
         let found = self.views.backends(name, &members, wanted.address, last);
         // A leader begins its term with the verdicts of health checks that the stored
-        // EndpointSlices record. So this plan uses them.
+        // EndpointSlices record. So this plan uses the same verdicts.
         let is_well = |endpoint: &VmEndpoint| {
             let before = known.get(&*endpoint.uid);
             before.is_some_and(|e| e.serving && e.address == endpoint.address)

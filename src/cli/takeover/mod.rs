@@ -23,8 +23,8 @@ use crate::metrics::Metrics;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Interval between two reads of the state while a step waits.
 const LOOK: Duration = Duration::from_millis(500);
-/// Longest wait of one step. It exceeds 45 s, because the Lease of a killed Go controller lasts
-/// that long.
+/// Longest wait of one step. This time exceeds 45 s, because the Lease of a killed Go controller
+/// lasts 45 s.
 const LONGEST: Duration = Duration::from_mins(3);
 /// Interval between two lines of progress.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -207,7 +207,8 @@ async fn remove_finalizers(
 }
 
 /// Text with the number of unchanged addresses, and one line for each address that has changed.
-/// `before` and `after` are maps from a LoadBalancer's name to its address.
+/// `before`: map from a LoadBalancer's name to its address before the plan was carried out.
+/// `after`: the same map afterwards.
 fn compared(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> String {
     let lost = before.iter().filter(|(name, address)| after.get(*name) != Some(*address));
     let lines: Vec<String> = lost
