@@ -295,7 +295,7 @@ fn ports_and_whatever_is_not_sound_are_put_right() {
     }
 }
 
-/// When the Service's address family changes, slices of the new family are created first. Then the
+/// Slices of the new family are created first when the Service's address family changes. Then the
 /// slices of the old family are deleted. Slices of an address type that this operator does not
 /// write are deleted too.
 #[test]

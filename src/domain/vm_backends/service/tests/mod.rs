@@ -367,7 +367,7 @@ fn one_on_its_way_out_is_waited_for_and_one_of_the_other_family_goes_first() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
-    /// After any number of edits, one write corrects the Service. No second write is needed.
+    /// One write corrects the Service after any number of edits. No second write is needed.
     #[test]
     fn one_write_puts_it_right(
         hands in prop::collection::vec(prop::sample::select(edits()), 0..6),
