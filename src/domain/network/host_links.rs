@@ -46,8 +46,8 @@ pub struct HostLinks {
 }
 
 impl HostLinks {
-    /// Stores the link of a HostNetworkConfig. `made`: the link, or `None` if the HostNetworkConfig
-    /// was deleted. Returns whether the link changed.
+    /// Stores the link of the HostNetworkConfig named `config`. `made`: the link, or `None` if the
+    /// HostNetworkConfig was deleted. Returns whether the stored link changed.
     pub fn set(&mut self, config: &str, made: Option<HostLink>) -> bool {
         match made {
             Some(made) if self.configs.get(config) == Some(&made) => false,
@@ -64,7 +64,7 @@ impl HostLinks {
         self.configs.keys().map(String::as_str)
     }
 
-    /// Stores whether an announcer may run on a node. Returns whether this changed.
+    /// Stores whether an announcer may run on a node. Returns whether the stored value changed.
     pub fn set_announcing(&mut self, node: &str, may: bool) -> bool {
         if may { self.announcing.insert(node.to_owned()) } else { self.announcing.remove(node) }
     }

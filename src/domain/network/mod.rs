@@ -32,9 +32,9 @@ pub enum Segment {
 }
 
 impl Segment {
-    /// Segment of the network with this name; empty for the nodes' own network. `attachment`:
-    /// bridge and VLAN of the network; `None`: not known. `listed`: whether all networks have been
-    /// listed.
+    /// Segment of the network with the name `network`. An empty name means the nodes' own network.
+    /// `attachment`: bridge and VLAN of the network; `None`: not known. `listed`: whether all
+    /// networks have been listed.
     pub fn of(network: &str, attachment: Option<&NetworkAttachment>, listed: bool) -> Self {
         match attachment {
             _ if network.is_empty() => Self::Management,
@@ -47,9 +47,9 @@ impl Segment {
         }
     }
 
-    /// Segment on which an announcer on the nodes announces an address of this segment, if it uses
-    /// no VLAN link. On an untagged network, it announces through the bridge, which each node has.
-    /// Addresses of other segments are announced on the default interface, in the nodes' own
+    /// Segment on which the nodes announce an address of this segment, if the announcer uses no
+    /// VLAN link. On an untagged network, the announcer uses the bridge, which each node has. The
+    /// announcer announces addresses of other segments on its default interface, in the nodes' own
     /// network.
     #[must_use]
     pub fn of_announcer(&self) -> Self {

@@ -23,8 +23,8 @@ pub enum Reserved {
     Node(String),
     /// `spec.clusterIPs` of the Service with this `namespace/name`.
     ClusterIp(String),
-    /// `status.loadBalancer.ingress` of the Service with this `namespace/name`, which no
-    /// LoadBalancer owns.
+    /// `status.loadBalancer.ingress` of the Service with this `namespace/name`. The Service names
+    /// no LoadBalancer as its owner.
     Ingress(String),
     /// `status.loadBalancer.ingress` of a Service that names a LoadBalancer as its owner. Every
     /// user who may write the Service can name that owner.
@@ -43,7 +43,7 @@ impl Reserved {
     }
 
     /// Whether pools of the segment hold back the object's addresses. Pools on a tagged VLAN give
-    /// out addresses of the pod and service networks, because the VLAN may use the same addresses.
+    /// out addresses of the pod and service networks, because these networks are not on the VLAN.
     pub fn is_held_back_on(&self, segment: &Segment) -> bool {
         self.is_held_back() && !(self.is_network() && segment.is_tagged())
     }
