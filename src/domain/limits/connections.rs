@@ -113,7 +113,8 @@ impl<T> ConnectionTable<T> {
         Ok(gone.map(|ends| EvictedConnection { ends, source, had }))
     }
 
-    /// Adds a connection whose handshake begins.
+    /// Adds a connection from `source`, whose handshake begins at `now`. `ends`: handle that closes
+    /// the connection. Returns the key of the connection.
     pub fn enter(&mut self, source: ConnectionSource, now: Duration, ends: T) -> ConnectionKey {
         self.next += 1;
         let seat = ConnectionSeat { phase: ConnectionPhase::Greeting, since: now, ends };
@@ -169,7 +170,9 @@ mod tests {
         ConnectionSource::of(IpAddr::from([10, 0, 0, n]))
     }
 
-    /// Adds a connection. Returns its key, and the connection that was closed to make room.
+    /// Adds a connection from the source `from` at the time `at`, in seconds. Returns the key of
+    /// the new connection, and the connection that was closed to make room: its handle, and the
+    /// number of connections that its source had.
     fn come<T>(
         table: &mut ConnectionTable<T>,
         from: ConnectionSource,
