@@ -24,7 +24,8 @@ pub(crate) fn with_condition(
     now: &str,
 ) -> Option<Vec<Condition>> {
     let old = list.iter().find(|c| c.type_ == new.type_);
-    // Go clients write an empty text where this operator leaves the field out. Both are equal here.
+    // Go clients write an empty text where this operator leaves the field out. So an empty text and
+    // an absent field count as equal.
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     if let Some(old) = old
         && old.status == new.status

@@ -7,12 +7,12 @@ pub fn parse(text: &str) -> Option<DateTime<FixedOffset>> {
     DateTime::parse_from_rfc3339(text).ok()
 }
 
-/// Text of a time in UTC, to the second.
+/// Text of the time `at` in UTC, to the second.
 pub fn to_second(at: impl Into<DateTime<Utc>>) -> String {
     at.into().to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-/// Text of a time in UTC, to the millisecond.
+/// Text of the time `at` in UTC, to the millisecond.
 pub fn to_millisecond(at: impl Into<DateTime<Utc>>) -> String {
     at.into().to_rfc3339_opts(SecondsFormat::Millis, true)
 }
