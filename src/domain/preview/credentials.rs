@@ -11,10 +11,11 @@ use api::{SecretTarget, TokenRotation, WatchedCredential};
 pub struct EndingCredential {
     /// Time of the expiry, in seconds since the epoch.
     pub end: Seconds,
-    /// Kind and name of the object that contains the credential. For a Secret, the key and the user
-    /// follow.
+    /// Kind and name of the object that contains the credential. For a Secret, the key in the
+    /// Secret follows, and then the user in the kubeconfig.
     pub place: String,
-    /// Whether the credential expires soon, and no TokenRotation replaces it before that.
+    /// Whether the credential expires soon, and no TokenRotation replaces the credential before its
+    /// expiry.
     pub is_soon: bool,
     /// TokenRotation that replaces the credential before its expiry, as `namespace/name`. `None`:
     /// no TokenRotation replaces the credential.

@@ -28,8 +28,8 @@ use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 pub struct Preview {
     /// Holder of the leader's Lease. `None`: not known.
     pub leader: Option<Leader>,
-    /// Webhook that the API server calls, as the validating webhook configuration says. `None`: not
-    /// known.
+    /// Webhook that the validating webhook configuration names, and that the API server calls.
+    /// `None`: not known.
     pub admission: Option<WebhookContent>,
     /// One line for each LoadBalancer, sorted by name.
     pub load_balancers: Vec<LoadBalancerLine>,
@@ -167,9 +167,9 @@ fn has(lb: &LoadBalancer) -> String {
 }
 
 /// Line of the plan about a pool, and the planned write of the pool. `None` as the write: nothing
-/// would change. `seen`: the stored pool. `pool`: the pool after the planned allocations.
-/// `touched`: whether the ledger of `pool` differs from the stored ledger. `now`: time of the plan
-/// (RFC 3339).
+/// would change. `seen`: the stored pool. `finalizers`: finalizers of the stored pool. `pool`: the
+/// pool after the planned allocations. `touched`: whether the ledger of `pool` differs from the
+/// stored ledger. `now`: time of the plan (RFC 3339).
 pub fn pool(
     seen: &PoolSeen,
     finalizers: &[String],

@@ -136,8 +136,8 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
     assert!(!new.contains("resourceVersion"), "{new}");
     let pool = changes["IPPool pool"];
     assert!(pool.contains("metadata.finalizers") && pool.contains("status.allocated"), "{pool}");
-    // A finding about a repair of a pool is listed, because no line of the plan shows it. A finding
-    // that a line shows is not listed.
+    // The plan lists a finding about a repair of a pool, because no line of the plan shows the
+    // repair. The plan does not list a finding that one of its lines shows.
     let found: Vec<&str> = plan.findings.iter().map(|f| f.object.as_str()).collect();
     assert_eq!(found, ["IPPool pool"]);
     assert!(plan.findings[0].text.contains("10.1.0.7 is recorded for LoadBalancer default/gone"));
