@@ -71,7 +71,7 @@ impl CarriedFields {
     }
 
     /// Names of the fields that the annotation carries for a section, each with its value. `None`
-    /// as the value: the field was not set.
+    /// as the value: the field was not set in the object before its conversion.
     pub(super) fn of<'a>(
         &'a self,
         section: &'a str,

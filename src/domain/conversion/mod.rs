@@ -212,8 +212,8 @@ fn translate(
     (source.is_some() || required).then_some(target)
 }
 
-/// Name of the counterpart of the field `key` of the version `from`. `None`: the other version
-/// lacks the field.
+/// Name that the field `key` of the version `from` has in the other version. `None`: the other
+/// version lacks the field.
 fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     match (section, from, key) {
         (Section::Spec, Version::V1beta1, "backendServerSelector") => Some("backendServers"),
@@ -241,8 +241,8 @@ fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     }
 }
 
-/// Value in the other version of the field `key` of the version `from`. `None`: the field is not
-/// set in the other version.
+/// Value that the field `key` gets in the other version. `value`: value of the field in the version
+/// `from`. `None`: the field is not set in the other version.
 fn field(section: Section, from: Version, key: &str, value: Option<&Value>) -> Option<Value> {
     if section == Section::Status {
         return value.cloned();
@@ -334,9 +334,9 @@ fn read_health(value: &Value) -> Option<Value> {
     Some(Value::Object(read))
 }
 
-/// Merges a health check in v1alpha1 with `travelled`, the one that the annotation carried in
-/// v1beta1. A client may have edited `now`, the one in v1alpha1. Numbers that it did not edit, and
-/// fields that v1alpha1 lacks, come from `travelled`.
+/// Merges two versions of one health check. `travelled`: the health check in v1beta1, which the
+/// annotation carried. `now`: the health check in v1alpha1, which a client may have edited. Numbers
+/// that the client did not edit, and fields that v1alpha1 lacks, come from `travelled`.
 fn merge_health(travelled: &Value, now: &Value) -> Value {
     let read = read_health(now).unwrap_or(Value::Null);
     let (Value::Object(travelled), Value::Object(mut merged)) = (travelled, read.clone()) else {

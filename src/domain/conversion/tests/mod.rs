@@ -163,7 +163,8 @@ fn an_edit_in_v1beta1_wins_over_what_v1alpha1_had() {
     assert_eq!(shown["metadata"].get("annotations"), None);
 }
 
-/// A client that sends the object without annotations loses the fields that they carried.
+/// A client that sends the object without annotations loses the fields that the annotations
+/// carried.
 #[test]
 fn without_the_annotation_only_v1alpha1s_fields_are_there() {
     let stored = object(
@@ -185,7 +186,7 @@ fn a_text_that_is_not_ours_stays_and_says_nothing() {
         assert_eq!(stored["metadata"], sent["metadata"], "{text}");
         assert_eq!(stored["spec"], sent["spec"]);
         assert_eq!(to(&stored, ALPHA), sent);
-        // The text also stays if the conversion has to write this annotation.
+        // The text stays even if the conversion writes `workloadType` into the same annotation.
         let mut stored = beta(json!({"workloadType": "vm"}));
         stored["metadata"]["annotations"] = json!({ANNOTATION_V1BETA1_FIELDS: text, "a": "b"});
         assert_eq!(to(&to(&stored, ALPHA), BETA), stored, "{text}");
@@ -284,7 +285,8 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     let answer = asked(&stored, &back);
     let refusal = answer.iter().find(|refusal| refusal.field == "spec.healthCheck");
     assert!(refusal.unwrap().message.contains("write it in v1beta1"), "{answer:?}");
-    // If such an object was stored nevertheless, a client can still change it in v1beta1.
+    // If an object that has lost a field was stored nevertheless, a client can still change it in
+    // v1beta1.
     let mut labelled = back.clone();
     labelled["metadata"]["labels"] = json!({"a": "b"});
     assert_eq!(asked(&back, &labelled), []);

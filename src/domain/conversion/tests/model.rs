@@ -138,7 +138,7 @@ fn object(version: Version) -> BoxedStrategy<Value> {
     let spec = value(&properties["spec"]);
     let status = prop_oneof![value(&properties["status"]), Just(Value::Null)];
     // Texts that are not carried fields. The conversion restores fields from the annotation
-    // `others`, so this annotation gets only these texts.
+    // `others`, which belongs to the other version. So this annotation gets only these texts.
     let garbage = vec!["", "?", "{\"spec\":5}", "{\"specs\":{}}"];
     let mut texts = garbage.clone();
     texts.extend(["{}", "{\"spec\":{\"ipPool\":\"x\"}}", "{\"kept\":\"{}\"}"]);
@@ -214,8 +214,8 @@ proptest! {
         there_and_back(&object, BETA, ALPHA)?;
     }
 
-    /// The spec of `one`, shown in v1alpha1, is replaced by the spec of `other`. Then the fields
-    /// that v1alpha1 has come from `other`, and the remaining fields still come from `one`.
+    /// A client replaces the spec of `one`, shown in v1alpha1, by the spec of `other`. After that,
+    /// `other` supplies the fields that v1alpha1 has, and `one` supplies the remaining fields.
     #[test]
     fn edits_in_v1alpha1_win(one in object(BETA), other in object(BETA)) {
         let (mut shown, other) = (to(&one, ALPHA), to(&other, ALPHA));
