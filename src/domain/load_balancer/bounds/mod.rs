@@ -50,9 +50,9 @@ const ANNOTATIONS: [&str; 10] = [
     KUBE_VIP_REQUESTED_IP,
 ];
 
-/// Fault of a LoadBalancer's name that is too long, as text. `None`: no fault. The length is
-/// limited because each claim stores the name in the pool's object, and all claims share the size
-/// limit of this object.
+/// Text of the fault, if a LoadBalancer's name is too long. `None`: the name is short enough. The
+/// length is limited because each claim stores the name in the pool's object, and all claims share
+/// the size limit of this object.
 pub fn name_fault(name: &str) -> Option<String> {
     (name.len() > LONGEST_NAME).then(|| {
         format!("metadata.name: is longer than {LONGEST_NAME} characters: choose a shorter one")
@@ -153,7 +153,7 @@ fn trim_allocated(allocated: &mut AllocatedAddress) {
     {
         shorten_some(text, LONGEST_WORD);
     }
-    // This operator does not write these fields.
+    // This operator does not write the fields for IPv6.
     (allocated.ipv6_pool, allocated.ipv6_ip) = (None, None);
     (allocated.ipv6_mask, allocated.ipv6_gateway) = (None, None);
 }

@@ -44,7 +44,7 @@ fn usual() -> Value {
     })
 }
 
-/// Approximate bytes of the texts and of their heap overhead.
+/// Approximate number of bytes that the texts of `lb` take, with their heap overhead.
 fn room(lb: &LoadBalancer) -> usize {
     fn strings(value: &Value) -> usize {
         match value {

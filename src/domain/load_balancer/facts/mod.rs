@@ -128,9 +128,9 @@ pub fn requirement(lb: &LoadBalancer, around: &LbSurroundings) -> PoolRequiremen
     }
 }
 
-/// Guest cluster whose VMs determine the LoadBalancer's network. Its name comes from an annotation,
-/// as in Harvester's webhook, or else from a label. `None`: the LoadBalancer is of type vm, an
-/// annotation names the network, or no guest cluster is named.
+/// Guest cluster whose VMs determine the LoadBalancer's network. The name of the guest cluster
+/// comes from an annotation, as in Harvester's webhook, or else from a label. `None`: the
+/// LoadBalancer is of type vm, an annotation names the network, or no guest cluster is named.
 pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     let annotations = lb.metadata.annotations.as_ref();
     let has = |key: &str| given(annotations, key).is_some();

@@ -295,8 +295,8 @@ fn ready(
             condition(ConditionStatus::True, reason::LEASED, message)
         }
         AddressOutcome::Guest(why) => {
-            // Only the reconcile that decides on leasing has the reason. Later reconciles keep the
-            // stored message.
+            // Only the reconcile that decided that the announcer leases has the reason. Later
+            // reconciles keep the stored message, which contains this reason.
             let said = stored.filter(|stored| stored.reason.as_deref() == Some(reason::DHCP));
             let said = || said.and_then(|stored| stored.message.clone());
             let message = why.clone().or_else(said).unwrap_or_default();
@@ -305,9 +305,9 @@ fn ready(
     }
 }
 
-/// Merge patch with the condition that another controller, `holder`, leads. `None`: the
-/// LoadBalancer has an address, its condition `Ready` has another reason, it is being deleted, or
-/// nothing changes.
+/// Merge patch with the condition `Ready` that says that another controller, `holder`, leads.
+/// `None`: the LoadBalancer has an address, is being deleted, has a condition `Ready` with another
+/// reason, or already has this condition.
 pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
     if facts::has_address(lb) || lb.metadata.deletion_timestamp.is_some() {
         return None;

@@ -98,7 +98,7 @@ fn a_vm_load_balancer_holds_an_address_that_nothing_announces() {
 #[test]
 fn an_announcer_that_leases_needs_no_finalizer_and_the_address_says_that_it_exists() {
     let lb = patched(&lb(WorkloadType::Cluster), &AddressOutcome::Guest(None));
-    // A guest cloud provider treats an empty address as a LoadBalancer that need not be deleted.
+    // A guest's cloud provider does not delete a LoadBalancer whose address is empty.
     assert_eq!(address(&lb), Some("0.0.0.0"));
     let vm = patched(&self::lb(WorkloadType::Vm), &AddressOutcome::Guest(None));
     assert_eq!(address(&vm), None, "it is announced by the Service");
@@ -112,8 +112,8 @@ fn an_announcer_that_leases_needs_no_finalizer_and_the_address_says_that_it_exis
 fn the_address_is_the_guests_once_it_wrote_its_own() {
     let first = patched(&lb(WorkloadType::Cluster), &holds("a", 5, None));
     for (wrote, moved, lost) in [
-        // The address equals the old claim, so the operator wrote it. The operator replaces it by
-        // the new claim.
+        // The address is that of the old claim, so the operator wrote the address. The operator
+        // replaces it by the address of the new claim.
         (Some("10.0.0.5"), Some("10.1.0.6"), None),
         (Some(""), Some("10.1.0.6"), Some("")),
         (None, Some("10.1.0.6"), None),
@@ -324,7 +324,7 @@ fn any_lb() -> impl Strategy<Value = LoadBalancer> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
-    /// One patch writes the outcome into any object, and no second patch follows.
+    /// One patch writes the outcome into any LoadBalancer, and no second patch follows.
     #[test]
     fn what_was_written_needs_no_further_write(lb in any_lb(), outcome in any_outcome()) {
         let done = patched(&lb, &outcome);
