@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::object_fields::resource_version::number;
 
-/// Lease durations that may be configured, in seconds. After a leader's death, another replica
+/// Lease durations that a user may configure, in seconds. After a leader's death, another replica
 /// leads within the configured duration plus one [`RETRY`].
 pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
 /// Default lease duration, in seconds. It is the shortest allowed duration. A slow API server, or a
@@ -156,7 +156,8 @@ impl fmt::Display for StoreWentBack {
     }
 }
 
-/// Lease as this process last read it, and the time at which this process observed its last change.
+/// Lease as this process last read it, and the time at which this process last observed a change of
+/// the Lease.
 #[derive(Clone, Debug, Default)]
 pub struct LeaseObserver {
     seen: Option<(LeaseSeen, Duration)>,
@@ -261,8 +262,8 @@ mod tests {
     fn a_lease_of_an_older_version_is_of_a_store_that_went_back() {
         let mut observer = LeaseObserver::default();
         observer.decide(Some(lease("me", "10")), "me", at(0));
-        // The resourceVersion also grows when the Lease is deleted and created again. So a smaller
-        // one means that the store went back.
+        // A Lease that is deleted and created again gets a greater resourceVersion. So a smaller
+        // one means that the API server's store went back.
         assert_eq!(observer.decide(None, "me", at(1)), LeaseAction::Create);
         let back = StoreWentBack { from: 10, to: 9 };
         for holder in ["me", "go", ""] {
@@ -281,7 +282,8 @@ mod tests {
             let lasts = Duration::from_secs(pace.seconds().into());
             let trusted = pace.trusted_until(at(10));
             assert!(trusted < at(10) + lasts, "{seconds}");
-            // If one renewal times out, the holder can send another one before its claim ends.
+            // If one renewal times out, the holder can send another one before the holder's claim
+            // ends.
             assert!(at(10) + pace.renew_every() + pace.deadline() < trusted, "{seconds}");
         }
         let pace = ElectionPace::beside_go(DEFAULT_LEASE_SECONDS);

@@ -97,8 +97,8 @@ pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
     all.into_iter().take(MOST).map(entry).collect()
 }
 
-/// Facts about TokenRotations: their number for each status and reason of `Ready`, the credentials
-/// that expire first, and the conditions `Ready` that are not true.
+/// Facts about TokenRotations: their number for each status and reason of the condition `Ready`,
+/// the credentials that expire first, and the TokenRotations whose condition `Ready` is not `True`.
 pub fn credentials(rotations: &[TokenRotation]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut ends = Vec::new();
@@ -149,8 +149,8 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
 const APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Copy of a webhook configuration, or of parts of a CRD, for the report. In place of a
-/// certificate, the copy says whether there is one. The copy omits `managedFields` and the object
-/// that `kubectl apply` stored.
+/// certificate, the copy says whether a certificate exists. The copy omits `managedFields` and the
+/// object that `kubectl apply` stored.
 pub fn registration(configuration: &Value) -> Value {
     match configuration {
         Value::Object(fields) => {
