@@ -39,8 +39,9 @@ pub struct AdmissionRequest<'a> {
     pub name: &'a str,
     /// Name of the requesting user.
     pub user: &'a str,
-    /// Whether the request comes from this operator (any replica). Also true for a request of
-    /// Harvester's Go controller while a controller other than this operator holds the Lease.
+    /// Whether the request comes from this operator (any replica). While a controller other than
+    /// this operator holds the Lease, the value is also `true` for a request of Harvester's Go
+    /// controller.
     pub by_operator: bool,
     /// The object as it would be stored. `None`: the request is a deletion.
     pub object: Option<&'a Value>,

@@ -21,19 +21,19 @@ const DAY: Duration = Duration::from_hours(24);
 pub const AUTHORITY_LIFE: Duration = DAY.saturating_mul(365);
 /// Lifetime of a serving certificate.
 pub const SERVING_LIFE: Duration = DAY.saturating_mul(90);
-/// Time by which a certificate is backdated: its validity starts 730 days before it is made. The
+/// Time by which a certificate is backdated: its validity starts 730 days before its creation. The
 /// time is long, because the clock of an API server or a replica may be wrong by a year.
 pub const BACKDATED: Duration = DAY.saturating_mul(730);
 /// Divisor of a lifetime: a replacement is due when a third of the lifetime is left.
 const DUE_PART: u32 = 3;
-/// Shortest time that API servers get to learn of a new authority. The time begins when every
-/// webhook configuration was observed to trust the authority.
+/// Shortest time that API servers get to learn of a new authority. The time begins when this
+/// replica has observed that every webhook configuration trusts the authority.
 pub const SETTLING: Duration = Duration::from_secs(2);
 /// Longest time that API servers get to learn of a new authority. The time is shorter if the
 /// present authority or the serving certificate expires soon.
 const LONGEST_SETTLING: Duration = Duration::from_mins(10);
-/// Minimum time by which a new certificate must end later than the present one. With less, no new
-/// certificate is signed.
+/// Minimum gain of a renewal: the new certificate must end later than the present one by at least
+/// this time. Otherwise no new certificate is signed.
 const LEAST_GAIN: Duration = Duration::from_mins(1);
 /// Maximum number of names in a serving certificate.
 const MOST_NAMES: usize = 20;
@@ -41,7 +41,7 @@ const MOST_NAMES: usize = 20;
 /// A certificate authority in the Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredAuthority {
-    /// End of the authority's validity.
+    /// End of the authority's validity, as the time since the Unix epoch.
     pub not_after: Duration,
     /// Whether the authority can sign: its private key is stored and matches its certificate.
     pub signs: bool,
@@ -50,7 +50,7 @@ pub struct StoredAuthority {
 /// A serving certificate in the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredCertificate {
-    /// End of the certificate's validity.
+    /// End of the certificate's validity, as the time since the Unix epoch.
     pub not_after: Duration,
     /// DNS names and IP addresses that the certificate is valid for.
     pub names: BTreeSet<String>,
@@ -64,35 +64,36 @@ pub struct StoredCertificate {
 pub struct CertificateSecret {
     /// Authority that signs now.
     pub ca: StoredAuthority,
-    /// Authority that will sign next, after every configuration trusts it. `None`: no such
-    /// authority was made yet.
+    /// Authority that will sign next, after every webhook configuration trusts this authority.
+    /// `None`: no such authority was made yet.
     pub next: Option<StoredAuthority>,
     /// Serving certificate. `None`: none is stored.
     pub serving: Option<StoredCertificate>,
-    /// End of validity of each authority that signed before.
+    /// End of validity of each previous authority, as the time since the Unix epoch. A previous
+    /// authority has signed before, and does not sign now.
     pub previous: Vec<Duration>,
-    /// Whether the Secret has the authority of the certificate that this replica serves now. Also
-    /// true if this replica serves no certificate.
+    /// Whether the Secret has the authority of the certificate that this replica serves now. If
+    /// this replica serves no certificate, the value is `true`.
     pub knows_ours: bool,
 }
 
 /// Inputs for the choice of a step, besides the content of the Secret.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
-    /// Present time.
+    /// Present time, as the time since the Unix epoch.
     pub now: Duration,
-    /// Time by which this replica replaces a certificate before the replacement is due. The time is
-    /// random, so that not all replicas replace the certificate at once.
+    /// Head start: this replica replaces a certificate this long before the replacement is due. The
+    /// head start is random, so that not all replicas replace the certificate at once.
     pub early: Duration,
     /// Names by which the API server may call this replica.
     pub names: &'a BTreeSet<String>,
-    /// Duration for which every configuration has been observed to trust the next authority.
-    /// `None`: at least one configuration does not trust the next authority.
+    /// Duration for which every webhook configuration has been observed to trust the next
+    /// authority. `None`: at least one configuration does not trust the next authority.
     pub trusted_for: Option<Duration>,
 }
 
-/// The next action on the Secret. Each action except `Wait` is one write, which fails if another
-/// replica wrote the Secret first. Actions are taken one at a time.
+/// The next action on the Secret. Each action except `Wait` is one write. The write fails if
+/// another replica wrote the Secret first. Actions are taken one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateStep {
     /// Write the whole content of the Secret, because it holds no usable authority.
@@ -108,12 +109,12 @@ pub enum CertificateStep {
     Switch,
     /// Remove previous authorities that have expired.
     Forget,
-    /// Do nothing before this time.
+    /// Do nothing before this time, which counts from the Unix epoch.
     Wait(Duration),
 }
 
-/// Decides the next step. `stored`: content of the Secret. `None`: the Secret has no usable
-/// content.
+/// Decides the next step. `stored`: content of the Secret; `None`: the Secret has no usable
+/// content. `at`: present time and the other inputs.
 pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> CertificateStep {
     let Some(stored) = stored else { return CertificateStep::Start };
     if !stored.knows_ours {
@@ -148,25 +149,25 @@ pub fn plan(stored: Option<&CertificateSecret>, at: StepInput<'_>) -> Certificat
     CertificateStep::Wait(next)
 }
 
-/// End of validity of a certificate that an authority signs now. `ca`: the authority's own end of
-/// validity.
+/// End of validity of a certificate that an authority signs at the time `now`. `ca`: end of the
+/// authority's own validity. All three times count from the Unix epoch.
 pub fn serving_end(now: Duration, ca: Duration) -> Duration {
     (now + SERVING_LIFE).min(ca)
 }
 
 /// Whether this replica starts to serve the stored certificate. `ours`: whether the certificate
-/// that this replica serves now is valid and trusted. `trusted_for`: how long every configuration
-/// has trusted the authority of the stored certificate. `None`: at least one configuration does not
-/// trust that authority.
+/// that this replica serves now is valid and trusted. `trusted_for`: how long every webhook
+/// configuration has trusted the authority of the stored certificate. `None`: at least one
+/// configuration does not trust that authority.
 pub fn adopt(ours: bool, trusted_for: Option<Duration>) -> bool {
     !ours || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
-/// Whether a replica that has just started may receive calls. `trusted_for`: how long every
-/// configuration has trusted the authority of the replica's certificate. `None`: at least one
-/// configuration does not trust that authority. `registered`: whether the configurations are
-/// registered. Before that, every replica is ready, because the API server sends no calls, and the
-/// configurations are written only for a ready replica.
+/// Whether a replica that has just started may receive calls. `registered`: whether the webhook
+/// configurations are registered. If not, every replica is ready, because the API server sends no
+/// calls, and the configurations are written only for a ready replica. `trusted_for`: how long
+/// every configuration has trusted the authority of the replica's certificate. `None`: at least one
+/// configuration does not trust that authority.
 pub fn ready(registered: bool, trusted_for: Option<Duration>) -> bool {
     !registered || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
@@ -192,8 +193,8 @@ fn due(end: Duration, life: Duration, early: Duration) -> Duration {
     end.saturating_sub(life / DUE_PART).saturating_sub(early)
 }
 
-/// Time that API servers get to learn of the next authority. It is a tenth of the time until the
-/// present authority or the serving certificate expires. Minimum: `SETTLING`. Maximum:
+/// Time that API servers get to learn of the next authority. The time is a tenth of the period
+/// until the present authority or the serving certificate expires. Minimum: `SETTLING`. Maximum:
 /// `LONGEST_SETTLING`.
 fn patience(stored: &CertificateSecret, now: Duration) -> Duration {
     let serving = stored.serving.as_ref().filter(|s| s.fits).map_or(now, |s| s.not_after);

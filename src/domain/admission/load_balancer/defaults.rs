@@ -61,8 +61,8 @@ pub(super) fn annotations(
     }
 }
 
-/// Copies the claim in a restored object's status to the annotation by which the object requests
-/// the same address.
+/// Copies the claim in the status of a restored object to an annotation. By this annotation, the
+/// object requests the same address again.
 pub(super) fn former(object: &mut Value, request: &AdmissionRequest<'_>) {
     let published = read(request, object).as_ref().and_then(facts::published);
     let Some(claim) = published else { return };

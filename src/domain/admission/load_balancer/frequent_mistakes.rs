@@ -65,7 +65,8 @@ fn workload(text: &str) -> &'static str {
     }
 }
 
-/// Refuses text in a field that must be a number, for example a number in quotes.
+/// Refuses text in a field that must be a number, for example a number in quotes. `of`: the map
+/// that has the field. `path`: path of this map in the object.
 fn number(of: &Value, path: &str, field: &str, answer: &mut AdmissionAnswer) {
     if let Some(Value::String(text)) = of.get(field) {
         let sent = shown(&Value::from(text.as_str()));

@@ -171,7 +171,8 @@ fn pool(
         }
         return;
     };
-    // A LoadBalancer that already has an address of this pool keeps it, so the pool is not checked.
+    // A LoadBalancer that already has an address of this pool keeps that address. So the pool is
+    // not checked.
     if old.and_then(facts::published).is_some_and(|claim| claim.pool == name) {
         return;
     }

@@ -181,7 +181,7 @@ fn compare<'a>(
     }
 }
 
-/// Checks the address that a guest publishes. `Err`: reason why the guest may not publish it.
+/// Checks the address that a guest publishes. `Err`: reason why the guest must not publish it.
 fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), String> {
     let Some(published) = address(new).filter(|published| address(old) != Some(published)) else {
         return Ok(());
@@ -202,7 +202,7 @@ fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), S
 }
 
 /// Address that a guest newly publishes as leased from a DHCP server. `None`: the guest publishes
-/// no new address, or its address is not leased.
+/// no new address, or its address does not come from a DHCP server.
 pub(super) fn new_lease(new: &Value, old: &Value) -> Option<IpAddr> {
     let leased = old.pointer("/status/allocatedAddress/ip").is_some_and(|ip| ip == DHCP_ADDRESS);
     let published = address(new)

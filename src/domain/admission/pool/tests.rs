@@ -158,7 +158,7 @@ fn ranges_are_judged_as_the_ledgers_owner_does() {
             answer.refusals.iter().any(|r| r.field == field && r.message.contains(part)),
             "{answer:?}"
         );
-        // A pool that is stored with such a range can still get another description.
+        // A pool that is stored with the faulty range can still get another description.
         let mut edited = object.clone();
         edited["spec"]["description"] = json!("still wrong");
         assert_eq!(

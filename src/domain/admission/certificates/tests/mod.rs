@@ -111,7 +111,8 @@ fn the_next_authority_signs_when_it_has_been_trusted_for_a_while() {
         CertificateStep::Wait(NOW + Duration::from_secs(1))
     );
     assert_eq!(planned(&stored, NOW, trusted(600)), CertificateStep::Switch);
-    // The wait before the switch is shorter when the authority expires soon, but it is never zero.
+    // The wait before the switch is shorter when the present authority expires soon. The wait is
+    // never zero.
     stored.ca.not_after = NOW + Duration::from_secs(100);
     assert_eq!(planned(&stored, NOW, trusted(10)), CertificateStep::Switch);
     assert!(matches!(planned(&stored, NOW, trusted(9)), CertificateStep::Wait(_)));

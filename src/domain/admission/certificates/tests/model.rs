@@ -48,7 +48,7 @@ struct World {
     ends: Vec<Duration>,
     version: u64,
     secret: Option<Secret>,
-    /// Version of each configuration, and the authorities that it trusts.
+    /// Version of each webhook configuration, and the authorities that the configuration trusts.
     bundles: [(u64, Vec<Id>); CONFIGURATIONS],
     replaced: Vec<(usize, Vec<Id>, Duration)>,
     replicas: Vec<Replica>,
@@ -90,8 +90,8 @@ impl World {
                 return memory;
             }
             let ca = self.authority();
-            // `once` reads the configurations again before this step. The authorities that they
-            // trust become the previous authorities of the new Secret.
+            // `once` reads the configurations again before this step. The authorities that these
+            // configurations trust become the previous authorities of the new Secret.
             let mut previous: Vec<Id> =
                 replica.bundles.iter().flatten().flat_map(|(_, bundle)| bundle.clone()).collect();
             previous.retain(|id| self.end(*id) > now);
@@ -117,7 +117,7 @@ impl World {
         secret
     }
 
-    /// Repeats the steps of `Registrar::round`, with this replica's view.
+    /// Repeats the steps of `Registrar::round` for the replica with the index `which`.
     fn round(&mut self, which: usize) {
         for _ in 0..8 {
             let mut replica = self.replicas[which].clone();

@@ -364,8 +364,8 @@ fn who_asks_the_dhcp_server_is_judged() {
     assert!(create(&pool, &outside()).refusals.is_empty());
 }
 
-/// A client may remove the finalizer, and gets a warning. Nothing is lost: the ledger itself
-/// releases the address later.
+/// A client may remove the operator's finalizer, and gets a warning. Nothing is lost, because the
+/// operator releases the address later.
 #[test]
 fn a_finalizer_may_be_taken_off() {
     let stored = with(vm(), "metadata/finalizers", json!([LB_FINALIZER]));

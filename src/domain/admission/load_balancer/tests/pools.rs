@@ -28,7 +28,7 @@ fn a_pool_that_is_named_must_admit_it() {
     assert!(update(&holding, &described, &there(theirs.clone())).refusals.is_empty());
     let unknown = LbRuleFacts { named: NamedPool::There(theirs.clone()), ..LbRuleFacts::default() };
     assert!(create(&naming, &unknown).refusals.is_empty(), "its project is not known yet");
-    // A change of the label moves the LoadBalancer to another guest cluster.
+    // A change of the cluster label moves the LoadBalancer to another guest cluster.
     let of = |cluster: &str| {
         with(with(guest(), "spec/ipPool", json!("p")), "metadata/labels", json!({LABEL: cluster}))
     };

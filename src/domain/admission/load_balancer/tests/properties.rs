@@ -224,7 +224,7 @@ proptest! {
 
     #[test]
     fn a_client_that_knows_less_changes_nothing(stored in any_lb(), known in any_known()) {
-        // The stored object must be a result of mutation, as a real one is.
+        // The stored object must be a result of mutation, as every object that passed admission is.
         let first = mutate(&request(None, &with(stored.clone(), "status", json!(null))), &known);
         let status = stored["status"].clone();
         let stored = with(first.object.unwrap_or(stored), "status", status);

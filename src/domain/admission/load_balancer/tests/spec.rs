@@ -59,16 +59,16 @@ fn the_spec_is_judged_as_the_reconciler_judges_it() {
         assert_eq!(answer.refusals.len(), 1, "{object}: {answer:?}");
         assert_eq!(answer.refusals[0].field, field, "{answer:?}");
         assert!(!answer.refusals[0].message.is_empty());
-        // If the object was stored before the rule existed, it may be labelled, deleted, and edited
-        // in other fields.
+        // If an object with this fault was stored before the rule existed, a client may label the
+        // object, delete it, and edit its other fields.
         let labelled = with(object.clone(), "metadata/labels", json!({"a": "b"}));
         assert!(update(&object, &labelled, &outside()).refusals.is_empty(), "{object}");
         let described = with(object.clone(), "spec/description", json!("x"));
         assert!(update(&object, &described, &outside()).refusals.is_empty(), "{object}");
         let leaving = with(described, "metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
         assert!(update(&vm(), &leaving, &outside()).refusals.is_empty());
-        // The rules for ports do not apply here, because a guest's Services and ports belong to the
-        // guest.
+        // The rules for ports do not apply to a guest's LoadBalancer, because its Services and
+        // ports belong to the guest.
         let guests = with(object.clone(), "spec/workloadType", json!("cluster"));
         let is_long = object["metadata"]["name"].as_str().is_some_and(|name| name.len() > 63);
         let its_own = (field.starts_with("metadata.") && !is_long)

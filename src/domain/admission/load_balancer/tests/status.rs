@@ -96,7 +96,7 @@ fn conditions_of_others_are_theirs() {
         (json!([]), stored["status"]["conditions"].clone()),
         (json!([ready]), json!([ready])),
         (json!([other, ready]), json!([other, ready])),
-        // A missing Ready condition returns to its place.
+        // A client removed the condition Ready. Mutation puts the condition back at its old place.
         (json!([other]), json!([other, ready])),
         (json!([other, {"type": "Third"}]), json!([other, ready, {"type": "Third"}])),
         // A client dropped a field of the condition Ready.

@@ -48,7 +48,7 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
         let said = answer.warnings.iter().filter(|warning| warning.contains("held back"));
         assert!(said.eq(warnings), "{first} to {last}: {:?}", answer.warnings);
     }
-    // A pool that is stored with such a range can still be changed.
+    // A stored pool with a range that lies in a network of the cluster can still be changed.
     let mut another = new(2, 15);
     another["spec"]["ranges"]
         .as_array_mut()

@@ -45,7 +45,7 @@ fn no_new_range_takes_a_leased_address_in() {
     let mut excluded = new(10, 20);
     excluded["spec"]["ranges"][0]["exclude"] = json!(["10.0.0.12", "10.0.0.15"]);
     assert_eq!(refusals(&excluded, None, &some), [""; 0]);
-    // A stored pool can still be changed in other ways, but may not include more leased addresses.
+    // A stored pool can still be changed in other ways, but must not include more leased addresses.
     assert_eq!(refusals(&new(10, 21), Some(new(10, 20)), &some), [""; 0]);
     assert!(
         refusals(&new(10, 30), Some(new(10, 20)), &some)[0]

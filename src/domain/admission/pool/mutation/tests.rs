@@ -85,7 +85,7 @@ fn what_does_not_fit_is_refused_with_the_form_that_does() {
         let refusals = refusals(&answer);
         assert!(refusals.iter().any(|r| r.starts_with(expected)), "{spec}: {refusals:?}");
         assert_eq!(answer.object, None, "a refused request changes nothing");
-        // A stored object with such a spec can still be labelled.
+        // A stored object with the refused spec can still be labelled.
         assert!(mutated(&pool(&spec), Some(&pool(&spec)), None).refusals.is_empty(), "{spec}");
     }
     for spec in [Value::Null, json!("text"), json!([]), json!({"ranges": sound})] {
