@@ -11,18 +11,18 @@
 
 use std::time::Duration;
 
-/// Longest time to gather requests, as a multiple of the duration of the last write. With 4, writes
-/// take a fifth of the time. Writes of more than 250 ms take a larger part, because gathering lasts
-/// at most `LONGEST_GATHERING`.
+/// Longest time to gather requests, as a multiple of the last write's duration. With 4, a fifth of
+/// the time goes into writes. For writes of more than 250 ms the part is larger, because gathering
+/// lasts at most `LONGEST_GATHERING`.
 const REST: u32 = 4;
 /// Longest time after a write for which requests are gathered for the next write.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
 /// Shortest gap without new requests that ends gathering.
 const QUIET: Duration = Duration::from_millis(10);
-/// Divisor that gives the gap after a long write. Gathering ends after a gap without new requests
-/// that is the last write's duration divided by this number, but at least `QUIET`. Requests that
-/// arrive at random times have gaps of 10 ms in any case. Waiting through a gap is worthwhile if
-/// the gap is shorter than the write that the wait saves. If only releases wait, the divisor is 1.
+/// Divisor for the gap without new requests that ends gathering. The gap is the last write's
+/// duration divided by this number, but at least `QUIET`. If only releases wait, the divisor is 1.
+/// Requests that arrive at random times have gaps of 10 ms in any case. Waiting through a gap is
+/// worthwhile if the gap is shorter than the write that the wait saves.
 const QUIET_PART: u32 = 4;
 /// Bytes of ledgers that may be written per second on average. The API server's store retains all
 /// writes of the last five minutes, and has 2 GiB by default.

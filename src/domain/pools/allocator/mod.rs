@@ -193,8 +193,8 @@ impl PoolAllocator {
                 || self.inheritance(facts).next().is_some())
     }
 
-    /// Whether the owner has no claim, no reservation, no expected address and no waiting request,
-    /// and no pool must be written. Then [`Self::release`] would change nothing.
+    /// Whether the owner with this UID has no claim, reservation, expected address or waiting
+    /// request, and no pool must be written. Then [`Self::release`] would change nothing.
     pub fn has_nothing_to_release(&self, uid: &str) -> bool {
         self.claims_of(uid).is_empty()
             && !self.ages.contains_key(uid)
@@ -280,8 +280,8 @@ impl PoolAllocator {
     }
 
     /// Returns the claim that the LoadBalancer should have: a claim in the pool that it names, else
-    /// its present claim, else a claim in the best pool. Makes the claim if it does not exist yet.
-    /// The error is the reason why the claim cannot be made.
+    /// `current`, its present claim, else a claim in the best pool. Makes the claim if it does not
+    /// exist yet. The error is the reason why the claim cannot be made.
     fn find_or_make_claim(
         &mut self,
         facts: &LbFacts,
@@ -334,7 +334,7 @@ impl PoolAllocator {
     fn claim_from_best(&mut self, facts: &LbFacts) -> Result<Claim, NoAddressReason> {
         let mut names: Vec<String> =
             self.candidates(&facts.requirement).into_iter().map(str::to_owned).collect();
-        // The pool of the former address comes first, if it still serves the LoadBalancer.
+        // The pool of the former address comes first, if that pool still serves the LoadBalancer.
         names.sort_by_key(|name| facts.former.as_ref().is_none_or(|former| former.pool != *name));
         let mut refusal = None;
         for name in &names {

@@ -34,7 +34,8 @@ use api::IPPoolSpec;
 pub struct PoolFacts {
     /// Name of the pool.
     pub name: String,
-    /// Creation, in seconds since the epoch. A pool that is just being created is the youngest.
+    /// Creation time, in seconds since the epoch. A pool that is just being created is the
+    /// youngest.
     pub created: i64,
     /// Whether the pool is being deleted.
     pub deleting: bool,
@@ -75,7 +76,7 @@ pub struct PoolConflict {
 /// of these variants counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConflictCause {
-    /// Both pools have some of the same addresses.
+    /// Some addresses are in the ranges of both pools.
     Ranges {
         /// Index of the range in this pool's `spec.ranges`.
         mine: usize,
@@ -85,7 +86,7 @@ pub enum ConflictCause {
         first: IpAddr,
         /// Last address of the first overlap.
         last: IpAddr,
-        /// Number of addresses that both pools have, in all overlaps.
+        /// Number of addresses that are in the ranges of both pools, in all overlaps together.
         count: u128,
         /// Clause that says why both pools are on one network.
         network: String,

@@ -219,9 +219,9 @@ impl ImportPlan {
         conflicts.first().map(conflict::PoolConflict::message)
     }
 
-    /// Finds the addresses of the planned pools that are in use. Records the address of a
-    /// LoadBalancer as its former address. Excludes the address of any other Service from its
-    /// range. `services`: value of the key [`SERVICES`].
+    /// Finds the addresses of the planned pools that are in use. If a LoadBalancer uses an address,
+    /// records it as the LoadBalancer's former address. If any other Service uses an address,
+    /// excludes the address from its range. `services`: value of the key [`SERVICES`].
     fn in_use(&mut self, services: Option<&String>, known: &ImportFacts) {
         let mut users: BTreeMap<IpAddr, String> = BTreeMap::new();
         match services.map(|text| serde_json::from_str::<AnnouncedServices>(text)) {

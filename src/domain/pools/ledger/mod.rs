@@ -151,8 +151,8 @@ impl Ledger {
         Ok(ip)
     }
 
-    /// Makes `heir` the owner of an address. `false`: the address has no owner, or `heir` holds an
-    /// address of the pool already.
+    /// Makes `heir` the owner of the address `ip`. Returns `false` if the address has no owner, or
+    /// `heir` holds an address of the pool already.
     pub fn hand_over(&mut self, ip: IpAddr, heir: &Owner) -> bool {
         if self.held.contains_key(key(heir)) {
             return false;

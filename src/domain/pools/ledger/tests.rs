@@ -33,7 +33,8 @@ struct Model {
     claims: BTreeMap<IpAddr, Owner>,
     /// Former owners, oldest first.
     history: Vec<(IpAddr, String)>,
-    /// Map from each name to its last recorded address, while the history contains that entry.
+    /// Map from a name to the last address that `remember` recorded for the name. The entry is
+    /// removed when the address leaves `history`.
     former: BTreeMap<String, IpAddr>,
     cursor: Option<IpAddr>,
 }
@@ -260,8 +261,8 @@ fn history_is_bounded_and_drops_the_oldest_release_first() {
     assert!(remembered.iter().eq(addresses[..HISTORY_LENGTH].iter().rev()));
 }
 
-/// More former owners are recorded than a release leaves in the history, as by an import. Each
-/// former owner gets its address.
+/// More former owners are recorded than a release leaves in the history, as by an import. Each of
+/// these owners gets its former address.
 #[test]
 fn a_recorded_history_stays_whole_until_a_release() {
     let mut ledger = ledger("10.0.0.0/20");

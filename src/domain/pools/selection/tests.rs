@@ -117,9 +117,9 @@ fn asks_as(workload_type: api::WorkloadType, network: &str, text: &str) -> PoolR
 type GoRow<'a> = (&'a [&'a TestPool], &'static str, Option<&'static str>);
 
 /// Rows of the test of Harvester's Go controller (harvester/load-balancer-harvester,
-/// `pkg/ipam/selector_test.go`), for both types of LoadBalancers. The last two rows are of its
-/// loose mode. The Go controller uses this mode for type cluster only, this operator for both
-/// types.
+/// `pkg/ipam/selector_test.go`), for both types of LoadBalancers. The last two rows are of that
+/// controller's loose mode. The Go controller uses this mode for type cluster only, and this
+/// operator uses it for both types.
 #[test]
 fn rows_of_the_go_controller_hold() {
     const NETWORK: &str = "default/vlan10";

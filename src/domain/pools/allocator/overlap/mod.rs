@@ -115,9 +115,9 @@ impl PoolAllocator {
         // `compare_pools` then marks each pool whose conflict or held-back addresses have changed.
         self.overlaps.unsettled = true;
         for (name, pool) in &self.pools {
-            // Claims of a moved pool are no longer on the segment that it left. LoadBalancers of
-            // the pool `name` may announce their addresses on that segment, so more addresses may
-            // be free for them.
+            // Claims of a moved pool are no longer on the segment that the pool left. LoadBalancers
+            // of the pool `name` may announce their addresses on that segment. So more addresses
+            // may be free for these LoadBalancers.
             let mut others = moved.iter().filter_map(|other| self.pools.get(other));
             if moved.contains(name)
                 || others.any(|other| other.claims_within(pool).next().is_some())
@@ -283,8 +283,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Adds to `shared` each reserved address that another LoadBalancer also has on the same
-    /// segment, by a ledger or by another reservation.
+    /// Adds to `shared` each reserved address that two LoadBalancers have on one segment. One has
+    /// the address by a reservation, the other by a ledger or by another reservation.
     fn share_reserved(&self, shared: &mut BTreeSet<SharedAddress>) {
         for mine in self.reserved.all() {
             let ip = mine.claim.ip;
@@ -331,8 +331,8 @@ impl AllocatorPool {
     }
 }
 
-/// Addresses that both pools hold for different owners. Searches only the claims of the first pool,
-/// so the caller calls this function in both orders.
+/// Addresses that the pools `x` and `y` hold for different owners. Searches only the claims of `x`,
+/// so the caller calls this function in both orders. `a` and `b`: names of the two pools.
 fn shared_by(a: &str, x: &AllocatorPool, b: &str, y: &AllocatorPool) -> Vec<SharedAddress> {
     let within = x.claims_within(y).chain(x.ledger.outside().iter().copied());
     within

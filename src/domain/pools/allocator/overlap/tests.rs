@@ -78,7 +78,7 @@ fn an_older_one_that_is_widened_over_a_younger_ones_claims_leaves_them_out() {
     assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "a 10.0.0.11");
     assert_eq!(ip_of(&allocator.claim(&named(5, "a"))), "NoAvailableIP");
     assert_eq!((allocator.pools()["a"].ledger.available(), allocator.shared()), (0, 0));
-    // An address that pool b releases becomes free in pool a, and pool a is written.
+    // lb2 releases an address of pool b. The address becomes free in pool a, and pool a is written.
     allocator.take_touched();
     allocator.release("u2");
     assert_eq!(allocator.serve_waiters(), [owner(5)]);
@@ -117,7 +117,7 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
     assert_eq!(allocator.pools()["a"].ledger.available(), 1, "not free for the next one");
     assert_eq!(ip_of(&allocator.claim(&named(3, "a"))), "a 10.0.0.13");
     assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "NoAvailableIP");
-    // After the node is deleted, its address is free.
+    // After node `n2` is deleted, its address `.11` is free.
     allocator.set_infrastructure(BTreeMap::from([(address(10).into(), node("n1"))]));
     allocator.compare_pools();
     assert_eq!(allocator.serve_waiters(), [owner(4)]);
@@ -164,12 +164,13 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
             "10.0.0.10 ns/lb1 in the service network (ServiceCIDR kubernetes)",
         ]
     );
-    // After its release, the address is not given out, even if all pools are compared again.
+    // lb1 releases an address of the service network. Even after all pools are compared again, the
+    // address is not given out.
     allocator.release("u1");
     allocator.merge(&pool("b", 2, 10, 17), &everybody());
     allocator.compare_pools();
     assert_eq!(ip_of(&allocator.claim(&named(4, "a"))), "NoAvailableIP");
-    // The pod network was removed, so its address can be given out.
+    // The pod network was removed, so an address that was in this network can be given out.
     allocator.set_infrastructure(HeldBack::from([services]));
     assert_eq!(allocator.serve_waiters(), [owner(4)]);
     assert_eq!(allocator.claims_of("u4"), [at("a", "10.0.0.17")]);

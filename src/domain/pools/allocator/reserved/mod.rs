@@ -74,7 +74,8 @@ impl Reservations {
         self.by_uid.values().flatten()
     }
 
-    /// Whether this address of the pool is an expected address of a LoadBalancer other than `uid`.
+    /// Whether this address of the pool is an expected address of a LoadBalancer whose UID is not
+    /// `uid`.
     fn is_expected(&self, pool: &str, ip: IpAddr, uid: &str) -> bool {
         if self.expected.is_empty() {
             return false;
@@ -130,8 +131,8 @@ impl Reservations {
 }
 
 impl Reservation {
-    /// Whether the address is announced on the segment of the pool. A global pool is on all
-    /// segments.
+    /// Whether the reserved address is announced on the segment of the pool. A global pool is on
+    /// all segments.
     pub(super) fn meets(&self, pool: &AllocatorPool) -> bool {
         pool.selector.is_global() || self.is_at(&pool.segment)
     }
@@ -149,10 +150,10 @@ impl Reservation {
 
 impl PoolAllocator {
     /// Variant of [`Self::observe`] for the start of a term of leadership, before the first address
-    /// is given out. A published address whose pool was deleted is also reserved, even if the
-    /// scopes of other pools do not admit the LoadBalancer, because its claim may have been deleted
-    /// with the pool. Exception: if a ledger records the address for another owner, the address is
-    /// not reserved for this LoadBalancer, because the segment on which it is announced is unknown.
+    /// is given out. This variant also reserves a published address whose pool was deleted, because
+    /// the claim may have been deleted with the pool. The scopes of other pools need not admit the
+    /// LoadBalancer. Exception: a ledger records the address for another owner. Then the address is
+    /// not reserved for this LoadBalancer, because the segment of its announcement is unknown.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let is_homeless = |claim: &&Claim| {
             let uid = &facts.owner.uid;
@@ -179,8 +180,8 @@ impl PoolAllocator {
             self.reserve(facts, claim);
         }
         match &facts.published {
-            // Without this condition, the published address may belong to another LoadBalancer, or
-            // the ledger does not have it yet. Such an address is not reserved.
+            // If this condition is false, the published address may belong to another LoadBalancer,
+            // or is not in the ledger yet. Such an address is not reserved.
             Some(claim) if self.claim_of_deleted_pool(facts).is_some() => {
                 self.reserve(facts, claim);
             }
@@ -209,8 +210,9 @@ impl PoolAllocator {
         self.reserved.of(uid).iter().any(|reservation| reservation.claim == *claim)
     }
 
-    /// Whether the LoadBalancer's only reservation is the one that [`Self::reserve`] makes for the
-    /// claim (or none, if `reserve` makes none), and the LoadBalancer has no expected address.
+    /// Whether the LoadBalancer has no expected address, and exactly the reservation that
+    /// [`Self::reserve`] makes for the claim. `reserve` may make none; then the LoadBalancer must
+    /// have none.
     pub(super) fn is_reserved(&self, facts: &LbFacts, claim: &Claim) -> bool {
         let uid = &facts.owner.uid;
         !self.reserved.former.contains_key(uid)
@@ -305,7 +307,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether a LoadBalancer other than `uid` has the claim's address on the segment of the
+    /// Whether a LoadBalancer whose UID is not `uid` has the claim's address on the segment of the
     /// claim's pool.
     pub(super) fn is_anothers(&self, claim: &Claim, uid: &str) -> bool {
         let Some(pool) = self.pools.get(&claim.pool) else { return false };

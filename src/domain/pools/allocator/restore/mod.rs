@@ -282,8 +282,8 @@ impl PoolAllocator {
     }
 
     /// Claims whose owner is not in `index`, and claims without UID that are a second address
-    /// ([`Self::is_second`]). The caller must ask the API server about the owner before it releases
-    /// a claim, because `index` may be older than the claim.
+    /// ([`Self::is_second`]). Before the caller releases a claim, it must ask the API server about
+    /// the owner, because `index` may be older than the claim.
     pub fn orphans(&self, index: &LoadBalancerIndex) -> Vec<(Claim, Owner)> {
         self.pools
             .iter()
@@ -325,7 +325,7 @@ fn read_claims(
         let remembered = memory
             .and_then(|m| m.owner_of(ip))
             .filter(|owner| owner.name == *name && !owner.uid.is_empty());
-        // A LoadBalancer that holds another address of the pool in memory is not the owner here.
+        // A LoadBalancer that holds another address of the pool in memory is not the owner of `ip`.
         let named = index.uid_of(name).filter(|uid| {
             let owner = Owner { name: name.clone(), uid: (*uid).to_owned() };
             memory.and_then(|m| m.held_by(&owner)).is_none_or(|held| held == ip)

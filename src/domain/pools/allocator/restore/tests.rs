@@ -118,13 +118,13 @@ fn an_entry_without_uid_adopts_it_later_too() {
     allocator.merge(&old_style, &world(&[(1, None)]));
     assert_eq!(ledger(&allocator), [row(12, "ns/lb1", "u1")]);
     assert_eq!(allocator.claims_of("u1"), [at("a", "10.0.0.12")]);
-    // The LoadBalancer may also ask for an address without ever being in the view.
+    // Here the LoadBalancer asks for an address before it is in the view.
     let mut allocator = PoolAllocator::default();
     allocator.merge(&old_style, &LoadBalancerIndex::default());
     allocator.claim(&lb(1));
     assert_eq!(allocator.claims_of("u1"), [at("a", "10.0.0.12")]);
-    // A LoadBalancer that got another address before retains that address, because the address may
-    // be in use by now.
+    // Here the LoadBalancer got another address before the ledger's entry was read. It keeps that
+    // address, because the address may be in use by now.
     let mut allocator = PoolAllocator::default();
     allocator.merge(&storing(&[]), &LoadBalancerIndex::default());
     allocator.claim(&lb(1));

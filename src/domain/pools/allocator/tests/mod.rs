@@ -80,14 +80,14 @@ pub(super) fn allocator(pools: &[PoolSeen]) -> PoolAllocator {
     allocator
 }
 
-/// Allocator with pool `a` of `a` addresses from `10.0.0.10` on, and pool `b` of `b` addresses from
-/// `10.0.1.10` on.
+/// Allocator with two pools. Pool `a` has as many addresses as the argument `a` says, from
+/// `10.0.0.10` on. Pool `b` has as many as the argument `b` says, from `10.0.1.10` on.
 pub(super) fn two(a: usize, b: usize) -> PoolAllocator {
     allocator(&[seen("a", "10.0.0", a), seen("b", "10.0.1", b)])
 }
 
-/// Pool and address in the answer, and the reason why the LoadBalancer has no address, or not the
-/// one that it requests.
+/// Pool and address in the answer, and the reason in the answer. The reason says why the
+/// LoadBalancer has no address, or has another address than it requests.
 fn answer(result: &ClaimResult) -> (Option<String>, Option<&'static str>) {
     match result {
         ClaimResult::Held { claim, instead, .. } => (
@@ -145,8 +145,8 @@ fn a_claim_is_peeked_at_only_after_its_pool_was_written() {
     assert!(allocator.has_nothing_to_release("u2") && !allocator.has_nothing_to_release("u1"));
 }
 
-/// A reconcile may begin before its LoadBalancer's claim is released. Its request after the release
-/// finds no recorded answer, so it claims an address again.
+/// A reconcile may begin before the claim of its LoadBalancer is released, and ask for the address
+/// after the release. The request finds no recorded answer, so it is a new claim.
 #[test]
 fn a_released_claim_is_no_confirmed_answer() {
     let mut allocator = allocator(&[seen("a", "10.0.0", 1)]);
@@ -372,8 +372,8 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
 }
 
 /// The owner of an address whose pool was deleted keeps the address in two more cases. In the
-/// first, it named another pool and then removed this name. In the second, the named pool gives it
-/// no address.
+/// first, the owner named another pool and then removed this name. In the second, the named pool
+/// has no address for the owner.
 #[test]
 fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_pool() {
     let kept = (Some("a 10.0.0.10".to_owned()), Some("IPPoolNotFound"));

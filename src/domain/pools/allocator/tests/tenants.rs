@@ -50,7 +50,7 @@ fn with_victim(publishes: bool) -> (PoolAllocator, LbFacts) {
     (allocator, facts)
 }
 
-/// The pool as the allocator would store it.
+/// The stored pool `of` after the allocator has written its status.
 fn stored(allocator: &PoolAllocator, of: &PoolSeen) -> PoolSeen {
     let pool = &allocator.pools()[&of.name];
     let status =
@@ -115,7 +115,7 @@ fn an_address_whose_pool_is_gone_is_not_had_either() {
     }
 }
 
-/// The attacker may have any free address of its own pool.
+/// The attacker gets the free address of its own pool that it publishes.
 #[test]
 fn in_a_pool_of_its_own_it_may_choose() {
     let (mut allocator, _) = with_victim(true);

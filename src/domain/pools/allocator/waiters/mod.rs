@@ -149,8 +149,8 @@ impl AllocatorPool {
             matches!(wait, NoAddressReason::Full { .. })
                 && self.idle().is_none()
                 && self.ledger.available() == 0
-                // If the pool has moved away from the waiter's network, the waiter gets another
-                // reason.
+                // If the pool has moved away from the waiter's network, the reason in the waiter's
+                // answer changes.
                 && (facts.named_pool.is_none() || self.mismatch(name, facts).is_none())
         };
         if is_asked { !is_named || !is_still_full() } else { is_named }

@@ -49,8 +49,8 @@ impl Cluster {
         }
     }
 
-    /// Checks that the allocator has tried each waiter again whose answer may change. If so, no
-    /// answer changes when all waiters are tried again.
+    /// Checks that the allocator has tried again every waiter whose answer may change. The check
+    /// tries all waiters again, and no answer must change.
     pub(super) fn check_waiters(&self) {
         let mut allocator = self.allocator.clone();
         allocator.waiter_changes.everything();
@@ -105,10 +105,10 @@ impl Cluster {
         self.before = taken_new;
     }
 
-    /// Makes the same check as `check_networks`, but for the segments on which the addresses of
-    /// `taken` are announced, or will be as soon as their claims are published. The content of the
-    /// ledgers does not matter. So an address that a LoadBalancer announced before the step, and
-    /// still announces, is given to no other LoadBalancer, not even as an unpublished claim.
+    /// Checks that no address is announced for two LoadBalancers on one segment, as
+    /// `check_networks` checks it for ledgers. A claim that is not published counts as announced
+    /// where it will be after its publication. `taken`: claims in use, each with the UID of its
+    /// LoadBalancer. Exception: both LoadBalancers had the address before the step.
     fn check_announced(
         &mut self,
         taken: &BTreeSet<(String, Claim)>,
@@ -140,8 +140,8 @@ impl Cluster {
         self.before.iter().any(|(holder, held)| name(holder) == name(uid) && held == claim)
     }
 
-    /// Segments where a claim is announced, or will be as soon as it is published. If the pool of a
-    /// published claim is gone, the result is the last known segments. `None`: all segments.
+    /// Segments where a claim is announced, or will be announced after it is published. If the pool
+    /// of a published claim is gone, the result is the last known segments. `None`: all segments.
     fn segments(&self, uid: &str, claim: &Claim) -> Option<Vec<Segment>> {
         let n = (0..LBS).find(|n| self.lbs.get(n).is_some_and(|lb| lb.owner.uid == uid)).unwrap();
         let place = self.place(&self.facts(n).unwrap(), claim);
@@ -227,8 +227,8 @@ impl Cluster {
             let n = usize::try_from(facts.created).unwrap();
             let facts = &self.facts(n).unwrap();
             assert!(self.lbs.values().any(|lb| lb.owner == facts.owner), "{facts:?} is gone");
-            // An address cannot be given if another LoadBalancer has it where it would be
-            // announced.
+            // An address must not be given to the waiter if another LoadBalancer has the address on
+            // a segment where the waiter would announce it.
             let serves = |name: &str| {
                 let pool = &self.allocator.pools()[name];
                 let fitness = self.allocator.fitness(facts, name, pool);

@@ -11,8 +11,8 @@ impl Cluster {
     }
 
     /// Claims an address for a deleted LoadBalancer, as a reconcile with a stale view does. Checks
-    /// the answer, because the Service may request its address. Then releases the claim, as the
-    /// reconcile does when the status cannot be written.
+    /// the answer, because the Service may request the address in the answer. Then releases the
+    /// claim, as the reconcile does when the status cannot be written.
     pub(super) fn ask_late(&mut self, n: usize) {
         let Some(facts) = self.gone.get(&n) else { return };
         let facts = LbFacts { fresh: false, ..self.on_networks(n, facts) };

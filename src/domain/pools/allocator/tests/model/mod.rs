@@ -47,11 +47,12 @@ struct Cluster {
     before: BTreeSet<(String, Claim)>,
     /// Addresses that two LoadBalancers had before the present step, with the names of the two.
     excused: BTreeSet<(IpAddr, BTreeSet<String>)>,
-    /// Map from a LoadBalancer to its published address, with the segments where the address is
-    /// announced. If the pool was deleted, these are the last known segments.
+    /// Map from the number of a LoadBalancer to its published address, with the segments where the
+    /// address is announced. If the pool was deleted, these are the last known segments.
     announced: BTreeMap<usize, Place>,
-    /// Published claims that their LoadBalancers, by UID, may lose, because a term began after their pool
-    /// was deleted, and a ledger has the address for another owner ([`PoolAllocator::adopt`]).
+    /// Published claims that their LoadBalancers may lose, each with the LoadBalancer's UID. The
+    /// pool of the claim was deleted before the present term began, and a ledger has the address
+    /// for another owner ([`PoolAllocator::adopt`]).
     contested: BTreeSet<(String, Claim)>,
 }
 
@@ -107,15 +108,15 @@ impl Cluster {
         }
     }
 
-    /// Whether another LoadBalancer publishes the address, so that one of the two may lose it.
+    /// Whether another LoadBalancer publishes the claim's address. Then one of the two may lose it.
     fn is_double(&self, n: usize, claim: &Claim) -> bool {
         let others = self.lbs.iter().filter(|(other, _)| **other != n);
         let mut published = others.filter_map(|(_, facts)| facts.published.as_ref());
         published.any(|other| other.ip == claim.ip)
     }
 
-    /// Number and published claim of the LoadBalancer, if the claim's pool was deleted, and a
-    /// ledger has the address for another owner.
+    /// UID and published claim of LoadBalancer `n`. `None`: the LoadBalancer publishes no claim,
+    /// the claim's pool exists, or no ledger has the address for another owner.
     fn contested_claim(&self, n: usize) -> Option<(String, Claim)> {
         let facts = self.lbs.get(&n)?;
         let claim = facts.published.clone()?;

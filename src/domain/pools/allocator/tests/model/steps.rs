@@ -11,11 +11,11 @@ pub(super) enum Step {
     /// Releases the claim of a LoadBalancer that does not publish the claim, as happens while its
     /// guest cluster is being removed.
     Refuse(usize),
-    /// Claims again for a deleted LoadBalancer, as a reconcile with a stale view does.
+    /// Claims an address for a deleted LoadBalancer, as a reconcile with a stale view does.
     AskLate(usize),
     /// Deletes a LoadBalancer and creates it again under its name, with a new UID. The flag:
-    /// whether the allocator gets the deletion before the new object's request. The new object has
-    /// the annotation with the former address, as in a backup.
+    /// whether the allocator learns of the deletion before the request of the new object. The new
+    /// object has the annotation with the former address, as in a backup.
     Restore(usize, bool),
     Switch(usize, Option<usize>),
     /// Claims an address, without publishing it.
