@@ -82,7 +82,7 @@ const V1ALPHA1: &str = "loadbalancer.harvesterhci.io/v1alpha1";
 const V1BETA1: &str = "loadbalancer.harvesterhci.io/v1beta1";
 
 impl Version {
-    /// Parses an `apiVersion`.
+    /// Parses an `apiVersion`. The error is an `apiVersion` that is no version of `LoadBalancer`.
     pub fn parse(api_version: &str) -> Result<Self, NoVersion> {
         match api_version {
             V1ALPHA1 => Ok(Self::V1alpha1),
@@ -119,7 +119,7 @@ impl Section {
 }
 
 /// Converts a LoadBalancer to the version `to`. An object that has this version already is returned
-/// unchanged.
+/// unchanged. The error is an `apiVersion` that is no version of `LoadBalancer`.
 pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
     let from = Version::parse(object["apiVersion"].as_str().unwrap_or_default())?;
     let Some(fields) = object.as_object_mut().filter(|_| from != to) else { return Ok(object) };
@@ -150,7 +150,8 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
 /// Converts a section to the version `to`, and restores the fields `travelled`, which the
 /// annotation carried. A field is restored only if its value has the right type, and if no client
 /// has edited the counterpart of the field in `source`. An edited health check is merged with the
-/// carried one.
+/// carried one. `source`: the section before the conversion. `None`, as `source` or as the result:
+/// the object lacks the section.
 fn recall(
     section: Section,
     to: Version,
@@ -191,7 +192,7 @@ fn recall(
 }
 
 /// Converts a section from the version `from` to the other version. Restores no fields from the
-/// annotation.
+/// annotation. `None`, as `source` or as the result: the object lacks the section.
 fn translate(
     section: Section,
     from: Version,

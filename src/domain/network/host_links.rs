@@ -64,7 +64,8 @@ impl HostLinks {
         self.configs.keys().map(String::as_str)
     }
 
-    /// Stores whether an announcer may run on a node. Returns whether the stored value changed.
+    /// Stores whether an announcer may run on a node: `may`. Returns whether the stored value
+    /// changed.
     pub fn set_announcing(&mut self, node: &str, may: bool) -> bool {
         if may { self.announcing.insert(node.to_owned()) } else { self.announcing.remove(node) }
     }

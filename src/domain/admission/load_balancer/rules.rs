@@ -10,9 +10,9 @@ use crate::vm_backends::health;
 use crate::vm_backends::listeners;
 use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec};
 
-/// Whether the rules apply to a request. The rules apply to a new object, and to a change of the
-/// spec, the guest cluster or the DHCP settings. Without such a change, an object that was stored
-/// before a rule existed stays valid.
+/// Whether the rules apply to a request. They apply to a new object (`old` is `None`), and to a
+/// change of the spec, the guest cluster or the DHCP settings. Without such a change, an object
+/// that was stored before a rule existed stays valid.
 pub(super) fn are_due(lb: &LoadBalancer, old: Option<&LoadBalancer>) -> bool {
     old.is_none_or(|old| {
         old.spec != lb.spec

@@ -135,7 +135,8 @@ pub(super) fn check(
     }
 }
 
-/// The part of the status that only the operator writes, without blank fields.
+/// The part of the status that only the operator writes, without blank fields. `guest`: whether a
+/// guest writes `address`, so that this field is no part of the result.
 fn owned(object: &Value, guest: bool) -> Value {
     let Some(status) = object.get("status") else { return Value::Null };
     let Some(status) = status.as_object() else { return status.clone() };

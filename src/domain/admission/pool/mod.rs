@@ -184,8 +184,8 @@ impl PoolQuestion {
         &self.pool.name
     }
 
-    /// `namespace/name` of the LoadBalancer that a manual release names, if the ledger records the
-    /// released address for this LoadBalancer.
+    /// `namespace/name` of the LoadBalancer that a manual release names. `None`: there is no valid
+    /// manual release, or the ledger does not record the address for this LoadBalancer.
     pub fn releases(&self) -> Option<&str> {
         let asked = self.release.as_ref()?.as_ref().ok()?;
         let owner = self.allocated.get(&asked.ip.to_string())?;
@@ -294,8 +294,8 @@ impl PoolQuestion {
     }
 }
 
-/// Fault of the first range whose start lies after its end. Ranges that are already stored do not
-/// count.
+/// Fault of the first range whose start lies after its end. Ranges that `old_spec`, the stored
+/// spec, contains do not count. `None`: no other range has this fault.
 fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeError> {
     let stored: Vec<Range> = old_spec
         .and_then(|old| serde_json::from_value(old["ranges"].clone()).ok())
@@ -347,7 +347,8 @@ fn guard_status(request: &AdmissionRequest<'_>) -> Option<AdmissionAnswer> {
     Some(answer)
 }
 
-/// Claims whose address is in the old ranges but not in the new ranges.
+/// Claims of `holders` whose address is in the ranges of `before`, the stored pool, but not in the
+/// ranges of `now`, the changed pool.
 fn lost(holders: &[ClaimHolder], before: Option<&PoolFacts>, now: &PoolFacts) -> Vec<ClaimHolder> {
     let within = |facts: Option<&PoolFacts>, holder: &ClaimHolder| {
         let ranges = facts.and_then(|facts| facts.ranges.as_ref());

@@ -40,7 +40,7 @@ pub(super) fn refusals(answer: &AdmissionAnswer) -> Vec<String> {
     answer.refusals.iter().map(ToString::to_string).collect()
 }
 
-/// Answer of mutation for a new or changed pool.
+/// Answer of mutation for a new pool (`old` is `None`), or for a change of the pool `old`.
 pub(super) fn mutated(object: &Value, old: Option<&Value>, vlan: Option<u16>) -> AdmissionAnswer {
     let operation = if old.is_some() { Operation::Update } else { Operation::Create };
     mutate(&request(operation, Some(object), old), vlan)

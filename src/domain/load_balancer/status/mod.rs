@@ -200,11 +200,11 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
     json!({"ipPool": new.ip_pool, "ip": new.ip, "mask": new.mask, "gateway": new.gateway})
 }
 
-/// The patch of a guest LoadBalancer's `status.address`. The guest writes this field after it
-/// announces the address. Before that, the operator sets the allocated address, or `0.0.0.0` if the
-/// announcer leases the address. Reason: the guest's cloud provider treats a LoadBalancer with an
-/// empty address as one that does not exist. So a guest that failed before its own write would
-/// never delete that LoadBalancer.
+/// The patch of a guest LoadBalancer's `status.address`, whose present value is `address`. Returns
+/// `None` if the value stays. The guest writes this field after it announces the address. Before
+/// that, the operator sets the allocated address, or `0.0.0.0` if the announcer leases the address.
+/// Reason: the guest's cloud provider treats a LoadBalancer with an empty address as one that does
+/// not exist. So a guest that failed before its own write would never delete that LoadBalancer.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,
@@ -220,9 +220,9 @@ fn address_patch(
     }
 }
 
-/// The patch of a vm LoadBalancer's `status.address`: the address at which its Service is
-/// announced, even if another address was requested. During a change of pools, the old address
-/// stays until the new address is announced.
+/// The patch of a vm LoadBalancer's `status.address`, whose present value is `address`: the address
+/// at which its Service is announced, even if another address was requested. Returns `None` if the
+/// value stays. During a change of pools, the old address stays until the new address is announced.
 fn announced_patch(address: Option<&str>, report: &ServingStatus) -> Option<Value> {
     if report.moving_from.is_some() {
         return None;

@@ -25,9 +25,9 @@ impl PoolAllocator {
         Some(self.held(facts, claim.clone(), Some(wait)))
     }
 
-    /// The published claim, if its pool does not exist. Where admission does not protect the
-    /// status, a tenant can write any address into it, and the name of a pool that never existed.
-    /// So the claim counts only in one of these cases:
+    /// The published claim, if its pool does not exist and the claim counts. Otherwise `None`.
+    /// Where admission does not protect the status, a tenant can write any address into the status,
+    /// and the name of a pool that never existed. So the claim counts only in one of these cases:
     /// * the claim was published at the start of this replica's term of leadership, or a ledger
     ///   recorded it until the pool was removed;
     /// * the address has no other owner, is reserved for no other LoadBalancer and is not the

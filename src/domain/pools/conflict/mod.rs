@@ -270,9 +270,9 @@ pub fn overlap(a: &PoolRanges, b: &PoolRanges) -> Option<(usize, usize, IpAddr, 
 }
 
 /// Conflict between two pools that are not global, have the same network name and priority, and
-/// both have a scope. Reason: otherwise, only the order of their names would decide which pool
-/// serves a LoadBalancer. With priority 0, there is a conflict only if the scopes of the two pools
-/// overlap. `None`: no conflict.
+/// both have a scope. Reason for the conflict: only the order of their names would decide which
+/// pool serves a LoadBalancer. With priority 0, there is a conflict only if the scopes of the two
+/// pools overlap. `None`: no conflict.
 fn order(a: &PoolSelector, b: &PoolSelector) -> Option<ConflictCause> {
     if a.network() != b.network()
         || a.priority() != b.priority()

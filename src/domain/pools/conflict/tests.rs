@@ -38,7 +38,7 @@ fn pool(
 }
 
 /// Segment of a network on bridge `mgmt-br` or `data-br`. `ns/seven` and `other/seven` are both
-/// VLAN 7 of `mgmt-br`.
+/// VLAN 7 of `mgmt-br`. `listed`: whether all networks have been listed.
 fn segment(network: &str, listed: bool) -> Segment {
     let at = |bridge: &str, vlan| Some(NetworkAttachment { bridge: bridge.into(), vlan });
     let attachment = match network {

@@ -88,8 +88,8 @@ impl Ledger {
         &self.ranges
     }
 
-    /// Claims an address for the owner: its present address, else the former address of its name,
-    /// else the next free address.
+    /// Claims an address for the owner: the owner's present address, else the former address of the
+    /// owner's name, else the next free address. The error is the reason why there is none.
     pub fn claim(&mut self, owner: &Owner) -> Result<IpAddr, NoAddress> {
         self.claim_where(owner, None, |_| AddressFitness::Good)
     }
@@ -123,8 +123,9 @@ impl Ledger {
     }
 
     /// Returns the next free address after the cursor whose fitness is `Good`, else the next free
-    /// address whose fitness is `Expected`. Moves the cursor to the returned address. O(k log n),
-    /// where k is the number of free addresses that are skipped.
+    /// address whose fitness is `Expected`. Moves the cursor to the returned address. The error:
+    /// there is no such address. O(k log n), where k is the number of free addresses that are
+    /// skipped.
     fn next_free(
         &mut self,
         fitness: impl Fn(IpAddr) -> AddressFitness,

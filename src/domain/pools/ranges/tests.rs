@@ -212,7 +212,8 @@ struct Drawn {
     exclude: Vec<(u128, Result<u128, u32>)>,
 }
 
-/// Base of the offsets: `10.0.0.0` or `fd00::`. The drawn subnets are at or above offset 32.
+/// Base of the offsets: `10.0.0.0` if `v4`, else `fd00::`. The drawn subnets are at or above offset
+/// 32.
 fn base(v4: bool) -> u128 {
     if v4 { 10 << 24 } else { 0xfd00 << 112 }
 }

@@ -73,8 +73,8 @@ pub enum PoolFit {
 const ANY: &str = "*";
 
 impl PoolSelector {
-    /// Reads a pool's selector. The pool is global if its scope is one entry of three `*`, as in
-    /// Harvester's webhook; the label of global pools has no effect.
+    /// Reads a pool's selector; `None` is an empty one. The pool is global if its scope is one
+    /// entry of three `*`, as in Harvester's webhook. The label of global pools has no effect.
     pub fn new(selector: Option<&api::Selector>) -> Self {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         let scope: Vec<PoolScope> = selector

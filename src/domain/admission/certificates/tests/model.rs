@@ -230,8 +230,9 @@ impl World {
         }
     }
 
-    /// Checks the served certificates. An API server may use the present content of a
-    /// configuration, or content that was replaced less than [`LAG`] ago.
+    /// Checks the served certificates. `Err`: a certificate has expired, or an API server does not
+    /// trust it. An API server may use the present content of a configuration, or content that was
+    /// replaced less than [`LAG`] ago.
     fn check(&self) -> Result<(), TestCaseError> {
         for (number, replica) in self.replicas.iter().enumerate() {
             let Some((ca, end)) = replica.in_use.filter(|_| replica.ready) else { continue };

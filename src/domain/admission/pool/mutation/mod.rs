@@ -72,7 +72,8 @@ fn restore_status(new: &mut Value, old: &Value) {
 }
 
 /// Sets the two labels that Harvester's webhook derives from the spec: `global-ip-pool` from the
-/// scope, `vid` from the network.
+/// scope, `vid` from the network. `vlan`: VLAN ID of the pool's network; `None`: not known. If it
+/// is not known, `vid` is set only for the nodes' own network.
 fn label(new: &mut Value, vlan: Option<u16>) {
     let global = if serves_all(new) { "true" } else { "false" };
     let vid = match vlan {

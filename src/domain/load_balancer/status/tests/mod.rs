@@ -32,7 +32,8 @@ fn status(lb: &mut LoadBalancer) -> &mut LoadBalancerStatus {
     lb.status.get_or_insert_default()
 }
 
-/// A claim of `10.0.0.<last>` in pool `a`, or of `10.1.0.<last>` in any other pool.
+/// A claim of `10.0.0.<last>` in pool `a`, or of `10.1.0.<last>` in any other pool. `instead`:
+/// reason why the LoadBalancer keeps this address, although it requests another.
 fn holds(pool: &str, last: u8, instead: Option<NoAddressReason>) -> AddressOutcome {
     let net = if pool == "a" { "10.0.0.0/24" } else { "10.1.0.0/24" };
     let mut octets = if pool == "a" { [10, 0, 0, 1] } else { [10, 1, 0, 1] };

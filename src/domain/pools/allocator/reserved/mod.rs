@@ -23,8 +23,8 @@ use super::{AllocatorPool, PoolAllocator};
 use crate::network::Segment;
 use crate::{Claim, LbFacts, Owner};
 
-/// An address that is reserved for a LoadBalancer, on segments where the ledger of the address's
-/// pool does not protect it.
+/// An address that is reserved for a LoadBalancer, on segments where the ledger of the pool does
+/// not protect the address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// LoadBalancer for which the address is reserved.
@@ -191,7 +191,8 @@ impl PoolAllocator {
     }
 
     /// Reserves the address of a claim for the LoadBalancer on each segment where the address is
-    /// announced, except where the ledger of its pool protects it.
+    /// announced. Exception: the segment on which the ledger of the claim's pool protects the
+    /// address.
     pub(super) fn reserve(&mut self, facts: &LbFacts, claim: &Claim) {
         let owner = &facts.owner;
         self.reserved.expect(&owner.uid, None);
@@ -297,9 +298,10 @@ impl PoolAllocator {
         self.reserved.insert(reservation);
     }
 
-    /// Segments where the claim's address is announced for the LoadBalancer, except where the
-    /// ledger of its pool protects it. If the pool was deleted, no ledger protects the address, and
-    /// the result is [`Segment::Unlisted`], which means every segment.
+    /// Segments where the claim's address is announced for the LoadBalancer, except the segment on
+    /// which the ledger of the claim's pool protects the address. If the pool was deleted, no
+    /// ledger protects the address, and the result is [`Segment::Unlisted`], which means every
+    /// segment.
     fn uncovered(&self, facts: &LbFacts, claim: &Claim) -> Vec<Segment> {
         match self.pools.get(&claim.pool) {
             None => vec![Segment::Unlisted],
@@ -321,7 +323,7 @@ impl PoolAllocator {
 
     /// Returns a function that says whether a free address of `pool` may be given to the
     /// LoadBalancer. The caller has removed `pool` from the allocator. The pool's own segment needs
-    /// no check, because the pool's free addresses are not in use on it.
+    /// no check, because the pool's free addresses are not in use on that segment.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,

@@ -137,6 +137,7 @@ impl LoadBalancerIndex {
     }
 
     /// UID of the LoadBalancer with this name, for a ledger entry `ip: name` that has no UID.
+    /// `None`: no LoadBalancer has this name.
     fn uid_of(&self, name: &str) -> Option<&str> {
         self.uids.get(name).map(String::as_str)
     }
@@ -307,9 +308,9 @@ impl PoolAllocator {
     }
 }
 
-/// Claims of the stored ledger, each with its owner. The owner's UID is the recorded one, else the
-/// one in memory, else that of the LoadBalancer with this name in `index`, else empty. Adds the
-/// unreadable entries to `repairs`.
+/// Claims of the stored ledger, `status`, each with its owner. The owner's UID is the recorded one,
+/// else the one in `memory`, else that of the LoadBalancer with this name in `index`, else empty.
+/// Adds the unreadable entries to `repairs`.
 fn read_claims(
     status: &IPPoolStatus,
     memory: Option<&Ledger>,

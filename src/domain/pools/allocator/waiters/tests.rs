@@ -100,7 +100,7 @@ fn a_change_of_networks_that_moves_no_pool_tries_no_waiter_again() {
 }
 
 /// Pool `a` moves to another segment. Pool `b` stood back because of pool `a`, and gives out
-/// addresses after that. Pool `c` has nothing to do with the two.
+/// addresses after the move. Pool `c` has nothing to do with the two.
 #[test]
 fn a_pool_that_moves_concerns_its_waiters_and_those_of_the_pools_that_it_blocked() {
     let pools = [

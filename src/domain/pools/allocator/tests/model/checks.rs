@@ -50,7 +50,7 @@ impl Cluster {
     }
 
     /// Checks that the allocator has tried again every waiter whose answer may change. The check
-    /// tries all waiters again, and no answer must change.
+    /// tries all waiters again, and each answer must stay the same.
     pub(super) fn check_waiters(&self) {
         let mut allocator = self.allocator.clone();
         allocator.waiter_changes.everything();

@@ -56,7 +56,8 @@ struct Cluster {
     contested: BTreeSet<(String, Claim)>,
 }
 
-/// Whether two addresses have a segment in common. `None`: all segments.
+/// Whether the segments `a` and `b` of two addresses have a segment in common. `None`: all
+/// segments.
 fn meet(a: Option<&Vec<Segment>>, b: Option<&Vec<Segment>>) -> bool {
     let (Some(a), Some(b)) = (a, b) else { return true };
     a.iter().any(|a| b.iter().any(|b| a.meets(b)))
@@ -87,7 +88,8 @@ impl Cluster {
         }
     }
 
-    /// Facts of a LoadBalancer, with the networks as they are now.
+    /// Facts of LoadBalancer `n`, with the networks as they are now. `None`: there is no
+    /// LoadBalancer `n`.
     fn facts(&self, n: usize) -> Option<LbFacts> {
         Some(self.on_networks(n, self.lbs.get(&n)?))
     }
@@ -127,7 +129,8 @@ impl Cluster {
         contested.then(|| (facts.owner.uid.clone(), claim))
     }
 
-    /// Claims an address for a LoadBalancer, and checks the answer.
+    /// Claims an address for LoadBalancer `n`, and checks the answer. `None`: there is no
+    /// LoadBalancer `n`.
     fn ask(&mut self, n: usize) -> Option<ClaimResult> {
         self.observe();
         let facts = self.facts(n)?;
@@ -167,7 +170,8 @@ impl Cluster {
         self.ask(n);
     }
 
-    /// Returns the successor of a LoadBalancer: the same name, and a new UID.
+    /// Returns the successor of LoadBalancer `n`: the same name, and a new UID. `None`: there is no
+    /// LoadBalancer `n`.
     fn made_again(&mut self, n: usize) -> Option<LbFacts> {
         let facts = self.lbs.get(&n)?;
         self.born += 1;

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Regression: an unpublished claim stayed reserved on the segments where its LoadBalancer was
-/// announced before the LoadBalancer's network became known.
+/// Regression: an unpublished claim stayed reserved on segments that were no longer right. Its
+/// address would have been announced there before the network of its LoadBalancer became known.
 #[test]
 fn a_claim_is_reserved_where_it_is_announced_now() {
     use Step::{Create, Edit, Move, Networks, Switch};
