@@ -220,9 +220,9 @@ mod tests {
         assert_eq!(observer.decide(Some(lease("", "1")), "me", at(0)), LeaseAction::Acquire);
     }
 
-    /// The annotation with the last replica stays while Harvester's Go controller leads:
-    /// client-go's lock reads the Lease, changes its `spec` and writes the whole Lease back
-    /// (`leaselock.go`, `Update`).
+    /// The annotation that names the last replica stays while Harvester's Go controller leads. The
+    /// reason is client-go's lock: it reads the Lease, changes the Lease's `spec`, and writes the
+    /// whole Lease back (`leaselock.go`, `Update`).
     #[test]
     fn a_holder_that_is_no_replica_of_the_operator_is_another_controller() {
         assert_eq!(lease("go", "1").other_controller(), Some("go"));

@@ -14,7 +14,7 @@ pub enum NoAddressReason {
     },
     /// Every pool that matches the LoadBalancer is full.
     Full {
-        /// Names of these pools, in the order in which they were tried.
+        /// Names of the full pools, in the order in which they were tried.
         pools: Vec<String>,
     },
     /// The ledger of a matching pool has reached the maximum size of an object.

@@ -177,8 +177,8 @@ pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: 
     let there = annotations(object)
         .and_then(|annotations| annotations.get(annotation)?.as_str().map(str::to_owned));
     if let Some(there) = there {
-        // A text in the annotation that looks like carried fields is moved into `kept`. If it
-        // stayed in place, the conversion back would read carried fields from it.
+        // A text in the annotation that looks like carried fields is moved into `kept`. If the text
+        // stayed in place, the conversion back would take it for carried fields.
         let taken = CarriedFields::parse(&there);
         let stale = taken.as_ref().is_some_and(CarriedFields::is_only_cut);
         if (taken.is_some() || carry != CarriedFields::default()) && !stale {

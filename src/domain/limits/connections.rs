@@ -201,7 +201,8 @@ mod tests {
         }
         assert_eq!(come(&mut table, source(2), 5, "d").1, Some(("a", 3)));
         assert_eq!(come(&mut table, source(1), 6, "api 2").1, Some(("b", 3)));
-        // Both sources have two connections, so the oldest of these four is closed.
+        // Each of the two sources has two connections, so the oldest of the four connections is
+        // closed.
         assert_eq!(come(&mut table, source(3), 7, "e").1, Some(("api", 2)));
         assert_eq!(table.len(), 4);
     }

@@ -106,7 +106,8 @@ fn a_crd_without_the_old_version_is_left_alone() {
     let old = crd(&["v1beta1", "v1alpha1"]);
     let wanted = url().wanted(WebhookObject::Conversion, Some(&old)).unwrap();
     let client = &wanted["spec"]["conversion"]["webhook"]["clientConfig"];
-    // The CRD was installed with a Service. The merge patch must name this field to remove it.
+    // The CRD was installed with a Service. The merge patch must set `service` to null, to remove
+    // it.
     assert_eq!(client["service"], Value::Null);
     assert!(client.get("service").is_some());
     let patch = patch(&old, &wanted);

@@ -274,8 +274,8 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     assert_eq!(back, stored);
     assert!(annotations::lost(&back, ANNOTATION_V1BETA1_FIELDS).is_empty());
 
-    // The annotation has no room for the fields of the spec. Its text shows admission that the
-    // write has lost a field.
+    // The annotation has no room for the fields of the spec. The text of the annotation shows
+    // admission that the write has lost a field.
     stored["metadata"]["annotations"] = json!({"big": "x".repeat(256 * 1024 - 200)});
     let shown = to(&stored, ALPHA);
     assert!(annotations_size(&shown) <= 256 * 1024);

@@ -135,8 +135,8 @@ fn trim_conditions(conditions: &mut Vec<Condition>) -> bool {
     if partial {
         *conditions = ready.map(|at| conditions.swap_remove(at)).into_iter().collect();
     }
-    // The operator's own condition may be cut. If the cut text differs from the desired text, the
-    // operator writes the condition again.
+    // The operator's own condition may be cut here. If the cut text differs from the text that the
+    // operator wants, the operator writes the whole condition.
     let ready = conditions.iter_mut().find(|condition| condition.type_ == READY);
     if let Some(condition) = ready {
         shorten_some(&mut condition.message, LONGEST_TEXT + 3);

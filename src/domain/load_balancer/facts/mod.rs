@@ -168,7 +168,7 @@ pub fn published(lb: &LoadBalancer) -> Option<Claim> {
 }
 
 /// Address in the status that the host leased for the LoadBalancer. `None`: the status has no
-/// address, the address is from a pool, or the announcer leases it.
+/// address, the address is from a pool, or the announcer leases the address.
 pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     if wants_pool(lb) || allocated.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {

@@ -54,9 +54,9 @@ impl Reserved {
         matches!(self, Self::ServiceNetwork(_) | Self::PodNetwork(_))
     }
 
-    /// Whether the address is the ingress address of a Service. Tenants choose ingress addresses.
-    /// So a later Service does not take an address away from a VM or LoadBalancer that already has
-    /// it.
+    /// Whether the object reserves the ingress address of a Service. Tenants choose ingress
+    /// addresses. So a later Service must not take an address away from a VM or LoadBalancer that
+    /// already has this address.
     pub fn is_ingress(&self) -> bool {
         matches!(self, Self::Ingress(_) | Self::OwnIngress(_))
     }

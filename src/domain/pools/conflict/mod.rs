@@ -45,7 +45,7 @@ pub struct PoolFacts {
     pub ranges: Option<PoolRanges>,
 }
 
-/// Facts of a pool that are compared with those of other pools, to find conflicts.
+/// Facts of a pool that are compared with the facts of other pools, to find conflicts.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolContender<'a> {
     /// Name of the pool.

@@ -50,8 +50,8 @@ pub enum AddressFitness {
     /// May be given only when no other address is left. The address is the expected address of
     /// another LoadBalancer.
     Expected,
-    /// Must not be given: another LoadBalancer has the address on the network where it would be
-    /// announced.
+    /// Must not be given: another LoadBalancer has the address on a network where this
+    /// LoadBalancer's address would be announced.
     Taken,
 }
 
@@ -247,7 +247,7 @@ impl Ledger {
         &self.held_back
     }
 
-    /// Claimed addresses outside the ranges. The pool has shrunk, or its ranges are invalid.
+    /// Claimed addresses outside the ranges: the pool has shrunk, or its ranges are invalid.
     pub fn outside(&self) -> &BTreeSet<IpAddr> {
         &self.outside
     }

@@ -99,7 +99,7 @@ fn documented_cases() {
 }
 
 /// Requirement that is read from a LoadBalancer of this type, with this network and scope. `text`
-/// has the same form as for `asks`, and both must return the same requirement.
+/// has the same form as for `asks`, and both functions must return the same requirement.
 fn asks_as(workload_type: api::WorkloadType, network: &str, text: &str) -> PoolRequirement {
     let scope = scope(text);
     let mut lb = api::LoadBalancer::default();

@@ -306,8 +306,8 @@ proptest! {
                 Event::Hear(which, what) => world.hear(which % count, what),
                 Event::Round(which) => world.round(which % count),
                 Event::Lose => {
-                    // The Secret is lost only if a replica remembers it. Otherwise the next start
-                    // is like a first start, where failed calls are unavoidable.
+                    // The Secret is lost only if a replica remembers its content. Otherwise the
+                    // next start would be like a first start, where failed calls are unavoidable.
                     if world.secret.is_some() && world.replicas.iter().any(|r| r.memory.is_some()) {
                         world.secret = None;
                         world.version += 1;

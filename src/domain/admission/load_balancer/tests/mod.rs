@@ -185,7 +185,7 @@ fn a_health_check_says_what_its_defaults_are() {
     ] {
         assert_eq!(filled(none.clone(), None).0, none);
     }
-    // A client that omits these fields in an update gets them filled in again, without a warning.
+    // Mutation fills in the fields that a client omits in an update, and gives no warning.
     let stored = with(vm(), "spec/healthCheck", full.clone());
     assert_eq!(filled(json!({"port": 8080}), Some(&stored)), (full, vec![]));
     let guest = with(guest(), "spec/healthCheck", json!({"port": 80}));

@@ -224,7 +224,7 @@ fn a_guest_is_reached_at_its_claim_or_nowhere() {
         warnings,
         ["status.address stays unset: \"10.1.0.9\" is not its claim: it has none yet"]
     );
-    // The guest withdrew the address, and publishes its claimed address again.
+    // The guest withdrew its address before. Now the guest publishes its claimed address.
     let withdrawn = sent(json!(""));
     assert_eq!(after(&withdrawn, &stored, &outside()).0, stored);
 }

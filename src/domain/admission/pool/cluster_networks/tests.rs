@@ -30,7 +30,8 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
         ]
     );
     assert_eq!(refusals(&answers(&new(10, 31), None)).len(), 1, "in two of them, as a whole");
-    // These ranges are not refused. Warnings name the addresses that are held back.
+    // Ranges that lie only partly in a network of pods or Services are not refused, nor are other
+    // ranges. Warnings name the addresses that are held back.
     for (first, last, warnings) in [
         (
             10,
@@ -59,7 +60,7 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
     assert_eq!(refusals(&answers(&new(2, 15), Some(new(50, 60)))).len(), 1);
     // While the networks are unknown, no range is refused because of them.
     assert_eq!(refusals(&judged(&new(2, 15), None, &PoolRuleFacts::default())), [""; 0]);
-    // A pool on a tagged VLAN may have these addresses.
+    // A pool on a tagged VLAN may have addresses of the pod and service networks.
     let apart = PoolRuleFacts { segment: Segment::Vlan("vlan-br".into(), 100), ..some };
     let answer = judged(&new(2, 15), None, &apart);
     assert_eq!(refusals(&answer), [""; 0]);

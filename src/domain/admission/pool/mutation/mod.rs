@@ -235,8 +235,8 @@ fn check_selector(selector: &Value, answer: &mut AdmissionAnswer) {
             }
         }
         other => {
-            // If the client sent a map, the API server has already dropped its fields. The message
-            // then shows `*` for each field.
+            // If the client sent a map, the API server has already dropped the fields of the map.
+            // The message then shows `*` for each field.
             let value =
                 |field: &str| other[field].as_str().map_or_else(|| "\"*\"".to_owned(), clip);
             answer.refuse(

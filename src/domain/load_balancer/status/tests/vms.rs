@@ -193,8 +193,8 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     let stays = keep_old_address(old);
     let staying = reported(&lb, &stays, &report(ours(&["10.0.0.5"]), &[]));
     assert_eq!(staying.status, lb.status, "mask and gateway too");
-    // The new Service exists and is not announced. The status keeps the announced address, because
-    // a new leader must know it.
+    // The Service of the new claim exists and is not announced yet. The status keeps the old
+    // address, which may still be announced, because a new leader must know this address.
     let moving = ServingStatus {
         moving_from: Some([10, 0, 0, 5].into()),
         ..report(ours(&[]), &[backend(7, true, false)])

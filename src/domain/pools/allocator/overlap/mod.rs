@@ -98,7 +98,7 @@ impl PoolAllocator {
     /// another segment, or for a pool whose ranges contain an address of a moved pool's claims.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
         // A LoadBalancer may name a network that is on another segment than before, even if no pool
-        // moved. So the caller must observe each LoadBalancer again, which marks the waiters that
+        // moved. So the caller must observe every LoadBalancer. This marks the waiters that
         // changed.
         self.overlaps.moved = true;
         let mut moved = BTreeSet::new();
@@ -135,8 +135,8 @@ impl PoolAllocator {
         }
     }
 
-    /// Whether pools were added or removed, or networks have changed, since the last call. If so,
-    /// the caller must observe every LoadBalancer again ([`PoolAllocator::observe`]).
+    /// Whether pools were added or removed, or networks have changed, since the last call of this
+    /// function. If so, the caller must observe every LoadBalancer ([`PoolAllocator::observe`]).
     pub fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.overlaps.moved)
     }
@@ -250,7 +250,7 @@ impl PoolAllocator {
         }
     }
 
-    /// Lets the other pools give out the address of a claim again, after the claim was released.
+    /// Lets the other pools give out the address of a claim, after the claim was released.
     pub(super) fn let_go_elsewhere(&mut self, claim: &Claim) {
         let both =
             |s: &SharedAddress| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);

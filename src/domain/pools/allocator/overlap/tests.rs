@@ -204,8 +204,8 @@ fn a_claim_outside_its_shrunk_pool_is_not_given_to_another_owner() {
         allocator.claim(&named(n, "a"));
     }
     allocator.merge(&pool("a", 1, 10, 11), &everybody());
-    // The ranges do not overlap, so there is no conflict. But claims of pool a are in pool b's
-    // range.
+    // The ranges do not overlap, so there is no conflict. But LoadBalancers still hold addresses of
+    // pool a that are now in pool b's range.
     allocator.merge(&pool("b", 2, 12, 14), &everybody());
     assert_eq!(ip_of(&allocator.claim(&named(5, "b"))), "b 10.0.0.14");
     assert_eq!(ip_of(&allocator.claim(&named(6, "b"))), "NoAvailableIP");
@@ -264,7 +264,7 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     allocator.release("u2");
     allocator.serve_waiters();
     assert_eq!(allocator.claims_of("u5"), [at("a", "10.0.0.10")]);
-    // A conflict that was reported is not reported again.
+    // A conflict that was reported once is not reported at the next comparison.
     allocator.merge(&x, &everybody());
     allocator.serve_waiters();
     assert_eq!(allocator.take_news(), []);
@@ -295,8 +295,8 @@ fn a_published_address_that_another_pool_holds_is_not_taken_back() {
     assert_eq!(allocator.shared(), 0);
 }
 
-/// Published addresses count as in use when a pool is read. So a duplicate is reported, and both
-/// LoadBalancers keep the address.
+/// Addresses that LoadBalancers publish count as in use when a pool is read. So an address that two
+/// LoadBalancers publish is reported, and both keep it.
 #[test]
 fn two_that_publish_one_address_from_two_pools_both_keep_it() {
     let published = |n: usize, name: &str| LoadBalancerEntry {

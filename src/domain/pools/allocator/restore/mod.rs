@@ -89,7 +89,8 @@ pub struct LoadBalancerIndex {
 /// A fault of a stored ledger that was found and corrected, for an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LedgerRepair {
-    /// A published address was missing from the ledger. The owner is its publisher.
+    /// A published address was missing from the ledger. The owner is the LoadBalancer that
+    /// publishes it.
     Restored(Claim, Owner),
     /// The ledger named an owner other than the LoadBalancer that publishes the address. The owner
     /// in this value is the publisher, which has the claim from now on.
@@ -224,8 +225,8 @@ impl PoolAllocator {
         // limit. An import records the addresses of all LoadBalancers, and each LoadBalancer claims
         // its own address later.
         ledger.limit_history(|name| index.uid_of(name).is_some());
-        // Conflicts are found again before the pool gives out an address. Until then, the pool
-        // keeps the conflict that was found last.
+        // Conflicts are searched again before the pool gives out an address. Until then, the pool
+        // keeps the conflict that it had before the merge.
         let before = self.take_out(&seen.name);
         let conflict = before.as_ref().and_then(|pool| pool.conflict.clone());
         for (ip, owner) in ledger.claims() {

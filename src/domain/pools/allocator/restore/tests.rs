@@ -159,8 +159,8 @@ fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
 }
 
 /// Two LoadBalancers publish one address. The owner in the stored ledger keeps the address, else
-/// the owner in memory, else the older LoadBalancer. The other one is reported, and gets another
-/// address.
+/// the owner in memory, else the older LoadBalancer. The LoadBalancer that loses the address is
+/// reported, and gets another address.
 #[test]
 fn of_two_that_publish_one_address_one_keeps_it() {
     let both = world(&[(1, Some(12)), (2, Some(12))]);
@@ -222,7 +222,7 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
 #[test]
 fn a_publisher_that_is_being_deleted_counts_only_if_a_ledger_names_it() {
     let deleting = |n, last| LoadBalancerEntry { deleting: true, ..entry(n, last) };
-    // The third LoadBalancer's address is outside the pool's ranges, but it is in use.
+    // The address of lb3 is outside the pool's ranges, but lb3 publishes it, so it is in use.
     let all =
         LoadBalancerIndex::new([deleting(1, Some(11)), deleting(2, Some(12)), entry(3, Some(99))]);
     let mut allocator = PoolAllocator::default();
@@ -413,7 +413,7 @@ fn a_contradiction_to_the_ledger_is_read_again() {
     assert_eq!(allocator.disputes(&seen, &old_view), []);
     allocator.merge(&seen, &old_view);
     assert_eq!(ledger(&allocator), [row(12, "ns/lb2", "u2"), row(13, "ns/lb1", "u1")]);
-    // A fresh read shows that lb1 was deleted, so its entry is removed.
+    // A fresh read shows that lb1 was deleted, so the entry of lb1 is removed.
     old_view.update(&owner(1), None);
     assert!(!old_view.knows(&owner(1)));
     assert!(!old_view.knows(&Owner { uid: String::new(), ..owner(1) }));

@@ -24,7 +24,7 @@ fn victim() -> LbFacts {
     of(VICTIM, "victim")
 }
 
-/// The attacker's facts, with the address in its status.
+/// The attacker's facts. The attacker's status publishes the address `ip` of the pool `pool`.
 fn attacker(pool: &str, ip: &str) -> LbFacts {
     LbFacts { published: Some(at(pool, ip)), ..of(ATTACKER, "attacker") }
 }

@@ -96,7 +96,7 @@ impl PoolAllocator {
     }
 
     /// Marks as changed every pool whose ranges contain the address, because the address may be
-    /// free there from now on.
+    /// free in that pool from now on.
     pub(super) fn mark_changed_at(&mut self, ip: IpAddr) {
         for (name, pool) in &self.pools {
             if pool.ledger.ranges().find(ip).is_some() {

@@ -21,7 +21,7 @@ fn at_home_on(segment: Segment, n: usize, pool: &str) -> LbFacts {
     LbFacts { segment: Some(segment), ..named(n, pool) }
 }
 
-/// An allocator with these pools and LoadBalancers, and without a waiter to be tried again.
+/// An allocator with these pools and LoadBalancers. No waiter is marked to be tried again.
 fn settled(pools: &[PoolSeen], lbs: &[LbFacts]) -> PoolAllocator {
     let mut allocator = PoolAllocator::default();
     for pool in pools {

@@ -157,7 +157,8 @@ impl Cluster {
                 self.announced.remove(&n);
                 continue;
             };
-            // An address of a deleted pool is still announced where it was announced before.
+            // If the pool was deleted, the address is still announced on the same segments as
+            // before.
             let before = self.announced.get(&n).filter(|(ip, _)| *ip == claim.ip).cloned();
             let place = self.place(&facts, &claim).or(before).unwrap_or((claim.ip, None));
             self.announced.insert(n, place);
@@ -228,7 +229,7 @@ impl Cluster {
             let facts = &self.facts(n).unwrap();
             assert!(self.lbs.values().any(|lb| lb.owner == facts.owner), "{facts:?} is gone");
             // An address must not be given to the waiter if another LoadBalancer has the address on
-            // a segment where the waiter would announce it.
+            // a segment where the waiter's address would be announced.
             let serves = |name: &str| {
                 let pool = &self.allocator.pools()[name];
                 let fitness = self.allocator.fitness(facts, name, pool);

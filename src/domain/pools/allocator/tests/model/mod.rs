@@ -180,8 +180,9 @@ impl Cluster {
         Some(LbFacts { owner, published: None, ..facts.clone() })
     }
 
-    /// Deletes a LoadBalancer, creates it again under the same name, and checks the answer to its
-    /// request. `notified`: whether the allocator gets the deletion before this request.
+    /// Deletes a LoadBalancer, creates it again under the same name, and checks the answer to the
+    /// request of the new LoadBalancer. `notified`: whether the allocator learns of the deletion
+    /// before this request.
     fn restore(&mut self, n: usize, notified: bool) {
         let Some(restored) = self.made_again(n) else { return };
         let before = self.lbs.insert(n, restored).unwrap();
@@ -384,7 +385,8 @@ proptest! {
             let mut allocator = PoolAllocator::default();
             for n in order {
                 let named_pool = named_pools[*n].map(|p| POOLS[p].0.to_owned());
-                // Pairs of LoadBalancers have the same age, so their names decide.
+                // Each two LoadBalancers have the same age, so their names decide which of them is
+                // first.
                 allocator.claim(&LbFacts { created: i64::try_from(n / 2).unwrap(), named_pool, ..lb(*n) });
             }
             for ((name, net), size) in POOLS.iter().zip(&sizes) {

@@ -57,8 +57,8 @@ fn a_late_request_gains_no_address_whose_pool_is_gone() {
     ]);
 }
 
-/// Only the deleted pool said on which of two segments the address is announced. The new leader
-/// does not know the segment, so the owner in the other pool's ledger keeps the address.
+/// The address may be announced on two segments, and only the deleted pool showed on which. The new
+/// leader does not know the segment, so the owner in the other pool's ledger keeps the address.
 #[test]
 fn the_ledger_wins_over_a_published_address_whose_pool_was_deleted() {
     use Step::{Create, Move, Networks, Publish, RemovePool, Restart};

@@ -8,8 +8,8 @@ use super::{LBS, NETWORKS, POOLS, Vlans};
 pub(super) enum Step {
     Create(usize, Option<usize>),
     Delete(usize),
-    /// Releases the claim of a LoadBalancer that does not publish the claim, as happens while its
-    /// guest cluster is being removed.
+    /// Releases the claim of a LoadBalancer that does not publish the claim. The operator does this
+    /// while the LoadBalancer's guest cluster is being removed.
     Refuse(usize),
     /// Claims an address for a deleted LoadBalancer, as a reconcile with a stale view does.
     AskLate(usize),
