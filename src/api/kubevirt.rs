@@ -216,7 +216,7 @@ pub struct AnnouncedAt {
 pub struct Node {
     /// Metadata: the labels name region and zone.
     pub metadata: ObjectMeta,
-    /// Spec with the node's part of the pod network.
+    /// Spec with the node's pod CIDRs.
     #[serde(default)]
     pub spec: NodeSpec,
     /// Status with the node's own addresses.

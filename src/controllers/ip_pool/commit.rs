@@ -110,7 +110,7 @@ impl LedgerTask {
                 }
                 Err(CallError::NotLeader) => anyhow::bail!("leadership lost"),
                 Err(error) if self.count_failed_write(&job.name, &error) => {
-                    drop(again.insert(job.name))
+                    again.insert(job.name);
                 }
                 Err(_) => drop(failed.insert(job.name)),
             }

@@ -85,7 +85,7 @@ struct RotationContext {
     queue: UnboundedSender<Name>,
     /// Unpublished credential of each rotation, by the rotation's UID.
     unpublished: Mutex<HashMap<String, UnpublishedToken>>,
-    /// Known state of all cloud credentials, by the UID of the rotation that watches them.
+    /// Known state of all cloud credentials, by the UID of the rotation whose target is all of them.
     inventories: Mutex<HashMap<String, CredentialInventory>>,
     /// TokenRotations whose next reconcile must not be skipped, for example because one of their
     /// Secrets has changed.

@@ -199,7 +199,8 @@ impl PoolQuestion {
         names.filter(|name| !name.is_empty() && *name != "*")
     }
 
-    /// Answers the request, with the facts from other objects.
+    /// Answers the request. `known`: facts about other objects that the rules need, for example the
+    /// holders of the pool's addresses.
     pub fn answer(&self, known: &PoolRuleFacts) -> AdmissionAnswer {
         let mut answer = AdmissionAnswer::default();
         if self.operation == Operation::Delete {

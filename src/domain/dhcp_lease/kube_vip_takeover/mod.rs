@@ -71,7 +71,8 @@ pub(super) fn begin(seen: &LeasingFacts<'_>) -> LeasingStep {
 }
 
 /// Reason why the host does not lease the address yet during a takeover. `None`: no takeover has
-/// begun, or kube-vip has had the time to give the address back.
+/// begun, or enough time has passed ([`GIVES_BACK`]) for kube-vip to release the address at its
+/// DHCP server.
 pub(super) fn waits(seen: &LeasingFacts<'_>) -> Option<NoLease> {
     let LeasingFacts { lb, network, service, now, .. } = *seen;
     let since = noted(lb)?.last_update_time.as_deref().and_then(rfc3339::parse);

@@ -31,7 +31,7 @@ impl ConfirmedClaims {
         self.0.insert(facts.owner.name.clone(), (facts, answer));
     }
 
-    /// Removes the recorded answer to an owner whose claims may change.
+    /// Removes the confirmed claim of an owner, because the owner's claims may change.
     pub fn forget(&mut self, owner: &Owner) {
         self.0.remove(&owner.name);
     }

@@ -8,7 +8,7 @@ use super::*;
 
 pub(super) const WEB: &str = "web";
 
-/// VM number `n`, ready.
+/// Ready endpoint of VM number `n`.
 pub(super) fn ready(n: usize) -> VmEndpoint {
     VmEndpoint {
         address: IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + u32::try_from(n).unwrap())),
