@@ -113,9 +113,10 @@ pub struct RancherToken {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,
-    /// ID of the only cluster that accepts a token. Unset for a cloud credential: the cluster of
-    /// its kubeconfig is used. Unset for a Secret: the token is valid for Rancher itself, and for
-    /// all clusters that the token's user may access.
+    /// ID of the only cluster that accepts the new tokens. If it is unset and the target is a cloud
+    /// credential, the cluster of that credential's kubeconfig is used. If it is unset and the
+    /// target is a Secret, the tokens are valid for Rancher itself, and for all clusters that their
+    /// user may access.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub cluster: Option<String>,

@@ -39,7 +39,8 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins
 
 /// Outcome of one attempt to migrate all objects.
 enum StorageOutcome {
-    /// No object is stored in another version, or the CRD cannot be read at all.
+    /// Nothing is left to do in this term: each object is stored in the CRD's storage version, or
+    /// the CRD does not exist, or the API server refuses to show it.
     Done,
     /// The migration has to wait, for this reason.
     Waits(String),

@@ -29,7 +29,7 @@ async fn an_address_comes_within_three_seconds_of_leading_whatever_has_leaked() 
         if !leads {
             led.set(asked);
         }
-        Ok(leads)
+        anyhow::Ok(leads)
     };
     eventually(SOON, "leadership", leads).await?;
     let led = led.get();

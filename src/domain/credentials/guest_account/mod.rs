@@ -251,8 +251,8 @@ pub struct ForeignSecret {
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// Name of the token Secret whose content the placeholder copies: see [`name_placeholder()`].
-    /// `None`: the Secret is no placeholder.
+    /// Name of the token Secret from which the content of this placeholder is copied
+    /// ([`name_placeholder()`]). `None`: this Secret is no placeholder.
     pub stands_for: Option<String>,
 }
 

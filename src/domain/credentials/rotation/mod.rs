@@ -1,7 +1,7 @@
 //! Replacement of credentials. At each moment, at least one credential works.
 //!
-//! [`decide`] returns one step at a time, from the record and from the observed state. The process
-//! may crash after any step. The order:
+//! [`decide()`] returns one step at a time, from the record and from the observed state. The
+//! process may crash after any step. The order:
 //!
 //! 1. Record a name.
 //! 2. Make a credential with that name, and verify it where it will be used.

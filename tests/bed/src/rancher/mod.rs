@@ -22,7 +22,7 @@
 //! | users see only their own tokens, administrators too; others' tokens are 404 | all | seen on main |
 //! | an expired, wrong, disabled or unknown token: 401 on /v3 (own form) and on `local`, 403 naming `system:unauthenticated` on every other cluster, existing or not | all | seen on main |
 //! | no header: 200 for /version, 401 with text for the rest of the Kubernetes API | all | seen on main |
-//! | a token for one cluster: 200 there and on /v3/clusters/<it>; 401 on /v3/tokens, on ext.cattle.io and, if it is for another cluster, on `local` | all | seen on main |
+//! | a token for one cluster: 200 there and on `/v3/clusters/ID`; 401 on /v3/tokens, on ext.cattle.io and, if it is for another cluster, on `local` | all | seen on main |
 //! | a ServiceAccount's token of the server's own cluster: accepted below /k8s/clusters/local, 401 on /v3 | all | seen on main |
 //! | a cluster without agent 503, an unknown one 404, another user's 403 | all | seen on main; an unknown one for a plain user: assumed |
 //! | a cluster before Kubernetes 1.28 has no SelfSubjectReview: 404 | all | read: Kubernetes serves no beta kind by default; Harvester 1.3.0 is 1.27.10 |

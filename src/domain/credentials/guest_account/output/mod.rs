@@ -94,7 +94,8 @@ pub enum OutputForm {
     CloudInitRke2,
     /// User data for nodes of K3s.
     CloudInitK3s,
-    /// Secret for the guest, and the HelmCharts by which K3s installs both charts with that Secret.
+    /// Secret for the guest, and two HelmCharts. By them, K3s installs the charts of the cloud
+    /// provider and of the CSI driver with that Secret.
     HelmChartK3s,
 }
 

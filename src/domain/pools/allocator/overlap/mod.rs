@@ -98,8 +98,8 @@ impl PoolAllocator {
     /// another segment, or for a pool whose ranges contain an address of a moved pool's claims.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
         // A LoadBalancer may name a network that is on another segment than before, even if no pool
-        // moved. So the caller must observe every LoadBalancer. This marks the waiters that
-        // changed.
+        // moved. So `moved` makes the caller observe every LoadBalancer. [`PoolAllocator::observe`]
+        // then marks the waiters whose own segment has changed.
         self.overlaps.moved = true;
         let mut moved = BTreeSet::new();
         for (name, pool) in &mut self.pools {
