@@ -3,6 +3,11 @@
 //! Views may be stale. They only determine which objects to reconcile, and no address is allocated
 //! from them. This operator adds its own writes of Services and EndpointSlices to the views at
 //! once, so that the next decision includes these writes.
+//!
+//! The indexes are plain values without lock, channel or notifier. Their functions `apply`, `set`
+//! and `remove` return what has changed. Which LoadBalancers a change concerns may depend on other
+//! indexes too, so `Views` locks, applies, unlocks, finds the LoadBalancers and notifies. Services
+//! and EndpointSlices have a lock of their own, because reconciles write into them as well.
 
 mod backends;
 mod host_links;

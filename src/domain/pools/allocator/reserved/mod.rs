@@ -152,13 +152,15 @@ impl PoolAllocator {
     /// Variant of [`Self::observe`] for the start of a term of leadership, before the first address
     /// is given out. This variant also reserves a published address whose pool was deleted, because
     /// the claim may have been deleted with the pool. The scopes of other pools need not admit the
-    /// LoadBalancer. Exception: a ledger records the address for another owner. Then the address is
-    /// not reserved for this LoadBalancer, because the segment of its announcement is unknown.
+    /// LoadBalancer. Exception: the ledger of a pool on a segment where the address may be announced
+    /// records the address for another owner. Then the address is not reserved for this
+    /// LoadBalancer.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let is_homeless = |claim: &&Claim| {
             let uid = &facts.owner.uid;
             let holds = |pool: &AllocatorPool| {
                 pool.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != *uid)
+                    && may_be_announced_on(facts, pool)
             };
             !self.pools.contains_key(&claim.pool) && !self.pools.values().any(holds)
         };
@@ -363,6 +365,16 @@ fn beyond(facts: &LbFacts, pool: &AllocatorPool) -> Vec<Segment> {
     segments.retain(|segment| *segment != pool.segment);
     segments.dedup();
     segments
+}
+
+/// Whether an address of a deleted pool may be announced for the LoadBalancer on the segment of
+/// `pool`. The segment of the deleted pool is unknown. So only a guest that names a network is known
+/// to be on another segment.
+fn may_be_announced_on(facts: &LbFacts, pool: &AllocatorPool) -> bool {
+    match &facts.segment {
+        Some(own) if facts.guest => pool.selector.is_global() || own.meets(&pool.segment),
+        _ => true,
+    }
 }
 
 #[cfg(test)]

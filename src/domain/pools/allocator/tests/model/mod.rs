@@ -51,8 +51,8 @@ struct Cluster {
     /// address is announced. If the pool was deleted, these are the last known segments.
     announced: BTreeMap<usize, Place>,
     /// Published claims that their LoadBalancers may lose, each with the LoadBalancer's UID. The
-    /// pool of the claim was deleted before the present term began, and a ledger has the address
-    /// for another owner ([`PoolAllocator::adopt`]).
+    /// pool of the claim was deleted before the present term began, and a ledger on a segment where
+    /// the address may be announced has it for another owner ([`PoolAllocator::adopt`]).
     contested: BTreeSet<(String, Claim)>,
 }
 
@@ -110,20 +110,33 @@ impl Cluster {
         }
     }
 
-    /// Whether another LoadBalancer publishes the claim's address. Then one of the two may lose it.
+    /// Whether another LoadBalancer publishes the claim's address on a segment where LoadBalancer
+    /// `n` announces it. Then one of the two may lose it.
     fn is_double(&self, n: usize, claim: &Claim) -> bool {
+        let segments = |n: &usize| {
+            let place = self.announced.get(n).filter(|(ip, _)| *ip == claim.ip);
+            place.and_then(|(_, segments)| segments.as_ref())
+        };
         let others = self.lbs.iter().filter(|(other, _)| **other != n);
-        let mut published = others.filter_map(|(_, facts)| facts.published.as_ref());
-        published.any(|other| other.ip == claim.ip)
+        let publishes =
+            |facts: &LbFacts| facts.published.as_ref().is_some_and(|c| c.ip == claim.ip);
+        let mut others = others.filter(|(_, facts)| publishes(facts));
+        others.any(|(other, _)| meet(segments(&n), segments(other)))
     }
 
     /// UID and published claim of LoadBalancer `n`. `None`: the LoadBalancer publishes no claim,
-    /// the claim's pool exists, or no ledger has the address for another owner.
+    /// the claim's pool exists, or no ledger has the address for another owner on the network that
+    /// the LoadBalancer names, if it names one.
     fn contested_claim(&self, n: usize) -> Option<(String, Claim)> {
-        let facts = self.lbs.get(&n)?;
+        let facts = self.facts(n)?;
         let claim = facts.published.clone()?;
         let pools = self.allocator.pools();
-        let mut owners = pools.values().filter_map(|pool| pool.ledger.owner_of(claim.ip));
+        let near = |pool: &&AllocatorPool| {
+            let mut own = facts.segment.iter();
+            pool.selector.is_global() || own.all(|own| own.meets(&pool.segment))
+        };
+        let near = pools.values().filter(near);
+        let mut owners = near.filter_map(|pool| pool.ledger.owner_of(claim.ip));
         let contested =
             !pools.contains_key(&claim.pool) && owners.any(|owner| owner.uid != facts.owner.uid);
         contested.then(|| (facts.owner.uid.clone(), claim))

@@ -73,3 +73,19 @@ fn the_ledger_wins_over_a_published_address_whose_pool_was_deleted() {
         Restart(false),
     ]);
 }
+
+/// LoadBalancer 1 names a network, so its address is not announced where the other owner's is.
+#[test]
+fn a_published_address_stays_after_its_pool_when_its_other_owner_is_on_another_segment() {
+    use Step::{Create, Move, Networks, Publish, RemovePool, Restart};
+    hold(&[
+        Networks(Some([1, 2])),
+        Move(0, (0, 10, 1), 1, 1, false),
+        Move(1, (0, 10, 1), 2, 2, false),
+        Create(1, Some(1)),
+        Publish(1),
+        Create(0, Some(0)),
+        RemovePool(1),
+        Restart(false),
+    ]);
+}
