@@ -169,6 +169,7 @@ pub(crate) const ROWS: &[Row] = &[
     create("name of no Service", "{name: 1web, spec: {listeners: [{name: a, port: 80}]}}", &[Refuse("metadata.name", "no Service can be named \"1web\"")], Accept, ("InvalidSpec", "ours")),
     create("name with a dot", "{name: a.b, spec: {listeners: [{name: a, port: 80}]}}", &[Refuse("metadata.name", "no Service can be named \"a.b\"")], Accept, ("InvalidSpec", "ours")),
     create("a guest's name", "{name: 1web, spec: {workloadType: cluster}}", &[Silent], Accept, OURS),
+    create("a guest's name of 64 characters", "{name: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa, spec: {workloadType: cluster}}", &[Refuse("metadata.name", "is longer than 63 characters: choose a shorter one")], Accept, OURS),
     // Pools.
     create("a pool by name", FROM_NAMED, &[Silent], Accept, (HAS, "named")),
     create("another's pool", "{spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "it names \"theirs\", whose scope does not admit {network:\"\" project:\"local/ours\" namespace:\"team\" cluster:\"\"}: name another, or ask the admin of the pool")], Accept, ("IPPoolForbidden", "")),

@@ -343,7 +343,7 @@ async fn play(admission: bool) -> Result<()> {
     for row in ROWS {
         if let Err(error) = stage.play(row, admission).await {
             failures.push(format!("{}: {error:#}", row.name));
-            for name in ["lb", "1web", "a.b"] {
+            for name in ["lb", "1web", "a.b", "a".repeat(64).as_str()] {
                 let _ = stage.end(name).await;
             }
         }
