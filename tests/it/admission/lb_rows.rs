@@ -209,7 +209,7 @@ pub(crate) const ROWS: &[Row] = &[
     create("a backup, with its status", "{spec: {workloadType: cluster}, status: {address: 10.2.0.2, allocatedAddress: {ipPool: theirs, ip: 10.2.0.2}, conditions: [{type: Ready, status: 'True'}]}}", &[Warn("status: only the operator writes it: the sent status is dropped"), Lacks("/status/address"), Lacks("/status/allocatedAddress")], Accept, OURS),
     // Parts of the status that a guest owns.
     update("the claim", (GUEST, HAS), Merge("{status: {address: 10.1.0.2}}"), &[Silent], Accept, OURS),
-    update("withdrawn", (GUEST, HAS), Merge("{status: {address: ''}}"), &[Silent, Has(IP, "10.1.0.2")], Accept, OURS),
+    update("withdrawn", (GUEST, HAS), Merge("{status: {address: ''}}"), &[Silent, Has(IP, "10.1.0.2"), Has("/status/address", "10.1.0.2")], Accept, OURS),
     update("reached elsewhere", (GUEST, HAS), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays \"10.1.0.2\": \"10.2.0.2\" is not its claim, 10.1.0.2"), Has("/status/address", "10.1.0.2")], Accept, OURS),
     update("leased somewhere", (LEASED, "DHCP"), Merge("{status: {address: 10.9.0.7}}"), &[Silent, Has("/status/address", "10.9.0.7")], Accept, ("DHCP", "")),
     update("leased what only another guest reports", (LEASED, "DHCP"), Merge("{status: {address: 10.9.0.8}}"), &[Silent, Has("/status/address", "10.9.0.8")], Accept, ("DHCP", "")),

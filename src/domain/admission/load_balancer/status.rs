@@ -2,9 +2,9 @@
 //! subresource, so every update of the object contains the status. Fields that a client omits are
 //! restored.
 //!
-//! In a guest's LoadBalancer, the cloud provider writes `address`. It is the claimed address, the
-//! address that the guest leased, or empty. The operator owns the condition Ready. Other clients
-//! may write other conditions.
+//! In a guest's LoadBalancer, the cloud provider writes `address`: the claimed address, or the
+//! address that the guest leased. If the cloud provider empties the field, the claimed address is
+//! put back. The operator owns the condition Ready. Other clients may write other conditions.
 
 use std::net::IpAddr;
 
@@ -26,6 +26,9 @@ pub(super) fn keep(
 ) {
     let guest = is_guest(old);
     put_back(new, old, guest);
+    if guest {
+        address_back(new, old);
+    }
     if guest && let Err(why) = guests_address(new, old, known) {
         let stored = address(old).map(|stored| Value::String(stored.to_owned()));
         let stays = stored.as_ref().map_or_else(|| "unset".to_owned(), shown);
@@ -50,11 +53,23 @@ fn put_back(new: &mut Value, old: &Value, guest: bool) {
     let (Some(status), Some(stored)) = (status.as_object_mut(), stored.as_object()) else { return };
     for (field, stored) in stored {
         match field.as_str() {
-            // The guest may remove its address, so this field is not restored.
+            // `address_back` restores this field.
             "address" if guest => {}
             "conditions" => conditions_back(status, stored),
             _ => fill_in(status.entry(field).or_insert(Value::Null), stored),
         }
+    }
+}
+
+/// Puts the claimed address into `address` if a guest has emptied this field. Reason: the guest's
+/// cloud provider treats a LoadBalancer with an empty address as one that does not exist. The
+/// reconciler would write the same address, but only later.
+fn address_back(new: &mut Value, old: &Value) {
+    let claim = old.pointer("/status/allocatedAddress/ip").and_then(Value::as_str);
+    let Some(claim) = claim.filter(|ip| !ip.is_empty() && address(old).is_some()) else { return };
+    let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) else { return };
+    if status.get("address").is_none_or(is_blank) {
+        status.insert("address".to_owned(), Value::String(claim.to_owned()));
     }
 }
 
@@ -190,8 +205,8 @@ fn guests_address(new: &Value, old: &Value, known: &LbRuleFacts) -> Result<(), S
     let text = shown(&Value::String(published.to_owned()));
     let claim = old.pointer("/status/allocatedAddress/ip").and_then(Value::as_str);
     match claim {
-        Some(DHCP_ADDRESS) => {}
         Some(claim) if published == claim => return Ok(()),
+        Some(DHCP_ADDRESS) => {}
         Some(claim) => return Err(format!("{text} is not its claim, {claim}")),
         None => return Err(format!("{text} is not its claim: it has none yet")),
     }

@@ -198,15 +198,22 @@ fn what_the_operator_writes_no_other_client_changes() {
 /// guest still announces the old address. Admission must not refuse this update, and must not
 /// publish the old address.
 #[test]
-fn a_guest_is_reached_at_its_claim_or_nowhere() {
+fn a_guest_is_reached_at_its_claim() {
     let stored = stored_guest();
     let sent = |address: Value| with(stored.clone(), "status/address", address);
-    for (address, kept) in
-        [(json!("10.1.0.2"), json!("10.1.0.2")), (json!(""), json!("")), (json!(null), json!(null))]
-    {
-        let (object, warnings) = after(&stored, &sent(address.clone()), &outside());
-        assert_eq!((&object["status"]["address"], warnings), (&kept, vec![]), "{address}");
+    for address in [json!("10.1.0.2"), json!(""), json!(null)] {
+        let result = after(&stored, &sent(address.clone()), &outside());
+        assert_eq!(result, (stored.clone(), vec![]), "{address}");
+        // Without mutation, validation admits an empty address.
+        let answer = validate(&request(Some(&stored), &sent(address.clone())), &outside());
+        assert_eq!(refusals(&answer), Vec::<String>::new(), "{address}");
     }
+    let mut omitted = stored.clone();
+    omitted["status"].as_object_mut().unwrap().remove("address");
+    assert_eq!(after(&stored, &omitted, &outside()), (stored.clone(), vec![]));
+    // During a change of pools, the status still has the former address.
+    let moving = sent(json!("10.1.0.9"));
+    assert_eq!(after(&moving, &sent(json!("")), &outside()), (stored.clone(), vec![]));
     for address in ["10.1.0.9", "127.0.0.1", "example.com"] {
         let (object, warnings) = after(&stored, &sent(json!(address)), &outside());
         assert_eq!(object, stored, "{address}");
@@ -224,9 +231,11 @@ fn a_guest_is_reached_at_its_claim_or_nowhere() {
         warnings,
         ["status.address stays unset: \"10.1.0.9\" is not its claim: it has none yet"]
     );
-    // The guest withdrew its address before. Now the guest publishes its claimed address.
+    // The stored address is empty. Now the guest publishes its claimed address.
     let withdrawn = sent(json!(""));
     assert_eq!(after(&withdrawn, &stored, &outside()).0, stored);
+    // An address that is empty already stays as it is until the reconciler fills the field.
+    assert_eq!(after(&withdrawn, &withdrawn, &outside()), (withdrawn.clone(), vec![]));
 }
 
 #[test]
@@ -247,6 +256,8 @@ fn a_guest_that_leases_says_where_unless_it_is_anothers() {
         after(&leasing, &at("x"), &outside()).1,
         ["status.address stays unset: \"x\" is not an IP address"]
     );
+    // A guest that empties the field gets `0.0.0.0` back, which no other object can use.
+    assert_eq!(after(&at("10.9.0.7"), &at(""), &taken), (at("0.0.0.0"), vec![]));
     // An address that is already stored is not checked, even if another object uses it.
     assert_eq!(after(&at("10.1.0.2"), &at("10.1.0.2"), &taken), (at("10.1.0.2"), vec![]));
 }
