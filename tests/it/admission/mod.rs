@@ -264,6 +264,8 @@ impl Load {
         let all: Vec<String> = failed.iter().map(ToString::to_string).collect();
         ensure!(all.is_empty(), "{} of {sent} failed:\n{}", all.len(), all.join("\n"));
         let late = excused.len();
-        Ok(format!("{sent} calls at {rate:.0} a second, none failed, {late} while nothing ran"))
+        Ok(format!(
+            "{sent} calls at {rate:.0} a second: {late} failed in a stall of the machine, no other failed"
+        ))
     }
 }
