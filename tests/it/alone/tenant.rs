@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::api::LoadBalancer;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use harvester_guest_operator::api::{LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LoadBalancer};
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
@@ -18,8 +20,9 @@ use tokio::task::JoinSet;
 
 use super::waits::NeighbourWaits;
 use crate::admission::itself;
-use crate::admission::said::ask;
+use crate::admission::said::{ask, send};
 use crate::support::{Cluster, SOON, address};
+use crate::versions::converts;
 
 /// Duration of the attack in seconds, by an environment variable for long runs.
 const SECONDS: (&str, u64) = ("TENANT_SECONDS", 10);
@@ -32,6 +35,14 @@ const MOST_RSS: u64 = 80 * 1024;
 const VICTIM: &str = "10.2.0.2";
 const LIAR: &str = "10.52.0.7";
 const HONEST: &str = "10.52.0.8";
+/// Address that the announcer leases for Services that ask for none.
+const LEASED: &str = "10.9.0.9";
+/// Annotation by which a Service asks kube-vip for an address.
+const ASKED: &str = "kube-vip.io/loadbalancerIPs";
+/// Host name of the endpoints that the tenant writes into the operator's EndpointSlices.
+const MINE: &str = "mine";
+/// Method of a request that is a server-side apply.
+const APPLY: &str = "APPLY";
 
 const SCENE: &str = r#"
 apiVersion: v1
@@ -88,6 +99,10 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
         json!({"apiVersion": format!("{group}/v1beta1"), "kind": "LoadBalancer",
             "metadata": {"name": name}, "spec": spec})
     };
+    // The operator's first slice for IPv4 has the name of its Service.
+    let (own, theirs) = (format!("{services}/{name}-own"), format!("{slices}/{name}"));
+    let instance = "/apis/kubevirt.io/v1/namespaces/hostile/virtualmachineinstances/liar";
+    let old = lb.replace("v1beta1", "v1alpha1");
     let vm = json!({"workloadType": "vm", "ipam": "pool",
         "listeners": [{"name": "http", "port": 80, "protocol": "TCP", "backendPort": 8080}],
         "backendServerSelector": {"app": ["liar"]}});
@@ -98,8 +113,23 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
     let status = |status: Value| ("PATCH", lb.clone(), json!({"status": status}));
     let spec = |spec: Value| ("PATCH", lb.clone(), json!({"spec": spec}));
     let claim = json!({"ipPool": "theirs", "ip": VICTIM});
+    let applied = |fields: Value| {
+        let mut body = new(vm.clone());
+        for (field, value) in fields.as_object().into_iter().flatten() {
+            body[field] = value.clone();
+        }
+        (APPLY, format!("{lb}?fieldManager=mine&force=true"), body)
+    };
+    let carried = json!({"spec": {"ipPool": "theirs"}, "status": {"allocatedAddress": claim}});
+    let labelled =
+        |labels: Value| ("PATCH", instance.to_owned(), json!({"metadata": {"labels": labels}}));
+    let mine = json!([{"addresses": [HONEST], "hostname": MINE}]);
+    let sliced = json!({
+        "kubernetes.io/service-name": name,
+        "endpointslice.kubernetes.io/managed-by": "harvester-guest-operator",
+    });
     vec![
-        ("POST", lbs.to_owned(), new(vm)),
+        ("POST", lbs.to_owned(), new(vm.clone())),
         ("POST", lbs.to_owned(), new(json!({"workloadType": "cluster", "ipam": "pool"}))),
         annotated("allocated-address", &format!("theirs/{VICTIM}")),
         annotated("namespace", "theirs"),
@@ -128,7 +158,7 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
             "PATCH",
             service.clone(),
             json!({"metadata": {
-                "annotations": {"kube-vip.io/loadbalancerIPs": VICTIM}, "ownerReferences": [], "labels": null,
+                "annotations": {ASKED: VICTIM}, "ownerReferences": [], "labels": null,
             }}),
         ),
         (
@@ -143,21 +173,52 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
                 "metadata": {"name": name}, "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
             }),
         ),
+        ("PATCH", service.clone(), json!({"metadata": {"annotations": {ASKED: VICTIM}}})),
         ("DELETE", service, json!({})),
+        (
+            "POST",
+            services.to_owned(),
+            json!({
+                "metadata": {"name": format!("{name}-own"), "annotations": {
+                    ASKED: VICTIM, "kube-vip.io/allow-reconcile-without-endpoints": "true",
+                }},
+                "spec": {"type": "LoadBalancer", "loadBalancerIP": VICTIM, "ports": [{"port": 80}]},
+            }),
+        ),
+        ("DELETE", own, json!({})),
         (
             "POST",
             slices.to_owned(),
             json!({
-                "metadata": {"name": format!("{name}-mine"), "labels": {
-                    "kubernetes.io/service-name": name,
-                    "endpointslice.kubernetes.io/managed-by": "harvester-guest-operator",
-                }},
+                "metadata": {"name": format!("{name}-mine"), "labels": sliced},
                 "addressType": "IPv4", "endpoints": [{"addresses": [HONEST]}], "ports": [{"port": 8080}],
             }),
         ),
         ("PATCH", slice.clone(), json!({"endpoints": [{"addresses": ["10.96.0.1"]}]})),
         ("DELETE", slice, json!({})),
+        ("PATCH", theirs.clone(), json!({"endpoints": mine})),
+        ("PATCH", theirs.clone(), json!({"ports": [{"port": 22}]})),
+        (
+            "PUT",
+            theirs,
+            json!({
+                "metadata": {"name": name, "labels": sliced},
+                "addressType": "IPv4", "endpoints": mine, "ports": [{"port": 8080}],
+            }),
+        ),
         ("DELETE", format!("{slices}?labelSelector=kubernetes.io/service-name={name}"), json!({})),
+        applied(json!({})),
+        applied(json!({"status": {"allocatedAddress": claim}})),
+        ("PATCH", old.clone(), json!({"spec": {"description": round.to_string()}})),
+        (
+            "PATCH",
+            old,
+            json!({"metadata": {"annotations": {
+                (format!("{group}/v1beta1-fields")): carried.to_string(),
+            }}}),
+        ),
+        labelled(json!({"app": "honest", "harvesterhci.io/vmName": "honest"})),
+        labelled(json!({"app": "liar", "harvesterhci.io/vmName": null})),
         ("DELETE", lb, json!({})),
     ]
 }
@@ -170,15 +231,23 @@ async fn attack(
     over: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
 ) -> Result<u64> {
-    let mut sent = 0;
+    let (mut sent, mut step) = (0, 0);
+    // A power of two, so that an odd factor gives each round an order with every place in it.
+    let places = u64::try_from(requests("", 0).len().next_power_of_two())?;
+    let apply = [("content-type", "application/apply-patch+yaml")];
     while !over.load(Ordering::Relaxed) {
         // All requests for one name, then for the next, in another order each time.
-        let count = u64::try_from(requests("", 0).len())?;
-        let round = sent / count;
+        let round = step / places;
+        let at = step % places * (2 * round + 1) % places;
+        step += 1;
         let requests = requests(&format!("h-{}", (round * WORKERS + worker) % NAMES), sent);
-        let at = sent % count * (2 * round + 1) % count;
-        let (method, path, body) = requests.get(usize::try_from(at)?).context("no request")?;
-        let said = ask(&client, method, path, body).await?;
+        // The last places have no request.
+        let Some((method, path, body)) = requests.get(usize::try_from(at)?) else { continue };
+        let said = if *method == APPLY {
+            send(&client, "PATCH", path, &apply, body).await?
+        } else {
+            ask(&client, method, path, body).await?
+        };
         ensure!(said.code < 500, "{method} {path}: {said:?}");
         done.fetch_add(u64::from(said.accepted()), Ordering::Relaxed);
         sent += 1;
@@ -199,15 +268,22 @@ async fn lie(mut guest: Guest, over: Arc<AtomicBool>) -> Result<()> {
     Ok(())
 }
 
+/// Whether the tenant wrote this endpoint into a slice of the operator.
+fn is_mine(endpoint: &Endpoint) -> bool {
+    endpoint.hostname.as_deref() == Some(MINE)
+}
+
 /// Endpoint addresses of the operator's slices in a namespace, without the placeholder's.
-/// The tenant's own slices are left out: who may write EndpointSlices may name any address in them,
-/// with or without this operator (CVE-2021-25740), so they show nothing about the operator.
+/// The tenant's own slices and endpoints are left out: who may write EndpointSlices may name any
+/// address in them, with or without this operator (CVE-2021-25740), so they show nothing about the
+/// operator. [`is_put_right`] says what becomes of the endpoints.
 async fn endpoints(cluster: &Cluster, namespace: &str) -> Result<BTreeSet<String>> {
     let api = Api::<EndpointSlice>::namespaced(cluster.client.clone(), namespace);
     let mut found = BTreeSet::new();
     for slice in api.list(&ListParams::default()).await? {
         let is_ours = !slice.name_any().ends_with("-mine");
         let endpoints = slice.endpoints.into_iter().flatten().filter(|_| is_ours);
+        let endpoints = endpoints.filter(|endpoint| !is_mine(endpoint));
         found.extend(endpoints.flat_map(|endpoint| endpoint.addresses));
     }
     found.remove("192.0.2.1");
@@ -237,6 +313,57 @@ async fn nothing_gained(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Checks that the operator's own Services and slices in the tenant's namespace have nothing of
+/// what the tenant wrote into them, and that no LoadBalancer there publishes the victim's address.
+///
+/// The operator guarantees this only some time after the attack. A tenant who may write Services
+/// can have kube-vip announce any address, by a Service of its own or, until the operator corrects
+/// it, by the operator's Service. Until then, the operator may publish what kube-vip has announced.
+/// A Service or slice whose owner the tenant has removed is the tenant's own: the operator leaves
+/// it, and leaves the Service of such a slice.
+async fn is_put_right(cluster: &Cluster) -> Result<()> {
+    let (client, all) = (cluster.client.clone(), ListParams::default());
+    let lbs = Api::<LoadBalancer>::namespaced(client.clone(), "hostile").list(&all).await?;
+    let is_owned = |meta: &ObjectMeta| {
+        let mut owners = meta.owner_references.iter().flatten();
+        owners.any(|owner| lbs.iter().any(|lb| lb.metadata.uid.as_ref() == Some(&owner.uid)))
+    };
+    let slices = Api::<EndpointSlice>::namespaced(client.clone(), "hostile").list(&all).await?;
+    let foreign = slices.iter().filter(|slice| !is_owned(&slice.metadata));
+    let foreign: BTreeSet<String> = foreign.map(kube::ResourceExt::name_any).collect();
+    for lb in lbs.iter().filter(|lb| !foreign.contains(&lb.name_any())) {
+        let published = lb.status.as_ref().and_then(|status| status.address.as_deref());
+        ensure!(published != Some(VICTIM), "{} publishes {VICTIM}", lb.name_any());
+    }
+    let labelled = ListParams::default().labels(&format!("{LABEL_SERVICE_LB}=true"));
+    let services = Api::<Service>::namespaced(client, "hostile").list(&labelled).await?;
+    let mut checked = BTreeSet::new();
+    for service in services.iter().filter(|service| is_owned(&service.metadata)) {
+        let name = service.name_any();
+        if foreign.contains(&name) {
+            continue;
+        }
+        let field = service.spec.as_ref().and_then(|spec| spec.load_balancer_ip.as_deref());
+        let asked = service.annotations().get(ASKED).map(String::as_str);
+        let asks = field == Some(VICTIM) || asked == Some(VICTIM);
+        ensure!(!asks, "Service {name} asks for {VICTIM}");
+        let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        let ingress = status.and_then(|balancer| balancer.ingress.as_ref());
+        let mut ingress = ingress.into_iter().flatten();
+        let has = ingress.any(|ingress| ingress.ip.as_deref() == Some(VICTIM));
+        ensure!(!has, "Service {name} has {VICTIM}");
+        checked.insert(name);
+    }
+    // The slices of a LoadBalancer that has no Service lead no traffic.
+    for slice in slices.iter().filter(|slice| is_owned(&slice.metadata)) {
+        let service = slice.labels().get(LABEL_SERVICE_NAME);
+        let is_checked = service.is_some_and(|name| checked.contains(name));
+        let has = is_checked && slice.endpoints.iter().flatten().any(is_mine);
+        ensure!(!has, "EndpointSlice {} is the tenant's", slice.name_any());
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_tenant_gains_nothing_and_delays_none() -> Result<()> {
     let seconds = std::env::var(SECONDS.0).map_or(Ok(SECONDS.1), |text| text.parse())?;
@@ -246,7 +373,9 @@ async fn a_hostile_tenant_gains_nothing_and_delays_none() -> Result<()> {
     let operator = cluster.standby(itself()).await?;
     operator.leads().await?;
     cluster.registered().await?;
-    let _announcer = Announcer::start(cluster.client.clone(), Announcing::default());
+    converts(&cluster).await?;
+    let how = Announcing { leased: Some(LEASED.to_owned()), ..Announcing::default() };
+    let _announcer = Announcer::start(cluster.client.clone(), how);
     let guest = |namespace, name, ip: &str| {
         let vm = Vm::new(namespace, name).label("app", name).nic(Nic::pod("default", &[ip]));
         let client = cluster.client.clone();
@@ -302,6 +431,10 @@ async fn a_hostile_tenant_gains_nothing_and_delays_none() -> Result<()> {
         rss / 1024
     );
     cluster.consistent().await?;
+    nothing_gained(&cluster).await?;
+    let is_over =
+        async || is_put_right(&cluster).await.map(|()| true).map_err(|e| format!("{e:#}"));
+    eventually(SOON, "the operator's own Services and slices", is_over).await?;
     nothing_gained(&cluster).await?;
     ensure!(done.load(Ordering::Relaxed) > 10 * seconds, "few requests were done");
     ensure!(rss < MOST_RSS, "RSS {rss} KiB");
