@@ -47,7 +47,7 @@ if [ $${#missing[@]} -gt 0 ]; then \
 	fi
 endef
 
-.PHONY: help setup rust cross nets lan build bed demo test slowest bench fuzz crds config docs \
+.PHONY: help setup rust cross nets lan build bed demo test slowest soak bench fuzz crds config docs \
 	image chart sbom checksums sign release fmt lint check
 
 help: ## This list
@@ -137,6 +137,16 @@ test: setup nets ## Run everything: format, lints, all tests (cold: 30 minutes, 
 
 slowest: ## The slowest 30 tests of the last run, and what they waited for
 	@$(XTASK) slowest
+
+# The tests that measure run one at a time, as `make test` runs them.
+soak: setup nets ## Run the long forms of the tests that have one (about 40 minutes)
+	@echo "soak: a hostile tenant for 2 minutes, strangers for 1 minute, 100,000 admission calls"
+	TENANT_SECONDS=120 STRANGERS_SECONDS=60 ADMISSION_CALLS=100000 \
+		cargo test --locked --workspace --test it -- --test-threads=1 --nocapture \
+		alone::tenant:: alone::strangers::a_tenant_is_served \
+		alone::closing::no_call_is_lost_when_its_connection_ends
+	@echo "soak: 100,000 random worlds of the model of pools"
+	WORLDS=100000 cargo test --locked --workspace --lib -- pools::allocator::tests::model::
 
 bench: setup nets ## Measure against a bare client in the same run
 	@echo "bench: optimized builds, some minutes when cold, then half an hour of measuring"
