@@ -2,7 +2,8 @@
 //!
 //! Invariant: a reason contains nothing secret, because conditions repeat it.
 
-use super::cloud_credential::CREATOR;
+/// Annotation of a cloud credential's Secret: ID of the Rancher user who made the cloud credential.
+pub(super) const CREATOR: &str = "field.cattle.io/creatorId";
 
 /// Reason why a credential cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

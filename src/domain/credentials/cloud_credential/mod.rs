@@ -11,12 +11,9 @@
 
 use std::collections::BTreeMap;
 
-use super::credential_fault::CredentialFault;
+use super::credential_fault::{CREATOR, CredentialFault};
 use super::kubeconfig::{Kubeconfig, ServerEndpoint};
 use super::secret_text::SecretText;
-
-/// Annotation of a cloud credential's Secret: ID of the Rancher user who made the cloud credential.
-pub(super) const CREATOR: &str = "field.cattle.io/creatorId";
 
 /// Parsed content of a cloud credential: a kubeconfig, with the user whose token is in use.
 pub struct CloudCredential {
