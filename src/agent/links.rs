@@ -126,7 +126,7 @@ impl KernelLinks {
     pub(super) async fn make(&self, parent: u32, mac: Mac, lease: &str) -> Result<(), Error> {
         let (name, alias) = (name(mac), self.alias(lease));
         match self.add(parent, mac, &name, &alias).await {
-            Err(error) if is(&error, EXISTS) => {}
+            Err(error) if has_code(&error, EXISTS) => {}
             answer => return answer,
         }
         let Some(link) = self.by_name(&name).await? else {
@@ -205,7 +205,7 @@ impl KernelLinks {
         let mut found = self.handle.link().get().match_name(name.to_owned()).execute();
         match found.try_next().await {
             Ok(link) => Ok(link.map(read)),
-            Err(error) if is(&error, NO_SUCH_DEVICE) => Ok(None),
+            Err(error) if has_code(&error, NO_SUCH_DEVICE) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -260,12 +260,13 @@ pub(super) fn name(mac: Mac) -> String {
 /// Turns the error for a link that does not exist into a success.
 fn gone_or(answer: Result<(), Error>) -> Result<(), Error> {
     match answer {
-        Err(error) if is(&error, NO_SUCH_DEVICE) => Ok(()),
+        Err(error) if has_code(&error, NO_SUCH_DEVICE) => Ok(()),
         answer => answer,
     }
 }
 
-fn is(error: &Error, code: i32) -> bool {
+/// Whether the error is the answer of the kernel with this code.
+fn has_code(error: &Error, code: i32) -> bool {
     matches!(error, Error::NetlinkError(message)
         if message.code.is_some_and(|found| found.get() == code))
 }
