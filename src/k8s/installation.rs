@@ -200,7 +200,7 @@ impl Installation {
 
     /// User name under which the API server knows this operator. `None`: the API server does not
     /// report the name.
-    pub async fn me(&self) -> Result<Option<String>, CallError> {
+    pub async fn user_name(&self) -> Result<Option<String>, CallError> {
         let api = Api::<SelfSubjectReview>::all(self.client.clone());
         let asked = SelfSubjectReview::default();
         let answer = api.call_create(&asked).await?;

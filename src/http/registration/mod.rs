@@ -350,7 +350,7 @@ fn step_name(step: &CertificateStep) -> &'static str {
 pub async fn find_me(installation: Installation, me: watch::Sender<String>) {
     let mut failures = 0;
     loop {
-        match timeout(LONGEST_PAUSE, installation.me()).await {
+        match timeout(LONGEST_PAUSE, installation.user_name()).await {
             Ok(Ok(Some(name))) if !name.is_empty() => {
                 tracing::info!(name, "username of this operator");
                 drop(me.send_replace(name));
