@@ -31,7 +31,7 @@ use crate::locks::lock;
 use crate::metrics::Metrics;
 use check_connection::DialSettings;
 pub use scheduler::Scheduler;
-use target_schedule::{Key, TargetSchedule};
+use target_schedule::{TargetKey, TargetSchedule};
 pub use unscheduled_probes::survey;
 
 /// Handle that sets targets and reads verdicts. A clone is cheap, and shares all state with the
@@ -58,7 +58,7 @@ struct ProberState {
     schedule: TargetSchedule<DialSettings>,
     /// Probes under way, each with the handle that aborts it. The scheduler removes the entry of a
     /// probe that has ended.
-    under_way: HashMap<Key, AbortHandle>,
+    under_way: HashMap<TargetKey, AbortHandle>,
     /// Explanation of the doubt. Empty: no replica has given a second opinion yet.
     why_doubted: String,
 }
@@ -202,7 +202,7 @@ impl ProberShared {
     }
 
     /// Aborts the probes of removed targets, and wakes the scheduler.
-    fn abort_dropped(&self, mut state: MutexGuard<'_, ProberState>, dropped: &[Key]) {
+    fn abort_dropped(&self, mut state: MutexGuard<'_, ProberState>, dropped: &[TargetKey]) {
         for key in dropped {
             if let Some(probe) = state.under_way.remove(key) {
                 probe.abort();

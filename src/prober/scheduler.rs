@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::probe::{ProbeOutcome, ask};
-use super::target_schedule::{Key, ProbeStart};
+use super::target_schedule::{ProbeStart, TargetKey};
 use super::{DialSettings, ProberShared, sockets};
 
 /// Divisor of a check's period. A probe counts as late if it starts more than a tenth of the period
@@ -29,7 +29,7 @@ const AT_ONCE: usize = 32;
 pub struct Scheduler(Arc<ProberShared>);
 
 struct ProbeAnswer {
-    key: Key,
+    key: TargetKey,
     protocol: &'static str,
     outcome: ProbeOutcome,
     took: Duration,
@@ -150,7 +150,7 @@ fn take_in(
             // An aborted probe has no entry in `under_way` any more, and is skipped. A probe that
             // panicked has no result, and its target is probed again at its next time.
             Err(error) => {
-                let of_task = |(_, probe): &(&Key, &AbortHandle)| probe.id() == error.id();
+                let of_task = |(_, probe): &(&TargetKey, &AbortHandle)| probe.id() == error.id();
                 let Some((key, _)) = state.under_way.iter().find(of_task) else { continue };
                 tracing::error!(%error, "a probe failed");
                 (*key, None)

@@ -10,12 +10,13 @@ use crate::api::{ANNOTATION_NAMESPACE_PROJECT, LoadBalancer};
 use crate::domain::load_balancer::facts::{self, Project};
 use crate::k8s::informer::{self, ObjectEvent};
 
-type Seen = PartialObjectMeta<Namespace>;
+/// Metadata of a namespace.
+type NamespaceMetadata = PartialObjectMeta<Namespace>;
 
 pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, metrics, .. } = at.clone();
     let known = || lock(&views.index.projects).keys().cloned().collect();
-    let on_event = |event: ObjectEvent<Seen>| match event {
+    let on_event = |event: ObjectEvent<NamespaceMetadata>| match event {
         ObjectEvent::Listed(namespace) | ObjectEvent::Changed(namespace) => {
             if namespace.name_any() == "kube-system" {
                 *lock(&views.index.cluster) = namespace.uid();
@@ -31,11 +32,11 @@ pub(super) async fn watch(at: InformerContext) {
         ObjectEvent::Complete => at.done(ViewPart::Namespaces),
         ObjectEvent::Unreadable(_) | ObjectEvent::Refused(_) => {}
     };
-    let api = Api::<Seen>::all(client);
+    let api = Api::<NamespaceMetadata>::all(client);
     informer::watch(api, Config::default(), &metrics, known, on_event).await;
 }
 
-fn project(namespace: &Seen) -> Project {
+fn project(namespace: &NamespaceMetadata) -> Project {
     let id = namespace.annotations().get(ANNOTATION_NAMESPACE_PROJECT);
     match id.filter(|id| !id.is_empty()) {
         Some(id) => Project::In(id.replacen(':', "/", 1)),

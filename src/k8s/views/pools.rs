@@ -33,7 +33,7 @@ const LATER: Duration = Duration::from_secs(5);
 /// A pool without its ledger.
 type PoolWithoutStatus = Object<IPPoolSpec, NotUsed>;
 /// Metadata of a pool.
-pub type Seen = PartialObjectMeta<IPPool>;
+pub type PoolMetadata = PartialObjectMeta<IPPool>;
 
 /// Pools by name, each with the state of its reads.
 #[derive(Default)]
@@ -73,7 +73,7 @@ impl PoolGeneration {
 impl PoolIndex {
     /// Stores the metadata of a pool. If one of the fields of [`PoolGeneration`] has changed, marks
     /// the pool's spec to be read.
-    fn apply(&mut self, pool: &Seen) {
+    fn apply(&mut self, pool: &PoolMetadata) {
         let entry = self.0.entry(pool.name_any()).or_default();
         let shown = PoolGeneration::of(pool);
         entry.due |= entry.shown != shown;
@@ -125,7 +125,7 @@ pub(super) async fn watch(at: InformerContext) {
     let InformerContext { client, views, metrics, .. } = at.clone();
     let changed = Notify::new();
     let known = || lock(&views.index.pools).0.keys().cloned().collect();
-    let on_event = |event: ObjectEvent<Seen>| {
+    let on_event = |event: ObjectEvent<PoolMetadata>| {
         match event {
             ObjectEvent::Listed(pool) | ObjectEvent::Changed(pool) => {
                 lock(&views.index.pools).apply(&pool);
@@ -141,7 +141,7 @@ pub(super) async fn watch(at: InformerContext) {
         }
         changed.notify_one();
     };
-    let api = Api::<Seen>::all(client.clone());
+    let api = Api::<PoolMetadata>::all(client.clone());
     tokio::join!(
         informer::watch(api, Config::default(), &metrics, known, on_event),
         read(&at, &changed)
@@ -212,7 +212,7 @@ impl Views {
 
     /// Facts of a pool, from the view. `pool` is the pool's metadata as the API server has it now.
     /// `None`: the view has no facts of this generation of the pool.
-    pub fn pool_as_of(&self, pool: &Seen) -> Option<Arc<PoolFacts>> {
+    pub fn pool_as_of(&self, pool: &PoolMetadata) -> Option<Arc<PoolFacts>> {
         let pools = lock(&self.index.pools);
         let known = pools.0.get(&pool.name_any())?.known.as_ref()?;
         (known.generation == PoolGeneration::of(pool)).then(|| known.facts.clone())
@@ -231,7 +231,7 @@ mod tests {
 
     use super::*;
 
-    fn shown(uid: &str, generation: i64) -> Seen {
+    fn shown(uid: &str, generation: i64) -> PoolMetadata {
         let metadata = json!({"name": "p", "uid": uid, "generation": generation});
         let kind = json!({"apiVersion": "v1", "kind": "IPPool", "metadata": metadata});
         serde_json::from_value(kind).unwrap()

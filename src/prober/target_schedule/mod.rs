@@ -20,15 +20,15 @@ use crate::domain::vm_backends::health::{
 };
 
 /// Key of a target. The target gets a new key when its address or the request of its check changes.
-pub(super) type Key = u64;
+pub(super) type TargetKey = u64;
 
 /// All targets, and the times of their probes. `D` is the type of a check's connection settings.
 pub(super) struct TargetSchedule<D> {
     lbs: HashMap<Arc<str>, CheckGroup<D>>,
-    entries: HashMap<Key, ScheduledTarget>,
+    entries: HashMap<TargetKey, ScheduledTarget>,
     /// Times at which targets are due, each with the key of its target.
-    due: BTreeSet<(Duration, Key)>,
-    next_key: Key,
+    due: BTreeSet<(Duration, TargetKey)>,
+    next_key: TargetKey,
     /// Doubt about failures that the prober itself may have caused. `None`: no failure is doubted.
     doubt: Option<Doubt>,
     /// LoadBalancers with a target whose doubt began or ended since the last call of
@@ -39,7 +39,7 @@ pub(super) struct TargetSchedule<D> {
 struct CheckGroup<D> {
     check: Arc<CheckSettings>,
     dial: Arc<D>,
-    members: BTreeMap<String, Key>,
+    members: BTreeMap<String, TargetKey>,
 }
 
 struct ScheduledTarget {
@@ -55,14 +55,14 @@ struct ScheduledTarget {
 #[derive(Default)]
 pub(super) struct TargetChange {
     /// Keys of the targets that were removed or replaced.
-    pub(super) dropped: Vec<Key>,
+    pub(super) dropped: Vec<TargetKey>,
     /// New targets that will not be probed, because their addresses cannot belong to a backend.
     pub(super) refused: Vec<ProbeTarget>,
 }
 
 /// Probe that is to be started now.
 pub(super) struct ProbeStart<D> {
-    pub(super) key: Key,
+    pub(super) key: TargetKey,
     pub(super) address: IpAddr,
     pub(super) check: Arc<CheckSettings>,
     pub(super) dial: Arc<D>,
@@ -147,8 +147,8 @@ impl<D> TargetSchedule<D> {
     }
 
     /// Removes the LoadBalancer `lb`. Returns the keys of its targets.
-    pub(super) fn remove(&mut self, lb: &str) -> Vec<Key> {
-        let keys: Vec<Key> = self
+    pub(super) fn remove(&mut self, lb: &str) -> Vec<TargetKey> {
+        let keys: Vec<TargetKey> = self
             .lbs
             .remove(lb)
             .map(|group| group.members.into_values().collect())
@@ -187,7 +187,7 @@ impl<D> TargetSchedule<D> {
     /// and whether the target is healthy now. A doubted failure flips no verdict.
     pub(super) fn end(
         &mut self,
-        key: Key,
+        key: TargetKey,
         passed: Option<bool>,
         now: Duration,
     ) -> Option<(Arc<str>, bool)> {
@@ -225,7 +225,7 @@ impl<D> TargetSchedule<D> {
     /// Whether the failures of the target `key`, which just became unhealthy, are doubted. If most
     /// targets have failed at one moment, the doubt also covers targets whose verdict flipped
     /// earlier in this moment.
-    fn doubts(&mut self, key: Key, health: BackendHealth) -> bool {
+    fn doubts(&mut self, key: TargetKey, health: BackendHealth) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
             doubt.hold(&mut entry.health);
@@ -309,7 +309,7 @@ impl<D> TargetSchedule<D> {
         verdict: Option<bool>,
         check: &CheckSettings,
         now: Duration,
-    ) -> Key {
+    ) -> TargetKey {
         let phase = ProbePhase::of(&[lb, &target.id, &target.address.to_string()]);
         let wanted = may_be_backend(target.address);
         let healthy = wanted && verdict.unwrap_or(target.assume_healthy);
@@ -327,7 +327,7 @@ impl<D> TargetSchedule<D> {
         key
     }
 
-    fn drop_entry(&mut self, key: Key) -> Option<ScheduledTarget> {
+    fn drop_entry(&mut self, key: TargetKey) -> Option<ScheduledTarget> {
         let entry = self.entries.remove(&key)?;
         if let Some(due) = entry.due {
             self.due.remove(&(due, key));
@@ -341,7 +341,7 @@ impl<D> TargetSchedule<D> {
 
     /// Moves the next probe of a target to a regular time of the check's new period. If a probe is
     /// under way, the end of this probe sets the time of the next one.
-    fn reschedule(&mut self, key: Key, check: &CheckSettings, now: Duration) {
+    fn reschedule(&mut self, key: TargetKey, check: &CheckSettings, now: Duration) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         if let Some(due) = entry.due.as_mut() {
             self.due.remove(&(*due, key));

@@ -14,13 +14,13 @@ use std::net::IpAddr;
 use super::ranges::{PoolRanges, from_u128, to_u128};
 
 /// An address as a pair: whether it is IPv6, and its numeric value. So IPv4 sorts first.
-type Key = (bool, u128);
+type AddressKey = (bool, u128);
 
 /// The free addresses of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreeSet {
     /// Map from the first address of each interval to the value of its last address.
-    intervals: BTreeMap<Key, u128>,
+    intervals: BTreeMap<AddressKey, u128>,
     free: u128,
 }
 
@@ -109,12 +109,12 @@ impl FreeSet {
         true
     }
 
-    fn interval_of(&self, at: Key) -> Option<(Key, u128)> {
+    fn interval_of(&self, at: AddressKey) -> Option<(AddressKey, u128)> {
         let (&start, &last) = self.intervals.range(..=at).next_back()?;
         (start.0 == at.0 && at.1 <= last).then_some((start, last))
     }
 
-    fn first_from(&self, at: Key) -> Option<IpAddr> {
+    fn first_from(&self, at: AddressKey) -> Option<IpAddr> {
         if self.interval_of(at).is_some() {
             return Some(from_u128(at.1, !at.0));
         }
@@ -123,7 +123,7 @@ impl FreeSet {
     }
 }
 
-fn key(ip: IpAddr) -> Key {
+fn key(ip: IpAddr) -> AddressKey {
     (ip.is_ipv6(), to_u128(ip))
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::backend_address::AddressFault;
 use super::endpoints::{VmBackend, VmEndpoint};
 use super::ports::{EndpointPort, ListenerPort, MOST_LISTENERS};
-use super::selector_index::Selector;
+use super::selector_index::VmSelector;
 use super::service::SettingMisfit;
 use crate::limits::text::cut;
 use crate::reason;
@@ -34,7 +34,7 @@ pub fn is_vm(lb: &LoadBalancer) -> bool {
 
 /// Selector of the LoadBalancer's VMs. `None`: the LoadBalancer is not of type vm, or its selector
 /// is empty or has a fault.
-pub fn selector(lb: &LoadBalancer) -> Option<&Selector> {
+pub fn selector(lb: &LoadBalancer) -> Option<&VmSelector> {
     let selector = lb.spec.backend_server_selector.as_ref().filter(|_| is_vm(lb))?;
     Some(selector).filter(|all| !all.is_empty() && selector_fault(&lb.spec).is_none())
 }

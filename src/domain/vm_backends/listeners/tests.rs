@@ -103,13 +103,13 @@ fn ports_of_endpoints_are_the_backends_and_sorted() {
 
 #[test]
 fn only_a_vm_load_balancer_with_a_selector_selects() {
-    let some = Selector::from([("app".to_owned(), vec!["web".to_owned()])]);
+    let some = VmSelector::from([("app".to_owned(), vec!["web".to_owned()])]);
     for (workload, given, expected) in [
         (None, Some(some.clone()), true),
         (Some(WorkloadType::Vm), Some(some.clone()), true),
         (Some(WorkloadType::Cluster), Some(some.clone()), false),
-        (None, Some(Selector::new()), false),
-        (None, Some(Selector::from([("app".to_owned(), vec!["x".to_owned(); 65])])), false),
+        (None, Some(VmSelector::new()), false),
+        (None, Some(VmSelector::from([("app".to_owned(), vec!["x".to_owned(); 65])])), false),
         (None, None, false),
     ] {
         let mut lb = LoadBalancer::default();

@@ -31,9 +31,9 @@ pub type LbKey = Box<str>;
 pub type Labels = BTreeMap<String, String>;
 /// Key of a pair of label and value in a namespace, from [`pair_key`].
 type PairKey = [u8; 16];
-/// Selector: for each label of the map, the VM must have one of the label's values. An empty
+/// Selector of VMs: for each label of the map, the VM must have one of the label's values. An empty
 /// selector selects nothing.
-pub type Selector = BTreeMap<String, Vec<String>>;
+pub type VmSelector = BTreeMap<String, Vec<String>>;
 
 /// Index of VMs, their pods, and the selectors of LoadBalancers.
 #[derive(Debug, Default)]
@@ -166,7 +166,7 @@ impl LabelIndex {
     }
 
     /// Stores a LoadBalancer with its selector. Returns whether the selector is new or has changed.
-    pub fn set_lb(&mut self, namespace: &str, name: &str, selector: &Selector) -> bool {
+    pub fn set_lb(&mut self, namespace: &str, name: &str, selector: &VmSelector) -> bool {
         let key = qualified(namespace, name);
         if let Some(id) = self.lb_ids.get(&key) {
             if self.lbs.get(*id).selector == selector_digest(selector) {
@@ -432,7 +432,7 @@ fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
     std::array::from_fn(|at| digest[at])
 }
 
-fn selector_digest(selector: &Selector) -> [u8; 32] {
+fn selector_digest(selector: &VmSelector) -> [u8; 32] {
     let mut hash = Sha256::new();
     for (label, values) in selector {
         hash.update(label);

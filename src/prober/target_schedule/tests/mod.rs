@@ -11,7 +11,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Key, TargetChange, TargetSchedule};
+use super::{TargetChange, TargetKey, TargetSchedule};
 use crate::domain::vm_backends::health::{BackendProbe, CheckSettings, ProbeRequest, ProbeTarget};
 
 const PERIOD: Duration = Duration::from_secs(5);
@@ -46,7 +46,7 @@ fn set(
 }
 
 /// Starts the next probe at the time at which it is due. Returns this time and the target's key.
-fn run_next(schedule: &mut TargetSchedule<()>) -> (Duration, Key) {
+fn run_next(schedule: &mut TargetSchedule<()>) -> (Duration, TargetKey) {
     let due = schedule.next_due().unwrap();
     let start = schedule.begin(due).unwrap();
     assert_eq!(start.late, Duration::ZERO);
@@ -184,8 +184,8 @@ proptest! {
         let mut now = s(100);
         let mut wanted = Wanted::new();
         // Probes under way whose results count: a map from the probe's key to (LoadBalancer, id).
-        let mut live: BTreeMap<Key, (u8, u8)> = BTreeMap::new();
-        let mut stale: Vec<Key> = Vec::new();
+        let mut live: BTreeMap<TargetKey, (u8, u8)> = BTreeMap::new();
+        let mut stale: Vec<TargetKey> = Vec::new();
         let mut lasts: BTreeMap<(u8, u8), Duration> = BTreeMap::new();
         for step in steps {
             match step {

@@ -9,7 +9,7 @@ pub(super) fn labels(pairs: &[(&str, &str)]) -> Labels {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-pub(super) fn selector(clauses: &[(&str, &[&str])]) -> Selector {
+pub(super) fn selector(clauses: &[(&str, &[&str])]) -> VmSelector {
     let list = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect();
     clauses.iter().map(|(key, values)| ((*key).to_owned(), list(values))).collect()
 }
@@ -202,7 +202,7 @@ fn a_thousand_values_select_a_thousand_vms() {
     const MANY: usize = 1_000;
     let mut index = LabelIndex::default();
     let all: Vec<String> = (0..MANY).map(|n| format!("vm-{n}")).collect();
-    let by_name = Selector::from([("name".to_owned(), all.clone())]);
+    let by_name = VmSelector::from([("name".to_owned(), all.clone())]);
     index.set_lb("ns", "lb", &by_name);
     assert_eq!(index.sizes()[0], MANY);
     for (n, name) in all.iter().enumerate() {
@@ -211,7 +211,7 @@ fn a_thousand_values_select_a_thousand_vms() {
         assert_eq!(index.members("ns", "lb").count(), n + 1);
     }
     assert_eq!(index.set_vm("ns", "x", &labels(&[("name", "vm-1000")]), vm("x")), []);
-    let half = Selector::from([("name".to_owned(), all[..MANY / 2].to_vec())]);
+    let half = VmSelector::from([("name".to_owned(), all[..MANY / 2].to_vec())]);
     assert!(index.set_lb("ns", "lb", &half));
     assert_eq!(index.members("ns", "lb").count(), MANY / 2);
     index.remove_lb("ns", "lb");

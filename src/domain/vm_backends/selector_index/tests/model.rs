@@ -22,7 +22,7 @@ enum Step {
     SetPod(Key, usize, Key, usize, bool),
     RunsNoVm(Key),
     RemovePod(Key),
-    SetLb(Key, Selector),
+    SetLb(Key, VmSelector),
     RemoveLb(Key),
 }
 
@@ -61,7 +61,7 @@ type Seen = BTreeMap<String, (Vm, Vec<VmPod>)>;
 struct Model {
     vms: BTreeMap<Key, (Labels, Vm)>,
     pods: BTreeMap<Key, VmPod>,
-    lbs: BTreeMap<Key, Selector>,
+    lbs: BTreeMap<Key, VmSelector>,
 }
 
 impl Model {
