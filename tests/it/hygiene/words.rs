@@ -25,6 +25,8 @@ const THIS: &str = "tests/it/hygiene/words.rs";
 const LEAST_WORDS: usize = 4;
 /// Beginning of the description that `derive(CustomResource)` writes for a kind without one.
 const GENERATED: &str = "Auto-generated";
+/// Words that begin the definition of a type or a trait.
+const DEFINITIONS: [&str; 4] = ["struct ", "enum ", "type ", "trait "];
 
 #[test]
 fn every_doc_comment_opens_with_a_noun_or_a_verb() {
@@ -134,13 +136,14 @@ fn nameless(line: &str) -> Option<&'static str> {
     NAMELESS.into_iter().find(|word| words.iter().any(|found| found == word))
 }
 
-/// Name of the struct or enum that a line outside of functions and inner modules defines.
+/// Name of the struct, enum, alias or trait that a line outside of functions and inner modules
+/// defines.
 fn type_name(line: &str) -> Option<&str> {
     let line = match line.strip_prefix("pub") {
         Some(rest) => rest.split_once(' ')?.1,
         None => line,
     };
-    let name = line.strip_prefix("struct ").or_else(|| line.strip_prefix("enum "))?;
+    let name = DEFINITIONS.into_iter().find_map(|definition| line.strip_prefix(definition))?;
     name.split(|c: char| !c.is_alphanumeric()).next()
 }
 
@@ -259,7 +262,11 @@ fn names_of_types_are_found() {
         ("struct Slot {", Some("Slot")),
         ("pub enum Kind<'a> {", Some("Kind")),
         ("pub(super) struct Key(u8);", Some("Key")),
+        ("type Answer = Result<u8, Fault>;", Some("Answer")),
+        ("pub type Labels<'a> = &'a [u8];", Some("Labels")),
+        ("pub(crate) trait Named: Clone {", Some("Named")),
         ("    struct Inner;", None),
+        ("    type Item = u8;", None),
         ("pub fn structs() {", None),
         ("// struct Text", None),
     ] {
